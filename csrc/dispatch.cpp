@@ -1,0 +1,40 @@
+// CPU features to a table of kernels, once for the process.
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace addnorm {
+
+static const Kernels& choose() {
+#if defined(__x86_64__)
+  const char* wish = std::getenv("ATEN_CPU_CAPABILITY");
+  const auto allows = [wish](const char* level) {
+    // Levels are ordered; a wish caps them. An unknown wish caps nothing, as in torch.
+    static const char* const levels[] = {"default", "avx2", "avx512"};
+    int cap = 2, mine = 0;
+    for (int i = 0; i < 3; ++i) {
+      if (wish != nullptr && std::strcmp(wish, levels[i]) == 0) cap = i;
+      if (std::strcmp(level, levels[i]) == 0) mine = i;
+    }
+    return mine <= cap;
+  };
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && allows("avx512")) return kernels_avx512;
+  if (avx2 && allows("avx2")) return kernels_avx2;
+#endif
+  return kernels_default;
+}
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose();
+  return chosen;
+}
+
+}  // namespace addnorm
+
+// Read by addnorm.backends() through ctypes.
+extern "C" __attribute__((visibility("default"))) const char* addnorm_isa() { return addnorm::kernels().name; }

@@ -1,0 +1,32 @@
+// The loops for AVX2 with FMA.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+#define ADDNORM_AVX2
+
+namespace addnorm::isa_avx2 {
+namespace {
+#include "vec-inl.h"
+
+#include "kernels-inl.h"
+}  // namespace
+}  // namespace addnorm::isa_avx2
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace addnorm {
+extern const Kernels kernels_avx2 = {"AVX2", isa_avx2::forward, isa_avx2::backward, isa_avx2::reduce, isa_avx2::widen, isa_avx2::narrow};
+}  // namespace addnorm
+#endif

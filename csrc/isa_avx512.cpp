@@ -1,0 +1,32 @@
+// The loops for AVX-512 (F, BW, DQ, VL).
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "kernels.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#endif
+#define ADDNORM_AVX512
+
+namespace addnorm::isa_avx512 {
+namespace {
+#include "vec-inl.h"
+
+#include "kernels-inl.h"
+}  // namespace
+}  // namespace addnorm::isa_avx512
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace addnorm {
+extern const Kernels kernels_avx512 = {"AVX512", isa_avx512::forward, isa_avx512::backward, isa_avx512::reduce, isa_avx512::widen, isa_avx512::narrow};
+}  // namespace addnorm
+#endif

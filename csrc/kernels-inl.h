@@ -1,0 +1,340 @@
+// The loops. Included once by each isa_*.cpp, inside namespace addnorm::<isa>::(anonymous) and after its target pragma.
+//
+// Forward, one row at a time, in two stages that meet in `row`, a float buffer that stays in the L1 cache: `read_row`
+// adds, rounds to the stream's dtype, stores the stream and gathers the moments; `write_row` normalizes. So dtypes on
+// the way in and dtypes on the way out are instantiated apart: a sum of combinations, not a product.
+//
+// Backward, four rows at a time, so that the running dweight and dbias are loaded and stored once for four rows. A row's
+// arithmetic is the same alone as among four, and does not depend on the other rows.
+
+// ---------------------------------------------------------------------------------------------------------- forward
+
+struct Moments {
+  float mean, rstd;
+};
+
+// Centred moments of a row whose one-pass moments were not trusted: two passes, the mean corrected once.
+Moments two_pass(const float* row, int64_t d, float guess, double eps) {
+  float mean = guess;
+  double var = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    vec s1 = fill(0.0f), s2 = fill(0.0f);
+    const vec m = fill(mean);
+    for (int64_t i = 0; i < d; i += W) {
+      vec t = sub(load(row + i), m);
+      if (i + W > d) t = keep_first(t, d - i);
+      s1 = add(s1, t);
+      s2 = fma(t, t, s2);
+    }
+    const double left = static_cast<double>(sum(s1)) / static_cast<double>(d);
+    var = static_cast<double>(sum(s2)) / static_cast<double>(d) - left * left;
+    if (pass == 0) mean = static_cast<float>(static_cast<double>(mean) + left);
+  }
+  if (var < 0) var = 0;
+  return {mean, static_cast<float>(1.0 / __builtin_sqrt(var + eps))};
+}
+
+// z = residual + branch, rounded to Z, into `row` (zero beyond d) and, if KEEP, into z. Returns mean and rstd.
+//
+// LayerNorm's moments are gathered in the same pass, shifted by k, an estimate of the mean from the row's first block:
+// with t = z - k, mean = k + sum(t)/d and var = sum(t^2)/d - (sum(t)/d)^2. The subtraction is harmless while the second
+// term is small against the first, which the estimate makes it; where it is not (or anything is not finite) two passes
+// are made. A constant row has t = 0 throughout, so its variance is exactly 0.
+template <class R, class B, class Z, bool ADD, bool KEEP, bool RMS>
+Moments read_row(const Forward& a, int64_t index, float* row) {
+  const int64_t d = a.d;
+  const R* residual = static_cast<const R*>(a.residual) + index * d;
+  const B* branch = ADD ? static_cast<const B*>(a.branch) + index * d : nullptr;
+  Z* z = KEEP ? static_cast<Z*>(a.z) + index * d : nullptr;
+
+  vec s1[4], s2[4];
+  for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0.0f);
+  float shift = 0.0f;
+  vec k = fill(0.0f);
+  const int64_t block = 4 * W, full = d - d % block;
+
+  for (int64_t i = 0; i < full; i += block) {
+    vec t[4];
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) {
+      t[u] = load(residual + i + u * W);
+      if (ADD) t[u] = add(t[u], load(branch + i + u * W));
+      if (ADD) t[u] = rounded_to<Z>(t[u]);
+      store(row + i + u * W, t[u]);
+      if (KEEP) store_exact(z + i + u * W, t[u]);
+    }
+    if (!RMS && i == 0) {
+      const vec first = fill(row[0]);
+      vec above = fill(0.0f);
+      for (int u = 0; u < 4; ++u) above = add(above, sub(t[u], first));
+      shift = row[0] + sum(above) * (1.0f / (4 * W));
+      k = fill(shift);
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) {
+      if (!RMS) {
+        t[u] = sub(t[u], k);
+        s1[u] = add(s1[u], t[u]);
+      }
+      s2[u] = fma(t[u], t[u], s2[u]);
+    }
+  }
+  for (int64_t i = full; i < d; i += W) {
+    const int64_t n = d - i < W ? d - i : W;
+    vec t = load(residual + i, n);
+    if (ADD) t = add(t, load(branch + i, n));
+    if (ADD) t = rounded_to<Z>(t);
+    store(row + i, t);
+    if (KEEP) store(z + i, t, n);
+    if (!RMS) {
+      if (i == 0) {
+        shift = row[0] + sum(keep_first(sub(t, fill(row[0])), n)) / static_cast<float>(n);
+        k = fill(shift);
+      }
+      t = keep_first(sub(t, k), n);
+      s1[0] = add(s1[0], t);
+    }
+    s2[0] = fma(t, t, s2[0]);
+  }
+
+  const double count = static_cast<double>(d);
+  const double m2 = static_cast<double>(sum(add(add(s2[0], s2[1]), add(s2[2], s2[3])))) / count;
+  if (RMS) return {0.0f, static_cast<float>(1.0 / __builtin_sqrt(m2 + a.eps))};
+  const double m1 = static_cast<double>(sum(add(add(s1[0], s1[1]), add(s1[2], s1[3])))) / count;
+  const double var = m2 - m1 * m1;
+  if (!(m1 * m1 <= 0.25 * var)) return two_pass(row, d, static_cast<float>(shift + m1), a.eps);
+  return {static_cast<float>(shift + m1), static_cast<float>(1.0 / __builtin_sqrt(var + a.eps))};
+}
+
+// y = (row - mean) * rstd * weight + bias
+template <class Y, bool WEIGHT, bool BIAS>
+void write_row(const Forward& a, int64_t index, const float* row, Moments m) {
+  const int64_t d = a.d;
+  Y* y = static_cast<Y*>(a.y) + index * d;
+  const vec mean = fill(m.mean), rstd = fill(m.rstd);
+  int64_t i = 0;
+#pragma GCC unroll 4
+  for (; i + W <= d; i += W) {
+    vec t = mul(sub(load(row + i), mean), rstd);
+    if (WEIGHT && BIAS) t = fma(t, load(a.weight + i), load(a.bias + i));
+    else if (WEIGHT) t = mul(t, load(a.weight + i));
+    else if (BIAS) t = add(t, load(a.bias + i));
+    store(y + i, t);
+  }
+  if (i < d) {
+    const int64_t n = d - i;
+    vec t = mul(sub(load(row + i), mean), rstd);
+    if (WEIGHT && BIAS) t = fma(t, load(a.weight + i, n), load(a.bias + i, n));
+    else if (WEIGHT) t = mul(t, load(a.weight + i, n));
+    else if (BIAS) t = add(t, load(a.bias + i, n));
+    store(y + i, t, n);
+  }
+}
+
+using ReadRow = Moments (*)(const Forward&, int64_t, float*);
+using WriteRow = void (*)(const Forward&, int64_t, const float*, Moments);
+
+template <class R, class B, class Z, bool ADD>
+ReadRow pick_read(const Forward& a) {
+  if (a.z != nullptr && ADD) return a.rms ? read_row<R, B, Z, ADD, ADD, true> : read_row<R, B, Z, ADD, ADD, false>;
+  return a.rms ? read_row<R, B, Z, ADD, false, true> : read_row<R, B, Z, ADD, false, false>;
+}
+
+// Dtypes of residual, branch and stream; forward_supports (support.cpp) names the same combinations.
+ReadRow pick_read(const Forward& a) {
+  const bool residual16 = a.residual_type == Type::bf16;
+  if (a.branch == nullptr) return residual16 ? pick_read<bf16, bf16, bf16, false>(a) : pick_read<float, float, float, false>(a);
+  if (a.branch_type == Type::f32) return pick_read<float, float, float, true>(a);
+  if (a.z_type == Type::bf16) return pick_read<bf16, bf16, bf16, true>(a);
+  return residual16 ? pick_read<bf16, bf16, float, true>(a) : pick_read<float, bf16, float, true>(a);
+}
+
+template <class Y>
+WriteRow pick_write(const Forward& a) {
+  if (a.weight != nullptr) return a.bias != nullptr ? write_row<Y, true, true> : write_row<Y, true, false>;
+  return a.bias != nullptr ? write_row<Y, false, true> : write_row<Y, false, false>;
+}
+
+void forward(const Forward& a, int64_t begin, int64_t end, float* row) {
+  const ReadRow read = pick_read(a);
+  const WriteRow write = a.y_type == Type::bf16 ? pick_write<bf16>(a) : pick_write<float>(a);
+  for (int64_t i = begin; i < end; ++i) {
+    const Moments m = read(a, i, row);
+    if (a.stats != nullptr) {
+      a.stats[2 * i] = m.mean;
+      a.stats[2 * i + 1] = m.rstd;
+    }
+    write(a, i, row, m);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------- backward
+
+template <class A, class B>
+constexpr bool same = false;
+template <class A>
+constexpr bool same<A, A> = true;
+
+// W elements at p; with PART only the first n of them, and zeros.
+template <bool PART, class T>
+INLINE vec load_some(const T* p, int64_t n) {
+  return PART ? load(p, n) : load(p);
+}
+template <bool PART, class T>
+INLINE void store_some(T* p, vec a, int64_t n) {
+  if (PART) store(p, a, n);
+  else store(p, a);
+}
+
+// R rows of a backward call. Z: the stream and its gradient; DY: y's gradient; O1 and O2: the gradients that go out (O2 may
+// be void: only one does). PARAMS: 0 no parameter gradients, 1 dweight, 2 dweight and dbias.
+template <class Z, class DY, class O1, class O2, bool RMS, bool DZ, int PARAMS, int R>
+struct Rows {
+  int64_t d;
+  const float* weight;
+  const Z* z;
+  const Z* dz;
+  const DY* dy;
+  O1* out1;
+  O2* out2;
+  float* dweight;
+  float* dbias;
+  vec mean[R], rstd[R], c1[R], c2[R];
+
+  INLINE vec normalized(int r, vec value) const { return mul(RMS ? value : sub(value, mean[r]), rstd[r]); }
+
+  // c1 += dy * weight * x_hat, c2 += dy * weight
+  template <bool PART>
+  INLINE void gather(int64_t i, int64_t n) {
+    const vec w = load_some<PART>(weight + i, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vec wdy = mul(load_some<PART>(dy + r * d + i, n), w);
+      c1[r] = fma(wdy, normalized(r, load_some<PART>(z + r * d + i, n)), c1[r]);
+      if (!RMS) c2[r] = add(c2[r], wdy);
+    }
+  }
+
+  // dz + rstd * (dy * weight - c2 - x_hat * c1), and the running parameter gradients
+  template <bool PART>
+  INLINE void scatter(int64_t i, int64_t n) {
+    const vec w = load_some<PART>(weight + i, n);
+    vec dw = PARAMS > 0 ? load(dweight + i) : w;
+    vec db = PARAMS > 1 ? load(dbias + i) : w;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vec g = load_some<PART>(dy + r * d + i, n);
+      const vec x = normalized(r, load_some<PART>(z + r * d + i, n));
+      if (PARAMS > 0) dw = fma(g, x, dw);
+      if (PARAMS > 1) db = add(db, g);
+      vec t = RMS ? mul(g, w) : sub(mul(g, w), c2[r]);
+      t = fnma(x, c1[r], t);
+      if constexpr (DZ) t = fma(t, rstd[r], load_some<PART>(dz + r * d + i, n));
+      else t = mul(t, rstd[r]);
+      store_some<PART>(out1 + r * d + i, t, n);
+      if constexpr (!same<O2, void>) store_some<PART>(out2 + r * d + i, t, n);
+    }
+    if (PARAMS > 0) store(dweight + i, dw);
+    if (PARAMS > 1) store(dbias + i, db);
+  }
+
+  INLINE void run(const float* stats) {
+    for (int r = 0; r < R; ++r) {
+      mean[r] = fill(stats[2 * r]);
+      rstd[r] = fill(stats[2 * r + 1]);
+      c1[r] = c2[r] = fill(0.0f);
+    }
+    const int64_t full = d - d % W;
+    for (int64_t i = 0; i < full; i += W) gather<false>(i, W);
+    if (full < d) gather<true>(full, d - full);
+    for (int r = 0; r < R; ++r) {
+      c1[r] = fill(sum(c1[r]) / static_cast<float>(d));
+      if (!RMS) c2[r] = fill(sum(c2[r]) / static_cast<float>(d));
+    }
+    for (int64_t i = 0; i < full; i += W) scatter<false>(i, W);
+    if (full < d) scatter<true>(full, d - full);
+  }
+};
+
+template <class Z, class DY, class O1, class O2, bool RMS, bool DZ, int PARAMS, int R>
+void backward_rows(const Backward& a, int64_t index, float* dweight, float* dbias) {
+  const int64_t at = index * a.d;
+  Rows<Z, DY, O1, O2, RMS, DZ, PARAMS, R> rows;
+  rows.d = a.d;
+  rows.weight = a.weight;
+  rows.z = static_cast<const Z*>(a.z) + at;
+  rows.dz = DZ ? static_cast<const Z*>(a.dz) + at : nullptr;
+  rows.dy = static_cast<const DY*>(a.dy) + at;
+  rows.out1 = static_cast<O1*>(a.dresidual) + at;
+  if constexpr (!same<O2, void>) rows.out2 = static_cast<O2*>(a.dbranch) + at;
+  rows.dweight = dweight;
+  rows.dbias = dbias;
+  rows.run(a.stats + 2 * index);
+}
+
+template <class Z, class DY, class O1, class O2, bool RMS, bool DZ, int PARAMS>
+void backward_chunk(const Backward& a, int64_t chunk) {
+  const int64_t begin = chunk * kChunkRows;
+  const int64_t end = begin + kChunkRows < a.rows ? begin + kChunkRows : a.rows;
+  float* dweight = PARAMS > 0 ? a.partials + chunk * 2 * a.padded_d : nullptr;
+  float* dbias = PARAMS > 1 ? dweight + a.padded_d : nullptr;
+  if (PARAMS > 0) __builtin_memset(dweight, 0, sizeof(float) * 2 * static_cast<unsigned long>(a.padded_d));
+  int64_t i = begin;
+  for (; i + 4 <= end; i += 4) backward_rows<Z, DY, O1, O2, RMS, DZ, PARAMS, 4>(a, i, dweight, dbias);
+  for (; i < end; ++i) backward_rows<Z, DY, O1, O2, RMS, DZ, PARAMS, 1>(a, i, dweight, dbias);
+}
+
+using BackwardChunk = void (*)(const Backward&, int64_t);
+
+template <class Z, class DY, class O1, class O2, bool DZ>
+BackwardChunk pick_backward(const Backward& a) {
+  if (a.partials == nullptr)
+    return a.rms ? backward_chunk<Z, DY, O1, O2, true, DZ, 0> : backward_chunk<Z, DY, O1, O2, false, DZ, 0>;
+  if (!a.rms) return backward_chunk<Z, DY, O1, O2, false, DZ, 2>;
+  return a.want_dbias ? backward_chunk<Z, DY, O1, O2, true, DZ, 2> : backward_chunk<Z, DY, O1, O2, true, DZ, 1>;
+}
+
+template <class Z, class DY, class O1, class O2>
+BackwardChunk pick_backward(const Backward& a) {
+  return a.dz != nullptr ? pick_backward<Z, DY, O1, O2, true>(a) : pick_backward<Z, DY, O1, O2, false>(a);
+}
+
+// Dtypes of stream, dy, and what goes out; backward_supports names the same combinations.
+BackwardChunk pick_backward(const Backward& a) {
+  if (a.z_type == Type::bf16) return pick_backward<bf16, bf16, bf16, void>(a);
+  if (a.dy_type == Type::bf16) return pick_backward<float, bf16, float, bf16>(a);
+  return a.dbranch != nullptr ? pick_backward<float, float, float, bf16>(a) : pick_backward<float, float, float, void>(a);
+}
+
+void backward(const Backward& a, int64_t begin, int64_t end) {
+  const BackwardChunk chunk = pick_backward(a);
+  for (int64_t i = begin; i < end; ++i) chunk(a, i);
+}
+
+void reduce(float* buffers, int64_t count, int64_t stride, int64_t begin, int64_t end) {
+  for (int64_t step = 1; step < count; step *= 2)
+    for (int64_t b = 0; b + step < count; b += 2 * step) {
+      float* to = buffers + b * stride;
+      const float* from = to + step * stride;
+      for (int64_t i = begin; i < end; i += W) store(to + i, add(load(to + i), load(from + i)));
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- parameters
+
+void widen(const void* from, Type type, float* to, int64_t n) {
+  const bf16* narrow = static_cast<const bf16*>(from);
+  const float* wide = static_cast<const float*>(from);
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t m = n - i < W ? n - i : W;
+    store(to + i, type == Type::bf16 ? load(narrow + i, m) : load(wide + i, m), m);
+  }
+}
+
+void narrow(const float* from, void* to, Type type, int64_t n) {
+  for (int64_t i = 0; i < n; i += W) {
+    const int64_t m = n - i < W ? n - i : W;
+    if (type == Type::bf16) store(static_cast<bf16*>(to) + i, load(from + i, m), m);
+    else store(static_cast<float*>(to) + i, load(from + i, m), m);
+  }
+}

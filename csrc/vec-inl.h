@@ -1,0 +1,181 @@
+// A vector of floats for the instruction set being compiled: W lanes, and the dozen operations the loops need.
+// Included inside namespace addnorm::<isa>::(anonymous), after the target pragma: nothing here may come from, or leak
+// into, code that is shared between instruction sets. Multiplications are fused only where `fma` says so, so that the
+// same row gives the same bits in whatever loop it is computed.
+
+#define INLINE inline __attribute__((always_inline))
+
+#if defined(ADDNORM_AVX512)
+
+using vec = __m512;
+constexpr int W = 16;
+
+INLINE __mmask16 lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
+INLINE vec fill(float x) { return _mm512_set1_ps(x); }
+INLINE vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
+INLINE vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+INLINE vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+INLINE vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
+INLINE vec fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
+INLINE float sum(vec a) { return _mm512_reduce_add_ps(a); }
+INLINE vec keep_first(vec a, int64_t n) { return _mm512_maskz_mov_ps(lanes(n), a); }
+
+INLINE vec widen16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
+// Round to nearest even; a NaN becomes torch's NaN.
+INLINE __m512i rounded_bits(vec a) {
+  const __m512i u = _mm512_castps_si512(a);
+  const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff)));
+  return _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
+}
+INLINE __m256i narrow16(vec a) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits(a), 16)); }
+INLINE vec round_bf16(vec a) {
+  return _mm512_castsi512_ps(_mm512_and_si512(rounded_bits(a), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+INLINE vec load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE vec load(const bf16* p) { return widen16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+INLINE vec load(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
+INLINE vec load(const bf16* p, int64_t n) { return widen16(_mm256_maskz_loadu_epi16(lanes(n), p)); }
+INLINE void store(float* p, vec a) { _mm512_storeu_ps(p, a); }
+INLINE void store(bf16* p, vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow16(a)); }
+INLINE void store_exact(bf16* p, vec a) {  // a is a bfloat16 already
+  const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
+}
+INLINE void store(float* p, vec a, int64_t n) { _mm512_mask_storeu_ps(p, lanes(n), a); }
+INLINE void store(bf16* p, vec a, int64_t n) { _mm256_mask_storeu_epi16(p, lanes(n), narrow16(a)); }
+
+#elif defined(ADDNORM_AVX2)
+
+using vec = __m256;
+constexpr int W = 8;
+
+INLINE __m256i lanes(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INLINE vec fill(float x) { return _mm256_set1_ps(x); }
+INLINE vec add(vec a, vec b) { return _mm256_add_ps(a, b); }
+INLINE vec sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+INLINE vec mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
+INLINE vec fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vec fnma(vec a, vec b, vec c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE float sum(vec a) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  s = _mm_add_ss(s, _mm_shuffle_ps(s, s, 1));
+  return _mm_cvtss_f32(s);
+}
+INLINE vec keep_first(vec a, int64_t n) { return _mm256_and_ps(a, _mm256_castsi256_ps(lanes(n))); }
+
+INLINE vec widen16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
+INLINE __m256i rounded_bits(vec a) {
+  const __m256i u = _mm256_castps_si256(a);
+  const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  const __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
+  const __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+  return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc00000), _mm256_castps_si256(nan));
+}
+INLINE __m128i narrow16(vec a) {
+  const __m256i r = _mm256_srli_epi32(rounded_bits(a), 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+}
+INLINE vec round_bf16(vec a) {
+  return _mm256_castsi256_ps(_mm256_and_si256(rounded_bits(a), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+INLINE vec load(const float* p) { return _mm256_loadu_ps(p); }
+INLINE vec load(const bf16* p) { return widen16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+INLINE vec load(const float* p, int64_t n) { return _mm256_maskload_ps(p, lanes(n)); }
+INLINE vec load(const bf16* p, int64_t n) {
+  bf16 part[W] = {};
+  for (int64_t i = 0; i < n; ++i) part[i] = p[i];
+  return load(part);
+}
+INLINE void store(float* p, vec a) { _mm256_storeu_ps(p, a); }
+INLINE void store(bf16* p, vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow16(a)); }
+INLINE void store_exact(bf16* p, vec a) {
+  const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(a), 16);
+  const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+}
+INLINE void store(float* p, vec a, int64_t n) { _mm256_maskstore_ps(p, lanes(n), a); }
+INLINE void store(bf16* p, vec a, int64_t n) {
+  bf16 part[W];
+  store(part, a);
+  for (int64_t i = 0; i < n; ++i) p[i] = part[i];
+}
+
+#else  // plain code: four lanes of the compiler's own vectors (SSE2, NEON, or scalars)
+
+typedef float vec __attribute__((vector_size(16)));
+constexpr int W = 4;
+
+INLINE vec fill(float x) { return vec{x, x, x, x}; }
+INLINE vec add(vec a, vec b) { return a + b; }
+INLINE vec sub(vec a, vec b) { return a - b; }
+INLINE vec mul(vec a, vec b) { return a * b; }
+INLINE vec fma(vec a, vec b, vec c) { return a * b + c; }
+INLINE vec fnma(vec a, vec b, vec c) { return c - a * b; }
+INLINE float sum(vec a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+INLINE vec keep_first(vec a, int64_t n) {
+  for (int i = 0; i < W; ++i) a[i] = i < n ? a[i] : 0.0f;
+  return a;
+}
+
+INLINE float widen1(bf16 h) {
+  const uint32_t u = static_cast<uint32_t>(h.bits) << 16;
+  float x;
+  __builtin_memcpy(&x, &u, 4);
+  return x;
+}
+INLINE bf16 narrow1(float x) {
+  uint32_t u;
+  __builtin_memcpy(&u, &x, 4);
+  if (x != x) return bf16{0x7fc0};
+  return bf16{static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+}
+INLINE vec round_bf16(vec a) {
+  for (int i = 0; i < W; ++i) a[i] = widen1(narrow1(a[i]));
+  return a;
+}
+
+INLINE vec load(const float* p) {
+  vec a;
+  __builtin_memcpy(&a, p, sizeof a);
+  return a;
+}
+INLINE vec load(const bf16* p) { return vec{widen1(p[0]), widen1(p[1]), widen1(p[2]), widen1(p[3])}; }
+INLINE vec load(const float* p, int64_t n) {
+  vec a = fill(0.0f);
+  for (int64_t i = 0; i < n; ++i) a[i] = p[i];
+  return a;
+}
+INLINE vec load(const bf16* p, int64_t n) {
+  vec a = fill(0.0f);
+  for (int64_t i = 0; i < n; ++i) a[i] = widen1(p[i]);
+  return a;
+}
+INLINE void store(float* p, vec a) { __builtin_memcpy(p, &a, sizeof a); }
+INLINE void store(bf16* p, vec a) {
+  for (int i = 0; i < W; ++i) p[i] = narrow1(a[i]);
+}
+INLINE void store_exact(bf16* p, vec a) { store(p, a); }
+INLINE void store(float* p, vec a, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = a[i];
+}
+INLINE void store(bf16* p, vec a, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = narrow1(a[i]);
+}
+
+#endif
+
+INLINE void store_exact(float* p, vec a) { store(p, a); }
+
+// What a value becomes when it is stored as T.
+template <class T>
+INLINE vec rounded_to(vec a);
+template <>
+INLINE vec rounded_to<float>(vec a) { return a; }
+template <>
+INLINE vec rounded_to<bf16>(vec a) { return round_bf16(a); }

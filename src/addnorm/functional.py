@@ -1,0 +1,341 @@
+r"""Add & Norm as functions: the residual connection and the normalization, one pass over memory each way.
+
+    z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
+    y = norm(z) * (weight + weight_offset) + bias
+
+`residual` comes first, `branch` (what the sublayer returned) second, as in x + Sublayer(x). Kernel libraries put the branch
+first; since dropout, bias and layer scale act on the branch alone, a swap is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from addnorm.ops import call, checks
+from addnorm.ops.call import is_plain
+from addnorm.reference import Casting
+
+__all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
+
+Scale = Tensor | float
+Shape = int | Sequence[int]
+
+_ADD_NORM = torch.ops.addnorm.add_norm.default
+_ADD_NORM_STREAM = torch.ops.addnorm.add_norm_stream.default
+# What OpOverload.__call__ calls, without its Python frame: 0.5 us of the 3 us that a call on one row takes.
+_ADD_NORM_EAGER = _ADD_NORM._op
+_ADD_NORM_STREAM_EAGER = _ADD_NORM_STREAM._op
+
+
+class AddOptions(TypedDict, total=False):
+    """What may be done on the way into the sum; `add_layer_norm` says what each is."""
+
+    residual_scale: Scale | None
+    row_scale: Tensor | None
+    layer_scale: Scale | None
+    branch_bias: Tensor | None
+    dropout_p: float
+    training: bool
+    seed: Tensor | None
+    offset: int
+    stream_dtype: torch.dtype | None
+
+
+class NormOptions(AddOptions, total=False):
+    """And on the way out of it."""
+
+    normalized_shape: Shape | None
+    weight_offset: float
+    out_dtype: torch.dtype | None
+
+
+@overload
+def add_layer_norm(
+    residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    *, return_residual: Literal[False] = False, **options: Unpack[NormOptions],
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def add_layer_norm(
+    residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    *, return_residual: Literal[True], **options: Unpack[NormOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+def add_layer_norm(
+    residual: Tensor,
+    branch: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    return_residual: bool = False,
+    normalized_shape: Shape | None = None,
+    residual_scale: Scale | None = None,
+    row_scale: Tensor | None = None,
+    layer_scale: Scale | None = None,
+    branch_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: Tensor | None = None,
+    offset: int = 0,
+    weight_offset: float = 0.0,
+    stream_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""LayerNorm(residual + branch), and with `return_residual=True` the sum as well.
+
+        z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
+        y = (z - mean) / sqrt(var + eps) * (weight + weight_offset) + bias
+
+    mean and var (divided by d, not by d - 1) are those of one token over its d features.
+
+    Args:
+        residual: x, the residual stream, `(*, d)`: float32, bfloat16, float16 or float64.
+        branch: Sublayer(x), `(*, d)`, the same shape; nothing is broadcast.
+        weight: gamma, `(d,)`, any of those dtypes; None is ones.
+        bias: beta, `(d,)`; None is zeros.
+        eps: added to the variance, inside the root.
+        return_residual: also return z, the stream: a pre-LN stack needs both. Peers call it `prenorm`.
+        normalized_shape: the last dimensions to normalize over, as in `torch.nn.functional.layer_norm`; weight, bias and
+            branch_bias then have this shape. None: the last one.
+        residual_scale: a number, a 0-d tensor or `(d,)` (DeepNorm's alpha).
+        row_scale: a tensor that broadcasts to `(*)`, one factor a token or a sample (stochastic depth).
+        layer_scale: a number, a 0-d tensor or `(d,)` (LayerScale's gamma).
+        branch_bias: `(d,)`, the bias of the sublayer's last projection.
+        dropout_p: the probability that an element of the branch is dropped; those kept are divided by 1 - p.
+        training: False switches dropout off.
+        seed: of the dropout mask, a 0-d int64 tensor; drawn from torch's generator when None.
+        offset: blocks of four elements to skip in the mask's random sequence.
+        weight_offset: added to weight (1 for weights stored as their distance from one).
+        stream_dtype: dtype of z; None: that of residual.
+        out_dtype: dtype of y; None: that of branch (under autocast, that of `F.layer_norm(z)` on that device).
+
+    Returns:
+        y `(*, d)`, or `(y, z)`.
+
+    Arithmetic is float32 (float64 for float64); z is rounded once to its dtype, and y is the norm of that z. Every input
+    that is differentiable has its gradient, to any order; those of the parameters are accumulated in float32 in a fixed
+    order. A row whose squares overflow float32 has rstd = 0, so that y is the bias; a constant row gives the bias; a NaN or
+    an infinity makes its row NaN.
+
+    Raises:
+        ValueError: shapes, devices or values that do not fit together.
+        TypeError: something that is no tensor, or a dtype that is no float.
+
+    Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450); Vaswani et al., "Attention Is All You Need"
+    (arXiv 1706.03762). Equals `torch.nn.functional.layer_norm(residual + branch, (d,), weight, bias, eps)`.
+
+    Example:
+        >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
+        >>> y, z = addnorm.add_layer_norm(x, sublayer, return_residual=True)
+        >>> z
+        tensor([1.5000, 1.0000, 4.5000])
+        >>> y
+        tensor([-0.5392, -0.8627,  1.4018])
+    """
+    try:
+        if (
+            residual_scale is None
+            and layer_scale is None
+            and row_scale is None
+            and branch_bias is None
+            and stream_dtype is None
+            and out_dtype is None
+            and normalized_shape is None
+            and not dropout_p
+            and not weight_offset
+            and branch is not None
+            and is_plain(residual, branch, weight, bias)
+        ):
+            if torch.compiler.is_dynamo_compiling():
+                return (_ADD_NORM_STREAM if return_residual else _ADD_NORM)(residual, branch, weight, bias, eps, False)  # type: ignore[no-any-return]  # torch.ops is not typed
+            if return_residual:
+                return _ADD_NORM_STREAM_EAGER(residual, branch, weight, bias, eps, False)  # type: ignore[no-any-return]
+            return _ADD_NORM_EAGER(residual, branch, weight, bias, eps, False)  # type: ignore[no-any-return]
+    except (RuntimeError, AttributeError, TypeError):
+        checks.check(residual, branch, weight, bias)
+        raise
+    checks.check_branch(branch)
+    y, z = call.run(
+        residual, branch, weight, bias, eps, "layer",
+        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
+        branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
+    )  # fmt: skip
+    return (y, z) if return_residual else y
+
+
+@overload
+def add_rms_norm(
+    residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None,
+    *, return_residual: Literal[False] = False, casting: Casting = "float32", **options: Unpack[NormOptions],
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def add_rms_norm(
+    residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None,
+    *, return_residual: Literal[True], casting: Casting = "float32", **options: Unpack[NormOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+def add_rms_norm(
+    residual: Tensor,
+    branch: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    return_residual: bool = False,
+    casting: Casting = "float32",
+    normalized_shape: Shape | None = None,
+    residual_scale: Scale | None = None,
+    row_scale: Tensor | None = None,
+    layer_scale: Scale | None = None,
+    branch_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: Tensor | None = None,
+    offset: int = 0,
+    weight_offset: float = 0.0,
+    stream_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""RMSNorm(residual + branch), and with `return_residual=True` the sum as well.
+
+        z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
+        y = z / sqrt(mean(z^2) + eps) * (weight + weight_offset) + bias
+
+    Arguments, shapes, dtypes, gradients and errors are those of `add_layer_norm`, and:
+
+    Args:
+        eps: None is the machine epsilon of the arithmetic, as in `torch.nn.functional.rms_norm` (1.19e-7 but for float64).
+        casting: where the normalized value is rounded on its way to y, for parity to the bit with models in low precision:
+            "float32" once, at the end (Gemma, OLMo 2, PyTorch); "llama" also to the stream's dtype, before the weight
+            (Llama, Mistral, Qwen); "t5" also to the weight's dtype, before the weight (T5).
+        weight_offset: 1.0 for Gemma, whose weights are stored as their distance from one. Peers call it
+            `zero_centered_weight`, `offset` or `unit_offset`.
+
+    Returns:
+        y `(*, d)`, or `(y, z)`.
+
+    Source: Zhang, Sennrich, "Root Mean Square Layer Normalization" (arXiv 1910.07467).
+
+    Example:
+        >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
+        >>> addnorm.add_rms_norm(x, sublayer)
+        tensor([0.5352, 0.3568, 1.6057])
+    """
+    if eps is None:
+        eps = call.default_rms_eps(residual, branch, stream_dtype)
+    try:
+        if (
+            residual_scale is None
+            and layer_scale is None
+            and row_scale is None
+            and branch_bias is None
+            and stream_dtype is None
+            and out_dtype is None
+            and normalized_shape is None
+            and not dropout_p
+            and not weight_offset
+            and casting == "float32"
+            and branch is not None
+            and is_plain(residual, branch, weight, bias)
+        ):
+            if torch.compiler.is_dynamo_compiling():
+                return (_ADD_NORM_STREAM if return_residual else _ADD_NORM)(residual, branch, weight, bias, eps, True)  # type: ignore[no-any-return]
+            if return_residual:
+                return _ADD_NORM_STREAM_EAGER(residual, branch, weight, bias, eps, True)  # type: ignore[no-any-return]
+            return _ADD_NORM_EAGER(residual, branch, weight, bias, eps, True)  # type: ignore[no-any-return]
+    except (RuntimeError, AttributeError, TypeError):
+        checks.check(residual, branch, weight, bias)
+        raise
+    checks.check_branch(branch)
+    y, z = call.run(
+        residual, branch, weight, bias, eps, "rms",
+        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
+        branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        weight_offset=weight_offset, casting=casting, stream_dtype=stream_dtype, out_dtype=out_dtype,
+    )  # fmt: skip
+    return (y, z) if return_residual else y
+
+
+def add_residual(residual: Tensor, branch: Tensor, **options: Unpack[AddOptions]) -> Tensor:
+    r"""The add without the norm: z alone, `(*, d)`.
+
+        z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
+
+    Options, dtypes, gradients and errors are those of `add_layer_norm`. Nothing is broadcast.
+
+    Example:
+        >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
+        >>> addnorm.add_residual(x, sublayer, layer_scale=0.1)
+        tensor([1.0500, 1.9000, 3.1500])
+    """
+    checks.check_branch(branch)
+    if not options:
+        checks.check(residual, branch)
+        if residual.dtype == branch.dtype:
+            return residual + branch
+    if not options.pop("training", True):
+        options["dropout_p"] = 0.0
+    return call.run(residual, branch, None, None, 0.0, "none", **options)[1]
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    *, normalized_shape: Shape | None = None, weight_offset: float = 0.0, out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """LayerNorm without an add, by the same kernels and the same contract: the first norm of a pre-LN stack.
+
+    Example:
+        >>> addnorm.layer_norm(torch.tensor([1.5, 1.0, 4.5]))
+        tensor([-0.5392, -0.8627,  1.4018])
+    """
+    return _alone(x, weight, bias, eps, "layer", normalized_shape, weight_offset, out_dtype)
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None,
+    *, normalized_shape: Shape | None = None, weight_offset: float = 0.0, casting: Casting = "float32",
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """RMSNorm without an add, by the same kernels and the same contract.
+
+    Example:
+        >>> addnorm.rms_norm(torch.tensor([1.5, 1.0, 4.5]))
+        tensor([0.5352, 0.3568, 1.6057])
+    """
+    eps = call.default_rms_eps(x, None) if eps is None else eps
+    return _alone(x, weight, bias, eps, "rms", normalized_shape, weight_offset, out_dtype, casting)
+
+
+def _alone(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    norm: str,
+    normalized_shape: Shape | None,
+    weight_offset: float,
+    out_dtype: torch.dtype | None,
+    casting: Casting = "float32",
+) -> Tensor:
+    try:
+        at_rest = normalized_shape is None and not weight_offset and out_dtype is None and casting == "float32"
+        if at_rest and is_plain(x, None, weight, bias):
+            return _ADD_NORM(x, None, weight, bias, eps, norm == "rms")  # type: ignore[no-any-return]
+    except (RuntimeError, AttributeError, TypeError):
+        checks.check(x, None, weight, bias)
+        raise
+    return call.run(
+        x, None, weight, bias, eps, norm,
+        normalized_shape=normalized_shape, weight_offset=weight_offset, casting=casting, out_dtype=out_dtype,
+    )[0]  # fmt: skip

@@ -1,0 +1,48 @@
+"""Under autocast y has the dtype that `F.layer_norm` and `F.rms_norm` of the stream would have on that device.
+
+On CPU they are left alone: y has the stream's dtype. On CUDA they are on the list of what runs in float32. Registered at the
+dispatcher's autocast keys, so that a call outside autocast does not even ask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm.ops.schema import NORMS, library
+
+
+def y_dtype(device_type: str, z_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of y under autocast on a device."""
+    if device_type == "cuda" and z_dtype != torch.float64:
+        return torch.float32
+    return z_dtype
+
+
+def _register(device_type: str, key: str) -> None:
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def forward(residual: Tensor, branch: Tensor | None, *args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if options.get("out_dtype") is None:
+            z_dtype = options.get("stream_dtype") or residual.dtype
+            options["out_dtype"] = y_dtype(device_type, z_dtype)
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return torch.ops.addnorm.add_norm_forward.default(residual, branch, *args, **options)  # type: ignore[no-any-return]  # torch.ops is not typed
+
+    def y_and_z(residual: Tensor, branch: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        *inputs, rms = args
+        return forward(residual, branch, *inputs, NORMS["rms" if rms else "layer"])[:2]
+
+    def y_alone(residual: Tensor, branch: Tensor | None, *args: Any) -> Tensor:
+        *inputs, rms = args
+        return forward(residual, branch, *inputs, NORMS["rms" if rms else "layer"])[0]
+
+    library.impl("add_norm_forward", forward, key)
+    library.impl("add_norm_stream", y_and_z, key)
+    library.impl("add_norm", y_alone, key)
+
+
+_register("cpu", "AutocastCPU")
+_register("cuda", "AutocastCUDA")

@@ -1,0 +1,176 @@
+"""What is wrong with a call, in one sentence: the argument, what came, what was expected, and the remedy.
+
+The C++ kernels only notice that something is wrong; the sentence is found here, after the fact, so that a call that is
+right pays nothing for it. The reference calls `check` first.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_FLOATS_WORDS = "float32, bfloat16, float16 or float64"
+
+
+def check(
+    residual: Any,
+    branch: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    residual_scale: Any = None,
+    row_scale: Any = None,
+    layer_scale: Any = None,
+    branch_bias: Any = None,
+    dropout_p: Any = 0.0,
+    seed: Any = None,
+    weight_offset: float = 0.0,
+    stream_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> None:
+    """Raises TypeError or ValueError if the arguments of an add + norm do not fit together."""
+    _tensor("residual", residual)
+    if residual.dim() == 0:
+        raise ValueError("residual is a 0-d tensor, expected shape (*, d): give it a last dimension to normalize over.")
+    if branch is not None:
+        _tensor("branch", branch)
+        if branch.shape != residual.shape:
+            raise ValueError(
+                f"branch has shape {_shape(branch)}, expected {_shape(residual)}, the shape of residual: they are added "
+                f"element by element. {_shape_remedy(residual, branch)}"
+            )
+        _same_device("branch", branch, residual)
+    d = residual.shape[-1]
+    for name, value in (("weight", weight), ("bias", bias), ("branch_bias", branch_bias)):
+        if value is not None:
+            _tensor(name, value)
+            if value.shape != (d,):
+                remedy = "for a norm over more than the last dimension pass normalized_shape" if value.dim() > 1 else "build it with the model's width"
+                raise ValueError(
+                    f"{name} has shape {_shape(value)}, expected ({d},), one element for each feature of residual "
+                    f"{_shape(residual)}: {remedy}."
+                )
+            _same_device(name, value, residual)
+    for name, value in (("residual_scale", residual_scale), ("layer_scale", layer_scale)):
+        if isinstance(value, Tensor):
+            _tensor(name, value)
+            if value.shape not in ((), (d,)):
+                raise ValueError(
+                    f"{name} has shape {_shape(value)}, expected a number, a 0-d tensor or shape ({d},), one element for "
+                    f"each feature: to scale whole rows use row_scale."
+                )
+            _same_device(name, value, residual)
+        elif value is not None and not _is_number(value):
+            raise TypeError(f"{name} is {_kind(value)}, expected a number or a tensor of shape () or ({d},).")
+    if row_scale is not None:
+        _tensor("row_scale", row_scale)
+        rows = residual.shape[:-1]
+        if not _broadcasts(tuple(row_scale.shape), tuple(rows)):
+            raise ValueError(
+                f"row_scale has shape {_shape(row_scale)}, expected {tuple(rows)} or a shape that broadcasts to it, one "
+                f"element for each row of residual {_shape(residual)}: to scale features use layer_scale."
+            )
+        _same_device("row_scale", row_scale, residual)
+    if not (_is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
+        raise ValueError(f"dropout_p is {dropout_p!r}, expected a probability: a number from 0 to 1.")
+    if seed is not None and not (isinstance(seed, Tensor) and seed.dim() == 0 and seed.dtype == torch.int64):
+        raise TypeError(f"seed is {_kind(seed)}, expected a 0-d int64 tensor: torch.tensor(1234).")
+    if seed is not None:
+        _same_device("seed", seed, residual)
+    if weight_offset and weight is None:
+        raise ValueError(f"weight_offset is {weight_offset!r} but there is no weight to add it to: pass weight.")
+    for name, dtype in (("stream_dtype", stream_dtype), ("out_dtype", out_dtype)):
+        if dtype is not None and dtype not in FLOATS:
+            raise TypeError(f"{name} is {dtype!r}, expected {_FLOATS_WORDS} (or None).")
+
+
+def check_normalized_shape(normalized_shape: tuple[int, ...], residual: Any) -> None:
+    """Raises ValueError unless `residual` ends in `normalized_shape`."""
+    _tensor("residual", residual)
+    if not normalized_shape:
+        raise ValueError("normalized_shape is empty, expected at least one dimension: pass (d,) or None.")
+    if tuple(residual.shape[-len(normalized_shape) :]) != normalized_shape:
+        raise ValueError(
+            f"normalized_shape is {normalized_shape}, expected the last dimensions of residual {_shape(residual)}: "
+            f"pass None to normalize over the last one."
+        )
+
+
+def check_ends_in(normalized_shape: tuple[int, ...], branch: Any, **parameters: Any) -> None:
+    """Raises unless `branch` ends in `normalized_shape` and each parameter that is there has it."""
+    for name, value in {"branch": branch, **parameters}.items():
+        if value is None:
+            continue
+        _tensor(name, value)
+        end = value.shape[-len(normalized_shape) :] if name == "branch" else value.shape
+        if tuple(end) != normalized_shape:
+            place = "to end in normalized_shape" if name == "branch" else "normalized_shape"
+            raise ValueError(f"{name} has shape {_shape(value)}, expected {place} {normalized_shape}: reshape it.")
+
+
+def check_branch(branch: Any) -> None:
+    """Raises TypeError if there is nothing to add."""
+    if branch is None:
+        raise TypeError(
+            "branch is None, expected a tensor of residual's shape: for the norm alone use addnorm.layer_norm or "
+            "addnorm.rms_norm."
+        )
+
+
+def _tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} is {_kind(value)}, expected a tensor: torch.as_tensor(...) makes one.")
+    if value.dtype not in FLOATS:
+        raise TypeError(
+            f"{name} has dtype {_dtype(value.dtype)}, expected {_FLOATS_WORDS}: convert it with {name}.float()"
+            + (" (its real part, say)." if value.is_complex() else ".")
+        )
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} has layout {value.layout}, expected an ordinary strided tensor: {name}.to_dense().")
+
+
+def _same_device(name: str, value: Tensor, residual: Tensor) -> None:
+    if value.device != residual.device:
+        raise ValueError(
+            f"{name} is on {value.device}, expected {residual.device}, the device of residual: move it with "
+            f"{name}.to({str(residual.device)!r})."
+        )
+
+
+def _shape_remedy(residual: Tensor, branch: Tensor) -> str:
+    if residual.shape[-1] != branch.shape[-1]:
+        return (
+            f"The sublayer must return {residual.shape[-1]} features, not {branch.shape[-1]}: end it with a projection "
+            f"back to the width of the stream."
+        )
+    if residual.dim() != branch.dim() or math.prod(residual.shape) != math.prod(branch.shape):
+        return "Nothing is broadcast: expand branch, or residual, to the same shape."
+    return "Permute or reshape branch."
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    if len(shape) > len(to):
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
+
+
+def _shape(t: Tensor) -> str:
+    return str(tuple(t.shape))
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a {_dtype(value.dtype)} tensor of shape {_shape(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,34 @@
+"""The C++ kernels: find the shared library beside the package, load it, remember why not."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from pathlib import Path
+
+import torch
+
+LIBRARY = Path(__file__).resolve().parent.parent / "_C.so"
+
+
+def load() -> tuple[str | None, str]:
+    """The instruction set of the kernels that were loaded (None: none were), and a sentence about it."""
+    if os.environ.get("ADDNORM_CPP") == "0":
+        return None, "switched off by ADDNORM_CPP=0 in the environment"
+    if not LIBRARY.exists():
+        return None, "not built (the package was installed with ADDNORM_CPP=0): reinstall it without that variable"
+    try:
+        torch.ops.load_library(str(LIBRARY))
+        name = ctypes.CDLL(str(LIBRARY)).addnorm_isa
+    except (OSError, AttributeError) as error:
+        reason = f"{LIBRARY} does not load with torch {torch.__version__} ({error}): reinstall addnorm"
+        # A broken install is worth one warning; a pure-Python one is not.
+        warnings.warn(f"addnorm runs without its CPU kernels: {reason}.", RuntimeWarning, stacklevel=2)
+        return None, reason
+    name.restype = ctypes.c_char_p
+    isa = name().decode()
+    return isa, f"C++ kernels for {isa}"
+
+
+ISA, DETAIL = load()

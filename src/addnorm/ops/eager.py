@@ -1,0 +1,156 @@
+"""The reference registered for every device: what runs where there is no kernel, or none for these arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm import reference
+from addnorm.ops import checks
+from addnorm.ops.philox import keep_scale
+from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, library, nothing
+
+CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in ("float32", "llama", "t5")}
+
+
+def norm_kind(norm: int) -> reference.Norm:
+    """The schema's number as the reference's word."""
+    return "layer" if norm == NORMS["layer"] else "rms"
+
+
+
+def add_norm(
+    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> Tensor:
+    """y alone."""
+    checks.check(residual, branch, weight, bias)
+    z = residual if branch is None else reference.add(residual, branch)
+    y = residual if branch is None else branch
+    return _fresh(_normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=y.dtype), residual, branch)
+
+
+def add_norm_stream(
+    residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> tuple[Tensor, Tensor]:
+    """y and the stream."""
+    checks.check(residual, branch, weight, bias)
+    z = reference.add(residual, branch)
+    return _normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=branch.dtype), z
+
+
+def add_norm_forward(
+    residual: Tensor,
+    branch: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    norm: int,
+    *,
+    weight_offset: float = 0.0,
+    casting: int = 0,
+    stream_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Everything: y, the stream, and the statistics that the backward wants."""
+    checks.check(residual, branch, weight, bias)
+    z = residual if branch is None else reference.add(residual, branch, dtype=stream_dtype, **add_options(residual, options))
+    stream = nothing(residual) if branch is None else z.contiguous()
+    if norm == NORMS["none"]:
+        return nothing(residual), stream, nothing(residual)
+    dtype = out_dtype or (residual if branch is None else branch).dtype
+    y = _normalize(
+        z, weight, bias, norm_kind(norm), eps, weight_offset=weight_offset, casting=CASTING_NAMES[casting], dtype=dtype
+    )
+    mean, rstd = reference.statistics(z.to(reference.compute_dtype(z)), norm_kind(norm), eps)
+    stats = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], dim=-1)
+    return y, stream, stats.contiguous()
+
+
+def add_norm_backward(
+    dy: Tensor | None,
+    dz: Tensor | None,
+    z: Tensor,
+    stats: Tensor,
+    weight: Tensor | None,
+    norm: int,
+    *,
+    residual_dtype: torch.dtype,
+    branch_dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+    wants: int,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """The gradients that `wants` asks for."""
+    split = reference.Statistics(stats[..., :1], stats[..., 1:]) if dy is not None else None
+    grads = gradients(dy, dz, z, split, weight, norm, **options)
+    scales = {name: options[name].dtype for name in WANTS[4:] if options.get(name) is not None}
+    dtypes = {"residual": residual_dtype, "branch": branch_dtype, "bias": bias_dtype, **scales}
+    dtypes["weight"] = z.dtype if weight is None else weight.dtype
+    taken: list[Tensor] = []
+    for bit, name in enumerate(WANTS):
+        grad = grads[name].to(dtypes[name]).contiguous() if wants >> bit & 1 else nothing(z)  # type: ignore[union-attr]  # wanted, so there
+        taken.append(_fresh(grad, *taken, dy, dz))
+    return tuple(taken)
+
+
+def gradients(
+    dy: Tensor | None,
+    dz: Tensor | None,
+    z: Tensor,
+    stats: reference.Statistics | None,
+    weight: Tensor | None,
+    norm: int,
+    *,
+    weight_offset: float = 0.0,
+    residual: Tensor | None = None,
+    branch: Tensor | None = None,
+    **options: Any,
+) -> dict[str, Tensor | None]:
+    """Every gradient of `add_norm_forward` by name, in the dtype of the arithmetic; differentiable in its arguments."""
+    acc = reference.compute_dtype(z)
+    total = None if dz is None else dz.to(acc)
+    dweight = dbias = None
+    if dy is not None and stats is not None:
+        from_y = reference.normalize_backward(dy, z, weight, stats, norm=norm_kind(norm), weight_offset=weight_offset)
+        total = from_y.z if total is None else total + from_y.z
+        dweight, dbias = from_y.weight, from_y.bias
+    if total is None:
+        total = torch.zeros_like(z, dtype=acc)
+    from_z = reference.add_backward(total, residual=residual, branch=branch, **add_options(z, options))
+    return {**from_z._asdict(), "weight": dweight, "bias": dbias}
+
+
+def add_options(like: Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `reference.add` from those of the schema: a scale is a tensor or a factor, dropout a mask."""
+    p = options.get("dropout_p", 0.0)
+    keep = None
+    if p > 0.0:
+        acc = reference.compute_dtype(like)
+        keep = keep_scale(tuple(like.shape), p, options["seed"], options.get("offset", 0), acc)
+    residual_scale, layer_scale = options.get("residual_scale"), options.get("layer_scale")
+    return {
+        "residual_scale": options.get("residual_factor", 1.0) if residual_scale is None else residual_scale,
+        "row_scale": options.get("row_scale"),
+        "layer_scale": options.get("branch_factor", 1.0) if layer_scale is None else layer_scale,
+        "keep": keep,
+        "branch_bias": options.get("branch_bias"),
+    }
+
+
+def _normalize(
+    z: Tensor, weight: Tensor | None, bias: Tensor | None, norm: reference.Norm, eps: float, **options: Any
+) -> Tensor:
+    return reference.normalize(z, weight, bias, norm=norm, eps=eps, **options).contiguous()
+
+
+def _fresh(out: Tensor, *inputs: Tensor | None) -> Tensor:
+    """An operator returns no alias: a copy, where a conversion that changed nothing gave an input back."""
+    return out.clone() if any(out is t for t in inputs) else out
+
+
+for _name in SCHEMAS:
+    for _op in (_name, f"{_name}_reference"):
+        library.impl(_op, globals()[_name], "CompositeExplicitAutograd")

@@ -1,0 +1,54 @@
+"""The dropout mask: Philox 4x32-10, the same bits on every device and under any chunking.
+
+Element i of the branch, counted in its contiguous order, takes word `i & 3` of the block whose 128-bit counter is
+`(i >> 2) + offset` and whose key is the 64-bit seed, and is kept iff `word >= floor(p * 2^32)`. No mask is ever stored.
+
+Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+MASK = 0xFFFFFFFF
+
+
+def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low 32 bits of a * b for 32-bit values held in int64, whose own product could overflow."""
+    low = (b & 0xFFFF) * a
+    high = (b >> 16) * a + (low >> 16)
+    return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Four 32-bit words (int64 tensors) for four 32-bit counter words and two 32-bit key words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        hi0, lo0 = _multiply(MULTIPLIERS[0], c0)
+        hi1, lo1 = _multiply(MULTIPLIERS[1], c2)
+        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
+        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def keep_mask(shape: tuple[int, ...], p: float, seed: Tensor, offset: int = 0) -> Tensor:
+    """The boolean mask of the elements that dropout with probability p keeps, `shape`, on the seed's device."""
+    count = math.prod(shape)
+    blocks = torch.arange((count + 3) // 4, dtype=torch.int64, device=seed.device) + offset
+    zero = torch.zeros_like(blocks)
+    words = philox((blocks & MASK, (blocks >> 32) & MASK, zero, zero), (seed & MASK, (seed >> 32) & MASK))
+    bits = torch.stack(words, dim=-1).reshape(-1)[:count]
+    return (bits >= math.floor(p * 2**32)).reshape(shape)
+
+
+def keep_scale(shape: tuple[int, ...], p: float, seed: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
+    """The mask divided by 1 - p: what the branch is multiplied by. p = 1 keeps nothing, and is all zeros."""
+    mask = keep_mask(shape, p, seed, offset)
+    return mask.to(dtype) / (1.0 - p) if p < 1.0 else torch.zeros(shape, dtype=dtype, device=seed.device)

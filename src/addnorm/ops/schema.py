@@ -1,0 +1,113 @@
+"""The operators: their schemas, and what they return without computing it (fake kernels).
+
+The dispatcher is the registry of backends: `eager.py` registers the reference for every device, the C++ library (`cpu.py`)
+the CPU kernels, and a call takes the best there is. The schemas are private; use `addnorm.functional`.
+
+All are functional: they return fresh, contiguous, distinct tensors. What an operator is not asked for it returns with no
+elements, since the number of outputs is fixed. `add_norm` and `add_norm_stream` have no options and no statistics: they are
+what a call without gradients costs. A null branch means the norm alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+NORMS = {"layer": 0, "rms": 1, "none": 2}
+CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
+
+# What comes before the norm. A number is a factor (1.0 at rest); a tensor is a scale (None at rest).
+ADD_OPTIONS = (
+    "float residual_factor=1.0, Tensor? residual_scale=None, float branch_factor=1.0, Tensor? row_scale=None, "
+    "Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, int offset=0"
+)
+
+SCHEMAS = {
+    "add_norm": "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> Tensor",
+    "add_norm_stream": (
+        "(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z)"
+    ),
+    "add_norm_forward": (
+        "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, *, "
+        f"{ADD_OPTIONS}, float weight_offset=0.0, int casting=0, "
+        "ScalarType? stream_dtype=None, ScalarType? out_dtype=None) -> (Tensor y, Tensor z, Tensor stats)"
+    ),
+    "add_norm_backward": (
+        "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, *, float weight_offset=0.0, "
+        f"Tensor? residual=None, Tensor? branch=None, {ADD_OPTIONS}, "
+        "ScalarType residual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int wants) "
+        "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias, "
+        "Tensor residual_scale, Tensor row_scale, Tensor layer_scale, Tensor branch_bias)"
+    ),
+}
+
+# Bits of `wants`, in the order of the outputs of add_norm_backward.
+WANTS = ("residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias")
+
+library = torch.library.Library("addnorm", "DEF")
+for _name, _schema in SCHEMAS.items():
+    library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+    # The same operator by another name: where the C++ kernels send what they were not instantiated for.
+    library.define(f"{_name}_reference{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def nothing(like: Tensor) -> Tensor:
+    """An output nobody asked for."""
+    return like.new_empty(0, dtype=torch.float32)
+
+
+def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
+    """Mean and rstd are kept in the dtype of the arithmetic."""
+    return torch.float64 if z_dtype == torch.float64 else torch.float32
+
+
+def _fake_add_norm(residual, branch, weight, bias, eps, rms):  # type: ignore[no-untyped-def]  # its schema is its type
+    y = residual if branch is None else branch
+    return residual.new_empty(residual.shape, dtype=y.dtype)
+
+
+def _fake_add_norm_stream(residual, branch, weight, bias, eps, rms):  # type: ignore[no-untyped-def]  # as above
+    return residual.new_empty(residual.shape, dtype=branch.dtype), residual.new_empty(residual.shape)
+
+
+def _fake_add_norm_forward(  # type: ignore[no-untyped-def]  # as above
+    residual, branch, weight, bias, eps, norm, *, stream_dtype=None, out_dtype=None, **options
+):
+    z_dtype = stream_dtype or residual.dtype
+    y_dtype = out_dtype or (residual if branch is None else branch).dtype
+    z = nothing(residual) if branch is None else residual.new_empty(residual.shape, dtype=z_dtype)
+    if norm == NORMS["none"]:
+        return nothing(residual), z, nothing(residual)
+    stats = residual.new_empty((*residual.shape[:-1], 2), dtype=stats_dtype(z_dtype))
+    return residual.new_empty(residual.shape, dtype=y_dtype), z, stats
+
+
+def _fake_add_norm_backward(  # type: ignore[no-untyped-def]  # as above
+    dy, dz, z, stats, weight, norm, *, residual_dtype, branch_dtype, bias_dtype, wants, **options
+):
+    d = z.shape[-1:]
+
+    out = {
+        "residual": (z.shape, residual_dtype),
+        "branch": (z.shape, branch_dtype),
+        "weight": (d, z.dtype if weight is None else weight.dtype),
+        "bias": (d, bias_dtype),
+    }
+    made = []
+    for bit, name in enumerate(WANTS):
+        if not wants >> bit & 1:
+            made.append(nothing(z))
+            continue
+        shape, dtype = out[name] if name in out else (options[name].shape, options[name].dtype)
+        made.append(z.new_empty(shape, dtype=dtype))
+    return tuple(made)
+
+
+for _name, _fake in (
+    ("add_norm", _fake_add_norm),
+    ("add_norm_stream", _fake_add_norm_stream),
+    ("add_norm_forward", _fake_add_norm_forward),
+    ("add_norm_backward", _fake_add_norm_backward),
+):
+    for _op in (f"addnorm::{_name}", f"addnorm::{_name}_reference"):
+        torch.library.register_fake(_op, _fake, lib=library)
