@@ -326,6 +326,35 @@ bool at_rest(const Stack& stack, std::initializer_list<int> ones, std::initializ
   return true;
 }
 
+// y, z and the statistics, into the first three places of the stack.
+void train(const Stack& stack, ForwardCall& call, const Shape& shape) {
+  std::vector<int64_t> stats_sizes(shape.sizes, shape.sizes + shape.dim);
+  stats_sizes.back() = 2;
+  Output y(shape.dim, shape.sizes, call.args.y_type), stats(shape.dim, stats_sizes.data(), Type::f32);
+  std::optional<Output> z;
+  if (call.branch != nullptr) z.emplace(shape.dim, shape.sizes, call.args.z_type);
+  else z.emplace();  // the norm alone: the stream is the input
+  call.args.y = y.data;
+  call.args.z = call.branch != nullptr ? z->data : nullptr;
+  call.args.stats = static_cast<float*>(stats.data);
+  call.run(shape);
+  stack.release();
+  stack.at[0] = y.give();
+  stack.at[1] = z->give();
+  stack.at[2] = stats.give();
+}
+
+// add_norm_train(residual, branch?, weight?, bias?, eps, rms) -> (y, z, stats)
+void add_norm_train(StableIValue* at, uint64_t, uint64_t) {
+  const Stack stack{at, "Ttttnn"};
+  ForwardCall call(stack, stack.flag(5));
+  const Shape shape(call.residual);
+  const Way way = call.judge(shape);
+  if (way != Way::kernels || !forward_supports(call.args))
+    return finish(stack, "addnorm::add_norm_train_reference", worse(way, Way::reference));
+  train(stack, call, shape);
+}
+
 // add_norm_forward(residual, branch?, weight?, bias?, eps, norm, residual_factor, residual_scale?, branch_factor, row_scale?,
 // layer_scale?, branch_bias?, dropout_p, seed?, offset, weight_offset, casting, stream_dtype?, out_dtype?) -> (y, z, stats)
 void add_norm_forward(StableIValue* at, uint64_t, uint64_t) {
@@ -346,20 +375,7 @@ void add_norm_forward(StableIValue* at, uint64_t, uint64_t) {
   }
   if (way != Way::kernels) return finish(stack, "addnorm::add_norm_forward_reference", way);
 
-  std::vector<int64_t> stats_sizes(shape.sizes, shape.sizes + shape.dim);
-  stats_sizes.back() = 2;
-  Output y(shape.dim, shape.sizes, call.args.y_type), stats(shape.dim, stats_sizes.data(), Type::f32);
-  std::optional<Output> z;
-  if (call.branch != nullptr) z.emplace(shape.dim, shape.sizes, call.args.z_type);
-  else z.emplace();  // the norm alone: the stream is the input
-  call.args.y = y.data;
-  call.args.z = call.branch != nullptr ? z->data : nullptr;
-  call.args.stats = static_cast<float*>(stats.data);
-  call.run(shape);
-  stack.release();
-  at[0] = y.give();
-  at[1] = z->give();
-  at[2] = stats.give();
+  train(stack, call, shape);
 }
 
 // ----------------------------------------------------------------------------------------------------------- backward
@@ -369,97 +385,124 @@ enum Want : int64_t { kResidual = 1, kBranch = 2, kWeight = 4, kBias = 8, kAll =
 // The gradients that go out: one in the stream's dtype, and one beside it in bfloat16 where the stream is wider.
 struct BackwardCall {
   Backward args{};
+  AtenTensorHandle dy, dz, z, stats, weight;
   Type weight_type = Type::f32, bias_type = Type::f32, residual_type = Type::f32, branch_type = Type::f32;
   int64_t wants = 0;
 
-  Way judge(const Stack& stack, const Shape& shape) {
-    const int64_t norm = stack.integer(5);
-    wants = stack.integer(21);
-    args.rms = norm == 1;
+  // Arguments 0 to 4 of both backward ops: dy, dz, z, stats, weight. `dtypes` is where those of residual, branch, bias begin.
+  BackwardCall(const Stack& stack, bool rms, int dtypes) {
+    dy = stack.tensor(0);
+    dz = stack.tensor(1);
+    z = stack.tensor(2);
+    stats = stack.tensor(3);
+    weight = stack.tensor(4);
+    args.rms = rms;
+    wants = stack.integer(dtypes + 3);
+    residual_type = known(stack.dtype_at(dtypes));
+    branch_type = known(stack.dtype_at(dtypes + 1));
+    bias_type = known(stack.dtype_at(dtypes + 2));
+  }
+
+  Way judge(const Shape& shape) {
     args.d = shape.d;
     args.rows = shape.rows;
     args.padded_d = padded(shape.d);
-    const AtenTensorHandle dy = stack.tensor(0), dz = stack.tensor(1), z = stack.tensor(2);
-    const bool plain = norm < 2 && dy != nullptr && (wants & ~kAll) == 0 && shape.d > 0 && shape.rows > 0 &&
-                       at_rest(stack, {9, 11}, {6, 7, 8, 10, 12, 13, 14, 15, 16});
-    const auto tz = type_of(z), tdz = dz != nullptr ? type_of(dz) : tz;
-    const auto tdy = dy != nullptr ? type_of(dy) : std::nullopt;
-    const auto tr = type_of(stack.dtype_at(18)), tb = type_of(stack.dtype_at(19)), tbias = type_of(stack.dtype_at(20));
-    const bool known = tz && tdz && tdy && tr && tb && tbias && *tdz == *tz;
-    if (!plain || !known || judge_parameter(stack.tensor(4), shape.d, &weight_type) != Way::kernels) return Way::reference;
-    if (!(Shape(dy) == shape) || (dz != nullptr && !(Shape(dz) == shape))) return Way::reference;
-    args.z_type = *tz;
-    args.dy_type = *tdy;
-    residual_type = *tr;
-    branch_type = *tb;
-    bias_type = *tbias;
+    if (dy == nullptr || (wants & ~kAll) != 0 || shape.d == 0 || shape.rows == 0) return Way::reference;
+    args.z_type = known(type_of(z));
+    args.dy_type = known(type_of(dy));
+    if (dz != nullptr && (known(type_of(dz)) != args.z_type || !(Shape(dz) == shape))) return Way::reference;
+    if (!(Shape(dy) == shape) || judge_parameter(weight, shape.d, &weight_type) != Way::kernels) return Way::reference;
     // Two gradients of one dtype are the same numbers; whoever wants both asks for one (ops/autograd.py).
     if (wants_any(kResidual) && wants_any(kBranch) && residual_type == branch_type) return Way::reference;
-    return backward_supports(args) ? Way::kernels : Way::reference;
+    return all_known && backward_supports(args) ? Way::kernels : Way::reference;
   }
+
+  void run(const Stack& stack, const Shape& shape) {
+    Backward& a = args;
+    // The first output has the stream's dtype; the second, if any, is the other one's bfloat16.
+    const bool residual_first = wants_any(kResidual) && residual_type == a.z_type;
+    const bool branch_first = wants_any(kBranch) && branch_type == a.z_type;
+    const bool residual_second = wants_any(kResidual) && !residual_first;
+    const bool branch_second = wants_any(kBranch) && !branch_first;
+    Output first(shape.dim, shape.sizes, a.z_type);
+    std::optional<Output> second;
+    if (residual_second || branch_second || !backward_supports_one(a)) second.emplace(shape.dim, shape.sizes, Type::bf16);
+    a.dresidual = first.data;
+    a.dbranch = second ? second->data : nullptr;
+
+    const Input in_dy(dy), in_dz(dz), in_z(z), in_stats(stats), in_weight(weight);
+    a.dy = in_dy.data;
+    a.dz = in_dz.data;
+    a.z = in_z.data;
+    a.stats = static_cast<const float*>(in_stats.data);
+    Scratch widened(shape.d);
+    a.weight = as_float(in_weight, weight_type, shape.d, widened);
+    if (a.weight == nullptr) {
+      for (int64_t i = 0; i < shape.d; ++i) widened.data()[i] = 1.0f;
+      a.weight = widened.data();
+    }
+
+    const int64_t chunks = (shape.rows + kChunkRows - 1) / kChunkRows;
+    a.want_dbias = wants_any(kBias);
+    std::unique_ptr<float[]> partials;
+    if (wants_any(kWeight | kBias)) {
+      partials.reset(new float[static_cast<size_t>(chunks * 2 * a.padded_d)]);
+      a.partials = partials.get();
+    }
+    const int64_t rows_each = shape.rows < kChunkRows ? shape.rows : kChunkRows;
+    parallel(chunks, rows_each * shape.d, [&a](int64_t begin, int64_t end) { kernels().backward(a, begin, end); });
+
+    const int64_t none = 0;
+    Output dweight(1, wants_any(kWeight) ? &shape.d : &none, weight_type);
+    Output dbias(1, wants_any(kBias) ? &shape.d : &none, bias_type);
+    if (a.partials != nullptr) {
+      if (chunks > 1)
+        parallel(2 * a.padded_d / kPad, chunks * kPad, [&a, chunks](int64_t begin, int64_t end) {
+          kernels().reduce(a.partials, chunks, 2 * a.padded_d, begin * kPad, end * kPad);
+        });
+      if (wants_any(kWeight)) kernels().narrow(a.partials, dweight.data, weight_type, shape.d);
+      if (wants_any(kBias)) kernels().narrow(a.partials + a.padded_d, dbias.data, bias_type, shape.d);
+    }
+    stack.release();
+    stack.at[0] = residual_first ? first.give() : residual_second ? second->give() : Output().give();
+    stack.at[1] = branch_first ? first.give() : branch_second ? second->give() : Output().give();
+    stack.at[2] = dweight.give();
+    stack.at[3] = dbias.give();
+  }
+
+ private:
+  bool all_known = true;
+
+  Type known(std::optional<Type> type) {
+    if (!type) all_known = false;
+    return type.value_or(Type::f32);
+  }
+  Type known(int32_t dtype) { return known(type_of(dtype)); }
   bool wants_any(int64_t what) const { return (wants & what) != 0; }
 };
+
+// add_norm_train_backward(dy, dz?, z, stats, weight?, rms, residual_dtype, branch_dtype, bias_dtype, wants) -> gradients of
+// (residual, branch, weight, bias)
+void add_norm_train_backward(StableIValue* at, uint64_t, uint64_t) {
+  const Stack stack{at, "TtTTtnnnnn"};
+  BackwardCall call(stack, stack.flag(5), 6);
+  const Shape shape(call.z);
+  const Way way = call.judge(shape);
+  if (way != Way::kernels) return finish(stack, "addnorm::add_norm_train_backward_reference", way);
+  call.run(stack, shape);
+}
 
 // add_norm_backward(dy?, dz?, z, stats, weight?, norm, weight_offset, residual?, branch?, residual_factor, residual_scale?,
 // branch_factor, row_scale?, layer_scale?, branch_bias?, dropout_p, seed?, offset, residual_dtype, branch_dtype, bias_dtype,
 // wants) -> gradients of (residual, branch, weight, bias, residual_scale, row_scale, layer_scale, branch_bias)
 void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
-  const Stack stack{at, "ttTTtnnttntntttntnnnnn"};
-  const Shape shape(stack.tensor(2));
-  BackwardCall call;
-  const Way way = call.judge(stack, shape);
+  const Stack stack{at, "ttTTtnnttntnttttnnnnnn"};
+  BackwardCall call(stack, stack.integer(5) == 1, 18);
+  const Shape shape(call.z);
+  const bool rest = stack.integer(5) < 2 && at_rest(stack, {9, 11}, {6, 7, 8, 10, 12, 13, 14, 15, 16});
+  const Way way = rest ? call.judge(shape) : Way::reference;
   if (way != Way::kernels) return finish(stack, "addnorm::add_norm_backward_reference", way);
-
-  Backward& a = call.args;
-  // The first output has the stream's dtype; the second, if any, is the other one's bfloat16.
-  const bool residual_first = call.wants_any(kResidual) && call.residual_type == a.z_type;
-  const bool branch_first = call.wants_any(kBranch) && call.branch_type == a.z_type;
-  const bool residual_second = call.wants_any(kResidual) && !residual_first;
-  const bool branch_second = call.wants_any(kBranch) && !branch_first;
-  Output first(shape.dim, shape.sizes, a.z_type);
-  const bool second_wanted = residual_second || branch_second;
-  const bool needs_second = second_wanted || !backward_supports_one(a);
-  std::optional<Output> second;
-  if (needs_second) second.emplace(shape.dim, shape.sizes, Type::bf16);
-  a.dresidual = first.data;
-  a.dbranch = needs_second ? second->data : nullptr;
-
-  const Input dy(stack.tensor(0)), dz(stack.tensor(1)), z(stack.tensor(2)), stats(stack.tensor(3)), weight(stack.tensor(4));
-  a.dy = dy.data;
-  a.dz = dz.data;
-  a.z = z.data;
-  a.stats = static_cast<const float*>(stats.data);
-  Scratch widened(shape.d);
-  a.weight = as_float(weight, call.weight_type, shape.d, widened);
-  if (a.weight == nullptr) {
-    for (int64_t i = 0; i < shape.d; ++i) widened.data()[i] = 1.0f;
-    a.weight = widened.data();
-  }
-
-  const int64_t chunks = (shape.rows + kChunkRows - 1) / kChunkRows;
-  a.want_dbias = call.wants_any(kBias);
-  std::unique_ptr<float[]> partials;
-  if (call.wants_any(kWeight | kBias)) {
-    partials.reset(new float[static_cast<size_t>(chunks * 2 * a.padded_d)]);
-    a.partials = partials.get();
-  }
-  parallel(chunks, kChunkRows * shape.d, [&a](int64_t begin, int64_t end) { kernels().backward(a, begin, end); });
-
-  const int64_t none = 0;
-  Output dweight(1, call.wants_any(kWeight) ? &shape.d : &none, call.weight_type);
-  Output dbias(1, call.wants_any(kBias) ? &shape.d : &none, call.bias_type);
-  if (a.partials != nullptr) {
-    parallel(2 * a.padded_d / kPad, chunks * kPad, [&a, chunks](int64_t begin, int64_t end) {
-      kernels().reduce(a.partials, chunks, 2 * a.padded_d, begin * kPad, end * kPad);
-    });
-    if (call.wants_any(kWeight)) kernels().narrow(a.partials, dweight.data, call.weight_type, shape.d);
-    if (call.wants_any(kBias)) kernels().narrow(a.partials + a.padded_d, dbias.data, call.bias_type, shape.d);
-  }
-  stack.release();
-  at[0] = residual_first ? first.give() : residual_second ? second->give() : Output().give();
-  at[1] = branch_first ? first.give() : branch_second ? second->give() : Output().give();
-  at[2] = dweight.give();
-  at[3] = dbias.give();
+  call.run(stack, shape);
   for (int i = 4; i < 8; ++i) at[i] = Output().give();
 }
 
@@ -477,6 +520,8 @@ bool backward_supports_one(const Backward& a) { return a.z_type == a.dy_type; }
 STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
   m.impl("add_norm", add_norm);
   m.impl("add_norm_stream", add_norm_stream);
+  m.impl("add_norm_train", add_norm_train);
+  m.impl("add_norm_train_backward", add_norm_train_backward);
   m.impl("add_norm_forward", add_norm_forward);
   m.impl("add_norm_backward", add_norm_backward);
 }

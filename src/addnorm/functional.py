@@ -16,19 +16,12 @@ import torch
 from torch import Tensor
 
 from addnorm.ops import call, checks
-from addnorm.ops.call import is_plain
 from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
 
 Scale = Tensor | float
 Shape = int | Sequence[int]
-
-_ADD_NORM = torch.ops.addnorm.add_norm.default
-_ADD_NORM_STREAM = torch.ops.addnorm.add_norm_stream.default
-# What OpOverload.__call__ calls, without its Python frame: 0.5 us of the 3 us that a call on one row takes.
-_ADD_NORM_EAGER = _ADD_NORM._op
-_ADD_NORM_STREAM_EAGER = _ADD_NORM_STREAM._op
 
 
 class AddOptions(TypedDict, total=False):
@@ -139,28 +132,19 @@ def add_layer_norm(
         >>> y
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    try:
-        if (
-            residual_scale is None
-            and layer_scale is None
-            and row_scale is None
-            and branch_bias is None
-            and stream_dtype is None
-            and out_dtype is None
-            and normalized_shape is None
-            and not dropout_p
-            and not weight_offset
-            and branch is not None
-            and is_plain(residual, branch, weight, bias)
-        ):
-            if torch.compiler.is_dynamo_compiling():
-                return (_ADD_NORM_STREAM if return_residual else _ADD_NORM)(residual, branch, weight, bias, eps, False)  # type: ignore[no-any-return]  # torch.ops is not typed
-            if return_residual:
-                return _ADD_NORM_STREAM_EAGER(residual, branch, weight, bias, eps, False)  # type: ignore[no-any-return]
-            return _ADD_NORM_EAGER(residual, branch, weight, bias, eps, False)  # type: ignore[no-any-return]
-    except (RuntimeError, AttributeError, TypeError):
-        checks.check(residual, branch, weight, bias)
-        raise
+    if (
+        residual_scale is None
+        and layer_scale is None
+        and row_scale is None
+        and branch_bias is None
+        and stream_dtype is None
+        and out_dtype is None
+        and normalized_shape is None
+        and not dropout_p
+        and not weight_offset
+        and branch is not None
+    ):
+        return call.plain(residual, branch, weight, bias, eps, False, return_residual)
     checks.check_branch(branch)
     y, z = call.run(
         residual, branch, weight, bias, eps, "layer",
@@ -234,29 +218,20 @@ def add_rms_norm(
     """
     if eps is None:
         eps = call.default_rms_eps(residual, branch, stream_dtype)
-    try:
-        if (
-            residual_scale is None
-            and layer_scale is None
-            and row_scale is None
-            and branch_bias is None
-            and stream_dtype is None
-            and out_dtype is None
-            and normalized_shape is None
-            and not dropout_p
-            and not weight_offset
-            and casting == "float32"
-            and branch is not None
-            and is_plain(residual, branch, weight, bias)
-        ):
-            if torch.compiler.is_dynamo_compiling():
-                return (_ADD_NORM_STREAM if return_residual else _ADD_NORM)(residual, branch, weight, bias, eps, True)  # type: ignore[no-any-return]
-            if return_residual:
-                return _ADD_NORM_STREAM_EAGER(residual, branch, weight, bias, eps, True)  # type: ignore[no-any-return]
-            return _ADD_NORM_EAGER(residual, branch, weight, bias, eps, True)  # type: ignore[no-any-return]
-    except (RuntimeError, AttributeError, TypeError):
-        checks.check(residual, branch, weight, bias)
-        raise
+    if (
+        residual_scale is None
+        and layer_scale is None
+        and row_scale is None
+        and branch_bias is None
+        and stream_dtype is None
+        and out_dtype is None
+        and normalized_shape is None
+        and not dropout_p
+        and not weight_offset
+        and casting == "float32"
+        and branch is not None
+    ):
+        return call.plain(residual, branch, weight, bias, eps, True, return_residual)
     checks.check_branch(branch)
     y, z = call.run(
         residual, branch, weight, bias, eps, "rms",
@@ -328,13 +303,8 @@ def _alone(
     out_dtype: torch.dtype | None,
     casting: Casting = "float32",
 ) -> Tensor:
-    try:
-        at_rest = normalized_shape is None and not weight_offset and out_dtype is None and casting == "float32"
-        if at_rest and is_plain(x, None, weight, bias):
-            return _ADD_NORM(x, None, weight, bias, eps, norm == "rms")  # type: ignore[no-any-return]
-    except (RuntimeError, AttributeError, TypeError):
-        checks.check(x, None, weight, bias)
-        raise
+    if normalized_shape is None and not weight_offset and out_dtype is None and casting == "float32":
+        return call.plain(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
     return call.run(
         x, None, weight, bias, eps, norm,
         normalized_shape=normalized_shape, weight_offset=weight_offset, casting=casting, out_dtype=out_dtype,

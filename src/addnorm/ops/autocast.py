@@ -31,15 +31,18 @@ def _register(device_type: str, key: str) -> None:
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return torch.ops.addnorm.add_norm_forward.default(residual, branch, *args, **options)  # type: ignore[no-any-return]  # torch.ops is not typed
 
-    def y_and_z(residual: Tensor, branch: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    def train(residual: Tensor, branch: Tensor | None, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, rms = args
-        return forward(residual, branch, *inputs, NORMS["rms" if rms else "layer"])[:2]
+        return forward(residual, branch, *inputs, NORMS["rms" if rms else "layer"])
+
+    def y_and_z(residual: Tensor, branch: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        return train(residual, branch, *args)[:2]
 
     def y_alone(residual: Tensor, branch: Tensor | None, *args: Any) -> Tensor:
-        *inputs, rms = args
-        return forward(residual, branch, *inputs, NORMS["rms" if rms else "layer"])[0]
+        return train(residual, branch, *args)[0]
 
     library.impl("add_norm_forward", forward, key)
+    library.impl("add_norm_train", train, key)
     library.impl("add_norm_stream", y_and_z, key)
     library.impl("add_norm", y_alone, key)
 

@@ -19,7 +19,14 @@ from addnorm import reference
 from addnorm.ops import eager
 from addnorm.ops.schema import CASTINGS, NORMS, WANTS
 
-# Position of each differentiable argument of AddNormFunction.
+_train = torch.ops.addnorm.add_norm_train.default
+_train_backward = torch.ops.addnorm.add_norm_train_backward.default
+# Without OpOverload.__call__'s Python frame; Dynamo knows only the overload itself (as in call.py).
+_train_eager, _train_backward_eager = _train._op, _train_backward._op
+_grad_enabled = torch.is_grad_enabled
+_compiling = torch.compiler.is_compiling
+
+# The differentiable arguments, in order.
 INPUTS = ("residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias")
 
 
@@ -132,7 +139,7 @@ class AddNormFunction(torch.autograd.Function):
         if shared:
             needs["branch"] = False
         # create_graph: through torch's own operators. Compiled graphs have no second derivative to ask for.
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if _grad_enabled() and not _compiling():
             found = _differentiable(ctx, dy, dz, z, weight, options, needs)
         elif dy is None and ctx.shared and dz is not None:
             wanted = dz.to(ctx.dtypes[0]) if needs["residual"] or needs["branch"] else None
@@ -193,6 +200,82 @@ def _differentiable(
         grad = grads[name]
         found[name] = grad.to(dtypes[name]) if needs[name] and grad is not None else None
     return found
+
+
+class PlainFunction(torch.autograd.Function):
+    """The same for a call without options, with as little Python as will do: `(y, z)`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        residual: Tensor,
+        branch: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        rms: bool,
+    ) -> tuple[Tensor, Tensor]:
+        train = _train if _compiling() else _train_eager
+        y, z, stats = train(residual, branch, weight, bias, eps, rms)
+        ctx.save_for_backward(residual if branch is None else z, stats, weight)
+        ctx.set_materialize_grads(False)
+        ctx.call = (
+            eps,
+            rms,
+            residual.dtype,
+            residual.dtype if branch is None else branch.dtype,
+            torch.float32 if bias is None else bias.dtype,
+        )
+        return y, z
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        dy, dz = grads
+        residual, branch, weight, bias, _, _ = ctx.needs_input_grad
+        eps, rms, residual_dtype, branch_dtype, bias_dtype = ctx.call
+        # The add's two gradients are one tensor where their dtypes agree.
+        shared = residual and branch and residual_dtype == branch_dtype
+        if dy is None:  # the stream alone was used: its gradient goes straight through
+            if dz is None:
+                return (None,) * 6
+            dresidual = dz.to(residual_dtype) if residual else None
+            dbranch = dresidual if shared else dz.to(branch_dtype) if branch else None
+            return dresidual, dbranch, None, None, None, None
+        z, stats, scale = ctx.saved_tensors
+        compiling = _compiling()
+        if not compiling and _grad_enabled():
+            # create_graph: through torch's own operators. Compiled graphs have no second derivative to ask for.
+            fresh = reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)
+            found = eager.gradients(dy, dz, z, fresh, scale, NORMS["rms" if rms else "layer"])
+            dtypes = (residual_dtype, branch_dtype, None if scale is None else scale.dtype, bias_dtype)
+            wanted = zip(INPUTS, ctx.needs_input_grad, dtypes, strict=False)
+            return (*(found[name].to(dtype) if need else None for name, need, dtype in wanted), None, None)  # type: ignore[union-attr]  # dy is there, so every gradient is
+        wants = residual + 2 * (branch and not shared) + 4 * weight + 8 * bias
+        backward = _train_backward if compiling else _train_backward_eager
+        dresidual, dbranch, dweight, dbias = backward(
+            dy, dz, z, stats, scale, rms, residual_dtype, branch_dtype, bias_dtype, wants
+        )
+        return (
+            dresidual if residual else None,
+            dresidual if shared else dbranch if branch else None,
+            dweight if weight else None,
+            dbias if bias else None,
+            None,
+            None,
+        )
+
+
+# Function.apply without its Python half, which only tells function transforms apart; call.plain has done so.
+_plain_apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, PlainFunction)
+
+
+def plain(
+    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> tuple[Tensor, Tensor]:
+    """`(y, z)` without options, with a gradient for every tensor that wants one."""
+    if _compiling():
+        return PlainFunction.apply(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type apply
+    return _plain_apply(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
 
 
 def apply(

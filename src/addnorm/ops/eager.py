@@ -40,6 +40,32 @@ def add_norm_stream(
     return _normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=branch.dtype), z
 
 
+def add_norm_train(
+    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, the stream and the statistics that the backward wants."""
+    return add_norm_forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
+
+
+def add_norm_train_backward(
+    dy: Tensor,
+    dz: Tensor | None,
+    z: Tensor,
+    stats: Tensor,
+    weight: Tensor | None,
+    rms: bool,
+    residual_dtype: torch.dtype,
+    branch_dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+    wants: int,
+) -> tuple[Tensor, ...]:
+    """The gradients of residual, branch, weight and bias that `wants` asks for."""
+    return add_norm_backward(
+        dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
+        residual_dtype=residual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
+    )[:4]  # fmt: skip
+
+
 def add_norm_forward(
     residual: Tensor,
     branch: Tensor | None,
@@ -54,7 +80,7 @@ def add_norm_forward(
     out_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Everything: y, the stream, and the statistics that the backward wants."""
+    """The same with every option."""
     checks.check(residual, branch, weight, bias)
     z = residual if branch is None else reference.add(residual, branch, dtype=stream_dtype, **add_options(residual, options))
     stream = nothing(residual) if branch is None else z.contiguous()
@@ -83,7 +109,7 @@ def add_norm_backward(
     wants: int,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """The gradients that `wants` asks for."""
+    """The same for every argument, with every option."""
     split = reference.Statistics(stats[..., :1], stats[..., 1:]) if dy is not None else None
     grads = gradients(dy, dz, z, split, weight, norm, **options)
     scales = {name: options[name].dtype for name in WANTS[4:] if options.get(name) is not None}

@@ -4,8 +4,10 @@ The dispatcher is the registry of backends: `eager.py` registers the reference f
 the CPU kernels, and a call takes the best there is. The schemas are private; use `addnorm.functional`.
 
 All are functional: they return fresh, contiguous, distinct tensors. What an operator is not asked for it returns with no
-elements, since the number of outputs is fixed. `add_norm` and `add_norm_stream` have no options and no statistics: they are
-what a call without gradients costs. A null branch means the norm alone.
+elements, since the number of outputs is fixed. A null branch means the norm alone.
+
+The first four have no options, because each argument of an operator costs 50 ns and a call on one row takes 3 us: y alone; y
+and the stream; with the statistics for a backward; that backward. The last two have everything.
 """
 
 from __future__ import annotations
@@ -26,6 +28,15 @@ SCHEMAS = {
     "add_norm": "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> Tensor",
     "add_norm_stream": (
         "(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z)"
+    ),
+    "add_norm_train": (
+        "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) "
+        "-> (Tensor y, Tensor z, Tensor stats)"
+    ),
+    "add_norm_train_backward": (
+        "(Tensor dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, bool rms, ScalarType residual_dtype, "
+        "ScalarType branch_dtype, ScalarType bias_dtype, int wants) "
+        "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias)"
     ),
     "add_norm_forward": (
         "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, *, "
@@ -70,6 +81,19 @@ def _fake_add_norm_stream(residual, branch, weight, bias, eps, rms):  # type: ig
     return residual.new_empty(residual.shape, dtype=branch.dtype), residual.new_empty(residual.shape)
 
 
+def _fake_add_norm_train(residual, branch, weight, bias, eps, rms):  # type: ignore[no-untyped-def]  # as above
+    return _fake_add_norm_forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
+
+
+def _fake_add_norm_train_backward(  # type: ignore[no-untyped-def]  # as above
+    dy, dz, z, stats, weight, rms, residual_dtype, branch_dtype, bias_dtype, wants
+):
+    return _fake_add_norm_backward(
+        dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
+        residual_dtype=residual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
+    )[:4]  # fmt: skip
+
+
 def _fake_add_norm_forward(  # type: ignore[no-untyped-def]  # as above
     residual, branch, weight, bias, eps, norm, *, stream_dtype=None, out_dtype=None, **options
 ):
@@ -106,6 +130,8 @@ def _fake_add_norm_backward(  # type: ignore[no-untyped-def]  # as above
 for _name, _fake in (
     ("add_norm", _fake_add_norm),
     ("add_norm_stream", _fake_add_norm_stream),
+    ("add_norm_train", _fake_add_norm_train),
+    ("add_norm_train_backward", _fake_add_norm_train_backward),
     ("add_norm_forward", _fake_add_norm_forward),
     ("add_norm_backward", _fake_add_norm_backward),
 ):
