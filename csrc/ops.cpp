@@ -18,6 +18,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include <sys/mman.h>
 #include "kernels.h"
 
 namespace addnorm {
@@ -136,6 +137,15 @@ bool poison() {
   return on;
 }
 
+void huge_pages(void* data, int64_t bytes) {
+  static const int64_t lim = getenv("HP") ? atoll(getenv("HP")) : 1ll<<60;
+  if (bytes < lim) return;
+  constexpr uintptr_t page = 1 << 12;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
 struct Output {
   AtenTensorHandle handle = nullptr;
   void* data = nullptr;
@@ -176,6 +186,7 @@ struct Output {
     // The C shim: the C++ wrappers of stable/ops.h look the operator up by name, 0.5 us a tensor.
     check(aoti_torch_empty_strided(dim, sizes, strides, type == Type::bf16 ? bf : f32, cpu, 0, &handle));
     check(torch_get_mutable_data_ptr(handle, &data));
+    huge_pages(data, count * (type == Type::bf16 ? 2 : 4));
     if (poison()) {
       int64_t n = 1;
       for (int64_t i = 0; i < dim; ++i) n *= sizes[i];

@@ -1,0 +1,42 @@
+# make demo      set up, and show what addnorm does
+# make test      set up, then lint, types and the default tests
+# make test-all  the slow tests too
+# make bench     the benchmark; writes benchmarks/results/
+#
+# TORCH_INDEX=https://...  an index for pip to find torch on (a CPU build, say)
+
+PYTHON ?= python3
+VENV   ?= .venv
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(VENV)/.done
+	$(BIN)/addnorm demo
+
+test: lint
+	$(BIN)/pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/pytest
+
+lint: $(VENV)/.done
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.done
+	$(BIN)/python benchmarks/bench_functional.py
+
+$(VENV)/.done: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "addnorm needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip setuptools
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build src/addnorm.egg-info src/addnorm/_C.so

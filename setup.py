@@ -1,0 +1,78 @@
+"""The C++ library only; everything else is in pyproject.toml.
+
+One plain shared library on libtorch's stable ABI: no Python.h, no OpenMP of its own, no torch C++ symbols, so one build serves
+every Python and every torch from 2.10 on. ADDNORM_CPP=0 leaves it out.
+"""
+
+import importlib.util
+import os
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+# One byte a component: 2.10. The floor of `dependencies` in pyproject.toml says the same.
+TORCH_TARGET_VERSION = "0x020a000000000000"
+
+HINT = "addnorm: the C++ kernels did not compile. Install a C++17 compiler (g++), or set ADDNORM_CPP=0 to do without them."
+
+
+class BuildLibrary(build_ext):
+    """Builds `_C.so`: a library that torch loads, not a Python module."""
+
+    def get_ext_filename(self, fullname):
+        return fullname.replace(".", "/") + ".so"
+
+    def get_export_symbols(self, ext):
+        return []
+
+    def build_extension(self, ext):
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            raise SystemExit(f"{error}\n{HINT}") from error
+
+
+class AnyPython(bdist_wheel):
+    """The library knows no Python: `py3-none-<platform>`."""
+
+    def get_tag(self):
+        _, _, plat = super().get_tag()
+        return "py3", "none", plat
+
+
+def library() -> Extension:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise SystemExit("addnorm: building the C++ kernels needs torch: pip install torch first, or set ADDNORM_CPP=0.")
+    torch = Path(spec.origin).parent
+    return Extension(
+        "addnorm._C",
+        sources=sorted(str(p) for p in Path("csrc").glob("*.cpp")),
+        depends=sorted(str(p) for p in Path("csrc").glob("*.h")),
+        include_dirs=[str(torch / "include")],
+        library_dirs=[str(torch / "lib")],
+        libraries=["torch_cpu"],
+        define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION)],
+        extra_compile_args=[
+            "-std=c++17",
+            "-O3",
+            "-g0",
+            "-fvisibility=hidden",
+            "-ffp-contract=off",  # products are fused where the source says so, and nowhere else
+            "-Wall",
+            "-Wextra",
+            "-Wno-unused-parameter",  # in torch's headers
+            "-Wno-uninitialized",  # in gcc 12's own AVX-512 headers
+            "-Wno-maybe-uninitialized",
+        ],
+        extra_link_args=["-Wl,--as-needed"],
+    )
+
+
+if os.environ.get("ADDNORM_CPP") == "0" or platform.system() != "Linux":
+    setup()
+else:
+    setup(ext_modules=[library()], cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython})
