@@ -16,7 +16,9 @@ from setuptools.command.build_ext import build_ext
 # One byte a component: 2.10. The floor of `dependencies` in pyproject.toml says the same.
 TORCH_TARGET_VERSION = "0x020a000000000000"
 
-HINT = "addnorm: the C++ kernels did not compile. Install a C++17 compiler (g++), or set ADDNORM_CPP=0 to do without them."
+HINT = (
+    "addnorm: the C++ kernels did not compile. Install a C++17 compiler (g++), or set ADDNORM_CPP=0 to do without them."
+)
 
 
 class BuildLibrary(build_ext):
@@ -46,7 +48,9 @@ class AnyPython(bdist_wheel):
 def library() -> Extension:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise SystemExit("addnorm: building the C++ kernels needs torch: pip install torch first, or set ADDNORM_CPP=0.")
+        raise SystemExit(
+            "addnorm: building the C++ kernels needs torch: pip install torch first, or set ADDNORM_CPP=0."
+        )
     torch = Path(spec.origin).parent
     return Extension(
         "addnorm._C",

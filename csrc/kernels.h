@@ -40,18 +40,21 @@ struct Backward {
   float* partials;      // (chunks, 2, padded d): dweight and dbias of each chunk of rows; null: neither is wanted
   int64_t d, padded_d, rows;
   bool rms, want_dbias;
+  bool far;             // the tensors do not fit the caches: fetch ahead (within them that costs a third)
   Type z_type, dy_type;
 };
 
 // Rows whose parameter gradients are summed in one buffer. Fixed, so that the sums never depend on the threads.
-constexpr int64_t kChunkRows = 64;
+constexpr int64_t kChunkRows = 32;
+// Rows of scratch that the forward wants.
+constexpr int64_t kScratchRows = 2;
 // Partial buffers are padded to the widest vector of any instruction set.
 constexpr int64_t kPad = 16;
 
 struct Kernels {
   const char* name;
-  // Rows [begin, end); `row` is scratch of d rounded up to kPad, plus kPad floats.
-  void (*forward)(const Forward&, int64_t begin, int64_t end, float* row);
+  // Rows [begin, end); `scratch`, kScratchRows rows of floats, is used where the stream is not stored.
+  void (*forward)(const Forward&, int64_t begin, int64_t end, float* scratch);
   // Chunks [begin, end) of kChunkRows rows.
   void (*backward)(const Backward&, int64_t begin, int64_t end);
   // Sums `count` buffers, `stride` floats apart, pairwise into the first; columns [begin, end), multiples of kPad.

@@ -18,20 +18,31 @@ INLINE vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 INLINE vec fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
 INLINE vec fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
 INLINE float sum(vec a) { return _mm512_reduce_add_ps(a); }
+INLINE float lane0(vec a) { return _mm512_cvtss_f32(a); }
 INLINE vec keep_first(vec a, int64_t n) { return _mm512_maskz_mov_ps(lanes(n), a); }
 
-INLINE vec widen16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
-// Round to nearest even; a NaN becomes torch's NaN.
+// bfloat16 is the upper half of a float: one permutation of 16-bit words moves sixteen halves into place, or out of it.
+INLINE vec widen16(__m256i h) {
+  const __m512i place = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3,
+                                         0, 2, 0, 1, 0, 0, 0);
+  return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaau, place, _mm512_castsi256_si512(h)));
+}
+INLINE __m256i upper_halves(__m512i u) {
+  const __m512i place = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27, 25, 23, 21, 19, 17, 15,
+                                         13, 11, 9, 7, 5, 3, 1);
+  return _mm512_castsi512_si256(_mm512_permutexvar_epi16(place, u));
+}
+// Round to nearest even: add half of what is cut off, and one more where the last kept bit is odd. A NaN is cut as it is:
+// every value here comes out of arithmetic, so it is a quiet one, which its upper half tells. (AVX512_BF16 has an
+// instruction for this; it reads subnormals as zero.)
 INLINE __m512i rounded_bits(vec a) {
   const __m512i u = _mm512_castps_si512(a);
-  const __m512i lsb = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  const __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(lsb, _mm512_set1_epi32(0x7fff)));
-  return _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
+  const __mmask16 number = _mm512_cmp_ps_mask(a, a, _CMP_ORD_Q);
+  const __mmask16 odd = _mm512_mask_test_epi32_mask(number, u, _mm512_set1_epi32(0x10000));
+  const __m512i r = _mm512_mask_add_epi32(u, number, u, _mm512_set1_epi32(0x7fff));
+  return _mm512_mask_add_epi32(r, odd, r, _mm512_set1_epi32(1));
 }
-INLINE __m256i narrow16(vec a) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits(a), 16)); }
-INLINE vec round_bf16(vec a) {
-  return _mm512_castsi512_ps(_mm512_and_si512(rounded_bits(a), _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-}
+INLINE __m256i narrow16(vec a) { return upper_halves(rounded_bits(a)); }
 
 INLINE vec load(const float* p) { return _mm512_loadu_ps(p); }
 INLINE vec load(const bf16* p) { return widen16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
@@ -39,9 +50,10 @@ INLINE vec load(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(lanes(
 INLINE vec load(const bf16* p, int64_t n) { return widen16(_mm256_maskz_loadu_epi16(lanes(n), p)); }
 INLINE void store(float* p, vec a) { _mm512_storeu_ps(p, a); }
 INLINE void store(bf16* p, vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow16(a)); }
-INLINE void store_exact(bf16* p, vec a) {  // a is a bfloat16 already
-  const __m512i high = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
+INLINE vec put(bf16* p, vec a) {
+  const __m512i bits = rounded_bits(a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), upper_halves(bits));
+  return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 INLINE void store(float* p, vec a, int64_t n) { _mm512_mask_storeu_ps(p, lanes(n), a); }
 INLINE void store(bf16* p, vec a, int64_t n) { _mm256_mask_storeu_epi16(p, lanes(n), narrow16(a)); }
@@ -66,6 +78,7 @@ INLINE float sum(vec a) {
   s = _mm_add_ss(s, _mm_shuffle_ps(s, s, 1));
   return _mm_cvtss_f32(s);
 }
+INLINE float lane0(vec a) { return _mm256_cvtss_f32(a); }
 INLINE vec keep_first(vec a, int64_t n) { return _mm256_and_ps(a, _mm256_castsi256_ps(lanes(n))); }
 
 INLINE vec widen16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
@@ -76,13 +89,11 @@ INLINE __m256i rounded_bits(vec a) {
   const __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
   return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc00000), _mm256_castps_si256(nan));
 }
-INLINE __m128i narrow16(vec a) {
-  const __m256i r = _mm256_srli_epi32(rounded_bits(a), 16);
+INLINE __m128i upper_halves(__m256i u) {
+  const __m256i r = _mm256_srli_epi32(u, 16);
   return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
 }
-INLINE vec round_bf16(vec a) {
-  return _mm256_castsi256_ps(_mm256_and_si256(rounded_bits(a), _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-}
+INLINE __m128i narrow16(vec a) { return upper_halves(rounded_bits(a)); }
 
 INLINE vec load(const float* p) { return _mm256_loadu_ps(p); }
 INLINE vec load(const bf16* p) { return widen16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
@@ -94,10 +105,10 @@ INLINE vec load(const bf16* p, int64_t n) {
 }
 INLINE void store(float* p, vec a) { _mm256_storeu_ps(p, a); }
 INLINE void store(bf16* p, vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow16(a)); }
-INLINE void store_exact(bf16* p, vec a) {
-  const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(a), 16);
-  const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+INLINE vec put(bf16* p, vec a) {
+  const __m256i bits = rounded_bits(a);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), upper_halves(bits));
+  return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 INLINE void store(float* p, vec a, int64_t n) { _mm256_maskstore_ps(p, lanes(n), a); }
 INLINE void store(bf16* p, vec a, int64_t n) {
@@ -118,6 +129,7 @@ INLINE vec mul(vec a, vec b) { return a * b; }
 INLINE vec fma(vec a, vec b, vec c) { return a * b + c; }
 INLINE vec fnma(vec a, vec b, vec c) { return c - a * b; }
 INLINE float sum(vec a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+INLINE float lane0(vec a) { return a[0]; }
 INLINE vec keep_first(vec a, int64_t n) {
   for (int i = 0; i < W; ++i) a[i] = i < n ? a[i] : 0.0f;
   return a;
@@ -134,10 +146,6 @@ INLINE bf16 narrow1(float x) {
   __builtin_memcpy(&u, &x, 4);
   if (x != x) return bf16{0x7fc0};
   return bf16{static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
-}
-INLINE vec round_bf16(vec a) {
-  for (int i = 0; i < W; ++i) a[i] = widen1(narrow1(a[i]));
-  return a;
 }
 
 INLINE vec load(const float* p) {
@@ -160,7 +168,10 @@ INLINE void store(float* p, vec a) { __builtin_memcpy(p, &a, sizeof a); }
 INLINE void store(bf16* p, vec a) {
   for (int i = 0; i < W; ++i) p[i] = narrow1(a[i]);
 }
-INLINE void store_exact(bf16* p, vec a) { store(p, a); }
+INLINE vec put(bf16* p, vec a) {
+  store(p, a);
+  return load(p);
+}
 INLINE void store(float* p, vec a, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = a[i];
 }
@@ -170,12 +181,13 @@ INLINE void store(bf16* p, vec a, int64_t n) {
 
 #endif
 
-INLINE void store_exact(float* p, vec a) { store(p, a); }
-
-// What a value becomes when it is stored as T.
+// `put` stores, and returns what was stored: a rounded to the dtype of the memory.
+INLINE vec put(float* p, vec a) {
+  store(p, a);
+  return a;
+}
 template <class T>
-INLINE vec rounded_to(vec a);
-template <>
-INLINE vec rounded_to<float>(vec a) { return a; }
-template <>
-INLINE vec rounded_to<bf16>(vec a) { return round_bf16(a); }
+INLINE vec put(T* p, vec a, int64_t n) {
+  store(p, a, n);
+  return load(p, n);
+}

@@ -1,10 +1,26 @@
 """addnorm: the transformer's Add & Norm, fused, exact and fast.
 
-    y = LayerNorm(x + Sublayer(x))        post-LN: add_layer_norm(x, branch, weight, bias)
-    x + Sublayer(LayerNorm(x))            pre-LN:  add_layer_norm(..., return_residual=True)
+    y = LayerNorm(x + Sublayer(x))        post-LN: y = add_layer_norm(x, branch, weight, bias)
+    x + Sublayer(LayerNorm(x))            pre-LN:  read, x = add_layer_norm(x, branch, ..., return_residual=True)
+
+`addnorm.functional` has the functions, `addnorm.nn` the modules, `addnorm.trace` one token step by step.
 """
 
-from addnorm.ops import Backend, backends
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
+from addnorm.nn import AddNorm, LayerNorm, RMSNorm
+from addnorm.ops import Backend, backends
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AddNorm",
+    "Backend",
+    "LayerNorm",
+    "RMSNorm",
+    "add_layer_norm",
+    "add_residual",
+    "add_rms_norm",
+    "backends",
+    "layer_norm",
+    "rms_norm",
+]

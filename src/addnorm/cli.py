@@ -5,12 +5,212 @@ Exit codes: 0 done; 2 the arguments were wrong; 3 a proof failed.
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
 import click
+from rich.console import Console
+from rich.text import Text
 
 import addnorm
+from addnorm.trace import PRESETS, SECTIONS, Trace, show
+from addnorm.trace import trace as follow
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(addnorm.__version__, package_name="addnorm")
 def main() -> None:
     """The transformer's Add & Norm: fused, exact, explained."""
+
+
+@main.command()
+@click.option(
+    "--json", "target", metavar="FILE", help="Write the results to FILE as JSON; - is stdout, without tables."
+)
+@click.option(
+    "--norm", "norms", type=click.Choice(["layer", "rms"]), multiple=True, help="Only this norm (repeatable)."
+)
+@click.option("--dtype", "dtypes", type=click.Choice(["float32", "bfloat16"]), multiple=True, help="Only this dtype.")
+@click.option("--threads", type=click.IntRange(1), help="Of torch; as torch has it by default.")
+@click.option("--rounds", type=click.IntRange(1), help="How often each variant of a cell is timed.")
+@click.option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: ten seconds.")
+@click.option("--compile/--no-compile", "compiled", default=None, help="Also time torch.compile (takes minutes).")
+def bench(
+    target: str | None,
+    norms: tuple[Literal["layer", "rms"], ...],
+    dtypes: tuple[str, ...],
+    threads: int | None,
+    rounds: int | None,
+    quick: bool,
+    compiled: bool | None,
+) -> None:
+    """Time add + norm against eager PyTorch and torch.compile, and measure how exact it is."""
+    from addnorm import bench as benchmark
+
+    cells = benchmark.matrix(
+        norms or tuple(benchmark.NORMS),
+        dtypes or tuple(benchmark.DTYPES),
+        benchmark.QUICK_SHAPES if quick else benchmark.SHAPES,
+    )
+    document = benchmark.run(
+        cells,
+        rounds=rounds or (benchmark.QUICK_ROUNDS if quick else benchmark.ROUNDS),
+        threads=threads,
+        compiled=not quick if compiled is None else compiled,
+        progress=benchmark.console(stderr=True),
+    )
+    if target == "-":
+        click.echo(benchmark.dumps(document), nl=False)
+    else:
+        benchmark.show(document, benchmark.console())
+    if target and target != "-":
+        click.echo(f"Written: {benchmark.write(document, Path(target))}", err=True)
+    _exit(130 if not document["complete"] else 3 if benchmark.failed_proofs(document) else 0)
+
+
+@main.command()
+def demo() -> None:
+    """Show in a few seconds what addnorm does: the formula, the numbers, the errors, the speed."""
+    from addnorm import demo as demonstration
+
+    _exit(0 if demonstration.run() else 3)
+
+
+class _Refused(click.ClickException):
+    """The arguments were wrong, and the sentence says how: without the usage, which would bury it."""
+
+    exit_code = 2
+
+
+class _Signed(click.Command):
+    """A command whose numbers may be negative: a space before the minus, and click takes it for no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [re.sub(r"^-(?=[\d.]|inf|nan)", " -", arg, flags=re.I) for arg in args])
+
+
+@main.command(cls=_Signed)
+@click.argument("vectors", nargs=-1, metavar="[X SUBLAYER]")
+@click.option("--preset", metavar="NAME", help="A worked example instead of vectors; --list names them.")
+@click.option("--list", "listing", is_flag=True, help="Name the worked examples.")
+@click.option(
+    "--placement", type=click.Choice(["post", "pre"]), help="Norm after the add (default), or before the sublayer."
+)
+@click.option("--norm", type=click.Choice(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
+@click.option(
+    "--gamma", "weight", metavar="VECTOR", help="The scale: as many numbers as X, or one for all (default 1)."
+)
+@click.option("--beta", "bias", metavar="VECTOR", help="The shift: as many numbers as X, or one for all (default 0).")
+@click.option("--eps", type=float, help="Added to the variance (default 1e-5).")
+@click.option("--grad", metavar="VECTOR", help="The gradient of the output (default 1,0,...,0).")
+@click.option("--read-grad", metavar="VECTOR", help="Pre-LN: the gradient of what the sublayer read (default: --grad).")
+@click.option("--variance", type=click.Choice(["biased", "unbiased"]), help="Divided by d (default) or by d - 1.")
+@click.option("--eps-place", type=click.Choice(["inside", "outside"]), help="In the root (default) or added to it.")
+@click.option("--digits", type=click.IntRange(1, 17), help="Significant digits shown (default 5).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, with every digit.")
+def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: bool, **given: Any) -> None:
+    r"""Follow one token through Add & Norm, step by step, and its gradient back.
+
+    X is the token and SUBLAYER what the sublayer returned for it: numbers with commas, or quoted with spaces.
+
+    \b
+      addnorm trace 1,2,3 0.5,-1,1.5
+      addnorm trace --preset lesson-001 --placement pre
+    """
+    if listing:
+        _list_presets(as_json)
+        return
+    options = {name: value for name, value in given.items() if value is not None}
+    for name, parse in (("weight", _scale), ("bias", _scale), ("grad", _numbers), ("read_grad", _numbers)):
+        if name in options:
+            options[name] = parse(options[name])
+    try:
+        if preset is None:
+            followed = follow(*_two(vectors), **options)
+        elif vectors:
+            raise ValueError(
+                f"--preset {preset} came with vectors, expected one or the other: it brings its own; drop either."
+            )
+        elif preset not in PRESETS:
+            raise ValueError(
+                f"--preset is {preset!r}, expected one of {', '.join(PRESETS)}: `addnorm trace --list` tells more."
+            )
+        else:
+            followed = PRESETS[preset].trace(**options)
+    except ValueError as error:
+        flags = {"weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"}
+        flags |= {name: f"--{name}" for name in ("grad", "eps", "variance")}
+        raise _Refused(re.sub(r"^\w+", lambda name: flags.get(name[0], name[0]), str(error))) from None
+    if as_json:
+        click.echo(json.dumps(followed.to_dict(), indent=2, allow_nan=False))
+    else:
+        _show_trace(followed, _screen())
+
+
+def _two(vectors: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    if len(vectors) != 2:
+        came = {0: "no vectors came", 1: "one vector came"}.get(len(vectors), f"{len(vectors)} vectors came")
+        raise ValueError(
+            f"{came}, expected two, X and SUBLAYER (or --preset): put commas between numbers, as in 1,2,3 0.5,-1,1.5."
+        )
+    return _numbers(vectors[0]), _numbers(vectors[1])
+
+
+def _numbers(text: str) -> list[Any]:
+    """The entries of a vector, with or without brackets, as texts: `addnorm.trace` says which is no number."""
+    text = text.strip().replace("\N{MINUS SIGN}", "-")
+    if text[:1] + text[-1:] in ("[]", "()"):
+        text = text[1:-1].strip()
+    return re.split(r"\s*,\s*|\s+", text) if text else []
+
+
+def _scale(text: str) -> Any:
+    """A vector, or one number for all features."""
+    numbers = _numbers(text)
+    with suppress(ValueError):
+        return float(numbers[0]) if len(numbers) == 1 else numbers
+    return numbers
+
+
+def _list_presets(as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([{"name": preset.name, "title": preset.title} for preset in PRESETS.values()], indent=2))
+        return
+    screen = _screen()
+    for preset in PRESETS.values():
+        screen.print(Text.assemble((f"{preset.name:23}", "cyan"), preset.title))
+
+
+def _screen() -> Console:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters gets ?, not a traceback
+    return Console(highlight=False)
+
+
+def _show_trace(followed: Trace, screen: Console) -> None:
+    """The steps as derivations under their section's name, the values set off."""
+    width = min(screen.width, 100)
+    room = max(width - 16, 24)
+    screen.print(*filter(None, (Text(followed.title, "bold"), Text(followed.heading))), sep="\n")
+    for section in SECTIONS:
+        screen.print(Text(f"\n{section.capitalize()}", "bold"), Text("─" * width, "dim"), sep="\n")
+        for step in followed.section(section):
+            derivation = "\n".join(step.lines(followed.digits, room))
+            value = show(step.value, followed.digits)
+            value = value if derivation.endswith(value) else ""  # a long vector, broken
+            text = Text.assemble(derivation.removesuffix(value), (value, "bold cyan"))
+            text.append("".join(f"\n{line}" for line in textwrap.wrap(step.note, room)), "dim")
+            for k, line in enumerate(text.split()):
+                name = "" if k else step.name
+                screen.print(Text.assemble(f"{name:16}", line), no_wrap=True, overflow="ignore", crop=False)
+
+
+def _exit(code: int) -> None:
+    if code:
+        click.get_current_context().exit(code)

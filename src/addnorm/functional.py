@@ -10,7 +10,7 @@ first; since dropout, bias and layer scale act on the branch alone, a swap is wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -259,9 +259,10 @@ def add_residual(residual: Tensor, branch: Tensor, **options: Unpack[AddOptions]
         checks.check(residual, branch)
         if residual.dtype == branch.dtype:
             return residual + branch
-    if not options.pop("training", True):
-        options["dropout_p"] = 0.0
-    return call.run(residual, branch, None, None, 0.0, "none", **options)[1]
+    given: dict[str, Any] = {name: value for name, value in options.items() if name != "training"}
+    if not options.get("training", True):
+        given["dropout_p"] = 0.0
+    return call.run(residual, branch, None, None, 0.0, "none", **given)[1]
 
 
 def layer_norm(

@@ -159,7 +159,7 @@ def add_backward(
 
 def sum_rows(t: Tensor) -> Tensor:
     """The sum over every dimension but the last."""
-    return t.reshape(-1, t.shape[-1]).sum(0) if t.dim() > 1 else t
+    return t.flatten(0, -2).sum(0) if t.dim() > 1 else t
 
 
 def _dropped(t: Tensor, keep: Tensor) -> Tensor:

@@ -115,8 +115,11 @@ class AddNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         dy, dz = grads
+        # What has no elements has no gradient, but a compiled graph sends zeros for it.
         if ctx.norm == NORMS["none"]:
             dy = None
+        if ctx.dtypes[1] is None:
+            dz = None
         if dy is None and dz is None:
             return (None,) * 19
         z, stats, weight, residual, branch, residual_scale, row_scale, layer_scale, branch_bias, seed = (
@@ -141,7 +144,7 @@ class AddNormFunction(torch.autograd.Function):
         # create_graph: through torch's own operators. Compiled graphs have no second derivative to ask for.
         if _grad_enabled() and not _compiling():
             found = _differentiable(ctx, dy, dz, z, weight, options, needs)
-        elif dy is None and ctx.shared and dz is not None:
+        elif dy is None and ctx.shared and dz is not None and not needs["branch_bias"]:
             wanted = dz.to(ctx.dtypes[0]) if needs["residual"] or needs["branch"] else None
             found = dict.fromkeys(("residual", "branch"), wanted)
         else:
@@ -242,6 +245,8 @@ class PlainFunction(torch.autograd.Function):
             dbranch = dresidual if shared else dz.to(branch_dtype) if branch else None
             return dresidual, dbranch, None, None, None, None
         z, stats, scale = ctx.saved_tensors
+        if not branch and dz is not None and dz.shape != z.shape:
+            dz = None  # the norm alone: its stream has no elements, but a compiled graph sends zeros for it
         compiling = _compiling()
         if not compiling and _grad_enabled():
             # create_graph: through torch's own operators. Compiled graphs have no second derivative to ask for.

@@ -96,7 +96,7 @@ def run(
     shape = residual.shape if isinstance(residual, Tensor) else None
     if normalized_shape is not None:
         dims = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        checks.check_normalized_shape(dims, residual)
+        checks.check_normalized_shape(dims, residual, "x" if branch is None else "residual")
         checks.check_ends_in(dims, branch=branch, weight=weight, bias=bias, branch_bias=branch_bias)
         keep = residual.dim() - len(dims)
         residual = residual.flatten(keep)
@@ -117,8 +117,9 @@ def run(
             layer_scale=layer_scale, branch_bias=branch_bias, dropout_p=dropout_p, seed=seed,
             weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
         )  # fmt: skip
-    if row_scale is not None:
-        options["row_scale"] = row_scale.expand(residual.shape[:-1])
+    if row_scale is not None and row_scale.shape != residual.shape[:-1]:
+        # Widened first, so that the gradients that the expansion sums are not rounded before.
+        options["row_scale"] = row_scale.to(reference.compute_dtype(row_scale)).expand(residual.shape[:-1])
     if dropout_p:
         if seed is None:
             seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=residual.device)

@@ -33,9 +33,12 @@ def check(
     out_dtype: torch.dtype | None = None,
 ) -> None:
     """Raises TypeError or ValueError if the arguments of an add + norm do not fit together."""
-    _tensor("residual", residual)
+    stream = "x" if branch is None else "residual"  # what it is called by the norm alone
+    _tensor(stream, residual)
     if residual.dim() == 0:
-        raise ValueError("residual is a 0-d tensor, expected shape (*, d): give it a last dimension to normalize over.")
+        raise ValueError(
+            f"{stream} is a 0-d tensor, expected shape (*, d): give it a last dimension to normalize over."
+        )
     if branch is not None:
         _tensor("branch", branch)
         if branch.shape != residual.shape:
@@ -43,18 +46,22 @@ def check(
                 f"branch has shape {_shape(branch)}, expected {_shape(residual)}, the shape of residual: they are added "
                 f"element by element. {_shape_remedy(residual, branch)}"
             )
-        _same_device("branch", branch, residual)
+        _same_device("branch", branch, stream, residual)
     d = residual.shape[-1]
     for name, value in (("weight", weight), ("bias", bias), ("branch_bias", branch_bias)):
         if value is not None:
             _tensor(name, value)
             if value.shape != (d,):
-                remedy = "for a norm over more than the last dimension pass normalized_shape" if value.dim() > 1 else "build it with the model's width"
+                remedy = (
+                    "for a norm over more than the last dimension pass normalized_shape"
+                    if value.dim() > 1
+                    else "build it with the model's width"
+                )
                 raise ValueError(
-                    f"{name} has shape {_shape(value)}, expected ({d},), one element for each feature of residual "
+                    f"{name} has shape {_shape(value)}, expected ({d},), one element for each feature of {stream} "
                     f"{_shape(residual)}: {remedy}."
                 )
-            _same_device(name, value, residual)
+            _same_device(name, value, stream, residual)
     for name, value in (("residual_scale", residual_scale), ("layer_scale", layer_scale)):
         if isinstance(value, Tensor):
             _tensor(name, value)
@@ -63,7 +70,7 @@ def check(
                     f"{name} has shape {_shape(value)}, expected a number, a 0-d tensor or shape ({d},), one element for "
                     f"each feature: to scale whole rows use row_scale."
                 )
-            _same_device(name, value, residual)
+            _same_device(name, value, stream, residual)
         elif value is not None and not _is_number(value):
             raise TypeError(f"{name} is {_kind(value)}, expected a number or a tensor of shape () or ({d},).")
     if row_scale is not None:
@@ -74,13 +81,13 @@ def check(
                 f"row_scale has shape {_shape(row_scale)}, expected {tuple(rows)} or a shape that broadcasts to it, one "
                 f"element for each row of residual {_shape(residual)}: to scale features use layer_scale."
             )
-        _same_device("row_scale", row_scale, residual)
+        _same_device("row_scale", row_scale, stream, residual)
     if not (_is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
         raise ValueError(f"dropout_p is {dropout_p!r}, expected a probability: a number from 0 to 1.")
     if seed is not None and not (isinstance(seed, Tensor) and seed.dim() == 0 and seed.dtype == torch.int64):
         raise TypeError(f"seed is {_kind(seed)}, expected a 0-d int64 tensor: torch.tensor(1234).")
     if seed is not None:
-        _same_device("seed", seed, residual)
+        _same_device("seed", seed, stream, residual)
     if weight_offset and weight is None:
         raise ValueError(f"weight_offset is {weight_offset!r} but there is no weight to add it to: pass weight.")
     for name, dtype in (("stream_dtype", stream_dtype), ("out_dtype", out_dtype)):
@@ -88,14 +95,14 @@ def check(
             raise TypeError(f"{name} is {dtype!r}, expected {_FLOATS_WORDS} (or None).")
 
 
-def check_normalized_shape(normalized_shape: tuple[int, ...], residual: Any) -> None:
-    """Raises ValueError unless `residual` ends in `normalized_shape`."""
-    _tensor("residual", residual)
+def check_normalized_shape(normalized_shape: tuple[int, ...], residual: Any, stream: str = "residual") -> None:
+    """Raises ValueError unless `residual`, called `stream`, ends in `normalized_shape`."""
+    _tensor(stream, residual)
     if not normalized_shape:
         raise ValueError("normalized_shape is empty, expected at least one dimension: pass (d,) or None.")
     if tuple(residual.shape[-len(normalized_shape) :]) != normalized_shape:
         raise ValueError(
-            f"normalized_shape is {normalized_shape}, expected the last dimensions of residual {_shape(residual)}: "
+            f"normalized_shape is {normalized_shape}, expected the last dimensions of {stream} {_shape(residual)}: "
             f"pass None to normalize over the last one."
         )
 
@@ -133,10 +140,10 @@ def _tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} has layout {value.layout}, expected an ordinary strided tensor: {name}.to_dense().")
 
 
-def _same_device(name: str, value: Tensor, residual: Tensor) -> None:
+def _same_device(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
     if value.device != residual.device:
         raise ValueError(
-            f"{name} is on {value.device}, expected {residual.device}, the device of residual: move it with "
+            f"{name} is on {value.device}, expected {residual.device}, the device of {stream}: move it with "
             f"{name}.to({str(residual.device)!r})."
         )
 

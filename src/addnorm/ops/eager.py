@@ -20,7 +20,6 @@ def norm_kind(norm: int) -> reference.Norm:
     return "layer" if norm == NORMS["layer"] else "rms"
 
 
-
 def add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
@@ -36,7 +35,7 @@ def add_norm_stream(
 ) -> tuple[Tensor, Tensor]:
     """y and the stream."""
     checks.check(residual, branch, weight, bias)
-    z = reference.add(residual, branch)
+    z = reference.add(residual, branch).contiguous()
     return _normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=branch.dtype), z
 
 
@@ -82,7 +81,11 @@ def add_norm_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with every option."""
     checks.check(residual, branch, weight, bias)
-    z = residual if branch is None else reference.add(residual, branch, dtype=stream_dtype, **add_options(residual, options))
+    z = (
+        residual
+        if branch is None
+        else reference.add(residual, branch, dtype=stream_dtype, **add_options(residual, options))
+    )
     stream = nothing(residual) if branch is None else z.contiguous()
     if norm == NORMS["none"]:
         return nothing(residual), stream, nothing(residual)

@@ -12,6 +12,8 @@ and the stream; with the statistics for a backward; that backward. The last two 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -72,31 +74,55 @@ def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if z_dtype == torch.float64 else torch.float32
 
 
-def _fake_add_norm(residual, branch, weight, bias, eps, rms):  # type: ignore[no-untyped-def]  # its schema is its type
+def _fake_add_norm(
+    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> Tensor:
     y = residual if branch is None else branch
     return residual.new_empty(residual.shape, dtype=y.dtype)
 
 
-def _fake_add_norm_stream(residual, branch, weight, bias, eps, rms):  # type: ignore[no-untyped-def]  # as above
+def _fake_add_norm_stream(
+    residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> tuple[Tensor, Tensor]:
     return residual.new_empty(residual.shape, dtype=branch.dtype), residual.new_empty(residual.shape)
 
 
-def _fake_add_norm_train(residual, branch, weight, bias, eps, rms):  # type: ignore[no-untyped-def]  # as above
+def _fake_add_norm_train(
+    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     return _fake_add_norm_forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
 
 
-def _fake_add_norm_train_backward(  # type: ignore[no-untyped-def]  # as above
-    dy, dz, z, stats, weight, rms, residual_dtype, branch_dtype, bias_dtype, wants
-):
+def _fake_add_norm_train_backward(
+    dy: Tensor,
+    dz: Tensor | None,
+    z: Tensor,
+    stats: Tensor,
+    weight: Tensor | None,
+    rms: bool,
+    residual_dtype: torch.dtype,
+    branch_dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+    wants: int,
+) -> tuple[Tensor, ...]:
     return _fake_add_norm_backward(
         dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
         residual_dtype=residual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
     )[:4]  # fmt: skip
 
 
-def _fake_add_norm_forward(  # type: ignore[no-untyped-def]  # as above
-    residual, branch, weight, bias, eps, norm, *, stream_dtype=None, out_dtype=None, **options
-):
+def _fake_add_norm_forward(
+    residual: Tensor,
+    branch: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    norm: int,
+    *,
+    stream_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
     z_dtype = stream_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
     z = nothing(residual) if branch is None else residual.new_empty(residual.shape, dtype=z_dtype)
@@ -106,25 +132,33 @@ def _fake_add_norm_forward(  # type: ignore[no-untyped-def]  # as above
     return residual.new_empty(residual.shape, dtype=y_dtype), z, stats
 
 
-def _fake_add_norm_backward(  # type: ignore[no-untyped-def]  # as above
-    dy, dz, z, stats, weight, norm, *, residual_dtype, branch_dtype, bias_dtype, wants, **options
-):
-    d = z.shape[-1:]
-
-    out = {
+def _fake_add_norm_backward(
+    dy: Tensor | None,
+    dz: Tensor | None,
+    z: Tensor,
+    stats: Tensor,
+    weight: Tensor | None,
+    norm: int,
+    *,
+    residual_dtype: torch.dtype,
+    branch_dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+    wants: int,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    parameter = z.shape[-1:]
+    plain = {
         "residual": (z.shape, residual_dtype),
         "branch": (z.shape, branch_dtype),
-        "weight": (d, z.dtype if weight is None else weight.dtype),
-        "bias": (d, bias_dtype),
+        "weight": (parameter, z.dtype if weight is None else weight.dtype),
+        "bias": (parameter, bias_dtype),
     }
-    made = []
-    for bit, name in enumerate(WANTS):
-        if not wants >> bit & 1:
-            made.append(nothing(z))
-            continue
-        shape, dtype = out[name] if name in out else (options[name].shape, options[name].dtype)
-        made.append(z.new_empty(shape, dtype=dtype))
-    return tuple(made)
+
+    def gradient(name: str) -> Tensor:  # a scale's gradient is like the scale
+        shape, dtype = plain[name] if name in plain else (options[name].shape, options[name].dtype)
+        return z.new_empty(shape, dtype=dtype)
+
+    return tuple(gradient(name) if wants >> bit & 1 else nothing(z) for bit, name in enumerate(WANTS))
 
 
 for _name, _fake in (

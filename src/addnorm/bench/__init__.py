@@ -1,0 +1,179 @@
+"""The operation against its peers, on this machine: what `addnorm bench` and benchmarks/ run.
+
+`run` gives one JSON document: the machine, the protocol, a row a variant and cell, the summary computed from the rows
+(each number next to its target), what is so on every machine. `write` puts it in a file whole or not at all, `show`
+prints it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from addnorm.bench import facts, machine
+from addnorm.bench.summary import claim, summarize
+from addnorm.bench.tables import console, show, warn_if_busy
+from addnorm.bench.timing import (
+    DTYPES,
+    JOBS,
+    NORMS,
+    ROUNDS,
+    SEGMENT_MS,
+    SHAPES,
+    Cell,
+    Row,
+    matrix,
+    measure,
+    settle_allocator,
+)
+
+__all__ = [
+    "DTYPES", "JOBS", "NORMS", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "SHAPES", "Cell", "Document", "console",
+    "dumps", "failed_proofs", "matrix", "measure", "run", "settle_allocator", "show", "warn_if_busy", "write",
+]  # fmt: skip
+
+SCHEMA = 1
+Document = dict[str, Any]
+
+# `addnorm bench --quick`: does it work, and roughly how fast?
+QUICK_SHAPES = ((1, 768), (128, 768), (512, 768))
+QUICK_ROUNDS = 5
+
+
+def run(
+    cells: Sequence[Cell] | None = None,
+    *,
+    rounds: int = ROUNDS,
+    threads: int | None = None,
+    compiled: bool = True,
+    proofs: bool = True,
+    progress: Console | None = None,
+) -> Document:
+    """Measures the cells (None: the whole matrix) and returns the document.
+
+    An interrupt ends it early: the document then has the cells that were finished, and `complete` is False.
+
+    Args:
+        cells: from `matrix`.
+        rounds: how often each variant of a cell is timed.
+        threads: of torch; None leaves them as they are.
+        compiled: also time torch.compile of the eager expression.
+        proofs: also measure `facts.facts` and the time of the import.
+        progress: where to show how far it is; None is nowhere.
+    """
+    cells = matrix() if cells is None else list(cells)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    rows: list[Row] = []
+    failures: list[Row] = []
+    exact: list[Row] = []
+    imported: list[Row] = []
+    complete, load = False, machine.load()
+    settle_allocator()
+    try:
+        if proofs:
+            norms = tuple(norm for norm in NORMS if any(cell.norm == norm for cell in cells))
+            dtypes = tuple(dtype for dtype in DTYPES if any(cell.dtype == dtype for cell in cells))
+            with progress.status("Errors, memory, import") if progress else nullcontext():
+                exact = facts.facts(norms, dtypes)
+                imported = [claim("import addnorm after torch: milliseconds", None, facts.import_ms(), "<", 60)]
+        with _progress(cells, rounds, compiled, progress) as advance:
+            for cell in cells:
+                advance(cell)
+                found, failed = measure(cell, rounds=rounds, compiled=compiled)
+                rows += found
+                failures += failed
+        complete = True
+    except KeyboardInterrupt:
+        pass
+    finally:
+        used = torch.get_num_threads()
+        torch.set_num_threads(before)
+    where = machine.environment()
+    return {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "complete": complete,
+        **where,
+        "threads": used,
+        "load": load,
+        "protocol": {"rounds": rounds, "segment_ms": SEGMENT_MS, "compiled": compiled, "cells": len(cells)},
+        "summary": summarize(rows, machine.last_level_cache(where["machine"]["caches"])) + imported,
+        "facts": exact,
+        "failures": failures,
+        "rows": rows,
+    }
+
+
+def failed_proofs(document: Document) -> list[Row]:
+    """The facts that are not as they must be. Times are no proof: they depend on the machine."""
+    return [fact for fact in document["facts"] if not fact["met"]]
+
+
+def dumps(document: Document) -> str:
+    """The document as JSON: one line a row of times, so that two documents can be compared line by line."""
+    rows = ",\n".join(json.dumps(row) for row in document["rows"])
+    head = json.dumps({**document, "rows": []}, indent=1)
+    return head.removesuffix("[]\n}") + f"[\n{rows}\n]}}\n"
+
+
+def write(document: Document, path: Path) -> Path:
+    """Writes the document whole, or nothing, and returns where: what was cut short never replaces what was complete."""
+    if not document["complete"]:
+        path = path.with_suffix(f".partial{path.suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(dumps(document), encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _cost(cell: Cell, rounds: int, compiled: bool) -> float:
+    """Seconds a cell will take, roughly: only so that the time left is told better than by counting cells."""
+    moved = JOBS[cell.job].tensors * cell.output_bytes
+    return (8.0 if compiled else 0.2) + rounds * (3 + compiled) * max(SEGMENT_MS / 1e3, moved / 2e9)
+
+
+@contextmanager
+def _progress(
+    cells: Sequence[Cell], rounds: int, compiled: bool, console: Console | None
+) -> Iterator[Callable[[Cell], None]]:
+    """A function to call before each cell: a bar on a terminal, a line a cell elsewhere."""
+    if console is None:
+        yield lambda cell: None
+        return
+    costs = {cell: _cost(cell, rounds, compiled) for cell in cells}
+    names = {cell: f"{cell.rows} x {cell.d} {cell.dtype}, {JOBS[cell.job].title}, {NORMS[cell.norm]}" for cell in cells}
+    if not console.is_terminal:
+        total, done, start = len(cells), 0, time.monotonic()
+
+        def line(cell: Cell) -> None:
+            nonlocal done
+            done += 1
+            console.print(f"{done:3}/{total}  {time.monotonic() - start:5.0f} s  {names[cell]}", soft_wrap=True)
+
+        yield line
+        return
+    count, name = TextColumn("{task.fields[count]}"), TextColumn("{task.description}")
+    with Progress(count, BarColumn(20), TimeRemainingColumn(), name, console=console, transient=True) as bar:
+        task, spent, begun = bar.add_task("", total=sum(costs.values()), count=""), 0.0, 0
+
+        def advance(cell: Cell) -> None:
+            nonlocal spent, begun
+            begun += 1
+            bar.update(task, completed=spent, description=names[cell], count=f"{begun}/{len(cells)}")
+            spent += costs[cell]
+
+        yield advance

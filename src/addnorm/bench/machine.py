@@ -1,0 +1,98 @@
+"""What a time depends on besides the code: the machine, the versions, the commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import addnorm
+from addnorm.ops import backends, cpu
+
+CACHE_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+ASSUMED_CACHE = 32 * 1024**2  # where the system does not say how large its last one is
+
+
+def environment() -> dict[str, Any]:
+    """Everything a document says about where and with what it was measured."""
+    return {
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "caches": caches(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "libc": " ".join(platform.libc_ver()).strip(),
+            "huge_pages": _chosen(_text(HUGE_PAGES)),
+        },
+        "isa": cpu.ISA,
+        "backends": [backend._asdict() for backend in backends()],
+        "versions": {
+            "addnorm": addnorm.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        **commit(),
+    }
+
+
+def load() -> float:
+    """How many processes wanted to run in the last minute; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def cpu_model() -> str:
+    """The processor's name, as it gives it."""
+    named = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return named[1] if named else platform.processor() or platform.machine()
+
+
+def caches() -> dict[str, int]:
+    """Bytes of each cache of the first core, such as `{"L1d": 32768, "L2": 1048576, "L3": 33554432}`."""
+    found = {}
+    for cache in sorted(CACHE_DIRECTORY.glob("index*")):
+        size = re.fullmatch(r"(\d+)([KM]?)", _text(cache / "size"))
+        if size:
+            name = f"L{_text(cache / 'level')}" + {"Data": "d", "Instruction": "i"}.get(_text(cache / "type"), "")
+            found[name] = int(size[1]) * {"": 1, "K": 1024, "M": 1024**2}[size[2]]
+    return found
+
+
+def last_level_cache(found: dict[str, int]) -> int:
+    """Bytes of the largest cache."""
+    return max(found.values(), default=ASSUMED_CACHE)
+
+
+def commit() -> dict[str, Any]:
+    """The commit of this checkout, and whether what is measured differs from it; None where there is no checkout."""
+    root = Path(addnorm.__file__).parents[2]
+    unknown = {"commit": None, "dirty": None}
+    if not (root / ".git").exists():
+        return unknown
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        # What the benchmark itself writes does not count.
+        changes = _git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md")
+    except (OSError, subprocess.CalledProcessError):
+        return unknown
+    return {"commit": head, "dirty": bool(changes)}
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace").strip() if path.exists() else ""
+
+
+def _chosen(text: str) -> str | None:
+    """`madvise` of "always [madvise] never"."""
+    chosen = re.search(r"\[(\w+)\]", text)
+    return chosen[1] if chosen else None

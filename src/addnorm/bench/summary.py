@@ -1,0 +1,89 @@
+"""What the times must show: targets as data, computed from the rows of a document and from nothing else."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+from addnorm.bench.timing import Cell, Row
+
+LARGE = 32e6  # bytes of y: above glibc's highest threshold for mapping, so that fresh pages dominate
+
+COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "<": operator.lt,
+    "==": operator.eq,
+}
+
+
+class Goal(NamedTuple):
+    """A statistic over cells of a peer's time over ours (`add`: of ours over the peer's), and its target."""
+
+    name: str
+    statistic: Callable[[list[float]], float]
+    peer: str
+    compare: str
+    target: float
+    where: Callable[[Cell, float], bool]  # of the cell and the bytes of the last-level cache
+
+
+def _forward(cell: Cell) -> bool:
+    return cell.job != "forward_backward"
+
+
+def _batch(cell: Cell) -> bool:
+    return cell.rows >= 128 and cell.output_bytes < LARGE
+
+
+GOALS = (
+    Goal("forward, 128+ rows, under 32 MB: mean", geometric_mean, "eager", ">=", 2.8,
+         lambda cell, _: _forward(cell) and _batch(cell)),
+    Goal("forward, one row: mean", geometric_mean, "eager", ">=", 1.25,
+         lambda cell, _: _forward(cell) and cell.rows == 1),
+    Goal("forward, over 32 MB: lowest", min, "eager", ">=", 0.95,
+         lambda cell, _: _forward(cell) and cell.output_bytes >= LARGE),
+    Goal("with backward, 128+ rows, under 32 MB: mean", geometric_mean, "eager", ">=", 2.5,
+         lambda cell, _: not _forward(cell) and _batch(cell)),
+    Goal("with backward, every size: lowest", min, "eager", ">=", 0.95, lambda cell, _: not _forward(cell)),
+    Goal("everything: lowest", min, "eager", ">=", 0.95, lambda cell, _: True),
+    Goal("everything under 32 MB: lowest", min, "compile", ">=", 0.95, lambda cell, _: cell.output_bytes < LARGE),
+    Goal("y alone, float32, 128+ rows, in cache: highest", max, "add", "<=", 1.8,
+         lambda cell, cache: cell.job == "forward" and cell.dtype == "float32" and cell.rows >= 128
+         and 3 * cell.output_bytes <= cache),
+)  # fmt: skip
+
+VERSUS = {"eager": "x eager", "compile": "x compile", "add": "x add's time"}
+
+
+def by_cell(rows: list[Row]) -> dict[Cell, dict[str, Row]]:
+    """The rows of a document: cell -> variant -> row."""
+    found: dict[Cell, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault(Cell(*(row[name] for name in Cell._fields)), {})[row["variant"]] = row
+    return found
+
+
+def claim(name: str, norm: str | None, value: float | None, compare: str, target: float, **more: Any) -> Row:
+    """A number next to its target; `met` is None where there is no number."""
+    met = None if value is None else COMPARE[compare](value, target)
+    return {"name": name, "norm": norm, **more, "value": value, "compare": compare, "target": target, "met": met}
+
+
+def summarize(rows: list[Row], cache_bytes: float) -> list[Row]:
+    """`GOALS`, for each norm among the rows."""
+    cells, summary = by_cell(rows), []
+    for norm in dict.fromkeys(cell.norm for cell in cells):
+        for goal in GOALS:
+            ratios = []
+            for cell, row in cells.items():
+                if cell.norm == norm and goal.peer in row and goal.where(cell, cache_bytes):
+                    ratio = row[goal.peer]["median_us"] / row["addnorm"]["median_us"]
+                    ratios.append(1 / ratio if goal.peer == "add" else ratio)
+            value = goal.statistic(ratios) if ratios else None
+            summary.append(claim(
+                goal.name, norm, value, goal.compare, goal.target, versus=VERSUS[goal.peer], cells=len(ratios)
+            ))  # fmt: skip
+    return summary

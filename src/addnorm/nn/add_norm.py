@@ -1,0 +1,147 @@
+"""Add & Norm as a module: its parameters, and one call of the function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from addnorm import functional
+from addnorm.nn.norm import NormKind, flat_shape
+
+# eps when none is given: torch's own (None is the machine epsilon).
+DEFAULT_EPS: dict[str, float | None] = {"layer": 1e-5, "rms": None}
+
+
+class AddNorm(nn.Module):
+    r"""Norm(residual + Dropout(branch)), the wrapper of every transformer sublayer.
+
+        z = residual_scale * residual + layer_scale * dropout(branch)
+        y = norm(z) * weight + bias
+
+    Post-LN calls it as `x = add_norm(x, sublayer(x))`. Pre-LN fuses the add that ends one sublayer with the norm that begins
+    the next: `read, stream = add_norm(stream, sublayer(read), return_residual=True)`.
+
+    Args:
+        normalized_shape: the width d, or the last dimensions to normalize over.
+        norm: "layer" or "rms".
+        eps: None is 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
+        dropout: probability that an element of the branch is dropped while training.
+        elementwise_affine: whether there is a weight (ones at first).
+        bias: whether there is a bias (zeros at first); None: LayerNorm has one, RMSNorm has not.
+        residual_scale: a constant factor of the residual (DeepNorm's alpha).
+        layer_scale: the initial value of a learned factor of each feature of the branch (LayerScale); None: none.
+        stream_dtype: dtype of the stream; None: that of `residual`.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Attributes:
+        weight: gamma, of shape `normalized_shape`, or None.
+        bias: beta, of shape `normalized_shape`, or None.
+        layer_scale: of shape `normalized_shape`, or None.
+
+    A state dict of `torch.nn.LayerNorm` or `torch.nn.RMSNorm` loads.
+
+    Example:
+        >>> add_norm = addnorm.AddNorm(3)
+        >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
+        >>> add_norm(x, sublayer).detach()
+        tensor([-0.5392, -0.8627,  1.4018])
+        >>> read, stream = add_norm(x, sublayer, return_residual=True)
+        >>> stream
+        tensor([1.5000, 1.0000, 4.5000])
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        norm: NormKind = "layer",
+        eps: float | None = None,
+        dropout: float = 0.0,
+        *,
+        elementwise_affine: bool = True,
+        bias: bool | None = None,
+        residual_scale: float = 1.0,
+        layer_scale: float | None = None,
+        stream_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if norm not in DEFAULT_EPS:
+            raise ValueError(f"norm is {norm!r}, expected 'layer' or 'rms'.")
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout is {dropout!r}, expected a probability: a number from 0 to 1.")
+        self.normalized_shape = (
+            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
+        )
+        self.norm: NormKind = norm
+        self.eps = DEFAULT_EPS[norm] if eps is None else eps
+        self.dropout = dropout
+        self.residual_scale = residual_scale
+        self.stream_dtype = stream_dtype
+        self.initial_layer_scale = layer_scale
+        with_bias = elementwise_affine and (norm == "layer" if bias is None else bias)
+
+        def parameter(present: bool) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype)) if present else None
+
+        self.weight = parameter(elementwise_affine)
+        self.bias = parameter(with_bias)
+        self.layer_scale = parameter(layer_scale is not None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weight ones, bias zeros, layer scale its initial value."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+        if self.layer_scale is not None and self.initial_layer_scale is not None:
+            nn.init.constant_(self.layer_scale, self.initial_layer_scale)
+
+    @overload
+    def forward(self, residual: Tensor, branch: Tensor, *, return_residual: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def forward(self, residual: Tensor, branch: Tensor, *, return_residual: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def forward(
+        self, residual: Tensor, branch: Tensor, *, return_residual: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """y, or `(y, z)`, all `(*, d)`: the stream first, then what the sublayer returned."""
+        options: dict[str, Any] = {}  # only what is not at rest: a plain call takes the shortest way
+        if self.residual_scale != 1.0:
+            options["residual_scale"] = self.residual_scale
+        if self.layer_scale is not None:
+            options["layer_scale"] = self.layer_scale
+        if self.training and self.dropout:
+            options["dropout_p"] = self.dropout
+        if self.stream_dtype is not None:
+            options["stream_dtype"] = self.stream_dtype
+        shape = flat_shape(self.normalized_shape)
+        if shape is not None:
+            options["normalized_shape"] = shape
+        add_norm: Any = functional.add_layer_norm if self.norm == "layer" else functional.add_rms_norm
+        return add_norm(  # type: ignore[no-any-return]  # one name for two functions of different eps
+            residual, branch, self.weight, self.bias, self.eps, return_residual=return_residual, **options
+        )
+
+    def extra_repr(self) -> str:
+        """The settings, as in torch's modules."""
+        parts = [f"{self.normalized_shape}", f"norm={self.norm!r}", f"eps={self.eps}"]
+        if self.dropout:
+            parts.append(f"dropout={self.dropout}")
+        if self.weight is None:
+            parts.append("elementwise_affine=False")
+        elif (self.bias is None) == (self.norm == "layer"):
+            parts.append(f"bias={self.bias is not None}")
+        if self.residual_scale != 1.0:
+            parts.append(f"residual_scale={self.residual_scale}")
+        if self.initial_layer_scale is not None:
+            parts.append(f"layer_scale={self.initial_layer_scale}")
+        if self.stream_dtype is not None:
+            parts.append(f"stream_dtype={self.stream_dtype}")
+        return ", ".join(parts)

@@ -1,0 +1,374 @@
+"""The calculation: `trace` follows one token through Add & Norm, and its gradient back."""
+
+# ruff: noqa: RUF001 - the formulas mean gamma, not y
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from operator import add, mul
+from typing import Any, get_args
+
+from .steps import EpsPlace, Norm, Placement, Section, Step, Trace, Variance, Vector, show
+
+
+def trace(
+    x: Iterable[float],
+    sublayer: Iterable[float],
+    *,
+    placement: Placement = "post",
+    norm: Norm = "layer",
+    weight: Iterable[float] | float | None = None,
+    bias: Iterable[float] | float | None = None,
+    eps: float = 1e-5,
+    grad: Iterable[float] | None = None,
+    read_grad: Iterable[float] | None = None,
+    variance: Variance = "biased",
+    eps_place: EpsPlace = "inside",
+    digits: int = 5,
+    title: str = "",
+) -> Trace:
+    r"""Follows one token x through Add & Norm and its gradient back.
+
+        z = x + Sublayer(x)      z_norm = (z - mean) / sqrt(var + eps)      y = weight * z_norm + bias
+        g = dy * weight          dz = (g - mean(g) - z_norm * mean(g * z_norm)) / sqrt(var + eps)
+        dx = dSublayer(x) = dz   dweight = dy * z_norm      dbias = dy
+
+    Args:
+        x: the token, d numbers.
+        sublayer: what the sublayer returned for it (in pre-LN: for Norm(x)), d numbers.
+        placement: "post" normalizes the sum, "pre" what the sublayer reads: z = x + Sublayer(Norm(x)).
+        norm: "layer", or "rms", which takes no mean away and divides by sqrt(mean(z^2) + eps).
+        weight: gamma, d numbers or one for all; None is ones.
+        bias: beta, d numbers or one for all; None is zeros.
+        eps: a number >= 0.
+        grad: the gradient of the output (y, in pre-LN z), d numbers; None is (1, 0, ..., 0), the gradient of its first
+            feature.
+        read_grad: pre-LN only: the gradient of what the sublayer read, d numbers, which is `grad` times the sublayer's
+            Jacobian. None takes the identity for the Jacobian, which nobody here knows, hence `grad` itself.
+        variance: divided by d ("biased", LayerNorm's) or by d - 1 ("unbiased", what `torch.std` does).
+        eps_place: "inside" the root, or "outside": (z - mean) / (sqrt(var) + eps).
+        digits: significant digits of the numbers in the formulas and in `str()`. The values are not rounded.
+        title: a line above the table.
+
+    Returns:
+        Its steps by name. Forward: x, sublayer, z, mean, centred, squares, variance, root, normalized, scaled, shifted
+        (pre-LN: sublayer and z last; RMSNorm: mean_square for mean, centred and variance). Checks: check_mean,
+        check_variance (RMSNorm: check_square), expected. Backward: grad, grad_scaled, grad_mean (not RMSNorm),
+        projection, dz, dx, dsublayer, dweight, dbias (pre-LN: grad, straight, dsublayer, read_grad, grad_scaled,
+        grad_mean, projection, dnorm, dx, dweight, dbias).
+
+    Raises:
+        ValueError: vectors that are empty, not of one length or not of finite numbers; an unknown choice.
+
+    Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450); Zhang, Sennrich, "Root Mean Square Layer
+    Normalization" (arXiv 1910.07467); variance by d - 1 and eps outside the root as in "The Annotated Transformer".
+
+    Example:
+        >>> t = trace([1, 2, 3], [0.5, -1, 1.5])
+        >>> t["mean"].value, t["mean"].numbers
+        (2.3333333333333335, '(1.5 + 1 + 4.5) / 3 = 7 / 3')
+        >>> show(t.output, digits=3)
+        '[-0.539, -0.863, 1.4]'
+    """
+    for name, choice, choices in (
+        ("placement", placement, Placement), ("norm", norm, Norm), ("variance", variance, Variance),
+        ("eps_place", eps_place, EpsPlace),
+    ):  # fmt: skip
+        if choice not in get_args(choices):
+            expected = " or ".join(map(repr, get_args(choices)))
+            raise ValueError(f"{name} is {choice!r}, expected {expected}: write one of them.")
+    if norm == "rms" and variance == "unbiased":
+        raise ValueError("variance is 'unbiased', but RMSNorm has no variance: leave it out, or use norm='layer'.")
+    if read_grad is not None and placement == "post":
+        raise ValueError("read_grad came with placement 'post', where the norm reads z: use placement='pre', or grad.")
+    eps = _number("eps", eps)
+    if eps < 0:
+        raise ValueError(f"eps is {eps:g}, expected a number >= 0: the usual ones are 1e-5 and 1e-6.")
+    if not (isinstance(digits, int) and 1 <= digits <= 17):
+        raise ValueError(f"digits is {digits!r}, expected a whole number from 1 to 17: 17 show a float exactly.")
+    token = _vector("x", x)
+    d = len(token)
+    branch = _vector("sublayer", sublayer, d)
+    gamma = (1.0,) * d if weight is None else _vector("weight", weight, d, scalar=True)
+    beta = (0.0,) * d if bias is None else _vector("bias", bias, d, scalar=True)
+    out_grad = _vector("grad", (1.0, *(0.0,) * (d - 1)) if grad is None else grad, d)
+    default = "" if grad is not None else "none given: 1 for the first feature, 0 for the others"
+    v = "z" if placement == "post" else "x"
+    rule = _Rule(norm == "layer", variance == "biased", eps_place == "inside", eps, gamma, beta, v)
+    w = _Writer(digits)
+    stream, sums = tuple(map(add, token, branch)), w.pairs(token, " + ", branch)
+
+    w.add("x", "x", token, note="what enters the sublayer")
+    if placement == "post":
+        w.add("sublayer", "Sublayer(x)", branch, note="what the sublayer returned")
+        w.add("z", "z", stream, "x + Sublayer(x)", sums)
+        saved = _normalize(w, stream, rule)
+        _check(w, saved, rule)
+        w.add("grad", "dy", out_grad, note=default or "the gradient that comes in")
+        dz = _differentiate(w, out_grad, "dy", saved, rule, "dz")
+        w.add("dx", "dx", dz, "dz", note="the +1 path; the sublayer hands back more, its Jacobian times dSublayer(x)")
+        w.add("dsublayer", "dSublayer(x)", dz, "dz", note="the same: a sum splits its gradient equally")
+        _parameters(w, out_grad, "dy", saved, rule)
+    else:
+        saved = _normalize(w, token, rule)
+        w.add("sublayer", "Sublayer(read)", branch, note="what the sublayer returned for it")
+        w.add("z", "z", stream, "x + Sublayer(read)", sums, "the stream goes on without a norm")
+        _check(w, saved, rule)
+        w.add("grad", "dz", out_grad, note=default or "the gradient that comes in")
+        w.add("straight", "dx, straight", out_grad, "dz", note="the +1 path: no norm stands on it")
+        w.add("dsublayer", "dSublayer(read)", out_grad, "dz", note="the same: a sum splits its gradient equally")
+        back, note = out_grad, "none given: the sublayer's Jacobian is unknown here, and the identity stands in for it"
+        if read_grad is not None:
+            back, note = _vector("read_grad", read_grad, d), "as given: what the sublayer's own backward returned"
+        w.add("read_grad", "dread", back, "Jacobianᵀ dSublayer(read)", note=note)
+        through = _differentiate(w, back, "dread", saved, rule, "dnorm")
+        dx, note = tuple(map(add, out_grad, through)), "straight, and through the sublayer and its norm"
+        w.add("dx", "dx", dx, "dz + dnorm", w.pairs(out_grad, " + ", through), note)
+        _parameters(w, back, "dread", saved, rule)
+    steps = _explain(w.steps, rule)
+    return Trace(placement, norm, variance, eps_place, eps, gamma, beta, digits, steps, title)
+
+
+class _Rule:
+    """Which norm, and the words for its formulas; `v` is the symbol of what it normalizes."""
+
+    def __init__(
+        self, layer: bool, biased: bool, inside: bool, eps: float, weight: Vector, bias: Vector, v: str
+    ) -> None:
+        self.layer, self.biased, self.inside, self.eps = layer, biased, inside, eps
+        self.weight, self.bias, self.v = weight, bias, v
+        self.count = len(weight) if biased else len(weight) - 1
+        self.spread = "σ²" if layer else "ms"
+        self.centred = f"({v} - μ)" if layer else v
+        self.root = f"√({self.spread} + ε)" if inside else f"√{self.spread} + ε"
+        self.over_root = f"/ {self.root}" if inside else f"/ ({self.root})"
+        self.normalized = f"{v}_norm"
+        self.average = "(1/d)" if biased else "(1/(d - 1))"
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What the backward needs from the forward; `direction` is how the root changes with each feature, times count."""
+
+    normalized: Vector
+    direction: Vector
+    spread: float
+    root: float
+
+
+class _Writer:
+    """Collects the steps, and writes numbers into formulas."""
+
+    def __init__(self, digits: int) -> None:
+        self.digits = digits
+        self.section: Section = "forward"
+        self.steps: list[Step] = []
+
+    def add(
+        self, name: str, symbol: str, value: float | Vector, formula: str = "", numbers: str = "", note: str = ""
+    ) -> None:
+        self.steps.append(Step(name, self.section, symbol, value, formula, numbers, note))
+
+    def n(self, value: float) -> str:
+        return show(value, self.digits)
+
+    def p(self, value: float) -> str:
+        """In parentheses if negative or with an exponent, to stand next to an operator."""
+        text = self.n(value)
+        return f"({text})" if "-" in text or "e" in text else text
+
+    def some(self, d: int, text: Callable[[int], str], between: str) -> str:
+        return between.join(map(text, range(d)) if d <= 4 else [text(0), text(1), "…", text(d - 1)])
+
+    def each(self, d: int, text: Callable[[int], str]) -> str:
+        return f"[{self.some(d, text, ', ')}]"
+
+    def pairs(self, left: Vector, sign: str, right: Vector) -> str:
+        return self.each(len(left), lambda k: f"{self.n(left[k])}{sign}{self.p(right[k])}")
+
+    def mean(self, values: Vector, count: int, text: Callable[[int], str] | None = None) -> str:
+        terms = self.some(len(values), text or (lambda k: (self.p if k else self.n)(values[k])), " + ")
+        return f"({terms}) / {count} = {self.n(_sum(values))} / {count}"
+
+
+def _normalize(w: _Writer, z: Vector, rule: _Rule) -> _Saved:
+    """The steps from the mean (RMSNorm: the squares) to the shift, and the checks."""
+    d, count, v = len(z), rule.count, rule.v
+    centred = z
+    if rule.layer:
+        mean = _over(_sum(z), d)
+        centred = tuple(a - mean for a in z)
+        w.add("mean", "μ", mean, f"(1/d) Σ {v}ₖ", w.mean(z, d))
+        w.add("centred", f"{v} - μ", centred, numbers=w.pairs(z, " - ", (mean,) * d))
+    squares = tuple(a * a for a in centred)
+    w.add("squares", f"{rule.centred}²", squares, numbers=w.each(d, lambda k: f"{w.p(centred[k])}²"))
+    spread = _over(_sum(squares), count)
+    name = "variance" if rule.layer else "mean_square"
+    each = f"({v}ₖ - μ)²" if rule.layer else f"{v}ₖ²"
+    w.add(name, rule.spread, spread, f"{rule.average} Σ {each}", w.mean(squares, count))
+    sigma = math.sqrt(spread)
+    root = math.sqrt(spread + rule.eps) if rule.inside else sigma + rule.eps
+    eps = f"{rule.eps:g}"
+    numbers = f"√({w.n(spread)} + {eps})" if rule.inside else f"√{w.n(spread)} + {eps}"
+    w.add("root", rule.root, root, numbers=numbers)
+    normalized = tuple(_over(a, root) for a in centred)
+    numbers, note = w.pairs(centred, " / ", (root,) * d), _on_normalized(z, normalized, root, rule)
+    w.add("normalized", rule.normalized, normalized, f"{rule.centred} {rule.over_root}", numbers, note)
+    scaled = tuple(map(mul, rule.weight, normalized))
+    w.add("scaled", f"γ ⊙ {rule.normalized}", scaled, numbers=w.pairs(rule.weight, "·", normalized))
+    y, symbol, note = tuple(map(add, scaled, rule.bias)), "y", ""
+    if v == "x":
+        symbol, note = "read", "what the sublayer reads"
+    w.add("shifted", symbol, y, f"γ ⊙ {rule.normalized} + β", w.pairs(scaled, " + ", rule.bias), note)
+    direction = normalized if rule.inside else tuple(_over(a, sigma) if sigma else 0.0 for a in centred)
+    return _Saved(normalized, direction, spread, root)
+
+
+def _check(w: _Writer, saved: _Saved, rule: _Rule) -> None:
+    """Mean 0 and variance 1, and what eps makes of the second. What comes after is the backward."""
+    d, n = len(saved.normalized), rule.normalized
+    w.section = "checks"
+    mean = _over(_sum(saved.normalized), d)
+    w.add("check_mean", f"mean({n})", mean, note=_on_mean(mean, rule))
+    away = mean if rule.layer else 0.0
+    square = _over(_sum(tuple((a - away) * (a - away) for a in saved.normalized)), d)
+    name, symbol = ("check_variance", f"variance({n})") if rule.layer else ("check_square", f"mean({n}²)")
+    w.add(name, symbol, square, note="divided by d" if rule.layer else "")
+    share = rule.count / d  # the check divides by d, whatever the norm divides by
+    expected = _over(saved.spread, saved.root * saved.root) * share
+    formula = f"{rule.spread} / ({rule.spread} + ε)" if rule.inside else f"{rule.spread} / ({rule.root})²"
+    formula = formula if rule.biased else f"(d - 1)/d · {formula}"
+    w.add("expected", "expected", expected, formula, note=_on_expected(expected, saved.spread, rule))
+    w.section = "backward"
+
+
+def _differentiate(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule, name: str) -> Vector:
+    """The steps from the gradient of the norm's output to that of its input, which is the step `name`."""
+    d, n = len(out), rule.normalized
+    g = tuple(map(mul, out, rule.weight))
+    w.add("grad_scaled", "g", g, f"{symbol} ⊙ γ", w.pairs(out, "·", rule.weight))
+    mean = 0.0
+    if rule.layer:
+        mean = _over(_sum(g), d)
+        w.add("grad_mean", "mean(g)", mean, "(1/d) Σ gₖ", w.mean(g, d))
+    products = tuple(map(mul, g, saved.normalized))
+    p = _over(_sum(products), rule.count)
+    numbers = w.mean(products, rule.count, lambda k: f"{w.p(g[k])}·{w.p(saved.normalized[k])}")
+    w.add("projection", "p", p, f"{rule.average} Σ gₖ·{n}ₖ", numbers, f"how much of g lies along {n}")
+    dz = tuple(_over(a - mean - b * p, saved.root) for a, b in zip(g, saved.direction, strict=True))
+    less, along = " - mean(g)" if rule.layer else "", n if rule.inside else f"{rule.centred}/√{rule.spread}"
+    taken = f" - {w.p(mean)}" if rule.layer else ""
+    numbers = w.each(d, lambda k: f"({w.n(g[k])}{taken} - {w.p(saved.direction[k])}·{w.p(p)}) / {w.n(saved.root)}")
+    note = f"sums to 0: the norm is blind to a constant added to {rule.v}"
+    note = note if rule.layer and all(map(math.isfinite, dz)) else ""
+    if not rule.inside and not any(saved.direction):
+        note = "the limit at √0; autograd gives nan here, 0 times the root's infinite slope"
+    w.add(name, name, dz, f"(g{less} - {along}·p) {rule.over_root}", numbers, note)
+    return dz
+
+
+def _parameters(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule) -> None:
+    """The gradients of gamma and beta: this token's share, which a batch sums over its tokens."""
+    dweight, numbers = tuple(map(mul, out, saved.normalized)), w.pairs(out, "·", saved.normalized)
+    w.add("dweight", "dγ", dweight, f"{symbol} ⊙ {rule.normalized}", numbers, "a batch adds those of all its tokens")
+    w.add("dbias", "dβ", out, symbol, note="likewise")
+
+
+def _on_mean(mean: float, rule: _Rule) -> str:
+    if not math.isfinite(mean):
+        return ""
+    if not rule.layer:
+        return "RMSNorm takes no mean away"
+    return (
+        "0, but for rounding" if abs(mean) < 1e-9 else "not 0: the features are so large that the rounding of μ shows"
+    )
+
+
+def _on_expected(expected: float, spread: float, rule: _Rule) -> str:
+    if not math.isfinite(expected):
+        return ""
+    if not spread:
+        return "there is no spread to bring to 1"
+    if expected < 1:
+        takers = "ε takes" if rule.biased else "d - 1 and ε take" if rule.eps else "d - 1 takes"
+        return f"short of 1 by {1 - expected:.2g}, which is what {takers}"
+    return "next to so large a variance ε takes nothing" if rule.eps else "ε = 0 takes nothing"
+
+
+def _on_normalized(z: Vector, normalized: Vector, root: float, rule: _Rule) -> str:
+    """What is special about this token, if anything."""
+    n, y = rule.normalized, "y" if rule.v == "z" else "the read"
+    if root == math.inf and not any(normalized):
+        return f"the squares overflowed, so that {n} = 0 and {y} = β"
+    if not all(map(math.isfinite, normalized)):
+        return ""
+    if not rule.layer:
+        return "" if any(z) else f"a token of zeros stays one, and {y} = β"
+    if len(z) == 1:
+        return f"d = 1: a lone feature is its own mean, so that {n} = 0 and {y} = β whatever came in"
+    if min(z) == max(z):
+        if max(map(abs, normalized)) > 1e-6:
+            return "all features are equal: this is nothing but the rounding of μ, which a larger ε would hide"
+        return f"all features are equal: nothing to normalize, {n} = 0 (but for rounding) and {y} = β"
+    return ""
+
+
+def _explain(steps: list[Step], rule: _Rule) -> tuple[Step, ...]:
+    """The steps, with a note at the first that is not finite: why it is not."""
+    for k, step in enumerate(steps):
+        if not step.finite:
+            if step.name == "variance" and not rule.count:
+                why = "0/0: one number has no variance divided by d - 1; what follows from it is nan"
+            elif step.name == "normalized":
+                why = "division by 0: the root is 0, and ε = 0 does not help it"
+            else:
+                why = "overflow: beyond float64's largest number, 1.8e308; what follows from it may be inf or nan"
+            steps[k] = replace(step, note="; ".join(filter(None, (step.note, why))))
+            break
+    return tuple(steps)
+
+
+def _sum(values: Vector) -> float:
+    total = 0.0
+    for value in values:
+        total = total + value
+    return total
+
+
+def _over(a: float, b: float) -> float:
+    """The quotient as IEEE 754 has it; b is no negative zero."""
+    if b:
+        return a / b
+    return math.copysign(math.inf, a) if a and not math.isnan(a) else math.nan
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of more than one element
+        raise ValueError(f"{name} is {value!r:.60}, expected a number: write it with digits, as in 1.5.") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}, expected a finite number: start from numbers that can be written down.")
+    return number
+
+
+def _vector(name: str, values: Any, d: int | None = None, *, scalar: bool = False) -> Vector:
+    remedy = "pass a list of numbers, such as [1.5, -1, 4.5]"
+    if isinstance(values, str | bytes):
+        raise ValueError(f"{name} is the text {values!r:.60}, expected numbers: {remedy}.")
+    try:
+        entries = list(values)
+    except TypeError:
+        if scalar and d is not None:
+            return (_number(name, values),) * d
+        raise ValueError(f"{name} is {values!r:.60}, expected a vector: {remedy}.") from None
+    if not entries:
+        raise ValueError(f"{name} is empty, expected at least one number: {remedy}.")
+    vector = tuple(_number(f"{name}[{k}]", value) for k, value in enumerate(entries))
+    if d is not None and len(vector) != d:
+        why = "they are added element by element" if name == "sublayer" else "each feature has its own"
+        came = "1 number" if len(vector) == 1 else f"{len(vector)} numbers"
+        raise ValueError(f"{name} has {came}, expected {d}, the length of x: {why}, so give both the same length.")
+    return vector

@@ -1,0 +1,152 @@
+"""What a trace is made of: steps, each with its formula, the formula with numbers, and the value; and their text."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+Placement = Literal["post", "pre"]
+Norm = Literal["layer", "rms"]
+Variance = Literal["biased", "unbiased"]
+EpsPlace = Literal["inside", "outside"]
+Section = Literal["forward", "checks", "backward"]
+Vector = tuple[float, ...]
+
+SECTIONS: tuple[Section, ...] = get_args(Section)
+SCHEMA = 1
+"""Version of the layout that `Trace.to_dict` gives."""
+
+_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: `symbol = formula = numbers = value`."""
+
+    name: str
+    section: Section
+    symbol: str
+    value: float | Vector
+    formula: str = ""
+    numbers: str = ""
+    note: str = ""
+
+    @property
+    def finite(self) -> bool:
+        """No inf or nan in the value."""
+        return all(map(math.isfinite, _flat(self.value)))
+
+    def lines(self, digits: int = 5, width: int = 64) -> list[str]:
+        """`symbol = formula = numbers = value`, broken before a `=` or between two features where it must be."""
+        parts = filter(None, [self.formula, *self.numbers.split(" = "), show(self.value, digits)])
+        lines = [self.symbol]
+        for part in parts:
+            if len(lines[-1]) + len(part) + 3 <= width:
+                lines[-1] += f" = {part}"
+            else:
+                # inside brackets only a comma ends a feature: no other space may break the line
+                glued = re.sub(r"(?<!,) (?=[^\[]*\])", "\0", part)
+                wrapped = textwrap.wrap(f"= {glued}", width, subsequent_indent="   ", break_on_hyphens=False)
+                lines += [line.replace("\0", " ") for line in wrapped]
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The steps in order; `t["mean"]` is the step of that name, `str(t)` a table, `t.to_dict()` ready for JSON."""
+
+    placement: Placement
+    norm: Norm
+    variance: Variance
+    eps_place: EpsPlace
+    eps: float
+    weight: Vector
+    bias: Vector
+    digits: int
+    steps: tuple[Step, ...]
+    title: str = ""
+
+    def __getitem__(self, name: str) -> Step:
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise KeyError(f"{name!r} is no step of this trace, expected one of: {', '.join(s.name for s in self.steps)}.")
+
+    def __contains__(self, name: object) -> bool:
+        return any(step.name == name for step in self.steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def section(self, section: Section) -> tuple[Step, ...]:
+        """The steps of "forward", "checks" or "backward"."""
+        return tuple(step for step in self.steps if step.section == section)
+
+    @property
+    def equation(self) -> str:
+        """What the sublayer's wrapper computes, in one line."""
+        norm = _NAMES[self.norm]
+        return f"y = {norm}(x + Sublayer(x))" if self.placement == "post" else f"z = x + Sublayer({norm}(x))"
+
+    @property
+    def output(self) -> Vector:
+        """What goes on to the next sublayer: y in post-LN, the stream z in pre-LN."""
+        return _flat(self["shifted" if self.placement == "post" else "z"].value)
+
+    @property
+    def heading(self) -> str:
+        """The equation and every choice that shapes the numbers."""
+        choices = [f"{self.placement}-LN", f"ε = {self.eps:g}"]
+        choices += ["variance divided by d - 1"] if self.variance == "unbiased" else []
+        choices += ["ε outside the root"] if self.eps_place == "outside" else []
+        return f"{self.equation}   ({', '.join(choices)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON types: inf and nan, which JSON lacks, are None, and `finite` of their step is False.
+
+        Example:
+            >>> from addnorm.trace import trace
+            >>> trace([1, 2, 3], [0.5, -1, 1.5]).to_dict()["steps"][2]["value"]
+            [1.5, 1.0, 4.5]
+        """
+        steps = [{**asdict(step), "value": _json(step.value), "finite": step.finite} for step in self.steps]
+        lists = {"weight": _json(self.weight), "bias": _json(self.bias), "output": _json(self.output), "steps": steps}
+        return {"schema": SCHEMA, "equation": self.equation, **asdict(self), **lists}
+
+    def __str__(self) -> str:
+        lines = [*textwrap.wrap(self.title, 80), *textwrap.wrap(self.heading, 80)]
+        for section in SECTIONS:
+            lines += ["", section.capitalize(), "─" * 80]
+            for step in self.section(section):
+                cell = [*step.lines(self.digits), *textwrap.wrap(step.note, 64)]
+                lines += [f"{name:16}{line}" for name, line in zip([step.name, *[""] * len(cell)], cell, strict=False)]
+        return "\n".join(lines)
+
+
+def show(value: float | Sequence[float], digits: int = 5) -> str:
+    """A number or a vector as text, to so many significant digits; of a long vector both ends and its length.
+
+    Example:
+        >>> show(7 / 3), show([1.5, -1, 4.5]), show(range(768))
+        ('2.3333', '[1.5, -1, 4.5]', '[0, 1, 2, 3, …, 767] (768 numbers)')
+    """
+    if not isinstance(value, Sequence):
+        return f"{value + 0.0:.{digits}g}"  # + 0.0: no -0
+    shown = [show(v, digits) for v in (value if len(value) <= 12 else [*value[:4], value[-1]])]
+    if len(value) <= 12:
+        return f"[{', '.join(shown)}]"
+    return f"[{', '.join(shown[:4])}, …, {shown[4]}] ({len(value)} numbers)"
+
+
+def _flat(value: float | Vector) -> Vector:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _json(value: float | Vector) -> float | list[Any] | None:
+    if isinstance(value, tuple):
+        return [_json(v) for v in value]
+    return value if math.isfinite(value) else None

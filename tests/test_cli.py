@@ -1,0 +1,140 @@
+"""The commands: what they print, where, and how they refuse."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from addnorm.cli import main
+from addnorm.trace import PRESETS, trace
+
+
+def run(*arguments, **env):
+    return CliRunner().invoke(main, [*map(str, arguments)], env={"COLUMNS": "80", **env})
+
+
+# addnorm trace
+
+
+def test_trace_prints_the_steps_of_two_vectors():
+    done = run("trace", "1,2,3", "0.5,-1,1.5")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "mean            μ = (1/d) Σ zₖ = (1.5 + 1 + 4.5) / 3 = 7 / 3 = 2.3333\n" in done.stdout
+    assert re.findall(r"^(Forward|Checks|Backward)$", done.stdout, re.M) == ["Forward", "Checks", "Backward"]
+
+
+def test_the_command_prints_what_str_gives():
+    assert run("trace", "--preset", "lesson-001").stdout == f"{PRESETS['lesson-001'].trace()}\n"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_fits_80_columns_without_colour_or_trailing_blanks(name):
+    done = run("trace", "--preset", name)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in done.stdout
+    assert not [line for line in lines if line != line.rstrip()]
+
+
+def test_no_color_wins_over_a_terminal():
+    coloured = run("trace", "1,2", "3,4", FORCE_COLOR="1", TERM="xterm-256color").stdout
+    assert "\x1b[1;36m" in coloured
+    plain = run("trace", "1,2", "3,4", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
+    assert "\x1b[" in plain  # bold and dim are no colours
+    assert "36m" not in plain
+
+
+@pytest.mark.parametrize(
+    ("x", "sublayer"),
+    [
+        ("1.8,-0.3,0.8", "-1.36,0.91,1.07"),
+        ("1.8 -0.3 0.8", "-1.36 0.91 1.07"),
+        ("[1.8, -0.3, 0.8]", "[-1.36, 0.91, 1.07]"),
+        (" 1.8 , -3e-1,.8 ", "-1.36,\t.91, 1.07"),
+        ("1.8,\N{MINUS SIGN}0.3,0.8", "\N{MINUS SIGN}1.36,0.91,1.07"),
+    ],
+)
+def test_vectors_come_with_commas_spaces_brackets_and_a_leading_minus(x, sublayer):
+    done = run("trace", x, sublayer, "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["output"] == list(trace([1.8, -0.3, 0.8], [-1.36, 0.91, 1.07]).output)
+
+
+def test_every_option_reaches_the_trace():
+    options = "--placement pre --norm layer --gamma -1,2,3 --beta -.5 --eps 1e-3 --grad -1,0,1 --read-grad -2,0,0"
+    more = "--variance unbiased --eps-place outside --digits 8 --json"
+    done = run("trace", "-1,2,3", "-.5,-1,1.5", *options.split(), *more.split())
+    expected = trace(
+        [-1, 2, 3], [-0.5, -1, 1.5], placement="pre", weight=[-1, 2, 3], bias=-0.5, eps=1e-3, grad=[-1, 0, 1],
+        read_grad=[-2, 0, 0], variance="unbiased", eps_place="outside", digits=8,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == expected.to_dict()
+    assert json.loads(run("trace", "1,2", "3,4", "--norm", "rms", "--json").stdout)["norm"] == "rms"
+
+
+def test_options_change_a_preset():
+    done = run("trace", "--preset", "lesson-000", "--placement", "pre", "--json")
+    assert json.loads(done.stdout) == PRESETS["lesson-000"].trace(placement="pre").to_dict()
+
+
+@pytest.mark.parametrize("x", ["1e308,1", "1e200,-1e200", "1,1", "5", "1e-320,0"])
+def test_json_is_one_document_without_nan_or_infinity(x):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    done = run("trace", x, x, "--eps", 0, "--variance", "unbiased", "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout, parse_constant=refuse)["schema"] == 1
+    assert run("trace", x, x, "--eps", 0).exit_code == 0
+
+
+def test_list_names_every_preset():
+    done = run("trace", "--list")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(PRESETS)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert [preset["name"] for preset in json.loads(run("trace", "--list", "--json").stdout)] == list(PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["1,2,3", "1,2"], "sublayer has 2 numbers, expected 3, the length of x: they are added element by element"),
+        (["1,a", "1,2"], "x[1] is 'a', expected a number"),
+        (["-1,2,hello", "1,2,3"], "x[2] is 'hello', expected a number"),
+        (["1,,2", "1,2,3"], "x[1] is '', expected a number"),
+        (["1,2", "nan,2"], "sublayer[0] is nan, expected a finite number"),
+        (["1,2", "-inf,2"], "sublayer[0] is -inf, expected a finite number"),
+        (["", ""], "x is empty, expected at least one number"),
+        (["1,2"], "one vector came, expected two"),
+        ([], "no vectors came, expected two"),
+        (["1", "2", "3"], "3 vectors came, expected two"),
+        (["--preset", "lesson"], "--preset is 'lesson', expected one of lesson-000, lesson-001"),
+        (["--preset", "undo", "1", "2"], "--preset undo came with vectors, expected one or the other"),
+        (["1,2", "1,2", "--gamma", "1,2,3"], "--gamma has 3 numbers, expected 2"),
+        (["1,2", "1,2", "--beta", "x"], "--beta[0] is 'x', expected a number"),
+        (["1,2", "1,2", "--grad", ""], "--grad is empty, expected at least one number"),
+        (["1,2", "1,2", "--read-grad", "1,2"], "--read-grad came with placement 'post'"),
+        (["1,2", "1,2", "--eps", "-1"], "--eps is -1, expected a number >= 0"),
+        (["1", "1", "--norm", "rms", "--variance", "unbiased"], "--variance is 'unbiased', but RMSNorm has no"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused_in_one_sentence(arguments, sentence):
+    done = run("trace", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"Error: {sentence}")
+    assert done.stderr.endswith(".\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_mistyped_option_is_no_vector():
+    done = run("trace", "1,2", "3,4", "--gama", "1,2")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--gamma" in done.stderr
+
+
+def test_a_screen_without_greek_gets_no_traceback():
+    done = CliRunner(charset="ascii").invoke(main, ["trace", "1,2", "3,4"])
+    assert done.exit_code == 0
+    assert "mean" in done.stdout

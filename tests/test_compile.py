@@ -1,0 +1,198 @@
+"""torch.compile with fullgraph: the same numbers as eager, forward and backward, and no surprise recompilation.
+
+Inductor where its code could matter (one graph with everything in it), aot_eager where it adds nothing but seconds.
+"""
+
+import pytest
+import torch
+from cases import BASIC, OPTIONS, bf16, cotangents, leaves, make
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import addnorm
+
+pytestmark = [
+    # torch.compile builds its own C++ with setuptools' and distutils' deprecated parts, and warns about itself.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def results(function, tensors, seed=0):
+    """Outputs and gradients of a function of tensors."""
+    torch.manual_seed(seed)
+    tensors = [t.detach().clone().requires_grad_() for t in tensors]
+    outputs = function(*tensors)
+    given = cotangents({str(i): t for i, t in enumerate(outputs)})
+    torch.autograd.backward(list(outputs), list(given.values()))
+    return [t.detach() for t in outputs], [t.grad for t in tensors]
+
+
+def block(x, branch, w1, b1, w2, scale):
+    """A pre-LN block in small: norms with their adds, things for Inductor to fuse between them, a mixed stream."""
+    y, stream = addnorm.add_layer_norm(x, branch, w1, b1, return_residual=True)
+    hidden = torch.nn.functional.gelu(y * 1.5)
+    y, stream = addnorm.add_rms_norm(stream, hidden.to(bf16), w2, layer_scale=scale, return_residual=True)
+    return addnorm.rms_norm(stream + y, w2), stream
+
+
+def test_inductor_compiles_a_block_in_one_graph_with_eagers_numbers():
+    inputs = [torch.randn(6, 40), torch.randn(6, 40), *(1 + 0.3 * torch.randn(40) for _ in range(4))]
+    outputs, grads = results(block, inputs)
+    compiled_outputs, compiled_grads = results(torch.compile(block, fullgraph=True), inputs)
+    torch.testing.assert_close(
+        compiled_outputs, outputs, rtol=1e-2, atol=2e-2
+    )  # gelu may round a bfloat16 the other way
+    torch.testing.assert_close(compiled_grads, grads, rtol=2e-2, atol=2e-2)
+
+
+def test_inductor_without_grad_calls_the_kernel_and_gives_its_bits():
+    x, branch, weight = torch.randn(6, 40), torch.randn(6, 40), torch.randn(40)
+
+    def function(x, branch):
+        y, stream = addnorm.add_layer_norm(x, branch, weight, return_residual=True)
+        return y + 0.0, stream, addnorm.add_rms_norm(stream, y, weight)
+
+    with torch.no_grad():
+        for got, want in zip(torch.compile(function, fullgraph=True)(x, branch), function(x, branch), strict=True):
+            assert got.equal(want)
+
+
+def test_inductor_drops_anew_at_every_call_repeats_a_manual_seed_and_drops_the_same_backward():
+    x, branch = torch.zeros(16, 32), torch.ones(16, 32, requires_grad=True)
+    compiled = torch.compile(lambda x, b: addnorm.add_residual(x, b, dropout_p=0.5), fullgraph=True)
+    torch.manual_seed(5)
+    first, second = compiled(x, branch), compiled(x, branch)
+    torch.manual_seed(5)
+    again = compiled(x, branch)
+    assert not first.equal(second)
+    assert again.equal(first)
+    assert set(first.unique().tolist()) == {0.0, 2.0}
+    dz = torch.randn(16, 32)
+    first.backward(dz)
+    assert branch.grad.equal(torch.where(first != 0, 2.0 * dz, 0.0))
+    seeded = torch.compile(lambda x, b, s: addnorm.add_residual(x, b, dropout_p=0.5, seed=s), fullgraph=True)
+    seed = torch.tensor(99)
+    assert seeded(x, branch, seed).equal(addnorm.add_residual(x, branch, dropout_p=0.5, seed=seed))
+
+
+COMPILED = [*BASIC, *(name for name in OPTIONS if "everything" in name or name.startswith(("row", "stream", "weight")))]
+
+
+@pytest.mark.parametrize("variant", COMPILED)
+def test_every_variant_is_one_graph_with_the_bits_of_eager(variant):
+    call = make(variant, "bfloat16 with float32 parameters", (2, 3, 17))
+    names = list(call.tensors)
+
+    def function(*tensors):
+        return tuple(call(dict(zip(names, tensors, strict=True))).values())
+
+    outputs, grads = results(function, call.tensors.values())
+    compiled_outputs, compiled_grads = results(
+        torch.compile(function, fullgraph=True, backend="aot_eager"), call.tensors.values()
+    )
+    assert all(a.equal(b) for a, b in zip(compiled_outputs, outputs, strict=True))
+    assert [name for name, a, b in zip(names, compiled_grads, grads, strict=True) if not a.equal(b)] == []
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+def test_another_batch_size_recompiles_once_at_most(grad):
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def function(x, branch, weight, seed):
+        y, stream = addnorm.add_layer_norm(x, branch, weight, return_residual=True)
+        return addnorm.add_rms_norm(stream, y, weight, dropout_p=0.3, seed=seed)
+
+    compiled = torch.compile(function, fullgraph=True, backend=counter)
+    seed = torch.tensor(3)
+    for rows in (4, 7, 33, 2, 130):
+        x, branch, weight = torch.randn(rows, 24), torch.randn(rows, 24), torch.randn(24, requires_grad=grad)
+        y = compiled(x, branch, weight, seed)
+        assert y.equal(function(x, branch, weight, seed))
+        if grad:
+            dy = torch.randn_like(y)
+            (got,) = torch.autograd.grad(y, weight, dy)
+            (want,) = torch.autograd.grad(function(x, branch, weight, seed), weight, dy)
+            assert got.equal(want)
+    assert counter.frame_count <= 2
+
+
+def test_a_compiled_module_trains_like_the_eager_one_under_autocast():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.linear, self.weight = torch.nn.Linear(16, 16), torch.nn.Parameter(torch.ones(16))
+
+        def forward(self, x):
+            for _ in range(2):
+                y, x = addnorm.add_rms_norm(x, self.linear(x), self.weight, return_residual=True)
+            return y
+
+    x, grads = torch.randn(5, 16), []
+    for compiled in (False, True):
+        module = Block()
+        run = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
+        with torch.autocast("cpu", dtype=bf16):
+            y = run(x)
+        assert y.dtype == torch.float32
+        y.square().sum().backward()
+        grads.append([p.grad for p in module.parameters()])
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+@pytest.mark.parametrize("function", [addnorm.layer_norm, addnorm.rms_norm])
+@pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}], ids=str)
+def test_the_norm_alone_trains_in_a_graph(function, options):
+    inputs = [torch.randn(6, 40), torch.randn(40), torch.randn(40)]
+
+    def norm(x, weight, bias):
+        return (function(x, weight, bias, 1e-5, **options),)
+
+    outputs, grads = results(norm, inputs)
+    compiled_outputs, compiled_grads = results(torch.compile(norm, fullgraph=True, backend="aot_eager"), inputs)
+    assert compiled_outputs[0].equal(outputs[0])
+    assert all(a.equal(b) for a, b in zip(compiled_grads, grads, strict=True))
+
+
+WRONG = {"features": ((3, 7), torch.float32), "rows": ((1, 8), torch.float32), "dtype": ((3, 8), torch.int64)}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_argument_is_refused_with_its_sentence_in_a_graph_too(wrong):
+    compiled = torch.compile(addnorm.add_layer_norm, backend="eager")
+    shape, dtype = WRONG[wrong]
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=r"branch has (shape|dtype) .*, expected "):
+        compiled(torch.randn(3, 8), torch.ones(shape, dtype=dtype))
+
+
+def test_export_gives_a_program_with_the_same_bits():
+    class Norm(torch.nn.Module):
+        def forward(self, x, branch, weight):
+            return addnorm.add_layer_norm(x, branch, weight, return_residual=True)
+
+    inputs = (torch.randn(4, 8), torch.randn(4, 8), torch.randn(8))
+    batch = torch.export.Dim("batch", min=2)
+    shapes = {"x": {0: batch}, "branch": {0: batch}, "weight": None}
+    program = torch.export.export(Norm(), inputs, dynamic_shapes=shapes).module()
+    for rows in (4, 9):
+        inputs = (torch.randn(rows, 8), torch.randn(rows, 8), inputs[2])
+        assert all(a.equal(b) for a, b in zip(program(*inputs), Norm()(*inputs), strict=True))
+
+
+def test_leaves_that_are_frozen_get_no_gradient_from_a_graph():
+    call = make("LayerNorm", "float32", (4, 16))
+    tensors = leaves(call, "weight", "residual")
+    y = torch.compile(call.y_alone, fullgraph=True, backend="aot_eager")(tensors)
+    want = leaves(call, "weight", "residual")
+    given = cotangents({"y": y})["y"]
+    y.backward(given)
+    call.y_alone(want).backward(given)
+    assert tensors["residual"].grad is tensors["weight"].grad is None
+    assert tensors["branch"].grad.equal(want["branch"].grad)
+    assert tensors["bias"].grad.equal(want["bias"].grad)
