@@ -327,43 +327,51 @@ void backward_rows(const Backward& a, int64_t index, float* dweight, float* dbia
   rows.run(a.stats + 2 * index);
 }
 
+// One block of rows, chunk by chunk: the parameter gradients of a chunk are summed in `chunk_sums`, those of the block in its
+// place among the partials.
 template <class Z, class DY, class O1, class O2, bool RMS, bool DZ, int PARAMS>
-void backward_chunk(const Backward& a, int64_t chunk) {
-  const int64_t begin = chunk * kChunkRows;
-  const int64_t end = begin + kChunkRows < a.rows ? begin + kChunkRows : a.rows;
-  float* dweight = PARAMS > 0 ? a.partials + chunk * 2 * a.padded_d : nullptr;
-  float* dbias = PARAMS > 1 ? dweight + a.padded_d : nullptr;
-  if (PARAMS > 0) __builtin_memset(dweight, 0, sizeof(float) * 2 * static_cast<unsigned long>(a.padded_d));
-  int64_t i = begin;
-  for (; i + 2 <= end; i += 2) backward_rows<Z, DY, O1, O2, RMS, DZ, PARAMS, 2>(a, i, dweight, dbias);
-  for (; i < end; ++i) backward_rows<Z, DY, O1, O2, RMS, DZ, PARAMS, 1>(a, i, dweight, dbias);
+void backward_block(const Backward& a, int64_t block, float* chunk_sums) {
+  const int64_t begin = block * a.block_rows, end = begin + a.block_rows < a.rows ? begin + a.block_rows : a.rows;
+  const int64_t sums = 2 * a.padded_d;
+  float* block_sums = PARAMS > 0 ? a.partials + block * sums : nullptr;
+  for (int64_t first = begin; first < end; first += kChunkRows) {
+    const int64_t last = first + kChunkRows < end ? first + kChunkRows : end;
+    float* dweight = first == begin ? block_sums : chunk_sums;
+    float* dbias = PARAMS > 1 ? dweight + a.padded_d : nullptr;
+    if (PARAMS > 0) __builtin_memset(dweight, 0, sizeof(float) * static_cast<unsigned long>(sums));
+    int64_t i = first;
+    for (; i + 2 <= last; i += 2) backward_rows<Z, DY, O1, O2, RMS, DZ, PARAMS, 2>(a, i, dweight, dbias);
+    for (; i < last; ++i) backward_rows<Z, DY, O1, O2, RMS, DZ, PARAMS, 1>(a, i, dweight, dbias);
+    if (PARAMS > 0 && first != begin)
+      for (int64_t j = 0; j < sums; j += W) store(block_sums + j, add(load(block_sums + j), load(chunk_sums + j)));
+  }
 }
 
-using BackwardChunk = void (*)(const Backward&, int64_t);
+using BackwardBlock = void (*)(const Backward&, int64_t, float*);
 
 template <class Z, class DY, class O1, class O2, bool DZ>
-BackwardChunk pick_backward(const Backward& a) {
+BackwardBlock pick_backward(const Backward& a) {
   if (a.partials == nullptr)
-    return a.rms ? backward_chunk<Z, DY, O1, O2, true, DZ, 0> : backward_chunk<Z, DY, O1, O2, false, DZ, 0>;
-  if (!a.rms) return backward_chunk<Z, DY, O1, O2, false, DZ, 2>;
-  return a.want_dbias ? backward_chunk<Z, DY, O1, O2, true, DZ, 2> : backward_chunk<Z, DY, O1, O2, true, DZ, 1>;
+    return a.rms ? backward_block<Z, DY, O1, O2, true, DZ, 0> : backward_block<Z, DY, O1, O2, false, DZ, 0>;
+  if (!a.rms) return backward_block<Z, DY, O1, O2, false, DZ, 2>;
+  return a.want_dbias ? backward_block<Z, DY, O1, O2, true, DZ, 2> : backward_block<Z, DY, O1, O2, true, DZ, 1>;
 }
 
 template <class Z, class DY, class O1, class O2>
-BackwardChunk pick_backward(const Backward& a) {
+BackwardBlock pick_backward(const Backward& a) {
   return a.dz != nullptr ? pick_backward<Z, DY, O1, O2, true>(a) : pick_backward<Z, DY, O1, O2, false>(a);
 }
 
 // Dtypes of stream, dy, and what goes out; backward_supports names the same combinations.
-BackwardChunk pick_backward(const Backward& a) {
+BackwardBlock pick_backward(const Backward& a) {
   if (a.z_type == Type::bf16) return pick_backward<bf16, bf16, bf16, void>(a);
   if (a.dy_type == Type::bf16) return pick_backward<float, bf16, float, bf16>(a);
   return a.dbranch != nullptr ? pick_backward<float, float, float, bf16>(a) : pick_backward<float, float, float, void>(a);
 }
 
-void backward(const Backward& a, int64_t begin, int64_t end) {
-  const BackwardChunk chunk = pick_backward(a);
-  for (int64_t i = begin; i < end; ++i) chunk(a, i);
+void backward(const Backward& a, int64_t begin, int64_t end, float* scratch) {
+  const BackwardBlock block = pick_backward(a);
+  for (int64_t i = begin; i < end; ++i) block(a, i, scratch);
 }
 
 void reduce(float* buffers, int64_t count, int64_t stride, int64_t begin, int64_t end) {

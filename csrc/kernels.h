@@ -37,15 +37,22 @@ struct Backward {
   const float* weight;
   void* dresidual;      // in z's dtype, always
   void* dbranch;        // in bfloat16 beside a float dresidual; null: dresidual serves both
-  float* partials;      // (chunks, 2, padded d): dweight and dbias of each chunk of rows; null: neither is wanted
+  float* partials;      // (blocks, 2, padded d): dweight and dbias of each block of rows; null: neither is wanted
   int64_t d, padded_d, rows;
+  int64_t block_rows;   // a multiple of kChunkRows
   bool rms, want_dbias;
   bool far;             // the tensors do not fit the caches: fetch ahead (within them that costs a third)
   Type z_type, dy_type;
 };
 
-// Rows whose parameter gradients are summed in one buffer. Fixed, so that the sums never depend on the threads.
+// Parameter gradients are summed over chunks of rows, the chunks of a block one after the other, and the blocks pairwise. How
+// many rows make a block depends on their number alone, so that the sums never depend on the threads: at least sixteen blocks
+// to share among threads, of at most four chunks.
 constexpr int64_t kChunkRows = 32;
+inline int64_t block_rows(int64_t rows) {
+  const int64_t chunks = rows / (16 * kChunkRows);
+  return kChunkRows * (chunks < 1 ? 1 : chunks > 4 ? 4 : chunks);
+}
 // Rows of scratch that the forward wants.
 constexpr int64_t kScratchRows = 2;
 // Partial buffers are padded to the widest vector of any instruction set.
@@ -55,8 +62,8 @@ struct Kernels {
   const char* name;
   // Rows [begin, end); `scratch`, kScratchRows rows of floats, is used where the stream is not stored.
   void (*forward)(const Forward&, int64_t begin, int64_t end, float* scratch);
-  // Chunks [begin, end) of kChunkRows rows.
-  void (*backward)(const Backward&, int64_t begin, int64_t end);
+  // Blocks [begin, end); `scratch` has 2 * padded_d floats, wanted where a block has more than one chunk.
+  void (*backward)(const Backward&, int64_t begin, int64_t end, float* scratch);
   // Sums `count` buffers, `stride` floats apart, pairwise into the first; columns [begin, end), multiples of kPad.
   void (*reduce)(float* buffers, int64_t count, int64_t stride, int64_t begin, int64_t end);
   void (*widen)(const void* from, Type, float* to, int64_t n);

@@ -463,24 +463,28 @@ struct BackwardCall {
       a.weight = widened.data();
     }
 
-    const int64_t chunks = (shape.rows + kChunkRows - 1) / kChunkRows;
+    a.block_rows = block_rows(shape.rows);
     a.want_dbias = wants_any(kBias);
     a.far = shape.rows * shape.d * (a.z_type == Type::bf16 ? 2 : 4) > kFar;
+    const int64_t blocks = (shape.rows + a.block_rows - 1) / a.block_rows;
     std::unique_ptr<float[]> partials;
     if (wants_any(kWeight | kBias)) {
-      partials.reset(new float[static_cast<size_t>(chunks * 2 * a.padded_d)]);
+      partials.reset(new float[static_cast<size_t>(blocks * 2 * a.padded_d)]);
       a.partials = partials.get();
     }
-    const int64_t rows_each = shape.rows < kChunkRows ? shape.rows : kChunkRows;
-    parallel(chunks, rows_each * shape.d, [&a](int64_t begin, int64_t end) { kernels().backward(a, begin, end); });
+    const int64_t rows_each = shape.rows < a.block_rows ? shape.rows : a.block_rows;
+    parallel(blocks, rows_each * shape.d, [&a](int64_t begin, int64_t end) {
+      Scratch sums(a.partials != nullptr && a.block_rows > kChunkRows ? 2 * a.padded_d : 0);
+      kernels().backward(a, begin, end, sums.data());
+    });
 
     const int64_t none = 0;
     Output dweight(1, wants_any(kWeight) ? &shape.d : &none, weight_type);
     Output dbias(1, wants_any(kBias) ? &shape.d : &none, bias_type);
     if (a.partials != nullptr) {
-      if (chunks > 1)
-        parallel(2 * a.padded_d / kPad, chunks * kPad, [&a, chunks](int64_t begin, int64_t end) {
-          kernels().reduce(a.partials, chunks, 2 * a.padded_d, begin * kPad, end * kPad);
+      if (blocks > 1)
+        parallel(2 * a.padded_d / kPad, blocks * kPad, [&a, blocks](int64_t begin, int64_t end) {
+          kernels().reduce(a.partials, blocks, 2 * a.padded_d, begin * kPad, end * kPad);
         });
       if (wants_any(kWeight)) kernels().narrow(a.partials, dweight.data, weight_type, shape.d);
       if (wants_any(kBias)) kernels().narrow(a.partials + a.padded_d, dbias.data, bias_type, shape.d);

@@ -11,8 +11,9 @@ import math
 
 import torch
 import torch.nn.functional as F
-from cases import Call, f32, f64
 from torch import Tensor
+
+from cases import Call, f32, f64
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 

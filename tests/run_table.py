@@ -6,10 +6,10 @@ Prints the name of the backend that computed, then one line for every bound that
 import sys
 
 import torch
-from cases import BASIC, DTYPES, KERNEL_DTYPES, cotangents, f64, leaves, make
-from oracle import UNIT, arithmetic, magnitudes, rms, truth, worst
 
 import addnorm
+from cases import BASIC, DTYPES, KERNEL_DTYPES, cotangents, f64, leaves, make
+from oracle import UNIT, arithmetic, magnitudes, rms, truth, worst
 
 # Below a vector, a vector, one more, blocks with and without a tail; chunks with and without a tail.
 TABLE = [

@@ -5,10 +5,10 @@ Inductor where its code could matter (one graph with everything in it), aot_eage
 
 import pytest
 import torch
-from cases import BASIC, OPTIONS, bf16, cotangents, leaves, make
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import addnorm
+from cases import BASIC, OPTIONS, bf16, cotangents, leaves, make
 
 pytestmark = [
     # torch.compile builds its own C++ with setuptools' and distutils' deprecated parts, and warns about itself.

@@ -5,10 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import BASIC, DTYPES, KERNEL_DTYPES, bf16, cotangents, f16, f32, f64, gradients, leaves, make, random
-from oracle import UNIT, relative, truth
 
 import addnorm
+from addnorm.ops import cpu
+from cases import BASIC, DTYPES, KERNEL_DTYPES, bf16, cotangents, f16, f32, f64, gradients, leaves, make, random
+from oracle import UNIT, relative, truth
 
 NORMS = {"LayerNorm": addnorm.add_layer_norm, "RMSNorm": addnorm.add_rms_norm}
 WIDTHS = [2, 17, 64, 100, 771]
@@ -25,7 +26,11 @@ def test_a_constant_row_gives_exactly_the_bias_and_no_gradient_of_the_branch(val
     weight, bias = parameters(d)
     residual = torch.full((5, d), value, requires_grad=True)
     y = addnorm.add_layer_norm(residual, torch.zeros(5, d), weight, bias)
-    assert y.equal(bias.expand(5, d))
+    if cpu.ISA is not None:
+        assert y.equal(bias.expand(5, d))
+    else:  # the reference's mean of d equal numbers may be off by a rounding or two
+        left = 4 * UNIT[f32] * abs(value) / math.sqrt(1e-5) if value < 1e30 else 0.0
+        assert ((y - bias).abs() <= left * weight.abs() + 2 * UNIT[f32] * bias.abs()).all()
     dy = cotangents({"y": y})["y"]
     y.backward(dy)
     # x_hat is 0: dz = rstd (g - mean(g)), which torch gives too.
@@ -42,7 +47,7 @@ def test_a_constant_row_gives_the_bias_in_every_dtype(dtypes, d):
     call.tensors["branch"] = torch.full_like(call.tensors["branch"], -0.7)
     y, bias = call()["y"], call.tensors["bias"].to(f64)
     # What rounding the mean of a constant row leaves is divided by sqrt(eps), where the reference is the one that computes.
-    left = 0.0 if dtypes in KERNEL_DTYPES else 4 * 3.0 * UNIT[f64 if dtypes == "float64" else f32] / math.sqrt(1e-5)
+    left = 0.0 if cpu.ISA is not None and dtypes in KERNEL_DTYPES else 4 * 3.0 * UNIT[f64 if dtypes == "float64" else f32] / math.sqrt(1e-5)
     assert ((y.to(f64) - bias.to(y.dtype).to(f64)).abs() <= left * 4 + 2 * UNIT[y.dtype] * left).all()
 
 
@@ -196,6 +201,7 @@ def test_an_expanded_gradient_is_a_gradient(variant, dtypes):
     assert all(tensors[name].grad.equal(same[name].grad) for name in tensors)
 
 
+@pytest.mark.skipif(cpu.ISA is None, reason="the reference sums a strided gradient in another order")
 @pytest.mark.parametrize("dtypes", KERNEL_DTYPES)
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
 def test_gradients_in_any_layout_give_the_same_bits(variant, dtypes):

@@ -11,11 +11,11 @@ The yardstick is plain PyTorch in the same dtypes, on the same inputs:
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, Call, bf16, cotangents, f32, f64, leaves, make
-from oracle import UNIT, added, arithmetic, magnitudes, plain, relative, rms, truth, worst
 from torch import Tensor
 
 import addnorm
+from cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, Call, bf16, cotangents, f32, f64, leaves, make
+from oracle import UNIT, added, arithmetic, magnitudes, plain, relative, rms, truth, worst
 
 TABLE = [
     *((variant, dtypes, shape) for variant in OPTIONS for dtypes in DTYPES for shape in [(6, 11, 33)]),

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import DTYPES, bf16, f32, leaves, make
 from torch.testing import assert_close
 
 import addnorm
 from addnorm.ops.autocast import y_dtype
+from cases import DTYPES, bf16, f32, leaves, make
 
 
 def theirs(norm: str, z: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

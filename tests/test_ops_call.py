@@ -5,13 +5,13 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import VARIANTS, cotangents, f64, make
-from oracle import added, exact, keep_mask
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, grad_and_value, hessian, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
 
 import addnorm
+from cases import VARIANTS, cotangents, f64, make
+from oracle import added, exact, keep_mask
 
 # torch compiles its own formulas for forward mode with the TorchScript that it deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
@@ -189,5 +189,5 @@ def test_functional_call_of_a_module_reaches_the_parameters():
 
 @pytest.mark.parametrize("wrong", [torch.randn(3, 4), torch.randn(5), torch.randn(3, 5).long()])
 def test_a_wrong_argument_inside_a_transform_is_refused_too(wrong):
-    with pytest.raises((TypeError, ValueError), match="^branch has"):
+    with pytest.raises((TypeError, ValueError), match=r"^branch has"):
         jvp(lambda x: addnorm.add_layer_norm(x, wrong), (torch.randn(3, 5),), (torch.randn(3, 5),))

@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
-from cases import FUNCTIONS, VARIANTS, cotangents, leaves, make
 
 import addnorm
+from cases import FUNCTIONS, VARIANTS, cotangents, leaves, make
 
 good = torch.randn(2, 3, 8)
 half = torch.randn(2, 3, 8, dtype=torch.float16)

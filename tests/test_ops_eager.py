@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from cases import BASIC, DTYPES, KERNEL_DTYPES, SHAPES, bf16, cotangents, f32, f64, make
 from oracle import UNIT, arithmetic, magnitudes
 

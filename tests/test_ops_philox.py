@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import make
-from oracle import keep_mask as keep_mask_in_integers
-from oracle import philox4x32
 
 import addnorm
 from addnorm.ops.philox import keep_mask, keep_scale, philox
+from cases import make
+from oracle import keep_mask as keep_mask_in_integers
+from oracle import philox4x32
 
 # Random123's kat_vectors for philox4x32-10: counter, key, result.
 KNOWN_ANSWERS = [

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from cases import BASIC, DTYPES, VARIANTS, bf16, cotangents, f32, f64, make
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from addnorm.ops.schema import SCHEMAS
+from cases import BASIC, DTYPES, VARIANTS, bf16, cotangents, f32, f64, make
 
 ops = torch.ops.addnorm
 LISTED = ("residual", "branch", "weight", "bias")
@@ -138,7 +138,11 @@ OPCHECKED = [
         for name in ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_train_backward of 3")
         for variant, dtypes in (("LayerNorm", "float32"), ("RMSNorm", "float32 stream, bfloat16 branch"))
     ),
-    *(f"{name}: {v}, float32" for name in ("add_norm_forward", "add_norm_backward") for v in ("LayerNorm", "everything, RMSNorm")),
+    *(
+        f"{name}: {variant}, float32"
+        for name in ("add_norm_forward", "add_norm_backward")
+        for variant in ("LayerNorm", "everything, RMSNorm")
+    ),
 ]  # fmt: skip
 
 

@@ -3,13 +3,13 @@
 import math
 
 import torch
-from cases import DTYPES, KERNEL_DTYPES, Call, Variant, cotangents, f64, gradients, make
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import UNIT, arithmetic, magnitudes, truth, worst
 from torch import Tensor
 
 import addnorm
+from cases import DTYPES, KERNEL_DTYPES, Call, Variant, cotangents, f64, gradients, make
+from oracle import UNIT, arithmetic, magnitudes, truth, worst
 
 
 @st.composite

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import bf16, f16, f32, f64, random
 from torch.testing import assert_close
 
 from addnorm import reference
+from cases import bf16, f16, f32, f64, random
 
 GENERATOR = torch.Generator().manual_seed(0)
 R, B, DY, DZ = (random((4, 3, 6), f64, GENERATOR, mean=0.3) for _ in range(4))

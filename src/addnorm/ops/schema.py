@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm.ops import checks
+
 NORMS = {"layer": 0, "rms": 1, "none": 2}
 CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
 
@@ -77,6 +79,7 @@ def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
 def _fake_add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
+    checks.check(residual, branch, weight, bias)  # a compiled graph is refused with the sentence too
     y = residual if branch is None else branch
     return residual.new_empty(residual.shape, dtype=y.dtype)
 
@@ -84,6 +87,7 @@ def _fake_add_norm(
 def _fake_add_norm_stream(
     residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
+    checks.check(residual, branch, weight, bias)
     return residual.new_empty(residual.shape, dtype=branch.dtype), residual.new_empty(residual.shape)
 
 
@@ -123,6 +127,7 @@ def _fake_add_norm_forward(
     out_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    checks.check(residual, branch, weight, bias)
     z_dtype = stream_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
     z = nothing(residual) if branch is None else residual.new_empty(residual.shape, dtype=z_dtype)

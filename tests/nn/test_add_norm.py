@@ -1,0 +1,135 @@
+"""AddNorm: parameters and one call of the function."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import addnorm
+from addnorm import AddNorm
+
+
+def inputs(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype), torch.randn(*shape, dtype=dtype)
+
+
+def test_weights_begin_as_ones_and_biases_as_zeros():
+    add_norm = AddNorm(5, layer_scale=0.25)
+    assert torch.equal(add_norm.weight, torch.ones(5))
+    assert torch.equal(add_norm.bias, torch.zeros(5))
+    assert torch.equal(add_norm.layer_scale, torch.full((5,), 0.25))
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["weight", "bias"]),
+        ({"bias": False}, ["weight"]),
+        ({"elementwise_affine": False}, []),
+        ({"norm": "rms"}, ["weight"]),
+        ({"norm": "rms", "bias": True}, ["weight", "bias"]),
+        ({"norm": "rms", "layer_scale": 0.1}, ["weight", "layer_scale"]),
+    ],
+)
+def test_the_parameters_are_those_asked_for(options, names):
+    assert [name for name, _ in AddNorm(5, **options).named_parameters()] == names
+
+
+@pytest.mark.parametrize(("norm", "theirs"), [("layer", torch.nn.LayerNorm), ("rms", torch.nn.RMSNorm)])
+def test_a_state_dict_of_torchs_norm_loads_and_gives_its_result(norm, theirs):
+    reference = theirs(7, dtype=torch.float64)
+    for parameter in reference.parameters():
+        torch.nn.init.normal_(parameter)
+    add_norm = AddNorm(7, norm, dtype=torch.float64)
+    add_norm.load_state_dict(reference.state_dict())
+    residual, branch = inputs(3, 7, dtype=torch.float64)
+    y, stream = add_norm(residual, branch, return_residual=True)
+    torch.testing.assert_close(y, reference(residual + branch), rtol=1e-12, atol=1e-12)
+    assert torch.equal(stream, residual + branch)
+    assert torch.equal(add_norm(residual, branch), y)
+
+
+def test_deepnorm_scales_the_residual_and_layer_scale_the_branch():
+    residual, branch = inputs(4, 6, dtype=torch.float64)
+    add_norm = AddNorm(6, residual_scale=3.0, layer_scale=0.1, dtype=torch.float64)
+    y, stream = add_norm(residual, branch, return_residual=True)
+    torch.testing.assert_close(stream, 3.0 * residual + 0.1 * branch)
+    torch.testing.assert_close(y, F.layer_norm(stream, (6,)))
+    y.square().sum().backward()
+    assert add_norm.layer_scale.grad.abs().sum() > 0
+
+
+def test_more_than_one_dimension_may_be_normalized():
+    residual, branch = inputs(4, 3, 6)
+    torch.testing.assert_close(AddNorm((3, 6))(residual, branch), F.layer_norm(residual + branch, (3, 6)))
+
+
+def test_dropout_is_for_training_and_differs_from_call_to_call():
+    add_norm = AddNorm(64, dropout=0.5)
+    residual, branch = inputs(8, 64)
+    first, second = (add_norm(residual, branch, return_residual=True)[1] for _ in range(2))
+    assert not torch.equal(first, second)
+    dropped = first == residual
+    assert 0.3 < dropped.float().mean() < 0.7
+    torch.testing.assert_close(first[~dropped], (residual + 2 * branch)[~dropped])
+    assert torch.equal(add_norm.eval()(residual, branch, return_residual=True)[1], residual + branch)
+
+
+def test_checkpointing_repeats_the_dropout_mask():
+    add_norm = AddNorm(32, dropout=0.5)
+    residual, branch = (t.requires_grad_() for t in inputs(6, 32))
+    cotangent = torch.randn(6, 32)
+    torch.manual_seed(1)
+    plain = torch.autograd.grad(add_norm(residual, branch), (residual, branch), cotangent)
+    torch.manual_seed(1)
+    again = torch.autograd.grad(
+        checkpoint(add_norm, residual, branch, use_reentrant=False), (residual, branch), cotangent
+    )
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_float32_stream_under_bfloat16_branches_stays_float32():
+    residual, branch = torch.randn(4, 16), torch.randn(4, 16, dtype=torch.bfloat16)
+    y, stream = AddNorm(16)(residual, branch, return_residual=True)
+    assert (y.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(stream, residual + branch.float())
+    low = residual.bfloat16()
+    assert AddNorm(16, stream_dtype=torch.float32)(low, branch, return_residual=True)[1].dtype == torch.float32
+
+
+# Dynamo builds an instance of the autograd function while it traces, against torch's own advice.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_modules_survive_copy_and_pickle_and_trace_under_compile():
+    add_norm = AddNorm(16, "rms", layer_scale=0.5)
+    residual, branch = inputs(3, 16)
+    y = add_norm(residual, branch)
+    for twin in (copy.deepcopy(add_norm), pickle.loads(pickle.dumps(add_norm))):
+        assert torch.equal(twin(residual, branch), y)
+    assert torch.equal(torch.compile(add_norm, backend="aot_eager", fullgraph=True)(residual, branch), y)
+
+
+def test_the_settings_are_shown():
+    assert repr(AddNorm(8)) == "AddNorm((8,), norm='layer', eps=1e-05)"
+    shown = repr(AddNorm(8, "rms", dropout=0.1, residual_scale=2.0, layer_scale=0.1, stream_dtype=torch.float32))
+    for part in ("eps=None", "dropout=0.1", "residual_scale=2.0", "layer_scale=0.1", "stream_dtype=torch.float32"):
+        assert part in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"norm": "batch"}, "norm is 'batch', expected 'layer' or 'rms'"), ({"dropout": 1.5}, "dropout is 1.5, expected")],
+)
+def test_nonsense_is_refused(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        AddNorm(8, **options)
+
+
+def test_the_wrong_width_is_refused_with_the_shape_rule():
+    with pytest.raises(ValueError, match=r"branch has shape \(2, 5\), expected \(2, 4\)"):
+        AddNorm(4)(torch.randn(2, 4), torch.randn(2, 5))
+    with pytest.raises(ValueError, match=r"weight has shape \(5,\), expected \(4,\)"):
+        addnorm.AddNorm(5)(*inputs(2, 4))

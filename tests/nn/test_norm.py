@@ -1,0 +1,75 @@
+"""LayerNorm and RMSNorm: torch's modules, with this library's arithmetic."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import addnorm
+
+PAIRS = [
+    (addnorm.LayerNorm, torch.nn.LayerNorm, {}),
+    (addnorm.LayerNorm, torch.nn.LayerNorm, {"bias": False}),
+    (addnorm.LayerNorm, torch.nn.LayerNorm, {"elementwise_affine": False, "eps": 1e-3}),
+    (addnorm.RMSNorm, torch.nn.RMSNorm, {}),
+    (addnorm.RMSNorm, torch.nn.RMSNorm, {"eps": 1e-3}),
+    (addnorm.RMSNorm, torch.nn.RMSNorm, {"elementwise_affine": False}),
+]
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
+@pytest.mark.parametrize(("ours", "theirs", "options"), PAIRS)
+def test_a_norm_computes_what_torchs_does_from_torchs_own_state(ours, theirs, options, shape):
+    reference = theirs(shape, dtype=torch.float64, **options)
+    for parameter in reference.parameters():
+        torch.nn.init.normal_(parameter)
+    norm = ours(shape, dtype=torch.float64, **options)
+    assert norm.load_state_dict(reference.state_dict()).missing_keys == []
+    x = torch.randn(2, 5, *shape, dtype=torch.float64)
+    cotangent = torch.randn_like(x)
+    results = []
+    for module in (norm, reference):
+        leaf = x.clone().requires_grad_()
+        y = module(leaf)
+        results.append((y, *torch.autograd.grad(y, (leaf, *module.parameters()), cotangent)))
+    for mine, torchs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, torchs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), PAIRS)
+def test_a_norm_is_one_of_torchs_and_survives_copy_and_pickle(ours, theirs, options):
+    norm = ours(6, **options)
+    assert isinstance(norm, theirs)
+    assert repr(norm) == repr(theirs(6, **options))
+    x = torch.randn(4, 6)
+    for twin in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
+        assert torch.equal(twin(x), norm(x))
+
+
+def test_the_bias_gradient_of_many_bfloat16_rows_is_their_number():
+    norm = addnorm.LayerNorm(64, dtype=torch.bfloat16)
+    norm(torch.randn(16384, 64, dtype=torch.bfloat16)).backward(torch.ones(16384, 64, dtype=torch.bfloat16))
+    assert torch.equal(norm.bias.grad, torch.full((64,), 16384.0, dtype=torch.bfloat16))
+
+
+def test_the_norm_alone_has_the_bits_of_the_norm_after_an_add_of_zero():
+    x, weight, bias = torch.randn(5, 100), torch.randn(100), torch.randn(100)
+    assert torch.equal(
+        addnorm.layer_norm(x, weight, bias), addnorm.add_layer_norm(x, torch.zeros_like(x), weight, bias)
+    )
+
+
+def test_the_norm_saves_its_input_and_no_copy_of_it():
+    x = torch.randn(50, 64, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        addnorm.layer_norm(x)
+    assert any(t.data_ptr() == x.data_ptr() for t in saved)
+    assert sum(t.nbytes for t in saved if t.data_ptr() != x.data_ptr()) == 50 * 8
+
+
+def test_eps_none_is_torchs():
+    x = torch.randn(4, 8) * 1e-4
+    torch.testing.assert_close(addnorm.RMSNorm(8)(x), F.rms_norm(x, (8,)))
