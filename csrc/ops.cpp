@@ -435,6 +435,9 @@ struct BackwardCall {
     if (!(Shape(dy) == shape) || judge_parameter(weight, shape.d, &weight_type) != Way::kernels) return Way::reference;
     // Two gradients of one dtype are the same numbers; whoever wants both asks for one (ops/autograd.py).
     if (wants_any(kResidual) && wants_any(kBranch) && residual_type == branch_type) return Way::reference;
+    // Out of a bfloat16 stream come bfloat16 gradients; out of a float one, either.
+    const bool wide = (wants_any(kResidual) && residual_type == Type::f32) || (wants_any(kBranch) && branch_type == Type::f32);
+    if (wide && args.z_type == Type::bf16) return Way::reference;
     return all_known && backward_supports(args) ? Way::kernels : Way::reference;
   }
 
@@ -479,8 +482,8 @@ struct BackwardCall {
     });
 
     const int64_t none = 0;
-    Output dweight(1, wants_any(kWeight) ? &shape.d : &none, weight_type);
-    Output dbias(1, wants_any(kBias) ? &shape.d : &none, bias_type);
+    Output dweight(1, wants_any(kWeight) ? &shape.d : &none, wants_any(kWeight) ? weight_type : Type::f32);
+    Output dbias(1, wants_any(kBias) ? &shape.d : &none, wants_any(kBias) ? bias_type : Type::f32);
     if (a.partials != nullptr) {
       if (blocks > 1)
         parallel(2 * a.padded_d / kPad, blocks * kPad, [&a, blocks](int64_t begin, int64_t end) {

@@ -10,7 +10,7 @@ import torch
 
 import addnorm
 from addnorm.ops import cpu
-from cases import BASIC, DTYPES, KERNEL_DTYPES, VARIANTS, bf16, cotangents, f32, gradients, leaves, make
+from cases import BASIC, DTYPES, VARIANTS, bf16, cotangents, f32, gradients, leaves, make
 
 CAPABILITIES = {"default": "default", "avx2": "AVX2", "avx512": "AVX512"}
 
@@ -150,8 +150,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtypes", KERNEL_DTYPES)
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias"])
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias", "weight_offset, LayerNorm"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_inputs_in_any_layout_give_the_same_bits(layout, variant, dtypes):
     call, moved = make(variant, dtypes, (70, 37)), make(variant, dtypes, (70, 37))

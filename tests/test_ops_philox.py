@@ -38,21 +38,21 @@ def test_an_element_takes_its_word_of_its_block_whatever_the_seed_and_offset(see
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_the_share_kept_is_1_minus_p(p):
-    n = 400_000
+    n = 100_000
     kept = keep_mask((n,), p, torch.tensor(42)).sum().item()
     assert abs(kept - n * (1 - p)) < 5 * (n * p * (1 - p)) ** 0.5  # five standard deviations
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_what_is_kept_is_divided_by_1_minus_p_so_that_the_mean_stays(p):
-    z = addnorm.add_residual(torch.zeros(500, 400), torch.ones(500, 400), dropout_p=p, seed=torch.tensor(3))
+    z = addnorm.add_residual(torch.zeros(300, 200), torch.ones(300, 200), dropout_p=p, seed=torch.tensor(3))
     assert set(z.unique().tolist()) == {0.0, torch.tensor(1 / (1 - p)).item()}
-    assert abs(z.mean().item() - 1.0) < 0.02
+    assert abs(z.mean().item() - 1.0) < 5 * (p / (1 - p) / z.numel()) ** 0.5
 
 
 def test_neighbours_rows_and_seeds_are_independent():
-    a, b = (keep_mask((1000, 400), 0.5, torch.tensor(seed)).double() - 0.5 for seed in (1, 2))
-    bound = 4 * 5 / (4 * 1000 * 400) ** 0.5
+    a, b = (keep_mask((250, 400), 0.5, torch.tensor(seed)).double() - 0.5 for seed in (1, 2))
+    bound = 5 / (250 * 400) ** 0.5  # five standard deviations of a correlation
     for one, other in [(a, b), (a[1:], a[:-1]), (a[:, 1:], a[:, :-1]), (a[:, 4:], a[:, :-4])]:
         assert abs((one * other).mean().item()) * 4 < bound
 

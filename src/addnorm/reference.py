@@ -63,9 +63,9 @@ class Statistics(NamedTuple):
 
 def statistics(z: Tensor, norm: Norm, eps: float) -> Statistics:
     """Two passes: rstd = 1 / sqrt(mean((z - mean(z))^2) + eps); RMSNorm leaves the mean out."""
-    mean = z.mean(-1, keepdim=True) if norm == "layer" else 0.0
+    mean = mean_features(z) if norm == "layer" else 0.0
     centred = z - mean
-    return Statistics(mean, torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps))
+    return Statistics(mean, torch.rsqrt(mean_features(centred * centred) + eps))
 
 
 def normalize(
@@ -110,8 +110,8 @@ def normalize_backward(
     dy, z = dy.to(acc), z.to(acc)
     x_hat = (z - stats.mean) * stats.rstd
     g = dy if weight is None else dy * (weight.to(acc) + weight_offset)
-    c1 = (g * x_hat).mean(-1, keepdim=True)
-    c2 = g.mean(-1, keepdim=True) if norm == "layer" else 0.0
+    c1 = mean_features(g * x_hat)
+    c2 = mean_features(g) if norm == "layer" else 0.0
     return NormGrads(stats.rstd * (g - c2 - x_hat * c1), sum_rows(dy * x_hat), sum_rows(dy))
 
 
@@ -141,20 +141,39 @@ def add_backward(
     acc = dz.dtype
     dresidual_scale = drow_scale = dlayer_scale = None
     if residual is not None and isinstance(residual_scale, Tensor):
-        dresidual_scale = (dz * residual.to(acc)).sum_to_size(residual_scale.shape)
+        dresidual_scale = sum_to(dz * residual.to(acc), residual_scale)
     if branch is not None:
         du = dz * branched(branch.to(acc), branch_bias, keep)
         if row_scale is not None:
-            drow_scale = (du * _cast(layer_scale, acc)).sum(-1)
+            drow_scale = sum_features(du * _cast(layer_scale, acc)).squeeze(-1)
         if isinstance(layer_scale, Tensor):
             rows = 1.0 if row_scale is None else row_scale.to(acc).unsqueeze(-1)
-            dlayer_scale = (du * rows).sum_to_size(layer_scale.shape)
+            dlayer_scale = sum_to(du * rows, layer_scale)
     dbranch = dz * _gain(row_scale, layer_scale, acc)
     if keep is not None:
         dbranch = _dropped(dbranch, keep)
     return AddGrads(
         _cast(residual_scale, acc) * dz, dbranch, dresidual_scale, drow_scale, dlayer_scale, sum_rows(dbranch)
     )
+
+
+def sum_to(t: Tensor, scale: Tensor) -> Tensor:
+    """The sum over every dimension that `scale` has not: a feature's over the rows, and for a 0-d scale over the features."""
+    rows = sum_rows(t)
+    return rows if scale.dim() else sum_features(rows).squeeze(-1)
+
+
+def sum_features(t: Tensor) -> Tensor:
+    """The sum over the last dimension, `(*, 1)`, by halves: torch's own order depends on the other rows and on the threads."""
+    while (n := t.shape[-1]) > 1:
+        half = (n + 1) // 2
+        t = t[..., :half] + torch.nn.functional.pad(t[..., half:], (0, 2 * half - n))
+    return t if t.shape[-1] else t.sum(-1, keepdim=True)
+
+
+def mean_features(t: Tensor) -> Tensor:
+    """The mean over the last dimension, `(*, 1)`."""
+    return sum_features(t) / t.shape[-1] if t.shape[-1] else t.mean(-1, keepdim=True)
 
 
 def sum_rows(t: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class AddNorm(nn.Module):
         >>> add_norm(x, sublayer).detach()
         tensor([-0.5392, -0.8627,  1.4018])
         >>> read, stream = add_norm(x, sublayer, return_residual=True)
-        >>> stream
+        >>> stream.detach()
         tensor([1.5000, 1.0000, 4.5000])
     """
 

@@ -25,7 +25,7 @@ def add_norm(
 ) -> Tensor:
     """y alone."""
     checks.check(residual, branch, weight, bias)
-    z = residual if branch is None else reference.add(residual, branch)
+    z = (residual if branch is None else reference.add(residual, branch)).contiguous()  # sums depend on strides
     y = residual if branch is None else branch
     return _fresh(_normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=y.dtype), residual, branch)
 
@@ -86,7 +86,8 @@ def add_norm_forward(
         if branch is None
         else reference.add(residual, branch, dtype=stream_dtype, **add_options(residual, options))
     )
-    stream = nothing(residual) if branch is None else z.contiguous()
+    z = z.contiguous()  # torch's order of summation depends on strides
+    stream = nothing(residual) if branch is None else z
     if norm == NORMS["none"]:
         return nothing(residual), stream, nothing(residual)
     dtype = out_dtype or (residual if branch is None else branch).dtype
@@ -113,6 +114,7 @@ def add_norm_backward(
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """The same for every argument, with every option."""
+    dy = None if dy is None else dy.contiguous()
     split = reference.Statistics(stats[..., :1], stats[..., 1:]) if dy is not None else None
     grads = gradients(dy, dz, z, split, weight, norm, **options)
     scales = {name: options[name].dtype for name in WANTS[4:] if options.get(name) is not None}
