@@ -281,7 +281,7 @@ struct ForwardCall {
 
   Way judge(const Shape& shape) {
     args.d = shape.d;
-    Way way = shape.dim > 0 && on_cpu(residual) ? Way::kernels : Way::invalid;
+    Way way = shape.dim > 0 && on_cpu(residual) && args.eps >= 0 ? Way::kernels : Way::invalid;
     way = worse(way, judge_parameter(weight, shape.d, &weight_type));
     way = worse(way, judge_parameter(bias, shape.d, &bias_type));
     if (branch != nullptr && !(on_cpu(branch) && Shape(branch) == shape)) way = Way::invalid;

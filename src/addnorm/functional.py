@@ -114,8 +114,8 @@ def add_layer_norm(
 
     Arithmetic is float32 (float64 for float64); z is rounded once to its dtype, and y is the norm of that z. Every input
     that is differentiable has its gradient, to any order; those of the parameters are accumulated in float32 in a fixed
-    order. A row whose squares overflow float32 has rstd = 0, so that y is the bias; a constant row gives the bias; a NaN or
-    an infinity makes its row NaN.
+    order. A row whose squares overflow float32 has rstd = 0, so that y is the bias; a constant row gives the bias; a NaN
+    makes its row NaN, and so does an infinity (in RMSNorm, which has no mean, only its own element).
 
     Raises:
         ValueError: shapes, devices or values that do not fit together.

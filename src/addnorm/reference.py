@@ -63,7 +63,10 @@ class Statistics(NamedTuple):
 
 def statistics(z: Tensor, norm: Norm, eps: float) -> Statistics:
     """Two passes: rstd = 1 / sqrt(mean((z - mean(z))^2) + eps); RMSNorm leaves the mean out."""
-    mean = mean_features(z) if norm == "layer" else 0.0
+    mean: Tensor | float = 0.0
+    if norm == "layer":
+        mean = mean_features(z)
+        mean = mean + mean_features(z - mean)  # so that a constant row's mean is exactly its constant
     centred = z - mean
     return Statistics(mean, torch.rsqrt(mean_features(centred * centred) + eps))
 

@@ -58,7 +58,7 @@ def plain(
             return _add_norm_stream_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
         return _add_norm_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
     except (RuntimeError, AttributeError, TypeError):
-        checks.check(residual, branch, weight, bias)  # the sentence, if the arguments are to blame
+        checks.check(residual, branch, weight, bias, eps)  # the sentence, if the arguments are to blame
         raise
 
 
@@ -113,7 +113,7 @@ def run(
     if dropout_p or options or weight_offset or stream_dtype or out_dtype or _transforms_active():
         # Not left to the kernels to notice: an option's shape is seen only by the formula that uses it.
         checks.check(
-            residual, branch, weight, bias, residual_scale=residual_scale, row_scale=row_scale,
+            residual, branch, weight, bias, eps, residual_scale=residual_scale, row_scale=row_scale,
             layer_scale=layer_scale, branch_bias=branch_bias, dropout_p=dropout_p, seed=seed,
             weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
         )  # fmt: skip
@@ -129,7 +129,7 @@ def run(
     try:
         y, z = _compute(residual, branch, weight, bias, eps, NORMS[norm], options)
     except (RuntimeError, AttributeError, TypeError):
-        checks.check(residual, branch, weight, bias)
+        checks.check(residual, branch, weight, bias, eps)
         raise
     if normalized_shape is not None and shape is not None:
         y, z = (t if t.shape != residual.shape else t.reshape(shape) for t in (y, z))

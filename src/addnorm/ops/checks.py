@@ -21,6 +21,7 @@ def check(
     branch: Any,
     weight: Any = None,
     bias: Any = None,
+    eps: Any = 0.0,
     *,
     residual_scale: Any = None,
     row_scale: Any = None,
@@ -33,6 +34,8 @@ def check(
     out_dtype: torch.dtype | None = None,
 ) -> None:
     """Raises TypeError or ValueError if the arguments of an add + norm do not fit together."""
+    if not (_is_number(eps) and eps >= 0):
+        raise ValueError(f"eps is {eps!r}, expected a number that is not negative: 1e-5 is LayerNorm's usual one.")
     stream = "x" if branch is None else "residual"  # what it is called by the norm alone
     _tensor(stream, residual)
     if residual.dim() == 0:

@@ -24,7 +24,7 @@ def add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
     """y alone."""
-    checks.check(residual, branch, weight, bias)
+    checks.check(residual, branch, weight, bias, eps)
     z = (residual if branch is None else reference.add(residual, branch)).contiguous()  # sums depend on strides
     y = residual if branch is None else branch
     return _fresh(_normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=y.dtype), residual, branch)
@@ -34,7 +34,7 @@ def add_norm_stream(
     residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
     """y and the stream."""
-    checks.check(residual, branch, weight, bias)
+    checks.check(residual, branch, weight, bias, eps)
     z = reference.add(residual, branch).contiguous()
     return _normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=branch.dtype), z
 
@@ -80,7 +80,7 @@ def add_norm_forward(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with every option."""
-    checks.check(residual, branch, weight, bias)
+    checks.check(residual, branch, weight, bias, eps)
     z = (
         residual
         if branch is None

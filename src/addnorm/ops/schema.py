@@ -79,7 +79,7 @@ def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
 def _fake_add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
-    checks.check(residual, branch, weight, bias)  # a compiled graph is refused with the sentence too
+    checks.check(residual, branch, weight, bias, eps)  # a compiled graph is refused with the sentence too
     y = residual if branch is None else branch
     return residual.new_empty(residual.shape, dtype=y.dtype)
 
@@ -87,7 +87,7 @@ def _fake_add_norm(
 def _fake_add_norm_stream(
     residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
-    checks.check(residual, branch, weight, bias)
+    checks.check(residual, branch, weight, bias, eps)
     return residual.new_empty(residual.shape, dtype=branch.dtype), residual.new_empty(residual.shape)
 
 
@@ -127,7 +127,7 @@ def _fake_add_norm_forward(
     out_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    checks.check(residual, branch, weight, bias)
+    checks.check(residual, branch, weight, bias, eps)
     z_dtype = stream_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
     z = nothing(residual) if branch is None else residual.new_empty(residual.shape, dtype=z_dtype)
