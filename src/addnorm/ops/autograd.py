@@ -25,6 +25,7 @@ _train_backward = torch.ops.addnorm.add_norm_train_backward.default
 _train_eager, _train_backward_eager = _train._op, _train_backward._op
 _grad_enabled = torch.is_grad_enabled
 _compiling = torch.compiler.is_compiling
+_tracing = torch.compiler.is_dynamo_compiling  # cheaper to ask
 
 # The differentiable arguments, in order.
 INPUTS = ("residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias")
@@ -218,7 +219,7 @@ class PlainFunction(torch.autograd.Function):
         eps: float,
         rms: bool,
     ) -> tuple[Tensor, Tensor]:
-        train = _train if _compiling() else _train_eager
+        train = _train if _tracing() else _train_eager
         y, z, stats = train(residual, branch, weight, bias, eps, rms)
         ctx.save_for_backward(residual if branch is None else z, stats, weight)
         ctx.set_materialize_grads(False)
@@ -270,17 +271,8 @@ class PlainFunction(torch.autograd.Function):
         )
 
 
-# Function.apply without its Python half, which only tells function transforms apart; call.plain has done so.
-_plain_apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, PlainFunction)
-
-
-def plain(
-    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
-) -> tuple[Tensor, Tensor]:
-    """`(y, z)` without options, with a gradient for every tensor that wants one."""
-    if _compiling():
-        return PlainFunction.apply(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return, no-untyped-call]  # torch does not type apply
-    return _plain_apply(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
+# Function.apply without its Python half, which only tells function transforms apart: for callers that have done so.
+plain_apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, PlainFunction)
 
 
 def apply(

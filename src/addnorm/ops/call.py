@@ -50,8 +50,9 @@ def plain(
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
         ):
-            y, z = autograd.plain(residual, branch, weight, bias, eps, rms)
-            return (y, z) if return_residual else y
+            apply = autograd.PlainFunction.apply if _compiling() else autograd.plain_apply
+            both = apply(residual, branch, weight, bias, eps, rms)
+            return both if return_residual else both[0]  # type: ignore[no-any-return]  # torch does not type apply
         if _compiling():
             return (_add_norm_stream if return_residual else _add_norm)(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]  # torch.ops is not typed
         if return_residual:
