@@ -28,9 +28,17 @@ INLINE void store_some(T* p, vec a, int64_t n) {
 
 // ---------------------------------------------------------------------------------------------------------- forward
 
+// Elements that one chain of additions in each lane takes, at most.
+constexpr int64_t kSegment = 64 * W;
+
 struct Moments {
   float mean, rstd;
 };
+
+// Lines that will be written: asked for while the row is read, they have come when it is written.
+INLINE void fetch_for_write(const char* p, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 1);
+}
 
 // Centred moments of a row whose one-pass moments were not trusted: two passes, the mean corrected once.
 template <class Z>
@@ -38,15 +46,21 @@ Moments two_pass(const Z* row, int64_t d, float guess, double eps) {
   float mean = guess;
   double var = 0;
   for (int pass = 0; pass < 2; ++pass) {
-    vec s1 = fill(0.0f), s2 = fill(0.0f);
+    double d1 = 0, d2 = 0;
     const vec m = fill(mean);
-    for (int64_t i = 0; i < d; i += W) {
-      const vec t = i + W <= d ? sub(load(row + i), m) : keep_first(sub(load(row + i, d - i), m), d - i);
-      s1 = add(s1, t);
-      s2 = fma(t, t, s2);
+    for (int64_t from = 0; from < d; from += kSegment) {
+      const int64_t to = from + kSegment < d ? from + kSegment : d;
+      vec s1 = fill(0.0f), s2 = fill(0.0f);
+      for (int64_t i = from; i < to; i += W) {
+        const vec t = i + W <= d ? sub(load(row + i), m) : keep_first(sub(load(row + i, d - i), m), d - i);
+        s1 = add(s1, t);
+        s2 = fma(t, t, s2);
+      }
+      d1 += static_cast<double>(sum(s1));
+      d2 += static_cast<double>(sum(s2));
     }
-    const double left = static_cast<double>(sum(s1)) / static_cast<double>(d);
-    var = static_cast<double>(sum(s2)) / static_cast<double>(d) - left * left;
+    const double left = d1 / static_cast<double>(d);
+    var = d2 / static_cast<double>(d) - left * left;
     if (pass == 0) mean = static_cast<float>(static_cast<double>(mean) + left);
   }
   if (var < 0) var = 0;
@@ -65,15 +79,25 @@ Moments read_row(const Forward& a, int64_t index, void* stored) {
   const R* residual = static_cast<const R*>(a.residual) + index * d;
   const B* branch = ADD ? static_cast<const B*>(a.branch) + index * d : nullptr;
   Z* row = static_cast<Z*>(stored);
+  const bool far = a.far;
+  const int y_bytes = a.y_type == Type::bf16 ? 2 : 4;
+  const char* y = static_cast<const char*>(a.y) + index * d * y_bytes;
 
-  vec s1[4], s2[4];
+  // Chains of additions stay short in long rows: what sixteen blocks summed goes to a second level.
+  vec s1[4], s2[4], far1 = fill(0.0f), far2 = fill(0.0f);
   for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0.0f);
   float shift = 0.0f;
   vec k = fill(0.0f);
   const int64_t block = 4 * W, full = d - d % block;
 
   for (int64_t i = 0; i < full; i += block) {
+    if (i % (16 * block) == 0 && i > 0) {
+      far1 = add(far1, add(add(s1[0], s1[1]), add(s1[2], s1[3])));
+      far2 = add(far2, add(add(s2[0], s2[1]), add(s2[2], s2[3])));
+      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0.0f);
+    }
     vec t[4];
+    if (far) fetch_for_write(y + i * y_bytes, static_cast<int>(block) * y_bytes);
 #pragma GCC unroll 4
     for (int u = 0; u < 4; ++u) {
       t[u] = load(residual + i + u * W);
@@ -116,9 +140,9 @@ Moments read_row(const Forward& a, int64_t index, void* stored) {
   }
 
   const double count = static_cast<double>(d);
-  const double m2 = static_cast<double>(sum(add(add(s2[0], s2[1]), add(s2[2], s2[3])))) / count;
+  const double m2 = static_cast<double>(sum(add(far2, add(add(s2[0], s2[1]), add(s2[2], s2[3]))))) / count;
   if (RMS) return {0.0f, static_cast<float>(1.0 / __builtin_sqrt(m2 + a.eps))};
-  const double m1 = static_cast<double>(sum(add(add(s1[0], s1[1]), add(s1[2], s1[3])))) / count;
+  const double m1 = static_cast<double>(sum(add(far1, add(add(s1[0], s1[1]), add(s1[2], s1[3]))))) / count;
   const double var = m2 - m1 * m1;
   const float mean = static_cast<float>(static_cast<double>(shift) + m1);
   if (!(m1 * m1 <= 0.25 * var)) return two_pass<Z>(row, d, mean, a.eps);
@@ -299,11 +323,21 @@ struct Rows {
       c1[r] = c2[r] = fill(0.0f);
     }
     const int64_t full = d - d % W;
-    for (int64_t i = 0; i < full; i += W) gather<false>(i, W);
+    vec far1[R], far2[R];
+    for (int r = 0; r < R; ++r) far1[r] = far2[r] = fill(0.0f);
+    for (int64_t i = 0; i < full; i += W) {
+      if (i % kSegment == 0 && i > 0)
+        for (int r = 0; r < R; ++r) {
+          far1[r] = add(far1[r], c1[r]);
+          far2[r] = add(far2[r], c2[r]);
+          c1[r] = c2[r] = fill(0.0f);
+        }
+      gather<false>(i, W);
+    }
     if (full < d) gather<true>(full, d - full);
     for (int r = 0; r < R; ++r) {
-      c1[r] = fill(sum(c1[r]) / static_cast<float>(d));
-      if (!RMS) c2[r] = fill(sum(c2[r]) / static_cast<float>(d));
+      c1[r] = fill(sum(add(far1[r], c1[r])) / static_cast<float>(d));
+      if (!RMS) c2[r] = fill(sum(add(far2[r], c2[r])) / static_cast<float>(d));
     }
     for (int64_t i = 0; i < full; i += W) scatter<false>(i, W);
     if (full < d) scatter<true>(full, d - full);

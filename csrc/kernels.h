@@ -26,6 +26,7 @@ struct Forward {
   int64_t d;
   double eps;
   bool rms;
+  bool far;             // the tensors do not fit the caches: fetch ahead
   Type residual_type, branch_type, z_type, y_type;
 };
 

@@ -22,22 +22,34 @@
 
 #include "kernels.h"
 
+// What went wrong inside libtorch; there from 2.13 on, null before.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
 namespace addnorm {
 namespace {
 
 using torch::stable::Tensor;
 
 void check(AOTITorchError code) {
-  if (code != AOTI_TORCH_SUCCESS) throw std::runtime_error("addnorm: a call into libtorch failed");
+  if (code == AOTI_TORCH_SUCCESS) return;
+  const char* what = nullptr;
+  if (torch_exception_get_what_without_backtrace != nullptr) what = torch_exception_get_what_without_backtrace();
+  throw std::runtime_error(what != nullptr ? what : "addnorm: a call into libtorch failed");
 }
 
 // ---------------------------------------------------------------------------------------------------------- arguments
 
 // A boxed stack with a signature: one letter an argument. T tensor, t optional tensor, n plain number, o optional number.
-// Borrows until `release` frees what the caller handed over.
+// Owns what the caller handed over; hands out borrowed tensors.
 struct Stack {
   StableIValue* at;
   const char* signature;
+  mutable bool owner = true;
+
+  Stack(StableIValue* stack, const char* letters) : at(stack), signature(letters) {}
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+  ~Stack() { release(); }
 
   AtenTensorHandle tensor(int i) const {
     if (signature[i] == 'T') return reinterpret_cast<AtenTensorHandle>(at[i]);
@@ -55,7 +67,10 @@ struct Stack {
   int32_t dtype_at(int i) const { return static_cast<int32_t>(at[i]); }
   bool absent(int i) const { return at[i] == 0; }
 
+  // Frees the arguments, once: before the results are put in their place, or when an exception passes.
   void release() const {
+    if (!owner) return;
+    owner = false;
     for (int i = 0; signature[i] != '\0'; ++i) {
       if (signature[i] == 'n' || at[i] == 0) continue;
       if (signature[i] == 'T') {
@@ -219,7 +234,10 @@ class Scratch {
 int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
 // Bytes of one tensor from which a pass over four of them comes from beyond the second-level cache.
-constexpr int64_t kFar = int64_t{2} << 20;
+bool is_far(const Shape& shape, Type type) {
+  constexpr int64_t kFar = int64_t{2} << 20;
+  return shape.rows * shape.d * (type == Type::bf16 ? 2 : 4) > kFar;
+}
 
 // Elements of work that one thread should have at least: a parallel region costs about 2 us.
 constexpr int64_t kGrain = 16384;
@@ -257,10 +275,10 @@ Way worse(Way a, Way b) { return a > b ? a : b; }
 
 void finish(const Stack& stack, const char* reference, Way way) {
   if (way == Way::reference) {
+    stack.owner = false;  // the dispatcher takes the arguments over
     check(torch_call_dispatcher(reference, "", stack.at, TORCH_ABI_VERSION));
     return;
   }
-  stack.release();
   throw std::runtime_error("addnorm: invalid arguments");
 }
 
@@ -297,6 +315,7 @@ struct ForwardCall {
     const Input r(residual), b(branch), w(weight), beta(bias);
     Scratch widened_weight(weight_type == Type::bf16 ? shape.d : 0), widened_bias(bias_type == Type::bf16 ? shape.d : 0);
     args.residual = r.data;
+    args.far = is_far(shape, args.z_type);
     args.branch = b.data;
     args.weight = as_float(w, weight_type, shape.d, widened_weight);
     args.bias = as_float(beta, bias_type, shape.d, widened_bias);
@@ -432,6 +451,9 @@ struct BackwardCall {
     args.z_type = known(type_of(z));
     args.dy_type = known(type_of(dy));
     if (dz != nullptr && (known(type_of(dz)) != args.z_type || !(Shape(dz) == shape))) return Way::reference;
+    const Shape moments(stats);
+    if (moments.rows != shape.rows || moments.d != 2 || known(type_of(stats)) != Type::f32 || !on_cpu(stats)) return Way::reference;
+    if (!on_cpu(dy) || (dz != nullptr && !on_cpu(dz))) return Way::reference;
     if (!(Shape(dy) == shape) || judge_parameter(weight, shape.d, &weight_type) != Way::kernels) return Way::reference;
     // Two gradients of one dtype are the same numbers; whoever wants both asks for one (ops/autograd.py).
     if (wants_any(kResidual) && wants_any(kBranch) && residual_type == branch_type) return Way::reference;
@@ -468,7 +490,7 @@ struct BackwardCall {
 
     a.block_rows = block_rows(shape.rows);
     a.want_dbias = wants_any(kBias);
-    a.far = shape.rows * shape.d * (a.z_type == Type::bf16 ? 2 : 4) > kFar;
+    a.far = is_far(shape, a.z_type);
     const int64_t blocks = (shape.rows + a.block_rows - 1) / a.block_rows;
     std::unique_ptr<float[]> partials;
     if (wants_any(kWeight | kBias)) {

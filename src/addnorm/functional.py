@@ -10,7 +10,7 @@ first; since dropout, bias and layer scale act on the branch alone, a swap is wr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -114,7 +114,8 @@ def add_layer_norm(
 
     Arithmetic is float32 (float64 for float64); z is rounded once to its dtype, and y is the norm of that z. Every input
     that is differentiable has its gradient, to any order; those of the parameters are accumulated in float32 in a fixed
-    order. A row whose squares overflow float32 has rstd = 0, so that y is the bias; a constant row gives the bias; a NaN
+    order. A row whose squares overflow
+    float32 (values around 1e20 to 1e37) has rstd = 0, so that y is the bias; a constant row gives the bias; a NaN
     makes its row NaN, and so does an infinity (in RMSNorm, which has no mean, only its own element).
 
     Raises:
@@ -242,7 +243,20 @@ def add_rms_norm(
     return (y, z) if return_residual else y
 
 
-def add_residual(residual: Tensor, branch: Tensor, **options: Unpack[AddOptions]) -> Tensor:
+def add_residual(
+    residual: Tensor,
+    branch: Tensor,
+    *,
+    residual_scale: Scale | None = None,
+    row_scale: Tensor | None = None,
+    layer_scale: Scale | None = None,
+    branch_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: Tensor | None = None,
+    offset: int = 0,
+    stream_dtype: torch.dtype | None = None,
+) -> Tensor:
     r"""The add without the norm: z alone, `(*, d)`.
 
         z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
@@ -255,14 +269,11 @@ def add_residual(residual: Tensor, branch: Tensor, **options: Unpack[AddOptions]
         tensor([1.0500, 1.9000, 3.1500])
     """
     checks.check_branch(branch)
-    if not options:
-        checks.check(residual, branch)
-        if residual.dtype == branch.dtype:
-            return residual + branch
-    given: dict[str, Any] = {name: value for name, value in options.items() if name != "training"}
-    if not options.get("training", True):
-        given["dropout_p"] = 0.0
-    return call.run(residual, branch, None, None, 0.0, "none", **given)[1]
+    return call.run(
+        residual, branch, None, None, 0.0, "none",
+        residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
+        dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset, stream_dtype=stream_dtype,
+    )[1]  # fmt: skip
 
 
 def layer_norm(

@@ -133,3 +133,19 @@ def test_the_wrong_width_is_refused_with_the_shape_rule():
         AddNorm(4)(torch.randn(2, 4), torch.randn(2, 5))
     with pytest.raises(ValueError, match=r"weight has shape \(5,\), expected \(4,\)"):
         addnorm.AddNorm(5)(*inputs(2, 4))
+
+
+def test_layer_scale_has_the_normalized_shape_and_works_there():
+    residual, branch = inputs(2, 3, 8)
+    stream = AddNorm((3, 8), layer_scale=0.5)(residual, branch, return_residual=True)[1]
+    torch.testing.assert_close(stream, residual + 0.5 * branch)
+
+
+@pytest.mark.parametrize(
+    "module", [addnorm.LayerNorm(16, elementwise_affine=False), addnorm.RMSNorm(16, elementwise_affine=False)]
+)
+def test_a_norm_without_parameters_still_knows_its_width(module):
+    with pytest.raises(ValueError, match=r"normalized_shape is \(16,\), expected the last dimensions of x \(3, 8\)"):
+        module(torch.randn(3, 8))
+    with pytest.raises(ValueError, match=r"normalized_shape is \(16,\)"):
+        AddNorm(16, elementwise_affine=False)(*inputs(3, 8))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 import torch
 from torch import Tensor, nn
 
 from addnorm import functional
-from addnorm.nn.norm import NormKind, flat_shape
+from addnorm.nn.norm import NormKind, told_shape
 
 # eps when none is given: torch's own (None is the machine epsilon).
 DEFAULT_EPS: dict[str, float | None] = {"layer": 1e-5, "rms": None}
@@ -75,7 +75,9 @@ class AddNorm(nn.Module):
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"dropout is {dropout!r}, expected a probability: a number from 0 to 1.")
         self.normalized_shape = (
-            (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
+            (int(normalized_shape),)
+            if isinstance(normalized_shape, SupportsIndex)
+            else tuple(int(n) for n in normalized_shape)
         )
         self.norm: NormKind = norm
         self.eps = DEFAULT_EPS[norm] if eps is None else eps
@@ -121,7 +123,7 @@ class AddNorm(nn.Module):
             options["dropout_p"] = self.dropout
         if self.stream_dtype is not None:
             options["stream_dtype"] = self.stream_dtype
-        shape = flat_shape(self.normalized_shape)
+        shape = told_shape(self.normalized_shape, self.weight)
         if shape is not None:
             options["normalized_shape"] = shape
         add_norm: Any = functional.add_layer_norm if self.norm == "layer" else functional.add_rms_norm

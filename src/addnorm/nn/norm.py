@@ -31,7 +31,11 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         """y, in the dtype of `input`."""
         return functional.layer_norm(
-            input, self.weight, self.bias, self.eps, normalized_shape=flat_shape(self.normalized_shape)
+            input,
+            self.weight,
+            self.bias,
+            self.eps,
+            normalized_shape=told_shape(self.normalized_shape, self.weight),
         )
 
 
@@ -45,9 +49,11 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """y, in the dtype of `x`."""
-        return functional.rms_norm(x, self.weight, eps=self.eps, normalized_shape=flat_shape(self.normalized_shape))
+        return functional.rms_norm(
+            x, self.weight, eps=self.eps, normalized_shape=told_shape(self.normalized_shape, self.weight)
+        )
 
 
-def flat_shape(normalized_shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """None for one dimension, which the functions assume and which costs them nothing."""
-    return None if len(normalized_shape) == 1 else normalized_shape
+def told_shape(normalized_shape: tuple[int, ...], weight: Tensor | None) -> tuple[int, ...] | None:
+    """What the functions need to be told: nothing (which costs nothing) where a weight of one dimension tells the width."""
+    return None if len(normalized_shape) == 1 and weight is not None else normalized_shape

@@ -8,7 +8,7 @@ autograd node, and the composite formula of the reference, which torch different
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ def plain(
 def default_rms_eps(residual: Tensor, branch: Tensor | None, stream_dtype: torch.dtype | None = None) -> float:
     """The machine epsilon of the arithmetic: what eps=None means to `torch.nn.functional.rms_norm`."""
     if isinstance(residual, Tensor) and (branch is None or isinstance(branch, Tensor)):
-        return torch.finfo(reference.compute_dtype(residual, branch, dtype=stream_dtype)).eps
+        return torch.finfo(reference.compute_dtype(dtype=stream_dtype or residual.dtype)).eps
     return 0.0  # the call is about to be refused
 
 
@@ -96,13 +96,19 @@ def run(
         raise ValueError(f"casting is {casting!r}, expected one of {', '.join(map(repr, CASTINGS))}.")
     shape = residual.shape if isinstance(residual, Tensor) else None
     if normalized_shape is not None:
-        dims = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        dims = (int(normalized_shape),) if isinstance(normalized_shape, SupportsIndex) else tuple(normalized_shape)
         checks.check_normalized_shape(dims, residual, "x" if branch is None else "residual")
-        checks.check_ends_in(dims, branch=branch, weight=weight, bias=bias, branch_bias=branch_bias)
+        parameters = {"weight": weight, "bias": bias, "branch_bias": branch_bias}
+        scales = {"residual_scale": residual_scale, "layer_scale": layer_scale}
+        scales = {name: t for name, t in scales.items() if isinstance(t, Tensor) and t.dim() > 0}
+        checks.check_ends_in(dims, branch=branch, **parameters, **scales)
         keep = residual.dim() - len(dims)
         residual = residual.flatten(keep)
         branch = None if branch is None else branch.flatten(keep)
         weight, bias, branch_bias = (t if t is None else t.flatten() for t in (weight, bias, branch_bias))
+        residual_scale, layer_scale = (
+            t.flatten() if isinstance(t, Tensor) and t.dim() else t for t in (residual_scale, layer_scale)
+        )
     options: dict[str, Any] = {}
     for name, scale in (("residual", residual_scale), ("layer", layer_scale)):
         factor = "residual_factor" if name == "residual" else "branch_factor"

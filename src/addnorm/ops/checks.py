@@ -7,6 +7,7 @@ right pays nothing for it. The reference calls `check` first.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -169,7 +170,7 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
+    return isinstance(value, Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
 
 
 def _shape(t: Tensor) -> str:
