@@ -248,8 +248,7 @@ class PlainFunction(torch.autograd.Function):
         z, stats, scale = ctx.saved_tensors
         if not branch and dz is not None and dz.shape != z.shape:
             dz = None  # the norm alone: its stream has no elements, but a compiled graph sends zeros for it
-        compiling = _compiling()
-        if not compiling and _grad_enabled():
+        if _grad_enabled() and not _compiling():
             # create_graph: through torch's own operators. Compiled graphs have no second derivative to ask for.
             fresh = reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)
             found = eager.gradients(dy, dz, z, fresh, scale, NORMS["rms" if rms else "layer"])
@@ -257,7 +256,7 @@ class PlainFunction(torch.autograd.Function):
             wanted = zip(INPUTS, ctx.needs_input_grad, dtypes, strict=False)
             return (*(found[name].to(dtype) if need else None for name, need, dtype in wanted), None, None)  # type: ignore[union-attr]  # dy is there, so every gradient is
         wants = residual + 2 * (branch and not shared) + 4 * weight + 8 * bias
-        backward = _train_backward if compiling else _train_backward_eager
+        backward = _train_backward if _tracing() else _train_backward_eager
         dresidual, dbranch, dweight, dbias = backward(
             dy, dz, z, stats, scale, rms, residual_dtype, branch_dtype, bias_dtype, wants
         )
