@@ -250,3 +250,10 @@ def test_on_the_meta_device_a_good_call_is_a_good_call(variant):
     assert {(t.grad.device.type, t.grad.shape) for t in tensors.values()} == {
         ("meta", t.shape) for t in tensors.values()
     }
+
+
+@pytest.mark.parametrize("offset", [-1, 1.5, 2**63])
+def test_an_offset_that_is_no_number_of_blocks_is_refused(offset):
+    x = torch.randn(2, 4)
+    with pytest.raises(ValueError, match=r"offset is .*, expected a whole number of blocks"):
+        addnorm.add_layer_norm(x, x, dropout_p=0.5, offset=offset)

@@ -121,7 +121,7 @@ def run(
         # Not left to the kernels to notice: an option's shape is seen only by the formula that uses it.
         checks.check(
             residual, branch, weight, bias, eps, residual_scale=residual_scale, row_scale=row_scale,
-            layer_scale=layer_scale, branch_bias=branch_bias, dropout_p=dropout_p, seed=seed,
+            layer_scale=layer_scale, branch_bias=branch_bias, dropout_p=dropout_p, seed=seed, offset=offset,
             weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
         )  # fmt: skip
     if row_scale is not None and row_scale.shape != residual.shape[:-1]:

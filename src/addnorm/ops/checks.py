@@ -30,6 +30,7 @@ def check(
     branch_bias: Any = None,
     dropout_p: Any = 0.0,
     seed: Any = None,
+    offset: Any = 0,
     weight_offset: float = 0.0,
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
@@ -92,6 +93,8 @@ def check(
         raise TypeError(f"seed is {_kind(seed)}, expected a 0-d int64 tensor: torch.tensor(1234).")
     if seed is not None:
         _same_device("seed", seed, stream, residual)
+    if not (isinstance(offset, int | torch.SymInt) and 0 <= offset < 2**62):
+        raise ValueError(f"offset is {offset!r}, expected a whole number of blocks to skip, from 0 to 2**62.")
     if weight_offset and weight is None:
         raise ValueError(f"weight_offset is {weight_offset!r} but there is no weight to add it to: pass weight.")
     for name, dtype in (("stream_dtype", stream_dtype), ("out_dtype", out_dtype)):
