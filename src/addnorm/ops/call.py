@@ -126,7 +126,8 @@ def run(
         )  # fmt: skip
     if row_scale is not None and row_scale.shape != residual.shape[:-1]:
         # Widened first, so that the gradients that the expansion sums are not rounded before.
-        options["row_scale"] = row_scale.to(reference.compute_dtype(row_scale)).expand(residual.shape[:-1])
+        wide = reference.compute_dtype(row_scale, residual, branch, dtype=stream_dtype)
+        options["row_scale"] = row_scale.to(wide).expand(residual.shape[:-1])
     if dropout_p:
         if seed is None:
             seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=residual.device)
