@@ -48,7 +48,7 @@ def report(seed: int) -> bool:
 
 
 def worker(first: int, cases: int, seconds: float) -> int:
-    """Says on stderr's neighbour, one line a case, where it is: what the parent knows of a process that died."""
+    """Says at each case where it is, which is what the parent knows of a process that died."""
     end = time.monotonic() + seconds
     for seed in range(first, first + cases):
         if time.monotonic() > end:
@@ -67,23 +67,24 @@ def parent(first: int, cases: int, seconds: float) -> int:
     while at < last and (left := seconds - (time.monotonic() - begin)) > 0:
         command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), __file__, "--worker"]
         command += ["--first", str(at), "--cases", str(last - at), "--seconds", str(left)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         done, seed = False, at
-        for line in process.stdout:
-            match line.split():
-                case ["at", number]:
-                    seed = int(number)
-                case ["failed", _]:
-                    failed += 1
-                case ["done"]:
-                    done = True
-                case _:
-                    print(line, end="", flush=True)
-        code, at = process.wait(), seed + 1
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                match line.split():
+                    case ["at", number]:
+                        seed = int(number)
+                    case ["failed", _]:
+                        failed += 1
+                    case ["done"]:
+                        done = True
+                    case _:
+                        print(line, end="", flush=True)
+        at = seed + 1
         if done:
             break
         failed += 1
-        print(f"seed {seed}: the process died with {code}\n    again: python tests/fuzz.py --seed {seed}", flush=True)
+        print(f"seed {seed}: the process died with {process.returncode}")
+        print(f"    again: python tests/fuzz.py --seed {seed}", flush=True)
     print(f"{at - first} cases in {time.monotonic() - begin:.0f} s, {failed} failed")
     return 1 if failed else 0
 

@@ -103,6 +103,8 @@ def _wrong_shape(name: str, shape: tuple[int, ...], d: int, rng: random.Random) 
 def operators(case: Case) -> None:
     """The private operators with one argument exchanged for nonsense: an error or a result, never a crash."""
     rng, call = case.rng, case.call
+    if call.tensors["residual"].numel() > 2000:  # the reference broadcasts nonsense, to the product of both sizes
+        return
     ops = torch.ops.addnorm
     t = {name: value.detach() for name, value in call.tensors.items()}
     shape = tuple(t["residual"].shape)

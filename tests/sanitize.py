@@ -30,6 +30,14 @@ FLAGS = [
     "-fno-sanitize-recover=all",
 ]
 
+# Nothing would be found in kernels that did not run.
+LOADED = """
+import os
+from addnorm.ops import cpu
+assert cpu.ISA is not None and str(cpu.LIBRARY) == os.environ["ADDNORM_LIBRARY"], cpu.DETAIL
+print(cpu.ISA)
+"""
+
 
 def build(sources: Sequence[Path], library: Path) -> None:
     """Compiles as setup.py does, but for FLAGS; every file in a process of its own."""
@@ -84,15 +92,16 @@ def run(library: Path, arguments: Sequence[str]) -> int:
     seen = set()
     for capability in CAPABILITIES:
         variables = environment(library, capability)
-        command = [sys.executable, "-W", "error", "-c", "import addnorm; print(addnorm.backends()[1].detail)"]
-        detail = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False)
-        if detail.returncode:
+        command = [sys.executable, "-W", "error", "-c", LOADED]
+        loaded = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+        if loaded.returncode:
+            print(f"== {library} was not loaded: failed with {loaded.returncode}")
             return 1
-        if detail.stdout in seen:  # the wish is a ceiling: this CPU has no more
+        if loaded.stdout in seen:  # the wish is a ceiling: this CPU has no more
             continue
-        seen.add(detail.stdout)
+        seen.add(loaded.stdout)
         for script in (["run_table.py"], ["fuzz.py", *arguments]):
-            print(f"== {detail.stdout.strip()}, AddressSanitizer and UBSan: {' '.join(script)}", flush=True)
+            print(f"== {loaded.stdout.strip()}, AddressSanitizer and UBSan: {' '.join(script)}", flush=True)
             command = [sys.executable, "-W", "error", str(Path(__file__).with_name(script[0])), *script[1:]]
             code = subprocess.run(command, env=variables, check=False).returncode
             if code:
