@@ -10,7 +10,7 @@ from torch import Tensor
 from addnorm import reference
 from addnorm.ops import checks
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, library, nothing
+from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, checked, library, nothing
 
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in ("float32", "llama", "t5")}
 
@@ -77,23 +77,27 @@ def add_norm_forward(
     casting: int = 0,
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with every option."""
-    checks.check(residual, branch, weight, bias, eps)
+    """The same with every option; of y, the stream and the statistics the first `outputs` are wanted."""
+    checks.check(residual, branch, weight, bias, eps, weight_offset=weight_offset, **checked(options))
     z = (
         residual
         if branch is None
         else reference.add(residual, branch, dtype=stream_dtype, **add_options(residual, options))
     )
     z = z.contiguous()  # torch's order of summation depends on strides
-    stream = nothing(residual) if branch is None else z
-    if norm == NORMS["none"]:
+    alone = norm == NORMS["none"]
+    stream = z if branch is not None and (outputs > 1 or alone) else nothing(residual)
+    if alone:
         return nothing(residual), stream, nothing(residual)
     dtype = out_dtype or (residual if branch is None else branch).dtype
     y = _normalize(
         z, weight, bias, norm_kind(norm), eps, weight_offset=weight_offset, casting=CASTING_NAMES[casting], dtype=dtype
     )
+    if outputs < 3:
+        return y, stream, nothing(residual)
     mean, rstd = reference.statistics(z.to(reference.compute_dtype(z)), norm_kind(norm), eps)
     stats = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], dim=-1)
     return y, stream, stats.contiguous()

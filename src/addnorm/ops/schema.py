@@ -45,7 +45,7 @@ SCHEMAS = {
     "add_norm_forward": (
         "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, *, "
         f"{ADD_OPTIONS}, float weight_offset=0.0, int casting=0, "
-        "ScalarType? stream_dtype=None, ScalarType? out_dtype=None) -> (Tensor y, Tensor z, Tensor stats)"
+        "ScalarType? stream_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)"
     ),
     "add_norm_backward": (
         "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, *, float weight_offset=0.0, "
@@ -69,6 +69,12 @@ for _name, _schema in SCHEMAS.items():
 def nothing(like: Tensor) -> Tensor:
     """An output nobody asked for."""
     return like.new_empty(0, dtype=torch.float32)
+
+
+def checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Of the schema's options those that `checks.check` knows."""
+    names = ("residual_scale", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed", "offset", "weight_offset")
+    return {name: options[name] for name in names if name in options}
 
 
 def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
@@ -125,15 +131,19 @@ def _fake_add_norm_forward(
     *,
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    checks.check(residual, branch, weight, bias, eps)
+    checks.check(residual, branch, weight, bias, eps, **checked(options))
     z_dtype = stream_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
-    z = nothing(residual) if branch is None else residual.new_empty(residual.shape, dtype=z_dtype)
-    if norm == NORMS["none"]:
+    alone = norm == NORMS["none"]
+    with_z = branch is not None and (outputs > 1 or alone)
+    z = residual.new_empty(residual.shape, dtype=z_dtype) if with_z else nothing(residual)
+    if alone:
         return nothing(residual), z, nothing(residual)
-    stats = residual.new_empty((*residual.shape[:-1], 2), dtype=stats_dtype(z_dtype))
+    stats_shape = (*residual.shape[:-1], 2)
+    stats = residual.new_empty(stats_shape, dtype=stats_dtype(z_dtype)) if outputs > 2 else nothing(residual)
     return residual.new_empty(residual.shape, dtype=y_dtype), z, stats
 
 
