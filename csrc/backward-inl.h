@@ -36,12 +36,12 @@ struct Same {
 };
 
 // Everything else: two gradients or one or none, in whatever dtypes, through every option, and those of the scales.
-template <class T, int R>
+template <int R>
 struct Scales {
   const real *residual_scale, *layer_scale, *branch_bias;
   vec residual_factor, branch_factor, row_gain[R], gain[R], row_sum[R], far_sum[R];
-  Out<T> dresidual[R], dbranch[R];
-  In<T> residual[R], branch[R];
+  Out<any> dresidual[R], dbranch[R];
+  In<any> residual[R], branch[R];
   Mask mask[R];
 
   Scales(const Backward& a, int64_t index, unsigned char* room)
@@ -57,10 +57,10 @@ struct Scales {
       row_gain[r] = fill(row_scale);
       gain[r] = mul(row_gain[r], branch_factor);
       row_sum[r] = far_sum[r] = fill(0);
-      dresidual[r] = Out<T>(a.dresidual, a.dresidual_type, at);
-      dbranch[r] = Out<T>(a.dbranch, a.dbranch_type, at);
-      residual[r] = In<T>(a.residual, a.residual_type, at);
-      branch[r] = In<T>(a.branch, a.branch_type, at);
+      dresidual[r] = Out<any>(a.dresidual, a.dresidual_type, at);
+      dbranch[r] = Out<any>(a.dbranch, a.dbranch_type, at);
+      residual[r] = In<any>(a.residual, a.residual_type, at);
+      branch[r] = In<any>(a.branch, a.branch_type, at);
       mask[r].make(a.add, row, a.d, room + r * bytes);
     }
   }
@@ -235,7 +235,8 @@ using BackwardRows = void (*)(const Backward&, int64_t, const Sums&, unsigned ch
 template <class T, Norm NORM, Stream DZ, int R>
 BackwardRows pick_sums(const Backward& a) {
   if (a.sums == 0) return backward_rows<T, T, Same<T, R>, NORM, DZ, 0, R>;
-  return a.sums == 1 ? backward_rows<T, T, Same<T, R>, NORM, DZ, 1, R> : backward_rows<T, T, Same<T, R>, NORM, DZ, 2, R>;
+  if (NORM == Norm::rms && a.sums == 1) return backward_rows<T, T, Same<T, R>, NORM, DZ, 1, R>;
+  return backward_rows<T, T, Same<T, R>, NORM, DZ, NORM == Norm::rms ? 3 : 2, R>;
 }
 
 // One dtype throughout and one gradient out.
@@ -246,12 +247,11 @@ BackwardRows pick_same(const Backward& a) {
   return a.dz != nullptr ? pick_sums<T, Norm::rms, Stream::used, R>(a) : pick_sums<T, Norm::rms, Stream::unused, R>(a);
 }
 
-template <class T, int R>
+template <int R>
 BackwardRows pick_scales(const Backward& a) {
-  using Sink = Scales<T, R>;
-  if (a.norm == Norm::layer) return backward_rows<T, T, Sink, Norm::layer, Stream::perhaps, 3, R>;
-  if (a.norm == Norm::rms) return backward_rows<T, T, Sink, Norm::rms, Stream::perhaps, 3, R>;
-  return backward_rows<T, T, Sink, Norm::none, Stream::perhaps, 3, R>;
+  if (a.norm == Norm::layer) return backward_rows<any, any, Scales<R>, Norm::layer, Stream::perhaps, 3, R>;
+  if (a.norm == Norm::rms) return backward_rows<any, any, Scales<R>, Norm::rms, Stream::perhaps, 3, R>;
+  return backward_rows<any, any, Scales<R>, Norm::none, Stream::perhaps, 3, R>;
 }
 
 // Whether every row that is read or written has this dtype.
@@ -264,16 +264,14 @@ bool all_are(const Backward& a, Type type) {
 template <int R>
 BackwardRows pick_backward(const Backward& a) {
   if constexpr (!kWide) {
-    // dweight is there wherever dbias is: a layer's node wants both or neither, but for a frozen one of them.
-    const bool usual = a.place[kWeightSum] == 0 || a.sums == 0;
+    // The parameters of a norm that trains: both of a LayerNorm, or none; any one of them is for the general loop.
+    const bool usual = a.sums == 0 || (a.place[kWeightSum] == 0 && (a.norm == Norm::rms || a.sums == 2));
     const bool same = a.add.plain && a.norm != Norm::none && a.dresidual != nullptr && a.dbranch == nullptr && usual;
     if (same && all_are(a, Type::f32)) return pick_same<float, R>(a);
     if (same && all_are(a, Type::bf16)) return pick_same<bf16, R>(a);
     if (same && all_are(a, Type::f16)) return pick_same<f16, R>(a);
-    if (all_are(a, Type::f32)) return pick_scales<float, R>(a);
-    if (all_are(a, Type::bf16)) return pick_scales<bf16, R>(a);
   }
-  return pick_scales<any, R>(a);
+  return pick_scales<R>(a);
 }
 
 // One block of rows, chunk by chunk: the sums of a chunk are made in `chunk_sums`, those of the block in its place among the

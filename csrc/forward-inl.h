@@ -43,11 +43,12 @@ struct Plain {
   }
 };
 
-// residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
-template <class R, class B>
+// residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias). Which options there are is asked for at every
+// vector: branches that are always predicted.
+template <class T>
 struct Scaled {
   static constexpr bool kAdds = true;
-  Plain<R, B> in;
+  Plain<T, T> in;
   const real *residual_scale, *layer_scale, *branch_bias;
   vec residual_factor, row_gain, gain;
   Mask mask;
@@ -269,11 +270,11 @@ ReadRow pick_read(const Forward& a) {
       if (dtypes == code(Type::f16, Type::f16, Type::f16)) return pick_norm<Plain<f16, f16>, f16>(a.norm);
       if (dtypes == code(Type::f32, Type::bf16, Type::f32)) return pick_norm<Plain<float, bf16>, float>(a.norm);
     } else {
-      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<Scaled<float, float>, float>(a.norm);
-      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<Scaled<bf16, bf16>, bf16>(a.norm);
+      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<Scaled<float>, float>(a.norm);
+      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<Scaled<bf16>, bf16>(a.norm);
     }
   }
-  return a.branch == nullptr ? pick_norm<Alone<any>, any>(a.norm) : pick_norm<Scaled<any, any>, any>(a.norm);
+  return a.branch == nullptr ? pick_norm<Alone<any>, any>(a.norm) : pick_norm<Scaled<any>, any>(a.norm);
 }
 
 template <class Z, class Y, int N>

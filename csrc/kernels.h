@@ -94,7 +94,7 @@ inline int64_t block_rows(int64_t rows) {
 constexpr int64_t kPad = 16;
 
 // A row's dropout mask as bits, made before the row is read; with room to read past its end.
-inline int64_t mask_bytes(const AddOptions& add, int64_t d) { return add.dropout ? (d + 34) / 32 * 4 + 8 : 0; }
+inline int64_t mask_bytes(const AddOptions& add, int64_t d) { return add.dropout ? (d + 66) / 64 * 8 + 8 : 0; }
 // Scratch that one thread wants: two rows of the stream where it is not stored, and a mask.
 inline int64_t scratch_bytes(const Forward& a) {
   const bool stored = a.z != nullptr || a.branch == nullptr;

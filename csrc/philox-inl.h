@@ -72,33 +72,45 @@ INLINE uint32_t kept(const words* c, uint32_t threshold) {
 
 #endif
 
+// Counters in flight beside each other: a round waits for its products, and there are ten of them.
+constexpr int kBatches = 2;
+
 // The bits of elements first to first + n - 1 of the branch; bit j of `bits` is element j of the whole counter that `first`
 // lies in.
 void keep_bits(const AddOptions& add, uint64_t first, int64_t n, unsigned char* bits) {
   const int64_t counters = (static_cast<int64_t>(first & 3) + n + 3) / 4;
-  constexpr int kBytes = kCounters / 2;
+  constexpr int kBytes = kCounters / 2, kStep = kBatches * kCounters;
   if (add.threshold > 0xffffffffu) {  // p = 1: no word is large enough
-    __builtin_memset(bits, 0, static_cast<unsigned long>((counters + kCounters - 1) / kCounters * kBytes));
+    __builtin_memset(bits, 0, static_cast<unsigned long>((counters + kStep - 1) / kStep * kBatches * kBytes));
     return;
   }
   const words m0 = spread(kMultiplier0), m1 = spread(kMultiplier1);
-  for (int64_t i = 0; i < counters; i += kCounters) {
-    words c[4];
-    c[0] = count_from((first >> 2) + add.offset + static_cast<uint64_t>(i));
-    c[1] = upper(c[0]);
-    c[2] = c[3] = spread(0);
-    uint32_t k0 = static_cast<uint32_t>(add.seed), k1 = static_cast<uint32_t>(add.seed >> 32);
-#pragma GCC unroll 10
-    for (int round = 0; round < kRounds; ++round) {
-      const words p0 = times(c[0], m0), p1 = times(c[2], m1);
-      c[0] = mix(upper(p1), c[1], spread(k0));
-      c[1] = p1;
-      c[2] = mix(upper(p0), c[3], spread(k1));
-      c[3] = p0;
-      k0 += kWeyl0;
-      k1 += kWeyl1;
+  words key[2 * kRounds];
+  for (int round = 0; round < kRounds; ++round) {
+    key[2 * round] = spread(static_cast<uint32_t>(add.seed) + static_cast<uint32_t>(round) * kWeyl0);
+    key[2 * round + 1] = spread(static_cast<uint32_t>(add.seed >> 32) + static_cast<uint32_t>(round) * kWeyl1);
+  }
+  for (int64_t i = 0; i < counters; i += kStep) {
+    words c[kBatches][4];
+    for (int b = 0; b < kBatches; ++b) {
+      c[b][0] = count_from((first >> 2) + add.offset + static_cast<uint64_t>(i + b * kCounters));
+      c[b][1] = upper(c[b][0]);
+      c[b][2] = c[b][3] = spread(0);
     }
-    const uint32_t word = kept(c, static_cast<uint32_t>(add.threshold));
-    __builtin_memcpy(bits + i / kCounters * kBytes, &word, kBytes);
+#pragma GCC unroll 10
+    for (int round = 0; round < kRounds; ++round)
+#pragma GCC unroll 2
+      for (int b = 0; b < kBatches; ++b) {
+        const words p0 = times(c[b][0], m0), p1 = times(c[b][2], m1);
+        c[b][0] = mix(upper(p1), c[b][1], key[2 * round]);
+        c[b][1] = p1;
+        c[b][2] = mix(upper(p0), c[b][3], key[2 * round + 1]);
+        c[b][3] = p0;
+      }
+#pragma GCC unroll 2
+    for (int b = 0; b < kBatches; ++b) {
+      const uint32_t word = kept(c[b], static_cast<uint32_t>(add.threshold));
+      __builtin_memcpy(bits + (i / kCounters + b) * kBytes, &word, kBytes);
+    }
   }
 }

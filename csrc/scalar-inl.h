@@ -2,6 +2,7 @@
 // that are rare beside double. Included once by each isa_*.cpp, inside namespace addnorm::<isa>::(anonymous).
 
 #define INLINE inline __attribute__((always_inline))
+#define OUTLINE __attribute__((noinline))
 
 INLINE float from_bits(uint32_t u) {
   float x;

@@ -172,29 +172,49 @@ INLINE vec load(const float* p) {
   __builtin_memcpy(&a, p, sizeof a);
   return a;
 }
+// bfloat16 in vectors of the compiler's too; float16, and parts of a vector, an element at a time and not inlined.
+typedef uint32_t uvec __attribute__((vector_size(16)));
+typedef uint16_t hvec __attribute__((vector_size(8)));
 template <class T>
-INLINE vec load(const T* p) {
-  return vec{widen1(p[0]), widen1(p[1]), widen1(p[2]), widen1(p[3])};
+OUTLINE void widen_lanes(const T* p, float* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = widen1(p[i]);
+}
+template <class T>
+OUTLINE void narrow_lanes(const float* p, T* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) narrow1(p[i], to + i);
 }
 template <class T>
 INLINE vec load(const T* p, int64_t n) {
-  vec a = fill(0.0f);
-  for (int64_t i = 0; i < n; ++i) a[i] = widen1(p[i]);
-  return a;
+  float lanes[W] = {};
+  widen_lanes(p, lanes, n);
+  return load(lanes);
+}
+INLINE vec load(const f16* p) { return load(p, W); }
+INLINE vec load(const bf16* p) {
+  hvec h;
+  __builtin_memcpy(&h, p, sizeof h);
+  const uvec u = __builtin_convertvector(h, uvec) << 16;
+  return (vec)u;
 }
 INLINE void store(float* p, vec a) { __builtin_memcpy(p, &a, sizeof a); }
 template <class T>
-INLINE void store(T* p, vec a) {
-  for (int i = 0; i < W; ++i) narrow1(a[i], p + i);
+INLINE void store(T* p, vec a, int64_t n) {
+  float lanes[W];
+  store(lanes, a);
+  narrow_lanes(lanes, p, n);
+}
+INLINE void store(f16* p, vec a) { store(p, a, W); }
+INLINE void store(bf16* p, vec a) {
+  const uvec u = (uvec)a;
+  const uvec nan = (uvec)(a != a);
+  const uvec bits = (nan & 0x7fc00000u) | (~nan & (u + 0x7fffu + ((u >> 16) & 1u)));
+  const hvec h = __builtin_convertvector(bits >> 16, hvec);
+  __builtin_memcpy(p, &h, sizeof h);
 }
 template <class T>
 INLINE vec put(T* p, vec a) {
   store(p, a);
   return load(p);
-}
-template <class T>
-INLINE void store(T* p, vec a, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) narrow1(a[i], p + i);
 }
 
 #endif

@@ -41,26 +41,36 @@ INLINE vec load(const double* p) {
   __builtin_memcpy(&a, p, sizeof a);
   return a;
 }
+INLINE void store(double* p, vec a) { __builtin_memcpy(p, &a, sizeof a); }
+
+// A part of a vector, and every other dtype, an element at a time and not inlined: rare, and large in all the places they would be.
 template <class T>
-INLINE vec load(const T* p) {
-  vec a;
-  for (int i = 0; i < W; ++i) a[i] = static_cast<double>(widen1(p[i]));
-  return a;
+OUTLINE void widen_lanes(const T* p, double* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(widen1(p[i]));
+}
+template <class T>
+OUTLINE void narrow_lanes(const double* p, T* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) narrow1(p[i], to + i);
 }
 template <class T>
 INLINE vec load(const T* p, int64_t n) {
-  vec a{};
-  for (int64_t i = 0; i < n; ++i) a[i] = static_cast<double>(widen1(p[i]));
-  return a;
+  double lanes[W] = {};
+  widen_lanes(p, lanes, n);
+  return load(lanes);
 }
-INLINE void store(double* p, vec a) { __builtin_memcpy(p, &a, sizeof a); }
 template <class T>
-INLINE void store(T* p, vec a) {
-  for (int i = 0; i < W; ++i) narrow1(a[i], p + i);
+INLINE vec load(const T* p) {
+  return load(p, W);
 }
 template <class T>
 INLINE void store(T* p, vec a, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) narrow1(a[i], p + i);
+  double lanes[W];
+  store(lanes, a);
+  narrow_lanes(lanes, p, n);
+}
+template <class T>
+INLINE void store(T* p, vec a) {
+  store(p, a, W);
 }
 template <class T>
 INLINE vec put(T* p, vec a) {
