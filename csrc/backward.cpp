@@ -196,16 +196,16 @@ void add_norm_train_backward(StableIValue* at, uint64_t, uint64_t) {
   call.run(stack, shape, 4);
 }
 
-// add_norm_backward(dy?, dz?, z, stats, weight?, norm, weight_offset, residual?, branch?, <the add's options>, residual_dtype,
-// branch_dtype, bias_dtype, wants) -> gradients of (residual, branch, weight, bias, residual_scale, row_scale, layer_scale,
+// add_norm_backward(dy?, dz?, z, stats, weight?, norm, residual_dtype, branch_dtype, bias_dtype, wants, weight_offset, residual?,
+// branch?, <the add's options>) -> gradients of (residual, branch, weight, bias, residual_scale, row_scale, layer_scale,
 // branch_bias)
 void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
-  const Stack stack{at, "ttTTtnnttntntttntnnnnn"};
-  BackwardCall call(stack, stack.integer(5), 18);
-  AddInputs add(stack, 9);
-  call.weight_offset = stack.real(6);
-  call.residual = stack.tensor(7);
-  call.branch = stack.tensor(8);
+  const Stack stack{at, "ttTTtnnnnnnttntntttntn"};
+  BackwardCall call(stack, stack.integer(5), 6);
+  AddInputs add(stack, 13);
+  call.weight_offset = stack.real(10);
+  call.residual = stack.tensor(11);
+  call.branch = stack.tensor(12);
   call.add = &add;
   const Shape shape(call.z);
   const Way way = call.judge(shape);

@@ -148,7 +148,7 @@ def add_layer_norm(
         return call.plain(residual, branch, weight, bias, eps, False, return_residual)
     checks.check_branch(branch)
     y, z = call.run(
-        residual, branch, weight, bias, eps, "layer",
+        residual, branch, weight, bias, eps, "layer", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
         weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
@@ -235,7 +235,7 @@ def add_rms_norm(
         return call.plain(residual, branch, weight, bias, eps, True, return_residual)
     checks.check_branch(branch)
     y, z = call.run(
-        residual, branch, weight, bias, eps, "rms",
+        residual, branch, weight, bias, eps, "rms", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
         weight_offset=weight_offset, casting=casting, stream_dtype=stream_dtype, out_dtype=out_dtype,

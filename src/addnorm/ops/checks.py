@@ -36,7 +36,7 @@ def check(
     out_dtype: torch.dtype | None = None,
 ) -> None:
     """Raises TypeError or ValueError if the arguments of an add + norm do not fit together."""
-    if not (_is_number(eps) and eps >= 0):
+    if not (is_number(eps) and eps >= 0):
         raise ValueError(f"eps is {eps!r}, expected a number that is not negative: 1e-5 is LayerNorm's usual one.")
     stream = "x" if branch is None else "residual"  # what it is called by the norm alone
     _tensor(stream, residual)
@@ -76,7 +76,7 @@ def check(
                     f"each feature: to scale whole rows use row_scale."
                 )
             _same_device(name, value, stream, residual)
-        elif value is not None and not _is_number(value):
+        elif value is not None and not is_number(value):
             raise TypeError(f"{name} is {_kind(value)}, expected a number or a tensor of shape () or ({d},).")
     if row_scale is not None:
         _tensor("row_scale", row_scale)
@@ -87,7 +87,7 @@ def check(
                 f"element for each row of residual {_shape(residual)}: to scale features use layer_scale."
             )
         _same_device("row_scale", row_scale, stream, residual)
-    if not (_is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
+    if not (is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
         raise ValueError(f"dropout_p is {dropout_p!r}, expected a probability: a number from 0 to 1.")
     if seed is not None and not (isinstance(seed, Tensor) and seed.dim() == 0 and seed.dtype == torch.int64):
         raise TypeError(f"seed is {_kind(seed)}, expected a 0-d int64 tensor: torch.tensor(1234).")
@@ -172,7 +172,8 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """A real number, known or symbolic; True and False are none."""
     return isinstance(value, Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
 
 

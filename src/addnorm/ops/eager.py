@@ -10,7 +10,7 @@ from torch import Tensor
 from addnorm import reference
 from addnorm.ops import checks
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, checked, library, nothing
+from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, by_name, checked, library, nothing
 
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in ("float32", "llama", "t5")}
 
@@ -65,6 +65,7 @@ def add_norm_train_backward(
     )[:4]  # fmt: skip
 
 
+@by_name("add_norm_forward")
 def add_norm_forward(
     residual: Tensor,
     branch: Tensor | None,
@@ -81,7 +82,10 @@ def add_norm_forward(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with every option; of y, the stream and the statistics the first `outputs` are wanted."""
-    checks.check(residual, branch, weight, bias, eps, weight_offset=weight_offset, **checked(options))
+    checks.check(
+        residual, branch, weight, bias, eps, weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
+        **checked(options),
+    )  # fmt: skip
     z = (
         residual
         if branch is None
@@ -103,6 +107,7 @@ def add_norm_forward(
     return y, stream, stats.contiguous()
 
 
+@by_name("add_norm_backward")
 def add_norm_backward(
     dy: Tensor | None,
     dz: Tensor | None,

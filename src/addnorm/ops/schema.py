@@ -12,12 +12,17 @@ and the stream; with the statistics for a backward; that backward. The last two 
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from addnorm.ops import checks
+
+T = TypeVar("T")
 
 NORMS = {"layer": 0, "rms": 1, "none": 2}
 CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
@@ -27,6 +32,14 @@ ADD_OPTIONS = (
     "float residual_factor=1.0, Tensor? residual_scale=None, float branch_factor=1.0, Tensor? row_scale=None, "
     "Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, int offset=0"
 )
+ADD_NAMES = (
+    "residual_factor", "residual_scale", "branch_factor", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed",
+    "offset",
+)  # fmt: skip
+CHECKED = (
+    "residual_scale", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed", "offset", "weight_offset", "stream_dtype",
+    "out_dtype",
+)  # fmt: skip
 
 SCHEMAS = {
     "add_norm": "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> Tensor",
@@ -43,14 +56,14 @@ SCHEMAS = {
         "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias)"
     ),
     "add_norm_forward": (
-        "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, *, "
+        "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, "
         f"{ADD_OPTIONS}, float weight_offset=0.0, int casting=0, "
         "ScalarType? stream_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)"
     ),
     "add_norm_backward": (
-        "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, *, float weight_offset=0.0, "
-        f"Tensor? residual=None, Tensor? branch=None, {ADD_OPTIONS}, "
-        "ScalarType residual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int wants) "
+        "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType residual_dtype, "
+        "ScalarType branch_dtype, ScalarType bias_dtype, int wants, float weight_offset=0.0, "
+        f"Tensor? residual=None, Tensor? branch=None, {ADD_OPTIONS}) "
         "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias, "
         "Tensor residual_scale, Tensor row_scale, Tensor layer_scale, Tensor branch_bias)"
     ),
@@ -71,10 +84,23 @@ def nothing(like: Tensor) -> Tensor:
     return like.new_empty(0, dtype=torch.float32)
 
 
+def by_name(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """For a Python kernel of an operator with many arguments: all of them come by name."""
+    names = re.findall(r"(\w+)(?:=[^,()]*)?[,)]", SCHEMAS[op].split(" -> ")[0])
+
+    def decorate(kernel: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(kernel)
+        def named(*args: Any, **options: Any) -> T:
+            return kernel(**dict(zip(names, args, strict=False)), **options)
+
+        return named
+
+    return decorate
+
+
 def checked(options: dict[str, Any]) -> dict[str, Any]:
     """Of the schema's options those that `checks.check` knows."""
-    names = ("residual_scale", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed", "offset", "weight_offset")
-    return {name: options[name] for name in names if name in options}
+    return {name: options[name] for name in CHECKED if name in options}
 
 
 def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
@@ -121,6 +147,7 @@ def _fake_add_norm_train_backward(
     )[:4]  # fmt: skip
 
 
+@by_name("add_norm_forward")
 def _fake_add_norm_forward(
     residual: Tensor,
     branch: Tensor | None,
@@ -134,7 +161,9 @@ def _fake_add_norm_forward(
     outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    checks.check(residual, branch, weight, bias, eps, **checked(options))
+    checks.check(
+        residual, branch, weight, bias, eps, stream_dtype=stream_dtype, out_dtype=out_dtype, **checked(options)
+    )
     z_dtype = stream_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
     alone = norm == NORMS["none"]
@@ -147,6 +176,7 @@ def _fake_add_norm_forward(
     return residual.new_empty(residual.shape, dtype=y_dtype), z, stats
 
 
+@by_name("add_norm_backward")
 def _fake_add_norm_backward(
     dy: Tensor | None,
     dz: Tensor | None,
