@@ -1,5 +1,5 @@
 // The backward operators: add_norm_train_backward (no options) and add_norm_backward (all of them).
-#include "glue.h"
+#include "judge.h"
 
 namespace addnorm {
 namespace {

@@ -1,5 +1,5 @@
 // The forward operators: add_norm, add_norm_stream, add_norm_train (no options), add_norm_forward and add_norm_out (all of them).
-#include "glue.h"
+#include "judge.h"
 
 namespace addnorm {
 namespace {
