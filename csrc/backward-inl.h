@@ -313,20 +313,31 @@ void reduce(void* buffers, int64_t count, int64_t stride, int64_t begin, int64_t
 
 // ------------------------------------------------------------------------------------------------------- parameters
 
+// A parameter may be float64 where the arithmetic is not: the one dtype that `any` does not know there.
 void widen(const void* from, Type type, void* to, int64_t n, double offset) {
+  real* const out = static_cast<real*>(to);
+  if (!kWide && type == Type::f64) {
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<real>(static_cast<const double*>(from)[i]) + static_cast<real>(offset);
+    return;
+  }
   const In<any> in(from, type, 0);
   const vec more = fill(static_cast<real>(offset));
   for (int64_t i = 0; i < n; i += W) {
     const int64_t m = n - i < W ? n - i : W;
-    store(static_cast<real*>(to) + i, add(in.get<true>(i, m), more), m);
+    store(out + i, add(in.get<true>(i, m), more), m);
   }
 }
 
 void narrow(const void* from, void* to, Type type, int64_t n) {
+  const real* const in = static_cast<const real*>(from);
+  if (!kWide && type == Type::f64) {
+    for (int64_t i = 0; i < n; ++i) static_cast<double*>(to)[i] = static_cast<double>(in[i]);
+    return;
+  }
   const Out<any> out(to, type, 0);
   for (int64_t i = 0; i < n; i += W) {
     const int64_t m = n - i < W ? n - i : W;
-    out.set<true>(i, load(static_cast<const real*>(from) + i, m), m);
+    out.set<true>(i, load(in + i, m), m);
   }
 }
 
