@@ -1,6 +1,8 @@
 # make demo      set up, and show what addnorm does
 # make test      set up, then lint, types and the default tests
 # make test-all  the slow tests too
+# make fuzz      random calls for SECONDS=60, judged against float64
+# make sanitize  the kernels under AddressSanitizer and UBSan: the table, and random calls for SECONDS
 # make bench     the benchmark; writes benchmarks/results/
 #
 # TORCH_INDEX=https://...  an index for pip to find torch on (a CPU build, say)
@@ -8,10 +10,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH_INDEX ?=
+SECONDS ?= 60
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint fuzz sanitize bench clean
 
 demo: $(VENV)/.done
 	$(BIN)/addnorm demo
@@ -26,6 +29,15 @@ lint: $(VENV)/.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+fuzz: $(VENV)/.done
+	$(BIN)/python -W error tests/fuzz.py --seconds $(SECONDS)
+
+sanitize: build/sanitize/_C.so
+	$(BIN)/python tests/sanitize.py run $< --seconds $(SECONDS)
+
+build/sanitize/_C.so: $(wildcard csrc/*) tests/sanitize.py setup.py | $(VENV)/.done
+	$(BIN)/python tests/sanitize.py build $@
 
 bench: $(VENV)/.done
 	$(BIN)/python benchmarks/bench_functional.py

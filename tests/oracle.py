@@ -105,7 +105,8 @@ def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Ten
     scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | t
     z, mask = z.detach().to(f64), _mask(call)
     kept = 1.0 if mask is None else mask / (1.0 - call.options["dropout_p"] or 1.0)
-    u = (t["branch"].abs() + (t["branch_bias"].abs() if "branch_bias" in t else 0.0)) * kept
+    u = t["branch"].abs() + (t["branch_bias"].abs() if "branch_bias" in t else 0.0)
+    u = u if mask is None else torch.where(mask, u, 0.0) * kept  # what is dropped may have been infinite
     rows = t["row_scale"].abs().unsqueeze(-1) if "row_scale" in t else torch.ones(())
     a, layer = (torch.as_tensor(scales[name], dtype=f64).abs() for name in ("residual_scale", "layer_scale"))
     m = {"z": a * t["residual"].abs() + rows * layer * u}
@@ -115,7 +116,7 @@ def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Ten
         rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.eps)
         # What the sum for the mean loses, a centred value loses too.
         x_hat = ((z.abs() + z.abs().mean(-1, keepdim=True)) if call.norm == "layer" else z.abs()) * rstd
-        weight = (t["weight"].abs() + call.options.get("weight_offset", 0.0)) if "weight" in t else torch.ones(call.d)
+        weight = (t["weight"].abs() + abs(call.options.get("weight_offset", 0.0))) if "weight" in t else torch.ones(call.d)
         m["y"] = x_hat * weight + (t["bias"].abs() if "bias" in t else 0.0)
         if "y" in given:
             dy = given["y"].to(f64).abs()

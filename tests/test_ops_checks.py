@@ -133,6 +133,7 @@ REFUSED = {
         {"weight": None, "weight_offset": 1.0}, ValueError,
         "weight_offset is 1.0 but there is no weight to add it to: pass weight.",
     ),
+    "weight_offset is text": ({"weight_offset": "1"}, TypeError, "weight_offset is a str, expected a number: 1.0 for Gemma's"),
     "stream_dtype is an integer": (
         {"stream_dtype": torch.int32}, TypeError,
         "stream_dtype is torch.int32, expected float32, bfloat16, float16 or float64 (or None).",
@@ -174,7 +175,7 @@ def test_a_wrong_argument_is_refused_in_a_sentence(name, function, grad):
     [
         n
         for n, (changed, *_) in REFUSED.items()
-        if not changed.keys() & {"weight", "bias", "out_dtype", "normalized_shape"}
+        if not changed.keys() & {"weight", "bias", "out_dtype", "normalized_shape", "weight_offset"}
     ],
 )
 def test_the_add_alone_refuses_the_same_in_the_same_words(name):

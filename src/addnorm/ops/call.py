@@ -136,7 +136,8 @@ def run(
         rows = row_scale
         if rows is not None and rows.shape != residual.shape[:-1]:
             # Widened first, so that the gradients that the expansion sums are not rounded before.
-            rows = rows.to(reference.compute_dtype(rows)).expand(residual.shape[:-1])
+            wide = reference.compute_dtype(rows, residual, branch, dtype=stream_dtype)
+            rows = rows.to(wide).expand(residual.shape[:-1])
         if not dropout_p:
             mask_seed = None
         elif not checks.is_number(dropout_p):

@@ -31,7 +31,7 @@ def check(
     dropout_p: Any = 0.0,
     seed: Any = None,
     offset: Any = 0,
-    weight_offset: float = 0.0,
+    weight_offset: Any = 0.0,
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> None:
@@ -95,6 +95,8 @@ def check(
         _same_device("seed", seed, stream, residual)
     if not (isinstance(offset, int | torch.SymInt) and 0 <= offset < 2**62):
         raise ValueError(f"offset is {offset!r}, expected a whole number of blocks to skip, from 0 to 2**62.")
+    if not _is_number(weight_offset):
+        raise TypeError(f"weight_offset is {_kind(weight_offset)}, expected a number: 1.0 for Gemma's weights.")
     if weight_offset and weight is None:
         raise ValueError(f"weight_offset is {weight_offset!r} but there is no weight to add it to: pass weight.")
     for name, dtype in (("stream_dtype", stream_dtype), ("out_dtype", out_dtype)):

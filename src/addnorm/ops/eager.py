@@ -168,8 +168,8 @@ def add_options(like: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     p = options.get("dropout_p", 0.0)
     keep = None
     if p > 0.0:
-        acc = reference.compute_dtype(like)
-        keep = keep_scale(tuple(like.shape), p, options["seed"], options.get("offset", 0), acc)
+        # In float64, for the sum that is float64 because of the branch or the stream; the sum itself rounds it to its own.
+        keep = keep_scale(tuple(like.shape), p, options["seed"], options.get("offset", 0), torch.float64)
     residual_scale, layer_scale = options.get("residual_scale"), options.get("layer_scale")
     return {
         "residual_scale": options.get("residual_factor", 1.0) if residual_scale is None else residual_scale,
