@@ -7,7 +7,7 @@ autograd node, and the composite formula of the reference, which torch different
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 import torch
@@ -90,8 +90,9 @@ def run(
     casting: reference.Casting = "float32",
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    compute: Callable[..., tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`(y, z)`; y has no elements where `norm` is "none", z none where `branch` is None."""
+    """`(y, z)`; y has no elements where `norm` is "none", z none where `branch` is None. `compute` may replace `_compute`."""
     if casting not in CASTINGS:
         raise ValueError(f"casting is {casting!r}, expected one of {', '.join(map(repr, CASTINGS))}.")
     shape = residual.shape if isinstance(residual, Tensor) else None
@@ -134,7 +135,7 @@ def run(
     options |= {"weight_offset": float(weight_offset), "casting": CASTINGS[casting]}
     options |= {"stream_dtype": stream_dtype, "out_dtype": out_dtype}
     try:
-        y, z = _compute(residual, branch, weight, bias, eps, NORMS[norm], options)
+        y, z = (compute or _compute)(residual, branch, weight, bias, eps, NORMS[norm], options)
     except (RuntimeError, AttributeError, TypeError):
         checks.check(residual, branch, weight, bias, eps)
         raise

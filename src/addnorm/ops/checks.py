@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+
+from addnorm.ops import memory
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _FLOATS_WORDS = "float32, bfloat16, float16 or float64"
@@ -133,6 +135,77 @@ def check_branch(branch: Any) -> None:
             "branch is None, expected a tensor of residual's shape: for the norm alone use addnorm.layer_norm or "
             "addnorm.rms_norm."
         )
+
+
+def check_out(out: Any, return_residual: bool) -> None:
+    """Raises TypeError unless `out` is the kind of thing that the results are: y, or `(y, z)`."""
+    if return_residual:
+        if not (isinstance(out, tuple | list) and len(out) == 2 and all(isinstance(t, Tensor) for t in out)):
+            raise TypeError(
+                f"out is {_kind(out)}, expected two tensors (y, z): for y alone leave return_residual at False."
+            )
+    elif not isinstance(out, Tensor):
+        raise TypeError(f"out is {_kind(out)}, expected one tensor: for (y, z) pass return_residual=True.")
+
+
+def check_targets(targets: dict[str, Any], residual: Tensor) -> None:
+    """Raises unless each of `targets`, by the name its caller knows, is like a result of the call."""
+    for name, target in targets.items():
+        _tensor(name, target)
+        if target.shape != residual.shape:
+            raise ValueError(
+                f"{name} has shape {_shape(target)}, expected {_shape(residual)}, that of the result: nothing is resized. "
+                f"Make it with torch.empty{tuple(residual.shape)}."
+            )
+        if target.device != residual.device:
+            raise ValueError(
+                f"{name} is on {target.device}, expected {residual.device}, the device of the inputs: make it with "
+                f"device={str(residual.device)!r}."
+            )
+
+
+def check_memory(targets: dict[str, Tensor], inputs: dict[str, Any]) -> None:
+    """Raises ValueError if writing `targets` would write an element twice, or one that is still to be read."""
+    written: dict[str, Tensor] = {}
+    for name, target in targets.items():
+        if target.device.type == "meta" or target.numel() == 0:
+            continue
+        if memory.folds(target):
+            raise ValueError(
+                f"{name} has elements that share memory (it is expanded, say), expected a place for each: pass {name}.clone()."
+            )
+        for other, t in written.items():
+            if memory.shared(target, t):
+                raise ValueError(
+                    f"{name} shares memory with {other}, expected memory of its own, since both are written: pass "
+                    f"{name}.clone()."
+                )
+        written[name] = target
+        for other, t in inputs.items():
+            if not isinstance(t, Tensor) or (other in ("residual", "branch") and memory.same(target, t)):
+                continue
+            if memory.shared(target, t):
+                expected = (
+                    "exactly its memory or none of it" if other in ("residual", "branch") else "memory of its own"
+                )
+                raise ValueError(f"{name} shares memory with {other}, expected {expected}: pass {name}.clone().")
+
+
+def refuse_gradients(inputs: dict[str, Any], instead: str) -> NoReturn:
+    """Raises RuntimeError about the first of `inputs` that wants a gradient."""
+    name = next(name for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad)
+    raise RuntimeError(
+        f"{name} wants a gradient, expected none: what writes into given memory keeps nothing for the backward. Call it "
+        f"under torch.no_grad(), or {instead}."
+    )
+
+
+def refuse_dtype(name: str, target: Tensor, dtype: torch.dtype) -> NoReturn:
+    """Raises TypeError about memory whose dtype is not the one that was asked for."""
+    raise TypeError(
+        f"{name} has dtype {_dtype(target.dtype)}, expected {_dtype(dtype)}, which was asked for: leave the dtype to the "
+        f"memory, or make it with dtype={dtype}."
+    )
 
 
 def _tensor(name: str, value: Any) -> None:
