@@ -110,6 +110,10 @@ def add_layer_norm(
         weight_offset: added to weight (1 for weights stored as their distance from one).
         stream_dtype: dtype of z; None: that of residual.
         out_dtype: dtype of y; None: that of branch (under autocast, that of `F.layer_norm(z)` on that device).
+        out: memory for y, or for `(y, z)` with `return_residual=True`; it is what is returned. It has the shape of the result,
+            since nothing is resized, and its dtype is that of the result, so that out_dtype and stream_dtype may be left out.
+            It may be exactly residual or exactly branch, and else shares no memory with an argument. Strided memory works,
+            computed aside and copied. For inference: refused where a gradient is wanted.
 
     Returns:
         y `(*, d)`, or `(y, z)`.
@@ -121,8 +125,9 @@ def add_layer_norm(
     makes its row NaN, and so does an infinity (in RMSNorm, which has no mean, only its own element).
 
     Raises:
-        ValueError: shapes, devices or values that do not fit together.
-        TypeError: something that is no tensor, or a dtype that is no float.
+        ValueError: shapes, devices, values or memory that do not fit together.
+        TypeError: something that is no tensor, or a dtype that is no float, or not the one asked for.
+        RuntimeError: `out` where a gradient is wanted.
 
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450); Vaswani et al., "Attention Is All You Need"
     (arXiv 1706.03762). Equals `torch.nn.functional.layer_norm(residual + branch, (d,), weight, bias, eps)`.
@@ -275,7 +280,7 @@ def add_residual(
 
         z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
 
-    Options, dtypes, gradients and errors are those of `add_layer_norm`. Nothing is broadcast.
+    Options, dtypes, gradients and errors are those of `add_layer_norm`; `out` is memory for z. Nothing is broadcast.
 
     Example:
         >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
@@ -300,6 +305,8 @@ def layer_norm(
 ) -> Tensor:  # fmt: skip
     """LayerNorm without an add, by the same kernels and the same contract: the first norm of a pre-LN stack.
 
+    `out` is memory for y, as in `add_layer_norm`, and may be x itself.
+
     Example:
         >>> addnorm.layer_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([-0.5392, -0.8627,  1.4018])
@@ -312,7 +319,7 @@ def rms_norm(
     *, normalized_shape: Shape | None = None, weight_offset: float = 0.0, casting: Casting = "float32",
     out_dtype: torch.dtype | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """RMSNorm without an add, by the same kernels and the same contract.
+    """RMSNorm without an add, by the same kernels and the same contract; `out` as in `layer_norm`.
 
     Example:
         >>> addnorm.rms_norm(torch.tensor([1.5, 1.0, 4.5]))

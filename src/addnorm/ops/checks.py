@@ -6,6 +6,7 @@ right pays nothing for it. The reference calls `check` first.
 
 from __future__ import annotations
 
+import itertools
 import math
 from numbers import Real
 from typing import Any, NoReturn
@@ -166,29 +167,22 @@ def check_targets(targets: dict[str, Any], residual: Tensor) -> None:
 
 def check_memory(targets: dict[str, Tensor], inputs: dict[str, Any]) -> None:
     """Raises ValueError if writing `targets` would write an element twice, or one that is still to be read."""
-    written: dict[str, Tensor] = {}
     for name, target in targets.items():
-        if target.device.type == "meta" or target.numel() == 0:
-            continue
         if memory.folds(target):
             raise ValueError(
                 f"{name} has elements that share memory (it is expanded, say), expected a place for each: pass {name}.clone()."
             )
-        for other, t in written.items():
-            if memory.shared(target, t):
-                raise ValueError(
-                    f"{name} shares memory with {other}, expected memory of its own, since both are written: pass "
-                    f"{name}.clone()."
-                )
-        written[name] = target
-        for other, t in inputs.items():
-            if not isinstance(t, Tensor) or (other in ("residual", "branch") and memory.same(target, t)):
-                continue
-            if memory.shared(target, t):
-                expected = (
-                    "exactly its memory or none of it" if other in ("residual", "branch") else "memory of its own"
-                )
-                raise ValueError(f"{name} shares memory with {other}, expected {expected}: pass {name}.clone().")
+    for (other, t), (name, target) in itertools.combinations(targets.items(), 2):
+        if memory.shared(target, t):
+            raise ValueError(
+                f"{name} shares memory with {other}, expected memory of its own, since both are written: pass {name}.clone()."
+            )
+    for (name, target), (other, t) in itertools.product(targets.items(), inputs.items()):
+        # An element of these is read before it is written in its place; a parameter is read by every row.
+        in_place = other in ("x", "residual", "branch")
+        if isinstance(t, Tensor) and memory.shared(target, t) and not (in_place and memory.same(target, t)):
+            expected = "exactly its memory or none of it" if in_place else "memory of its own"
+            raise ValueError(f"{name} shares memory with {other}, expected {expected}: pass {name}.clone().")
 
 
 def refuse_gradients(inputs: dict[str, Any], instead: str) -> NoReturn:
