@@ -6,12 +6,15 @@ right pays nothing for it. The reference calls `check` first.
 
 from __future__ import annotations
 
+import itertools
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+
+from addnorm.ops import memory
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _FLOATS_WORDS = "float32, bfloat16, float16 or float64"
@@ -95,7 +98,7 @@ def check(
         _same_device("seed", seed, stream, residual)
     if not (isinstance(offset, int | torch.SymInt) and 0 <= offset < 2**62):
         raise ValueError(f"offset is {offset!r}, expected a whole number of blocks to skip, from 0 to 2**62.")
-    if not _is_number(weight_offset):
+    if not is_number(weight_offset):
         raise TypeError(f"weight_offset is {_kind(weight_offset)}, expected a number: 1.0 for Gemma's weights.")
     if weight_offset and weight is None:
         raise ValueError(f"weight_offset is {weight_offset!r} but there is no weight to add it to: pass weight.")
@@ -135,6 +138,70 @@ def check_branch(branch: Any) -> None:
             "branch is None, expected a tensor of residual's shape: for the norm alone use addnorm.layer_norm or "
             "addnorm.rms_norm."
         )
+
+
+def check_out(out: Any, return_residual: bool) -> None:
+    """Raises TypeError unless `out` is the kind of thing that the results are: y, or `(y, z)`."""
+    if return_residual:
+        if not (isinstance(out, tuple | list) and len(out) == 2 and all(isinstance(t, Tensor) for t in out)):
+            raise TypeError(
+                f"out is {_kind(out)}, expected two tensors (y, z): for y alone leave return_residual at False."
+            )
+    elif not isinstance(out, Tensor):
+        raise TypeError(f"out is {_kind(out)}, expected one tensor: for (y, z) pass return_residual=True.")
+
+
+def check_targets(targets: dict[str, Any], residual: Tensor) -> None:
+    """Raises unless each of `targets`, by the name its caller knows, is like a result of the call."""
+    for name, target in targets.items():
+        _tensor(name, target)
+        if target.shape != residual.shape:
+            raise ValueError(
+                f"{name} has shape {_shape(target)}, expected {_shape(residual)}, that of the result: nothing is resized. "
+                f"Make it with torch.empty{tuple(residual.shape)}."
+            )
+        if target.device != residual.device:
+            raise ValueError(
+                f"{name} is on {target.device}, expected {residual.device}, the device of the inputs: make it with "
+                f"device={str(residual.device)!r}."
+            )
+
+
+def check_memory(targets: dict[str, Tensor], inputs: dict[str, Any]) -> None:
+    """Raises ValueError if writing `targets` would write an element twice, or one that is still to be read."""
+    for name, target in targets.items():
+        if memory.folds(target):
+            raise ValueError(
+                f"{name} has elements that share memory (it is expanded, say), expected a place for each: pass {name}.clone()."
+            )
+    for (other, t), (name, target) in itertools.combinations(targets.items(), 2):
+        if memory.shared(target, t):
+            raise ValueError(
+                f"{name} shares memory with {other}, expected memory of its own, since both are written: pass {name}.clone()."
+            )
+    for (name, target), (other, t) in itertools.product(targets.items(), inputs.items()):
+        # An element of these is read before it is written in its place; a parameter is read by every row.
+        in_place = other in ("x", "residual", "branch")
+        if isinstance(t, Tensor) and memory.shared(target, t) and not (in_place and memory.same(target, t)):
+            expected = "exactly its memory or none of it" if in_place else "memory of its own"
+            raise ValueError(f"{name} shares memory with {other}, expected {expected}: pass {name}.clone().")
+
+
+def refuse_gradients(inputs: dict[str, Any], instead: str) -> NoReturn:
+    """Raises RuntimeError about the first of `inputs` that wants a gradient."""
+    name = next(name for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad)
+    raise RuntimeError(
+        f"{name} wants a gradient, expected none: what writes into given memory keeps nothing for the backward. Call it "
+        f"under torch.no_grad(), or {instead}."
+    )
+
+
+def refuse_dtype(name: str, target: Tensor, dtype: torch.dtype) -> NoReturn:
+    """Raises TypeError about memory whose dtype is not the one that was asked for."""
+    raise TypeError(
+        f"{name} has dtype {_dtype(target.dtype)}, expected {_dtype(dtype)}, which was asked for: leave the dtype to the "
+        f"memory, or make it with dtype={dtype}."
+    )
 
 
 def _tensor(name: str, value: Any) -> None:

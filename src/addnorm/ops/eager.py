@@ -136,6 +136,34 @@ def add_norm_backward(
     return tuple(taken)
 
 
+@by_name("add_norm_out")
+def add_norm_out(
+    residual: Tensor,
+    branch: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    norm: int,
+    y: Tensor | None,
+    z: Tensor | None,
+    **options: Any,
+) -> None:
+    """The functional operator, by whatever computes that, then a copy: the same bits, and right whatever y and z alias."""
+    checks.check(residual, branch, weight, bias, eps)
+    targets = {name: t for name, t in (("y", y), ("z", z)) if t is not None}
+    checks.check_targets(targets, residual)
+    inputs = {"residual": residual, "branch": branch, "weight": weight, "bias": bias, **options}
+    checks.check_memory(targets, inputs)
+    results = torch.ops.addnorm.add_norm_forward.default(
+        residual, branch, weight, bias, eps, norm, **options,
+        stream_dtype=None if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
+    )  # fmt: skip
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # a kernel writes: what autograd is told is told by the caller
+        for target, result in zip((y, z), results, strict=False):
+            if target is not None:
+                target.copy_(result)
+
+
 def gradients(
     dy: Tensor | None,
     dz: Tensor | None,

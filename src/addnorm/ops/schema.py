@@ -3,11 +3,15 @@
 The dispatcher is the registry of backends: `eager.py` registers the reference for every device, the C++ library (`cpu.py`)
 the CPU kernels, and a call takes the best there is. The schemas are private; use `addnorm.functional`.
 
-All are functional: they return fresh, contiguous, distinct tensors. What an operator is not asked for it returns with no
-elements, since the number of outputs is fixed. A null branch means the norm alone.
+All but the last are functional: they return fresh, contiguous, distinct tensors. What an operator is not asked for it returns
+with no elements, since the number of outputs is fixed. A null branch means the norm alone.
 
 The first four have no options, because each argument costs, and a call on one row takes a few microseconds in all: y alone; y
-and the stream; with the statistics for a backward; that backward. The last two have everything.
+and the stream; with the statistics for a backward; that backward. The next two have everything.
+
+`add_norm_out` writes y and z into memory that is given, in the dtypes it is given in; where there is no z, the stream has the
+residual's dtype. An element is read before it is written, so y and z may each be exactly the memory of residual or branch; any
+other element that two of its tensors share is refused. Nobody but `ops/given.py` tells autograd that the memory changed.
 """
 
 from __future__ import annotations
@@ -66,6 +70,10 @@ SCHEMAS = {
         f"Tensor? residual=None, Tensor? branch=None, {ADD_OPTIONS}) "
         "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias, "
         "Tensor residual_scale, Tensor row_scale, Tensor layer_scale, Tensor branch_bias)"
+    ),
+    "add_norm_out": (
+        "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, Tensor(a!)? y, "
+        f"Tensor(b!)? z, {ADD_OPTIONS}, float weight_offset=0.0, int casting=0) -> ()"
     ),
 }
 
@@ -206,6 +214,22 @@ def _fake_add_norm_backward(
     return tuple(gradient(name) if wants >> bit & 1 else nothing(z) for bit, name in enumerate(WANTS))
 
 
+@by_name("add_norm_out")
+def _fake_add_norm_out(
+    residual: Tensor,
+    branch: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    norm: int,
+    y: Tensor | None,
+    z: Tensor | None,
+    **options: Any,
+) -> None:
+    checks.check(residual, branch, weight, bias, eps)
+    checks.check_targets({name: t for name, t in (("y", y), ("z", z)) if t is not None}, residual)
+
+
 for _name, _fake in (
     ("add_norm", _fake_add_norm),
     ("add_norm_stream", _fake_add_norm_stream),
@@ -213,6 +237,7 @@ for _name, _fake in (
     ("add_norm_train_backward", _fake_add_norm_train_backward),
     ("add_norm_forward", _fake_add_norm_forward),
     ("add_norm_backward", _fake_add_norm_backward),
+    ("add_norm_out", _fake_add_norm_out),
 ):
     for _op in (f"addnorm::{_name}", f"addnorm::{_name}_reference"):
         torch.library.register_fake(_op, _fake, lib=library)
