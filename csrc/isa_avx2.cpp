@@ -14,9 +14,7 @@
 
 namespace addnorm::isa_avx2 {
 namespace {
-#include "vec-inl.h"
-
-#include "kernels-inl.h"
+#include "loops-inl.h"
 }  // namespace
 }  // namespace addnorm::isa_avx2
 
@@ -27,6 +25,6 @@ namespace {
 #endif
 
 namespace addnorm {
-extern const Kernels kernels_avx2 = {"AVX2", isa_avx2::forward, isa_avx2::backward, isa_avx2::reduce, isa_avx2::widen, isa_avx2::narrow};
+extern const Kernels kernels_avx2 = {"AVX2", isa_avx2::single::loops, isa_avx2::twice::loops};
 }  // namespace addnorm
 #endif

@@ -14,9 +14,7 @@
 
 namespace addnorm::isa_avx512 {
 namespace {
-#include "vec-inl.h"
-
-#include "kernels-inl.h"
+#include "loops-inl.h"
 }  // namespace
 }  // namespace addnorm::isa_avx512
 
@@ -27,6 +25,6 @@ namespace {
 #endif
 
 namespace addnorm {
-extern const Kernels kernels_avx512 = {"AVX512", isa_avx512::forward, isa_avx512::backward, isa_avx512::reduce, isa_avx512::widen, isa_avx512::narrow};
+extern const Kernels kernels_avx512 = {"AVX512", isa_avx512::single::loops, isa_avx512::twice::loops};
 }  // namespace addnorm
 #endif

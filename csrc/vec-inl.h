@@ -1,9 +1,10 @@
 // A vector of floats for the instruction set being compiled: W lanes, and the dozen operations the loops need.
-// Included inside namespace addnorm::<isa>::(anonymous), after the target pragma: nothing here may come from, or leak
+// Included inside namespace addnorm::<isa>::(anonymous)::single, after the target pragma: nothing here may come from, or leak
 // into, code that is shared between instruction sets. Multiplications are fused only where `fma` says so, so that the
 // same row gives the same bits in whatever loop it is computed.
 
-#define INLINE inline __attribute__((always_inline))
+using real = float;
+#define EACH_TYPE(X) X(f32, float) X(bf16, bf16) X(f16, f16)
 
 #if defined(ADDNORM_AVX512)
 
@@ -20,6 +21,7 @@ INLINE vec fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }  // c
 INLINE float sum(vec a) { return _mm512_reduce_add_ps(a); }
 INLINE float lane0(vec a) { return _mm512_cvtss_f32(a); }
 INLINE vec keep_first(vec a, int64_t n) { return _mm512_maskz_mov_ps(lanes(n), a); }
+INLINE vec select(uint32_t bits, vec a) { return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), a); }
 
 // bfloat16 is the upper half of a float: one permutation of 16-bit words moves sixteen halves into place, or out of it.
 INLINE vec widen16(__m256i h) {
@@ -46,8 +48,11 @@ INLINE __m256i narrow16(vec a) { return upper_halves(rounded_bits(a)); }
 
 INLINE vec load(const float* p) { return _mm512_loadu_ps(p); }
 INLINE vec load(const bf16* p) { return widen16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+INLINE vec load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 INLINE vec load(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(lanes(n), p); }
 INLINE vec load(const bf16* p, int64_t n) { return widen16(_mm256_maskz_loadu_epi16(lanes(n), p)); }
+INLINE vec load(const f16* p, int64_t n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(lanes(n), p)); }
+INLINE __m256i half16(vec a) { return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE void store(float* p, vec a) { _mm512_storeu_ps(p, a); }
 INLINE void store(bf16* p, vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow16(a)); }
 INLINE vec put(bf16* p, vec a) {
@@ -55,8 +60,15 @@ INLINE vec put(bf16* p, vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), upper_halves(bits));
   return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+INLINE void store(f16* p, vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half16(a)); }
+INLINE vec put(f16* p, vec a) {
+  const __m256i h = half16(a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
+  return _mm512_cvtph_ps(h);
+}
 INLINE void store(float* p, vec a, int64_t n) { _mm512_mask_storeu_ps(p, lanes(n), a); }
 INLINE void store(bf16* p, vec a, int64_t n) { _mm256_mask_storeu_epi16(p, lanes(n), narrow16(a)); }
+INLINE void store(f16* p, vec a, int64_t n) { _mm256_mask_storeu_epi16(p, lanes(n), half16(a)); }
 
 #elif defined(ADDNORM_AVX2)
 
@@ -80,6 +92,11 @@ INLINE float sum(vec a) {
 }
 INLINE float lane0(vec a) { return _mm256_cvtss_f32(a); }
 INLINE vec keep_first(vec a, int64_t n) { return _mm256_and_ps(a, _mm256_castsi256_ps(lanes(n))); }
+INLINE vec select(uint32_t bits, vec a) {
+  const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i mine = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), each);
+  return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(mine, each)));
+}
 
 INLINE vec widen16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
 INLINE __m256i rounded_bits(vec a) {
@@ -97,12 +114,15 @@ INLINE __m128i narrow16(vec a) { return upper_halves(rounded_bits(a)); }
 
 INLINE vec load(const float* p) { return _mm256_loadu_ps(p); }
 INLINE vec load(const bf16* p) { return widen16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+INLINE vec load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 INLINE vec load(const float* p, int64_t n) { return _mm256_maskload_ps(p, lanes(n)); }
-INLINE vec load(const bf16* p, int64_t n) {
-  bf16 part[W] = {};
+template <class T>
+INLINE vec load(const T* p, int64_t n) {
+  T part[W] = {};
   for (int64_t i = 0; i < n; ++i) part[i] = p[i];
   return load(part);
 }
+INLINE __m128i half16(vec a) { return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE void store(float* p, vec a) { _mm256_storeu_ps(p, a); }
 INLINE void store(bf16* p, vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow16(a)); }
 INLINE vec put(bf16* p, vec a) {
@@ -110,9 +130,16 @@ INLINE vec put(bf16* p, vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), upper_halves(bits));
   return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
+INLINE void store(f16* p, vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half16(a)); }
+INLINE vec put(f16* p, vec a) {
+  const __m128i h = half16(a);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), h);
+  return _mm256_cvtph_ps(h);
+}
 INLINE void store(float* p, vec a, int64_t n) { _mm256_maskstore_ps(p, lanes(n), a); }
-INLINE void store(bf16* p, vec a, int64_t n) {
-  bf16 part[W];
+template <class T>
+INLINE void store(T* p, vec a, int64_t n) {
+  T part[W];
   store(part, a);
   for (int64_t i = 0; i < n; ++i) p[i] = part[i];
 }
@@ -135,17 +162,9 @@ INLINE vec keep_first(vec a, int64_t n) {
   return a;
 }
 
-INLINE float widen1(bf16 h) {
-  const uint32_t u = static_cast<uint32_t>(h.bits) << 16;
-  float x;
-  __builtin_memcpy(&x, &u, 4);
-  return x;
-}
-INLINE bf16 narrow1(float x) {
-  uint32_t u;
-  __builtin_memcpy(&u, &x, 4);
-  if (x != x) return bf16{0x7fc0};
-  return bf16{static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+INLINE vec select(uint32_t bits, vec a) {
+  for (int i = 0; i < W; ++i) a[i] = bits >> i & 1 ? a[i] : 0.0f;
+  return a;
 }
 
 INLINE vec load(const float* p) {
@@ -153,30 +172,49 @@ INLINE vec load(const float* p) {
   __builtin_memcpy(&a, p, sizeof a);
   return a;
 }
-INLINE vec load(const bf16* p) { return vec{widen1(p[0]), widen1(p[1]), widen1(p[2]), widen1(p[3])}; }
-INLINE vec load(const float* p, int64_t n) {
-  vec a = fill(0.0f);
-  for (int64_t i = 0; i < n; ++i) a[i] = p[i];
-  return a;
+// bfloat16 in vectors of the compiler's too; float16, and parts of a vector, an element at a time and not inlined.
+typedef uint32_t uvec __attribute__((vector_size(16)));
+typedef uint16_t hvec __attribute__((vector_size(8)));
+template <class T>
+OUTLINE void widen_lanes(const T* p, float* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = widen1(p[i]);
 }
-INLINE vec load(const bf16* p, int64_t n) {
-  vec a = fill(0.0f);
-  for (int64_t i = 0; i < n; ++i) a[i] = widen1(p[i]);
-  return a;
+template <class T>
+OUTLINE void narrow_lanes(const float* p, T* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) narrow1(p[i], to + i);
+}
+template <class T>
+INLINE vec load(const T* p, int64_t n) {
+  float lanes[W] = {};
+  widen_lanes(p, lanes, n);
+  return load(lanes);
+}
+INLINE vec load(const f16* p) { return load(p, W); }
+INLINE vec load(const bf16* p) {
+  hvec h;
+  __builtin_memcpy(&h, p, sizeof h);
+  const uvec u = __builtin_convertvector(h, uvec) << 16;
+  return (vec)u;
 }
 INLINE void store(float* p, vec a) { __builtin_memcpy(p, &a, sizeof a); }
-INLINE void store(bf16* p, vec a) {
-  for (int i = 0; i < W; ++i) p[i] = narrow1(a[i]);
+template <class T>
+INLINE void store(T* p, vec a, int64_t n) {
+  float lanes[W];
+  store(lanes, a);
+  narrow_lanes(lanes, p, n);
 }
-INLINE vec put(bf16* p, vec a) {
+INLINE void store(f16* p, vec a) { store(p, a, W); }
+INLINE void store(bf16* p, vec a) {
+  const uvec u = (uvec)a;
+  const uvec nan = (uvec)(a != a);
+  const uvec bits = (nan & 0x7fc00000u) | (~nan & (u + 0x7fffu + ((u >> 16) & 1u)));
+  const hvec h = __builtin_convertvector(bits >> 16, hvec);
+  __builtin_memcpy(p, &h, sizeof h);
+}
+template <class T>
+INLINE vec put(T* p, vec a) {
   store(p, a);
   return load(p);
-}
-INLINE void store(float* p, vec a, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) p[i] = a[i];
-}
-INLINE void store(bf16* p, vec a, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) p[i] = narrow1(a[i]);
 }
 
 #endif

@@ -37,8 +37,6 @@ DTYPES = {
     "float32 stream, float16 branch": Dtypes(f32, f16, f32),
     "float64": Dtypes(f64, f64, f64),
 }
-# What the C++ kernels compute themselves, by the name in DTYPES.
-KERNEL_DTYPES = tuple(DTYPES)[:5]
 
 # Rows around 4 (what backward takes at once) and 64 (a chunk of the sums over rows); features around the widths of a vector
 # (4, 8, 16) and of the unrolled block of four.
@@ -64,7 +62,7 @@ EVERYTHING = {
     "offset": 5,
 }  # fmt: skip
 
-# No option but the norm's own parameters: what the C++ kernels compute.
+# No option but the norm's own parameters.
 BASIC = {
     "LayerNorm": Variant(**LAYER),
     "LayerNorm without bias": Variant("layer", weight=True),

@@ -106,7 +106,9 @@ def _values(kind: str, shape: tuple[int, ...], rng: random.Random, generator: to
     return t
 
 
-def _options(norm: str, rows: tuple[int, ...], d: int, rng: random.Random, tensors: dict, options: dict, tensor) -> None:
+def _options(
+    norm: str, rows: tuple[int, ...], d: int, rng: random.Random, tensors: dict, options: dict, tensor
+) -> None:
     """Some of the options: those that are tensors into `tensors`, the others into `options`."""
     for name in ("residual_scale", "layer_scale"):
         kind = rng.choice([None, None, 1.7, -0.3, 0.0, 2, (), (d,)])
@@ -118,7 +120,9 @@ def _options(norm: str, rows: tuple[int, ...], d: int, rng: random.Random, tenso
         tensors["branch_bias"] = tensor((d,))
     if rng.random() < 0.4:
         # Every shape that broadcasts to the rows: without leading dimensions, with some of size one.
-        shape = tuple(1 if rng.random() < 0.3 else n for n in rows[rng.randint(0, len(rows)) if rng.random() < 0.4 else 0 :])
+        shape = tuple(
+            1 if rng.random() < 0.3 else n for n in rows[rng.randint(0, len(rows)) if rng.random() < 0.4 else 0 :]
+        )
         tensors["row_scale"] = tensor(shape, 1.0)
     if rng.random() < 0.4 and math.prod(rows) * d <= 8000:
         options["dropout_p"] = rng.choice([0.0, 1.0, 0.5, rng.random(), 1e-12, 1.0 - 1e-12])

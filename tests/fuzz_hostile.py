@@ -121,7 +121,9 @@ def operators(case: Case) -> None:
     numbers = ["residual_factor", "branch_factor", "dropout_p", "offset", "weight_offset"]
     options = {name: rng.choice([*junk[5:], t.get(name)]) for name in tensors if rng.random() < 0.2}
     options |= {name: rng.choice([0, 1, -1, 0.5, 2**40]) for name in numbers if rng.random() < 0.2}
-    backward = options | {name: rng.choice([t["residual"], *junk[5:]]) for name in ("residual", "branch") if rng.random() < 0.5}
+    backward = options | {
+        name: rng.choice([t["residual"], *junk[5:]]) for name in ("residual", "branch") if rng.random() < 0.5
+    }
     wants = rng.choice([15, 255, rng.randrange(256), 3, 2**40, -1])
     for op, arguments, keywords in (
         (ops.add_norm, [*forward, rms], {}),

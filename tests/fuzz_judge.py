@@ -67,7 +67,9 @@ def truth(call: Call, z: Tensor, given: dict[str, Tensor]) -> tuple[dict[str, Te
     return want | {name: t.grad for name, t in tensors.items()}, judged, x_hat
 
 
-def wrong(call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None], given: dict[str, Tensor]) -> list[str]:
+def wrong(
+    call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None], given: dict[str, Tensor]
+) -> list[str]:
     """A line for everything that is not as it must be; `grads` are those that were asked for."""
     lines = _outward(call, outputs, grads)
     z = outputs["z"]
@@ -137,4 +139,6 @@ def _compare(name: str, got: Tensor, want: Tensor, near: Tensor) -> list[str]:
         return []
     at = int((~good).flatten().nonzero()[0])
     got, want, bound = (t.expand(good.shape).flatten()[at].item() for t in (got, want, bound))
-    return [f"{name}: {int((~good).sum())} of {good.numel()} wrong; element {at} is {got}, expected {want} +- {bound:.3g}"]
+    return [
+        f"{name}: {int((~good).sum())} of {good.numel()} wrong; element {at} is {got}, expected {want} +- {bound:.3g}"
+    ]

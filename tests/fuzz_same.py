@@ -44,7 +44,12 @@ def wrong(case: Case, first: dict[str, Tensor | None]) -> list[str]:
     """A line for each way of making the call that gives other bits than `first`, its results."""
     call, lines = case.call, []
     outputs = {name: first[name] for name in ("y", "z") if name in first}
-    ways = {"without gradients": _without, "a row alone": _row, "in many dimensions": _dimensions, "in place": _in_place}
+    ways = {
+        "without gradients": _without,
+        "a row alone": _row,
+        "in many dimensions": _dimensions,
+        "in place": _in_place,
+    }
     got = {name: way(case, outputs) for name, way in ways.items()}
     if call.norm != "none":
         tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}

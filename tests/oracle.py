@@ -116,7 +116,9 @@ def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Ten
         rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.eps)
         # What the sum for the mean loses, a centred value loses too.
         x_hat = ((z.abs() + z.abs().mean(-1, keepdim=True)) if call.norm == "layer" else z.abs()) * rstd
-        weight = (t["weight"].abs() + abs(call.options.get("weight_offset", 0.0))) if "weight" in t else torch.ones(call.d)
+        weight = (
+            (t["weight"].abs() + abs(call.options.get("weight_offset", 0.0))) if "weight" in t else torch.ones(call.d)
+        )
         m["y"] = x_hat * weight + (t["bias"].abs() if "bias" in t else 0.0)
         if "y" in given:
             dy = given["y"].to(f64).abs()

@@ -50,7 +50,17 @@ def build(sources: Sequence[Path], library: Path) -> None:
     objects = [str(library.with_name(f"{source.stem}.o")) for source in sources]
 
     def compile_one(source: Path, target: str) -> None:
-        command = [*compiler, *macros, *includes, *extension.extra_compile_args, *FLAGS, "-c", str(source), "-o", target]
+        command = [
+            *compiler,
+            *macros,
+            *includes,
+            *extension.extra_compile_args,
+            *FLAGS,
+            "-c",
+            str(source),
+            "-o",
+            target,
+        ]
         subprocess.run(command, check=True)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

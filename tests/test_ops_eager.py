@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cases import BASIC, DTYPES, KERNEL_DTYPES, SHAPES, bf16, cotangents, f32, f64, make
+from cases import BASIC, DTYPES, SHAPES, bf16, cotangents, f32, f64, make
 from oracle import UNIT, arithmetic, magnitudes
 
 ops = torch.ops.addnorm
@@ -18,7 +18,7 @@ def agree(got: torch.Tensor, want: torch.Tensor, unit: float, terms: torch.Tenso
 
 
 @pytest.mark.parametrize("shape", [s for s in SHAPES if len(s) > 1], ids=str)
-@pytest.mark.parametrize("dtypes", KERNEL_DTYPES)
+@pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("variant", BASIC)
 def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
     call = make(variant, dtypes, shape)

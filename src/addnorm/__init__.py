@@ -7,6 +7,7 @@
 """
 
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
+from addnorm.inplace import add_layer_norm_, add_residual_, add_rms_norm_
 from addnorm.nn import AddNorm, LayerNorm, RMSNorm
 from addnorm.ops import Backend, backends
 
@@ -18,8 +19,11 @@ __all__ = [
     "LayerNorm",
     "RMSNorm",
     "add_layer_norm",
+    "add_layer_norm_",
     "add_residual",
+    "add_residual_",
     "add_rms_norm",
+    "add_rms_norm_",
     "backends",
     "layer_norm",
     "rms_norm",

@@ -9,13 +9,14 @@ first; since dropout, bias and layer scale act on the branch alone, a swap is wr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from addnorm.ops import call, checks
+from addnorm.ops import call, checks, given
 from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
@@ -49,14 +50,14 @@ class NormOptions(AddOptions, total=False):
 @overload
 def add_layer_norm(
     residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-    *, return_residual: Literal[False] = False, **options: Unpack[NormOptions],
+    *, return_residual: Literal[False] = False, out: Tensor | None = None, **options: Unpack[NormOptions],
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def add_layer_norm(
     residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
-    *, return_residual: Literal[True], **options: Unpack[NormOptions],
+    *, return_residual: Literal[True], out: tuple[Tensor, Tensor] | None = None, **options: Unpack[NormOptions],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -80,6 +81,7 @@ def add_layer_norm(
     weight_offset: float = 0.0,
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""LayerNorm(residual + branch), and with `return_residual=True` the sum as well.
 
@@ -108,6 +110,10 @@ def add_layer_norm(
         weight_offset: added to weight (1 for weights stored as their distance from one).
         stream_dtype: dtype of z; None: that of residual.
         out_dtype: dtype of y; None: that of branch (under autocast, that of `F.layer_norm(z)` on that device).
+        out: memory for y, or for `(y, z)` with `return_residual=True`; it is what is returned. It has the shape of the result,
+            since nothing is resized, and its dtype is that of the result, so that out_dtype and stream_dtype may be left out.
+            It may be exactly residual or exactly branch, and else shares no memory with an argument. Strided memory works,
+            computed aside and copied. For inference: refused where a gradient is wanted.
 
     Returns:
         y `(*, d)`, or `(y, z)`.
@@ -119,8 +125,9 @@ def add_layer_norm(
     makes its row NaN, and so does an infinity (in RMSNorm, which has no mean, only its own element).
 
     Raises:
-        ValueError: shapes, devices or values that do not fit together.
-        TypeError: something that is no tensor, or a dtype that is no float.
+        ValueError: shapes, devices, values or memory that do not fit together.
+        TypeError: something that is no tensor, or a dtype that is no float, or not the one asked for.
+        RuntimeError: `out` where a gradient is wanted.
 
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450); Vaswani et al., "Attention Is All You Need"
     (arXiv 1706.03762). Equals `torch.nn.functional.layer_norm(residual + branch, (d,), weight, bias, eps)`.
@@ -145,10 +152,14 @@ def add_layer_norm(
         and not weight_offset
         and branch is not None
     ):
-        return call.plain(residual, branch, weight, bias, eps, False, return_residual)
+        if out is None:
+            return call.plain(residual, branch, weight, bias, eps, False, return_residual)
+        given.plain(residual, branch, weight, bias, eps, "layer", *given.into(out, return_residual))
+        return out
     checks.check_branch(branch)
-    y, z = call.run(
-        residual, branch, weight, bias, eps, "layer",
+    run = call.run if out is None else functools.partial(given.run, into=given.into(out, return_residual))
+    y, z = run(
+        residual, branch, weight, bias, eps, "layer", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
         weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
@@ -159,14 +170,16 @@ def add_layer_norm(
 @overload
 def add_rms_norm(
     residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None,
-    *, return_residual: Literal[False] = False, casting: Casting = "float32", **options: Unpack[NormOptions],
+    *, return_residual: Literal[False] = False, casting: Casting = "float32", out: Tensor | None = None,
+    **options: Unpack[NormOptions],
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def add_rms_norm(
     residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None,
-    *, return_residual: Literal[True], casting: Casting = "float32", **options: Unpack[NormOptions],
+    *, return_residual: Literal[True], casting: Casting = "float32", out: tuple[Tensor, Tensor] | None = None,
+    **options: Unpack[NormOptions],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
@@ -191,6 +204,7 @@ def add_rms_norm(
     weight_offset: float = 0.0,
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""RMSNorm(residual + branch), and with `return_residual=True` the sum as well.
 
@@ -218,7 +232,7 @@ def add_rms_norm(
         tensor([0.5359, 0.3573, 1.6078])
     """
     if eps is None:
-        eps = call.default_rms_eps(residual, branch, stream_dtype)
+        eps = call.default_rms_eps(residual, branch, given.stream_dtype(out) or stream_dtype)
     if (
         residual_scale is None
         and layer_scale is None
@@ -232,10 +246,14 @@ def add_rms_norm(
         and casting == "float32"
         and branch is not None
     ):
-        return call.plain(residual, branch, weight, bias, eps, True, return_residual)
+        if out is None:
+            return call.plain(residual, branch, weight, bias, eps, True, return_residual)
+        given.plain(residual, branch, weight, bias, eps, "rms", *given.into(out, return_residual))
+        return out
     checks.check_branch(branch)
-    y, z = call.run(
-        residual, branch, weight, bias, eps, "rms",
+    run = call.run if out is None else functools.partial(given.run, into=given.into(out, return_residual))
+    y, z = run(
+        residual, branch, weight, bias, eps, "rms", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
         weight_offset=weight_offset, casting=casting, stream_dtype=stream_dtype, out_dtype=out_dtype,
@@ -256,12 +274,13 @@ def add_residual(
     seed: Tensor | None = None,
     offset: int = 0,
     stream_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     r"""The add without the norm: z alone, `(*, d)`.
 
         z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
 
-    Options, dtypes, gradients and errors are those of `add_layer_norm`. Nothing is broadcast.
+    Options, dtypes, gradients and errors are those of `add_layer_norm`; `out` is memory for z. Nothing is broadcast.
 
     Example:
         >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
@@ -269,7 +288,10 @@ def add_residual(
         tensor([1.0500, 1.9000, 3.1500])
     """
     checks.check_branch(branch)
-    return call.run(
+    if out is not None:
+        checks.check_out(out, False)
+    run = call.run if out is None else functools.partial(given.run, into=(None, out, given.OUT_Z))
+    return run(
         residual, branch, None, None, 0.0, "none",
         residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
         dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset, stream_dtype=stream_dtype,
@@ -279,29 +301,32 @@ def add_residual(
 def layer_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
     *, normalized_shape: Shape | None = None, weight_offset: float = 0.0, out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """LayerNorm without an add, by the same kernels and the same contract: the first norm of a pre-LN stack.
+
+    `out` is memory for y, as in `add_layer_norm`, and may be x itself.
 
     Example:
         >>> addnorm.layer_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    return _alone(x, weight, bias, eps, "layer", normalized_shape, weight_offset, out_dtype)
+    return _alone(x, weight, bias, eps, "layer", normalized_shape, weight_offset, out_dtype, out)
 
 
 def rms_norm(
     x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None,
     *, normalized_shape: Shape | None = None, weight_offset: float = 0.0, casting: Casting = "float32",
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """RMSNorm without an add, by the same kernels and the same contract.
+    """RMSNorm without an add, by the same kernels and the same contract; `out` as in `layer_norm`.
 
     Example:
         >>> addnorm.rms_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([0.5359, 0.3573, 1.6078])
     """
     eps = call.default_rms_eps(x, None) if eps is None else eps
-    return _alone(x, weight, bias, eps, "rms", normalized_shape, weight_offset, out_dtype, casting)
+    return _alone(x, weight, bias, eps, "rms", normalized_shape, weight_offset, out_dtype, out, casting)
 
 
 def _alone(
@@ -313,11 +338,16 @@ def _alone(
     normalized_shape: Shape | None,
     weight_offset: float,
     out_dtype: torch.dtype | None,
+    out: Tensor | None,
     casting: Casting = "float32",
 ) -> Tensor:
     if normalized_shape is None and not weight_offset and out_dtype is None and casting == "float32":
-        return call.plain(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
-    return call.run(
+        if out is None:
+            return call.plain(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
+        given.plain(x, None, weight, bias, eps, norm, *given.into(out, False))
+        return out
+    run = call.run if out is None else functools.partial(given.run, into=given.into(out, False))
+    return run(
         x, None, weight, bias, eps, norm,
         normalized_shape=normalized_shape, weight_offset=weight_offset, casting=casting, out_dtype=out_dtype,
     )[0]  # fmt: skip

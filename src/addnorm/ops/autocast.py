@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.schema import NORMS, library
+from addnorm.ops.schema import NORMS, by_name, library
 
 
 def y_dtype(device_type: str, z_dtype: torch.dtype) -> torch.dtype:
@@ -24,12 +24,13 @@ def y_dtype(device_type: str, z_dtype: torch.dtype) -> torch.dtype:
 def _register(device_type: str, key: str) -> None:
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def forward(residual: Tensor, branch: Tensor | None, *args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-        if options.get("out_dtype") is None:
-            z_dtype = options.get("stream_dtype") or residual.dtype
-            options["out_dtype"] = y_dtype(device_type, z_dtype)
+    @by_name("add_norm_forward")
+    def forward(residual: Tensor, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if arguments.get("out_dtype") is None:
+            z_dtype = arguments.get("stream_dtype") or residual.dtype
+            arguments["out_dtype"] = y_dtype(device_type, z_dtype)
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return torch.ops.addnorm.add_norm_forward.default(residual, branch, *args, **options)  # type: ignore[no-any-return]  # torch.ops is not typed
+            return torch.ops.addnorm.add_norm_forward.default(residual, **arguments)  # type: ignore[no-any-return]  # torch.ops is not typed
 
     def train(residual: Tensor, branch: Tensor | None, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, rms = args

@@ -7,8 +7,8 @@ autograd node, and the composite formula of the reference, which torch different
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -16,13 +16,16 @@ from torch.autograd import forward_ad
 
 from addnorm import reference
 from addnorm.ops import autocast, autograd, checks, eager
-from addnorm.ops.schema import CASTINGS, NORMS
+from addnorm.ops.schema import ADD_NAMES, CASTINGS, CHECKED, NORMS
 
 _ops = torch.ops.addnorm
 _add_norm, _add_norm_stream = _ops.add_norm.default, _ops.add_norm_stream.default
 # What OpOverload.__call__ calls, without its Python frame: a tenth of what a call on one row costs. Dynamo knows only the
 # overload itself.
 _add_norm_eager, _add_norm_stream_eager = _add_norm._op, _add_norm_stream._op
+_forward = _ops.add_norm_forward.default
+_forward_eager = _forward._op
+_randint = torch.randint
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -70,6 +73,30 @@ def default_rms_eps(residual: Tensor, branch: Tensor | None, stream_dtype: torch
     return 0.0  # the call is about to be refused
 
 
+class Arguments(NamedTuple):
+    """Everything that `add_norm_forward` takes, in its order."""
+
+    residual: Tensor
+    branch: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+    norm: int
+    residual_factor: float
+    residual_scale: Tensor | None
+    branch_factor: float
+    row_scale: Tensor | None
+    layer_scale: Tensor | None
+    branch_bias: Tensor | None
+    dropout_p: float
+    seed: Tensor | None
+    offset: int
+    weight_offset: float
+    casting: int
+    stream_dtype: torch.dtype | None
+    out_dtype: torch.dtype | None
+
+
 def run(
     residual: Tensor,
     branch: Tensor | None,
@@ -77,6 +104,7 @@ def run(
     bias: Tensor | None,
     eps: float,
     norm: str,
+    return_residual: bool = True,
     *,
     normalized_shape: int | Sequence[int] | None = None,
     residual_scale: Tensor | float | None = None,
@@ -90,98 +118,118 @@ def run(
     casting: reference.Casting = "float32",
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    compute: Callable[[Arguments, bool], tuple[Tensor, Tensor]] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`(y, z)`; y has no elements where `norm` is "none", z none where `branch` is None."""
+    """`(y, z)`; y has no elements where `norm` is "none", z none where there is no branch or it is not asked for.
+
+    `compute` may stand in for `_compute`.
+    """
     if casting not in CASTINGS:
         raise ValueError(f"casting is {casting!r}, expected one of {', '.join(map(repr, CASTINGS))}.")
-    shape = residual.shape if isinstance(residual, Tensor) else None
+    shape = None
     if normalized_shape is not None:
-        dims = (int(normalized_shape),) if isinstance(normalized_shape, SupportsIndex) else tuple(normalized_shape)
-        checks.check_normalized_shape(dims, residual, "x" if branch is None else "residual")
-        parameters = {"weight": weight, "bias": bias, "branch_bias": branch_bias}
-        scales = {"residual_scale": residual_scale, "layer_scale": layer_scale}
-        scales = {name: t for name, t in scales.items() if isinstance(t, Tensor) and t.dim() > 0}
-        checks.check_ends_in(dims, branch=branch, **parameters, **scales)
-        keep = residual.dim() - len(dims)
-        residual = residual.flatten(keep)
-        branch = None if branch is None else branch.flatten(keep)
-        weight, bias, branch_bias = (t if t is None else t.flatten() for t in (weight, bias, branch_bias))
-        residual_scale, layer_scale = (
-            t.flatten() if isinstance(t, Tensor) and t.dim() else t for t in (residual_scale, layer_scale)
+        shape = residual.shape if isinstance(residual, Tensor) else None
+        residual, branch, weight, bias, branch_bias, residual_scale, layer_scale = _flattened(
+            normalized_shape, residual, branch, weight, bias, branch_bias, residual_scale, layer_scale
         )
-    options: dict[str, Any] = {}
-    for name, scale in (("residual", residual_scale), ("layer", layer_scale)):
-        factor = "residual_factor" if name == "residual" else "branch_factor"
-        if isinstance(scale, Tensor):
-            options[f"{name}_scale"] = scale
-        elif scale is not None:
-            options[factor] = scale
-    options |= {name: t for name, t in (("row_scale", row_scale), ("branch_bias", branch_bias)) if t is not None}
-    if dropout_p or options or weight_offset or stream_dtype or out_dtype or _transforms_active():
-        # Not left to the kernels to notice: an option's shape is seen only by the formula that uses it.
+    try:
+        rows = row_scale
+        if rows is not None and rows.shape != residual.shape[:-1]:
+            # Widened first, so that the gradients that the expansion sums are not rounded before.
+            wide = reference.compute_dtype(rows, residual, branch, dtype=stream_dtype)
+            rows = rows.to(wide).expand(residual.shape[:-1])
+        if not dropout_p:
+            mask_seed = None
+        elif not checks.is_number(dropout_p):
+            raise TypeError  # the sentence is on its way
+        elif seed is None:
+            mask_seed = _randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=residual.device)
+        else:
+            mask_seed = seed
+        arguments = Arguments(
+            residual, branch, weight, bias, eps, NORMS[norm],
+            *_split(residual_scale), *_split(layer_scale)[:1], rows, *_split(layer_scale)[1:], branch_bias,
+            dropout_p, mask_seed, offset, weight_offset, CASTINGS[casting], stream_dtype, out_dtype,
+        )  # fmt: skip
+        y, z = (compute or _compute)(arguments, return_residual)
+    except (RuntimeError, AttributeError, TypeError):
         checks.check(
             residual, branch, weight, bias, eps, residual_scale=residual_scale, row_scale=row_scale,
             layer_scale=layer_scale, branch_bias=branch_bias, dropout_p=dropout_p, seed=seed, offset=offset,
             weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
         )  # fmt: skip
-    if row_scale is not None and row_scale.shape != residual.shape[:-1]:
-        # Widened first, so that the gradients that the expansion sums are not rounded before.
-        wide = reference.compute_dtype(row_scale, residual, branch, dtype=stream_dtype)
-        options["row_scale"] = row_scale.to(wide).expand(residual.shape[:-1])
-    if dropout_p:
-        if seed is None:
-            seed = torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=residual.device)
-        options |= {"dropout_p": float(dropout_p), "seed": seed, "offset": offset}
-    options |= {"weight_offset": float(weight_offset), "casting": CASTINGS[casting]}
-    options |= {"stream_dtype": stream_dtype, "out_dtype": out_dtype}
-    try:
-        y, z = _compute(residual, branch, weight, bias, eps, NORMS[norm], options)
-    except (RuntimeError, AttributeError, TypeError):
-        checks.check(residual, branch, weight, bias, eps)
         raise
-    if normalized_shape is not None and shape is not None:
+    if shape is not None:
         y, z = (t if t.shape != residual.shape else t.reshape(shape) for t in (y, z))
     return y, z
 
 
-def _compute(
+def _split(scale: Tensor | float | None) -> tuple[float, Tensor | None]:
+    """A factor and a tensor, one of them at rest: what the schema has for a scale."""
+    if scale is None:
+        return 1.0, None
+    if isinstance(scale, Tensor):
+        return 1.0, scale
+    if not checks.is_number(scale):
+        raise TypeError  # the sentence is on its way
+    return scale, None
+
+
+def _flattened(
+    normalized_shape: int | Sequence[int],
     residual: Tensor,
     branch: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    norm: int,
-    options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
+    branch_bias: Tensor | None,
+    residual_scale: Tensor | float | None,
+    layer_scale: Tensor | float | None,
+) -> tuple[Any, ...]:
+    """The same tensors with the dimensions of `normalized_shape` made one."""
+    dims = (int(normalized_shape),) if isinstance(normalized_shape, SupportsIndex) else tuple(normalized_shape)
+    checks.check_normalized_shape(dims, residual, "x" if branch is None else "residual")
+    parameters = {"weight": weight, "bias": bias, "branch_bias": branch_bias}
+    scales = {"residual_scale": residual_scale, "layer_scale": layer_scale}
+    shaped = {name: t for name, t in scales.items() if isinstance(t, Tensor) and t.dim() > 0}
+    checks.check_ends_in(dims, branch=branch, **parameters, **shaped)
+    keep = residual.dim() - len(dims)
+    scales |= {name: t.flatten() for name, t in shaped.items()}
+    return (
+        residual.flatten(keep),
+        None if branch is None else branch.flatten(keep),
+        *(t if t is None else t.flatten() for t in parameters.values()),
+        *scales.values(),
+    )
+
+
+def _compute(arguments: Arguments, return_residual: bool) -> tuple[Tensor, Tensor]:
     if _transforms_active() or _forward_ad._current_level >= 0:
-        return _composite(residual, branch, weight, bias, eps, norm, options)
-    inputs = (residual, branch, weight, bias, *(options.get(name) for name in autograd.INPUTS[4:]))
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
-        return autograd.apply(residual, branch, weight, bias, eps, norm, **options)
-    y, z, _ = torch.ops.addnorm.add_norm_forward.default(residual, branch, weight, bias, eps, norm, **options)
+        return _composite(arguments)
+    if _grad_enabled():
+        for place in autograd.PLACES:
+            t: Any = arguments[place]
+            if t is not None and t.requires_grad:
+                apply = autograd.AddNormFunction.apply if _compiling() else autograd.full_apply
+                return apply(*arguments)  # type: ignore[no-any-return]  # torch does not type apply
+    y, z, _ = (_forward if _compiling() else _forward_eager)(*arguments, 2 if return_residual else 1)
     return y, z
 
 
-def _composite(
-    residual: Tensor,
-    branch: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    norm: int,
-    options: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
+def _composite(arguments: Arguments) -> tuple[Tensor, Tensor]:
     """The formula itself, in operators that torch knows how to transform."""
-    z = residual
-    if branch is not None:
-        z = reference.add(residual, branch, dtype=options["stream_dtype"], **eager.add_options(residual, options))
-    if norm == NORMS["none"]:
+    a = arguments
+    checks.check(a.residual, a.branch, a.weight, a.bias, a.eps, **{name: getattr(a, name) for name in CHECKED})
+    z = a.residual
+    if a.branch is not None:
+        options = {name: getattr(a, name) for name in ADD_NAMES}
+        z = reference.add(a.residual, a.branch, dtype=a.stream_dtype, **eager.add_options(a.residual, options))
+    if a.norm == NORMS["none"]:
         return z, z
-    out_dtype = options["out_dtype"] or (residual if branch is None else branch).dtype
-    if options["out_dtype"] is None and torch.is_autocast_enabled(z.device.type):
+    out_dtype = a.out_dtype or (a.residual if a.branch is None else a.branch).dtype
+    if a.out_dtype is None and torch.is_autocast_enabled(z.device.type):
         out_dtype = autocast.y_dtype(z.device.type, z.dtype)
     y = reference.normalize(
-        z, weight, bias, norm=eager.norm_kind(norm), eps=eps, weight_offset=options["weight_offset"],
-        casting=eager.CASTING_NAMES[options["casting"]], dtype=out_dtype,
+        z, a.weight, a.bias, norm=eager.norm_kind(a.norm), eps=a.eps, weight_offset=a.weight_offset,
+        casting=eager.CASTING_NAMES[a.casting], dtype=out_dtype,
     )  # fmt: skip
     return y, z

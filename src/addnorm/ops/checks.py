@@ -6,12 +6,15 @@ right pays nothing for it. The reference calls `check` first.
 
 from __future__ import annotations
 
+import itertools
 import math
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+
+from addnorm.ops import memory
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _FLOATS_WORDS = "float32, bfloat16, float16 or float64"
@@ -36,7 +39,7 @@ def check(
     out_dtype: torch.dtype | None = None,
 ) -> None:
     """Raises TypeError or ValueError if the arguments of an add + norm do not fit together."""
-    if not (_is_number(eps) and eps >= 0):
+    if not (is_number(eps) and eps >= 0):
         raise ValueError(f"eps is {eps!r}, expected a number that is not negative: 1e-5 is LayerNorm's usual one.")
     stream = "x" if branch is None else "residual"  # what it is called by the norm alone
     _tensor(stream, residual)
@@ -76,7 +79,7 @@ def check(
                     f"each feature: to scale whole rows use row_scale."
                 )
             _same_device(name, value, stream, residual)
-        elif value is not None and not _is_number(value):
+        elif value is not None and not is_number(value):
             raise TypeError(f"{name} is {_kind(value)}, expected a number or a tensor of shape () or ({d},).")
     if row_scale is not None:
         _tensor("row_scale", row_scale)
@@ -87,7 +90,7 @@ def check(
                 f"element for each row of residual {_shape(residual)}: to scale features use layer_scale."
             )
         _same_device("row_scale", row_scale, stream, residual)
-    if not (_is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
+    if not (is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
         raise ValueError(f"dropout_p is {dropout_p!r}, expected a probability: a number from 0 to 1.")
     if seed is not None and not (isinstance(seed, Tensor) and seed.dim() == 0 and seed.dtype == torch.int64):
         raise TypeError(f"seed is {_kind(seed)}, expected a 0-d int64 tensor: torch.tensor(1234).")
@@ -95,7 +98,7 @@ def check(
         _same_device("seed", seed, stream, residual)
     if not (isinstance(offset, int | torch.SymInt) and 0 <= offset < 2**62):
         raise ValueError(f"offset is {offset!r}, expected a whole number of blocks to skip, from 0 to 2**62.")
-    if not _is_number(weight_offset):
+    if not is_number(weight_offset):
         raise TypeError(f"weight_offset is {_kind(weight_offset)}, expected a number: 1.0 for Gemma's weights.")
     if weight_offset and weight is None:
         raise ValueError(f"weight_offset is {weight_offset!r} but there is no weight to add it to: pass weight.")
@@ -137,6 +140,70 @@ def check_branch(branch: Any) -> None:
         )
 
 
+def check_out(out: Any, return_residual: bool) -> None:
+    """Raises TypeError unless `out` is the kind of thing that the results are: y, or `(y, z)`."""
+    if return_residual:
+        if not (isinstance(out, tuple | list) and len(out) == 2 and all(isinstance(t, Tensor) for t in out)):
+            raise TypeError(
+                f"out is {_kind(out)}, expected two tensors (y, z): for y alone leave return_residual at False."
+            )
+    elif not isinstance(out, Tensor):
+        raise TypeError(f"out is {_kind(out)}, expected one tensor: for (y, z) pass return_residual=True.")
+
+
+def check_targets(targets: dict[str, Any], residual: Tensor) -> None:
+    """Raises unless each of `targets`, by the name its caller knows, is like a result of the call."""
+    for name, target in targets.items():
+        _tensor(name, target)
+        if target.shape != residual.shape:
+            raise ValueError(
+                f"{name} has shape {_shape(target)}, expected {_shape(residual)}, that of the result: nothing is resized. "
+                f"Make it with torch.empty{tuple(residual.shape)}."
+            )
+        if target.device != residual.device:
+            raise ValueError(
+                f"{name} is on {target.device}, expected {residual.device}, the device of the inputs: make it with "
+                f"device={str(residual.device)!r}."
+            )
+
+
+def check_memory(targets: dict[str, Tensor], inputs: dict[str, Any]) -> None:
+    """Raises ValueError if writing `targets` would write an element twice, or one that is still to be read."""
+    for name, target in targets.items():
+        if memory.folds(target):
+            raise ValueError(
+                f"{name} has elements that share memory (it is expanded, say), expected a place for each: pass {name}.clone()."
+            )
+    for (other, t), (name, target) in itertools.combinations(targets.items(), 2):
+        if memory.shared(target, t):
+            raise ValueError(
+                f"{name} shares memory with {other}, expected memory of its own, since both are written: pass {name}.clone()."
+            )
+    for (name, target), (other, t) in itertools.product(targets.items(), inputs.items()):
+        # An element of these is read before it is written in its place; a parameter is read by every row.
+        in_place = other in ("x", "residual", "branch")
+        if isinstance(t, Tensor) and memory.shared(target, t) and not (in_place and memory.same(target, t)):
+            expected = "exactly its memory or none of it" if in_place else "memory of its own"
+            raise ValueError(f"{name} shares memory with {other}, expected {expected}: pass {name}.clone().")
+
+
+def refuse_gradients(inputs: dict[str, Any], instead: str) -> NoReturn:
+    """Raises RuntimeError about the first of `inputs` that wants a gradient."""
+    name = next(name for name, t in inputs.items() if isinstance(t, Tensor) and t.requires_grad)
+    raise RuntimeError(
+        f"{name} wants a gradient, expected none: what writes into given memory keeps nothing for the backward. Call it "
+        f"under torch.no_grad(), or {instead}."
+    )
+
+
+def refuse_dtype(name: str, target: Tensor, dtype: torch.dtype) -> NoReturn:
+    """Raises TypeError about memory whose dtype is not the one that was asked for."""
+    raise TypeError(
+        f"{name} has dtype {_dtype(target.dtype)}, expected {_dtype(dtype)}, which was asked for: leave the dtype to the "
+        f"memory, or make it with dtype={dtype}."
+    )
+
+
 def _tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is {_kind(value)}, expected a tensor: torch.as_tensor(...) makes one.")
@@ -174,7 +241,8 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """A real number, known or symbolic; True and False are none."""
     return isinstance(value, Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
 
 

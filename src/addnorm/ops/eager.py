@@ -10,7 +10,7 @@ from torch import Tensor
 from addnorm import reference
 from addnorm.ops import checks
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, library, nothing
+from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, by_name, checked, library, nothing
 
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in ("float32", "llama", "t5")}
 
@@ -65,6 +65,7 @@ def add_norm_train_backward(
     )[:4]  # fmt: skip
 
 
+@by_name("add_norm_forward")
 def add_norm_forward(
     residual: Tensor,
     branch: Tensor | None,
@@ -77,28 +78,36 @@ def add_norm_forward(
     casting: int = 0,
     stream_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
+    outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with every option."""
-    checks.check(residual, branch, weight, bias, eps)
+    """The same with every option; of y, the stream and the statistics the first `outputs` are wanted."""
+    checks.check(
+        residual, branch, weight, bias, eps, weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
+        **checked(options),
+    )  # fmt: skip
     z = (
         residual
         if branch is None
         else reference.add(residual, branch, dtype=stream_dtype, **add_options(residual, options))
     )
     z = z.contiguous()  # torch's order of summation depends on strides
-    stream = nothing(residual) if branch is None else z
-    if norm == NORMS["none"]:
+    alone = norm == NORMS["none"]
+    stream = z if branch is not None and (outputs > 1 or alone) else nothing(residual)
+    if alone:
         return nothing(residual), stream, nothing(residual)
     dtype = out_dtype or (residual if branch is None else branch).dtype
     y = _normalize(
         z, weight, bias, norm_kind(norm), eps, weight_offset=weight_offset, casting=CASTING_NAMES[casting], dtype=dtype
     )
+    if outputs < 3:
+        return y, stream, nothing(residual)
     mean, rstd = reference.statistics(z.to(reference.compute_dtype(z)), norm_kind(norm), eps)
     stats = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], dim=-1)
     return y, stream, stats.contiguous()
 
 
+@by_name("add_norm_backward")
 def add_norm_backward(
     dy: Tensor | None,
     dz: Tensor | None,
@@ -125,6 +134,34 @@ def add_norm_backward(
         grad = grads[name].to(dtypes[name]).contiguous() if wants >> bit & 1 else nothing(z)  # type: ignore[union-attr]  # wanted, so there
         taken.append(_fresh(grad, *taken, dy, dz))
     return tuple(taken)
+
+
+@by_name("add_norm_out")
+def add_norm_out(
+    residual: Tensor,
+    branch: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    norm: int,
+    y: Tensor | None,
+    z: Tensor | None,
+    **options: Any,
+) -> None:
+    """The functional operator, by whatever computes that, then a copy: the same bits, and right whatever y and z alias."""
+    checks.check(residual, branch, weight, bias, eps)
+    targets = {name: t for name, t in (("y", y), ("z", z)) if t is not None}
+    checks.check_targets(targets, residual)
+    inputs = {"residual": residual, "branch": branch, "weight": weight, "bias": bias, **options}
+    checks.check_memory(targets, inputs)
+    results = torch.ops.addnorm.add_norm_forward.default(
+        residual, branch, weight, bias, eps, norm, **options,
+        stream_dtype=None if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
+    )  # fmt: skip
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # a kernel writes: what autograd is told is told by the caller
+        for target, result in zip((y, z), results, strict=False):
+            if target is not None:
+                target.copy_(result)
 
 
 def gradients(

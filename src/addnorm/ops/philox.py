@@ -50,5 +50,4 @@ def keep_mask(shape: tuple[int, ...], p: float, seed: Tensor, offset: int = 0) -
 
 def keep_scale(shape: tuple[int, ...], p: float, seed: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
     """The mask divided by 1 - p: what the branch is multiplied by. p = 1 keeps nothing, and is all zeros."""
-    mask = keep_mask(shape, p, seed, offset)
-    return mask.to(dtype) / (1.0 - p) if p < 1.0 else torch.zeros(shape, dtype=dtype, device=seed.device)
+    return keep_mask(shape, p, seed, offset).to(dtype) * (1.0 / (1.0 - p) if p < 1.0 else 0.0)

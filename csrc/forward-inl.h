@@ -1,0 +1,330 @@
+// The loops of the forward. Included twice by each isa_*.cpp, after a vec-inl.h: once for each arithmetic.
+//
+// A row at a time in two stages: `read_row` takes the sum from its source, rounds it to the stream's dtype, stores it and gathers its
+// moments; `write_rows` normalizes two such rows, from the L1 cache. The stored row is the stream where the caller wants it, and
+// scratch where not. What goes in and what goes out are instantiated apart: a sum of combinations, not a product. The dtypes of
+// models without options have loops of their own; everything else runs through one with `any`.
+//
+// A row's arithmetic is the same alone as beside another, and does not depend on the other rows.
+
+// Elements that one chain of additions in each lane takes, at most.
+constexpr int64_t kSegment = 64 * W;
+
+struct Moments {
+  real mean, rstd;
+};
+
+// ----------------------------------------------------------------------------------------------------------- sources
+
+// Where a row comes from: `get` is the sum before it is rounded, and the row itself where nothing is added.
+template <class T>
+struct Alone {
+  static constexpr bool kAdds = false;
+  In<T> x;
+
+  Alone(const Forward& a, int64_t row, unsigned char*) : x(a.residual, a.residual_type, row * a.d) {}
+  template <bool PART>
+  INLINE vec get(int64_t i, int64_t n) const {
+    return x.template get<PART>(i, n);
+  }
+};
+
+template <class R, class B>
+struct Plain {
+  static constexpr bool kAdds = true;
+  In<R> residual;
+  In<B> branch;
+
+  Plain(const Forward& a, int64_t row, unsigned char*)
+      : residual(a.residual, a.residual_type, row * a.d), branch(a.branch, a.branch_type, row * a.d) {}
+  template <bool PART>
+  INLINE vec get(int64_t i, int64_t n) const {
+    return add(residual.template get<PART>(i, n), branch.template get<PART>(i, n));
+  }
+};
+
+// residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias). Which options there are is asked for at every
+// vector: branches that are always predicted.
+template <class T>
+struct Scaled {
+  static constexpr bool kAdds = true;
+  Plain<T, T> in;
+  const real *residual_scale, *layer_scale, *branch_bias;
+  vec residual_factor, row_gain, gain;
+  Mask mask;
+
+  Scaled(const Forward& a, int64_t row, unsigned char* room)
+      : in(a, row, room),
+        residual_scale(static_cast<const real*>(a.add.residual_scale)),
+        layer_scale(static_cast<const real*>(a.add.layer_scale)),
+        branch_bias(static_cast<const real*>(a.add.branch_bias)),
+        residual_factor(fill(static_cast<real>(a.add.residual_factor))) {
+    const real row_scale = a.add.row_scale != nullptr ? static_cast<const real*>(a.add.row_scale)[row] : real{1};
+    row_gain = fill(row_scale);
+    gain = fill(row_scale * static_cast<real>(a.add.branch_factor));
+    mask.make(a.add, row, a.d, room);
+  }
+  template <bool PART>
+  INLINE vec get(int64_t i, int64_t n) const {
+    vec u = in.branch.template get<PART>(i, n);
+    if (branch_bias != nullptr) u = add(u, load_some<PART>(branch_bias + i, n));
+    if (mask) u = mask.apply(u, i);
+    u = mul(u, layer_scale != nullptr ? mul(row_gain, load_some<PART>(layer_scale + i, n)) : gain);
+    const vec x = in.residual.template get<PART>(i, n);
+    return add(mul(x, residual_scale != nullptr ? load_some<PART>(residual_scale + i, n) : residual_factor), u);
+  }
+};
+
+// ----------------------------------------------------------------------------------------------------------- reading
+
+// Lines that will be written: asked for while the row is read, they have come when it is written.
+INLINE void fetch_for_write(const char* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 1);
+}
+
+// Centred moments of a row whose one-pass moments were not trusted: two passes, the mean corrected once.
+template <class Z>
+Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
+  real mean = guess;
+  double var = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    double d1 = 0, d2 = 0;
+    const vec m = fill(mean);
+    for (int64_t from = 0; from < d; from += kSegment) {
+      const int64_t to = from + kSegment < d ? from + kSegment : d;
+      vec s1 = fill(0), s2 = fill(0);
+      for (int64_t i = from; i < to; i += W) {
+        const vec t = i + W <= d ? sub(row.template get<false>(i, W), m)
+                                 : keep_first(sub(row.template get<true>(i, d - i), m), d - i);
+        s1 = add(s1, t);
+        s2 = fma(t, t, s2);
+      }
+      d1 += static_cast<double>(sum(s1));
+      d2 += static_cast<double>(sum(s2));
+    }
+    const double left = d1 / static_cast<double>(d);
+    var = d2 / static_cast<double>(d) - left * left;
+    if (pass == 0) mean = static_cast<real>(static_cast<double>(mean) + left);
+  }
+  if (var < 0) var = 0;
+  return {mean, static_cast<real>(1.0 / __builtin_sqrt(var + eps))};
+}
+
+// row = the source, rounded to Z; where nothing is added the row is the source itself and is only read. Returns mean and rstd.
+//
+// LayerNorm's moments are gathered in the same pass, shifted by k, an estimate of the mean from the row's first block:
+// with t = z - k, mean = k + sum(t)/d and var = sum(t^2)/d - (sum(t)/d)^2. The subtraction is harmless while the second
+// term is small against the first, which the estimate makes it; where it is not (or anything is not finite) two passes
+// are made. A constant row has t = 0 throughout, so its variance is exactly 0.
+template <class Source, class Z, Norm NORM>
+Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* room) {
+  const int64_t d = a.d;
+  const Source source(a, index, room);
+  const Out<Z> row(stored, a.z_type, 0);
+  const bool far = NORM != Norm::none && a.far;
+  const int64_t y_bytes = size_of(a.y_type);
+  const char* y = static_cast<const char*>(a.y) + index * d * y_bytes;
+
+  // Chains of additions stay short in long rows: what sixteen blocks summed goes to a second level.
+  vec s1[4], s2[4], far1 = fill(0), far2 = fill(0);
+  for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
+  real shift = 0;
+  vec k = fill(0);
+  const int64_t block = 4 * W, full = d - d % block;
+
+  for (int64_t i = 0; i < full; i += block) {
+    if (i % (16 * block) == 0 && i > 0) {
+      far1 = add(far1, add(add(s1[0], s1[1]), add(s1[2], s1[3])));
+      far2 = add(far2, add(add(s2[0], s2[1]), add(s2[2], s2[3])));
+      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
+    }
+    vec t[4];
+    if (far) fetch_for_write(y + i * y_bytes, block * y_bytes);
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) {
+      t[u] = source.template get<false>(i + u * W, W);
+      if (Source::kAdds) t[u] = row.template write<false>(i + u * W, t[u], W);
+    }
+    if (NORM == Norm::layer && i == 0) {
+      const real first = lane0(t[0]);
+      vec above = fill(0);
+      for (int u = 0; u < 4; ++u) above = add(above, sub(t[u], fill(first)));
+      shift = first + sum(above) * (real{1} / (4 * W));
+      k = fill(shift);
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) {
+      if (NORM == Norm::layer) {
+        t[u] = sub(t[u], k);
+        s1[u] = add(s1[u], t[u]);
+      }
+      if (NORM != Norm::none) s2[u] = fma(t[u], t[u], s2[u]);
+    }
+  }
+  for (int64_t i = full; i < d; i += W) {
+    const int64_t n = d - i < W ? d - i : W;
+    vec t = source.template get<true>(i, n);
+    if (Source::kAdds) t = row.template write<true>(i, t, n);
+    if (NORM == Norm::layer) {
+      if (i == 0) {
+        const real first = lane0(t);
+        shift = first + sum(keep_first(sub(t, fill(first)), n)) / static_cast<real>(n);
+        k = fill(shift);
+      }
+      t = keep_first(sub(t, k), n);
+      s1[0] = add(s1[0], t);
+    }
+    if (NORM != Norm::none) s2[0] = fma(t, t, s2[0]);
+  }
+  if (NORM == Norm::none) return {0, 0};
+
+  const double count = static_cast<double>(d);
+  const double m2 = static_cast<double>(sum(add(far2, add(add(s2[0], s2[1]), add(s2[2], s2[3]))))) / count;
+  if (NORM == Norm::rms) return {0, static_cast<real>(1.0 / __builtin_sqrt(m2 + a.eps))};
+  const double m1 = static_cast<double>(sum(add(far1, add(add(s1[0], s1[1]), add(s1[2], s1[3]))))) / count;
+  const double var = m2 - m1 * m1;
+  const real mean = static_cast<real>(static_cast<double>(shift) + m1);
+  if (!(m1 * m1 <= 0.25 * var)) return two_pass(In<Z>(stored, a.z_type, 0), d, mean, a.eps);
+  return {mean, static_cast<real>(1.0 / __builtin_sqrt(var + a.eps))};
+}
+
+// ----------------------------------------------------------------------------------------------------------- writing
+
+// y = (row - mean) * rstd * weight + bias for N rows, the first of which is row `index` of y.
+template <class Z, class Y, bool BIAS, int N>
+struct Writer {
+  static constexpr bool kAny = same<Y, any>;
+  const real* weight;
+  const real* bias;
+  Out<Y> y[N];
+  In<Z> row[N];
+  vec mean[N], rstd[N];
+  bool rounds;
+  Type x_hat_type;
+
+  template <bool PART>
+  INLINE void step(int64_t i, int64_t n) const {
+    const vec w = load_some<PART>(weight + i, n);
+    const vec b = BIAS && !(kAny && bias == nullptr) ? load_some<PART>(bias + i, n) : fill(0);
+    vec t[N];
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) t[r] = row[r].template get<PART>(i, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) {
+      t[r] = mul(sub(t[r], mean[r]), rstd[r]);
+      if (kAny && rounds) t[r] = rounded(t[r], x_hat_type);
+      t[r] = BIAS ? fma(t[r], w, b) : mul(t[r], w);
+      y[r].template set<PART>(i, t[r], n);
+    }
+  }
+};
+
+template <class Z, class Y, bool BIAS, int N>
+void write_rows(const Forward& a, int64_t index, void* const* rows, const Moments* m) {
+  Writer<Z, Y, BIAS, N> writer;
+  writer.weight = static_cast<const real*>(a.weight);
+  writer.bias = static_cast<const real*>(a.bias);
+  writer.rounds = a.rounds;
+  writer.x_hat_type = a.x_hat_type;
+  for (int r = 0; r < N; ++r) {
+    writer.y[r] = Out<Y>(a.y, a.y_type, (index + r) * a.d);
+    writer.row[r] = In<Z>(rows[r], a.z_type, 0);
+    writer.mean[r] = fill(m[r].mean);
+    writer.rstd[r] = fill(m[r].rstd);
+  }
+  const int64_t d = a.d, full = d - d % W;
+#pragma GCC unroll 2
+  for (int64_t i = 0; i < full; i += W) writer.template step<false>(i, W);
+  if (full < d) writer.template step<true>(full, d - full);
+}
+
+// ----------------------------------------------------------------------------------------------------------- choosing
+
+using ReadRow = Moments (*)(const Forward&, int64_t, void*, unsigned char*);
+using WriteRows = void (*)(const Forward&, int64_t, void* const*, const Moments*);
+
+template <class Source, class Z>
+ReadRow pick_norm(Norm norm) {
+  if (norm == Norm::layer) return read_row<Source, Z, Norm::layer>;
+  return norm == Norm::rms ? read_row<Source, Z, Norm::rms> : read_row<Source, Z, Norm::none>;
+}
+
+constexpr bool kWide = sizeof(real) == 8;
+
+// Dtypes of residual, branch and stream as one number, to look them up.
+constexpr int code(Type a, Type b, Type c = Type::f32) {
+  return static_cast<int>(a) + 4 * static_cast<int>(b) + 16 * static_cast<int>(c);
+}
+
+ReadRow pick_read(const Forward& a) {
+  const Type r = a.residual_type, b = a.branch_type;
+  if constexpr (!kWide) {
+    if (a.branch == nullptr) {
+      if (r == Type::bf16) return pick_norm<Alone<bf16>, bf16>(a.norm);
+      return r == Type::f16 ? pick_norm<Alone<f16>, f16>(a.norm) : pick_norm<Alone<float>, float>(a.norm);
+    }
+    const int dtypes = code(r, b, a.z_type);
+    if (a.add.plain) {
+      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<Plain<float, float>, float>(a.norm);
+      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<Plain<bf16, bf16>, bf16>(a.norm);
+      if (dtypes == code(Type::f16, Type::f16, Type::f16)) return pick_norm<Plain<f16, f16>, f16>(a.norm);
+      if (dtypes == code(Type::f32, Type::bf16, Type::f32)) return pick_norm<Plain<float, bf16>, float>(a.norm);
+    } else {
+      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<Scaled<float>, float>(a.norm);
+      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<Scaled<bf16>, bf16>(a.norm);
+    }
+  }
+  return a.branch == nullptr ? pick_norm<Alone<any>, any>(a.norm) : pick_norm<Scaled<any>, any>(a.norm);
+}
+
+template <class Z, class Y, int N>
+WriteRows pick_bias(const Forward& a) {
+  return a.bias != nullptr ? write_rows<Z, Y, true, N> : write_rows<Z, Y, false, N>;
+}
+
+template <int N>
+WriteRows pick_write(const Forward& a) {
+  if constexpr (!kWide) {
+    if (!a.rounds) {
+      const int dtypes = code(a.z_type, a.y_type);
+      if (dtypes == code(Type::f32, Type::f32)) return pick_bias<float, float, N>(a);
+      if (dtypes == code(Type::bf16, Type::bf16)) return pick_bias<bf16, bf16, N>(a);
+      if (dtypes == code(Type::f16, Type::f16)) return pick_bias<f16, f16, N>(a);
+      if (dtypes == code(Type::f32, Type::bf16)) return pick_bias<float, bf16, N>(a);
+    }
+  }
+  return pick_bias<any, any, N>(a);
+}
+
+void store_moments(const Forward& a, int64_t row, Moments m) {
+  if (a.z_type == Type::f64) {
+    double* to = static_cast<double*>(a.stats) + 2 * row;
+    to[0] = static_cast<double>(m.mean);
+    to[1] = static_cast<double>(m.rstd);
+  } else {
+    float* to = static_cast<float*>(a.stats) + 2 * row;
+    to[0] = static_cast<float>(m.mean);
+    to[1] = static_cast<float>(m.rstd);
+  }
+}
+
+void forward(const Forward& a, int64_t begin, int64_t end, void* scratch) {
+  const ReadRow read = pick_read(a);
+  const WriteRows write1 = pick_write<1>(a), write2 = pick_write<2>(a);
+  const int64_t bytes = a.d * size_of(a.z_type);
+  char* const stream = static_cast<char*>(a.branch != nullptr ? a.z : const_cast<void*>(a.residual));
+  char* const spare = static_cast<char*>(scratch);
+  unsigned char* const room = reinterpret_cast<unsigned char*>(spare + (stream != nullptr ? 0 : 2 * bytes));
+  for (int64_t i = begin; i < end;) {
+    const int n = end - i >= 2 ? 2 : 1;
+    void* rows[2];
+    Moments m[2];
+    for (int r = 0; r < n; ++r) {
+      rows[r] = stream != nullptr ? stream + (i + r) * bytes : spare + r * bytes;
+      m[r] = read(a, i + r, rows[r], room);
+      if (a.stats != nullptr) store_moments(a, i + r, m[r]);
+    }
+    if (a.norm != Norm::none) (n == 2 ? write2 : write1)(a, i, rows, m);
+    i += n;
+  }
+}

@@ -1,0 +1,288 @@
+// What the operators share: the boxed arguments, tensors read and made through libtorch's stable C shim (so that one build runs on
+// every torch from 2.10 on), scratch, and rows split over torch's own threads.
+//
+// The boxed calling convention is used as it is, without TORCH_BOX, whose wrapper types are a good part of the few
+// microseconds that a call on one row takes.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include "kernels.h"
+
+// What went wrong inside libtorch; there from 2.13 on, null before.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
+namespace addnorm {
+namespace {  // each file that includes this has its own: two files, and nothing of it is exported
+
+using torch::stable::Tensor;
+
+inline void check(AOTITorchError code) {
+  if (code == AOTI_TORCH_SUCCESS) return;
+  const char* what = nullptr;
+  if (torch_exception_get_what_without_backtrace != nullptr) what = torch_exception_get_what_without_backtrace();
+  throw std::runtime_error(what != nullptr ? what : "addnorm: a call into libtorch failed");
+}
+
+// ---------------------------------------------------------------------------------------------------------- arguments
+
+// A boxed stack with a signature: one letter an argument. T tensor, t optional tensor, n plain number, o optional number.
+// Owns what the caller handed over; hands out borrowed tensors.
+struct Stack {
+  StableIValue* at;
+  const char* signature;
+  mutable bool owner = true;
+
+  Stack(StableIValue* stack, const char* letters) : at(stack), signature(letters) {}
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+  ~Stack() { release(); }
+
+  AtenTensorHandle tensor(int i) const {
+    if (signature[i] == 'T') return reinterpret_cast<AtenTensorHandle>(at[i]);
+    const auto* boxed = reinterpret_cast<const StableIValue*>(at[i]);
+    return boxed == nullptr ? nullptr : reinterpret_cast<AtenTensorHandle>(*boxed);
+  }
+  double real(int i) const { return torch::stable::detail::to<double>(at[i]); }
+  int64_t integer(int i) const { return torch::stable::detail::to<int64_t>(at[i]); }
+  bool flag(int i) const { return torch::stable::detail::to<bool>(at[i]); }
+  // An optional dtype, in libtorch's own numbering, which is what aoti_torch_get_dtype answers too.
+  int32_t dtype(int i, int32_t otherwise) const {
+    const auto* boxed = reinterpret_cast<const StableIValue*>(at[i]);
+    return boxed == nullptr ? otherwise : static_cast<int32_t>(*boxed);
+  }
+  int32_t dtype_at(int i) const { return static_cast<int32_t>(at[i]); }
+  bool absent(int i) const { return at[i] == 0; }
+
+  // Frees the arguments, once: before the results are put in their place, or when an exception passes.
+  void release() const {
+    if (!owner) return;
+    owner = false;
+    for (int i = 0; signature[i] != '\0'; ++i) {
+      if (signature[i] == 'n' || at[i] == 0) continue;
+      if (signature[i] == 'T') {
+        aoti_torch_delete_tensor_object(reinterpret_cast<AtenTensorHandle>(at[i]));
+        continue;
+      }
+      auto* boxed = reinterpret_cast<StableIValue*>(at[i]);
+      if (signature[i] == 't') aoti_torch_delete_tensor_object(reinterpret_cast<AtenTensorHandle>(*boxed));
+      delete boxed;
+    }
+  }
+};
+
+struct Shape {
+  int64_t dim = 0;
+  const int64_t* sizes = nullptr;
+  int64_t rows = 1, d = 1;
+
+  explicit Shape(AtenTensorHandle t) {
+    int64_t* s = nullptr;
+    check(aoti_torch_get_dim(t, &dim));
+    check(aoti_torch_get_sizes(t, &s));
+    sizes = s;
+    for (int64_t i = 0; i + 1 < dim; ++i) rows *= sizes[i];
+    d = dim > 0 ? sizes[dim - 1] : 0;
+  }
+  bool operator==(const Shape& other) const {
+    if (dim != other.dim) return false;
+    for (int64_t i = 0; i < dim; ++i)
+      if (sizes[i] != other.sizes[i]) return false;
+    return true;
+  }
+};
+
+// libtorch's numbers of the dtypes, in the order of Type.
+struct Dtypes {
+  int32_t of[4] = {aoti_torch_dtype_float32(), aoti_torch_dtype_bfloat16(), aoti_torch_dtype_float16(), aoti_torch_dtype_float64()};
+};
+inline const Dtypes& dtypes() {
+  static const Dtypes all;
+  return all;
+}
+inline std::optional<Type> type_of(int32_t dtype) {
+  for (int i = 0; i < 4; ++i)
+    if (dtypes().of[i] == dtype) return static_cast<Type>(i);
+  return std::nullopt;
+}
+inline int32_t dtype_of(AtenTensorHandle t) {
+  int32_t dtype = 0;
+  check(aoti_torch_get_dtype(t, &dtype));
+  return dtype;
+}
+inline std::optional<Type> type_of(AtenTensorHandle t) { return type_of(dtype_of(t)); }
+inline bool on_cpu(AtenTensorHandle t) {
+  static const int32_t cpu = aoti_torch_device_type_cpu();
+  int32_t device = 0;
+  check(aoti_torch_get_device_type(t, &device));
+  return device == cpu;
+}
+
+// Contiguous memory of an input; a copy of it where it was strided.
+struct Input {
+  const void* data = nullptr;
+  std::optional<Tensor> copy;
+
+  Input() = default;
+  explicit Input(AtenTensorHandle t) { read(t); }
+  void read(AtenTensorHandle t) {
+    if (t == nullptr) return;
+    bool contiguous = false;
+    check(aoti_torch_is_contiguous(t, &contiguous));
+    if (!contiguous) {
+      AtenTensorHandle alias = nullptr;
+      check(aoti_torch_new_tensor_handle(t, &alias));
+      copy = torch::stable::contiguous(Tensor(alias));
+      t = copy->get();
+    }
+    check(torch_get_const_data_ptr(t, &data));
+  }
+};
+
+// ------------------------------------------------------------------------------------------------------------ outputs
+
+// ADDNORM_POISON=1 fills fresh memory with NaN, so that an element nobody wrote is seen by the tests.
+inline bool poison() {
+  static const bool on = [] {
+    const char* value = std::getenv("ADDNORM_POISON");
+    return value != nullptr && value[0] == '1';
+  }();
+  return on;
+}
+
+// Above 32 MiB glibc takes every block fresh from the kernel and gives it back when it is freed, so that each output is
+// faulted in page by page: at 64 MB four times what the kernels take. Huge pages are 512 times fewer. A hint only.
+inline void ask_for_huge_pages(void* data, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr int64_t kAlwaysFresh = int64_t{32} << 20;
+  if (bytes < kAlwaysFresh) return;
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (at + kPage - 1) / kPage * kPage, end = (at + static_cast<uintptr_t>(bytes)) / kPage * kPage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
+struct Output {
+  AtenTensorHandle handle = nullptr;
+  void* data = nullptr;
+
+  Output(int64_t dim, const int64_t* sizes, Type type) { allocate(dim, sizes, type); }
+  // An output nobody wants: no elements.
+  Output() {
+    const int64_t none = 0;
+    allocate(1, &none, Type::f32);
+  }
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+  ~Output() {
+    if (handle != nullptr) aoti_torch_delete_tensor_object(handle);
+  }
+  StableIValue give() {
+    const auto value = reinterpret_cast<StableIValue>(handle);
+    handle = nullptr;
+    return value;
+  }
+
+ private:
+  void allocate(int64_t dim, const int64_t* sizes, Type type) {
+    static const int32_t cpu = aoti_torch_device_type_cpu();
+    int64_t small[8];
+    std::vector<int64_t> large;
+    int64_t* strides = small;
+    if (dim > 8) {
+      large.resize(static_cast<size_t>(dim));
+      strides = large.data();
+    }
+    int64_t count = 1;
+    for (int64_t i = dim - 1; i >= 0; --i) {
+      strides[i] = count;
+      count *= sizes[i] > 1 ? sizes[i] : 1;
+    }
+    // The C shim: the C++ wrappers of stable/ops.h look the operator up by name at every call.
+    check(aoti_torch_empty_strided(dim, sizes, strides, dtypes().of[static_cast<int>(type)], cpu, 0, &handle));
+    check(torch_get_mutable_data_ptr(handle, &data));
+    ask_for_huge_pages(data, count * size_of(type));
+    if (poison()) {
+      int64_t n = 1;
+      for (int64_t i = 0; i < dim; ++i) n *= sizes[i];
+      if (n > 0) __builtin_memset(data, 0xff, static_cast<size_t>(n * size_of(type)));
+    }
+  }
+};
+
+// Scratch on the stack while it is small, else from malloc.
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(int64_t bytes) { ask(bytes); }
+  void* ask(int64_t bytes) {
+    if (bytes > kSmall) heap_.reset(new char[static_cast<size_t>(bytes)]);
+    return data();
+  }
+  void* data() { return heap_ ? heap_.get() : small_; }
+
+ private:
+  static constexpr int64_t kSmall = 8192;
+  alignas(64) char small_[kSmall];
+  std::unique_ptr<char[]> heap_;
+};
+
+inline int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+
+// Bytes of one tensor from which a pass over four of them comes from beyond the second-level cache.
+inline bool is_far(const Shape& shape, Type type) {
+  constexpr int64_t kFar = int64_t{2} << 20;
+  return shape.rows * shape.d * size_of(type) > kFar;
+}
+
+// Elements of work that one thread should have at least: a parallel region costs about 2 us.
+constexpr int64_t kGrain = 16384;
+
+template <class F>
+void parallel(int64_t count, int64_t elements_each, const F& body) {
+  const int64_t grain = elements_each >= kGrain ? 1 : kGrain / (elements_each > 0 ? elements_each : 1);
+  if (count <= grain) body(int64_t{0}, count);
+  else torch::stable::parallel_for(0, count, grain, body);
+}
+
+// n values in the arithmetic: the tensor's own memory where that is what it holds, else widened (and `offset` added) in scratch.
+class Reals {
+ public:
+  const void* read(AtenTensorHandle t, Type type, int64_t n, bool wide, double offset = 0.0) {
+    if (t == nullptr) return nullptr;
+    input_.read(t);
+    if (offset == 0.0 && type == (wide ? Type::f64 : Type::f32)) return input_.data;
+    void* to = room_.ask(n * (wide ? 8 : 4));
+    kernels().loops(wide).widen(input_.data, type, to, n, offset);
+    return to;
+  }
+  const void* ones(int64_t n, bool wide) {
+    void* to = room_.ask(n * (wide ? 8 : 4));
+    for (int64_t i = 0; i < n; ++i) {
+      if (wide) static_cast<double*>(to)[i] = 1.0;
+      else static_cast<float*>(to)[i] = 1.0f;
+    }
+    return to;
+  }
+
+ private:
+  Input input_;
+  Scratch room_;
+};
+
+}  // namespace
+}  // namespace addnorm

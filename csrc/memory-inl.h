@@ -1,0 +1,131 @@
+// Rows in memory, of a dtype known when compiled or (`any`) when run. Included after a vec-inl.h, which has defined `real`,
+// `vec`, W, the operations, and EACH_TYPE: the dtypes that its arithmetic reads and writes.
+
+template <class A, class B>
+constexpr bool same = false;
+template <class A>
+constexpr bool same<A, A> = true;
+
+// W elements at p; with PART only the first n of them, and zeros.
+template <bool PART, class T>
+INLINE vec load_some(const T* p, int64_t n) {
+  return PART ? load(p, n) : load(p);
+}
+template <bool PART, class T>
+INLINE void store_some(T* p, vec a, int64_t n) {
+  if (PART) store(p, a, n);
+  else store(p, a);
+}
+
+template <class T>
+struct In {
+  const T* p = nullptr;
+
+  In() = default;
+  In(const void* base, Type, int64_t at) : p(base != nullptr ? static_cast<const T*>(base) + at : nullptr) {}
+  explicit operator bool() const { return p != nullptr; }
+  template <bool PART>
+  INLINE vec get(int64_t i, int64_t n) const {
+    return load_some<PART>(p + i, n);
+  }
+  INLINE void prefetch(int64_t i) const { __builtin_prefetch(p + i); }
+};
+
+template <class T>
+struct Out {
+  T* p = nullptr;
+
+  Out() = default;
+  Out(void* base, Type, int64_t at) : p(base != nullptr ? static_cast<T*>(base) + at : nullptr) {}
+  explicit operator bool() const { return p != nullptr; }
+  template <bool PART>
+  INLINE void set(int64_t i, vec a, int64_t n) const {
+    store_some<PART>(p + i, a, n);
+  }
+  // Stores, and returns what was stored: a rounded to the dtype of the memory.
+  template <bool PART>
+  INLINE vec write(int64_t i, vec a, int64_t n) const {
+    return PART ? put(p + i, a, n) : put(p + i, a);
+  }
+};
+
+// The same where the dtype is known only now: a branch that is always predicted, beside loads and stores.
+template <>
+struct In<any> {
+  const char* p = nullptr;
+  Type type = Type::f32;
+
+  In() = default;
+  In(const void* base, Type t, int64_t at) : p(base != nullptr ? static_cast<const char*>(base) + at * size_of(t) : nullptr), type(t) {}
+  explicit operator bool() const { return p != nullptr; }
+  template <bool PART>
+  INLINE vec get(int64_t i, int64_t n) const {
+    switch (type) {
+#define CASE(name, T) \
+  case Type::name:    \
+    return load_some<PART>(reinterpret_cast<const T*>(p) + i, n);
+      EACH_TYPE(CASE)
+#undef CASE
+      default: __builtin_unreachable();
+    }
+  }
+  INLINE void prefetch(int64_t i) const { __builtin_prefetch(p + i * size_of(type)); }
+};
+
+template <>
+struct Out<any> {
+  char* p = nullptr;
+  Type type = Type::f32;
+
+  Out() = default;
+  Out(void* base, Type t, int64_t at) : p(base != nullptr ? static_cast<char*>(base) + at * size_of(t) : nullptr), type(t) {}
+  explicit operator bool() const { return p != nullptr; }
+  template <bool PART>
+  INLINE void set(int64_t i, vec a, int64_t n) const {
+    write<PART>(i, a, n);
+  }
+  template <bool PART>
+  INLINE vec write(int64_t i, vec a, int64_t n) const {
+    switch (type) {
+#define CASE(name, T)                                  \
+  case Type::name: {                                   \
+    T* to = reinterpret_cast<T*>(p) + i;               \
+    return PART ? put(to, a, n) : put(to, a);          \
+  }
+      EACH_TYPE(CASE)
+#undef CASE
+      default: __builtin_unreachable();
+    }
+  }
+};
+
+// a rounded to a dtype, and back.
+INLINE vec rounded(vec a, Type type) {
+  double room[W];
+  return Out<any>(room, type, 0).template write<false>(0, a, W);
+}
+
+// The dropout mask of a row, as bits (philox-inl.h); a null pointer keeps everything.
+struct Mask {
+  const unsigned char* bits = nullptr;
+  int shift = 0;
+  vec scale;
+
+  Mask() : scale(fill(1)) {}
+  // Of row `index`, made in `room`.
+  void make(const AddOptions& add, int64_t index, int64_t d, unsigned char* room) {
+    if (!add.dropout) return;
+    const uint64_t first = static_cast<uint64_t>(index) * static_cast<uint64_t>(d);
+    keep_bits(add, first, d, room);
+    bits = room;
+    shift = static_cast<int>(first & 3);
+    scale = fill(static_cast<real>(add.keep_scale));
+  }
+  explicit operator bool() const { return bits != nullptr; }
+  // What is dropped is 0 even if it was infinite.
+  INLINE vec apply(vec a, int64_t i) const {
+    uint32_t word;
+    __builtin_memcpy(&word, bits + (i >> 3), 4);
+    return select(word >> ((i & 7) + shift), mul(a, scale));
+  }
+};

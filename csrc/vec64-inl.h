@@ -1,0 +1,84 @@
+// A vector of doubles, in the compiler's own vectors: one text for every instruction set, since float64 is there to be exact, and
+// its time is that of the memory. Included inside namespace addnorm::<isa>::(anonymous)::twice.
+
+using real = double;
+#define EACH_TYPE(X) X(f32, float) X(bf16, bf16) X(f16, f16) X(f64, double)
+
+#if defined(ADDNORM_AVX512)
+constexpr int W = 8;
+#elif defined(ADDNORM_AVX2)
+constexpr int W = 4;
+#else
+constexpr int W = 2;
+#endif
+typedef double vec __attribute__((vector_size(8 * W)));
+
+INLINE vec fill(double x) { return x - vec{}; }
+INLINE vec add(vec a, vec b) { return a + b; }
+INLINE vec sub(vec a, vec b) { return a - b; }
+INLINE vec mul(vec a, vec b) { return a * b; }
+INLINE vec fma(vec a, vec b, vec c) { return a * b + c; }
+INLINE vec fnma(vec a, vec b, vec c) { return c - a * b; }
+INLINE double lane0(vec a) { return a[0]; }
+INLINE double sum(vec a) {
+  double s[W];
+  __builtin_memcpy(s, &a, sizeof a);
+  for (int n = W / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) s[i] += s[i + n];
+  return s[0];
+}
+INLINE vec keep_first(vec a, int64_t n) {
+  for (int i = 0; i < W; ++i) a[i] = i < n ? a[i] : 0.0;
+  return a;
+}
+INLINE vec select(uint32_t bits, vec a) {
+  for (int i = 0; i < W; ++i) a[i] = bits >> i & 1 ? a[i] : 0.0;
+  return a;
+}
+
+INLINE vec load(const double* p) {
+  vec a;
+  __builtin_memcpy(&a, p, sizeof a);
+  return a;
+}
+INLINE void store(double* p, vec a) { __builtin_memcpy(p, &a, sizeof a); }
+
+// A part of a vector, and every other dtype, an element at a time and not inlined: rare, and large in all the places they would be.
+template <class T>
+OUTLINE void widen_lanes(const T* p, double* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(widen1(p[i]));
+}
+template <class T>
+OUTLINE void narrow_lanes(const double* p, T* to, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) narrow1(p[i], to + i);
+}
+template <class T>
+INLINE vec load(const T* p, int64_t n) {
+  double lanes[W] = {};
+  widen_lanes(p, lanes, n);
+  return load(lanes);
+}
+template <class T>
+INLINE vec load(const T* p) {
+  return load(p, W);
+}
+template <class T>
+INLINE void store(T* p, vec a, int64_t n) {
+  double lanes[W];
+  store(lanes, a);
+  narrow_lanes(lanes, p, n);
+}
+template <class T>
+INLINE void store(T* p, vec a) {
+  store(p, a, W);
+}
+template <class T>
+INLINE vec put(T* p, vec a) {
+  store(p, a);
+  return load(p);
+}
+template <class T>
+INLINE vec put(T* p, vec a, int64_t n) {
+  store(p, a, n);
+  return load(p, n);
+}

@@ -1,0 +1,188 @@
+r"""Add & Norm in the memory of its inputs, for inference: a step of a stack that allocates nothing.
+
+    residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
+    branch   <- y = norm(z) * (weight + weight_offset) + bias
+
+The results are those of `addnorm.functional`, to the bit. For other memory than that of the inputs there is `out=` there.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from addnorm.functional import Scale, Shape
+from addnorm.ops import call, checks, given
+from addnorm.reference import Casting
+
+__all__ = ["add_layer_norm_", "add_residual_", "add_rms_norm_"]
+
+
+def add_layer_norm_(
+    residual: Tensor,
+    branch: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    normalized_shape: Shape | None = None,
+    residual_scale: Scale | None = None,
+    row_scale: Tensor | None = None,
+    layer_scale: Scale | None = None,
+    branch_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: Tensor | None = None,
+    offset: int = 0,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    r"""`add_layer_norm` in place: residual becomes the stream z, and branch becomes y, which is returned.
+
+        residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
+        branch   <- y = (z - mean) / sqrt(var + eps) * (weight + weight_offset) + bias
+
+    Arguments and shapes are those of `add_layer_norm`, and so are the results, to the bit. z has the dtype of residual and y
+    that of branch, since their memory has it, under autocast too; they may differ (a float32 stream, a bfloat16 branch).
+
+    Contiguous tensors are overwritten as they are read; others are computed aside and copied, and so are all inside `vmap` and
+    forward-mode derivatives. Autograd is told: a backward that had saved one of them is refused by torch.
+
+    Returns:
+        branch, which holds y.
+
+    Raises:
+        RuntimeError: a gradient is wanted: nothing is kept for the backward. Call it under `torch.no_grad()`.
+        ValueError: residual and branch share memory with each other, with themselves (an expanded tensor), or with another
+            argument; or what `add_layer_norm` raises it for.
+        TypeError: as in `add_layer_norm`.
+
+    Example:
+        >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
+        >>> y = addnorm.add_layer_norm_(x, sublayer)
+        >>> x
+        tensor([1.5000, 1.0000, 4.5000])
+        >>> sublayer
+        tensor([-0.5392, -0.8627,  1.4018])
+        >>> y is sublayer
+        True
+    """
+    checks.check_branch(branch)
+    if (
+        residual_scale is None
+        and layer_scale is None
+        and row_scale is None
+        and branch_bias is None
+        and normalized_shape is None
+        and not dropout_p
+        and not weight_offset
+    ):
+        given.plain(residual, branch, weight, bias, eps, "layer", branch, residual, given.IN_PLACE)
+        return branch
+    given.run(
+        residual, branch, weight, bias, eps, "layer", into=(branch, residual, given.IN_PLACE),
+        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
+        branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        weight_offset=weight_offset,
+    )  # fmt: skip
+    return branch
+
+
+def add_rms_norm_(
+    residual: Tensor,
+    branch: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    casting: Casting = "float32",
+    normalized_shape: Shape | None = None,
+    residual_scale: Scale | None = None,
+    row_scale: Tensor | None = None,
+    layer_scale: Scale | None = None,
+    branch_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: Tensor | None = None,
+    offset: int = 0,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    r"""`add_rms_norm` in place: residual becomes the stream z, and branch becomes y, which is returned.
+
+        residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
+        branch   <- y = z / sqrt(mean(z^2) + eps) * (weight + weight_offset) + bias
+
+    Arguments are those of `add_rms_norm`; memory, dtypes and errors are those of `add_layer_norm_`.
+
+    Example:
+        >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
+        >>> addnorm.add_rms_norm_(x, sublayer)
+        tensor([0.5359, 0.3573, 1.6078])
+        >>> x
+        tensor([1.5000, 1.0000, 4.5000])
+    """
+    checks.check_branch(branch)
+    if eps is None:
+        eps = call.default_rms_eps(residual, branch)
+    if (
+        residual_scale is None
+        and layer_scale is None
+        and row_scale is None
+        and branch_bias is None
+        and normalized_shape is None
+        and not dropout_p
+        and not weight_offset
+        and casting == "float32"
+    ):
+        given.plain(residual, branch, weight, bias, eps, "rms", branch, residual, given.IN_PLACE)
+        return branch
+    given.run(
+        residual, branch, weight, bias, eps, "rms", into=(branch, residual, given.IN_PLACE),
+        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
+        branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        weight_offset=weight_offset, casting=casting,
+    )  # fmt: skip
+    return branch
+
+
+def add_residual_(
+    residual: Tensor,
+    branch: Tensor,
+    *,
+    residual_scale: Scale | None = None,
+    row_scale: Tensor | None = None,
+    layer_scale: Scale | None = None,
+    branch_bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: Tensor | None = None,
+    offset: int = 0,
+) -> Tensor:
+    r"""`add_residual` in place: residual becomes z and is returned; branch is left as it is.
+
+        residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
+
+    Arguments are those of `add_residual`; memory, dtype and errors are those of `add_layer_norm_`, except that branch may be
+    residual itself, since it is only read.
+
+    Example:
+        >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
+        >>> addnorm.add_residual_(x, sublayer, layer_scale=0.1)
+        tensor([1.0500, 1.9000, 3.1500])
+        >>> x
+        tensor([1.0500, 1.9000, 3.1500])
+    """
+    checks.check_branch(branch)
+    if (
+        residual_scale is None
+        and layer_scale is None
+        and row_scale is None
+        and branch_bias is None
+        and not dropout_p
+    ):  # fmt: skip
+        given.plain(residual, branch, None, None, 0.0, "none", None, residual, given.IN_PLACE)
+        return residual
+    given.run(
+        residual, branch, None, None, 0.0, "none", into=(None, residual, given.IN_PLACE),
+        residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
+        dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+    )  # fmt: skip
+    return residual
