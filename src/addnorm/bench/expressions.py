@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from addnorm import add_layer_norm, add_layer_norm_, add_rms_norm, add_rms_norm_
 from addnorm.bench.jobs import DROPOUT
-from addnorm.functional import add_layer_norm, add_layer_norm_, add_rms_norm, add_rms_norm_
 from addnorm.reference import Norm
 
 EPS = {"layer": 1e-5, "rms": 1e-6}
