@@ -39,7 +39,7 @@ def main() -> None:
 @click.option("--dtype", "dtypes", type=click.Choice(["float32", "bfloat16"]), multiple=True, help="Only this dtype.")
 @click.option("--threads", type=click.IntRange(1), help="Of torch; as torch has it by default. One thread besides.")
 @click.option("--rounds", type=click.IntRange(1), help="How often each variant of a cell is timed.")
-@click.option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: ten seconds.")
+@click.option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: under half a minute.")
 @click.option("--compile/--no-compile", "compiled", default=None, help="Also time torch.compile (takes minutes).")
 def bench(
     target: str | None,
