@@ -26,8 +26,8 @@ from addnorm.bench.expressions import Call, expressions, inputs, learned
 from addnorm.bench.jobs import DTYPES, JOBS, Cell
 
 ROUNDS = 21
-FEWEST_ROUNDS = 7  # where a round takes long:
-CELL_SECONDS = 5.0  # rounds are as many as fit into this, between the two
+FEWEST_ROUNDS = 5  # where a round takes long:
+CELL_SECONDS = 4.0  # rounds are as many as fit into this, between the two
 SEGMENT_MS = 5.0  # what one timed loop should take, so that the clock and the loop do not count
 ADD_TENSORS = 3
 MAY_FAIL = ("compile", "onnxruntime")  # peers that this machine may be unable to run
