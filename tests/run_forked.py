@@ -1,0 +1,78 @@
+"""A call in a process that was forked from one whose threads had computed before: what tests/test_fork.py runs.
+
+    run_forked.py OPERATION HOW      prints whether the child's bits are the parent's
+"""
+
+import multiprocessing
+import os
+import sys
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+import addnorm
+
+SHAPE = (2048, 768)
+generator = torch.Generator().manual_seed(0)
+x, branch = torch.randn(SHAPE, generator=generator), torch.randn(SHAPE, generator=generator)
+weight = torch.randn(768, generator=generator)
+
+
+def with_backward(row: slice = slice(None)) -> Tensor:
+    residual, gamma = x[row].clone().requires_grad_(), weight.clone().requires_grad_()
+    y = addnorm.add_layer_norm(residual, branch[row], gamma)
+    y.backward(branch[row])
+    return torch.cat([y.detach().flatten(), residual.grad.flatten(), gamma.grad])
+
+
+OPERATIONS = {
+    "torch.add": lambda: torch.add(x, branch),
+    "add_layer_norm": lambda: addnorm.add_layer_norm(x, branch, weight),
+    "with backward": with_backward,
+    "one row": lambda: with_backward(slice(5, 6)),
+}
+
+
+class Calls(Dataset):
+    """An item is the result of the operation, computed by a worker."""
+
+    def __init__(self, operation):
+        self.operation = operation
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.operation()
+
+
+def main(name: str, how: str) -> None:
+    torch.set_num_threads(2)
+    operation = OPERATIONS[name]
+    want = operation()
+
+    def child() -> None:
+        if "one thread" in how:
+            torch.set_num_threads(1)
+        os._exit(0 if operation().equal(want) else 3)
+
+    if how == "DataLoader":
+        items = list(DataLoader(Calls(operation), batch_size=None, num_workers=2, multiprocessing_context="fork"))
+        print("same" if len(items) == 4 and all(item.equal(want) for item in items) else "other")
+    elif how.startswith("multiprocessing"):
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+        print({0: "same", 3: "other"}.get(process.exitcode, process.exitcode))
+    else:
+        pid = os.fork()
+        if pid == 0:
+            child()
+        print({0: "same", 3: "other"}[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])
+    # The parent's threads are still there.
+    print("same" if operation().equal(want) else "other")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
