@@ -1,4 +1,4 @@
-"""The whole matrix of `addnorm bench`, into results/functional.json, from which table.py makes README's table.
+"""The whole matrix of `addnorm bench`, into results/functional.json, from which table.py makes the tables of README.md and docs/.
 
     python benchmarks/bench_functional.py [--threads 2] [--rounds 21] [--no-compile]
 
@@ -18,11 +18,14 @@ RESULTS = Path(__file__).parent / "results" / "functional.json"
 def main() -> int:
     """Measure, print, write; 3 if a proof failed, 130 if interrupted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2, help="of torch (default 2, what the targets are for)")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="of torch (default 2, what the targets are for); one besides"
+    )
     parser.add_argument("--rounds", type=int, default=bench.ROUNDS)
     parser.add_argument("--no-compile", dest="compiled", action="store_false", help="without torch.compile")
     options = parser.parse_args()
-    document = bench.run(**vars(options), progress=bench.console(stderr=True))
+    cells = bench.whole(threads=options.threads)
+    document = bench.run(cells, rounds=options.rounds, compiled=options.compiled, progress=bench.console(stderr=True))
     bench.show(document, bench.console())
     print(f"Written: {bench.write(document, RESULTS)}")
     if not document["complete"]:

@@ -1,103 +1,211 @@
-"""README's table of times, made from results/functional.json.
+"""The tables of README.md and docs/, made from results/functional.json.
 
-python benchmarks/table.py            replaces what stands between the two bench comments of README.md
-python benchmarks/table.py --check    changes nothing; 1 if it is not what the results say
+python benchmarks/table.py            replaces what stands between the bench comments of each page
+python benchmarks/table.py --check    changes nothing; 1 if a page is not what the results say
 """
 
 from __future__ import annotations
 
-import json
+import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from addnorm.bench import JOBS, NORMS, SHAPES
+from addnorm import bench
+from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES
+from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.summary import by_cell
 from addnorm.bench.tables import digits, headline
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "functional.json"
-README = ROOT / "README.md"
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+TRAINING = ("forward_backward", "dropout", "everything")
+INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
+
+Document = dict[str, Any]
+Lines = list[list[str]]
 
 
-def table(document: dict[str, Any], norm: str = "layer") -> str:
-    """One line a size and dtype, one column a job: times as fast as eager (addnorm's time / eager's, microseconds)."""
-    cells = {cell: row for cell, row in by_cell(document["rows"]).items() if cell.norm == norm}
-    lines = [["rows x d", "dtype", *(job.title for job in JOBS.values())], ["--:", ":--", *["--:"] * len(JOBS)]]
-    keys = dict.fromkeys((cell.dtype, cell.rows, cell.d) for cell in sorted(cells, key=_order))
-    for dtype, rows, d in keys:
-        line = [f"{rows} x {d}", dtype]
-        for job in JOBS:
-            row = next((row for cell, row in cells.items() if cell[1:] == (job, rows, d, dtype)), None)
-            line.append("" if row is None else _cell(row))
-        lines.append(line)
-    return _markdown(lines)
+def speed(document: Document) -> str:
+    """README's section."""
+    return "\n\n".join([
+        "Times as fast as eager PyTorch (median microseconds: addnorm / eager), LayerNorm:",
+        times(document, "layer", PLAIN),
+        targets(one for one in document["summary"] if one["target"] is not None),
+        f"{headline(document)}. [How it is measured](benchmarks/README.md).",
+    ])  # fmt: skip
 
 
-def targets(document: dict[str, Any]) -> str:
+def jobs(*names: str) -> Callable[[Document], str]:
+    """The section of some jobs, against eager: a table a norm."""
+
+    def section(document: Document) -> str:
+        return "\n\n".join(
+            f"{title}, times as fast as eager PyTorch (median microseconds: addnorm / eager):\n\n{table}"
+            for norm, title in NORMS.items()
+            if (table := times(document, norm, names))
+        )
+
+    return section
+
+
+def one_thread(document: Document) -> str:
+    """Every job on one thread, against eager."""
+    if document["threads"] == 1:
+        return ""  # the other tables are this one
+    return "\n\n".join(
+        f"{title}, one thread, times as fast as eager PyTorch:\n\n{table}"
+        for norm, title in NORMS.items()
+        if (table := times(document, norm, JOBS, threads=1, microseconds=False))
+    )
+
+
+def peers(document: Document) -> str:
+    """torch.compile and onnxruntime: the ratios alone."""
+    sections = []
+    for peer, title in (("compile", "`torch.compile` of the eager expression"), ("onnxruntime", "onnxruntime")):
+        for norm, name in NORMS.items():
+            if table := times(document, norm, JOBS, peer, microseconds=False):
+                sections.append(f"Times as fast as {title}, {name}:\n\n{table}")
+    version = document["peers"].get("onnxruntime")
+    return "\n\n".join([*sections, f"onnxruntime: {version}."] if version else sections)
+
+
+def add(document: Document) -> str:
+    """y into given memory beside torch.add(out=), which moves the same bytes."""
+    lines = [["rows x d", "dtype", *NORMS.values()], ["--:", ":--", *["--:"] * len(NORMS)]]
+    found = _by_size(document, document["threads"])
+    for (rows, d, dtype), cells in found.items():
+        row = [_against(cells.get((norm, "reuse"), {}), "add", inverse=True) for norm in NORMS]
+        if any(row):
+            lines.append([f"{rows} x {d}", dtype, *row])
+    title = "Time of y into given memory, over that of `torch.add(out=)` (microseconds of both):"
+    return f"{title}\n\n{_markdown(lines)}" if lines[2:] else ""
+
+
+def everything(document: Document) -> str:
+    """All claims about times, those without a target too."""
+    threads = document["threads"]
+    sections = []
+    for count in dict.fromkeys(one["threads"] for one in document["summary"] if one["norm"]):
+        claims = [one for one in document["summary"] if one["norm"] and one["threads"] == count]
+        title = "" if count == threads else f"With {count} thread, for which there are no targets:\n\n"
+        sections.append(title + targets(claims))
+    return "\n\n".join([*sections, f"{headline(document)}."])
+
+
+def saved(document: Document) -> str:
+    """Bytes kept for the backward, a line a case."""
+    facts = [fact for fact in document["facts"] if fact["name"].startswith("saved bytes")]
+    lines = [["what autograd keeps besides the parameters", "norm", "addnorm", "PyTorch"], [":--", ":--", "--:", "--:"]]
+    for fact in facts:
+        what = fact["name"].removeprefix("saved bytes, ")
+        lines.append([what, NORMS[fact["norm"]], digits(fact["value"]), digits(fact["torch"])])
+    return _markdown(lines) if facts else ""
+
+
+def accuracy(document: Document) -> str:
+    """A line for each norm, dtype and variant."""
+    lines = [["norm", "dtype", "", *ERRORS], [":--", ":--", ":--", *["--:"] * len(ERRORS)]]
+    for one in document["accuracy"]:
+        errors = [f"{one[name]:.1e}" if name in one else "" for name in ERRORS]
+        who = {"addnorm": "addnorm", "eager": "PyTorch"}[one["variant"]]
+        lines.append([NORMS[one["norm"]], one["dtype"], who, *errors])
+    return _markdown(lines) if document["accuracy"] else ""
+
+
+PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
+    ROOT / "README.md": {"speed": speed},
+    ROOT / "docs" / "performance.md": {
+        "training": jobs(*TRAINING), "saved": saved, "inference": jobs(*INFERENCE), "add": add, "peers": peers,
+        "one-thread": one_thread, "targets": everything,
+    },
+    ROOT / "docs" / "numerics.md": {"accuracy": accuracy},
+}  # fmt: skip
+
+
+def times(
+    document: Document, norm: str, names: Iterable[str], peer: str = "eager",
+    *, threads: int | None = None, microseconds: bool = True,
+) -> str:  # fmt: skip
+    """A line a size and dtype, a column a job that was measured with the peer; empty where none was."""
+    found = _by_size(document, threads or document["threads"])
+    measured = [job for job in names if any(peer in cells.get((norm, job), {}) for cells in found.values())]
+    lines = [["rows x d", "dtype", *(JOBS[job].title for job in measured)], ["--:", ":--", *["--:"] * len(measured)]]
+    for (rows, d, dtype), cells in found.items():
+        line = [_against(cells.get((norm, job), {}), peer, microseconds=microseconds) for job in measured]
+        if any(line):
+            lines.append([f"{rows} x {d}", dtype, *line])
+    return _markdown(lines) if measured else ""
+
+
+def targets(claims: Iterable[dict[str, Any]]) -> str:
     """The targets next to what was measured, one column a norm."""
-    norms = dict.fromkeys(one["norm"] for one in document["summary"] if one["norm"])
+    claims = [one for one in claims if one["norm"] and one["value"] is not None]
+    norms = dict.fromkeys(one["norm"] for one in claims)
     lines = [
         ["measured over the cells", "target", *(NORMS[norm] for norm in norms)],
         [":--", ":--", *["--:"] * len(norms)],
     ]
     goals: dict[tuple[str, str], dict[str, str]] = {}
-    for one in document["summary"]:
-        if one["norm"] and one["value"] is not None:
-            what = f"{one['name']} ({one['versus']})", f"{one['compare']} {digits(one['target'])}"
-            goals.setdefault(what, {})[one["norm"]] = digits(one["value"]) + ("" if one["met"] else " (missed)")
+    for one in claims:
+        target = "" if one["target"] is None else f"{one['compare']} {digits(one['target'])}"
+        missed = " (missed)" if one["met"] is False else ""
+        goals.setdefault((f"{one['name']} ({one['versus']})", target), {})[one["norm"]] = digits(one["value"]) + missed
     lines += [[*what, *(found.get(norm, "") for norm in norms)] for what, found in goals.items()]
     return _markdown(lines)
 
 
-def section(document: dict[str, Any]) -> str:
-    """What stands between the two comments."""
-    return "\n".join([
-        BEGIN,
-        "Times as fast as eager PyTorch (median microseconds: addnorm / eager), LayerNorm:",
-        "",
-        table(document),
-        "",
-        targets(document),
-        "",
-        f"{headline(document)}. [How it is measured](benchmarks/README.md).",
-        END,
-    ])  # fmt: skip
+def replaced(page: Path, text: str, sections: dict[str, str]) -> str:
+    """The page's text with each section put between its two comments."""
+    for name, section in sections.items():
+        begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SystemExit(f"{page.name} needs one {begin} and one {end}: add the two lines where the table belongs.")
+        between = f"{begin}\n{section}\n{end}" if section else f"{begin}\n{end}"
+        text = re.sub(f"{begin}.*{end}", lambda _, between=between: between, text, flags=re.DOTALL)  # type: ignore[misc]
+    return text
 
 
-def replaced(readme: str, text: str) -> str:
-    """README with the section put between its comments."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
-        raise SystemExit(f"{README.name} needs one {BEGIN} and one {END}: add the two lines where the table belongs.")
-    before, rest = readme.split(BEGIN)
-    return before + text + rest.split(END)[1]
-
-
-def main(words: list[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Replace, or check."""
-    document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    readme = README.read_text(encoding="utf-8")
-    wanted = replaced(readme, section(document))
-    if words == ["--check"]:
-        if readme != wanted:
-            print("README.md's table is not what benchmarks/results/functional.json says: run benchmarks/table.py")
-        return int(readme != wanted)
-    README.write_text(wanted, encoding="utf-8")
-    return 0
+    document = bench.read(RESULTS)
+    stale = 0
+    for page, sections in PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        wanted = replaced(page, text, {name: make(document) for name, make in sections.items()})
+        if list(words) != ["--check"]:
+            page.write_text(wanted, encoding="utf-8")
+        elif text != wanted:
+            print(f"The tables of {page.name} are not what {RESULTS.name} says: run benchmarks/table.py")
+            stale = 1
+    return stale
 
 
-def _order(cell: Any) -> tuple[int, tuple[int, int]]:
-    place = SHAPES.index((cell.rows, cell.d)) if (cell.rows, cell.d) in SHAPES else len(SHAPES)
-    return place, (cell.rows, cell.d)
+def _by_size(document: Document, threads: int) -> dict[tuple[int, int, str], dict[tuple[str, str], dict[str, Any]]]:
+    """(rows, d, dtype), in the order of the sizes -> (norm, job) -> variant -> row."""
+    found: dict[tuple[int, int, str], dict[tuple[str, str], dict[str, Any]]] = {}
+    for cell, row in sorted(by_cell(document["rows"]).items(), key=lambda item: _place(item[0].rows, item[0].d)):
+        if cell.threads == threads:
+            found.setdefault((cell.rows, cell.d, cell.dtype), {})[cell.norm, cell.job] = row
+    return found
 
 
-def _cell(row: dict[str, Any]) -> str:
-    ours, eager = row["addnorm"]["median_us"], row["eager"]["median_us"]
-    return f"**{eager / ours:.2f}** ({digits(ours)} / {digits(eager)})"
+def _place(rows: int, d: int) -> tuple[int, int, int]:
+    return (SHAPES.index((rows, d)) if (rows, d) in SHAPES else len(SHAPES)), rows, d
 
 
-def _markdown(lines: list[list[str]]) -> str:
+def _against(row: dict[str, Any], peer: str, *, microseconds: bool = True, inverse: bool = False) -> str:
+    """The peer's time over ours, or the inverse, and both; empty where it was not measured."""
+    if peer not in row:
+        return ""
+    ours, theirs = row["addnorm"]["median_us"], row[peer]["median_us"]
+    ratio = f"**{ours / theirs if inverse else theirs / ours:.2f}**"
+    return f"{ratio} ({digits(ours)} / {digits(theirs)})" if microseconds else ratio
+
+
+def _markdown(lines: Lines) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -7,6 +7,8 @@
 //
 // A row's arithmetic is the same alone as beside another, and does not depend on the other rows.
 
+constexpr bool kWide = sizeof(real) == 8;
+
 // Elements that one chain of additions in each lane takes, at most.
 constexpr int64_t kSegment = 64 * W;
 
@@ -179,9 +181,15 @@ Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* r
   if (NORM == Norm::none) return {0, 0};
 
   const double count = static_cast<double>(d);
-  const double m2 = static_cast<double>(sum(add(far2, add(add(s2[0], s2[1]), add(s2[2], s2[3]))))) / count;
+  // The sums of a float stream overflow where float does, also if doubles were added to get there.
+  const bool limited = kWide && a.z_type != Type::f64;
+  const auto total = [limited](vec far, const vec* s) {
+    const real all = sum(add(far, add(add(s[0], s[1]), add(s[2], s[3]))));
+    return limited ? static_cast<double>(static_cast<float>(all)) : static_cast<double>(all);
+  };
+  const double m2 = total(far2, s2) / count;
   if (NORM == Norm::rms) return {0, static_cast<real>(1.0 / __builtin_sqrt(m2 + a.eps))};
-  const double m1 = static_cast<double>(sum(add(far1, add(add(s1[0], s1[1]), add(s1[2], s1[3]))))) / count;
+  const double m1 = total(far1, s1) / count;
   const double var = m2 - m1 * m1;
   const real mean = static_cast<real>(static_cast<double>(shift) + m1);
   if (!(m1 * m1 <= 0.25 * var)) return two_pass(In<Z>(stored, a.z_type, 0), d, mean, a.eps);
@@ -248,8 +256,6 @@ ReadRow pick_norm(Norm norm) {
   if (norm == Norm::layer) return read_row<Source, Z, Norm::layer>;
   return norm == Norm::rms ? read_row<Source, Z, Norm::rms> : read_row<Source, Z, Norm::none>;
 }
-
-constexpr bool kWide = sizeof(real) == 8;
 
 // Dtypes of residual, branch and stream as one number, to look them up.
 constexpr int code(Type a, Type b, Type c = Type::f32) {

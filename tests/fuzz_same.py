@@ -122,8 +122,9 @@ def _in_place(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         return {}
     tensors = call.tensors | {"residual": residual.clone(), "branch": branch.clone()}
     eps = {} if call.norm == "none" else {"eps": call.eps}
+    options = {name: value for name, value in call.options.items() if name not in ("stream_dtype", "out_dtype")}
     with torch.no_grad():
-        answer = function(**tensors, **eps, **call.options)
+        answer = function(**tensors, **eps, **options)
     if call.norm == "none":
         return {"z": tensors["residual"]} if same(answer, tensors["residual"]) else {"z": answer}
     return {"y": tensors["branch"] if same(answer, tensors["branch"]) else answer, "z": tensors["residual"]}

@@ -52,6 +52,15 @@ def backward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tup
     return arguments, options | {"residual": residual, "branch": branch, "wants": wants} | dtypes
 
 
+def out_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tuple[tuple, dict]:
+    """The arguments of add_norm_out for a variant: memory of its own for y (where there is a norm) and z."""
+    arguments, options = forward_arguments(variant, dtypes, shape)
+    y, z, _ = ops.add_norm_forward(*arguments, **options)
+    for name in ("stream_dtype", "out_dtype"):
+        options.pop(name, None)
+    return (*arguments, torch.empty_like(y) if arguments[-1] < 2 else None, torch.empty_like(z)), options
+
+
 def samples() -> dict[str, tuple[str, tuple, dict]]:
     """Operators with arguments, by a name."""
     found = {}
@@ -76,6 +85,7 @@ def samples() -> dict[str, tuple[str, tuple, dict]]:
         for dtypes in ("float32", "bfloat16", "float64"):
             label = f"{variant}, {dtypes}"
             found[f"add_norm_forward: {label}"] = ("add_norm_forward", *forward_arguments(variant, dtypes, (3, 2, 9)))
+            found[f"add_norm_out: {label}"] = ("add_norm_out", *out_arguments(variant, dtypes, (3, 2, 9)))
             found[f"add_norm_backward: {label}"] = (
                 "add_norm_backward",
                 *backward_arguments(variant, dtypes, (3, 2, 9)),
@@ -87,7 +97,7 @@ SAMPLES = samples()
 
 
 def layout(outputs) -> list[tuple]:
-    outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    outputs = () if outputs is None else [outputs] if isinstance(outputs, torch.Tensor) else outputs
     return [(tuple(t.shape), t.dtype, t.stride(), t.storage_offset()) for t in outputs]
 
 
@@ -140,7 +150,7 @@ OPCHECKED = [
     ),
     *(
         f"{name}: {variant}, float32"
-        for name in ("add_norm_forward", "add_norm_backward")
+        for name in ("add_norm_forward", "add_norm_backward", "add_norm_out")
         for variant in ("LayerNorm", "everything, RMSNorm")
     ),
 ]  # fmt: skip
@@ -159,7 +169,7 @@ def test_every_operator_has_a_reference_of_the_same_schema_and_a_fake():
         assert str(operator._schema).replace(name, "", 1) == str(reference._schema).replace(f"{name}_reference", "", 1)
         for overload in (operator, reference):
             assert torch.Tag.pt2_compliant_tag in overload.tags
-            assert not overload._schema.is_mutable
+            assert overload._schema.is_mutable == (name == "add_norm_out")
             assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeExplicitAutograd")
             assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Meta")
 
@@ -174,3 +184,56 @@ def test_a_fake_forward_and_backward_through_the_functions_has_the_real_shapes(v
         torch.autograd.backward(list(faked.values()), [torch.ones_like(t) for t in faked.values()])
     assert layout(faked.values()) == layout(outputs.values())
     assert all((t.grad.shape, t.grad.dtype) == (t.shape, t.dtype) for t in tensors.values())
+
+
+WRITTEN = [name for name in SAMPLES if name.startswith("add_norm_out")]
+
+
+@pytest.mark.parametrize("suffix", ["", "_reference"])
+@pytest.mark.parametrize("sample", WRITTEN)
+def test_add_norm_out_writes_what_add_norm_forward_returns(sample, suffix):
+    _, (*arguments, y, z), options = SAMPLES[sample]
+    out_dtype = None if y is None else y.dtype
+    want = ops.add_norm_forward(*arguments, **options, stream_dtype=z.dtype, out_dtype=out_dtype)
+    for target in (y, z):
+        if target is not None:
+            target.fill_(float("nan"))
+    assert getattr(ops, "add_norm_out" + suffix)(*arguments, y, z, **options) is None
+    assert z.equal(want[1])
+    assert y is None or y.equal(want[0])
+
+
+@pytest.mark.parametrize("suffix", ["", "_reference"])
+def test_add_norm_out_without_z_has_a_stream_of_the_residuals_dtype(suffix):
+    arguments, options = forward_arguments("LayerNorm", "bfloat16 stream, float32 branch", (5, 17))
+    y = torch.empty(5, 17)
+    getattr(ops, "add_norm_out" + suffix)(*arguments, y, None, **options)
+    assert y.equal(ops.add_norm_forward(*arguments, **options)[0])
+    assert not y.equal(ops.add_norm_forward(*arguments, **options, stream_dtype=f32)[0])
+
+
+@pytest.mark.parametrize("suffix", ["", "_reference"])
+def test_add_norm_out_judges_the_memory_itself(suffix):
+    """It is what a compiled graph calls."""
+    buffer = torch.randn(96)
+    x, half_over, apart = buffer[:32].view(4, 8), buffer[16:48].view(4, 8), buffer[64:].view(4, 8)
+    operator = getattr(ops, "add_norm_out" + suffix)
+    before = buffer.clone()
+    for arguments in (
+        (x, apart, None, None, 1e-5, 0, half_over, None),
+        (x, apart, None, None, 1e-5, 0, apart, half_over),
+        (x, apart, None, None, 1e-5, 0, x, x),
+        (x, apart, x[1], None, 1e-5, 1, x, None),
+        (apart, x, None, x[1], 1e-5, 1, x, None),
+        (x, None, None, None, 1e-5, 1, half_over, None),
+        (apart, apart, None, None, 1e-5, 0, buffer[:8].expand(4, 8), None),
+        (apart, apart, None, None, 1e-5, 0, x[:3], None),
+    ):
+        with pytest.raises((ValueError, RuntimeError)):
+            operator(*arguments)
+    for name in ("residual_scale", "layer_scale", "branch_bias"):
+        with pytest.raises((ValueError, RuntimeError)):
+            operator(apart, apart, None, None, 1e-5, 0, x, None, **{name: x[2]})
+    with pytest.raises((ValueError, RuntimeError)):
+        operator(apart, apart, None, None, 1e-5, 0, x, None, row_scale=x[:, 1])
+    assert buffer.equal(before)

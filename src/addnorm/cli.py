@@ -37,9 +37,9 @@ def main() -> None:
     "--norm", "norms", type=click.Choice(["layer", "rms"]), multiple=True, help="Only this norm (repeatable)."
 )
 @click.option("--dtype", "dtypes", type=click.Choice(["float32", "bfloat16"]), multiple=True, help="Only this dtype.")
-@click.option("--threads", type=click.IntRange(1), help="Of torch; as torch has it by default.")
+@click.option("--threads", type=click.IntRange(1), help="Of torch; as torch has it by default. One thread besides.")
 @click.option("--rounds", type=click.IntRange(1), help="How often each variant of a cell is timed.")
-@click.option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: ten seconds.")
+@click.option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: under half a minute.")
 @click.option("--compile/--no-compile", "compiled", default=None, help="Also time torch.compile (takes minutes).")
 def bench(
     target: str | None,
@@ -50,18 +50,17 @@ def bench(
     quick: bool,
     compiled: bool | None,
 ) -> None:
-    """Time add + norm against eager PyTorch and torch.compile, and measure how exact it is."""
+    """Time add + norm against eager PyTorch, torch.compile and onnxruntime, and measure how exact it is."""
     from addnorm import bench as benchmark
 
-    cells = benchmark.matrix(
-        norms or tuple(benchmark.NORMS),
-        dtypes or tuple(benchmark.DTYPES),
-        benchmark.QUICK_SHAPES if quick else benchmark.SHAPES,
-    )
+    chosen = norms or tuple(benchmark.NORMS), dtypes or tuple(benchmark.DTYPES)
+    if quick:
+        cells = benchmark.matrix(*chosen, benchmark.QUICK_SHAPES, threads=threads)
+    else:
+        cells = benchmark.whole(*chosen, threads=threads)
     document = benchmark.run(
         cells,
         rounds=rounds or (benchmark.QUICK_ROUNDS if quick else benchmark.ROUNDS),
-        threads=threads,
         compiled=not quick if compiled is None else compiled,
         progress=benchmark.console(stderr=True),
     )

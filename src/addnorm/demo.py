@@ -15,9 +15,9 @@ from rich.table import Table
 
 from addnorm import bench
 from addnorm.bench import facts
+from addnorm.bench.jobs import DTYPES, JOBS, NORMS, PLAIN, matrix
 from addnorm.bench.summary import by_cell
 from addnorm.bench.tables import digits
-from addnorm.bench.timing import DTYPES, JOBS, NORMS, matrix
 from addnorm.functional import add_layer_norm
 from addnorm.ops import cpu
 from addnorm.trace import PRESETS, show
@@ -129,15 +129,15 @@ def speed(screen: Console) -> None:
     )
     errors = bench.console(stderr=True)
     document = bench.run(
-        matrix(norms=("layer",), shapes=SPEED_SHAPES),
+        matrix(norms=("layer",), shapes=SPEED_SHAPES, jobs=PLAIN),
         rounds=SPEED_ROUNDS, compiled=False, proofs=False, progress=errors if errors.is_terminal else None,
     )  # fmt: skip
-    table = _table(("rows x d", "dtype", *(job.title for job in JOBS.values())), right=(0, 2, 3, 4))
+    table = _table(("rows x d", "dtype", *(JOBS[job].title for job in PLAIN)), right=(0, 2, 3, 4))
     lines: dict[tuple[int, int, str], list[str]] = {}
     for cell, row in by_cell(document["rows"]).items():
         ours, eager = row["addnorm"]["median_us"], row["eager"]["median_us"]
         text = f"[bold]{eager / ours:.2f}[/] ({digits(ours)} / {digits(eager)})"
-        lines.setdefault(cell[2:], []).append(text)
+        lines.setdefault((cell.rows, cell.d, cell.dtype), []).append(text)
     for (rows, d, dtype), texts in lines.items():
         table.add_row(f"{rows} x {d}", dtype, *texts)
     screen.print(table)

@@ -19,29 +19,27 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from addnorm.bench import facts, machine
+from addnorm.bench import accuracy, facts, machine, onnx_peer
+from addnorm.bench.jobs import DTYPES, JOBS, NORMS, PLAIN, SHAPES, Cell, matrix, whole
 from addnorm.bench.summary import claim, summarize
-from addnorm.bench.tables import console, show, warn_if_busy
+from addnorm.bench.tables import console, show, title, warn_if_busy
 from addnorm.bench.timing import (
-    DTYPES,
-    JOBS,
-    NORMS,
+    CELL_SECONDS,
+    FEWEST_ROUNDS,
     ROUNDS,
     SEGMENT_MS,
-    SHAPES,
-    Cell,
     Row,
-    matrix,
     measure,
     settle_allocator,
 )
 
 __all__ = [
-    "DTYPES", "JOBS", "NORMS", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "SHAPES", "Cell", "Document", "console",
-    "dumps", "failed_proofs", "matrix", "measure", "run", "settle_allocator", "show", "warn_if_busy", "write",
+    "DTYPES", "JOBS", "NORMS", "PLAIN", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "SHAPES", "Cell", "Document",
+    "console", "dumps", "failed_proofs", "matrix", "measure", "read", "run", "settle_allocator", "show", "warn_if_busy",
+    "whole", "write",
 ]  # fmt: skip
 
-SCHEMA = 1
+SCHEMA = 2
 Document = dict[str, Any]
 
 # `addnorm bench --quick`: does it work, and roughly how fast?
@@ -53,64 +51,77 @@ def run(
     cells: Sequence[Cell] | None = None,
     *,
     rounds: int = ROUNDS,
-    threads: int | None = None,
     compiled: bool = True,
     proofs: bool = True,
     progress: Console | None = None,
 ) -> Document:
-    """Measures the cells (None: the whole matrix) and returns the document.
+    """Measures the cells (None: `whole`) and returns the document.
 
     An interrupt ends it early: the document then has the cells that were finished, and `complete` is False.
 
     Args:
         cells: from `matrix`.
-        rounds: how often each variant of a cell is timed.
-        threads: of torch; None leaves them as they are.
-        compiled: also time torch.compile of the eager expression.
-        proofs: also measure `facts.facts` and the time of the import.
+        rounds: how often each variant of a cell is timed, at most: less often where a call takes long.
+        compiled: also time torch.compile of the eager expression, with as many threads as the cells have at most.
+        proofs: also measure `facts.facts`, `accuracy.table` and the time of the import.
         progress: where to show how far it is; None is nowhere.
     """
-    cells = matrix() if cells is None else list(cells)
+    cells = whole() if cells is None else list(cells)
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    threads = max((cell.threads for cell in cells), default=before)
     rows: list[Row] = []
     failures: list[Row] = []
-    exact: list[Row] = []
-    imported: list[Row] = []
+    found: dict[str, list[Row]] = {"facts": [], "accuracy": [], "import": []}
     complete, load = False, machine.load()
     settle_allocator()
+    torch.set_num_threads(threads)
     try:
         if proofs:
-            norms = tuple(norm for norm in NORMS if any(cell.norm == norm for cell in cells))
-            dtypes = tuple(dtype for dtype in DTYPES if any(cell.dtype == dtype for cell in cells))
             with progress.status("Errors, memory, import") if progress else nullcontext():
-                exact = facts.facts(norms, dtypes)
-                imported = [claim("import addnorm after torch: milliseconds", None, facts.import_ms(), "<", 60)]
+                found = _proofs(cells)
         with _progress(cells, rounds, compiled, progress) as advance:
             for cell in cells:
                 advance(cell)
-                found, failed = measure(cell, rounds=rounds, compiled=compiled)
-                rows += found
+                torch.set_num_threads(cell.threads)
+                measured, failed = measure(cell, rounds=rounds, compiled=compiled and cell.threads == threads)
+                rows += measured
                 failures += failed
         complete = True
     except KeyboardInterrupt:
         pass
     finally:
-        used = torch.get_num_threads()
         torch.set_num_threads(before)
     where = machine.environment()
+    protocol = {
+        "rounds": rounds, "fewest_rounds": FEWEST_ROUNDS, "cell_seconds": CELL_SECONDS, "segment_ms": SEGMENT_MS,
+        "compiled": compiled, "cells": len(cells),
+    }  # fmt: skip
     return {
         "schema": SCHEMA,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "complete": complete,
         **where,
-        "threads": used,
+        "peers": {"onnxruntime": onnx_peer.status()},
+        "threads": threads,
         "load": load,
-        "protocol": {"rounds": rounds, "segment_ms": SEGMENT_MS, "compiled": compiled, "cells": len(cells)},
-        "summary": summarize(rows, machine.last_level_cache(where["machine"]["caches"])) + imported,
-        "facts": exact,
+        "protocol": protocol,
+        "summary": summarize(rows, machine.last_level_cache(where["machine"]["caches"])) + found["import"],
+        "facts": found["facts"],
+        "accuracy": found["accuracy"],
         "failures": failures,
         "rows": rows,
+    }
+
+
+def _proofs(cells: Sequence[Cell]) -> dict[str, list[Row]]:
+    """What is measured besides the cells, for the norms and dtypes that they have."""
+    norms = tuple(norm for norm in NORMS if any(cell.norm == norm for cell in cells))
+    dtypes = tuple(dtype for dtype in DTYPES if any(cell.dtype == dtype for cell in cells))
+    errors = accuracy.table(norms, tuple(accuracy.DTYPES) if dtypes == tuple(DTYPES) else dtypes)
+    return {
+        "facts": facts.facts(norms, dtypes) + facts.of_accuracy(errors),
+        "accuracy": errors,
+        "import": [claim("import addnorm after torch: milliseconds", None, facts.import_ms(), "<", 60)],
     }
 
 
@@ -140,10 +151,22 @@ def write(document: Document, path: Path) -> Path:
     return path
 
 
+def read(path: Path) -> Document:
+    """A document that was written. Schema 1 had one number of threads, and no accuracy."""
+    document: Document = json.loads(path.read_text(encoding="utf-8"))
+    if document["schema"] == 1:
+        threads = {"threads": document["threads"]}
+        document |= {name: [{**threads, **one} for one in document[name]] for name in ("summary", "failures", "rows")}
+        document |= {"accuracy": [], "peers": {}}
+    return document
+
+
 def _cost(cell: Cell, rounds: int, compiled: bool) -> float:
     """Seconds a cell will take, roughly: only so that the time left is told better than by counting cells."""
-    moved = JOBS[cell.job].tensors * cell.output_bytes
-    return (8.0 if compiled else 0.2) + rounds * (3 + compiled) * max(SEGMENT_MS / 1e3, moved / 2e9)
+    job = JOBS[cell.job]
+    drops = cell.rows * cell.d * 30e-9 if cell.job in ("dropout", "everything") else 0.0  # eager's random numbers
+    once = 2 * (3 + compiled) * max(SEGMENT_MS / 1e3, job.tensors * cell.output_bytes / 4e9) + 2 * drops
+    return (4.0 if compiled and job.compiled else 0.2) + min(rounds * once, max(CELL_SECONDS, FEWEST_ROUNDS * once))
 
 
 @contextmanager
@@ -155,7 +178,7 @@ def _progress(
         yield lambda cell: None
         return
     costs = {cell: _cost(cell, rounds, compiled) for cell in cells}
-    names = {cell: f"{cell.rows} x {cell.d} {cell.dtype}, {JOBS[cell.job].title}, {NORMS[cell.norm]}" for cell in cells}
+    names = {cell: f"{title(cell)}, {cell.rows} x {cell.d} {cell.dtype}" for cell in cells}
     if not console.is_terminal:
         total, done, start = len(cells), 0, time.monotonic()
 

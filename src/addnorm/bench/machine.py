@@ -76,8 +76,8 @@ def commit() -> dict[str, Any]:
         return unknown
     try:
         head = _git(root, "rev-parse", "HEAD")
-        # What the benchmark itself writes does not count.
-        changes = _git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md")
+        # What the benchmark itself writes does not count: the results, and the tables in the pages.
+        changes = _git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md", ":!docs")
     except (OSError, subprocess.CalledProcessError):
         return unknown
     return {"commit": head, "dirty": bool(changes)}

@@ -10,8 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from addnorm.bench.accuracy import COLUMNS as ERRORS
+from addnorm.bench.jobs import JOBS, NORMS, Cell
 from addnorm.bench.summary import by_cell
-from addnorm.bench.timing import JOBS, NORMS, Cell, Row
+from addnorm.bench.timing import Row
 from addnorm.reference import Norm
 
 WIDTH = 100
@@ -49,22 +51,27 @@ def show(document: dict[str, Any], screen: Console) -> None:
     """Prints the tables of every norm and job, the summary, the facts."""
     screen.print(headline(document))
     screen.print(
-        f"Medians of {document['protocol']['rounds']} interleaved rounds, in microseconds; "
+        f"Medians of up to {document['protocol']['rounds']} interleaved rounds, in microseconds; "
         "spread: from quartile to quartile. "
         "Bandwidth: of the bytes that must move, as a share of what torch.add(out=) of that size reaches. "
         "Error: relative L2, against float64 over the same z."
     )
     warn_if_busy(document, screen)
-    for norm in NORMS:
-        for job in JOBS:
-            _times(document["rows"], norm, job, screen)
+    tables: dict[str, dict[Cell, dict[str, Row]]] = {}
+    for cell, row in by_cell(document["rows"]).items():
+        tables.setdefault(title(cell), {})[cell] = row
+    for name, cells in tables.items():
+        _times(name, cells, screen)
     if document["summary"]:
         _claims("What the times must show", document["summary"], screen)
     if document["facts"]:
         _claims("What is so on every machine", document["facts"], screen)
+    if document["accuracy"]:
+        _accuracy(document["accuracy"], screen)
     for failure in document["failures"]:
         size = f"{failure['rows']} x {failure['d']} {failure['dtype']}"
-        screen.print(f"[yellow]torch.compile failed[/] at {size}, {failure['job']}: {failure['error']}", soft_wrap=True)
+        what = f"[yellow]{failure['variant']} failed[/] at {size}, {failure['job']}"
+        screen.print(f"{what}: {failure['error']}", soft_wrap=True)
     if not document["complete"]:
         done, planned = len(by_cell(document["rows"])), document["protocol"]["cells"]
         screen.print(f"[yellow]Interrupted:[/] {done} of {planned} cells were measured.")
@@ -77,24 +84,27 @@ def warn_if_busy(document: dict[str, Any], screen: Console) -> None:
         screen.print(f"[yellow]The machine was busy[/] (load {load:.1f}) before this began: do not trust the times.")
 
 
-def _times(rows: list[Row], norm: Norm, job: str, screen: Console) -> None:
-    cells = {cell: row for cell, row in by_cell(rows).items() if (cell.norm, cell.job) == (norm, job)}
-    if not cells:
-        return
-    table = _table(f"{NORMS[norm]}: {JOBS[job].title}")
-    compiled = any("compile" in row for row in cells.values())
-    columns = [name for name in COLUMNS if compiled or "compile" not in name]
-    for name in columns:
+def title(cell: Cell) -> str:
+    """Of the table that the cell belongs to."""
+    threads = f", {cell.threads} thread{'s'[: cell.threads > 1]}"
+    return f"{NORMS[cell.norm]}: {JOBS[cell.job].title}{threads}"
+
+
+def _times(name: str, cells: dict[Cell, dict[str, Row]], screen: Console) -> None:
+    table = _table(name)
+    variants = {variant for row in cells.values() for variant in row}
+    columns = [column for column in COLUMNS if PEER.get(column, "eager") in variants]
+    for column in columns:
         table.add_column(
-            name, justify="left" if name == "dtype" else "right", style="bold" if name == "x eager" else ""
+            column, justify="left" if column == "dtype" else "right", style="bold" if column == "x eager" else ""
         )
     for cell, row in cells.items():
-        table.add_row(*(COLUMNS[name](cell, row) for name in columns))
+        table.add_row(*(COLUMNS[column](cell, row) for column in columns))
     screen.print(table)
 
 
 def _median(row: dict[str, Row], name: str) -> str:
-    return digits(row[name]["median_us"]) if name in row else "failed"
+    return digits(row[name]["median_us"])
 
 
 def _times_as_fast(row: dict[str, Row], name: str) -> str:
@@ -105,15 +115,16 @@ def _spread(row: Row) -> str:
     return f"{(row['q3_us'] - row['q1_us']) / row['median_us']:.0%}"
 
 
+PEER = {"x compile": "compile", "x onnx": "onnxruntime"}  # the columns of those that are not always measured
 COLUMNS: dict[str, Callable[[Cell, dict[str, Row]], str]] = {
     "x eager": lambda _, row: _times_as_fast(row, "eager"),
     "x compile": lambda _, row: _times_as_fast(row, "compile"),
+    "x onnx": lambda _, row: _times_as_fast(row, "onnxruntime"),
     "rows x d": lambda cell, _: f"{cell.rows} x {cell.d}",
     "dtype": lambda cell, _: cell.dtype,
     "addnorm": lambda _, row: _median(row, "addnorm"),
     "spread": lambda _, row: _spread(row["addnorm"]),
     "eager": lambda _, row: _median(row, "eager"),
-    "compile": lambda _, row: _median(row, "compile"),
     "add(out=)": lambda _, row: _median(row, "add"),
     "bandwidth": lambda _, row: f"{row['addnorm']['share_of_add_bandwidth']:.0%}",
 }
@@ -130,8 +141,23 @@ def _claims(title: str, claims: list[Row], screen: Console) -> None:
     for one in claims:
         value = "-" if one["value"] is None else digits(one["value"])
         extra = [digits(one[name]) if name == "torch" else one.get(name, "") for name in shown]
-        target = f"{one['compare']} {digits(one['target'])}"
-        table.add_row(value, *extra, target, MARKS[one["met"]], _name(one["norm"]), one["name"])
+        target = "-" if one["target"] is None else f"{one['compare']} {digits(one['target'])}"
+        # The claims that have no target because they are of fewer threads say so.
+        what = one["name"] + (f", {one['threads']} thread" if one.get("threads") == 1 else "")
+        table.add_row(value, *extra, target, MARKS[one["met"]], _name(one["norm"]), what)
+    screen.print(table)
+
+
+def _accuracy(rows: list[Row], screen: Console) -> None:
+    table = _table("All options: relative error against float64")
+    for column in ("norm", "dtype", *ERRORS):
+        # The longest names in two lines: the table is as wide as a page.
+        table.add_column(column.replace("_", "_\n"), justify="right" if column in ERRORS else "left")
+    for one in rows:
+        head, style = (
+            ((_name(one["norm"]), one["dtype"]), "") if one["variant"] == "addnorm" else (("", "PyTorch"), "dim")
+        )
+        table.add_row(*head, *(f"{one[name]:.1e}" if name in one else "" for name in ERRORS), style=style)
     screen.print(table)
 
 

@@ -1,4 +1,4 @@
-"""The stopwatch: cells, their variants, and how one is timed.
+"""The stopwatch: the variants of a cell, and how one is timed.
 
 What a time from here means (benchmarks/README.md says why):
 
@@ -14,117 +14,40 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from addnorm.functional import add_layer_norm, add_rms_norm
-from addnorm.reference import Norm
+from addnorm.bench import onnx_peer
+from addnorm.bench.expressions import Call, expressions, inputs, learned
+from addnorm.bench.jobs import DTYPES, JOBS, Cell
 
-SHAPES = ((1, 768), (1, 4096), (128, 768), (512, 768), (2048, 1024), (8192, 768), (4096, 4096))
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NORMS: dict[Norm, str] = {"layer": "LayerNorm", "rms": "RMSNorm"}
-EPS = {"layer": 1e-5, "rms": 1e-6}
 ROUNDS = 21
+FEWEST_ROUNDS = 5  # where a round takes long:
+CELL_SECONDS = 4.0  # rounds are as many as fit into this, between the two
 SEGMENT_MS = 5.0  # what one timed loop should take, so that the clock and the loop do not count
+ADD_TENSORS = 3
+MAY_FAIL = ("compile", "onnxruntime")  # peers that this machine may be unable to run
 
 Row = dict[str, Any]
-Call = Callable[..., Any]
-
-
-class Job(NamedTuple):
-    """What is timed, and how many tensors of rows x d it must read or write at least."""
-
-    title: str
-    tensors: int
-
-
-JOBS = {
-    "forward": Job("forward, y alone", 3),  # reads x and Sublayer(x), writes y
-    "forward_stream": Job("forward, y and the stream", 4),  # writes z too
-    "forward_backward": Job("forward + backward", 8),  # then reads dy, dz and z, and writes one gradient
-}
-ADD_TENSORS = 3
-
-
-class Cell(NamedTuple):
-    """One line of the matrix."""
-
-    norm: Norm
-    job: str
-    rows: int
-    d: int
-    dtype: str
-
-    @property
-    def output_bytes(self) -> int:
-        """Those of y."""
-        return self.rows * self.d * DTYPES[self.dtype].itemsize
-
-
-def matrix(
-    norms: Sequence[Norm] = tuple(NORMS),
-    dtypes: Sequence[str] = tuple(DTYPES),
-    shapes: Sequence[tuple[int, int]] = SHAPES,
-) -> list[Cell]:
-    """Every combination with every job, the norm outermost."""
-    return [Cell(norm, job, *shape, dtype) for norm in norms for job in JOBS for shape in shapes for dtype in dtypes]
-
-
-def expressions(norm: Norm, stream: bool, d: int) -> dict[str, Call]:
-    """`eager` and `addnorm`: the same expression of (residual, branch, weight, bias), each one Python frame."""
-    shape, eps = (d,), EPS[norm]
-    table: dict[tuple[Norm, bool], tuple[Call, Call]] = {
-        ("layer", False): (
-            lambda x, s, w, b: F.layer_norm(x + s, shape, w, b, eps),
-            lambda x, s, w, b: add_layer_norm(x, s, w, b, eps),
-        ),
-        ("layer", True): (
-            lambda x, s, w, b: (F.layer_norm(z := x + s, shape, w, b, eps), z),
-            lambda x, s, w, b: add_layer_norm(x, s, w, b, eps, return_residual=True),
-        ),
-        ("rms", False): (
-            lambda x, s, w, b: F.rms_norm(x + s, shape, w, eps),
-            lambda x, s, w, b: add_rms_norm(x, s, w, None, eps),
-        ),
-        ("rms", True): (
-            lambda x, s, w, b: (F.rms_norm(z := x + s, shape, w, eps), z),
-            lambda x, s, w, b: add_rms_norm(x, s, w, None, eps, return_residual=True),
-        ),
-    }
-    return dict(zip(("eager", "addnorm"), table[norm, stream], strict=True))
-
-
-def inputs(
-    rows: int, d: int, dtype: torch.dtype, parameters: torch.dtype | None = None, grad: bool = False
-) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
-    """(residual, branch, weight, bias), and the gradients of y and z: random, the same every time."""
-    rng = torch.Generator().manual_seed(0)
-    x, s, dy, dz = (torch.randn(rows, d, generator=rng).to(dtype) for _ in range(4))
-    w, b = (torch.rand(d, generator=rng).add_(0.5).to(parameters or dtype) for _ in range(2))
-    return [t.requires_grad_(grad) for t in (x, s, w, b)], (dy, dz)
-
-
-def learned(norm: Norm, args: list[Tensor]) -> list[Tensor]:
-    """Those of the arguments that have a gradient: RMSNorm has no bias."""
-    return args if norm == "layer" else args[:3]
 
 
 def variants(cell: Cell, compiled: bool) -> tuple[dict[str, Call], list[Tensor]]:
     """Every variant as a function of the same arguments, and the arguments."""
-    backward = cell.job == "forward_backward"
-    args, cotangents = inputs(cell.rows, cell.d, DTYPES[cell.dtype], grad=backward)
-    calls = expressions(cell.norm, cell.job != "forward", cell.d)
-    if compiled:
+    job = JOBS[cell.job]
+    args, cotangents = inputs(cell.job, cell.rows, cell.d, DTYPES[cell.dtype], grad=job.backward)
+    calls = expressions(cell.norm, cell.job, cell.d)
+    if compiled and job.compiled:
         torch.compiler.reset()  # this cell's graph alone, without the guards of those before it
         calls["compile"] = torch.compile(calls["eager"], dynamic=False, fullgraph=True)
-    if backward:
+    if job.backward:
         wanted = learned(cell.norm, args)
         calls = {name: _with_gradients(call, wanted, cotangents) for name, call in calls.items()}
+    if onnx_peer.applies(cell):
+        calls["onnxruntime"] = _or_raises(onnx_peer.bound, cell, args)
     left, right = args[0].detach(), args[1].detach()
     out = torch.empty_like(left)
     calls["add"] = lambda *_: torch.add(left, right, out=out)
@@ -133,7 +56,20 @@ def variants(cell: Cell, compiled: bool) -> tuple[dict[str, Call], list[Tensor]]
 
 def _with_gradients(call: Call, wanted: list[Tensor], cotangents: tuple[Tensor, Tensor]) -> Call:
     grad = torch.autograd.grad
-    return lambda x, s, w, b: grad(call(x, s, w, b), wanted, cotangents)
+    return lambda *args: grad(call(*args), wanted, cotangents)
+
+
+def _or_raises(make: Call, *args: Any) -> Call:
+    """What `make` returns; where it fails, a call that fails: so that it is recorded as a failure of the variant."""
+    try:
+        return make(*args)  # type: ignore[no-any-return]
+    except Exception as error:
+        failed = error
+
+    def call(*_: Tensor) -> None:
+        raise failed
+
+    return call
 
 
 def settle_allocator() -> None:
@@ -152,10 +88,14 @@ def _seconds(call: Call, args: list[Tensor], repeats: int) -> float:
     return (time.perf_counter_ns() - start) / 1e9
 
 
-def _calibrated(call: Call, args: list[Tensor]) -> int:
+def _calibrated(call: Call, args: list[Tensor]) -> tuple[int, float]:
+    """How often it is repeated in a timed loop, and the seconds that a round of it takes."""
     call(*args)  # compiles, where that is what it does; starts the threads
-    once = min(_seconds(call, args, 1) for _ in range(5))
-    return max(1, min(10_000, round(SEGMENT_MS / 1e3 / once)))
+    once = _seconds(call, args, 1)
+    if once < SEGMENT_MS / 1e3:  # the first ones may be slow
+        once = min(_seconds(call, args, 1) for _ in range(5))
+    repeats = max(1, min(10_000, round(SEGMENT_MS / 1e3 / once)))
+    return repeats, (1 + repeats) * once
 
 
 @contextmanager
@@ -172,20 +112,21 @@ def _collected_by_hand() -> Iterator[None]:
 
 
 def measure(cell: Cell, *, rounds: int = ROUNDS, compiled: bool = False) -> tuple[list[Row], list[Row]]:
-    """The rows of one cell, one a variant; and what failed to compile, with the error."""
+    """The rows of one cell, one a variant; and what this machine could not run, with the error."""
     calls, args = variants(cell, compiled)
-    repeats, failures = {}, []
+    repeats, seconds, failures = {}, 0.0, []
     for name, call in calls.items():
         try:
-            repeats[name] = _calibrated(call, args)
+            repeats[name], turn_seconds = _calibrated(call, args)
+            seconds += turn_seconds
         except Exception as error:
-            if name != "compile":
+            if name not in MAY_FAIL:
                 raise
             failures.append({**cell._asdict(), "variant": name, "error": f"{type(error).__name__}: {error}"[:300]})
     names = list(repeats)
     samples: dict[str, list[float]] = {name: [] for name in names}
     with _collected_by_hand():
-        for turn in range(rounds):
+        for turn in range(min(rounds, max(FEWEST_ROUNDS, int(CELL_SECONDS / seconds)))):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 gc.collect()
@@ -202,7 +143,7 @@ def _rows(cell: Cell, samples: dict[str, list[float]], repeats: dict[str, int]) 
         tensors = ADD_TENSORS if name == "add" else JOBS[cell.job].tensors
         rows.append({
             **cell._asdict(), "variant": name, "median_us": medians[name], "q1_us": q1, "q3_us": q3,
-            "repeats": repeats[name], "ratio_to_eager": medians["eager"] / medians[name],
+            "rounds": len(times), "repeats": repeats[name], "ratio_to_eager": medians["eager"] / medians[name],
             "bytes": tensors * cell.output_bytes,
             "share_of_add_bandwidth": tensors / ADD_TENSORS * medians["add"] / medians[name],
         })  # fmt: skip

@@ -135,7 +135,7 @@ def run(
     try:
         rows = row_scale
         if rows is not None and rows.shape != residual.shape[:-1]:
-            if rows.dtype not in checks.FLOATS:  # which the conversion would hide
+            if rows.dtype not in checks.FLOATS:
                 raise TypeError  # the sentence is on its way
             # Widened first, so that the gradients that the expansion sums are not rounded before.
             wide = reference.compute_dtype(rows, residual, branch, dtype=stream_dtype)

@@ -1,0 +1,117 @@
+"""benchmarks/table.py: the tables of the pages are those of the results."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from addnorm import bench
+from addnorm.bench import accuracy, machine, summary
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/performance.md", "docs/numerics.md")
+
+
+@pytest.fixture(scope="module")
+def table():
+    spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_up(cells, times, **more):
+    """A document with the same medians in every cell."""
+    rows = [{**cell._asdict(), "variant": name, "median_us": time} for cell in cells for name, time in times.items()]
+    return {
+        "schema": 2, "date": "2026-01-01T00:00:00+00:00", "complete": True, **machine.environment(),
+        "peers": {"onnxruntime": "1.30"}, "threads": 2, "summary": summary.summarize(rows, 1e9), "facts": [],
+        "accuracy": [], "failures": [], "rows": rows, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def document():
+    cells = bench.matrix(shapes=((130, 8), (128, 768)), threads=2) + bench.matrix(shapes=((128, 768),), threads=1)
+    saved = {"name": "saved bytes, 512 x 768 float32, dropout 0.1", "norm": "layer", "value": 7.0, "torch": 14.0}
+    times = {"eager": 30.0, "addnorm": 10.0, "compile": 15.0, "onnxruntime": 12.0, "add": 8.0}
+    return made_up(cells, times, facts=[saved], accuracy=accuracy.table(("rms",), ("float16",)))
+
+
+@pytest.fixture
+def pages(table, document, tmp_path, monkeypatch):
+    """The pages of the project, copied to where they may be changed, and a made-up document."""
+    monkeypatch.setattr(table, "RESULTS", tmp_path / "functional.json")
+    copies = {tmp_path / Path(name).name: sections for name, sections in zip(PAGES, table.PAGES.values(), strict=True)}
+    for name, copy in zip(PAGES, copies, strict=True):
+        copy.write_text((ROOT / name).read_text())
+    monkeypatch.setattr(table, "PAGES", copies)
+    bench.write(document, table.RESULTS)
+    return {copy.name: copy for copy in copies}
+
+
+def test_table_replaces_what_stands_between_the_comments_and_nothing_else(table, pages, capsys):
+    before = {name: page.read_text() for name, page in pages.items()}
+    assert table.main(["--check"]) == 1
+    assert "README.md are not what functional.json says: run benchmarks/table.py" in capsys.readouterr().out
+    assert {name: page.read_text() for name, page in pages.items()} == before
+    assert table.main([]) == 0
+    assert table.main(["--check"]) == 0
+    for name, page in pages.items():
+        outside = [part.split("-->", 1)[-1] for part in page.read_text().split("<!-- /bench:")]
+        expected = [part.split("-->", 1)[-1] for part in before[name].split("<!-- /bench:")]
+        # What follows a section, up to the comment that begins the next.
+        assert [part.split("<!-- bench:")[0] for part in outside[1:]] == [
+            part.split("<!-- bench:")[0] for part in expected[1:]
+        ]
+    readme = pages["README.md"].read_text()
+    assert "| 130 x 8 | bfloat16 | **3.00** (10 / 30) |" in readme
+    assert "| dropout, with backward: mean (x eager) | >= 3 |" in readme
+
+
+def between(text, name):
+    return text.split(f"<!-- bench:{name} -->")[1].split(f"<!-- /bench:{name} -->")[0]
+
+
+def test_pages_have_a_section_for_each_new_job_and_peer(table, pages):
+    table.main([])
+    text = pages["performance.md"].read_text()
+    training = between(text, "training")
+    assert "dropout 0.1 | forward + backward, all options |" in training
+    assert training.count("| 130 x 8 | float32 | **3.00** (10 / 30) | **3.00** (10 / 30) | **3.00** (10 / 30) |") == 2
+    assert "in place, y and the stream |" in between(text, "inference")
+    assert "| 130 x 8 | float32 | **1.25** (10 / 8) | **1.25** (10 / 8) |" in between(text, "add")
+    assert "float32, dropout 0.1 | LayerNorm | 7 | 14 |" in between(text, "saved")
+    peers = between(text, "peers")
+    assert peers.count("| 130 x 8 | float32 | " + " | ".join(["**1.50**"] * 7) + " |") == 2
+    assert peers.count(" | ".join(["**1.20**"] * 7)) == 2 * 2 * 2
+    assert "onnxruntime: 1.30." in peers
+    alone = between(text, "one-thread")
+    assert "130 x 8" not in alone
+    assert alone.count("| 128 x 768 | bfloat16 | **3.00** |") == 2
+    assert "With 1 thread, for which there are no targets:" in between(text, "targets")
+    numerics = between(pages["numerics.md"].read_text(), "accuracy")
+    assert "| RMSNorm | float16 | addnorm |" in numerics
+    assert "| RMSNorm | float16 | PyTorch |" in numerics
+
+
+def test_sections_without_results_are_empty(table, pages):
+    cells = bench.matrix(("layer",), jobs=bench.PLAIN, shapes=((128, 768),), threads=2)
+    bench.write(made_up(cells, {"eager": 30.0, "addnorm": 10.0, "add": 5.0}, peers={}), table.RESULTS)
+    assert table.main([]) == 0
+    text = pages["performance.md"].read_text()
+    for name in ("saved", "add", "peers", "one-thread"):
+        assert between(text, name) == "\n", name
+    assert "dropout" not in between(text, "training")
+    assert between(pages["numerics.md"].read_text(), "accuracy") == "\n"
+
+
+def test_table_says_where_it_belongs(table, tmp_path):
+    with pytest.raises(SystemExit, match="add the two lines"):
+        table.replaced(tmp_path / "page.md", "# no place for it", {"speed": "text"})
+
+
+def test_pages_have_the_tables_of_the_results(table):
+    if not table.RESULTS.exists():
+        pytest.skip("no results yet: make bench")
+    assert table.main(["--check"]) == 0
