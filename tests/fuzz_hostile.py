@@ -49,7 +49,7 @@ def refused(case: Case) -> list[str]:
         arguments[key] = arguments[key].detach().requires_grad_()
     # An argument that others are measured by may be right and they wrong.
     blamed = (name, *call.tensors) if name in ("residual", "branch") else (name,)
-    described = f"{name} = {f'{value.dtype} {tuple(value.shape)} {value.layout} {value.device}' if isinstance(value, Tensor) else repr(value)}"
+    described = f"{name} = {_described(value)}"
     try:
         FUNCTIONS[call.norm](**arguments)
     except (ValueError, TypeError) as error:
@@ -59,6 +59,12 @@ def refused(case: Case) -> list[str]:
     except Exception as error:
         return [f"hostile: {described} raises {type(error).__name__}, expected ValueError or TypeError: {error}"]
     return [f"hostile: {described} is accepted"]
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.layout} {value.device}"
+    return repr(value)
 
 
 def _fault(case: Case, rng: random.Random) -> tuple[str, Any]:
@@ -72,7 +78,7 @@ def _fault(case: Case, rng: random.Random) -> tuple[str, Any]:
     faults: list[Callable[[], Any]] = [
         lambda: t.to(rng.choice(OTHER_DTYPES)),
         lambda: t.to("meta"),
-        lambda: t.to_sparse(),
+        t.to_sparse,
         lambda: rng.choice([t.tolist(), "tensor", object(), {}]) if name not in SCALES else "tensor",
         lambda: t.new_ones(_wrong_shape(name, tuple(t.shape), call.d, rng)),
     ]
@@ -133,8 +139,8 @@ def operators(case: Case) -> None:
         (ops.add_norm_train_backward, [*back, *dtypes.values(), wants], {}),
         (ops.add_norm_backward, back, backward | dtypes | {"wants": wants}),
     ):
-        arguments = list(arguments)
+        changed: list[Any] = list(arguments)
         if rng.random() < 0.8:
-            arguments[rng.randrange(len(arguments))] = rng.choice(junk)
+            changed[rng.randrange(len(changed))] = rng.choice(junk)
         with contextlib.suppress(Exception):
-            op(*arguments, **keywords)
+            op(*changed, **keywords)
