@@ -1,6 +1,6 @@
 """A call in a process that was forked from one whose threads had computed before: what tests/test_fork.py runs.
 
-    run_forked.py OPERATION HOW      prints whether the child's bits are the parent's
+run_forked.py OPERATION HOW      prints whether the child's bits are the parent's
 """
 
 import multiprocessing
