@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from addnorm import bench
-from addnorm.bench import accuracy, facts, summary
+from addnorm.bench import accuracy, facts, parity, summary
 
 ITEM = {torch.float32: 4, torch.bfloat16: 2}
 
