@@ -13,9 +13,11 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "kernels.h"
@@ -32,7 +34,10 @@ inline void check(AOTITorchError code) {
   if (code == AOTI_TORCH_SUCCESS) return;
   const char* what = nullptr;
   if (torch_exception_get_what_without_backtrace != nullptr) what = torch_exception_get_what_without_backtrace();
-  throw std::runtime_error(what != nullptr ? what : "addnorm: a call into libtorch failed");
+  if (what == nullptr) throw std::runtime_error("addnorm: a call into libtorch failed");
+  // Of a Python exception (the reference's) the sentence, not where it came from.
+  const char* python = std::strstr(what, "\n\nAt:\n");
+  throw std::runtime_error(python != nullptr ? std::string(what, python) : std::string(what));
 }
 
 // ---------------------------------------------------------------------------------------------------------- arguments

@@ -61,7 +61,7 @@ def in_place(call: Call, tensors: dict[str, Tensor]) -> list[Tensor]:
         return []
     eps = {} if call.norm == "none" else {"eps": call.eps}
     tensors = {name: t.detach() for name, t in tensors.items()}
-    function(**tensors, **eps, **call.options)
+    function(**tensors, **eps, **{n: v for n, v in call.options.items() if n not in ("stream_dtype", "out_dtype")})
     return [tensors["residual"], tensors["branch"]]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from addnorm import bench
-from addnorm.bench import accuracy, facts, summary
+from addnorm.bench import accuracy, facts, parity, summary
 
 ITEM = {torch.float32: 4, torch.bfloat16: 2}
 
@@ -83,7 +83,7 @@ def test_a_claim_without_a_number_is_neither_met_nor_missed():
 def test_facts_hold():
     found = facts.facts()
     assert all(fact["met"] for fact in found), [fact for fact in found if not fact["met"]]
-    assert len(found) == 1 + 6 + 3 + 4 * 3
+    assert len(found) == 1 + 6 + 3 + 3 + 4 * 3
 
 
 @pytest.mark.parametrize("norm", bench.NORMS)
@@ -142,3 +142,10 @@ def test_an_error_in_any_output_or_gradient_shows(column, monkeypatch):
         [{"norm": "layer", "dtype": "float32", "variant": who, **found} for who in ("addnorm", "eager")]
     )
     assert claims[0]["met"] is False
+
+
+@pytest.mark.parametrize("model", parity.MODELS)
+def test_a_models_order_of_rounding_gives_its_elements_and_another_does_not(model):
+    right, other = parity.unlike(model)
+    assert right < 1e-4
+    assert other > 0.1

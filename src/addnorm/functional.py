@@ -232,7 +232,9 @@ def add_rms_norm(
         tensor([0.5359, 0.3573, 1.6078])
     """
     if eps is None:
-        eps = call.default_rms_eps(residual, branch, given.stream_dtype(out) or stream_dtype)
+        eps = call.default_rms_eps(
+            residual, branch, stream_dtype if out is None else given.stream_dtype(out) or stream_dtype
+        )
     if (
         residual_scale is None
         and layer_scale is None

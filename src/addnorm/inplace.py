@@ -65,18 +65,19 @@ def add_layer_norm_(
         >>> y is sublayer
         True
     """
-    checks.check_branch(branch)
     if (
         residual_scale is None
         and layer_scale is None
         and row_scale is None
         and branch_bias is None
+        and branch is not None
         and normalized_shape is None
         and not dropout_p
         and not weight_offset
     ):
         given.plain(residual, branch, weight, bias, eps, "layer", branch, residual, given.IN_PLACE)
         return branch
+    checks.check_branch(branch)
     given.run(
         residual, branch, weight, bias, eps, "layer", into=(branch, residual, given.IN_PLACE),
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
@@ -119,7 +120,6 @@ def add_rms_norm_(
         >>> x
         tensor([1.5000, 1.0000, 4.5000])
     """
-    checks.check_branch(branch)
     if eps is None:
         eps = call.default_rms_eps(residual, branch)
     if (
@@ -127,6 +127,7 @@ def add_rms_norm_(
         and layer_scale is None
         and row_scale is None
         and branch_bias is None
+        and branch is not None
         and normalized_shape is None
         and not dropout_p
         and not weight_offset
@@ -134,6 +135,7 @@ def add_rms_norm_(
     ):
         given.plain(residual, branch, weight, bias, eps, "rms", branch, residual, given.IN_PLACE)
         return branch
+    checks.check_branch(branch)
     given.run(
         residual, branch, weight, bias, eps, "rms", into=(branch, residual, given.IN_PLACE),
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
@@ -170,16 +172,17 @@ def add_residual_(
         >>> x
         tensor([1.0500, 1.9000, 3.1500])
     """
-    checks.check_branch(branch)
     if (
         residual_scale is None
         and layer_scale is None
         and row_scale is None
         and branch_bias is None
+        and branch is not None
         and not dropout_p
-    ):  # fmt: skip
+    ):
         given.plain(residual, branch, None, None, 0.0, "none", None, residual, given.IN_PLACE)
         return residual
+    checks.check_branch(branch)
     given.run(
         residual, branch, None, None, 0.0, "none", into=(None, residual, given.IN_PLACE),
         residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,

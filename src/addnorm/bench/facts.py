@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
+from addnorm.bench import parity
 from addnorm.bench.accuracy import COLUMNS, distance
 from addnorm.bench.expressions import EPS, expressions, inputs, learned
 from addnorm.bench.jobs import DROPOUT, DTYPES, NORMS
@@ -100,7 +101,7 @@ def saved_bytes(
 
 
 def facts(norms: Sequence[Norm] = tuple(NORMS), dtypes: Sequence[str] = tuple(DTYPES)) -> list[Row]:
-    """All of them as claims; `torch` is the same number of plain PyTorch."""
+    """All of them as claims; `torch` is the same number of plain PyTorch (of another order of rounding, beside a model's)."""
     ones = bias_gradient_of_ones()
     name = f"dbias of {ONES[0]} bfloat16 rows of ones"
     found = [claim(name, "layer", ones["addnorm"], "==", ONES[0], torch=ones["eager"])]
@@ -112,6 +113,11 @@ def facts(norms: Sequence[Norm] = tuple(NORMS), dtypes: Sequence[str] = tuple(DT
             ours, theirs = (getattr(off[who], field) for who in ("addnorm", "eager"))
             name = f"{field} {parameters}, z {dtype}: relative error"
             found.append(claim(name, norm, ours, *LIMITS[parameters], torch=theirs))
+    if "rms" in norms and "bfloat16" in dtypes:
+        for model in parity.MODELS:
+            right, other = parity.unlike(model)
+            name = f"share of elements unlike {model}'s formula, bfloat16"
+            found.append(claim(name, "rms", right, "<", 1e-4, torch=other))
     rows, d = SAVED
     for norm, dtype, (job, (options, tensors, more)) in itertools.product(norms, dtypes, KEPT.items()):
         saved = saved_bytes(norm, DTYPES[dtype], job)
