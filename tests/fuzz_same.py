@@ -114,20 +114,37 @@ def _dimensions(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _in_place(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The in-place form, where there is one, on copies; and what became of the memory of residual and branch."""
+    """The in-place form on copies: what became of the memory of residual and branch, and that y is the latter."""
     call = case.call
-    function = getattr(addnorm, f"{FUNCTIONS[call.norm].__name__}_", None)
     residual, branch = call.tensors["residual"], call.tensors["branch"]
-    if function is None or call.stream_dtype != residual.dtype or call.out_dtype != branch.dtype:
+    if call.stream_dtype != residual.dtype or call.out_dtype != branch.dtype:
         return {}
     tensors = call.tensors | {"residual": residual.clone(), "branch": branch.clone()}
     eps = {} if call.norm == "none" else {"eps": call.eps}
     options = {name: value for name, value in call.options.items() if name not in ("stream_dtype", "out_dtype")}
     with torch.no_grad():
-        answer = function(**tensors, **eps, **options)
+        answer = getattr(addnorm, f"{FUNCTIONS[call.norm].__name__}_")(**tensors, **eps, **options)
+    z, y = tensors["residual"], tensors["branch"]
     if call.norm == "none":
-        return {"z": tensors["residual"]} if same(answer, tensors["residual"]) else {"z": answer}
-    return {"y": tensors["branch"] if same(answer, tensors["branch"]) else answer, "z": tensors["residual"]}
+        return {"z": z if answer is z else answer.new_empty(0)}
+    return {"z": z, "y": y if answer is y else answer.new_empty(0)}
+
+
+def _out(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Results in memory that is given: of their own, or that of residual and branch where it is like them."""
+    call = case.call
+    tensors = {name: t.clone() for name, t in call.tensors.items()}
+    out = {name: torch.full_like(t, math.nan) for name, t in outputs.items()}
+    for name, source in (("z", "residual"), ("y", "branch")):
+        if name in out and out[name].dtype == tensors[source].dtype and case.rng.random() < 0.3:
+            out[name] = tensors[source]
+    with torch.no_grad():
+        if call.norm == "none":
+            addnorm.add_residual(**tensors, **call.options, out=out["z"])
+        else:
+            options = call.options | {"eps": call.eps, "return_residual": True}
+            FUNCTIONS[call.norm](**tensors, **options, out=(out["y"], out["z"]))
+    return out
 
 
 def norm_alone(case: Case) -> list[str]:
