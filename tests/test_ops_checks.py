@@ -258,3 +258,33 @@ def test_an_offset_that_is_no_number_of_blocks_is_refused(offset):
     x = torch.randn(2, 4)
     with pytest.raises(ValueError, match=r"offset is .*, expected a whole number of blocks"):
         addnorm.add_layer_norm(x, x, dropout_p=0.5, offset=offset)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"weight_offset": torch.ones(2)}, "weight_offset is a float32 tensor of shape (2,), expected a number"),
+        ({"weight_offset": 10**400}, "weight_offset is"),
+        ({"residual_scale": 10**400}, "residual_scale is"),
+        ({"eps": 10**400}, "eps is 1000"),
+        ({"dropout_p": None}, "dropout_p is None, expected a probability"),
+        ({"dropout_p": torch.rand(3)}, "dropout_p is tensor("),
+        ({"dropout_p": 1.5, "training": False}, "dropout_p is 1.5, expected a probability"),
+        ({"normalized_shape": 8.0}, "normalized_shape is 8.0, expected a whole number or a sequence of them"),
+        ({"normalized_shape": (8.0,)}, "normalized_shape is (8.0,), expected a whole number or a sequence of them"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_layer_norm_])
+def test_what_is_no_number_is_told_by_name_on_every_path(function, options, sentence):
+    x = torch.randn(4, 8)
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(sentence)}"):
+        function(x, x.clone(), torch.ones(8), **options)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused():
+    nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
+    for function in (addnorm.add_layer_norm, addnorm.add_rms_norm):
+        with pytest.raises(TypeError, match="^residual is a nested tensor, expected an ordinary one"):
+            function(nested, nested)

@@ -140,6 +140,7 @@ def add_layer_norm(
         >>> y
         tensor([-0.5392, -0.8627,  1.4018])
     """
+    # `is True`, so that what is no number is left to the longer way, which refuses it.
     if (
         residual_scale is None
         and layer_scale is None
@@ -148,8 +149,8 @@ def add_layer_norm(
         and stream_dtype is None
         and out_dtype is None
         and normalized_shape is None
-        and not dropout_p
-        and not weight_offset
+        and (dropout_p == 0.0) is True
+        and (weight_offset == 0.0) is True
         and branch is not None
     ):
         if out is None:
@@ -161,7 +162,7 @@ def add_layer_norm(
     y, z = run(
         residual, branch, weight, bias, eps, "layer", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
         weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
     )  # fmt: skip
     return (y, z) if return_residual else y
@@ -243,8 +244,8 @@ def add_rms_norm(
         and stream_dtype is None
         and out_dtype is None
         and normalized_shape is None
-        and not dropout_p
-        and not weight_offset
+        and (dropout_p == 0.0) is True
+        and (weight_offset == 0.0) is True
         and casting == "float32"
         and branch is not None
     ):
@@ -257,7 +258,7 @@ def add_rms_norm(
     y, z = run(
         residual, branch, weight, bias, eps, "rms", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
         weight_offset=weight_offset, casting=casting, stream_dtype=stream_dtype, out_dtype=out_dtype,
     )  # fmt: skip
     return (y, z) if return_residual else y
@@ -296,7 +297,7 @@ def add_residual(
     return run(
         residual, branch, None, None, 0.0, "none",
         residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
-        dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset, stream_dtype=stream_dtype,
+        dropout_p=dropout_p, training=training, seed=seed, offset=offset, stream_dtype=stream_dtype,
     )[1]  # fmt: skip
 
 
@@ -343,7 +344,7 @@ def _alone(
     out: Tensor | None,
     casting: Casting = "float32",
 ) -> Tensor:
-    if normalized_shape is None and not weight_offset and out_dtype is None and casting == "float32":
+    if normalized_shape is None and (weight_offset == 0.0) is True and out_dtype is None and casting == "float32":
         if out is None:
             return call.plain(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
         given.plain(x, None, weight, bias, eps, norm, *given.into(out, False))

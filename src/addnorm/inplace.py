@@ -72,8 +72,8 @@ def add_layer_norm_(
         and branch_bias is None
         and branch is not None
         and normalized_shape is None
-        and not dropout_p
-        and not weight_offset
+        and (dropout_p == 0.0) is True
+        and (weight_offset == 0.0) is True
     ):
         given.plain(residual, branch, weight, bias, eps, "layer", branch, residual, given.IN_PLACE)
         return branch
@@ -81,7 +81,7 @@ def add_layer_norm_(
     given.run(
         residual, branch, weight, bias, eps, "layer", into=(branch, residual, given.IN_PLACE),
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
         weight_offset=weight_offset,
     )  # fmt: skip
     return branch
@@ -129,8 +129,8 @@ def add_rms_norm_(
         and branch_bias is None
         and branch is not None
         and normalized_shape is None
-        and not dropout_p
-        and not weight_offset
+        and (dropout_p == 0.0) is True
+        and (weight_offset == 0.0) is True
         and casting == "float32"
     ):
         given.plain(residual, branch, weight, bias, eps, "rms", branch, residual, given.IN_PLACE)
@@ -139,7 +139,7 @@ def add_rms_norm_(
     given.run(
         residual, branch, weight, bias, eps, "rms", into=(branch, residual, given.IN_PLACE),
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
         weight_offset=weight_offset, casting=casting,
     )  # fmt: skip
     return branch
@@ -178,7 +178,7 @@ def add_residual_(
         and row_scale is None
         and branch_bias is None
         and branch is not None
-        and not dropout_p
+        and (dropout_p == 0.0) is True
     ):
         given.plain(residual, branch, None, None, 0.0, "none", None, residual, given.IN_PLACE)
         return residual
@@ -186,6 +186,6 @@ def add_residual_(
     given.run(
         residual, branch, None, None, 0.0, "none", into=(None, residual, given.IN_PLACE),
         residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
-        dropout_p=dropout_p if training else 0.0, seed=seed, offset=offset,
+        dropout_p=dropout_p, training=training, seed=seed, offset=offset,
     )  # fmt: skip
     return residual

@@ -8,7 +8,7 @@ autograd node, and the composite formula of the reference, which torch different
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,6 +112,7 @@ def run(
     layer_scale: Tensor | float | None = None,
     branch_bias: Tensor | None = None,
     dropout_p: float = 0.0,
+    training: bool = True,
     seed: Tensor | None = None,
     offset: int = 0,
     weight_offset: float = 0.0,
@@ -140,10 +141,11 @@ def run(
             # Widened first, so that the gradients that the expansion sums are not rounded before.
             wide = reference.compute_dtype(rows, residual, branch, dtype=stream_dtype)
             rows = rows.to(wide).expand(residual.shape[:-1])
-        if not dropout_p:
-            mask_seed = None
-        elif not checks.is_number(dropout_p):
+        if (dropout_p == 0.0) is not True and not (checks.is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
             raise TypeError  # the sentence is on its way
+        p = dropout_p if training else 0.0
+        if p == 0.0:
+            mask_seed = None
         elif seed is None:
             mask_seed = _randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=residual.device)
         else:
@@ -151,10 +153,10 @@ def run(
         arguments = Arguments(
             residual, branch, weight, bias, eps, NORMS[norm],
             *_split(residual_scale), *_split(layer_scale)[:1], rows, *_split(layer_scale)[1:], branch_bias,
-            dropout_p, mask_seed, offset, weight_offset, CASTINGS[casting], stream_dtype, out_dtype,
+            p, mask_seed, offset, weight_offset, CASTINGS[casting], stream_dtype, out_dtype,
         )  # fmt: skip
         y, z = (compute or _compute)(arguments, return_residual)
-    except (RuntimeError, AttributeError, TypeError):
+    except (RuntimeError, AttributeError, TypeError, OverflowError):
         checks.check(
             residual, branch, weight, bias, eps, residual_scale=residual_scale, row_scale=row_scale,
             layer_scale=layer_scale, branch_bias=branch_bias, dropout_p=dropout_p, seed=seed, offset=offset,
@@ -188,7 +190,7 @@ def _flattened(
     layer_scale: Tensor | float | None,
 ) -> tuple[Any, ...]:
     """The same tensors with the dimensions of `normalized_shape` made one."""
-    dims = (int(normalized_shape),) if isinstance(normalized_shape, SupportsIndex) else tuple(normalized_shape)
+    dims = checks.dimensions(normalized_shape)
     checks.check_normalized_shape(dims, residual, "x" if branch is None else "residual")
     parameters = {"weight": weight, "bias": bias, "branch_bias": branch_bias}
     scales = {"residual_scale": residual_scale, "layer_scale": layer_scale}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -105,6 +106,20 @@ def check(
     for name, dtype in (("stream_dtype", stream_dtype), ("out_dtype", out_dtype)):
         if dtype is not None and dtype not in FLOATS:
             raise TypeError(f"{name} is {dtype!r}, expected {_FLOATS_WORDS} (or None).")
+
+
+def dimensions(normalized_shape: Any) -> tuple[int, ...]:
+    """`normalized_shape` as a tuple; TypeError if it is no whole number and no sequence of them."""
+    try:
+        return (operator.index(normalized_shape),)
+    except TypeError:
+        pass
+    try:
+        return tuple(operator.index(n) for n in normalized_shape)
+    except TypeError:
+        raise TypeError(
+            f"normalized_shape is {normalized_shape!r}, expected a whole number or a sequence of them: (d,), say."
+        ) from None
 
 
 def check_normalized_shape(normalized_shape: tuple[int, ...], residual: Any, stream: str = "residual") -> None:
@@ -212,6 +227,10 @@ def _tensor(name: str, value: Any) -> None:
             f"{name} has dtype {_dtype(value.dtype)}, expected {_FLOATS_WORDS}: convert it with {name}.float()"
             + (" (its real part, say)." if value.is_complex() else ".")
         )
+    if value.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor, expected an ordinary one: {name}.to_padded_tensor(0.0), or a call for each part."
+        )
     if value.layout != torch.strided:
         raise TypeError(f"{name} has layout {value.layout}, expected an ordinary strided tensor: {name}.to_dense().")
 
@@ -243,6 +262,8 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 def is_number(value: Any) -> bool:
     """A real number, known or symbolic; True and False are none."""
+    if isinstance(value, int) and not -(2**1023) < value < 2**1023:
+        return False  # no float is as large
     return isinstance(value, Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)
 
 
