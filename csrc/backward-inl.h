@@ -149,7 +149,9 @@ struct Rows {
     for (int r = 0; r < R; ++r) {
       const vec wdy = mul(dy[r].template get<PART>(i, n), w);
       if (DZ == Stream::used && far) dz[r].prefetch(i);
-      c1[r] = fma(wdy, normalized(r, z[r].template get<PART>(i, n)), c1[r]);
+      vec x = normalized(r, z[r].template get<PART>(i, n));
+      if (PART) x = keep_first(x, n);  // beyond the row it is -mean * rstd, which may be infinite
+      c1[r] = fma(wdy, x, c1[r]);
       if (NORM == Norm::layer) c2[r] = add(c2[r], wdy);
     }
   }

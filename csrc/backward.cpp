@@ -72,31 +72,47 @@ struct BackwardCall {
   }
 
   // The gradients of residual, branch, weight, bias (and of the scales), into the first `outputs` places of the stack.
-  void run(const Stack& stack, const Shape& shape, int outputs) {
+  void run(Stack& stack, const Shape& shape, int outputs) {
+    read(shape);
+    compute(shape);
+    std::vector<Output> results = collect(shape);  // all of them before the first is given away: to make one may fail
+    stack.release();
+    for (int i = 0; i < outputs; ++i) stack.at[i] = results[static_cast<size_t>(i)].give();
+  }
+
+ private:
+  Input dy_in, dz_in, z_in, stats_in, residual_in, branch_in;
+  Reals scale;
+  std::optional<Output> dresidual, dbranch;
+  Scratch row_sums;
+  std::unique_ptr<char[]> partials;
+
+  bool wants_branch() const { return wanted(kRowScale | kLayerScale); }
+  int64_t real_bytes() const { return args.wide ? 8 : 4; }
+
+  // What the kernels read, and the two gradients they write row by row.
+  void read(const Shape& shape) {
     Backward& a = args;
-    // The dtypes of what is there only: another's must not make the arithmetic wide.
-    const bool scale_rows = wanted(kRowScale), scale_layers = wanted(kLayerScale), scale_residual = wanted(kResidualScale);
-    std::optional<Output> dresidual, dbranch;
     if (wanted(kResidual)) dresidual.emplace(shape.dim, shape.sizes, dresidual_type);
     if (wanted(kBranch)) dbranch.emplace(shape.dim, shape.sizes, dbranch_type);
-    const auto is_wide = [](bool there, Type type) { return there && type == Type::f64; };
-    a.wide = a.z_type == Type::f64 || is_wide(dy != nullptr, a.dy_type) || is_wide(wanted(kResidual), dresidual_type) ||
-             is_wide(wanted(kBranch), dbranch_type) || is_wide(scale_residual, a.residual_type) ||
-             is_wide(scale_rows || scale_layers, a.branch_type);
-    const Loops& loops = kernels().loops(a.wide);
-    const int64_t real_bytes = a.wide ? 8 : 4;
-
-    const Input in_dy(dy), in_dz(dz), in_z(z), in_stats(a.norm != Norm::none ? stats : nullptr);
-    const Input in_residual(scale_residual ? residual : nullptr), in_branch(scale_rows || scale_layers ? branch : nullptr);
-    Reals scale;
-    a.dy = in_dy.data;
-    a.dz = in_dz.data;
-    a.z = in_z.data;
-    a.stats = in_stats.data;
-    a.residual = in_residual.data;
-    a.branch = in_branch.data;
-    if (a.norm != Norm::none)
-      a.weight = weight != nullptr ? scale.read(weight, weight_type, shape.d, a.wide, weight_offset) : scale.ones(shape.d, a.wide);
+    const auto twice = [](bool there, Type type) { return there && type == Type::f64; };
+    a.wide = a.z_type == Type::f64 || twice(dy != nullptr, a.dy_type) || twice(wanted(kResidual), dresidual_type) ||
+             twice(wanted(kBranch), dbranch_type) || twice(wanted(kResidualScale), a.residual_type) ||
+             twice(wants_branch(), a.branch_type);
+    const bool norm = a.norm != Norm::none;
+    dy_in.read(dy);
+    dz_in.read(dz);
+    z_in.read(z);
+    stats_in.read(norm ? stats : nullptr);
+    residual_in.read(wanted(kResidualScale) ? residual : nullptr);
+    branch_in.read(wants_branch() ? branch : nullptr);
+    a.dy = dy_in.data;
+    a.dz = dz_in.data;
+    a.z = z_in.data;
+    a.stats = stats_in.data;
+    a.residual = residual_in.data;
+    a.branch = branch_in.data;
+    if (norm) a.weight = weight != nullptr ? scale.read(weight, weight_type, shape.d, a.wide, weight_offset) : scale.ones(shape.d, a.wide);
     if (add != nullptr) a.add = add->options(shape, a.wide);
     a.dresidual_type = dresidual_type;
     a.dbranch_type = dbranch_type;
@@ -107,17 +123,21 @@ struct BackwardCall {
       a.dresidual_type = dbranch_type;
       a.dbranch = nullptr;
     }
-    Scratch row_sums(scale_rows ? shape.rows * real_bytes : 0);
-    a.drow_scale = scale_rows ? row_sums.data() : nullptr;
+  }
 
+  // The rows, in blocks, and what is summed over them.
+  void compute(const Shape& shape) {
+    Backward& a = args;
     const int64_t wants_sum[kSums] = {kWeight, kBias, kResidualScale, kLayerScale, kBranchBias};
     a.sums = 0;
     for (int s = 0; s < kSums; ++s) a.place[s] = wanted(wants_sum[s]) ? static_cast<int>(a.sums++) : -1;
+    a.drow_scale = wanted(kRowScale) ? row_sums.ask(shape.rows * real_bytes()) : nullptr;
     a.block_rows = block_rows(shape.rows);
     a.far = is_far(shape, a.z_type);
     const int64_t blocks = (shape.rows + a.block_rows - 1) / a.block_rows, width = a.sums * a.padded_d;
-    const std::unique_ptr<char[]> partials(width > 0 ? new char[static_cast<size_t>(blocks * width * real_bytes)] : nullptr);
+    if (width > 0) partials.reset(new char[static_cast<size_t>(blocks * width * real_bytes())]);
     a.partials = partials.get();
+    const Loops& loops = kernels().loops(a.wide);
     const int64_t rows_each = shape.rows < a.block_rows ? shape.rows : a.block_rows;
     parallel(blocks, rows_each * shape.d, [&](int64_t begin, int64_t end) {
       Scratch scratch(scratch_bytes(a));
@@ -126,46 +146,50 @@ struct BackwardCall {
     if (width > 0 && blocks > 1)
       parallel(width / kPad, blocks * kPad,
                [&](int64_t begin, int64_t end) { loops.reduce(a.partials, blocks, width, begin * kPad, end * kPad); });
-
-    const auto sum_of = [&](Sum what) { return partials.get() + a.place[what] * a.padded_d * real_bytes; };
-    // A sum over the rows, in the dtype of its parameter; nothing where it is not wanted.
-    const auto parameter = [&](int64_t what, Sum sum, Type type) {
-      const int64_t none = 0;
-      Output out(1, wanted(what) ? &shape.d : &none, wanted(what) ? type : Type::f32);
-      if (wanted(what)) loops.narrow(sum_of(sum), out.data, type, shape.d);
-      return out.give();
-    };
-    // The same where the parameter may be a 0-d tensor: then also over the features.
-    const auto scalar = [&](int64_t what, Sum sum, AtenTensorHandle t, Type type) {
-      if (!wanted(what) || Shape(t).dim > 0) return parameter(what, sum, type);
-      Output out(0, nullptr, type);
-      if (a.wide) fold(reinterpret_cast<double*>(sum_of(sum)), shape.d);
-      else fold(reinterpret_cast<float*>(sum_of(sum)), shape.d);
-      loops.narrow(sum_of(sum), out.data, type, 1);
-      return out.give();
-    };
-    const auto rows = [&](Type type) {
-      if (!scale_rows) return Output().give();
-      Output out(shape.dim - 1, shape.sizes, type);
-      loops.narrow(a.drow_scale, out.data, type, shape.rows);
-      return out.give();
-    };
-    StableIValue results[8] = {};
-    results[0] = dresidual ? dresidual->give() : Output().give();
-    results[1] = dbranch ? dbranch->give() : Output().give();
-    results[2] = parameter(kWeight, kWeightSum, weight_type);
-    results[3] = parameter(kBias, kBiasSum, bias_type);
-    if (add != nullptr) {
-      results[4] = scalar(kResidualScale, kResidualScaleSum, add->residual_scale, add->residual_scale_type);
-      results[5] = rows(add->row_scale_type);
-      results[6] = scalar(kLayerScale, kLayerScaleSum, add->layer_scale, add->layer_scale_type);
-      results[7] = parameter(kBranchBias, kBranchBiasSum, add->branch_bias_type);
-    }
-    stack.release();
-    for (int i = 0; i < outputs; ++i) stack.at[i] = results[i];
   }
 
- private:
+  // In the order of WANTS; what is not wanted has no elements.
+  std::vector<Output> collect(const Shape& shape) {
+    std::vector<Output> results;
+    results.reserve(8);
+    results.push_back(dresidual ? std::move(*dresidual) : Output());
+    results.push_back(dbranch ? std::move(*dbranch) : Output());
+    results.push_back(parameter(kWeight, kWeightSum, weight_type, shape));
+    results.push_back(parameter(kBias, kBiasSum, bias_type, shape));
+    if (add == nullptr) return results;
+    results.push_back(factor(kResidualScale, kResidualScaleSum, add->residual_scale, add->residual_scale_type, shape));
+    if (wanted(kRowScale)) {
+      Output out(shape.dim - 1, shape.sizes, add->row_scale_type);
+      kernels().loops(args.wide).narrow(args.drow_scale, out.data, add->row_scale_type, shape.rows);
+      results.push_back(std::move(out));
+    } else {
+      results.emplace_back();
+    }
+    results.push_back(factor(kLayerScale, kLayerScaleSum, add->layer_scale, add->layer_scale_type, shape));
+    results.push_back(parameter(kBranchBias, kBranchBiasSum, add->branch_bias_type, shape));
+    return results;
+  }
+
+  char* sum_of(Sum what) const { return partials.get() + args.place[what] * args.padded_d * real_bytes(); }
+
+  // A sum over the rows, in the dtype of its parameter.
+  Output parameter(int64_t what, Sum sum, Type type, const Shape& shape) const {
+    if (!wanted(what)) return Output();
+    Output out(1, &shape.d, type);
+    kernels().loops(args.wide).narrow(sum_of(sum), out.data, type, shape.d);
+    return out;
+  }
+
+  // The same where the parameter may be a 0-d tensor: then over the features as well.
+  Output factor(int64_t what, Sum sum, AtenTensorHandle t, Type type, const Shape& shape) const {
+    if (!wanted(what) || Shape(t).dim > 0) return parameter(what, sum, type, shape);
+    Output out(0, nullptr, type);
+    if (args.wide) fold(reinterpret_cast<double*>(sum_of(sum)), shape.d);
+    else fold(reinterpret_cast<float*>(sum_of(sum)), shape.d);
+    kernels().loops(args.wide).narrow(sum_of(sum), out.data, type, 1);
+    return out;
+  }
+
   bool all_known = true;
 
   Type known(std::optional<Type> type) {
@@ -188,7 +212,7 @@ struct BackwardCall {
 // add_norm_train_backward(dy, dz?, z, stats, weight?, rms, residual_dtype, branch_dtype, bias_dtype, wants) -> gradients of
 // (residual, branch, weight, bias)
 void add_norm_train_backward(StableIValue* at, uint64_t, uint64_t) {
-  const Stack stack{at, "TtTTtnnnnn"};
+  Stack stack{at, "TtTTtnnnnn"};
   BackwardCall call(stack, stack.flag(5) ? 1 : 0, 6);
   const Shape shape(call.z);
   const Way way = call.judge(shape);
@@ -200,7 +224,7 @@ void add_norm_train_backward(StableIValue* at, uint64_t, uint64_t) {
 // branch?, <the add's options>) -> gradients of (residual, branch, weight, bias, residual_scale, row_scale, layer_scale,
 // branch_bias)
 void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
-  const Stack stack{at, "ttTTtnnnnnnttntntttntn"};
+  Stack stack{at, "ttTTtnnnnnnttntntttntn"};
   BackwardCall call(stack, stack.integer(5), 6);
   AddInputs add(stack, 13);
   call.weight_offset = stack.real(10);

@@ -84,7 +84,8 @@ INLINE void fetch_for_write(const char* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 1);
 }
 
-// Centred moments of a row whose one-pass moments were not trusted: two passes, the mean corrected once.
+// Centred moments of a row whose one-pass moments were not trusted: two passes, the mean corrected once. The chains of additions are
+// short, since such a row often has one value that is larger than the sum of all others.
 template <class Z>
 Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
   real mean = guess;
@@ -92,8 +93,8 @@ Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
   for (int pass = 0; pass < 2; ++pass) {
     double d1 = 0, d2 = 0;
     const vec m = fill(mean);
-    for (int64_t from = 0; from < d; from += kSegment) {
-      const int64_t to = from + kSegment < d ? from + kSegment : d;
+    for (int64_t from = 0; from < d; from += 8 * W) {
+      const int64_t to = from + 8 * W < d ? from + 8 * W : d;
       vec s1 = fill(0), s2 = fill(0);
       for (int64_t i = from; i < to; i += W) {
         const vec t = i + W <= d ? sub(row.template get<false>(i, W), m)

@@ -63,7 +63,7 @@ struct ForwardCall {
 };
 
 // y, z and the statistics, into the first `places` of the stack; of them the first `outputs` are wanted, the others have no elements.
-void give(const Stack& stack, ForwardCall& call, const Shape& shape, int64_t places, int64_t outputs) {
+void give(Stack& stack, ForwardCall& call, const Shape& shape, int64_t places, int64_t outputs) {
   const bool norm = call.args.norm != Norm::none;
   // The norm alone: the stream is the input. The add alone: there is nothing but the stream.
   const bool stream = call.branch != nullptr && (outputs > 1 || !norm), moments = norm && outputs > 2;
@@ -91,7 +91,7 @@ void give(const Stack& stack, ForwardCall& call, const Shape& shape, int64_t pla
 
 // An operator without options: "Ttttnn" is residual, branch?, weight?, bias?, eps, rms.
 void plain(StableIValue* at, const char* signature, const char* reference, int64_t places) {
-  const Stack stack{at, signature};
+  Stack stack{at, signature};
   ForwardCall call(stack, stack.flag(5) ? 1 : 0);
   const Shape shape(call.residual);
   call.args.add.plain = true;
@@ -110,7 +110,7 @@ void add_norm_train(StableIValue* at, uint64_t, uint64_t) { plain(at, "Ttttnn", 
 // add_norm_forward(residual, branch?, weight?, bias?, eps, norm, <the add's options>, weight_offset, casting, stream_dtype?, out_dtype?,
 // outputs) -> (y, z, stats)
 void add_norm_forward(StableIValue* at, uint64_t, uint64_t) {
-  const Stack stack{at, "Ttttnnntntttntnnnoon"};
+  Stack stack{at, "Ttttnnntntttntnnnoon"};
   ForwardCall call(stack, stack.integer(5));
   AddInputs add(stack, 6);
   const Shape shape(call.residual);
@@ -179,7 +179,7 @@ bool writable(AtenTensorHandle target, const Shape& shape, const Range& range, s
 // add_norm_out(residual, branch?, weight?, bias?, eps, norm, y!?, z!?, <the add's options>, weight_offset, casting) -> ()
 // What is not simply writable (strided, or overlapping and to be refused) goes to the reference.
 void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
-  const Stack stack{at, "Ttttnnttntntttntnnn"};
+  Stack stack{at, "Ttttnnttntntttntnnn"};
   ForwardCall call(stack, stack.integer(5));
   const AtenTensorHandle y = stack.tensor(6), z = stack.tensor(7);
   AddInputs add(stack, 8);

@@ -47,7 +47,7 @@ inline void check(AOTITorchError code) {
 struct Stack {
   StableIValue* at;
   const char* signature;
-  mutable bool owner = true;
+  bool owner = true;
 
   Stack(StableIValue* stack, const char* letters) : at(stack), signature(letters) {}
   Stack(const Stack&) = delete;
@@ -71,7 +71,7 @@ struct Stack {
   bool absent(int i) const { return at[i] == 0; }
 
   // Frees the arguments, once: before the results are put in their place, or when an exception passes.
-  void release() const {
+  void release() {
     if (!owner) return;
     owner = false;
     for (int i = 0; signature[i] != '\0'; ++i) {
@@ -191,6 +191,7 @@ struct Output {
     const int64_t none = 0;
     allocate(1, &none, Type::f32);
   }
+  Output(Output&& other) noexcept : handle(other.handle), data(other.data) { other.handle = nullptr; }
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
   ~Output() {

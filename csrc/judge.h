@@ -12,7 +12,7 @@ namespace {
 enum class Way { kernels, reference, invalid };
 inline Way worse(Way a, Way b) { return a > b ? a : b; }
 
-inline void finish(const Stack& stack, const char* reference, Way way) {
+inline void finish(Stack& stack, const char* reference, Way way) {
   if (way == Way::reference) {
     stack.owner = false;  // the dispatcher takes the arguments over
     check(torch_call_dispatcher(reference, "", stack.at, TORCH_ABI_VERSION));
@@ -65,7 +65,8 @@ struct AddInputs {
       if (!known) return Way::reference;
       row_scale_type = *known;
     }
-    if (!(dropout_p >= 0.0 && dropout_p <= 1.0) || offset < 0) return Way::invalid;
+    if (!(dropout_p >= 0.0 && dropout_p <= 1.0) || offset < 0 || offset >= int64_t{1} << 62)
+      return Way::invalid;
     if (dropout_p > 0.0) {
       static const int32_t int64 = aoti_torch_dtype_int64();
       if (seed == nullptr || Shape(seed).dim != 0 || dtype_of(seed) != int64 || !on_cpu(seed)) return Way::invalid;

@@ -18,11 +18,13 @@ INLINE uint32_t to_bits(float x) {
 INLINE double widen1(double x) { return x; }
 INLINE float widen1(float x) { return x; }
 INLINE float widen1(bf16 h) { return from_bits(static_cast<uint32_t>(h.bits) << 16); }
-// float16 moved into place is 2^112 times too small, subnormals included; an infinity or NaN is told by its exponent.
+// float16 moved into place is 2^112 times too small; an infinity or NaN is told by its exponent. A subnormal is found as what it adds
+// to the smallest normal number, without a subnormal float, which the processor may have been told to take for 0.
 INLINE float widen1(f16 h) {
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16, rest = static_cast<uint32_t>(h.bits & 0x7fffu) << 13;
   if (rest >= 0x0f800000u) return from_bits(sign | 0x7f800000u | (rest & 0x007fffffu));
-  return from_bits(sign | to_bits(from_bits(rest) * 0x1p112f));
+  const float size = rest < 0x00800000u ? from_bits(0x38800000u + rest) - 0x1p-14f : from_bits(rest) * 0x1p112f;
+  return from_bits(sign | to_bits(size));
 }
 
 INLINE void narrow1(double x, double* to) { *to = x; }

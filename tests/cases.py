@@ -197,5 +197,6 @@ def gradients(call: Call, given: dict[str, Tensor] | None = None, *frozen: str) 
     tensors = leaves(call, *frozen)
     outputs = call(tensors)
     given = cotangents(outputs) if given is None else given
+    given = {name: g for name, g in given.items() if outputs[name].requires_grad}  # all of it may be frozen
     torch.autograd.backward([outputs[name] for name in given], list(given.values()))
     return {name: t.grad for name, t in tensors.items()}

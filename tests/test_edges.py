@@ -292,3 +292,33 @@ def test_a_call_that_fails_inside_torch_keeps_nothing_and_says_why():
     reference = weakref.ref(weight)
     del weight
     assert reference() is None
+
+
+@pytest.mark.parametrize("d", [1, 2, 5, 16, 19, 33, 64, 77])
+@pytest.mark.parametrize(("dtype", "value"), [(f32, 5e36), (bf16, 5e36), (f64, 1e306)])
+def test_a_large_constant_row_has_a_gradient_at_every_width(dtype, value, d):
+    """What lies beyond the end of a row has no part in its sums, whatever mean * rstd is there."""
+    branch = torch.randn(2, d, dtype=dtype)
+    branch[1] = 0.0  # lost in the sum, as are the others
+    branch.requires_grad_()
+    dy = cotangents({"y": torch.empty(2, d, dtype=dtype)})["y"]
+    y = addnorm.add_layer_norm(torch.full((2, d), value, dtype=dtype), branch, eps=1e-5)
+    assert y.eq(0).all()
+    y.backward(dy)
+    want = (dy.to(f64) - dy.to(f64).mean(-1, keepdim=True)) / 1e-5**0.5
+    torch.testing.assert_close(
+        branch.grad.to(f64), want, rtol=2e-2 if dtype == bf16 else 1e-5, atol=1e-4 if d == 1 else 1e-3
+    )
+
+
+@pytest.mark.parametrize("place", [0, 63, 2000])
+def test_one_value_that_is_larger_than_all_others_together_costs_no_accuracy(place):
+    """The massive activations of language models."""
+    z = torch.randn(4, 4096)
+    z[:, place] += 1e5
+    y = addnorm.layer_norm(z, eps=1e-5).to(f64)
+    wide = z.to(f64)
+    want = (wide - wide.mean(-1, keepdim=True)) / (wide.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    theirs = torch.nn.functional.layer_norm(z, (4096,)).to(f64)
+    # The value is 64 after the norm: eight roundings of it, or what PyTorch has.
+    assert (y - want).abs().max() <= max(2 * (theirs - want).abs().max(), 8 * 2**-24 * 64)

@@ -603,12 +603,15 @@ def test_compiled_an_overlap_is_refused_or_computed_aside(backend):
     with pytest.raises((ValueError, RuntimeError), match=r"shares memory with y, expected .*: pass z\.clone\(\)\.$"):
         torch.compile(addnorm.add_layer_norm_, fullgraph=True, backend=backend)(one, one)
     rows = torch.randn(5, 8)
-    allowed = (rows[:4].clone(), addnorm.layer_norm(rows[1:]))
-    with contextlib.suppress(ValueError, RuntimeError):
+    before, want = rows.clone(), addnorm.layer_norm(rows[1:])
+    refused = False
+    try:
         torch.compile(lambda t, out: addnorm.layer_norm(t, out=out), fullgraph=True, backend=backend)(
             rows[1:], rows[:4]
         )
-    assert any(rows[:4].equal(t) for t in allowed)
+    except (ValueError, RuntimeError):
+        refused = True
+    assert rows.equal(before) if refused else rows[:4].equal(want)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -642,3 +645,35 @@ def test_meta_and_fake_tensors_go_through(variant, fake):
         out = torch.empty(8, 3, device=returned.device)
         with pytest.raises(ValueError, match=r"^out has shape \(8, 3\), expected \(3, 8\)"):
             FUNCTIONS[call.norm](**tensors, **options, **eps, out=out)
+
+
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}])
+def test_what_is_refused_writes_nothing_and_disturbs_no_backward(options):
+    x, w = torch.randn(4, 8), torch.randn(8, requires_grad=True)
+    before, loss = x.clone(), (x * w).sum()
+    for wrong in (
+        lambda: addnorm.add_layer_norm_(x, x, **options),
+        lambda: addnorm.add_rms_norm_(x, torch.randn(4, 7), **options),
+        lambda: addnorm.add_layer_norm_(x, torch.randn(4, 8), eps=-1.0, **options),
+        lambda: addnorm.add_layer_norm_(x, torch.randn(4, 8), torch.ones(7), **options),
+    ):
+        with torch.no_grad(), pytest.raises(ValueError, match="expected"):
+            wrong()
+    assert x.equal(before)
+    loss.backward()
+    assert w.grad.equal(before.sum(0))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"layer_scale": torch.ones(7)}, "layer_scale has shape (7,)"),
+        ({"seed": torch.tensor([1]), "dropout_p": 0.5}, "seed is a int64 tensor of shape (1,)"),
+    ],
+)
+def test_compiled_wrong_options_are_refused_by_name(options, sentence):
+    torch._dynamo.reset()
+    function = torch.compile(lambda x, b: addnorm.add_layer_norm_(x, b, **options), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=re.escape(sentence)):
+        function(torch.randn(4, 8), torch.randn(4, 8))

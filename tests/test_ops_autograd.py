@@ -304,3 +304,19 @@ def test_a_bfloat16_model_learns_in_float32_where_its_parameters_are_float32():
         "weight": f32,
         "bias": f32,
     }
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}, {"dropout_p": 0.5}])
+@pytest.mark.parametrize("add_norm", [addnorm.add_layer_norm, addnorm.add_rms_norm])
+def test_the_stream_wants_a_gradient_only_if_something_added_does(add_norm, options):
+    x, b = torch.randn(3, 4), torch.randn(3, 4)
+    weight = torch.ones(4, requires_grad=True)
+    y, z = add_norm(x, b, weight, return_residual=True, **options)
+    assert y.requires_grad
+    assert not z.requires_grad
+    y.sum().backward()
+    assert weight.grad is not None
+    assert add_norm(x.requires_grad_(), b, weight, return_residual=True, **options)[1].requires_grad
+    if options.get("dropout_p"):
+        scale = torch.ones((), requires_grad=True)
+        assert add_norm(x.detach(), b, layer_scale=scale, return_residual=True, **options)[1].requires_grad

@@ -212,6 +212,11 @@ def test_the_norm_alone_refuses_by_the_name_of_its_own_argument(function, argume
         function(**arguments)
 
 
+def test_an_unhashable_casting_is_refused_like_another():
+    with pytest.raises(ValueError, match=r"^casting is \['llama'\], expected one of"):
+        addnorm.add_rms_norm(good, good, row, casting=["llama"])
+
+
 def test_an_unknown_casting_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"^casting is 'gemma', expected one of 'float32', 'llama', 't5'\.$"):
         addnorm.add_rms_norm(good, good, row, casting="gemma")
@@ -267,6 +272,10 @@ def test_an_offset_that_is_no_number_of_blocks_is_refused(offset):
         ({"weight_offset": 10**400}, "weight_offset is"),
         ({"residual_scale": 10**400}, "residual_scale is"),
         ({"eps": 10**400}, "eps is 1000"),
+        ({"eps": True}, "eps is True, expected a number"),
+        ({"eps": torch.tensor(1e-5, requires_grad=True)}, "eps is tensor("),
+        ({"offset": 2**62, "dropout_p": 0.1}, "offset is 4611686018427387904, expected a whole number"),
+        ({"weight_offset": True}, "weight_offset is a bool, expected a number"),
         ({"dropout_p": None}, "dropout_p is None, expected a probability"),
         ({"dropout_p": torch.rand(3)}, "dropout_p is tensor("),
         ({"dropout_p": 1.5, "training": False}, "dropout_p is 1.5, expected a probability"),
@@ -286,5 +295,5 @@ def test_what_is_no_number_is_told_by_name_on_every_path(function, options, sent
 def test_a_nested_tensor_is_refused():
     nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
     for function in (addnorm.add_layer_norm, addnorm.add_rms_norm):
-        with pytest.raises(TypeError, match="^residual is a nested tensor, expected an ordinary one"):
+        with pytest.raises(TypeError, match=r"^residual is a nested tensor, expected an ordinary one"):
             function(nested, nested)

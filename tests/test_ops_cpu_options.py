@@ -203,3 +203,17 @@ def test_a_lean_operator_and_the_full_one_give_the_same_bits(variant, dtypes):
     y, z, stats = ops.add_norm_forward(*lean, int(rms), outputs=2)
     assert z.equal(ops.add_norm_stream(*lean, rms)[1])
     assert stats.numel() == 0
+
+
+def test_subnormals_of_float16_are_numbers_even_where_float32s_are_flushed():
+    """torch reads them so too: they are no subnormals of float32."""
+    half = torch.arange(-1200, 1200, dtype=torch.float64).mul(2**-24).to(f16)
+    want = half.to(f64)
+    assert torch.set_flush_denormal(True)
+    try:
+        wide = addnorm.add_residual(half, torch.zeros_like(half, dtype=f64), stream_dtype=f64)
+        single = addnorm.add_residual(half, torch.zeros_like(half), stream_dtype=f32)
+    finally:
+        torch.set_flush_denormal(False)
+    assert wide.equal(want)
+    assert single.equal(want.to(f32))

@@ -121,7 +121,7 @@ def add_layer_norm(
     Arithmetic is float32 (float64 for float64); z is rounded once to its dtype, and y is the norm of that z. Every input
     that is differentiable has its gradient, to any order; those of the parameters are accumulated in float32 in a fixed
     order. A row whose squares overflow
-    float32 (values around 1e20 to 1e37) has rstd = 0, so that y is the bias; a constant row gives the bias; a NaN
+    float32 (values from about 1e18 to 1e37) has rstd = 0, so that y is the bias; a constant row gives the bias; a NaN
     makes its row NaN, and so does an infinity (in RMSNorm, which has no mean, only its own element).
 
     Raises:
@@ -216,7 +216,7 @@ def add_rms_norm(
 
     Args:
         eps: None is the machine epsilon of the arithmetic, as in `torch.nn.functional.rms_norm` (1.19e-7 but for float64).
-        casting: where the normalized value is rounded on its way to y, for parity to the bit with models in low precision:
+        casting: where the normalized value is rounded on its way to y, which must be where a model in low precision rounds it:
             "float32" once, at the end (Gemma, OLMo 2, PyTorch); "llama" also to the stream's dtype, before the weight
             (Llama, Mistral, Qwen); "t5" also to the weight's dtype, before the weight (T5).
         weight_offset: 1.0 for Gemma, whose weights are stored as their distance from one. Peers call it

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from addnorm import functional
 from addnorm.nn.norm import NormKind, told_shape
+from addnorm.ops.checks import is_number
 
 # eps when none is given: torch's own (None is the machine epsilon).
 DEFAULT_EPS: dict[str, float | None] = {"layer": 1e-5, "rms": None}
@@ -70,9 +71,9 @@ class AddNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if norm not in DEFAULT_EPS:
+        if norm not in tuple(DEFAULT_EPS):
             raise ValueError(f"norm is {norm!r}, expected 'layer' or 'rms'.")
-        if not 0.0 <= dropout <= 1.0:
+        if not (is_number(dropout) and 0.0 <= dropout <= 1.0):
             raise ValueError(f"dropout is {dropout!r}, expected a probability: a number from 0 to 1.")
         self.normalized_shape = (
             (int(normalized_shape),)

@@ -84,6 +84,8 @@ class AddNormFunction(torch.autograd.Function):
             eps, norm, branch is None, same, wants, dtypes, (residual_factor, branch_factor, dropout_p, offset, weight_offset),
         )  # fmt: skip
         ctx.set_materialize_grads(False)
+        if not wants & ~(_WEIGHT | _BIAS):
+            ctx.mark_non_differentiable(z)  # nothing that was added wants a gradient
         return y, z
 
     @staticmethod
@@ -181,6 +183,8 @@ class PlainFunction(torch.autograd.Function):
             residual.dtype if branch is None else branch.dtype,
             torch.float32 if bias is None else bias.dtype,
         )
+        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+            ctx.mark_non_differentiable(z)  # nothing that was added wants a gradient
         return y, z
 
     @staticmethod

@@ -44,6 +44,8 @@ def plain(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A call without options: y, or `(y, z)`. This is the path that is counted in tenths of a microsecond."""
     try:
+        if eps.__class__ is not float and not checks.is_number(eps):
+            raise TypeError  # True, or a tensor whose gradient would be lost
         if _forward_ad._current_level >= 0 or _transforms_active():
             y, z = run(residual, branch, weight, bias, eps, "rms" if rms else "layer")
             return (y, z) if return_residual else y
@@ -125,7 +127,7 @@ def run(
 
     `compute` may stand in for `_compute`.
     """
-    if casting not in CASTINGS:
+    if casting not in tuple(CASTINGS):  # a tuple asks no hash of what may be anything
         raise ValueError(f"casting is {casting!r}, expected one of {', '.join(map(repr, CASTINGS))}.")
     shape = None
     if normalized_shape is not None:
@@ -141,8 +143,12 @@ def run(
             # Widened first, so that the gradients that the expansion sums are not rounded before.
             wide = reference.compute_dtype(rows, residual, branch, dtype=stream_dtype)
             rows = rows.to(wide).expand(residual.shape[:-1])
+        if eps.__class__ is not float and not checks.is_number(eps):
+            raise TypeError
         if (dropout_p == 0.0) is not True and not (checks.is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
             raise TypeError  # the sentence is on its way
+        if not checks.is_number(weight_offset):
+            raise TypeError
         p = dropout_p if training else 0.0
         if p == 0.0:
             mask_seed = None

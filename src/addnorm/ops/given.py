@@ -70,6 +70,8 @@ def plain(
 ) -> None:
     """A call without options. This path is counted in tenths of a microsecond."""
     try:
+        if eps.__class__ is not float and not checks.is_number(eps):
+            raise TypeError  # the sentence is on its way
         if _grad_enabled() and (
             residual.requires_grad
             or (branch is not None and branch.requires_grad)
@@ -85,8 +87,8 @@ def plain(
         elif _forward_ad._current_level >= 0 or _transforms_active():
             run(residual, branch, weight, bias, eps, norm, into=(y, z, form))
         else:
-            _increment_version([y] if z is None else [z] if y is None else [y, z])  # type: ignore[list-item]  # not both are None
             _add_norm_out_eager(residual, branch, weight, bias, eps, NORMS[norm], y, z)
+            _increment_version([y] if z is None else [z] if y is None else [y, z])  # type: ignore[list-item]  # not both are None
     except _REFUSALS:
         checks.check(residual, branch, weight, bias, eps)
         _check(residual, (y, z, form), _named(residual, branch, weight=weight, bias=bias))
@@ -142,11 +144,12 @@ def _write(y: Tensor | None, z: Tensor | None, a: call.Arguments, return_residua
     """What `call.run` computes with: `residual` is flattened where the norm is over several dimensions."""
     residual = a.residual
     y, z = (t if t is None or t.dim() == residual.dim() else t.view(residual.shape) for t in (y, z))
-    if not _compiling():
-        _increment_version([t for t in (y, z) if t is not None])
+    given = [t for t in (y, z) if t is not None]
     if z is None and a.stream_dtype not in (None, residual.dtype):
         z = residual.new_empty(residual.shape, dtype=a.stream_dtype)  # a stream of another dtype has to be somewhere
     (_add_norm_out if _compiling() else _add_norm_out_eager)(*a[:6], y, z, *a[6:-2])
+    if not _compiling():
+        _increment_version(given)
     return residual, residual  # nothing: y and z are where they were wanted
 
 

@@ -1,7 +1,8 @@
 """Who shares memory with whom, judged by the addresses of the elements.
 
-Exact for any strides: interleaved columns of one buffer share nothing though their ranges of addresses cross. Contiguous tensors
-are compared by their ranges; for others the bytes are marked, which costs a pass over them.
+Exact for any strides: interleaved columns of one buffer share nothing though their ranges of addresses cross. Contiguous
+tensors are compared by their ranges; of others the contiguous pieces (rows of a slice, elements of a transposed tensor) are
+sorted by address.
 """
 
 from __future__ import annotations
@@ -29,22 +30,19 @@ def shared(a: Tensor, b: Tensor) -> bool:
         return False
     if a.is_contiguous() and b.is_contiguous():
         return True
-    begin = min(a_begin, b_begin)
-    marks = torch.zeros(max(a_end, b_end) - begin, dtype=torch.bool)
-    _bytes(marks, a, begin).fill_(True)
-    return bool(_bytes(marks, b, begin).any())
+    (a_starts, a_bytes), (b_starts, b_bytes) = _pieces(a), _pieces(b)
+    a_starts = a_starts.sort().values
+    # The last piece of a that begins before one of b ends: do they touch?
+    before = torch.searchsorted(a_starts, b_starts + b_bytes) - 1
+    return bool((a_starts[before.clamp(min=0)] + a_bytes > b_starts)[before >= 0].any())
 
 
 def folds(t: Tensor) -> bool:
     """Whether two elements of `t` share memory, as those of an expanded tensor do."""
     if t.is_contiguous() or t.device.type == "meta":
         return False
-    if any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True)):
-        return True
-    begin, end = _range(t)
-    marks = torch.zeros(end - begin, dtype=torch.bool)
-    _bytes(marks, t, begin).fill_(True)
-    return int(marks.sum()) < t.nbytes
+    starts, size = _pieces(t)
+    return bool((starts.sort().values.diff() < size).any())
 
 
 def _range(t: Tensor) -> tuple[int, int]:
@@ -56,7 +54,13 @@ def _range(t: Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * t.element_size()
 
 
-def _bytes(marks: Tensor, t: Tensor, begin: int) -> Tensor:
-    """The bytes of `t` among `marks`, which begin at an address."""
+def _pieces(t: Tensor) -> tuple[Tensor, int]:
+    """Where the contiguous pieces of `t` begin, and how many bytes each has."""
     size = t.element_size()
-    return marks.as_strided((*t.shape, size), (*(stride * size for stride in t.stride()), 1), t.data_ptr() - begin)
+    dims = [(count, stride * size) for count, stride in zip(t.shape, t.stride(), strict=True) if count != 1]
+    while dims and dims[-1][1] == size:
+        size *= dims.pop()[0]
+    starts = torch.tensor([t.data_ptr()])
+    for count, stride in dims:
+        starts = (starts[:, None] + stride * torch.arange(count)).flatten()
+    return starts, size

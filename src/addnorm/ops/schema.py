@@ -226,7 +226,7 @@ def _fake_add_norm_out(
     z: Tensor | None,
     **options: Any,
 ) -> None:
-    checks.check(residual, branch, weight, bias, eps)
+    checks.check(residual, branch, weight, bias, eps, **checked(options))
     checks.check_targets({name: t for name, t in (("y", y), ("z", z)) if t is not None}, residual)
 
 
