@@ -136,30 +136,26 @@ def run(
             normalized_shape, residual, branch, weight, bias, branch_bias, residual_scale, layer_scale
         )
     try:
+        if not (checks.is_number(eps) and checks.is_number(weight_offset) and checks.is_number(dropout_p)):
+            raise TypeError  # the sentence is on its way
+        if not 0.0 <= dropout_p <= 1.0:
+            raise TypeError
+        p = dropout_p if training else 0.0
+        mask_seed = seed if p != 0.0 else None
+        if p != 0.0 and seed is None:
+            mask_seed = _randint(-(2**63), 2**63 - 1, (), device=residual.device)
         rows = row_scale
         if rows is not None and rows.shape != residual.shape[:-1]:
             if rows.dtype not in checks.FLOATS:
-                raise TypeError  # the sentence is on its way
+                raise TypeError
             # Widened first, so that the gradients that the expansion sums are not rounded before.
             wide = reference.compute_dtype(rows, residual, branch, dtype=stream_dtype)
             rows = rows.to(wide).expand(residual.shape[:-1])
-        if eps.__class__ is not float and not checks.is_number(eps):
-            raise TypeError
-        if (dropout_p == 0.0) is not True and not (checks.is_number(dropout_p) and 0.0 <= dropout_p <= 1.0):
-            raise TypeError  # the sentence is on its way
-        if not checks.is_number(weight_offset):
-            raise TypeError
-        p = dropout_p if training else 0.0
-        if p == 0.0:
-            mask_seed = None
-        elif seed is None:
-            mask_seed = _randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=residual.device)
-        else:
-            mask_seed = seed
+        residual_factor, residual_tensor = (1.0, None) if residual_scale is None else _split(residual_scale)
+        branch_factor, layer_tensor = (1.0, None) if layer_scale is None else _split(layer_scale)
         arguments = Arguments(
-            residual, branch, weight, bias, eps, NORMS[norm],
-            *_split(residual_scale), *_split(layer_scale)[:1], rows, *_split(layer_scale)[1:], branch_bias,
-            p, mask_seed, offset, weight_offset, CASTINGS[casting], stream_dtype, out_dtype,
+            residual, branch, weight, bias, eps, NORMS[norm], residual_factor, residual_tensor, branch_factor, rows,
+            layer_tensor, branch_bias, p, mask_seed, offset, weight_offset, CASTINGS[casting], stream_dtype, out_dtype,
         )  # fmt: skip
         y, z = (compute or _compute)(arguments, return_residual)
     except (RuntimeError, AttributeError, TypeError, OverflowError):
@@ -174,14 +170,12 @@ def run(
     return y, z
 
 
-def _split(scale: Tensor | float | None) -> tuple[float, Tensor | None]:
+def _split(scale: Tensor | float) -> tuple[float, Tensor | None]:
     """A factor and a tensor, one of them at rest: what the schema has for a scale."""
-    if scale is None:
-        return 1.0, None
     if isinstance(scale, Tensor):
         return 1.0, scale
     if not checks.is_number(scale):
-        raise TypeError  # the sentence is on its way
+        raise TypeError
     return scale, None
 
 
