@@ -2,7 +2,8 @@
 
 What a time from here means (benchmarks/README.md says why):
 
-- All variants of a cell run in one process, interleaved round by round, the order rotated; medians and quartiles.
+- All variants of a cell run in one process, interleaved round by round, the order rotated; medians and quartiles. But for
+  onnxruntime, whose threads would disturb the others: it runs by itself, after them.
 - Before a variant is timed it is called once untimed, with the garbage of the one before it gone and the collector off.
 - The allocator is in the state of a process that has lived for a while, the same for all (`settle_allocator`).
 - Bandwidth is that of the bytes which must move, as a share of what `torch.add(out=)` of the same size reaches.
@@ -31,6 +32,9 @@ CELL_SECONDS = 4.0  # rounds are as many as fit into this, between the two
 SEGMENT_MS = 5.0  # what one timed loop should take, so that the clock and the loop do not count
 ADD_TENSORS = 3
 MAY_FAIL = ("compile", "onnxruntime")  # peers that this machine may be unable to run
+# Has threads of its own, which spin for a while after each call, as torch's do: interleaved, each would slow the other down.
+APART = ("onnxruntime",)
+REST_SECONDS = 0.2  # until the threads of the one before sleep
 
 Row = dict[str, Any]
 
@@ -114,7 +118,27 @@ def _collected_by_hand() -> Iterator[None]:
 def measure(cell: Cell, *, rounds: int = ROUNDS, compiled: bool = False) -> tuple[list[Row], list[Row]]:
     """The rows of one cell, one a variant; and what this machine could not run, with the error."""
     calls, args = variants(cell, compiled)
-    repeats, seconds, failures = {}, 0.0, []
+    failures: list[Row] = []
+    samples: dict[str, list[float]] = {}
+    repeats: dict[str, int] = {}
+    for apart in (False, True):
+        group = {name: call for name, call in calls.items() if (name in APART) == apart}
+        if group:
+            if apart:
+                time.sleep(REST_SECONDS)
+            found = _interleaved(cell, group, args, rounds, failures)
+            for name, (times, count) in found.items():
+                samples[name], repeats[name] = times, count
+            if apart:
+                time.sleep(REST_SECONDS)
+    return _rows(cell, samples, repeats), failures
+
+
+def _interleaved(
+    cell: Cell, calls: dict[str, Call], args: list[Tensor], rounds: int, failures: list[Row]
+) -> dict[str, tuple[list[float], int]]:
+    """The times of each variant, and how often it ran in a loop; what fails is added to `failures`."""
+    repeats, seconds = {}, 0.0
     for name, call in calls.items():
         try:
             repeats[name], turn_seconds = _calibrated(call, args)
@@ -126,13 +150,13 @@ def measure(cell: Cell, *, rounds: int = ROUNDS, compiled: bool = False) -> tupl
     names = list(repeats)
     samples: dict[str, list[float]] = {name: [] for name in names}
     with _collected_by_hand():
-        for turn in range(min(rounds, max(FEWEST_ROUNDS, int(CELL_SECONDS / seconds)))):
+        for turn in range(min(rounds, max(FEWEST_ROUNDS, int(CELL_SECONDS / seconds))) if names else 0):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 gc.collect()
                 calls[name](*args)
                 samples[name].append(_seconds(calls[name], args, repeats[name]) / repeats[name] * 1e6)
-    return _rows(cell, samples, repeats), failures
+    return {name: (samples[name], repeats[name]) for name in names}
 
 
 def _rows(cell: Cell, samples: dict[str, list[float]], repeats: dict[str, int]) -> list[Row]:
