@@ -208,11 +208,19 @@ struct Writer {
   Out<Y> y[N];
   In<Z> row[N];
   vec mean[N], rstd[N];
-  bool rounds;
+  bool rounds, ahead;
   Type x_hat_type;
+  const char* next_residual;
+  const char* next_branch;
+  int64_t residual_bytes, branch_bytes, d;
 
   template <bool PART>
   INLINE void step(int64_t i, int64_t n) const {
+    if (ahead)  // the next rows are on their way from memory while these are written
+      for (int r = 0; r < N; ++r) {
+        __builtin_prefetch(next_residual + (r * d + i) * residual_bytes, 0, 2);
+        __builtin_prefetch(next_branch + (r * d + i) * branch_bytes, 0, 2);
+      }
     const vec w = load_some<PART>(weight + i, n);
     const vec b = BIAS && !(kAny && bias == nullptr) ? load_some<PART>(bias + i, n) : fill(0);
     vec t[N];
@@ -235,6 +243,12 @@ void write_rows(const Forward& a, int64_t index, void* const* rows, const Moment
   writer.bias = static_cast<const real*>(a.bias);
   writer.rounds = a.rounds;
   writer.x_hat_type = a.x_hat_type;
+  writer.ahead = a.ahead;
+  writer.d = a.d;
+  writer.residual_bytes = size_of(a.residual_type);
+  writer.branch_bytes = a.branch != nullptr ? size_of(a.branch_type) : writer.residual_bytes;
+  writer.next_residual = static_cast<const char*>(a.residual) + (index + N) * a.d * writer.residual_bytes;
+  writer.next_branch = static_cast<const char*>(a.branch != nullptr ? a.branch : a.residual) + (index + N) * a.d * writer.branch_bytes;
   for (int r = 0; r < N; ++r) {
     writer.y[r] = Out<Y>(a.y, a.y_type, (index + r) * a.d);
     writer.row[r] = In<Z>(rows[r], a.z_type, 0);

@@ -209,6 +209,7 @@ void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
   call.args.add = add.options(shape, call.wide());
   if (y != nullptr) check(torch_get_mutable_data_ptr(y, &call.args.y));
   if (z != nullptr) check(torch_get_mutable_data_ptr(z, &call.args.z));
+  call.args.ahead = z == nullptr && is_far(shape, call.args.z_type);  // where z is written too it was no gain
   call.run(shape);
   stack.release();
 }

@@ -51,6 +51,7 @@ struct Forward {
   Norm norm;
   bool wide;
   bool far;             // the tensors do not fit the caches: fetch ahead
+  bool ahead;           // and the next rows too, while these are written
   bool rounds;          // the normalized value is rounded to x_hat_type before the weight
   Type x_hat_type;
   Type residual_type, branch_type, z_type, y_type;
