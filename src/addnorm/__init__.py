@@ -8,7 +8,7 @@
 
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
 from addnorm.inplace import add_layer_norm_, add_residual_, add_rms_norm_
-from addnorm.nn import AddNorm, LayerNorm, RMSNorm
+from addnorm.nn import AddNorm, LayerNorm, Learned, RMSNorm, Row, Wiring, wirings
 from addnorm.ops import Backend, backends
 
 __version__ = "0.1.0"
@@ -17,7 +17,10 @@ __all__ = [
     "AddNorm",
     "Backend",
     "LayerNorm",
+    "Learned",
     "RMSNorm",
+    "Row",
+    "Wiring",
     "add_layer_norm",
     "add_layer_norm_",
     "add_residual",
@@ -27,4 +30,5 @@ __all__ = [
     "backends",
     "layer_norm",
     "rms_norm",
+    "wirings",
 ]

@@ -1,0 +1,155 @@
+"""Initialization: which weights a stack has, by role, and how each is drawn.
+
+A weight's role says what it does in its sublayer: "query", "key", "value" and "out" in attention; "up", "gate" and "down" in a
+feed-forward block. A rule, `rule(role, place)`, gives the `Draw` of a role at a place; `Wiring.init` is one. Biases become
+zeros, norms ones and zeros, learned factors their initial values.
+
+A module tells its roles by a method `weight_roles() -> list[tuple[str, Tensor]]` (the tensors may be slices of a parameter). Those
+of `addnorm.nn` have it; `torch.nn.MultiheadAttention`, `torch.nn.Linear` and a `Sequential` of them are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:  # wiring.py stands on this file
+    from addnorm.nn.wiring import Place, Wiring
+
+__all__ = ["Draw", "InitRule", "depth_scaled", "gpt2", "init_", "weight_roles", "xavier", "xavier_normal", "zero_out"]
+
+WRITES = ("out", "down")  # the last projection of a sublayer: what it returns is linear in it
+
+
+class Draw(NamedTuple):
+    """A distribution and its gain: of Xavier's rule (Glorot, Bengio 2010), or the standard deviation of "normal"."""
+
+    kind: str
+    gain: float = 1.0
+
+    def __call__(self, weight: Tensor) -> None:
+        """Fills the weight."""
+        FILL[self.kind](weight, self.gain)
+
+
+FILL: dict[str, Callable[[Tensor, float], object]] = {
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "normal": lambda weight, std: nn.init.normal_(weight, 0.0, std),
+    "zeros": lambda weight, _: nn.init.zeros_(weight),
+}
+
+InitRule = Callable[..., Draw]
+
+
+class UnknownRole(LookupError):
+    """A rule that depends on the role met a weight that has none."""
+
+
+def xavier(role: str | None, at: Place, **_: Any) -> Draw:
+    """Xavier-uniform, as "Attention Is All You Need" was trained: +-sqrt(6 / (fan_in + fan_out))."""
+    return Draw("xavier_uniform")
+
+
+def xavier_normal(role: str | None, at: Place, **_: Any) -> Draw:
+    """Xavier-normal: standard deviation sqrt(2 / (fan_in + fan_out))."""
+    return Draw("xavier_normal")
+
+
+def gpt2(role: str | None, at: Place, **_: Any) -> Draw:
+    """GPT-2's: standard deviation 0.02, and 0.02 / sqrt(2L) for the last projection of each sublayer.
+
+    2L is the number of sublayers. Source: Radford et al. 2019; Megatron-LM (arXiv 1909.08053).
+    """
+    return Draw("normal", 0.02 / math.sqrt(at.n_sublayers) if _known(role) in WRITES else 0.02)
+
+
+def depth_scaled(role: str | None, at: Place, **_: Any) -> Draw:
+    """DS-Init: Xavier's over the root of the layer's number. Source: Zhang et al. 2019 (arXiv 1908.11365)."""
+    return Draw("xavier_uniform", 1 / math.sqrt(at.number))
+
+
+def zero_out(role: str | None, at: Place, **_: Any) -> Draw:
+    """Xavier's, and zeros for the last projection of each sublayer: every write is zero at first."""
+    return Draw("zeros") if _known(role) in WRITES else Draw("xavier_uniform")
+
+
+def _known(role: str | None) -> str:
+    if role is None:
+        raise UnknownRole
+    return role
+
+
+def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
+    """The weights of a sublayer with their roles; None where a module does not tell, ValueError where it cannot be known."""
+    if hasattr(sublayer, "weight_roles"):
+        yield from sublayer.weight_roles()
+    elif isinstance(sublayer, nn.MultiheadAttention):
+        packed = sublayer.in_proj_weight
+        separate = (sublayer.q_proj_weight, sublayer.k_proj_weight, sublayer.v_proj_weight)
+        yield from zip(("query", "key", "value"), separate if packed is None else packed.chunk(3), strict=True)
+        yield "out", sublayer.out_proj.weight
+    elif isinstance(sublayer, nn.Linear):
+        yield "down", sublayer.weight
+    elif isinstance(sublayer, nn.Module):
+        linears = [module for module in sublayer.modules() if isinstance(module, nn.Linear)]
+        known = {id(module.weight) for module in linears}
+        other = [name for name, p in sublayer.named_parameters() if p.dim() > 1 and id(p) not in known]
+        if other:
+            raise ValueError(
+                f"{type(sublayer).__name__} has the parameter {other[0]!r}, whose role is not known: give the module a "
+                "method weight_roles() that lists its weights as (role, tensor)."
+            )
+        chain = isinstance(sublayer, nn.Sequential) and all(module in [*sublayer] for module in linears)
+        for module in linears:
+            yield ("down" if module is linears[-1] else "up") if chain else None, module.weight
+
+
+def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> None:
+    """What `Wiring.init_` does: everything is judged before anything is drawn."""
+    stacks = [module for module in stack.modules() if hasattr(module, "connections")]
+    if not stacks:
+        raise TypeError(f"stack is a {type(stack).__name__}, expected a ResidualStack or a module that has one.")
+    draws: list[tuple[Draw, Tensor]] = []
+    for one in stacks:
+        if one.wiring != wiring and not (wiring.pair and one.wiring.name == wiring.name):
+            raise ValueError(
+                f"stack was built with {one.wiring!r}, expected {wiring!r}: initialize it by its own wiring, "
+                "stack.wiring.init_(stack)."
+            )
+        if wiring.profile is not None and not inputs:
+            raise TypeError(
+                f"{wiring.name} measures its factors: give init_ what the stack is called with, init_(stack, x)."
+            )
+        for number, connection in enumerate(one.connections):
+            try:
+                for role, weight in weight_roles(connection.sublayer):
+                    draws.append((one.wiring.init(role, connection.place, **dict(one.wiring.options)), weight))
+            except UnknownRole:
+                raise ValueError(
+                    f"sublayers[{number}] ({type(connection.sublayer).__name__}) does not tell the roles of its weights, "
+                    f"and the init of {wiring.name} depends on them: give it a method weight_roles() that lists them as "
+                    "(role, tensor); roles are query, key, value, out, up, gate and down."
+                ) from None
+    with torch.no_grad():
+        for draw, weight in draws:
+            draw(weight)
+        for one in stacks:
+            one.reset_parameters()
+            for connection in one.connections:
+                if isinstance(connection.sublayer, nn.Module):
+                    _zero_biases(connection.sublayer)
+    if wiring.profile is not None:
+        wiring.profile(stack, *inputs, **context)
+
+
+def _zero_biases(sublayer: nn.Module) -> None:
+    for module in sublayer.modules():
+        for name in ("bias", "in_proj_bias"):
+            bias = getattr(module, name, None)
+            if isinstance(bias, Tensor) and isinstance(module, nn.Linear | nn.MultiheadAttention):
+                nn.init.zeros_(bias)

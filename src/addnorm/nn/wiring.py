@@ -1,0 +1,252 @@
+"""A residual wiring as data: what happens at every sublayer, as a row of a table, and the rule that names the rows.
+
+    x' = N_out(a * x + b * N_branch(f(c * N_in(x))))          and N_final after the last sublayer
+
+`addnorm.wirings` has those of the papers; one's own is as short as theirs:
+
+    Wiring("mine", Row(norm_in=True, b=0.5), final_norm=True)
+    Wiring("mine", lambda at: Row(norm_in=True, b=1 / at.number), final_norm=True)
+
+The constants are Python floats: there is no buffer of a model that could lose them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
+
+from addnorm.nn import drawing
+from addnorm.nn.init import InitRule, xavier
+from addnorm.ops.checks import is_number
+
+__all__ = ["Factor", "Learned", "Place", "Row", "Wiring"]
+
+Flow = Literal["rows", "parallel", "two_streams", "bottom_to_top"]
+FLOWS: tuple[Flow, ...] = ("rows", "parallel", "two_streams", "bottom_to_top")
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A factor that trains, and its value before training.
+
+    Args:
+        init: the initial value.
+        per_feature: one for each of the d features, shape `(d,)`, instead of a scalar.
+        shared: one for all sublayers of a layer (ReZero's), instead of one for each sublayer.
+    """
+
+    init: float
+    per_feature: bool = False
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "init", _finite("init", self.init))
+
+
+Factor = float | Learned
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sublayer's line: x' = N_out(a * x + b * N_branch(f(c * N_in(x)))).
+
+    Args:
+        norm_in: the sublayer reads the norm of the stream.
+        norm_branch: what the sublayer returns is normalized.
+        norm_out: the stream is normalized after the add.
+        a: factor of the stream; 0 leaves the residual connection out.
+        b: factor of what is added.
+        c: factor of what the sublayer reads.
+
+    Each factor is a number, or a `Learned` one.
+
+    Example:
+        >>> print(addnorm.Row(norm_in=True))
+        x' = x + f(N(x))
+        >>> print(addnorm.Row(norm_out=True, a=2.0))
+        x' = N(2 x + f(x))
+    """
+
+    norm_in: bool = False
+    norm_branch: bool = False
+    norm_out: bool = False
+    a: Factor = 1.0
+    b: Factor = 1.0
+    c: Factor = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("norm_in", "norm_branch", "norm_out"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} is {getattr(self, name)!r}, expected True or False: whether that norm stands.")
+        for name in ("a", "b", "c"):
+            value = getattr(self, name)
+            if not isinstance(value, Learned):
+                object.__setattr__(self, name, _finite(name, value))
+        for name, what in (("b", "the sublayer would never write"), ("c", "the sublayer would read only zeros")):
+            if getattr(self, name) == 0.0:
+                raise ValueError(f"{name} is 0, expected another number: {what}; for a start at zero use Learned(0.0).")
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the stream is passed on as it is, so that it is a plain sum of writes: a = 1, and no N_out."""
+        return self.a == 1.0 and not self.norm_out
+
+    def __str__(self) -> str:
+        return drawing.equation(self)
+
+
+class Place(NamedTuple):
+    """Where a sublayer stands; counted from 0."""
+
+    layer: int
+    sublayer: int  # in its layer
+    n_layers: int
+    sublayers_per_layer: int
+
+    @property
+    def number(self) -> int:
+        """Of the layer, counted from 1, as in the papers' formulas."""
+        return self.layer + 1
+
+    @property
+    def n_sublayers(self) -> int:
+        """In the whole stack."""
+        return self.n_layers * self.sublayers_per_layer
+
+
+Rule = Callable[..., Row]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """A named rule for the rows of a stack, with what else belongs to it.
+
+    Args:
+        name: of the wiring.
+        rule: one `Row` for every sublayer, or a function that gives the row of a `Place`.
+        final_norm: whether the stream is normalized after the last sublayer; or a function of the number of layers.
+        embedding_norm: whether x_0 is normalized before the first sublayer.
+        init: the rule of `init_`: `init(role, place)` says how weights of that role are drawn (`addnorm.nn.init`).
+        flow: which loop runs the rows; "rows" but for the wirings that are none (parallel sublayers, two streams).
+        options: given to `rule`, `final_norm` and `init` by name.
+        symbols: for `equation`: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula.
+        source: the paper.
+        use: when to use it, in a sentence.
+        pair: for an encoder-decoder: a function of both numbers of layers that gives the wirings of the two stacks.
+        profile: for an init that looks at data: a function of the stack and its inputs.
+
+    Equal if all of this is. Two functions are equal only if they are the same one.
+
+    Example:
+        >>> mine = addnorm.Wiring("mine", lambda at: addnorm.Row(norm_in=True, b=1 / at.number), final_norm=True)
+        >>> mine.row(1, 0, n_layers=12)
+        Row(norm_in=True, norm_branch=False, norm_out=False, a=1.0, b=0.5, c=1.0)
+    """
+
+    name: str
+    rule: Row | Rule
+    final_norm: bool | Callable[..., bool] = False
+    embedding_norm: bool = False
+    init: InitRule = xavier
+    flow: Flow = "rows"
+    options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+    symbols: Mapping[str, tuple[str, str]] | tuple[tuple[str, tuple[str, str]], ...] = ()
+    source: str = ""
+    use: str = ""
+    pair: Callable[[Wiring, int, int], tuple[Wiring, Wiring]] | None = None
+    profile: Callable[..., None] | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name):
+            raise TypeError(f"name is {self.name!r}, expected a text: what the wiring is called.")
+        if not (isinstance(self.rule, Row) or callable(self.rule)):
+            raise TypeError(f"rule is {self.rule!r}, expected a Row, or a function that gives the Row of a Place.")
+        if not (isinstance(self.final_norm, bool) or callable(self.final_norm)):
+            raise TypeError(
+                f"final_norm is {self.final_norm!r}, expected True or False, or a function of the number of layers."
+            )
+        if self.flow not in FLOWS:
+            raise ValueError(f"flow is {self.flow!r}, expected one of {', '.join(map(repr, FLOWS))}.")
+        for name in ("options", "symbols"):  # as pairs, so that a wiring can be hashed
+            object.__setattr__(self, name, tuple(dict(getattr(self, name)).items()))
+
+    def row(self, layer: int, sublayer: int, n_layers: int, sublayers_per_layer: int = 2) -> Row:
+        """The row of one sublayer; layers and sublayers are counted from 0."""
+        at = Place(*(operator.index(n) for n in (layer, sublayer, n_layers, sublayers_per_layer)))
+        if not (0 <= at.layer < at.n_layers and 0 <= at.sublayer < at.sublayers_per_layer):
+            raise ValueError(
+                f"layer {at.layer} of {at.n_layers}, sublayer {at.sublayer} of {at.sublayers_per_layer}: expected each "
+                "below its number, counted from 0."
+            )
+        found = self.rule if isinstance(self.rule, Row) else self.rule(at, **dict(self.options))
+        if not isinstance(found, Row):
+            raise TypeError(f"the rule of wiring {self.name!r} gave {found!r} for {at}, expected a Row.")
+        return found
+
+    def rows(self, n_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
+        """Those of a whole stack, in its order."""
+        return [
+            self.row(layer, sublayer, n_layers, sublayers_per_layer)
+            for layer in range(operator.index(n_layers))
+            for sublayer in range(operator.index(sublayers_per_layer))
+        ]
+
+    def ends_in_norm(self, n_layers: int) -> bool:
+        """Whether N_final stands after the last of so many layers."""
+        if isinstance(self.final_norm, bool):
+            return self.final_norm
+        return bool(self.final_norm(n_layers, **dict(self.options)))
+
+    def paired(self, n_encoder: int, n_decoder: int) -> tuple[Wiring, Wiring]:
+        """The wirings of the two stacks of an encoder-decoder with so many layers each."""
+        return (self, self) if self.pair is None else self.pair(self, n_encoder, n_decoder)
+
+    def equation(self, n_layers: int | None = None) -> str:
+        """The wiring in symbols; with `n_layers` the constants as numbers.
+
+        Example:
+            >>> print(addnorm.wirings.deepnorm().equation())
+            x' = N(α x + f(x)),   α = (2L)^(1/4)
+            >>> print(addnorm.wirings.deepnorm().equation(n_layers=100))
+            x' = N(3.761 x + f(x))
+        """
+        return drawing.equation_of(self, n_layers)
+
+    def describe(self) -> str:
+        """The wiring in words: what a sublayer reads, what it adds, what becomes of the stream."""
+        return drawing.describe(self)
+
+    def draw(self) -> str:
+        """The wiring as a drawing in text."""
+        return drawing.draw(self)
+
+    def init_(self, stack: Any, *inputs: Any, **context: Any) -> None:
+        """Initializes a stack as the wiring's source does: weights by role, norms, factors; `addnorm.nn.init` has the rules.
+
+        Args:
+            stack: a `ResidualStack`, or an encoder, decoder or transformer of `addnorm.nn`, built with this wiring.
+            inputs: for `admin`, whose factors are measured: what the stack is called with.
+            context: the keyword arguments of that call.
+        """
+        from addnorm.nn.init import init_  # that file knows modules, which know this one
+
+        init_(self, stack, *inputs, **context)
+
+    def __repr__(self) -> str:
+        """The constructor's call, for the wirings that have one; else the fields that are not at their default."""
+        if not isinstance(self.rule, Row) and self.rule.__module__ == "addnorm.nn.wirings":
+            return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.options)})"
+        given = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Wiring({', '.join(given)})"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.equation()}"
+
+
+def _finite(name: str, value: Any) -> float:
+    if not (is_number(value) and math.isfinite(value)):
+        raise ValueError(f"{name} is {value!r}, expected a finite number, or Learned(...) for a factor that trains.")
+    return float(value)
