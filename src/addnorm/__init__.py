@@ -8,7 +8,17 @@
 
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
 from addnorm.inplace import add_layer_norm_, add_residual_, add_rms_norm_
-from addnorm.nn import AddNorm, LayerNorm, Learned, RMSNorm, Row, Wiring, wirings
+from addnorm.nn import (
+    AddNorm,
+    LayerNorm,
+    Learned,
+    ResidualStack,
+    RMSNorm,
+    Row,
+    SublayerConnection,
+    Wiring,
+    wirings,
+)
 from addnorm.ops import Backend, backends
 
 __version__ = "0.1.0"
@@ -19,7 +29,9 @@ __all__ = [
     "LayerNorm",
     "Learned",
     "RMSNorm",
+    "ResidualStack",
     "Row",
+    "SublayerConnection",
     "Wiring",
     "add_layer_norm",
     "add_layer_norm_",

@@ -111,7 +111,7 @@ def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
 
 def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> None:
     """What `Wiring.init_` does: everything is judged before anything is drawn."""
-    stacks = [module for module in stack.modules() if hasattr(module, "connections")]
+    stacks: list[Any] = [module for module in stack.modules() if hasattr(module, "connections")]
     if not stacks:
         raise TypeError(f"stack is a {type(stack).__name__}, expected a ResidualStack or a module that has one.")
     draws: list[tuple[Draw, Tensor]] = []

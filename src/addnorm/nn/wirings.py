@@ -393,8 +393,10 @@ def get(name: str, **options: Any) -> Wiring:
     return make(**options)
 
 
-def given(wiring: Wiring | str) -> Wiring:
-    """A wiring, or that of a name: what every module here takes."""
+def given(wiring: Wiring | Row | str) -> Wiring:
+    """A wiring, that of a row, or that of a name: what every module here takes."""
+    if isinstance(wiring, Row):
+        return Wiring("row", wiring)
     if not isinstance(wiring, Wiring | str):
         raise TypeError(
             f"wiring is {wiring!r}, expected a Wiring or a name, such as addnorm.wirings.pre_ln() or 'pre_ln'."

@@ -57,6 +57,21 @@ def stream_dtype(out: Any) -> torch.dtype | None:
     return out[1].dtype if isinstance(out, tuple | list) and isinstance(out[-1], Tensor) else None
 
 
+def may_overwrite(x: Tensor) -> bool:
+    """Whether results may go into given memory now without changing what is computed: eagerly on CPU, and nothing is recorded.
+
+    Under autocast they may not: y's dtype would be that of its memory.
+    """
+    return (
+        not _grad_enabled()
+        and not _compiling()
+        and x.is_cpu
+        and not torch.is_autocast_enabled("cpu")
+        and not _transforms_active()
+        and _forward_ad._current_level < 0
+    )
+
+
 def plain(
     residual: Tensor,
     branch: Tensor | None,

@@ -45,6 +45,17 @@ def folds(t: Tensor) -> bool:
     return bool((starts.sort().values.diff() < size).any())
 
 
+# Of a tensor that is alone: it, and the handle of its storage that the question makes.
+_storage_uses = getattr(torch._C, "_storage_Use_Count", None)
+_LONE = 0 if _storage_uses is None else _storage_uses(torch.empty(1).untyped_storage()._cdata)
+
+
+def unshared(t: Tensor) -> bool:
+    """Whether no other tensor, and nothing outside torch, has the memory of `t`; False where torch does not tell."""
+    storage = t.untyped_storage()
+    return _storage_uses is not None and bool(_storage_uses(storage._cdata) == _LONE) and storage.resizable()
+
+
 def _range(t: Tensor) -> tuple[int, int]:
     """The addresses of the first byte and of the one after the last; the same one twice where there is no element."""
     begin = t.data_ptr()

@@ -1,0 +1,250 @@
+"""Sublayers under a residual wiring, fused across their boundaries."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from addnorm.nn import wirings
+from addnorm.nn.connection import SublayerConnection, make_norm, probability, refuse_unknown
+from addnorm.nn.flows import FLOWS
+from addnorm.nn.norm import NormKind
+from addnorm.nn.passing import Pass
+from addnorm.nn.wiring import Place, Row, Wiring
+
+__all__ = ["ResidualStack", "Unrolled"]
+
+
+class Unrolled(NamedTuple):
+    """The stream of a stack as the sum it is: x_L = x_0 + the writes; `y` is the stack's output (N_final(x_L))."""
+
+    x_0: Tensor
+    writes: tuple[Tensor, ...]
+    x_L: Tensor
+    y: Tensor
+
+
+class ResidualStack(nn.Module):
+    r"""Sublayers, each in its residual connection and norms as a wiring says; Add & Norms fused across the boundaries.
+
+        x_i = N_out(a * x_{i-1} + b * dropout(N_branch(f_i(c * N_in(x_{i-1})))))        y = N_final(x_S)
+
+    Which norms and factors stand is the wiring's (`addnorm.wirings`). Where one sublayer ends in an add and the next begins with a
+    norm, both are one call: S sublayers of pre-LN are S + 1 norm calls, all but the first fused with an add.
+
+    Args:
+        sublayers: modules or callables in their order, each from `(*, d)` to `(*, d)`. A call's keyword arguments (masks,
+            memory, a cache) go to those whose signature names them.
+        d: the width of the stream.
+        wiring: a `Wiring`, a `Row`, or the name of a wiring that needs no options.
+        sublayers_per_layer: for wirings that depend on the depth, for parallel ones, and for checkpoints. None is 2
+            (attention and feed-forward), the last layer shorter if need be; a decoder with cross-attention has 3.
+        norm: "layer" or "rms".
+        eps: of the norms; None is 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
+        elementwise_affine: whether the norms have weights.
+        bias: whether the norms have biases; None: LayerNorm has, RMSNorm has not.
+        dropout: of what each sublayer adds.
+        stochastic_depth: the probability that a sample loses the last layer's branches while training; it rises
+            linearly: layer l of L has l/L of it (Huang et al. 2016, arXiv 1603.09382).
+        checkpoint: keep only what enters each layer, and compute it again in the backward.
+        stream_dtype: of the stream, torch.float32 under bfloat16 sublayers; None: that of x. The output has x's.
+        final_norm: whether N_final stands; None: as the wiring says.
+        device: of the norms and factors.
+        dtype: of the norms and factors.
+
+    Attributes:
+        connections: the `SublayerConnection` of every sublayer.
+        norm_embedding, norm_final: norms, or None.
+
+    Without gradients the Add & Norms allocate nothing but the stream and the first read: a sublayer's output becomes what
+    the next one reads, unless somebody else holds it.
+
+    Raises:
+        ValueError, TypeError: a sublayer that returns no tensor or another shape, with its path; a keyword nobody takes.
+
+    Example:
+        >>> layers = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()) for _ in range(6)]
+        >>> stack = addnorm.ResidualStack(layers, 8, addnorm.wirings.pre_ln(), norm="rms")
+        >>> x = torch.randn(2, 5, 8)
+        >>> y = stack(x)
+        >>> x_0, writes, x_L, y = stack.unroll(x)
+        >>> torch.testing.assert_close(x_L, x_0 + sum(writes))
+    """
+
+    def __init__(
+        self,
+        sublayers: Iterable[Callable[..., Tensor]],
+        d: int,
+        wiring: Wiring | Row | str = "pre_ln",
+        *,
+        sublayers_per_layer: int | None = None,
+        norm: NormKind = "layer",
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        bias: bool | None = None,
+        dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+        checkpoint: bool = False,
+        stream_dtype: torch.dtype | None = None,
+        final_norm: bool | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        sublayers = list(sublayers)
+        if not sublayers:
+            raise ValueError("sublayers is empty, expected at least one: without any there is nothing to connect.")
+        self.wiring = wirings.given(wiring)
+        self.d = operator.index(d)
+        self.norm: NormKind = norm
+        self.sublayers_per_layer, self.n_layers = _layers(len(sublayers), sublayers_per_layer)
+        self.stream_dtype = stream_dtype
+        self.checkpoint = checkpoint
+        probability("stochastic_depth", stochastic_depth)
+        affine: dict[str, Any] = {"device": device, "dtype": dtype}
+        affine |= {"norm": norm, "eps": eps, "elementwise_affine": elementwise_affine, "bias": bias}
+        self.connections = nn.ModuleList()
+        for i, sublayer in enumerate(sublayers):
+            place = Place(*divmod(i, self.sublayers_per_layer), self.n_layers, self.sublayers_per_layer)
+            self.connections.append(
+                SublayerConnection(
+                    sublayer, d, self.wiring, place=place, dropout=dropout, stream_dtype=stream_dtype,
+                    stochastic_depth=stochastic_depth * place.number / self.n_layers, **affine,
+                )
+            )  # fmt: skip
+        self._share()
+        ends = self.wiring.ends_in_norm(self.n_layers) if final_norm is None else final_norm
+
+        def stands(present: bool) -> Any:
+            return make_norm(d, norm, eps, elementwise_affine, bias, device, dtype) if present else None
+
+        self.norm_embedding = stands(self.wiring.embedding_norm)
+        self.norm_final = stands(ends)
+
+    def _share(self) -> None:
+        """One parameter for all the sublayers of a layer, where the row says so."""
+        for layer in self.layers():
+            for here in layer[1:]:
+                for name in here.learns_shared:
+                    setattr(here, name, getattr(layer[0], name))
+
+    def reset_parameters(self) -> None:
+        """Norms ones and zeros, learned factors their initial values; the sublayers are left alone."""
+        for layer in self.layers():
+            for connection in layer:
+                connection.reset_parameters()
+        for norm in (self.norm_embedding, self.norm_final):
+            if norm is not None:
+                norm.reset_parameters()
+
+    def layers(self) -> list[list[SublayerConnection]]:
+        """The connections, layer by layer."""
+        connections: list[Any] = list(self.connections)
+        n = self.sublayers_per_layer
+        return [connections[i : i + n] for i in range(0, len(connections), n)]
+
+    def forward(self, x: Tensor, **context: Any) -> Tensor:
+        """The output, `(*, d)` in the dtype of x; the keyword arguments are the sublayers'."""
+        return self._run(Pass(self.norm, x, self.stream_dtype, context), x)[0]
+
+    def _run(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, and the stream before the first and after the last sublayer."""
+        connections: Any = self.connections
+        if run.context:
+            refuse_unknown(run.context, *(connection.takes for connection in connections))
+        stream = run.begin(x)
+        if self.norm_embedding is not None:
+            stream = run.normalize(stream, self.norm_embedding, 1.0, self.stream_dtype)
+        flow = FLOWS[self.wiring.flow]
+        layers = self.layers()
+        state = flow.start(run, self, stream)
+        for layer, after in zip(layers, [*layers[1:], None], strict=True):
+            if self.checkpoint and torch.is_grad_enabled() and run.writes is None:
+                state = checkpoint(flow.layer, run, self, state, layer, after, use_reentrant=False)
+            else:
+                state = flow.layer(run, self, state, layer, after)
+        return flow.end(run, self, state), stream, state[0]
+
+    def unroll(self, x: Tensor, **context: Any) -> Unrolled:
+        """The stream as the sum it is: x_0 and every write, whose sum x_L was compared with.
+
+        A write is exactly what is added: after norm, factors, dropout and stochastic depth; in float32 at least. The comparison
+        allows each add to round once in the stream's dtype.
+
+        Raises:
+            ValueError: the wiring's stream is no plain sum of writes (a norm stands on it, or a factor).
+            RuntimeError: it does not close: the stream is not finite.
+        """
+        if self.wiring.flow not in SUMS or not all(here.row.is_sum for layer in self.layers() for here in layer):
+            raise ValueError(
+                f"the stream of {self.wiring.name} is no plain sum of writes ({self.wiring.equation()}): unroll a stack "
+                "whose rows have a = 1 and no N_out, such as pre_ln."
+            )
+        run = Pass(self.norm, x, self.stream_dtype, context, keep=True)
+        y, x_0, x_L = self._run(run, x)
+        writes = tuple(run.writes or ())
+        with torch.no_grad():
+            wide = torch.promote_types(x_0.dtype, torch.float32)
+            total, size = x_0.to(wide), x_0.to(wide).abs()
+            for write in writes:
+                total, size = total + write, size + write.abs()
+            off = (x_L.to(wide) - total).abs()
+            bound = (len(writes) + 1) * torch.finfo(x_L.dtype).eps * size
+            if not bool((off <= bound).all()):
+                raise RuntimeError(
+                    f"x_L differs from x_0 + the sum of the writes by up to {float(off.max()):.3g}, expected roundings: the "
+                    "stream has elements that are not finite, or a sublayer changed its input in place."
+                )
+        return Unrolled(x_0, writes, x_L, y)
+
+    def without(self, i: int) -> ResidualStack:
+        """This stack without the write of sublayer i: it is not called, and adds zero; all parameters are shared.
+
+        Everything else stands, norms and factors of the stream too, and the other sublayers keep their places.
+        """
+        n = len(self.connections)
+        if not (isinstance(i, int) and -n <= i < n):
+            raise ValueError(f"i is {i!r}, expected the number of a sublayer, 0 to {n - 1}.")
+        other: ResidualStack = _shallow(self)
+        connections: list[Any] = list(self.connections)
+        silent = connections[i] = _shallow(connections[i])
+        for name in ("sublayer", "norm_branch"):
+            silent._modules.pop(name, None)
+        silent.sublayer, silent.norm_branch = _nothing, None
+        other.connections = nn.ModuleList(connections)
+        return other
+
+    def extra_repr(self) -> str:
+        """The wiring and its equation."""
+        return f"{self.wiring!r}: {self.wiring.equation()}"
+
+
+SUMS = ("rows", "parallel")  # the flows with one stream to which every sublayer adds once
+
+
+def _nothing(read: Tensor, **_: Any) -> Tensor:
+    return torch.zeros_like(read)
+
+
+def _shallow(module: Any) -> Any:
+    """A copy that shares parameters and submodules, but not the tables they stand in."""
+    other = copy.copy(module)
+    other._modules, other._parameters = dict(module._modules), dict(module._parameters)
+    return other
+
+
+def _layers(n: int, per_layer: int | None) -> tuple[int, int]:
+    """Sublayers a layer, and layers."""
+    if per_layer is None:
+        return 2, -(-n // 2)
+    if not isinstance(per_layer, int) or isinstance(per_layer, bool) or per_layer < 1 or n % per_layer:
+        raise ValueError(
+            f"sublayers_per_layer is {per_layer!r} for {n} sublayers, expected a whole number that divides {n}."
+        )
+    return per_layer, n // per_layer
