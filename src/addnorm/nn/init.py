@@ -144,7 +144,24 @@ def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> Non
                 if isinstance(connection.sublayer, nn.Module):
                     _zero_biases(connection.sublayer)
     if wiring.profile is not None:
-        wiring.profile(stack, *inputs, **context)
+        _profile(stack, stacks, *inputs, **context)
+
+
+def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any) -> None:
+    """Each stack is measured with what reaches it in a call of the module, a decoder after its encoder; dropout is off."""
+    modes = {one: one.training for one in module.modules()}
+    handles = [
+        one.register_forward_pre_hook(lambda one, x, named: one.wiring.profile(one, *x, **named), with_kwargs=True)
+        for one in stacks
+    ]
+    try:
+        with torch.no_grad():
+            module.eval()(*inputs, **context)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for one, mode in modes.items():
+            one.training = mode
 
 
 def _zero_biases(sublayer: nn.Module) -> None:

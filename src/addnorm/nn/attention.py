@@ -1,0 +1,241 @@
+"""Attention as a sublayer: `SelfAttention`, and `CrossAttention` to a memory, over `F.scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from addnorm.nn.cache import KeyValueCache
+from addnorm.nn.connection import probability
+from addnorm.nn.masks import Merged, merge
+
+__all__ = ["CrossAttention", "SelfAttention"]
+
+
+class SelfAttention(nn.Module):
+    r"""Multi-head self-attention: out_proj of softmax(q k^T / sqrt(d / heads) + mask) v, with q, k, v = in_proj(x).
+
+    A mask means what it does to `F.scaled_dot_product_attention`: bool, True where the query may attend to the key; or float,
+    added to the scores. **`torch.nn.MultiheadAttention` and `torch.nn.Transformer` have bool masks the other way round**: of
+    theirs give `~mask`. A query that may attend to no key gets zeros from the attention, and so the bias of `out_proj`; never NaN.
+
+    Args:
+        d: the width.
+        n_heads: the number of heads, which divides d.
+        bias: whether the projections have biases.
+        dropout: of the attention's weights, while training.
+        causal: whether a token attends to itself and earlier tokens only; with a cache, to all that came before.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Attributes:
+        in_proj: `Linear(d, 3 d)`, the rows of queries, keys and values in this order, as in `torch.nn.MultiheadAttention`.
+        out_proj: `Linear(d, d)`.
+
+    Source: Vaswani et al. 2017, arXiv 1706.03762.
+
+    Example:
+        >>> attention = addnorm.nn.SelfAttention(16, 4, causal=True)
+        >>> x = torch.randn(2, 5, 16)
+        >>> not_padding = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+        >>> attention(x, key_mask=not_padding).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        d: int,
+        n_heads: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.d, self.n_heads, self.d_head = _heads(d, n_heads)
+        self.dropout = probability("dropout", dropout)
+        self.causal = causal
+        self.in_proj = nn.Linear(d, 3 * d, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d, d, bias=bias, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | Merged | None = None,
+        key_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """The output, `(batch, tokens, d)`.
+
+        Args:
+            x: `(batch, tokens, d)`.
+            mask: bool or float: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; any of these but
+                keys may be 1.
+            key_mask: bool or float, `(batch, keys)`: which tokens may be attended to, such as those that are no padding.
+            cache: keys and values of the tokens before x, to which those of x are added; they count as keys.
+
+        Raises:
+            ValueError, TypeError: a shape or a dtype that does not fit.
+        """
+        if x.dim() != 3 or x.shape[2] != self.d:
+            refuse("x", x, self.d)
+        batch, n, _ = x.shape
+        projected = self.in_proj(x).reshape(batch, n, 3, self.n_heads, self.d_head)
+        if mask is None and key_mask is None and cache is None:
+            told, causal = None, self.causal
+        else:
+            past = 0 if cache is None else cache.seen(self)
+            told, causal = merge(x, past + n, self.n_heads, mask, key_mask, self.causal)
+        q, k, v = (one.transpose(1, 2) for one in projected.unbind(2))
+        if cache is not None:
+            k, v = cache.extend(self, projected.permute(2, 0, 3, 1, 4)[1:]).unbind(0)
+        p = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, told, p, causal)
+        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def weight_roles(self) -> list[tuple[str, Tensor]]:
+        """The weights by their roles, as `addnorm.nn.init` wants them: views of the packed one."""
+        packed = self.in_proj.weight.detach().chunk(3)
+        return [*zip(("query", "key", "value"), packed, strict=True), ("out", self.out_proj.weight)]
+
+    def extra_repr(self) -> str:
+        """What was chosen."""
+        return _shown(self.n_heads, self.dropout, self.causal)
+
+
+class CrossAttention(nn.Module):
+    r"""Multi-head attention to a memory: out_proj of softmax(q k^T / sqrt(d / heads) + mask) v, with k, v = kv_proj(memory).
+
+    Masks, and a query that may attend to nothing, are as in `SelfAttention`.
+
+    Args:
+        d: the width, of x and of the memory.
+        n_heads: the number of heads, which divides d.
+        bias: whether the projections have biases.
+        dropout: of the attention's weights, while training.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Attributes:
+        q_proj: `Linear(d, d)`.
+        kv_proj: `Linear(d, 2 d)`, the rows of keys and values in this order.
+        out_proj: `Linear(d, d)`.
+
+    Source: Vaswani et al. 2017, arXiv 1706.03762.
+
+    Example:
+        >>> attention = addnorm.nn.CrossAttention(16, 4)
+        >>> attention(torch.randn(2, 5, 16), memory=torch.randn(2, 9, 16)).shape
+        torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self,
+        d: int,
+        n_heads: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.d, self.n_heads, self.d_head = _heads(d, n_heads)
+        self.dropout = probability("dropout", dropout)
+        self.q_proj = nn.Linear(d, d, bias=bias, device=device, dtype=dtype)
+        self.kv_proj = nn.Linear(d, 2 * d, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d, d, bias=bias, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | Merged | None = None,
+        memory_key_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """The output, `(batch, tokens, d)`.
+
+        Args:
+            x: `(batch, tokens, d)`.
+            memory: `(batch, keys, d)`, what is attended to; None: that which the cache has.
+            memory_mask: as the mask of `SelfAttention`, with the tokens of the memory as keys.
+            memory_key_mask: bool or float, `(batch, keys)`: which tokens of the memory may be attended to.
+            cache: keeps the memory's keys and values; they are computed again only for another tensor as memory.
+
+        Raises:
+            ValueError, TypeError: a shape or a dtype that does not fit; no memory.
+        """
+        if x.dim() != 3 or x.shape[2] != self.d:
+            refuse("x", x, self.d)
+        batch, n, _ = x.shape
+        pairs = None if cache is None else cache.recall(self, memory)
+        if pairs is None:
+            pairs = self._pairs(memory)
+            if cache is not None and memory is not None:
+                cache.remember(self, memory, pairs)
+        if pairs.shape[0] != batch:
+            raise ValueError(
+                f"memory has a batch of {pairs.shape[0]}, expected {batch}, that of x: give each sample its memory, "
+                "as in memory.repeat_interleave(beams, 0), or cache.reorder(index) for one that is kept."
+            )
+        told = None
+        if memory_mask is not None or memory_key_mask is not None:
+            told, _ = merge(x, pairs.shape[1], self.n_heads, memory_mask, memory_key_mask, name="memory_mask")
+        q = self.q_proj(x).reshape(batch, n, self.n_heads, self.d_head).transpose(1, 2)
+        k, v = (one.transpose(1, 2) for one in pairs.unbind(2))
+        y = F.scaled_dot_product_attention(q, k, v, told, self.dropout if self.training else 0.0)
+        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _pairs(self, memory: Tensor | None) -> Tensor:
+        """Keys and values of the memory, `(batch, keys, 2, heads, d / heads)`."""
+        if memory is None:
+            raise TypeError(
+                "memory is None, expected what is attended to, (batch, keys, d): give memory=, such as an encoder's output."
+            )
+        if memory.dim() != 3 or memory.shape[2] != self.d:
+            refuse("memory", memory, self.d)
+        batch, n, _ = memory.shape
+        pairs: Tensor = self.kv_proj(memory)
+        return pairs.reshape(batch, n, 2, self.n_heads, self.d_head)
+
+    def weight_roles(self) -> list[tuple[str, Tensor]]:
+        """The weights by their roles, as `addnorm.nn.init` wants them: views of the packed one."""
+        key, value = self.kv_proj.weight.detach().chunk(2)
+        return [("query", self.q_proj.weight), ("key", key), ("value", value), ("out", self.out_proj.weight)]
+
+    def extra_repr(self) -> str:
+        """What was chosen."""
+        return _shown(self.n_heads, self.dropout, False)
+
+
+def refuse(name: str, x: Tensor, d: int) -> None:
+    """The sentence about an input that is not `(batch, tokens, d)`."""
+    remedy = f"let its width be {d}"
+    if x.dim() == 2 and x.shape[1] == d:
+        remedy = f"{name}.unsqueeze(0) is a batch of one"
+    raise ValueError(f"{name} has shape {tuple(x.shape)}, expected (batch, tokens, {d}): {remedy}.")
+
+
+def _heads(d: int, n_heads: int) -> tuple[int, int, int]:
+    """d, the number of heads, the width of each."""
+    for name, value in (("d", d), ("n_heads", n_heads)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} is {value!r}, expected a whole number from 1.")
+    if d % n_heads:
+        raise ValueError(
+            f"n_heads is {n_heads}, expected a number that divides d = {d}: each head gets d / n_heads features."
+        )
+    return d, n_heads, d // n_heads
+
+
+def _shown(n_heads: int, dropout: float, causal: bool) -> str:
+    parts: list[Any] = [f"n_heads={n_heads}"]
+    parts += [f"dropout={dropout}"] if dropout else []
+    parts += ["causal=True"] if causal else []
+    return ", ".join(parts)

@@ -1,0 +1,84 @@
+"""The feed-forward sublayer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from addnorm.nn.connection import probability
+
+__all__ = ["Activation", "FeedForward"]
+
+Activation = str | Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu}
+
+
+class FeedForward(nn.Module):
+    r"""The feed-forward sublayer: down(act(up(x))), or with "swiglu" down(silu(gate(x)) * up(x)); shape `(*, d)`.
+
+    Args:
+        d: the width.
+        d_ff: the width inside; None is 4 d, for "swiglu" 8/3 d rounded up to a multiple of 8, which has as many weights.
+        activation: "relu", "gelu", "swiglu", or a function.
+        bias: whether the projections have biases.
+        dropout: of what enters the last projection, while training.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Source: Vaswani et al. 2017, arXiv 1706.03762; SwiGLU: Shazeer 2020, arXiv 2002.05202.
+
+    Example:
+        >>> addnorm.nn.FeedForward(48, activation="swiglu")
+        FeedForward(
+          activation=swiglu
+          (up): Linear(in_features=48, out_features=128, bias=True)
+          (gate): Linear(in_features=48, out_features=128, bias=True)
+          (down): Linear(in_features=128, out_features=48, bias=True)
+        )
+    """
+
+    def __init__(
+        self,
+        d: int,
+        d_ff: int | None = None,
+        activation: Activation = "relu",
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(activation) and activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}, or a function."
+            )
+        gated = activation == "swiglu"
+        if d_ff is None:
+            d_ff = -(-8 * d // 24) * 8 if gated else 4 * d
+        self.activation_name = activation if isinstance(activation, str) else None
+        self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        self.dropout = probability("dropout", dropout)
+        self.up = nn.Linear(d, d_ff, bias=bias, device=device, dtype=dtype)
+        self.gate = nn.Linear(d, d_ff, bias=bias, device=device, dtype=dtype) if gated else None
+        self.down = nn.Linear(d_ff, d, bias=bias, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output, `(*, d)`."""
+        hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        if self.training and self.dropout:
+            hidden = F.dropout(hidden, self.dropout)
+        return self.down(hidden)  # type: ignore[no-any-return]
+
+    def weight_roles(self) -> list[tuple[str, Tensor]]:
+        """The weights by their roles, as `addnorm.nn.init` wants them."""
+        gate = [] if self.gate is None else [("gate", self.gate.weight)]
+        return [("up", self.up.weight), *gate, ("down", self.down.weight)]
+
+    def extra_repr(self) -> str:
+        """What was chosen."""
+        name = self.activation_name or getattr(self.activation, "__name__", type(self.activation).__name__)
+        return f"activation={name}" + (f", dropout={self.dropout}" if self.dropout else "")

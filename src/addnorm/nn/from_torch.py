@@ -1,0 +1,235 @@
+"""`torch.nn.TransformerEncoder`, `TransformerDecoder` and `Transformer` as modules of this library, with the same weights.
+
+What cannot be represented is refused in a sentence; nothing is guessed, and the module that came is left alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn, overload
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from addnorm.nn.attention import SelfAttention
+from addnorm.nn.feed_forward import FeedForward
+from addnorm.nn.norm import LayerNorm
+from addnorm.nn.transformer import Decoder, Encoder, Transformer
+
+__all__ = ["from_torch"]
+
+ENCODERS: tuple[type[nn.Module], ...] = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
+DECODERS: tuple[type[nn.Module], ...] = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
+LINEARS: tuple[type[nn.Module], ...] = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
+NAMES = {F.relu: "relu", F.gelu: "gelu"}
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Part(NamedTuple):
+    """One sublayer of torch's layers: the names of its module, its norm and its dropout."""
+
+    module: str
+    norm: str
+    dropout: str
+
+
+PARTS: dict[type[nn.Module], tuple[Part, ...]] = {
+    nn.TransformerEncoderLayer: (Part("self_attn", "norm1", "dropout1"), Part("", "norm2", "dropout2")),
+    nn.TransformerDecoderLayer: (
+        Part("self_attn", "norm1", "dropout1"),
+        Part("multihead_attn", "norm2", "dropout2"),
+        Part("", "norm3", "dropout3"),
+    ),
+}
+
+
+@overload
+def from_torch(module: nn.Transformer, *, causal: bool = False) -> Transformer: ...
+@overload
+def from_torch(module: nn.TransformerDecoder | nn.TransformerDecoderLayer, *, causal: bool = False) -> Decoder: ...
+@overload
+def from_torch(
+    module: nn.TransformerEncoder | nn.TransformerEncoderLayer, *, causal: bool = False
+) -> Encoder | Decoder: ...
+def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder | Transformer:
+    """The module of this library that computes what a transformer of `torch.nn` does, with a copy of its parameters.
+
+    Kept: norm_first, the final norm, every eps, dropout, activation and bias, batch_first, dtypes, devices, training modes and
+    requires_grad. What the call is told differs in two ways:
+
+    - bool masks are the other way round: give `~mask`, `key_mask=~key_padding_mask`. Float masks are the same.
+    - a `Transformer` hides the source's padding from the decoder too, unless `memory_key_mask` says otherwise.
+
+    In eval mode without gradients torch's encoder may return zeros at padded tokens (its nested tensors); this one computes them
+    as in training.
+
+    Args:
+        module: a `Transformer`, `TransformerEncoder` or `TransformerDecoder` of `torch.nn`, or one layer of the latter.
+        causal: torch's modules have no causality of their own, they are given a mask. True: the result has it (of a `Transformer`
+            the decoder), and is called without that mask; an encoder becomes a `Decoder` without cross-attention.
+
+    Raises:
+        TypeError: another module, or one whose parts are not torch's own (a subclass, a replaced norm, a parametrization).
+        ValueError: what the modules here do not have: bias_k, add_zero_attn, kdim, vdim, layers that differ in wiring or width;
+            what a copy would lose: hooks, parameters in two places.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        >>> theirs = torch.nn.TransformerEncoder(layer, 2).eval()
+        >>> ours = addnorm.nn.from_torch(theirs)
+        >>> x = torch.randn(3, 5, 16)
+        >>> torch.testing.assert_close(ours(x), theirs(x))
+    """
+    _expect("module", module, (nn.Transformer, *ENCODERS, *DECODERS))
+    _refuse_hidden(module)
+    if not isinstance(module, nn.Transformer):
+        return _blocks("module", module, causal)  # type: ignore[no-any-return]
+    _expect("module.encoder", module.encoder, ENCODERS)
+    _expect("module.decoder", module.decoder, DECODERS)
+    encoder = _blocks("module.encoder", module.encoder, causal=False)
+    decoder = _blocks("module.decoder", module.decoder, causal)
+    _refuse_difference("module.decoder", decoder, "module.encoder", encoder, "d", "wiring", "batch_first")
+    ours = Transformer(1, 1, encoder.d, encoder.n_heads, wiring=encoder.wiring, device="meta")
+    ours.encoder, ours.decoder = encoder, decoder
+    ours.training = module.training
+    return ours
+
+
+def _blocks(path: str, theirs: Any, causal: bool) -> Any:
+    """An encoder or decoder: built without memory for its parameters, which are then those that came."""
+    single = type(theirs) in PARTS
+    layers = {path: theirs} if single else {f"{path}.layers.{i}": layer for i, layer in enumerate(theirs.layers)}
+    norm = None if single else theirs.norm
+    decodes = isinstance(theirs, DECODERS)
+    if not layers:
+        _refuse(f"{path}.layers", "is empty", "at least one layer", "there is nothing to convert")
+    first_path, first = next(iter(layers.items()))
+    for at, layer in layers.items():
+        _judge(at, layer, nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer)
+        _refuse_difference(at, layer, first_path, first, "norm_first")
+        _refuse_difference(f"{at}.linear1", layer.linear1, f"{first_path}.linear1", first.linear1, "out_features")
+        for name in (part.module for part in PARTS[type(layer)] if part.module):
+            of_first = first_path + ".self_attn", first.self_attn
+            _refuse_difference(f"{at}.{name}", getattr(layer, name), *of_first, "embed_dim", "num_heads", "batch_first")
+    attention = first.self_attn
+    d: int = attention.embed_dim
+    wiring = "pre_ln" if first.norm_first else "post_ln"
+    size = (len(layers), d, attention.num_heads, first.linear1.out_features, wiring)
+    options: dict[str, Any] = {"final_norm": norm is not None, "batch_first": attention.batch_first, "device": "meta"}
+    ours: Encoder | Decoder = Encoder(*size, **options)
+    if decodes or causal:
+        ours = Decoder(*size, cross_attention=decodes, causal=causal, **options)
+    ours.train(theirs.training)
+    for connections, (at, layer) in zip(ours.stack.layers(), layers.items(), strict=True):
+        for connection, part in zip(connections, PARTS[type(layer)], strict=True):
+            own_norm = _norm(f"{at}.{part.norm}", getattr(layer, part.norm), d)
+            setattr(connection, "norm_in" if layer.norm_first else "norm_out", own_norm)
+            dropout = getattr(layer, part.dropout)
+            connection.dropout, connection.training = dropout.p, dropout.training
+            sublayer: Any = connection.sublayer
+            if part.module:
+                _fill_attention(sublayer, getattr(layer, part.module))
+            else:
+                _fill_feed_forward(sublayer, layer)
+    if norm is not None:
+        ours.stack.norm_final = _norm(f"{path}.norm", norm, d)
+    return ours
+
+
+def _fill_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
+    """The parameters of an attention; for one to a memory the packed ones are cut into those of queries and the rest."""
+    for name, packed in (("weight", theirs.in_proj_weight), ("bias", theirs.in_proj_bias)):
+        if isinstance(ours, SelfAttention):
+            setattr(ours.in_proj, name, _copied(packed))
+        else:
+            setattr(ours.q_proj, name, _copied(packed, slice(None, ours.d)))
+            setattr(ours.kv_proj, name, _copied(packed, slice(ours.d, None)))
+    _fill(ours.out_proj, theirs.out_proj)
+    ours.dropout, ours.training = theirs.dropout, theirs.training
+
+
+def _fill_feed_forward(ours: FeedForward, layer: Any) -> None:
+    _fill(ours.up, layer.linear1)
+    _fill(ours.down, layer.linear2)
+    ours.dropout, ours.training = layer.dropout.p, layer.dropout.training
+    given = layer.activation
+    ours.activation = copy.deepcopy(given) if isinstance(given, nn.Module) else given
+    ours.activation_name = NAMES.get(given)
+
+
+def _norm(path: str, theirs: Any, d: int) -> LayerNorm:
+    """A norm with the weights of one of torch's."""
+    _expect(path, theirs, (nn.LayerNorm, LayerNorm))
+    if theirs.normalized_shape != (d,):
+        _refuse(path, f"is over {theirs.normalized_shape}", f"({d},), the features", "a stack normalizes each token")
+    ours = LayerNorm(d, theirs.eps, theirs.elementwise_affine, theirs.bias is not None, device="meta")
+    _fill(ours, theirs)
+    return ours.train(theirs.training)
+
+
+def _fill(ours: Any, theirs: Any) -> None:
+    ours.weight, ours.bias = _copied(theirs.weight), _copied(theirs.bias)
+
+
+def _copied(theirs: Tensor | None, rows: slice = slice(None)) -> nn.Parameter | None:
+    return None if theirs is None else nn.Parameter(theirs.detach()[rows].clone(), theirs.requires_grad)
+
+
+def _judge(path: str, layer: Any, kind: type[nn.Module]) -> None:
+    """Refuses a layer that has something that is not known here."""
+    _expect(path, layer, (kind,))
+    for part in PARTS[kind]:
+        _expect(f"{path}.{part.dropout}", getattr(layer, part.dropout), (nn.Dropout,))
+        if not part.module:
+            continue
+        attention, at = getattr(layer, part.module), f"{path}.{part.module}"
+        _expect(at, attention, (nn.MultiheadAttention,))
+        _expect(f"{at}.out_proj", attention.out_proj, LINEARS)
+        if attention.bias_k is not None or attention.bias_v is not None:
+            _refuse(at, "has bias_k and bias_v", "none", "attention here has no keys that are parameters")
+        if attention.add_zero_attn:
+            _refuse(at, "has add_zero_attn=True", "False", "attention here has no key of zeros")
+        if attention.in_proj_weight is None:
+            widths = f"kdim={attention.kdim} and vdim={attention.vdim}"
+            _refuse(
+                at, f"has {widths}", f"{attention.embed_dim}", "keys and values are made of the stream's width here"
+            )
+    for name, kinds in (("linear1", LINEARS), ("linear2", LINEARS), ("dropout", (nn.Dropout,))):
+        _expect(f"{path}.{name}", getattr(layer, name), kinds)
+
+
+def _refuse_hidden(module: nn.Module) -> None:
+    """Refuses what a copy of the parameters would lose without a word: hooks, patched calls, parameters in two places."""
+    for name, one in module.named_modules():
+        path = f"module.{name}".rstrip(".")
+        if any(getattr(one, hooks) for hooks in HOOKS):
+            _refuse(path, "has hooks", "none", "they would be lost; remove them, and register them on the result")
+        if "forward" in vars(one):
+            _refuse(path, "has a forward of its own", f"that of {type(one).__name__}", "what it computes is not known")
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        other = seen.setdefault(id(parameter), name)
+        if other != name:
+            _refuse(
+                f"module.{name}", f"is module.{other} too", "one of its own", "weights that are shared would come apart"
+            )
+
+
+def _expect(path: str, module: Any, kinds: Sequence[type[nn.Module]]) -> None:
+    """Refuses what is not exactly of one of these classes: a subclass may compute something else."""
+    if type(module) not in kinds:
+        words = " or ".join(dict.fromkeys(f"torch.nn.{kind.__name__}" for kind in kinds))
+        who = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise TypeError(f"{path} is {who}, expected {words} itself: what another class computes is not known.")
+
+
+def _refuse_difference(path: str, module: Any, other_path: str, other: Any, *names: str) -> None:
+    for name in names:
+        came, expected = getattr(module, name), getattr(other, name)
+        if came != expected:
+            _refuse(path, f"has {name}={came!r}", f"{expected!r} as {other_path} has", "one setting holds for all here")
+
+
+def _refuse(path: str, came: str, expected: str, why: str) -> NoReturn:
+    raise ValueError(f"{path} {came}, expected {expected}: {why}.")

@@ -1,0 +1,124 @@
+"""The masks of attention: judged and merged into what `F.scaled_dot_product_attention` is told, once for all layers.
+
+The meaning is that function's: a bool mask is True where a query may attend to a key, a float mask is added to the scores. (The
+bool masks of `torch.nn.Transformer` and `torch.nn.MultiheadAttention` are the other way round: True is "not to attend".)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+__all__ = ["Merged", "merge"]
+
+INFINITY = float("inf")
+
+
+class Merged(NamedTuple):
+    """What `F.scaled_dot_product_attention` is told; an attention takes it in the place of its mask."""
+
+    mask: Tensor | None
+    is_causal: bool
+
+
+def merge(
+    x: Tensor,
+    n_keys: int,
+    n_heads: int,
+    mask: Tensor | Merged | None,
+    key_mask: Tensor | None,
+    causal: bool = False,
+    name: str = "mask",
+) -> Merged:
+    """All that masks, in one: bool masks and causality become -inf in the dtype of x, float masks are added.
+
+    Args:
+        x: what the queries are made of, `(batch, queries, d)`. They are the last of the keys where `causal`.
+        n_keys: the number of keys, those of a cache included.
+        n_heads: the number of heads.
+        mask: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; any of these but keys may be 1. One
+            that is `Merged` already is left as it is.
+        key_mask: `(batch, keys)`.
+        causal: whether a query attends to its own and earlier keys only.
+        name: of the mask, for the sentence about one that does not fit.
+
+    Example:
+        >>> from addnorm.nn.masks import merge
+        >>> merge(torch.zeros(1, 2, 8), 3, 4, None, torch.tensor([[False, True, True]]), causal=True).mask
+        tensor([[[[-inf, 0., -inf],
+                  [-inf, 0., 0.]]]])
+    """
+    if isinstance(mask, Merged):
+        return mask
+    n_queries = x.shape[1]
+    if mask is None and key_mask is None:
+        if not causal or n_queries == 1:
+            return Merged(None, False)
+        if n_keys == n_queries:
+            return Merged(None, True)
+    masks = []
+    if mask is not None:
+        _check(name, mask, x, n_keys, n_heads)
+        masks.append(mask[:, None] if mask.dim() == 3 else mask)
+    if key_mask is not None:
+        _check_key(name.replace("mask", "key_mask"), key_mask, x, n_keys)
+        masks.append(key_mask[:, None, None])
+    if causal:
+        masks.append(torch.ones(n_queries, n_keys, dtype=torch.bool, device=x.device).tril(n_keys - n_queries))
+    added: Tensor | None = None
+    allowed: Tensor | None = None
+    for one in masks:
+        if one.dtype is torch.bool:
+            allowed = one if allowed is None else allowed & one
+        else:
+            added = one if added is None else added + one
+    if allowed is None:
+        return Merged(added, False)
+    if added is None:
+        return Merged(x.new_zeros(allowed.shape).masked_fill_(~allowed, -INFINITY), False)
+    return Merged(added.masked_fill(~allowed, -INFINITY), False)
+
+
+def _check(name: str, mask: Any, x: Tensor, n_keys: int, n_heads: int) -> None:
+    """Refuses a mask that does not fit, or that would be spread over something else than was meant."""
+    _check_kind(name, mask, x)
+    batch, n_queries = x.shape[:2]
+    full = {2: (n_queries, n_keys), 3: (batch, n_queries, n_keys), 4: (batch, n_heads, n_queries, n_keys)}
+    words = {2: "(queries, keys)", 3: "(batch, queries, keys)", 4: "(batch, heads, queries, keys)"}
+    expected = full.get(mask.dim())
+    if (
+        expected is None
+        or mask.shape[-1] != n_keys
+        or any(n not in (1, m) for n, m in zip(mask.shape, expected, strict=True))
+    ):
+        of = mask.dim() if expected is not None else 2
+        remedy = f"{name[:-4]}key_mask is for masks of shape (batch, keys)"
+        if mask.dim() == 3 and mask.shape[0] == batch * n_heads:
+            remedy = f"torch.nn.MultiheadAttention's becomes {name}.unflatten(0, ({batch}, {n_heads}))"
+        _refuse(name, mask, f"{words[of]} = {full[of]}, or 1 in the place of any but keys", remedy)
+
+
+def _check_key(name: str, key_mask: Any, x: Tensor, n_keys: int) -> None:
+    """Refuses a mask of keys that does not fit."""
+    _check_kind(name, key_mask, x)
+    batch = x.shape[0]
+    if key_mask.dim() != 2 or key_mask.shape[1] != n_keys or key_mask.shape[0] not in (1, batch):
+        remedy = f"every key has an entry, those of a cache too; {name.replace('key_', '')} is for other shapes"
+        _refuse(name, key_mask, f"(batch, keys) = {(batch, n_keys)}", remedy)
+
+
+def _check_kind(name: str, mask: Any, x: Tensor) -> None:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} is {type(mask).__name__}, expected a tensor.")
+    if mask.dtype not in (torch.bool, x.dtype, torch.float32):
+        remedy = f"{name}.bool()" if not mask.is_floating_point() else f"{name}.to({x.dtype})"
+        raise TypeError(
+            f"{name} has dtype {mask.dtype}, expected torch.bool (True: may attend) or {x.dtype} (added to the scores): "
+            f"give it as {remedy}."
+        )
+
+
+def _refuse(name: str, mask: Tensor, expected: str, remedy: str) -> NoReturn:
+    raise ValueError(f"{name} has shape {tuple(mask.shape)}, expected {expected}: {remedy}.")

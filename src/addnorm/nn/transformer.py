@@ -1,0 +1,362 @@
+"""The transformer of any wiring: the sublayers of a block, encoder, decoder, and both.
+
+    block       self-attention, cross-attention in a decoder, feed-forward
+    Encoder     n_layers blocks in a ResidualStack
+    Decoder     the same, causal, with attention to a memory (or without: a language model's)
+    Transformer an encoder whose output is the decoder's memory
+
+They take and return vectors: embeddings, positions and the projection to a vocabulary are the caller's.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.nn import wirings
+from addnorm.nn.attention import CrossAttention, SelfAttention, refuse
+from addnorm.nn.cache import KeyValueCache
+from addnorm.nn.feed_forward import Activation, FeedForward
+from addnorm.nn.masks import merge
+from addnorm.nn.norm import NormKind
+from addnorm.nn.stack import ResidualStack
+from addnorm.nn.wiring import Row, Wiring
+
+__all__ = ["Decoder", "Encoder", "Transformer", "block"]
+
+
+def block(
+    d: int,
+    n_heads: int,
+    d_ff: int | None = None,
+    *,
+    cross_attention: bool = False,
+    causal: bool = False,
+    activation: Activation = "relu",
+    bias: bool = True,
+    dropout: float = 0.0,
+    attention_dropout: float | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> list[nn.Module]:
+    """The sublayers of one block in their order, for a `ResidualStack`: attention, attention to a memory if wanted, feed-forward.
+
+    Args:
+        d: the width.
+        n_heads: the number of heads.
+        d_ff: the width inside the feed-forward; None: `FeedForward`'s.
+        cross_attention: whether there is attention to a memory.
+        causal: whether self-attention is causal.
+        activation: of the feed-forward: "relu", "gelu", "swiglu", or a function. A module is copied: each block has its own.
+        bias: whether projections have biases.
+        dropout: inside the feed-forward, and of the attention's weights.
+        attention_dropout: of the attention's weights, if it is another.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Example:
+        >>> sublayers = [sublayer for _ in range(4) for sublayer in addnorm.nn.block(16, 2, causal=True)]
+        >>> stack = addnorm.ResidualStack(sublayers, 16, "pre_ln")
+    """
+    of_attention = dropout if attention_dropout is None else attention_dropout
+    made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+    crossing = [CrossAttention(d, n_heads, dropout=of_attention, **made)] if cross_attention else []
+    own = copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
+    return [
+        SelfAttention(d, n_heads, causal=causal, dropout=of_attention, **made),
+        *crossing,
+        FeedForward(d, d_ff, own, dropout=dropout, **made),
+    ]
+
+
+class Options(TypedDict, total=False):
+    """What `Encoder`, `Decoder` and `Transformer` all take by name."""
+
+    activation: Activation
+    norm: NormKind
+    eps: float | None
+    bias: bool
+    dropout: float
+    attention_dropout: float | None
+    stochastic_depth: float
+    checkpoint: bool
+    stream_dtype: torch.dtype | None
+    final_norm: bool | None
+    batch_first: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class _Blocks(nn.Module):
+    """Blocks in a `ResidualStack`: what `Encoder` and `Decoder` have in common."""
+
+    def __init__(
+        self,
+        n_layers: int,
+        d: int,
+        n_heads: int,
+        d_ff: int | None,
+        wiring: Wiring | Row | str,
+        *,
+        causal: bool,
+        cross_attention: bool,
+        activation: Activation = "relu",
+        norm: NormKind = "layer",
+        eps: float | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        stochastic_depth: float = 0.0,
+        checkpoint: bool = False,
+        stream_dtype: torch.dtype | None = None,
+        final_norm: bool | None = None,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.d, self.n_heads, self.causal = d, n_heads, causal
+        self.batch_first = batch_first
+        blocks = [
+            block(d, n_heads, d_ff, cross_attention=cross_attention, causal=causal, activation=activation, bias=bias,
+                  dropout=dropout, attention_dropout=attention_dropout, device=device, dtype=dtype)
+            for _ in range(n_layers)
+        ]  # fmt: skip
+        self.stack = ResidualStack(
+            [sublayer for layer in blocks for sublayer in layer], d, wiring, sublayers_per_layer=3 if cross_attention else 2,
+            norm=norm, eps=eps, bias=bias if norm == "layer" else None, dropout=dropout, stochastic_depth=stochastic_depth,
+            checkpoint=checkpoint, stream_dtype=stream_dtype, final_norm=final_norm, device=device, dtype=dtype,
+        )  # fmt: skip
+        if self.wiring.profile is None:
+            self.wiring.init_(self)
+
+    @property
+    def wiring(self) -> Wiring:
+        """The stack's."""
+        return self.stack.wiring
+
+    def _run(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        key_mask: Tensor | None,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        memory_key_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """The stack's output; masks are merged once, for all layers."""
+        for name, given in (("x", x), ("memory", memory)):
+            if given is not None and given.dim() != 3:
+                refuse(name, given, self.d)
+        if not self.batch_first:
+            x, memory = x.transpose(0, 1), None if memory is None else memory.transpose(0, 1)
+        context: dict[str, Any] = {}
+        if mask is not None or key_mask is not None or cache is not None:
+            n_keys = x.shape[1] + (0 if cache is None else cache.length)
+            context["mask"] = merge(x, n_keys, self.n_heads, mask, key_mask, self.causal)
+        if memory is not None and (memory_mask is not None or memory_key_mask is not None):
+            masks = merge(x, memory.shape[1], self.n_heads, memory_mask, memory_key_mask, name="memory_mask")
+            named: dict[str, Any] = {"memory_mask": masks}
+        else:  # of the memory that the cache has: its attentions see to them
+            named = {"memory_mask": memory_mask, "memory_key_mask": memory_key_mask}
+        named |= {"memory": memory, "cache": cache}
+        context |= {name: value for name, value in named.items() if value is not None}
+        y: Tensor = self.stack(x, **context) if cache is None else self._extend(x, cache, context)
+        return y if self.batch_first else y.transpose(0, 1)
+
+    def _extend(self, x: Tensor, cache: KeyValueCache, context: dict[str, Any]) -> Tensor:
+        """A call with a cache: one that fails leaves it as it was."""
+        if self.stack.checkpoint and torch.is_grad_enabled():
+            raise ValueError(
+                "cache is given to a stack with checkpoint=True, expected none while gradients are on: what is computed again "
+                "would be kept twice; call it under torch.no_grad(), or without checkpoint."
+            )
+        before = cache.length
+        try:
+            return self.stack(x, **context)  # type: ignore[no-any-return]
+        except BaseException:
+            cache.truncate(before)
+            raise
+
+
+class Encoder(_Blocks):
+    r"""Blocks of self-attention and feed-forward under a residual wiring; `(batch, tokens, d)` to the same shape.
+
+        x_{2l-1} = wiring(x_{2l-2}, SelfAttention)        x_{2l} = wiring(x_{2l-1}, FeedForward)        y = N_final(x_{2L})
+
+    Embeddings and positions are the caller's. The weights are drawn by the wiring's own rule, `wiring.init_(encoder)`; for a
+    wiring that measures (admin) call it yourself, with an input.
+
+    Args:
+        n_layers: L.
+        d: the width of the stream.
+        n_heads: the number of heads, which divides d.
+        d_ff: the width inside the feed-forward; None is 4 d, for "swiglu" 8/3 d rounded up to a multiple of 8.
+        wiring: a `Wiring`, a `Row`, or a name such as "post_ln" or "pre_ln".
+        options:
+            activation: "relu" (default), "gelu", "swiglu", or a function; a module is copied for each layer.
+            norm: "layer" (default) or "rms".
+            eps: of the norms; None: torch's.
+            bias: whether projections and LayerNorms have biases (default True).
+            dropout: of what a sublayer adds, inside the feed-forward, and of the attention's weights (default 0).
+            attention_dropout: of the attention's weights, if it is another.
+            stochastic_depth, checkpoint, stream_dtype, final_norm: as in `ResidualStack`.
+            batch_first: False: inputs and outputs are `(tokens, batch, d)`, the output a transposed view. Masks have the batch
+                first either way.
+            device, dtype: of the parameters.
+
+    Attributes:
+        stack: the `ResidualStack`, whose sublayers are those of `block`.
+
+    Raises:
+        ValueError, TypeError: an option or an input that does not fit, with its name.
+
+    Source: Vaswani et al. 2017, arXiv 1706.03762; the wiring's.
+
+    Example:
+        >>> encoder = addnorm.nn.Encoder(6, 64, 8, wiring="pre_ln", norm="rms", activation="swiglu")
+        >>> encoder(torch.randn(2, 10, 64)).shape
+        torch.Size([2, 10, 64])
+    """
+
+    def __init__(
+        self,
+        n_layers: int,
+        d: int,
+        n_heads: int,
+        d_ff: int | None = None,
+        wiring: Wiring | Row | str = "pre_ln",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(n_layers, d, n_heads, d_ff, wiring, causal=False, cross_attention=False, **options)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
+        """The output, in the shape and dtype of x.
+
+        Args:
+            x: `(batch, tokens, d)`.
+            mask: as in `SelfAttention`: `(tokens, tokens)` or one for each sample (and head); bool, True where the query may
+                attend to the key, or float, added to the scores.
+            key_mask: `(batch, tokens)`: which tokens may be attended to, such as those that are no padding.
+        """
+        return self._run(x, mask, key_mask)
+
+
+class Decoder(_Blocks):
+    r"""Blocks of causal self-attention, attention to a memory, and feed-forward under a residual wiring.
+
+    With `cross_attention=False` a decoder without an encoder: the stack of a language model. Embeddings, positions and the
+    projection to a vocabulary are the caller's. Arguments, initialization and errors are those of `Encoder`.
+
+    Args:
+        cross_attention: whether its blocks attend to a memory.
+        causal: False: a token attends to later ones too, where no mask says otherwise.
+
+    Example:
+        >>> decoder = addnorm.nn.Decoder(2, 32, 4, wiring=addnorm.wirings.deepnorm("decoder-only"))
+        >>> decoder(torch.randn(2, 5, 32), memory=torch.randn(2, 9, 32)).shape
+        torch.Size([2, 5, 32])
+    """
+
+    def __init__(
+        self,
+        n_layers: int,
+        d: int,
+        n_heads: int,
+        d_ff: int | None = None,
+        wiring: Wiring | Row | str = "pre_ln",
+        *,
+        cross_attention: bool = True,
+        causal: bool = True,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(n_layers, d, n_heads, d_ff, wiring, causal=causal, cross_attention=cross_attention, **options)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        memory_key_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """The output, in the shape and dtype of x.
+
+        Args:
+            x: `(batch, tokens, d)`; with a cache only the tokens that are new.
+            memory: `(batch, memory tokens, d)`, what an encoder returned; None where the cache has it.
+            mask: as in `Encoder`, and besides causality.
+            key_mask: `(batch, tokens)`; with a cache, an entry for every token so far.
+            memory_mask: `(tokens, memory tokens)` or one for each sample (and head).
+            memory_key_mask: `(batch, memory tokens)`: which tokens of the memory may be attended to.
+            cache: a `KeyValueCache` for incremental decoding. A call that fails leaves its tokens as they were.
+        """
+        return self._run(x, mask, key_mask, memory, memory_mask, memory_key_mask, cache)
+
+
+class Transformer(nn.Module):
+    r"""An `Encoder`, and a `Decoder` whose memory is its output; embeddings, positions and vocabulary are the caller's.
+
+    The two stacks get `wiring.paired(n_encoder_layers, n_decoder_layers)`: of DeepNorm the constants for an encoder-decoder, for
+    instance. Arguments, initialization and errors are those of `Encoder`.
+
+    Attributes:
+        encoder, decoder: for inference called one by one: `memory = encoder(source)`, then `decoder(token, memory, cache=cache)`.
+
+    Source: Vaswani et al. 2017, arXiv 1706.03762.
+
+    Example:
+        >>> transformer = addnorm.nn.Transformer(6, 6, 32, 4, wiring="post_ln")
+        >>> transformer(torch.randn(2, 9, 32), torch.randn(2, 5, 32)).shape
+        torch.Size([2, 5, 32])
+    """
+
+    def __init__(
+        self,
+        n_encoder_layers: int,
+        n_decoder_layers: int,
+        d: int,
+        n_heads: int,
+        d_ff: int | None = None,
+        wiring: Wiring | Row | str = "pre_ln",
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__()
+        self.wiring = wirings.given(wiring)
+        of_encoder, of_decoder = self.wiring.paired(n_encoder_layers, n_decoder_layers)
+        self.encoder = Encoder(n_encoder_layers, d, n_heads, d_ff, of_encoder, **options)
+        self.decoder = Decoder(n_decoder_layers, d, n_heads, d_ff, of_decoder, **options)
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_mask: Tensor | None = None,
+        source_key_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        target_key_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        memory_key_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The decoder's output, in the shape and dtype of `target`.
+
+        Args:
+            source: `(batch, source tokens, d)`.
+            target: `(batch, target tokens, d)`.
+            source_mask: the encoder's mask.
+            source_key_mask: the encoder's key_mask.
+            target_mask: the decoder's mask, besides causality.
+            target_key_mask: the decoder's key_mask.
+            memory_mask: the decoder's.
+            memory_key_mask: the decoder's. None is `source_key_mask`: what is padding for one is padding for the other.
+                (`torch.nn.Transformer` attends to the padding unless told.)
+        """
+        memory = self.encoder(source, source_mask, source_key_mask)
+        of_memory = source_key_mask if memory_key_mask is None else memory_key_mask
+        return self.decoder(target, memory, target_mask, target_key_mask, memory_mask, of_memory)  # type: ignore[no-any-return]
