@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm.nn.cache import KeyValueCache
-from addnorm.nn.connection import probability
+from addnorm.nn.connection import probability, whole
 from addnorm.nn.masks import Merged, merge
 
 __all__ = ["CrossAttention", "SelfAttention"]
@@ -224,10 +224,7 @@ def refuse(name: str, x: Tensor, d: int) -> None:
 
 def _heads(d: int, n_heads: int) -> tuple[int, int, int]:
     """d, the number of heads, the width of each."""
-    for name, value in (("d", d), ("n_heads", n_heads)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} is {value!r}, expected a whole number from 1.")
-    if d % n_heads:
+    if whole("d", d) % whole("n_heads", n_heads):
         raise ValueError(
             f"n_heads is {n_heads}, expected a number that divides d = {d}: each head gets d / n_heads features."
         )

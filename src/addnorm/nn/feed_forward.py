@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm.nn.connection import probability
+from addnorm.nn.connection import probability, whole
 
 __all__ = ["Activation", "FeedForward"]
 
@@ -58,7 +58,8 @@ class FeedForward(nn.Module):
             )
         gated = activation == "swiglu"
         if d_ff is None:
-            d_ff = -(-8 * d // 24) * 8 if gated else 4 * d
+            d_ff = -(-8 * whole("d", d) // 24) * 8 if gated else 4 * whole("d", d)
+        whole("d_ff", d_ff)
         self.activation_name = activation if isinstance(activation, str) else None
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.dropout = probability("dropout", dropout)

@@ -89,7 +89,9 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
     _expect("module.decoder", module.decoder, DECODERS)
     encoder = _blocks("module.encoder", module.encoder, causal=False)
     decoder = _blocks("module.decoder", module.decoder, causal)
-    _refuse_difference("module.decoder", decoder, "module.encoder", encoder, "d", "wiring", "batch_first")
+    first = "module.encoder.layers.0", module.encoder.layers[0]
+    _refuse_difference("module.decoder.layers.0", module.decoder.layers[0], *first, "norm_first")
+    _refuse_difference("module.decoder", decoder, "module.encoder", encoder, "d", "batch_first")
     ours = Transformer(1, 1, encoder.d, encoder.n_heads, wiring=encoder.wiring, device="meta")
     ours.encoder, ours.decoder = encoder, decoder
     ours.training = module.training
