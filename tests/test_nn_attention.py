@@ -181,14 +181,15 @@ def test_a_float_mask_may_train():
     assert bias.grad[..., ~later].ne(0).any()
 
 
-def test_dropout_drops_attention_weights_while_training_and_keeps_their_mean():
-    attention = SelfAttention(D, HEADS, dropout=0.4, dtype=f64)
-    (x,) = inputs(attention)
-    many = attention(x[:1].expand(4000, -1, -1))
-    want = attention.eval()(x[:1])[0]
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_drops_attention_weights_while_training_and_keeps_their_mean(kind):
+    attention = kind(D, HEADS, dropout=0.4, dtype=f64)
+    tensors = inputs(attention)
+    many = attention(*(t[:1].expand(4000, -1, -1) for t in tensors))
+    want = attention.eval()(*(t[:1] for t in tensors))[0]
     assert many.std(0).min() > 0
     assert ((many.mean(0) - want).abs() / many.std(0)).max() < 5 / 4000**0.5
-    assert torch.equal(attention(x), attention(x))
+    assert torch.equal(attention(*tensors), attention(*tensors))
 
 
 def test_bfloat16_is_as_close_as_bfloat16_can_be_and_takes_float32_masks():
@@ -345,25 +346,38 @@ def test_grad_modes_may_alternate():
     kept.sum().backward()  # nothing that the graph holds was written
 
 
+def test_what_a_graph_holds_is_not_written_after_truncate_either():
+    module = decoder(cross=False)
+    x, cache = torch.randn(BATCH, 9, D, dtype=f64), KeyValueCache()
+    y = module(x[:, :6], cache=cache)
+    cache.truncate(4)
+    with torch.no_grad():
+        module(x[:, 6:8], cache=cache)
+    y.sum().backward()
+
+
 @torch.no_grad()
-def test_keys_and_values_of_the_memory_are_computed_once():
-    module, calls = decoder(), []
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_keys_and_values_of_the_memory_are_computed_once(batch_first):
+    module, calls = decoder(batch_first=batch_first), []
     for connection in module.stack.connections:
         if isinstance(connection.sublayer, CrossAttention):
             connection.sublayer.kv_proj.register_forward_hook(lambda *_: calls.append(1))
-    x, memory, other = torch.randn(BATCH, 9, D, dtype=f64), *torch.randn(2, BATCH, M, D, dtype=f64)
+    along = 1 if batch_first else 0
+    x, memory, other = torch.randn(BATCH, BATCH, D, dtype=f64), *torch.randn(2, BATCH, BATCH, D, dtype=f64)
     cache = KeyValueCache()
-    got = decoded(module, x, [3, 3, 3], cache, memory)
+    steps = [module(step, memory, cache=cache) for step in x.split(1, dim=along)]
     assert len(calls) == 2  # of each layer once
-    torch.testing.assert_close(got, module(x, memory), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat(steps, along), module(x, memory), rtol=1e-12, atol=1e-12)
     calls.clear()
-    cache.truncate(6)
-    assert torch.equal(module(x[:, 6:], cache=cache), got[:, 6:])  # that which the cache has
+    last = x.narrow(along, 1, 1)
+    cache.truncate(1)
+    torch.testing.assert_close(module(last, cache=cache), steps[1], rtol=1e-15, atol=1e-15)  # that which the cache has
     assert not calls
-    cache.truncate(6)
-    changed = module(x[:, 6:], other, cache=cache)
+    cache.truncate(1)
+    changed = module(last, other, cache=cache)
     assert len(calls) == 2  # another tensor is another memory
-    assert not torch.equal(changed, got[:, 6:])
+    assert not torch.allclose(changed, steps[1])
 
 
 @torch.no_grad()

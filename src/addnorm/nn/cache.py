@@ -24,7 +24,8 @@ class KeyValueCache:
     r"""The keys and values that a decoder has computed, so that each further call computes only those of its new tokens.
 
     One cache serves a whole stack, for one sequence of calls; each attention finds its own. Self-attention adds its new tokens.
-    Cross-attention computes those of the memory once: again only when it is given another tensor as memory.
+    Cross-attention computes those of the memory once, and again only if it is given another tensor as memory (the same one with
+    other numbers in it goes unnoticed).
 
     Without gradients new tokens are written into memory that is there, which doubles when it is full; with gradients they
     are concatenated, so that the gradient reaches all that was kept. With a cache, masks have an entry for every key, those of
