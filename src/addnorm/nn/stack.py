@@ -216,7 +216,8 @@ class ResidualStack(nn.Module):
         silent = connections[i] = _shallow(connections[i])
         for name in ("sublayer", "norm_branch"):
             silent._modules.pop(name, None)
-        silent.sublayer, silent.norm_branch = _nothing, None
+        silent.sublayer = _nothing
+        silent.register_module("norm_branch", None)
         other.connections = nn.ModuleList(connections)
         return other
 
