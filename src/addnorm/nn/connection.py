@@ -120,7 +120,8 @@ class SublayerConnection(nn.Module):
 
     def reset_parameters(self) -> None:
         """Norms ones and zeros, learned factors their initial values; the sublayer is left alone."""
-        for module in (self.norm_in, self.norm_branch, self.norm_out):
+        norms: tuple[Any, ...] = (self.norm_in, self.norm_branch, self.norm_out)
+        for module in norms:
             if module is not None:
                 module.reset_parameters()
         for name in ("a", "b", "c"):

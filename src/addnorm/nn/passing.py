@@ -52,15 +52,6 @@ class End:
 NOTHING = End(None)  # reads x itself
 
 
-def _alone() -> int:
-    """The references to a tensor that is a local variable and nothing else, as `getrefcount` counts them."""
-    raw = torch.empty(0)
-    return getrefcount(raw)
-
-
-ALONE = _alone()
-
-
 class Pass:
     """The state of one call of a stack: its keyword arguments, its dtypes, the memory that may be written."""
 
@@ -114,23 +105,26 @@ class Pass:
         """N_branch(f(read))."""
         modules = here._modules
         sublayer: Any = modules.get("sublayer") or here.sublayer  # a callable that is no module
+        raw: Tensor
         if self.context:
             takes = here.takes
             raw = sublayer(read, **{name: t for name, t in self.context.items() if takes is None or name in takes})
         else:
             raw = sublayer(read)
+        if raw.__class__ is not Tensor and not isinstance(raw, Tensor):
+            refuse(here, raw, read)
         if self.reuse:
             self.free = (
                 raw.__class__ is Tensor
-                and getrefcount(raw) == ALONE
+                and getrefcount(raw) == memory.ALONE
                 and raw.dtype is self.dtype
                 and raw.is_contiguous()
                 and memory.unshared(raw)
             )
         norm = modules["norm_branch"]
         if norm is None:
-            return raw  # type: ignore[no-any-return]  # join refuses what is no tensor
-        if not isinstance(raw, Tensor) or raw.shape != read.shape:
+            return raw
+        if raw.shape != read.shape:
             refuse(here, raw, read)
         normed = self.normalize(raw, norm, out=raw if self.free else None)
         self.free = self.reuse  # it is this pass's own, if it was not so before
@@ -144,7 +138,7 @@ class Pass:
         following: SublayerConnection | End | None,
         options: Mapping[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x', and what `following` reads (None: nobody reads x' now); `options`: those of `here`, where they were drawn before."""
+        """x', and what `following` reads (None: nobody reads x' now); `options`: those of `here`, drawn before."""
         try:
             if options is None:
                 options = here.constants if here.steady else here.options(x)
@@ -163,8 +157,8 @@ class Pass:
             if following.__class__ is End and self.writes is None:  # nobody needs the stream any more
                 return x, self._add_norm(x, branch, norm, following.c, options, self.dtype)
             return self._add_norm_stream(x, branch, norm, following.c, options)
-        except (AttributeError, TypeError, ValueError, RuntimeError):
-            if not isinstance(branch, Tensor) or branch.shape != x.shape:
+        except (TypeError, ValueError, RuntimeError):
+            if branch.shape != x.shape:
                 refuse(here, branch, x)
             raise
 
