@@ -35,8 +35,8 @@ class ResidualStack(nn.Module):
 
         x_i = N_out(a * x_{i-1} + b * dropout(N_branch(f_i(c * N_in(x_{i-1})))))        y = N_final(x_S)
 
-    sublayers: modules or callables in their order, each from `(*, d)` to `(*, d)`. Keyword arguments of a call (masks,
-    norm, both are one call: S sublayers of pre-LN are S + 1 norm calls, all but the first fused with an add.
+    Which norms and factors stand is the wiring's (`addnorm.wirings`). Where one sublayer ends in an add and the next begins
+    with a norm, both are one call: S sublayers of pre-LN are S + 1 norm calls, all but the first fused with an add.
 
     Args:
         sublayers: modules or callables in their order, each from `(*, d)` to `(*, d)`. A call's keyword arguments (masks,
