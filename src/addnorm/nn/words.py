@@ -94,9 +94,9 @@ def _parallel(wiring: Wiring, found: list[Part]) -> list[str]:
 def _two_streams(wiring: Wiring, found: list[Part]) -> list[str]:
     line = found[0].lines[0]
     second = "u is normalized after every add; v never is, and" if line.row.norm_out else "v"
+    read = READS[line.row.norm_in].replace("the stream", "u")
     return [
-        f"Two streams, u and v, begin as x_0: each sublayer reads {READS[line.row.norm_in].replace('the stream', 'u')}; "
-        f"{_write(line)} is added to both.",
+        f"Two streams, u and v, begin as x_0: each sublayer reads {read}; {_write(line)} is added to both.",
         f"{second} stays {SUM}.",
         f"The output is the sum of u and {READS[wiring.ends_in_norm(shown_depth(wiring))].replace('the stream', 'v')}.",
     ]
