@@ -17,6 +17,7 @@ from addnorm.nn.passing import NOTHING, End, Pass, seeded
 if TYPE_CHECKING:
     from addnorm.nn.connection import SublayerConnection
     from addnorm.nn.stack import ResidualStack
+    from addnorm.nn.wiring import Row
 
 __all__ = ["FLOWS", "Flow"]
 
@@ -30,6 +31,8 @@ class Flow(NamedTuple):
     start: Callable[[Pass, ResidualStack, Tensor], State]
     layer: Callable[[Pass, ResidualStack, State, Layer, Layer | None], State]
     end: Callable[[Pass, ResidualStack, State], Tensor]
+    fits: Callable[[Row], bool] = lambda row: True
+    rows: str = "any"  # `fits` in words
 
 
 def _following(stack: ResidualStack, after: Layer | None) -> SublayerConnection | End:
@@ -111,9 +114,13 @@ def _b2t_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, afte
     return run.join(layer[-1], functional.add_residual(x, bottom), branch, _following(stack, after))
 
 
+def _post(row: Row) -> bool:
+    return row.a == 1.0 and row.norm_out and not row.norm_in
+
+
 FLOWS: dict[str, Flow] = {
     "rows": Flow(_rows_start, _rows_layer, _rows_end),
-    "parallel": Flow(_parallel_start, _parallel_layer, _rows_end),
-    "two_streams": Flow(_two_start, _two_layer, _two_end),
-    "bottom_to_top": Flow(_rows_start, _b2t_layer, _rows_end),
+    "parallel": Flow(_parallel_start, _parallel_layer, _rows_end, lambda row: row.is_sum, "a = 1 and no N_out"),
+    "two_streams": Flow(_two_start, _two_layer, _two_end, _post, "a = 1, N_out and no N_in"),
+    "bottom_to_top": Flow(_rows_start, _b2t_layer, _rows_end, _post, "a = 1, N_out and no N_in"),
 }

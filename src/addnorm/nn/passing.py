@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["NOTHING", "End", "Pass", "seeded"]
 
 Scale = Tensor | float
+ONE = 1.0
 WIDE = {torch.float64: torch.float64}  # of the products c * weight; float32 for all others
 FUNCTIONS: dict[NormKind, tuple[Any, Any]] = {
     "layer": (functional.layer_norm, functional.add_layer_norm),
@@ -104,7 +105,9 @@ class Pass:
     def branch(self, here: SublayerConnection, read: Tensor) -> Tensor:
         """N_branch(f(read))."""
         modules = here._modules
-        sublayer: Any = modules.get("sublayer") or here.sublayer  # a callable that is no module
+        sublayer: Any = modules.get("sublayer")
+        if sublayer is None:  # a callable that is no module
+            sublayer = here.sublayer
         raw: Tensor
         if self.context:
             takes = here.takes
@@ -183,7 +186,7 @@ class Pass:
         else:
             given.own(x, branch, weight, bias, eps, self.kind, into, None)
             y = into
-        return _scaled(y, rest)
+        return y if rest is ONE else y * rest
 
     def _add_norm_stream(
         self, x: Tensor, branch: Tensor, norm: Any, c: Scale, options: Mapping[str, Any]
@@ -205,7 +208,7 @@ class Pass:
             y, z = into
             given.own(x, branch, weight, bias, eps, self.kind, y, z)
         self.owned = self.reuse
-        return z, _scaled(y, rest)
+        return z, y if rest is ONE else y * rest
 
     def _kept(self, x: Tensor, branch: Tensor, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keeps the write: the add to a stream of zeros, with the same random numbers, at least in float32."""
@@ -232,11 +235,11 @@ def _gains(norm: Any, c: Scale) -> tuple[Tensor | None, Tensor | None, Scale]:
     else:  # under a parametrization it is a property
         weight, bias = norm.weight, getattr(norm, "bias", None)
     if c.__class__ is float and c == 1.0:
-        return weight, bias, 1.0
+        return weight, bias, ONE
     if weight is None:
         return weight, bias, c
     wide = WIDE.get(weight.dtype, torch.float32)  # c * weight is not rounded to bfloat16
-    return weight.to(wide) * c, None if bias is None else bias.to(wide) * c, 1.0
+    return weight.to(wide) * c, None if bias is None else bias.to(wide) * c, ONE
 
 
 def _scaled(x: Tensor, c: Scale) -> Tensor:

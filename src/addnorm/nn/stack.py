@@ -119,6 +119,7 @@ class ResidualStack(nn.Module):
                 )
             )  # fmt: skip
         self._share()
+        _refuse_rows(self)
         ends = self.wiring.ends_in_norm(self.n_layers) if final_norm is None else final_norm
 
         def stands(present: bool) -> Any:
@@ -227,6 +228,18 @@ class ResidualStack(nn.Module):
 
 
 SUMS = ("rows", "parallel")  # the flows with one stream to which every sublayer adds once
+
+
+def _refuse_rows(stack: ResidualStack) -> None:
+    """ValueError for a row that the wiring's flow cannot run."""
+    flow = FLOWS[stack.wiring.flow]
+    for layer in stack.layers():
+        for here in layer:
+            if not flow.fits(here.row):
+                raise ValueError(
+                    f"wiring {stack.wiring.name!r} has the row {here.row!r}, expected {flow.rows}: so its flow, "
+                    f"{stack.wiring.flow!r}, runs; for other rows leave the flow out."
+                )
 
 
 def _nothing(read: Tensor, **_: Any) -> Tensor:
