@@ -27,6 +27,7 @@ BELOW = {
     "bench": {"reference", "ops", "functional", "nn", "addnorm"},
     "demo": {"reference", "ops", "functional", "nn", "trace", "bench", "addnorm", "stream", "convert", "lab", "report"},
 }
+BELOW["cli_wirings"] = {"nn"}
 BELOW["explorer"] = BELOW["report"] | {"report"}
 BELOW["cli"] = set(BELOW) | {"addnorm"}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -152,6 +152,49 @@ def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: 
         _show_trace(followed, _screen())
 
 
+@main.command()
+@click.argument("name", required=False)
+@click.option("--layers", type=click.IntRange(1), metavar="N", help="Also the constants of a stack of N layers.")
+@click.option(
+    "--decoder-layers", type=click.IntRange(1), metavar="M", help="And of a decoder of M layers; N are the encoder's."
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="OPTION=VALUE", help="An option of the wiring, as in --set k=3."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, with every row.")
+def wirings(
+    name: str | None, layers: int | None, decoder_layers: int | None, settings: tuple[str, ...], as_json: bool
+) -> None:
+    r"""List the residual wirings, or show one: its equation, a drawing, its constants.
+
+    \b
+      addnorm wirings
+      addnorm wirings deepnorm --layers 100
+      addnorm wirings mix_ln --layers 12 --set k=3
+    """
+    from addnorm import cli_wirings
+
+    if name is None:
+        if layers or decoder_layers or settings:
+            raise _Refused(
+                "an option came without NAME, expected the wiring that it is for: `addnorm wirings` lists them."
+            )
+        if as_json:
+            click.echo(json.dumps(cli_wirings.listed(), indent=2))
+        else:
+            cli_wirings.show_all(_screen())
+        return
+    try:
+        wiring = cli_wirings.made(name, settings)
+        stacks = cli_wirings.stacks(wiring, layers, decoder_layers)
+    except ValueError as error:
+        raise _Refused(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(cli_wirings.to_dict(wiring, stacks), indent=2, allow_nan=False))
+    else:
+        cli_wirings.show(wiring, stacks, _screen())
+
+
 def _two(vectors: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     if len(vectors) != 2:
         came = {0: "no vectors came", 1: "one vector came"}.get(len(vectors), f"{len(vectors)} vectors came")

@@ -126,31 +126,38 @@ def measure(cell: Cell, *, rounds: int = ROUNDS, compiled: bool = False) -> tupl
         if group:
             if apart:
                 time.sleep(REST_SECONDS)
-            found = _interleaved(cell, group, args, rounds, failures)
-            for name, (times, count) in found.items():
+            errors: dict[str, Exception] = {}
+            for name, (times, count) in interleaved(group, args, rounds, errors=errors).items():
                 samples[name], repeats[name] = times, count
+            for name, error in errors.items():
+                failures.append({**cell._asdict(), "variant": name, "error": f"{type(error).__name__}: {error}"[:300]})
             if apart:
                 time.sleep(REST_SECONDS)
     return _rows(cell, samples, repeats), failures
 
 
-def _interleaved(
-    cell: Cell, calls: dict[str, Call], args: list[Tensor], rounds: int, failures: list[Row]
+def interleaved(
+    calls: dict[str, Call],
+    args: list[Tensor],
+    rounds: int = ROUNDS,
+    *,
+    cell_seconds: float = CELL_SECONDS,
+    errors: dict[str, Exception] | None = None,
 ) -> dict[str, tuple[list[float], int]]:
-    """The times of each variant, and how often it ran in a loop; what fails is added to `failures`."""
+    """The times of each variant in microseconds, and how often it ran in a loop; those in MAY_FAIL may, into `errors`."""
     repeats, seconds = {}, 0.0
     for name, call in calls.items():
         try:
             repeats[name], turn_seconds = _calibrated(call, args)
             seconds += turn_seconds
         except Exception as error:
-            if name not in MAY_FAIL:
+            if errors is None or name not in MAY_FAIL:
                 raise
-            failures.append({**cell._asdict(), "variant": name, "error": f"{type(error).__name__}: {error}"[:300]})
+            errors[name] = error
     names = list(repeats)
     samples: dict[str, list[float]] = {name: [] for name in names}
     with _collected_by_hand():
-        for turn in range(min(rounds, max(FEWEST_ROUNDS, int(CELL_SECONDS / seconds))) if names else 0):
+        for turn in range(min(rounds, max(FEWEST_ROUNDS, int(cell_seconds / seconds))) if names else 0):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
                 gc.collect()
@@ -159,15 +166,20 @@ def _interleaved(
     return {name: (samples[name], repeats[name]) for name in names}
 
 
+def spread(times: list[float]) -> Row:
+    """The median of the times, their quartiles, and how many there are."""
+    q1, median, q3 = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    return {"median_us": median, "q1_us": q1, "q3_us": q3, "rounds": len(times)}
+
+
 def _rows(cell: Cell, samples: dict[str, list[float]], repeats: dict[str, int]) -> list[Row]:
     medians = {name: statistics.median(times) for name, times in samples.items()}
     rows = []
     for name, times in samples.items():
-        q1, _, q3 = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
         tensors = ADD_TENSORS if name == "add" else JOBS[cell.job].tensors
         rows.append({
-            **cell._asdict(), "variant": name, "median_us": medians[name], "q1_us": q1, "q3_us": q3,
-            "rounds": len(times), "repeats": repeats[name], "ratio_to_eager": medians["eager"] / medians[name],
+            **cell._asdict(), "variant": name, **spread(times), "repeats": repeats[name],
+            "ratio_to_eager": medians["eager"] / medians[name],
             "bytes": tensors * cell.output_bytes,
             "share_of_add_bandwidth": tensors / ADD_TENSORS * medians["add"] / medians[name],
         })  # fmt: skip

@@ -104,9 +104,8 @@ class SublayerConnection(nn.Module):
                 return value
             return nn.Parameter(torch.empty((d,) if value.per_feature else (), device=device, dtype=dtype))
 
-        self.norm_in, self.norm_branch, self.norm_out = (
-            stands(present) for present in (self.row.norm_in, self.row.norm_branch, self.row.norm_out)
-        )
+        for name in ("norm_in", "norm_branch", "norm_out"):  # None too is registered: `Pass` looks into the table
+            self.register_module(name, stands(getattr(self.row, name)))
         self.a, self.b, self.c = (factor(value) for value in (self.row.a, self.row.b, self.row.c))
         # What the operation is told at every call: the constants that are not one.
         named = {"residual_scale": self.a, "layer_scale": self.b}
@@ -115,11 +114,14 @@ class SublayerConnection(nn.Module):
             name for name in ("a", "b", "c") if isinstance(f := getattr(self.row, name), Learned) and f.shared
         )
         self.learns = tuple(name for name in ("a", "b") if isinstance(getattr(self, name), nn.Parameter))
+        # Whether an add is told nothing but the constants, in training too.
+        self.steady = not (self.learns or self.dropout or self.stochastic_depth or stream_dtype is not None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Norms ones and zeros, learned factors their initial values; the sublayer is left alone."""
-        for module in (self.norm_in, self.norm_branch, self.norm_out):
+        norms: tuple[Any, ...] = (self.norm_in, self.norm_branch, self.norm_out)
+        for module in norms:
             if module is not None:
                 module.reset_parameters()
         for name in ("a", "b", "c"):
@@ -130,8 +132,6 @@ class SublayerConnection(nn.Module):
     def options(self, x: Tensor) -> Mapping[str, Any]:
         """What the add of this sublayer is told besides its tensors; random numbers are drawn here."""
         drops = self.training and (self.dropout or self.stochastic_depth)
-        if not (drops or self.learns or self.stream_dtype is not None):
-            return self.constants
         options: dict[str, Any] = dict(self.constants)
         for name in self.learns:
             options["residual_scale" if name == "a" else "layer_scale"] = getattr(self, name)
@@ -155,7 +155,7 @@ class SublayerConnection(nn.Module):
         refuse_unknown(context, self.takes)
         run = Pass(self.norm, x, self.stream_dtype, context)
         stream = run.begin(x)
-        read = run.read(stream, self.norm_in, self.c)
+        read = run.read(stream, self)
         return run.finish(run.join(self, stream, run.branch(self, read), NOTHING)[0])
 
     def extra_repr(self) -> str:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from addnorm import functional
-from addnorm.nn.passing import NOTHING, Pass, Reader, seeded
+from addnorm.nn.passing import NOTHING, End, Pass, seeded
 
 if TYPE_CHECKING:
     from addnorm.nn.connection import SublayerConnection
     from addnorm.nn.stack import ResidualStack
+    from addnorm.nn.wiring import Row
 
 __all__ = ["FLOWS", "Flow"]
 
@@ -30,26 +31,26 @@ class Flow(NamedTuple):
     start: Callable[[Pass, ResidualStack, Tensor], State]
     layer: Callable[[Pass, ResidualStack, State, Layer, Layer | None], State]
     end: Callable[[Pass, ResidualStack, State], Tensor]
+    fits: Callable[[Row], bool] = lambda row: True
+    rows: str = "any"  # `fits` in words
 
 
-def _reader(stack: ResidualStack, after: Layer | None) -> Reader:
-    """How the stream is read after a layer."""
-    return Reader(stack.norm_final, last=True) if after is None else Reader(after[0].norm_in, after[0].c)
+def _following(stack: ResidualStack, after: Layer | None) -> SublayerConnection | End:
+    """What reads the stream after a layer."""
+    return End(stack.norm_final) if after is None else after[0]
 
 
 # Rows: every sublayer reads what the one before it left. The add of one and the norm of the next are one call.
 
 
 def _rows_start(run: Pass, stack: ResidualStack, x: Tensor) -> State:
-    first = stack.layers()[0][0]
-    return x, run.read(x, first.norm_in, first.c)
+    return x, run.read(x, stack.layers()[0][0])
 
 
 def _rows_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, after: Layer | None) -> State:
     x, read = state
-    readers = [Reader(next.norm_in, next.c) for next in layer[1:]]
-    for here, reader in zip(layer, [*readers, _reader(stack, after)], strict=True):
-        x, read = run.join(here, x, run.branch(here, read), reader)
+    for here, following in zip(layer, [*layer[1:], _following(stack, after)], strict=True):
+        x, read = run.join(here, x, run.branch(here, read), following)
     return x, read
 
 
@@ -62,19 +63,19 @@ def _rows_end(run: Pass, stack: ResidualStack, state: State) -> Tensor:
 
 def _parallel_reads(run: Pass, x: Tensor, layer: Layer, first: Tensor) -> State:
     """What each sublayer of a layer reads: of its own norm, or the same as the first."""
-    return first, *(first if here.norm_in is None else run.read(x, here.norm_in, here.c) for here in layer[1:])
+    return first, *(first if here.norm_in is None else run.read(x, here) for here in layer[1:])
 
 
 def _parallel_start(run: Pass, stack: ResidualStack, x: Tensor) -> State:
     layer = stack.layers()[0]
-    return x, *_parallel_reads(run, x, layer, run.read(x, layer[0].norm_in, layer[0].c))
+    return x, *_parallel_reads(run, x, layer, run.read(x, layer[0]))
 
 
 def _parallel_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, after: Layer | None) -> State:
     x, *reads = state
     for here, read in zip(layer[:-1], reads[:-1], strict=True):
         x, _ = run.join(here, x, run.branch(here, read), None)
-    x, read = run.join(layer[-1], x, run.branch(layer[-1], reads[-1]), _reader(stack, after))
+    x, read = run.join(layer[-1], x, run.branch(layer[-1], reads[-1]), _following(stack, after))
     return (x, read) if after is None else (x, *_parallel_reads(run, x, after, read))
 
 
@@ -110,12 +111,16 @@ def _b2t_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, afte
     for here in layer[:-1]:
         x, read = run.join(here, x, run.branch(here, read), NOTHING)
     branch = run.branch(layer[-1], read)
-    return run.join(layer[-1], functional.add_residual(x, bottom), branch, _reader(stack, after))
+    return run.join(layer[-1], functional.add_residual(x, bottom), branch, _following(stack, after))
+
+
+def _post(row: Row) -> bool:
+    return row.a == 1.0 and row.norm_out and not row.norm_in
 
 
 FLOWS: dict[str, Flow] = {
     "rows": Flow(_rows_start, _rows_layer, _rows_end),
-    "parallel": Flow(_parallel_start, _parallel_layer, _rows_end),
-    "two_streams": Flow(_two_start, _two_layer, _two_end),
-    "bottom_to_top": Flow(_rows_start, _b2t_layer, _rows_end),
+    "parallel": Flow(_parallel_start, _parallel_layer, _rows_end, lambda row: row.is_sum, "a = 1 and no N_out"),
+    "two_streams": Flow(_two_start, _two_layer, _two_end, _post, "a = 1, N_out and no N_in"),
+    "bottom_to_top": Flow(_rows_start, _b2t_layer, _rows_end, _post, "a = 1, N_out and no N_in"),
 }

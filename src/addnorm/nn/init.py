@@ -4,8 +4,8 @@ A weight's role says what it does in its sublayer: "query", "key", "value" and "
 feed-forward block. A rule, `rule(role, place)`, gives the `Draw` of a role at a place; `Wiring.init` is one. Biases become
 zeros, norms ones and zeros, learned factors their initial values.
 
-A module tells its roles by a method `weight_roles() -> list[tuple[str, Tensor]]` (the tensors may be slices of a parameter). Those
-of `addnorm.nn` have it; `torch.nn.MultiheadAttention`, `torch.nn.Linear` and a `Sequential` of them are known.
+A module tells its roles by a method `weight_roles() -> list[tuple[str, Tensor]]` (the tensors may be slices of a parameter).
+Those of `addnorm.nn` have it; `torch.nn.MultiheadAttention`, `torch.nn.Linear` and a `Sequential` of them are known.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from addnorm.nn.equation import number
+
 if TYPE_CHECKING:  # wiring.py stands on this file
     from addnorm.nn.wiring import Place, Wiring
 
 __all__ = ["Draw", "InitRule", "depth_scaled", "gpt2", "init_", "weight_roles", "xavier", "xavier_normal", "zero_out"]
 
+ROLES = ("query", "key", "value", "out", "up", "gate", "down")
 WRITES = ("out", "down")  # the last projection of a sublayer: what it returns is linear in it
 
 
@@ -34,6 +37,12 @@ class Draw(NamedTuple):
     def __call__(self, weight: Tensor) -> None:
         """Fills the weight."""
         FILL[self.kind](weight, self.gain)
+
+    def __str__(self) -> str:
+        text = self.kind.replace("_", "-").replace("xavier", "Xavier")
+        if self.kind == "normal":
+            return f"{text}, standard deviation {number(self.gain)}"
+        return text if self.gain == 1 else f"{text}, gain {number(self.gain)}"
 
 
 FILL: dict[str, Callable[[Tensor, float], object]] = {
@@ -76,6 +85,9 @@ def depth_scaled(role: str | None, at: Place, **_: Any) -> Draw:
 def zero_out(role: str | None, at: Place, **_: Any) -> Draw:
     """Xavier's, and zeros for the last projection of each sublayer: every write is zero at first."""
     return Draw("zeros") if _known(role) in WRITES else Draw("xavier_uniform")
+
+
+RULES: dict[str, InitRule] = {rule.__name__: rule for rule in (xavier, xavier_normal, gpt2, depth_scaled, zero_out)}
 
 
 def _known(role: str | None) -> str:
@@ -125,15 +137,15 @@ def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> Non
             raise TypeError(
                 f"{wiring.name} measures its factors: give init_ what the stack is called with, init_(stack, x)."
             )
-        for number, connection in enumerate(one.connections):
+        for position, connection in enumerate(one.connections):
             try:
                 for role, weight in weight_roles(connection.sublayer):
                     draws.append((one.wiring.init(role, connection.place, **dict(one.wiring.options)), weight))
             except UnknownRole:
                 raise ValueError(
-                    f"sublayers[{number}] ({type(connection.sublayer).__name__}) does not tell the roles of its weights, "
+                    f"sublayers[{position}] ({type(connection.sublayer).__name__}) does not tell the roles of its weights, "
                     f"and the init of {wiring.name} depends on them: give it a method weight_roles() that lists them as "
-                    "(role, tensor); roles are query, key, value, out, up, gate and down."
+                    f"(role, tensor); roles are {', '.join(ROLES)}."
                 ) from None
     with torch.no_grad():
         for draw, weight in draws:

@@ -35,8 +35,8 @@ class ResidualStack(nn.Module):
 
         x_i = N_out(a * x_{i-1} + b * dropout(N_branch(f_i(c * N_in(x_{i-1})))))        y = N_final(x_S)
 
-    Which norms and factors stand is the wiring's (`addnorm.wirings`). Where one sublayer ends in an add and the next begins with a
-    norm, both are one call: S sublayers of pre-LN are S + 1 norm calls, all but the first fused with an add.
+    Which norms and factors stand is the wiring's (`addnorm.wirings`). Where one sublayer ends in an add and the next begins
+    with a norm, both are one call: S sublayers of pre-LN are S + 1 norm calls, all but the first fused with an add.
 
     Args:
         sublayers: modules or callables in their order, each from `(*, d)` to `(*, d)`. A call's keyword arguments (masks,
@@ -119,6 +119,7 @@ class ResidualStack(nn.Module):
                 )
             )  # fmt: skip
         self._share()
+        _refuse_rows(self)
         ends = self.wiring.ends_in_norm(self.n_layers) if final_norm is None else final_norm
 
         def stands(present: bool) -> Any:
@@ -216,7 +217,8 @@ class ResidualStack(nn.Module):
         silent = connections[i] = _shallow(connections[i])
         for name in ("sublayer", "norm_branch"):
             silent._modules.pop(name, None)
-        silent.sublayer, silent.norm_branch = _nothing, None
+        silent.sublayer = _nothing
+        silent.register_module("norm_branch", None)
         other.connections = nn.ModuleList(connections)
         return other
 
@@ -226,6 +228,18 @@ class ResidualStack(nn.Module):
 
 
 SUMS = ("rows", "parallel")  # the flows with one stream to which every sublayer adds once
+
+
+def _refuse_rows(stack: ResidualStack) -> None:
+    """ValueError for a row that the wiring's flow cannot run."""
+    flow = FLOWS[stack.wiring.flow]
+    for layer in stack.layers():
+        for here in layer:
+            if not flow.fits(here.row):
+                raise ValueError(
+                    f"wiring {stack.wiring.name!r} has the row {here.row!r}, expected {flow.rows}: so its flow, "
+                    f"{stack.wiring.flow!r}, runs; for other rows leave the flow out."
+                )
 
 
 def _nothing(read: Tensor, **_: Any) -> Tensor:

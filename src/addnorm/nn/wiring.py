@@ -12,15 +12,15 @@ The constants are Python floats: there is no buffer of a model that could lose t
 
 from __future__ import annotations
 
-import math
+import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from addnorm.nn import drawing
+from addnorm.nn import checks, drawing, equation, words
 from addnorm.nn.init import InitRule, xavier
-from addnorm.ops.checks import is_number
 
 __all__ = ["Factor", "Learned", "Place", "Row", "Wiring"]
 
@@ -28,7 +28,7 @@ Flow = Literal["rows", "parallel", "two_streams", "bottom_to_top"]
 FLOWS: tuple[Flow, ...] = ("rows", "parallel", "two_streams", "bottom_to_top")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Learned:
     """A factor that trains, and its value before training.
 
@@ -43,13 +43,18 @@ class Learned:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "init", _finite("init", self.init))
+        object.__setattr__(self, "init", checks.number("init", self.init))
+        for name in ("per_feature", "shared"):
+            checks.flag(name, getattr(self, name))
+
+    def __repr__(self) -> str:
+        return _call("Learned", _changed(self))
 
 
 Factor = float | Learned
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Row:
     """One sublayer's line: x' = N_out(a * x + b * N_branch(f(c * N_in(x)))).
 
@@ -79,12 +84,12 @@ class Row:
 
     def __post_init__(self) -> None:
         for name in ("norm_in", "norm_branch", "norm_out"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} is {getattr(self, name)!r}, expected True or False: whether that norm stands.")
+            checks.flag(name, getattr(self, name), ": whether that norm stands")
         for name in ("a", "b", "c"):
             value = getattr(self, name)
             if not isinstance(value, Learned):
-                object.__setattr__(self, name, _finite(name, value))
+                or_learned = ", or Learned(...) for a factor that trains"
+                object.__setattr__(self, name, checks.number(name, value, or_learned))
         for name, what in (("b", "the sublayer would never write"), ("c", "the sublayer would read only zeros")):
             if getattr(self, name) == 0.0:
                 raise ValueError(f"{name} is 0, expected another number: {what}; for a start at zero use Learned(0.0).")
@@ -94,8 +99,11 @@ class Row:
         """Whether the stream is passed on as it is, so that it is a plain sum of writes: a = 1, and no N_out."""
         return self.a == 1.0 and not self.norm_out
 
+    def __repr__(self) -> str:
+        return _call("Row", _changed(self))
+
     def __str__(self) -> str:
-        return drawing.equation(self)
+        return equation.equation(self)
 
 
 class Place(NamedTuple):
@@ -132,7 +140,8 @@ class Wiring:
         init: the rule of `init_`: `init(role, place)` says how weights of that role are drawn (`addnorm.nn.init`).
         flow: which loop runs the rows; "rows" but for the wirings that are none (parallel sublayers, two streams).
         options: given to `rule`, `final_norm` and `init` by name.
-        symbols: for `equation`: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula.
+        symbols: for `equation`: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula, in which L is the number of
+            layers, l a layer's number from 1 and S the number of sublayers.
         source: the paper.
         use: when to use it, in a sentence.
         pair: for an encoder-decoder: a function of both numbers of layers that gives the wirings of the two stacks.
@@ -143,7 +152,9 @@ class Wiring:
     Example:
         >>> mine = addnorm.Wiring("mine", lambda at: addnorm.Row(norm_in=True, b=1 / at.number), final_norm=True)
         >>> mine.row(1, 0, n_layers=12)
-        Row(norm_in=True, norm_branch=False, norm_out=False, a=1.0, b=0.5, c=1.0)
+        Row(norm_in=True, b=0.5)
+        >>> print(mine)
+        mine: x' = x + b_l f(N(x)),   y = N(x_L)
     """
 
     name: str
@@ -168,8 +179,12 @@ class Wiring:
             raise TypeError(
                 f"final_norm is {self.final_norm!r}, expected True or False, or a function of the number of layers."
             )
-        if self.flow not in FLOWS:
-            raise ValueError(f"flow is {self.flow!r}, expected one of {', '.join(map(repr, FLOWS))}.")
+        checks.flag("embedding_norm", self.embedding_norm)
+        if not callable(self.init):
+            raise TypeError(f"init is {self.init!r}, expected a function of a role and a Place, as in addnorm.nn.init.")
+        checks.one_of("flow", self.flow, FLOWS)
+        for name in dict(self.symbols):
+            checks.one_of("a key of symbols", name, equation.FACTORS)
         for name in ("options", "symbols"):  # as pairs, so that a wiring can be hashed
             object.__setattr__(self, name, tuple(dict(getattr(self, name)).items()))
 
@@ -212,15 +227,37 @@ class Wiring:
             x' = N(α x + f(x)),   α = (2L)^(1/4)
             >>> print(addnorm.wirings.deepnorm().equation(n_layers=100))
             x' = N(3.761 x + f(x))
+            >>> print(addnorm.wirings.mix_ln(k=2).equation())
+            layers 1 to 2 of 12:  x' = N(x + f(x))
+            layers 3 to 12:       x' = x + f(N(x))
+            at the end:           y = N(x_L)
         """
-        return drawing.equation_of(self, n_layers)
+        if n_layers is not None:
+            checks.whole("n_layers", n_layers, 1)
+        return equation.equation_of(self, n_layers)
 
     def describe(self) -> str:
-        """The wiring in words: what a sublayer reads, what it adds, what becomes of the stream."""
-        return drawing.describe(self)
+        """The wiring in words: what a sublayer reads, what it adds, what becomes of the stream.
+
+        Example:
+            >>> for sentence in addnorm.wirings.pre_ln().describe().split(". "):
+            ...     print(sentence)
+            Each sublayer reads the norm of the stream; what it returns is added to the stream, which is passed on as it is
+            So the stream is a plain sum: x_0 and every write
+            A final norm follows the last sublayer.
+        """
+        return words.describe(self)
 
     def draw(self) -> str:
-        """The wiring as a drawing in text."""
+        """The wiring as a drawing in text.
+
+        Example:
+            >>> print(addnorm.wirings.no_norm().draw())
+            x ──┬─────────⊕──► x'
+                │  ┌───┐  │
+                └──┤ f ├──┘
+                   └───┘
+        """
         return drawing.draw(self)
 
     def init_(self, stack: Any, *inputs: Any, **context: Any) -> None:
@@ -236,17 +273,30 @@ class Wiring:
         init_(self, stack, *inputs, **context)
 
     def __repr__(self) -> str:
-        """The constructor's call, for the wirings that have one; else the fields that are not at their default."""
-        if not isinstance(self.rule, Row) and self.rule.__module__ == "addnorm.nn.wirings":
-            return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.options)})"
-        given = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
-        return f"Wiring({', '.join(given)})"
+        """The constructor's call, where that gives this wiring; else the fields that are not at their default."""
+        from addnorm.nn.wirings import CONSTRUCTORS  # that file stands on this one
+
+        if self.name in CONSTRUCTORS:
+            make = CONSTRUCTORS[self.name]
+            had = {**dict(self.options), "init": self.init}
+            taken = inspect.signature(make).parameters.items()
+            given = {name: had[name] for name, option in taken if name in had and had[name] != option.default}
+            with suppress(TypeError, ValueError):  # options of one's own that the constructor refuses
+                if make(**given) == self:
+                    return _call(self.name, given.items())
+        return _call("Wiring", _changed(self))
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.equation()}"
+        return f"{self.name}: {equation.one_line(self)}"
 
 
-def _finite(name: str, value: Any) -> float:
-    if not (is_number(value) and math.isfinite(value)):
-        raise ValueError(f"{name} is {value!r}, expected a finite number, or Learned(...) for a factor that trains.")
-    return float(value)
+def _changed(instance: Any) -> list[tuple[str, Any]]:
+    """The fields that are not at their default."""
+    found = [(field, getattr(instance, field.name)) for field in fields(instance)]
+    return [(field.name, value) for field, value in found if value != field.default]
+
+
+def _call(name: str, given: Iterable[tuple[str, Any]]) -> str:
+    """What one writes to make it."""
+    texts = (f"{key}={value.__name__ if inspect.isfunction(value) else repr(value)}" for key, value in given)
+    return f"{name}({', '.join(texts)})"

@@ -7,15 +7,16 @@ N is the norm, f the sublayer, L the number of layers, l a layer's number from 1
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+from addnorm.nn import checks
 from addnorm.nn.admin import profile_
 from addnorm.nn.init import Draw, InitRule, gpt2, xavier
 from addnorm.nn.wiring import Learned, Place, Row, Wiring
-from addnorm.ops.checks import is_number
 
 POST = Row(norm_out=True)
 PRE = Row(norm_in=True)
@@ -67,17 +68,13 @@ def reordered() -> Wiring:
 
 
 Kind = Literal["encoder-only", "decoder-only", "encoder", "decoder"]
-# alpha and beta for N encoder and M decoder layers; alone, either kind has N = M = L.
-_DEEPNORM: dict[str, Callable[[int, int], tuple[float, float]]] = {
-    "encoder-only": lambda n, m: ((2 * n) ** (1 / 4), (8 * n) ** (-1 / 4)),
-    "decoder-only": lambda n, m: ((2 * m) ** (1 / 4), (8 * m) ** (-1 / 4)),
-    "encoder": lambda n, m: (0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)),
-    "decoder": lambda n, m: ((3 * m) ** (1 / 4), (12 * m) ** (-1 / 4)),
+# alpha and beta of a stack of n layers, where the other half of an encoder-decoder has m; and alpha's formula.
+_DEEPNORM: dict[str, tuple[Callable[[int, int], tuple[float, float]], str]] = {
+    "encoder-only": (lambda n, m: ((2 * n) ** (1 / 4), (8 * n) ** (-1 / 4)), "(2L)^(1/4)"),
+    "decoder-only": (lambda n, m: ((2 * n) ** (1 / 4), (8 * n) ** (-1 / 4)), "(2L)^(1/4)"),
+    "encoder": (lambda n, m: (0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)), "0.81 ({m} L^4)^(1/16)"),
+    "decoder": (lambda n, m: ((3 * n) ** (1 / 4), (12 * n) ** (-1 / 4)), "(3L)^(1/4)"),
 }
-_DEEPNORM_ALPHA = {
-    "encoder-only": "(2L)^(1/4)", "decoder-only": "(2L)^(1/4)",
-    "encoder": "0.81 (N^4 M)^(1/16)", "decoder": "(3M)^(1/4)",
-}  # fmt: skip
 
 
 def deepnorm_constants(kind: Kind, n_layers: int, other_layers: int | None = None) -> tuple[float, float]:
@@ -88,32 +85,33 @@ def deepnorm_constants(kind: Kind, n_layers: int, other_layers: int | None = Non
         >>> [round(x, 3) for x in deepnorm_constants("encoder-only", 100)]
         [3.761, 0.188]
     """
-    other = n_layers if other_layers is None else other_layers
-    n, m = (other, n_layers) if kind == "decoder" else (n_layers, other)
-    return _DEEPNORM[kind](n, m)
+    return _DEEPNORM[kind][0](n_layers, n_layers if other_layers is None else other_layers)
 
 
 def deepnorm(kind: Kind = "encoder-only", other_layers: int | None = None) -> Wiring:
     """x' = N(alpha x + f(x)), with values, outputs and feed-forward weights drawn smaller by beta. Wang et al. 2022.
 
-    alpha = (2L)^(1/4) and beta = (8L)^(-1/4) for an encoder or a decoder alone. In an encoder-decoder of N and M layers the encoder has
-    alpha = 0.81 (N^4 M)^(1/16), beta = 0.87 (N^4 M)^(-1/16), the decoder alpha = (3M)^(1/4), beta = (12M)^(-1/4);
+    alpha = (2L)^(1/4) and beta = (8L)^(-1/4) for an encoder or a decoder alone. In an encoder-decoder of N and M layers the
+    encoder has alpha = 0.81 (N^4 M)^(1/16), beta = 0.87 (N^4 M)^(-1/16), the decoder alpha = (3M)^(1/4), beta = (12M)^(-1/4);
     `addnorm.nn.Transformer` takes them by itself. beta is the gain of Xavier-normal; queries and keys have gain 1.
 
     Args:
         kind: "encoder-only", "decoder-only", or "encoder" or "decoder" for one half of an encoder-decoder.
-        other_layers: of the other half: a number needed by the encoder of an encoder-decoder.
+        other_layers: the layers of the other half, on which the constants of the encoder of an encoder-decoder depend.
     """
-    _one_of("kind", kind, _DEEPNORM)
+    checks.one_of("kind", kind, _DEEPNORM)
     if other_layers is not None:
-        _whole("other_layers", other_layers, 1)
+        checks.whole("other_layers", other_layers, 1)
     if kind == "encoder" and other_layers is None:
         raise ValueError(
-            "other_layers is None, expected the number of decoder layers, on which the encoder's constants depend."
+            "other_layers is None, expected the number of decoder layers: the encoder's constants need it."
         )
+    if kind.endswith("only") and other_layers is not None:
+        raise ValueError(f"other_layers is {other_layers}, expected None: a stack that is {kind} has no other half.")
+    alpha = _DEEPNORM[kind][1].format(m=other_layers)
     return Wiring(
         "deepnorm", _deepnorm_row, init=_deepnorm_init, options={"kind": kind, "other_layers": other_layers},
-        symbols={"a": ("α", _DEEPNORM_ALPHA[kind])}, source="Wang et al. 2022 (DeepNet), arXiv 2203.00555",
+        symbols={"a": ("α", alpha)}, source="Wang et al. 2022 (DeepNet), arXiv 2203.00555",
         use="for post-LN at any depth: a thousand layers train.", pair=_deepnorm_pair,
     )  # fmt: skip
 
@@ -138,7 +136,7 @@ Growth = Literal["log", "linear", "constant"]
 _ADMIN: dict[str, Callable[[int], float]] = {
     "log": lambda s: math.sqrt((s + 1) / math.log(s + 1) - 1),
     "linear": lambda s: 1.0,
-    "constant": lambda s: math.sqrt(s),
+    "constant": math.sqrt,
 }
 
 
@@ -146,16 +144,17 @@ def admin(profiled: bool = True, growth: Growth = "log") -> Wiring:
     """x' = N(omega * x + f(x)), omega a learned vector for each sublayer. Liu et al. 2020.
 
     Args:
-        profiled: omega starts where one forward pass puts it (`init_(stack, x)`): omega_1 = 1, and then
-            omega = sqrt(omega^2 var(x) + var f(x)) of the sublayer before. False: by the number of sublayers alone, as in admin-torch.
+        profiled: omega starts as one forward pass measures it (`init_(stack, x)`): 1 in the first sublayer, and then
+            sqrt(omega^2 var(x) + var f(x)) of the sublayer before. False: by the number of sublayers alone, as in admin-torch.
         growth: of the data-free form: how much the output may change, in the number of sublayers S: "log" is
             omega = sqrt((S+1)/ln(S+1) - 1), "linear" 1, "constant" sqrt(S).
     """
-    _one_of("growth", growth, _ADMIN)
-    formulas = {"log": "√((S+1)/ln(S+1) - 1) at first", "linear": "1 at first", "constant": "√S at first"}
+    checks.flag("profiled", profiled)
+    checks.one_of("growth", growth, _ADMIN)
+    formula = {"log": "√((S+1)/ln(S+1) - 1)", "linear": "1", "constant": "√S"}[growth]
     return Wiring(
         "admin", _admin_row, options={"profiled": profiled, "growth": growth},
-        symbols={"a": ("ω", "measured before training" if profiled else formulas[growth])},
+        symbols={"a": ("ω", "" if profiled else formula)},
         source="Liu et al. 2020, arXiv 2004.08249", profile=profile_ if profiled else None,
         use="for post-LN whose branches start with equal shares of the stream, measured on data.",
     )  # fmt: skip
@@ -168,7 +167,7 @@ def _admin_row(at: Place, profiled: bool, growth: Growth) -> Row:
 def rezero() -> Wiring:
     """x' = x + alpha f(x), no norm; alpha is learned, 0 at first, one for both sublayers of a layer. Bachlechner et al. 2020."""
     return Wiring(
-        "rezero", Row(b=Learned(0.0, shared=True)), symbols={"b": ("α", "0 at first, one a layer")},
+        "rezero", Row(b=Learned(0.0, shared=True)), symbols={"b": ("α", "")},
         source="Bachlechner et al. 2020, arXiv 2003.04887",
         use="to do without norms: every layer starts as the identity.",
     )  # fmt: skip
@@ -181,10 +180,9 @@ def skipinit(alpha: float | None = 0.0) -> Wiring:
         alpha: its initial value; None is 1/sqrt(S).
     """
     if alpha is not None:
-        _number("alpha", alpha)
-    start = "1/√S at first" if alpha is None else f"{alpha:g} at first"
+        checks.number("alpha", alpha)
     return Wiring(
-        "skipinit", _skipinit_row, options={"alpha": alpha}, symbols={"b": ("α", start)},
+        "skipinit", _skipinit_row, options={"alpha": alpha}, symbols={"b": ("α", "1/√S" if alpha is None else "")},
         source="De, Smith 2020, arXiv 2002.10444", use="to do without norms: every sublayer starts as the identity.",
     )  # fmt: skip
 
@@ -204,8 +202,8 @@ def layer_scale(gamma: float | None = None) -> Wiring:
         gamma: its initial value; None is that of CaiT's code: 1e-4 below 24 layers, 1e-5 below 36, then 1e-6.
     """
     if gamma is not None:
-        _number("gamma", gamma)
-    start = "1e-4, 1e-5, 1e-6 at first, by depth" if gamma is None else f"{gamma:g} at first"
+        checks.number("gamma", gamma)
+    start = "1e-4, 1e-5 or 1e-6" if gamma is None else ""
     return Wiring(
         "layer_scale", _layer_scale_row, final_norm=True, options={"gamma": gamma}, symbols={"b": ("γ", start)},
         source="Touvron et al. 2021 (CaiT), arXiv 2103.17239",
@@ -219,20 +217,20 @@ def _layer_scale_row(at: Place, gamma: float | None) -> Row:
 
 
 def residual_multiplier(multiplier: float) -> Wiring:
-    """x' = x + k f(N(x)), k a constant, and a final norm: Granite's."""
-    _number("multiplier", multiplier)
+    """x' = x + k f(N(x)), k a constant, and a final norm: Granite 3's, with k = 0.22."""
+    checks.number("multiplier", multiplier)
     return Wiring(
         "residual_multiplier", Row(norm_in=True, b=multiplier), final_norm=True, options={"multiplier": multiplier},
-        symbols={"b": ("k", f"{multiplier:g}")}, source="Granite (`residual_multiplier`)",
+        source="Granite 3 (IBM)",
         use="to load models that have one, or to damp every write alike.",
     )  # fmt: skip
 
 
 def depth_mup(k: float = 1.0) -> Wiring:
     """x' = x + k/sqrt(L) f(N(x)), and a final norm. Yang et al. 2023; MiniCPM3 has k = 1.4."""
-    _number("k", k)
+    checks.number("k", k)
     return Wiring(
-        "depth_mup", _depth_mup_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{_times(k)}1/√L")},
+        "depth_mup", _depth_mup_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/√L")},
         source="Yang et al. 2023, arXiv 2310.02244",
         use="to carry the best learning rate from shallow to deep models.",
     )  # fmt: skip
@@ -244,9 +242,9 @@ def _depth_mup_row(at: Place, k: float) -> Row:
 
 def completep(k: float = 1.0) -> Wiring:
     """x' = x + k/L f(N(x)), and a final norm. Dey et al. 2025."""
-    _number("k", k)
+    checks.number("k", k)
     return Wiring(
-        "completep", _completep_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{_times(k)}1/L")},
+        "completep", _completep_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/L")},
         source="Dey et al. 2025, arXiv 2505.01618",
         use="to carry hyperparameters over depth with every layer still learning features.",
     )  # fmt: skip
@@ -279,7 +277,7 @@ def mix_ln(k: int | None = None) -> Wiring:
         k: None is a quarter of the layers, as in the paper.
     """
     if k is not None:
-        _whole("k", k, 0)
+        checks.whole("k", k, 0)
     return Wiring(
         "mix_ln", _mix_ln_row, final_norm=_mix_ln_final, options={"k": k}, source="Li et al. 2024, arXiv 2412.13795",
         use="for the gradients of post-LN in the deep layers and those of pre-LN in the first.",
@@ -301,7 +299,8 @@ def _mix_ln_final(n_layers: int, k: int | None) -> bool:
 def no_norm() -> Wiring:
     """x' = x + f(x): an ablation. The variance of the stream doubles with every sublayer that keeps it."""
     return Wiring(
-        "no_norm", Row(), source="ablation", use="to see what the norm is for: without it the stream grows by a factor.",
+        "no_norm", Row(), source="ablation",
+        use="to see what the norm is for: without it the stream grows by a factor with every sublayer.",
     )  # fmt: skip
 
 
@@ -311,6 +310,7 @@ def no_residual(norm: bool = True) -> Wiring:
     Args:
         norm: whether the norm is left.
     """
+    checks.flag("norm", norm)
     return Wiring(
         "no_residual", Row(norm_out=norm, a=0.0), options={"norm": norm}, source="ablation; Dong et al. 2021, arXiv 2103.03404",
         use="to see what the residual connection is for: the gradient has no way around a sublayer.",
@@ -364,24 +364,30 @@ CONSTRUCTORS: dict[str, Callable[..., Wiring]] = {
     )
 }  # fmt: skip
 
-# Not offered: what could not be read in a source, or does not fit a stack of sublayers.
+EXAMPLES = {"residual_multiplier": {"multiplier": 0.22}}  # of the options that must be given
+
+# Not offered, and why.
 NOT_OFFERED = {
-    "Keel": "x' = N(a x + f(N(x))) was seen, its constant a was not",
-    "SpanNorm, SiameseNorm": "the formula that combines the streams was not read",
-    "T-Fixup, GLM-130B's DeepNorm": "the exponents were not verified",
-    "GTrXL": "the bias of its gate was not verified",
-    "NormFormer, Sub-LN, HybridNorm": "norms inside the sublayers: build them into the modules you pass",
-    "Hyper-Connections and other many-stream wirings": "more than two streams",
+    "Keel": "x' = N(a x + f(N(x))): its constant a could not be verified",
+    "SpanNorm, SiameseNorm": "the formula by which their streams are combined could not be verified",
+    "T-Fixup, GLM-130B's DeepNorm": "the exponents of their initializations could not be verified",
+    "GTrXL": "the bias of its gate could not be verified",
+    "NormFormer, Sub-LN, HybridNorm": "they have norms inside the sublayers: build those into the modules you pass",
+    "Hyper-Connections and other wirings of many streams": "more than two streams are not built yet",
 }
+
+
+def every() -> list[Wiring]:
+    """One wiring of each name, in the order of the families."""
+    return [make(**EXAMPLES.get(name, {})) for name, make in CONSTRUCTORS.items()]
 
 
 def get(name: str, **options: Any) -> Wiring:
     """The wiring of that name."""
     if name not in CONSTRUCTORS:
-        close = [known for known in CONSTRUCTORS if name.replace("-", "_").lower() == known]
-        raise ValueError(
-            f"wiring is {name!r}, expected {f'{close[0]!r}' if close else 'one of ' + ', '.join(CONSTRUCTORS)}."
-        )
+        close = difflib.get_close_matches(str(name).replace("-", "_").lower(), CONSTRUCTORS, 1)
+        expected = repr(close[0]) if close else f"one of {', '.join(CONSTRUCTORS)}"
+        raise ValueError(f"wiring is {name!r}, expected {expected}.")
     make = CONSTRUCTORS[name]
     taken = inspect.signature(make).parameters
     for given in options:
@@ -402,22 +408,3 @@ def given(wiring: Wiring | Row | str) -> Wiring:
             f"wiring is {wiring!r}, expected a Wiring or a name, such as addnorm.wirings.pre_ln() or 'pre_ln'."
         )
     return get(wiring) if isinstance(wiring, str) else wiring
-
-
-def _one_of(name: str, value: Any, table: dict[str, Any]) -> None:
-    if value not in tuple(table):
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, table))}.")
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is {value!r}, expected a whole number from {least}.")
-
-
-def _number(name: str, value: Any) -> None:
-    if not (is_number(value) and math.isfinite(cast(float, value))):
-        raise ValueError(f"{name} is {value!r}, expected a finite number.")
-
-
-def _times(k: float) -> str:
-    return "" if k == 1 else f"{k:g} · "

@@ -7,6 +7,8 @@ sorted by address.
 
 from __future__ import annotations
 
+from sys import getrefcount
+
 import torch
 from torch import Tensor
 
@@ -45,15 +47,45 @@ def folds(t: Tensor) -> bool:
     return bool((starts.sort().values.diff() < size).any())
 
 
-# Of a tensor that is alone: it, and the handle of its storage that the question makes.
 _storage_uses = getattr(torch._C, "_storage_Use_Count", None)
-_LONE = 0 if _storage_uses is None else _storage_uses(torch.empty(1).untyped_storage()._cdata)
+
+
+def _uses(t: Tensor) -> int:
+    """How many hold the memory of `t`, the handle that the question makes among them; 0 where torch does not tell."""
+    if _storage_uses is None:
+        return 0
+    storage = t.untyped_storage()
+    return int(_storage_uses(storage._cdata)) if storage.resizable() else 0  # not resizable: the memory is not torch's
+
+
+def _references() -> int:
+    """The references to a tensor that is a local variable and nothing else, as `getrefcount` counts them."""
+    t = torch.empty(0)
+    return getrefcount(t)
+
+
+def _base_references() -> int:
+    """The same of a tensor that only its view holds."""
+    with torch.no_grad():
+        t = torch.empty(1).view(1, 1)
+    base = t._base
+    return getrefcount(base)
+
+
+ALONE, _ONLY_ITS_VIEWS = _references(), _base_references()
+_LONE = _uses(torch.empty(1)) or -1
 
 
 def unshared(t: Tensor) -> bool:
-    """Whether no other tensor, and nothing outside torch, has the memory of `t`; False where torch does not tell."""
-    storage = t.untyped_storage()
-    return _storage_uses is not None and bool(_storage_uses(storage._cdata) == _LONE) and storage.resizable()
+    """Whether nobody but the holder of `t` can see its memory: no other tensor, nothing outside torch.
+
+    False where torch does not tell. Whether he is the only one the holder asks himself: `getrefcount(t) == ALONE`.
+    """
+    uses = _uses(t)
+    if uses == _LONE + 1 and t._is_view():  # as the output of a Linear may be: of a tensor that only its view holds
+        base = t._base
+        return getrefcount(base) == _ONLY_ITS_VIEWS
+    return uses == _LONE
 
 
 def _range(t: Tensor) -> tuple[int, int]:

@@ -1,7 +1,5 @@
 """The calculation: `trace` follows one token through Add & Norm, and its gradient back."""
 
-# ruff: noqa: RUF001 - the formulas mean gamma, not y
-
 from __future__ import annotations
 
 import math

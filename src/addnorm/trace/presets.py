@@ -1,7 +1,5 @@
 """Worked examples by name: those of the lessons with the numbers that they print, and the mismatches learners meet."""
 
-# ruff: noqa: RUF001 - the formulas mean gamma, not y
-
 from __future__ import annotations
 
 import math

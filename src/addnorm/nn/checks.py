@@ -1,0 +1,37 @@
+"""What options must be: each function is silent, or names the option, what came and what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from addnorm.ops.checks import is_number
+
+__all__ = ["flag", "number", "one_of", "whole"]
+
+
+def one_of(name: str, value: Any, known: Iterable[Any]) -> None:
+    """One of those that are known."""
+    known = [*known]
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}.")
+
+
+def whole(name: str, value: Any, least: int) -> None:
+    """A whole number, not below the least."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is {value!r}, expected a whole number from {least}.")
+
+
+def number(name: str, value: Any, otherwise: str = "") -> float:
+    """A finite number, as a float; or, says the sentence, what else may stand there."""
+    if not (is_number(value) and math.isfinite(value)):
+        raise ValueError(f"{name} is {value!r}, expected a finite number{otherwise}.")
+    return float(value)
+
+
+def flag(name: str, value: Any, otherwise: str = "") -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, expected True or False{otherwise}.")
