@@ -351,6 +351,15 @@ def test_dropout_is_of_what_is_added_and_only_while_training():
     assert torch.equal(stack.eval()(x), torch.ones(50, 1000))
 
 
+def test_dropout_may_be_changed_afterwards():
+    stack, x = stack_of(2, final_norm=False), torch.randn(3, D)
+    y = stack(x)
+    for here in stack.connections:
+        here.dropout = 1.0
+    assert torch.equal(stack(x), x)
+    assert torch.equal(stack.eval()(x), y)
+
+
 def test_stochastic_depth_rises_linearly_and_keeps_the_mean():
     class Ones(nn.Module):
         def forward(self, x):

@@ -114,8 +114,8 @@ class SublayerConnection(nn.Module):
             name for name in ("a", "b", "c") if isinstance(f := getattr(self.row, name), Learned) and f.shared
         )
         self.learns = tuple(name for name in ("a", "b") if isinstance(getattr(self, name), nn.Parameter))
-        # Whether an add is told nothing but the constants, in training too.
-        self.steady = not (self.learns or self.dropout or self.stochastic_depth or stream_dtype is not None)
+        # Whether an add is told nothing but the constants, where nothing is dropped.
+        self.steady = not self.learns and stream_dtype is None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

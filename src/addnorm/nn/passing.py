@@ -144,7 +144,8 @@ class Pass:
         """x', and what `following` reads (None: nobody reads x' now); `options`: those of `here`, drawn before."""
         try:
             if options is None:
-                options = here.constants if here.steady else here.options(x)
+                drops = here.training and (here.dropout or here.stochastic_depth)
+                options = here.constants if here.steady and not drops else here.options(x)
             if self.writes is not None:
                 options = self._kept(x, branch, options)
             norm_out = here._modules["norm_out"]
