@@ -152,6 +152,18 @@ def test_a_decoder_does_not_look_ahead_but_where_causal_is_false(wiring):
         assert torch.equal(decoder(x, memory)[:, :3], decoder(other, memory)[:, :3]) is causal
 
 
+@pytest.mark.parametrize("wiring", ALL)
+@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
+def test_without_gradients_the_bits_are_the_same_and_nothing_that_was_given_is_written(kind, wiring):
+    module = made(kind, ALL[wiring]).eval()
+    x = torch.randn(BATCH, N, D, dtype=f64)
+    tensors = (x,) if kind is Encoder else (x, x)  # the memory is the stream's start
+    want, before = module(*tensors).detach(), x.clone()
+    with torch.no_grad():
+        assert torch.equal(module(*tensors), want)
+    assert torch.equal(x, before)
+
+
 def test_a_transformer_is_its_encoder_and_its_decoder_and_hides_the_sources_padding_from_both():
     transformer = made(Transformer)
     source, target = inputs(Transformer)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm.nn.cache import KeyValueCache
-from addnorm.nn.connection import probability, whole
+from addnorm.nn.checks import whole
+from addnorm.nn.connection import probability
 from addnorm.nn.masks import Merged, merge
 
 __all__ = ["CrossAttention", "SelfAttention"]
@@ -20,7 +21,7 @@ class SelfAttention(nn.Module):
 
     A mask means what it does to `F.scaled_dot_product_attention`: bool, True where the query may attend to the key; or float,
     added to the scores. **`torch.nn.MultiheadAttention` and `torch.nn.Transformer` have bool masks the other way round**: of
-    theirs give `~mask`. A query that may attend to no key gets zeros from the attention, and so the bias of `out_proj`; never NaN.
+    theirs give `~mask`. A query that may attend to no key gets zeros from the attention, and so the bias of `out_proj`, not NaN.
 
     Args:
         d: the width.
@@ -224,7 +225,9 @@ def refuse(name: str, x: Tensor, d: int) -> None:
 
 def _heads(d: int, n_heads: int) -> tuple[int, int, int]:
     """d, the number of heads, the width of each."""
-    if whole("d", d) % whole("n_heads", n_heads):
+    whole("d", d, 1)
+    whole("n_heads", n_heads, 1)
+    if d % n_heads:
         raise ValueError(
             f"n_heads is {n_heads}, expected a number that divides d = {d}: each head gets d / n_heads features."
         )

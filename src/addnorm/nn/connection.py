@@ -190,13 +190,6 @@ def refuse_unknown(context: Mapping[str, Any], *takes: frozenset[str] | None) ->
                 )
 
 
-def whole(name: str, value: Any) -> int:
-    """The value, if it is a whole number from 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}, expected a whole number from 1.")
-    return value
-
-
 def probability(name: str, value: Any) -> float:
     """The value, if it is one."""
     if not (is_number(value) and 0.0 <= value <= 1.0):

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm.nn.connection import probability, whole
+from addnorm.nn.checks import whole
+from addnorm.nn.connection import probability
 
 __all__ = ["Activation", "FeedForward"]
 
@@ -57,9 +58,10 @@ class FeedForward(nn.Module):
                 f"activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}, or a function."
             )
         gated = activation == "swiglu"
+        whole("d", d, 1)
         if d_ff is None:
-            d_ff = -(-8 * whole("d", d) // 24) * 8 if gated else 4 * whole("d", d)
-        whole("d_ff", d_ff)
+            d_ff = -(-8 * d // 24) * 8 if gated else 4 * d
+        whole("d_ff", d_ff, 1)
         self.activation_name = activation if isinstance(activation, str) else None
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.dropout = probability("dropout", dropout)

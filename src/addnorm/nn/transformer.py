@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from addnorm.nn import wirings
 from addnorm.nn.attention import CrossAttention, SelfAttention, refuse
 from addnorm.nn.cache import KeyValueCache
-from addnorm.nn.connection import whole
+from addnorm.nn.checks import whole
 from addnorm.nn.feed_forward import Activation, FeedForward
 from addnorm.nn.masks import merge
 from addnorm.nn.norm import NormKind
@@ -119,12 +119,13 @@ class _Blocks(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        whole("n_layers", n_layers, 1)
         self.d, self.n_heads, self.causal = d, n_heads, causal
         self.batch_first = batch_first
         blocks = [
             block(d, n_heads, d_ff, cross_attention=cross_attention, causal=causal, activation=activation, bias=bias,
                   dropout=dropout, attention_dropout=attention_dropout, device=device, dtype=dtype)
-            for _ in range(whole("n_layers", n_layers))
+            for _ in range(n_layers)
         ]  # fmt: skip
         self.stack = ResidualStack(
             [sublayer for layer in blocks for sublayer in layer], d, wiring, sublayers_per_layer=3 if cross_attention else 2,
