@@ -456,10 +456,10 @@ def test_parallel_is_sequential_where_one_of_the_two_writes_nothing(silent, n_no
     parallel, sequential = stacked(wirings.parallel(n_norms), modules), stacked("pre_ln", modules)
     ours, theirs = [], []
     for i, (one, other) in enumerate(zip(parallel.connections, sequential.connections, strict=True)):
-        one = one if one.norm_in is not None else parallel.connections[i - 1]
-        other.norm_in.load_state_dict(one.norm_in.state_dict())
+        norm = parallel.connections[i - 1].norm_in if one.norm_in is None else one.norm_in
+        other.norm_in.load_state_dict(norm.state_dict())
         if i % 2 != silent:
-            ours += parameters(one.norm_in)
+            ours += parameters(norm)
             theirs += parameters(other.norm_in)
     sequential.norm_final.load_state_dict(parallel.norm_final.state_dict())
     wanted = shared(parallel)

@@ -1,7 +1,7 @@
 """What the papers prove about wirings before training, on the model they prove it for (`addnorm.bench.toy`).
 
-Expectations are means over seeds, ratios and slopes come from geometric means. The margins are those of the theory; the seeds were not
-chosen (`ADDNORM_SEEDS=1000 pytest tests/test_nn_theory.py` takes others).
+Expectations are means over seeds, ratios and slopes come from geometric means. The margins are those of the theory; the seeds
+were not chosen (`ADDNORM_SEEDS=1000 pytest tests/test_nn_theory.py` takes others).
 """
 
 import math
@@ -116,8 +116,8 @@ def test_the_last_layers_gradient_is_flat_in_depth_for_post_ln_and_falls_like_it
 def test_the_gradient_falls_with_the_layer_in_pre_ln_and_not_in_post_ln():
     """Of one model's layers. Pre-LN's first layers get more, like 1 / sqrt(l).
 
-    At init post-LN's chain of norms neither blows the gradient up nor lets it vanish: over 48 layers, 96 norms, it changes by less than
-    three times. (It is not quite even: attention lets it shrink a little where the tokens of the stream are less alike than the gradients.)
+    At init post-LN's chain of norms neither blows the gradient up nor lets it vanish: over 48 layers, 96 norms, it changes by
+    less than three times. (Not quite even: it shrinks a little on the way back, since uniform attention averages the gradient.)
     """
     layers, found = range(1, 49), {}
     for wiring in ("pre_ln", "post_ln"):

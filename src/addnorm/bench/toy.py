@@ -1,16 +1,17 @@
 """The toy transformer of the theory, through `ResidualStack`, and what is measured on it: seconds, not hours.
 
-It is the model of Xiong et al. 2020 (arXiv 2002.04745), section 3: attention whose queries and keys are zero, so that every token reads
-the mean over tokens, times W_v; a feed-forward block relu(x W_1) W_2 as wide as the stream; norms without weights; all weights N(0, 1/d)
-and x_0 ~ N(0, 1); a head, and the mean cross-entropy of random targets. Everything is drawn from a seed.
+It is the model of Xiong et al. 2020 (arXiv 2002.04745), section 3: attention whose queries and keys are zero, so that every
+token reads the mean over tokens, times W_v; a feed-forward block relu(x W_1) W_2 as wide as the stream; norms without weights;
+all weights N(0, 1/d) and x_0 ~ N(0, 1); a head, and the mean cross-entropy of random targets. All is drawn from a seed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +51,8 @@ class Toy(nn.Module):
         init: weights by the wiring's own rule, instead of N(0, 1/d).
         sequences: of `tokens` tokens each.
         tokens: in a sequence.
-        judged: how many tokens the loss is the mean of; None: all. The bounds of the paper are for each token's own loss: in a mean,
-            gradients of different tokens cancel, and the less so the more alike the tokens have become, which is another story.
+        judged: how many tokens the loss is the mean of; None: all. The paper's bounds are for each token's own loss: in a mean
+            the gradients of different tokens cancel, and the less so the more alike the tokens are, which is another story.
         d: the width, and the number of classes.
 
     Attributes:
@@ -90,7 +91,8 @@ class Toy(nn.Module):
 
     def feed_forward_gradients(self) -> list[float]:
         """The norm of the gradient of W_2, layer by layer."""
-        last: list[Tensor] = [layer[-1].sublayer[-1].weight for layer in self.stack.layers()]
+        blocks: list[Any] = [layer[-1].sublayer for layer in self.stack.layers()]
+        last = [block[-1].weight for block in blocks]
         return [float(gradient.norm()) for gradient in torch.autograd.grad(self(), last)]
 
     def passed(self) -> Passed:
@@ -115,7 +117,7 @@ class Passed(NamedTuple):
     def gradient_factors(self) -> list[float]:
         """What each sublayer, on the way back, multiplies the gradient's norm by; the first sublayer's comes first."""
         norms = [float(gradient.norm()) for gradient in self.gradients]
-        return [before / after for before, after in zip(norms[:-1], norms[1:], strict=True)]
+        return [before / after for before, after in itertools.pairwise(norms)]
 
 
 def streams(stack: ResidualStack, x: Tensor) -> list[Tensor]:
