@@ -1,6 +1,7 @@
 """A character model of Python's own documentation, small enough to train in seconds: what only training shows.
 
-The text is `pydoc_data.topics`, which comes with Python. Everything is drawn from a seed; the learning rate is constant, or rises from zero.
+The text is `pydoc_data.topics`, which comes with Python. All is drawn from a seed; the learning rate is constant, but for a
+warm-up.
 """
 
 from __future__ import annotations
@@ -120,7 +121,11 @@ class TinyLM(nn.Module):
         text, following = self.texts(sequences, torch.Generator().manual_seed(-1))
         return float(self.judge((stack or self.stack)(self.embed(text)), following))
 
-    def passed(self) -> Passed:
+    def passed(self, *, residual_alone: bool = False) -> Passed:
         """The stream and its gradient at every sublayer, on one batch that is the same for all models."""
         text, following = self.texts(32, torch.Generator().manual_seed(-2))
-        return passed(self.stack, self.embed(text), lambda y: self.judge(y, following))
+
+        def loss(y: Tensor) -> Tensor:
+            return self.judge(y, following)
+
+        return passed(self.stack, self.embed(text), loss, residual_alone=residual_alone)

@@ -7,7 +7,6 @@ all weights N(0, 1/d) and x_0 ~ N(0, 1); a head, and the mean cross-entropy of r
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -95,9 +94,9 @@ class Toy(nn.Module):
         last = [block[-1].weight for block in blocks]
         return [float(gradient.norm()) for gradient in torch.autograd.grad(self(), last)]
 
-    def passed(self) -> Passed:
+    def passed(self, *, residual_alone: bool = False) -> Passed:
         """The stream and its gradient at every sublayer, under this model's loss."""
-        return passed(self.stack, self.x, self.loss)
+        return passed(self.stack, self.x, self.loss, residual_alone=residual_alone)
 
 
 class Passed(NamedTuple):
@@ -108,16 +107,15 @@ class Passed(NamedTuple):
 
     def variances(self) -> list[float]:
         """E|x|^2 / d of the stream."""
-        return [float(x.square().mean()) for x in self.streams]
+        return [float(x.double().square().mean()) for x in self.streams]
 
     def gradient_ratio(self) -> float:
         """The gradient's norm at x_0 over that at x_L."""
-        return float(self.gradients[0].norm() / self.gradients[-1].norm())
+        return float(self.gradients[0].double().norm() / self.gradients[-1].double().norm())
 
-    def gradient_factors(self) -> list[float]:
-        """What each sublayer, on the way back, multiplies the gradient's norm by; the first sublayer's comes first."""
-        norms = [float(gradient.norm()) for gradient in self.gradients]
-        return [before / after for before, after in itertools.pairwise(norms)]
+    def memory(self) -> float:
+        """The mean cosine of a token's x_L and its x_0."""
+        return float(F.cosine_similarity(self.streams[0], self.streams[-1], dim=-1).mean())
 
 
 def streams(stack: ResidualStack, x: Tensor) -> list[Tensor]:
@@ -129,9 +127,21 @@ def streams(stack: ResidualStack, x: Tensor) -> list[Tensor]:
     return found
 
 
-def passed(stack: ResidualStack, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Passed:
-    """The stream and the gradient of a loss of the stack's output, at every sublayer."""
-    found = streams(stack, x.detach().requires_grad_())
+def passed(
+    stack: ResidualStack, x: Tensor, loss: Callable[[Tensor], Tensor], *, residual_alone: bool = False
+) -> Passed:
+    """The stream and the gradient of a loss of the stack's output, at every sublayer.
+
+    `residual_alone`: no gradient goes through the sublayers: what arrives came along the residual,
+    through the norms that stand on it.
+    """
+    modules: list[Any] = [connection.sublayer for connection in stack.connections] if residual_alone else []
+    hooks = [module.register_forward_hook(lambda module, args, output: output.detach()) for module in modules]
+    try:
+        found = streams(stack, x.detach().requires_grad_())
+    finally:
+        for hook in hooks:
+            hook.remove()
     y = found[-1] if stack.norm_final is None else stack.norm_final(found[-1])
     gradients = torch.autograd.grad(loss(y), found)
     return Passed([one.detach() for one in found], list(gradients))
@@ -140,7 +150,7 @@ def passed(stack: ResidualStack, x: Tensor, loss: Callable[[Tensor], Tensor]) ->
 def likeness(x: Tensor) -> float:
     """The mean cosine of two different tokens of a sequence `(*, n, d)`: 1 if all are alike."""
     n = x.shape[-2]
-    unit = F.normalize(x, dim=-1)
+    unit = x / x.norm(dim=-1, keepdim=True)
     return float(((unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))).mean())
 
 
