@@ -112,16 +112,16 @@ def exact(*keys: str) -> Callable[[Found], Measured]:
     return lambda found: {key: found["exact"][key] for key in keys}
 
 
-def best(found: Found, wiring: str, n_layers: int, warm_up: int = 0) -> dict[str, Any]:
+def best(found: Found, wiring: str, n_layers: int, warm_up: bool = False) -> dict[str, Any]:
     """The training with the learning rate that was best for it."""
     rows = [
         row for row in found["training"]
-        if (row["wiring"], row["n_layers"], row["warm_up"]) == (wiring, n_layers, warm_up)
+        if (row["wiring"], row["n_layers"], row["warm_up"] > 0) == (wiring, n_layers, warm_up)
     ]  # fmt: skip
     return min(rows, key=lambda row: row["loss"])
 
 
-def losses(n_layers: int, **runs: tuple[str, int]) -> Callable[[Found], Measured]:
+def losses(n_layers: int, **runs: tuple[str, bool]) -> Callable[[Found], Measured]:
     """The best losses of some runs (wiring, warm-up), and the loss of having learned nothing."""
 
     def measure(found: Found) -> Measured:
@@ -273,8 +273,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Add & Norm lets sublayers be stacked deep without training falling apart.", f"{IDEA}; {STREAM}",
         f"12 layers learn with it (a loss {LEARNED} below that of single characters), and not without either half",
-        losses(12, pre_ln=("pre_ln", 0), post_ln=("post_ln", 0), deepnorm=("deepnorm", 0),
-               no_residual=("no_residual", 0), no_norm=("no_norm", 0)),
+        losses(12, pre_ln=("pre_ln", False), post_ln=("post_ln", False), deepnorm=("deepnorm", False),
+               no_residual=("no_residual", False), no_norm=("no_norm", False)),
         lambda m: parts({
             **{f"{name} learns": learned(m, name) for name in ("pre_ln", "post_ln", "deepnorm")},
             **{f"{name} does not": not learned(m, name) for name in ("no_residual", "no_norm")},
@@ -294,8 +294,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Pre-LN trains without the warm-up that post-LN demands.", STREAM,
         "6 layers, each at its best learning rate: warm-up gains post-LN more than 0.05 nats, and pre-LN less",
-        losses(6, **{"pre_ln": ("pre_ln", 0), "pre_ln, warm-up": ("pre_ln", 100),
-                     "post_ln": ("post_ln", 0), "post_ln, warm-up": ("post_ln", 100)}),
+        losses(6, **{"pre_ln": ("pre_ln", False), "pre_ln, warm-up": ("pre_ln", True),
+                     "post_ln": ("post_ln", False), "post_ln, warm-up": ("post_ln", True)}),
         lambda m: parts({
             "pre_ln needs none": m["pre_ln"] - m["pre_ln, warm-up"] < 0.05,
             "post_ln gains by it": m["post_ln"] - m["post_ln, warm-up"] > 0.05,
