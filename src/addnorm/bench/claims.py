@@ -64,7 +64,7 @@ def parts(where: dict[str, bool]) -> str:
     if not any(where.values()):
         return "refuted"
     good, bad = ([name for name, holds in where.items() if holds is is_good] for is_good in (True, False))
-    return f"holds: {', '.join(good)}; refuted: {', '.join(bad)}"
+    return f"holds: {' / '.join(good)}; refuted: {' / '.join(bad)}"
 
 
 def reach(values: dict[str, float], holds: Callable[[float], bool]) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def by_depth(measured: Measured, holds: Callable[[float], bool], names: Sequence
     for name, (deepest, last) in found.items():
         to = f"to L = {deepest}" + (", all measured" if deepest == last else "")
         said.append(f"{name} {to if deepest else 'nowhere'}")
-    return f"holds: {'; '.join(said)}"
+    return f"holds: {' / '.join(said)}"
 
 
 def passes(ratio: float) -> bool:
@@ -137,32 +137,29 @@ def learned(measured: Measured, name: str) -> bool:
 
 
 def chain(found: Found) -> Measured:
-    """Post-LN's gradient at x_0 over that at x_L: in all, and along the residual with its norms alone."""
-    after = best(found, "post_ln", 12)
+    """Post-LN's gradient at x_0 over that at x_L: in all, and along the residual with its norms alone; and a norm's share."""
     before = depths("gradient", "post_ln")(found)["post_ln"]
     alone = depths("gradient_residual_alone", "post_ln")(found)["post_ln"]
     layers = max(map(int, before))
-    return {
-        "layers at init": layers,
-        "at init": before[str(layers)],
-        "at init, a norm": before[str(layers)] ** (1 / (2 * layers)),
-        "at init, the residual and its norms alone": alone[str(layers)],
-        "at init, the residual and its norms alone, a norm": alone[str(layers)] ** (1 / (2 * layers)),
-        "layers trained": 12,
-        "12 layers before training": after["gradient_before"],
-        "12 layers after training": after["gradient_after"],
-        "12 layers after training, a norm": after["gradient_after"] ** (1 / 24),
+    ratios = {
+        f"untrained, L = {layers}, the residual with its norms alone": (alone[str(layers)], layers),
+        f"untrained, L = {layers}": (before[str(layers)], layers),
     }
+    for row in found["training"]:
+        if (row["wiring"], row["n_layers"], row["warm_up"]) == ("post_ln", 12, 0):
+            ratios["untrained, L = 12"] = row["gradient_before"], 12
+            ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"], 12
+    return {name: {"in all": ratio, "a norm": ratio ** (1 / (2 * n))} for name, (ratio, n) in ratios.items()}
 
 
 def removal(found: Found) -> Measured:
     """Removing one sublayer: before training how far the output moves, after it the sublayers that break the model."""
     rows = {row["wiring"]: row for row in found["removal"]}
-    return {
-        wiring: {"moves at init": row["moves"], "broken after training": row["broken"], "of": row["of"],
-                 "loss": row["loss"], "median rise": row["median_rise"], "largest rise": row["largest_rise"]}
-        for wiring, row in rows.items()
+    keys = {
+        "moves at init": "moves", "layers trained": "n_layers", "broken after training": "broken", "of": "of", "loss": "loss",
+        "median rise": "median_rise", "largest rise": "largest_rise",
     }  # fmt: skip
+    return {wiring: {said: row[key] for said, key in keys.items()} for wiring, row in rows.items()}
 
 
 def cost(found: Found) -> Measured:
@@ -225,13 +222,9 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "In post-LN a norm sits on the +1 path at each step, and their product can blow up or shrink.", STREAM,
-        "the gradient at x_0 is not within a factor of 100 of that at x_L",
+        "the gradient's norm at x_0 is not within a factor of 100 of that at x_L",
         chain,
-        lambda m: parts({
-            "the residual with its norms alone": not passes(m["at init, the residual and its norms alone"]),
-            "the gradient at init": not passes(m["at init"]),
-            "the gradient after training": not passes(m["12 layers after training"]),
-        }),
+        lambda m: parts({name: not passes(ratio["in all"]) for name, ratio in m.items()}),
     ),
     Claim(
         "Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.", STREAM,
@@ -272,7 +265,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Add & Norm lets sublayers be stacked deep without training falling apart.", f"{IDEA}; {STREAM}",
-        f"12 layers learn with it (a loss {LEARNED} below that of single characters), and not without either half",
+        f"12 layers learn with it in 300 steps without warm-up (a loss {LEARNED} below that of single characters), and not "
+        "without either half",
         losses(12, pre_ln=("pre_ln", False), post_ln=("post_ln", False), deepnorm=("deepnorm", False),
                no_residual=("no_residual", False), no_norm=("no_norm", False)),
         lambda m: parts({
@@ -315,7 +309,7 @@ CLAIMS: tuple[Claim, ...] = (
         exact("undone, sqrt(var + eps)", "undone, sqrt(var), variance 1", "undone, sqrt(var), variance 1e-5",
               "undone, two tokens"),
         lambda m: parts({
-            "one token, eps in gamma": m["undone, sqrt(var + eps)"] < 1e-5,
+            "one token with eps in gamma": m["undone, sqrt(var + eps)"] < 1e-5,
             "one token of variance 1": m["undone, sqrt(var), variance 1"] < 1e-5,
             "one token of variance 1e-5": m["undone, sqrt(var), variance 1e-5"] < 1e-5,
             "two tokens": m["undone, two tokens"] < 1e-5,
