@@ -332,7 +332,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "x and Sublayer(x) must have the same shape.", IDEA,
-        "every other shape is refused: one feature, one token or one sequence less, one axis more",
+        "each of six other shapes is refused: one feature, token or sequence less, one axis more, and two that would broadcast",
         exact("wrong shapes", "wrong shapes refused"),
         lambda m: parts({"": m["wrong shapes"] == m["wrong shapes refused"] > 0}),
     ),
