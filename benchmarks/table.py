@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from results/functional.json.
+"""The tables of README.md and docs/, made from results/functional.json and results/claims.json.
 
 python benchmarks/table.py            replaces what stands between the bench comments of each page
 python benchmarks/table.py --check    changes nothing; 1 if a page is not what the results say
@@ -6,6 +6,7 @@ python benchmarks/table.py --check    changes nothing; 1 if a page is not what t
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ from addnorm.bench.tables import digits, headline
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "functional.json"
+CLAIMS = ROOT / "benchmarks" / "results" / "claims.json"
 TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
 
@@ -115,6 +117,46 @@ def accuracy(document: Document) -> str:
     return _markdown(lines) if document["accuracy"] else ""
 
 
+def claims(document: Document) -> str:
+    """What is said, what was measured, what follows."""
+    lines = [["what is said", "criterion", "measured", "verdict"], [":--"] * 4]
+    for one in document["claims"]:
+        said = f"{one['claim']} ({one['lesson'].replace('; ', ' / ')})"
+        lines.append([said, one["criterion"], _numbers(one["measured"]), f"**{one['verdict']}**"])
+    return f"{_markdown(lines)}\n\n{_where(document)}"
+
+
+def claims_by_depth(document: Document) -> str:
+    """Untrained stacks: a line a wiring and number, a column a depth."""
+    titles = {
+        "scale": "size of x_L (root mean square)", "gradient": "gradient at x_0 over that at x_L",
+        "gradient_residual_alone": "the same, along the residual alone", "likeness": "cosine of two tokens of x_L",
+        "memory": "cosine of a token's x_L and x_0",
+    }  # fmt: skip
+    rows = document["found"]["depth"]
+    depths = list(dict.fromkeys(row["n_layers"] for row in rows))
+    lines = [["", "wiring", *(f"L = {n}" for n in depths)], [":--", ":--", *["--:"] * len(depths)]]
+    for key, title in titles.items():
+        for wiring in dict.fromkeys(row["wiring"] for row in rows if key in row):
+            values = {row["n_layers"]: row[key] for row in rows if row["wiring"] == wiring}
+            lines.append([title, f"`{wiring}`", *(f"{_rounded(values[n]):.3g}" for n in depths)])
+    return _markdown(lines)
+
+
+def claims_trained(document: Document) -> str:
+    """Trained stacks: a line a run."""
+    head = ["wiring", "L", "learning rate", "warm-up", "loss", "gradient at x_0 over x_L: before", "after"]
+    lines = [head, [":--", *["--:"] * (len(head) - 1)]]
+    for row in document["found"]["training"]:
+        numbers = [f"{row[key]:.3g}" for key in ("gradient_before", "gradient_after")]
+        lines.append([
+            f"`{row['wiring']}`", f"{row['n_layers']}", f"{row['lr']:g}", f"{row['warm_up']}", f"{row['loss']:.3f}", *numbers,
+        ])  # fmt: skip
+    steps, seeds = document["protocol"]["steps"], len(document["protocol"]["trained_seeds"])
+    nothing = f"a model that knows only how often each character occurs has {document['found']['unigram']:.3f}"
+    return f"{_markdown(lines)}\n\nLoss in nats a character after {steps} steps, the mean of {seeds} seeds; {nothing}."
+
+
 PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
     ROOT / "README.md": {"speed": speed},
     ROOT / "docs" / "performance.md": {
@@ -122,7 +164,15 @@ PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
         "one-thread": one_thread, "targets": everything,
     },
     ROOT / "docs" / "numerics.md": {"accuracy": accuracy},
+    ROOT / "docs" / "claims.md": {
+        "claims": claims, "claims-by-depth": claims_by_depth, "claims-trained": claims_trained,
+    },
 }  # fmt: skip
+
+
+def results_of(page: Path) -> Path:
+    """Where a page's numbers are."""
+    return CLAIMS if page.name == "claims.md" else RESULTS
 
 
 def times(
@@ -170,15 +220,16 @@ def replaced(page: Path, text: str, sections: dict[str, str]) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Replace, or check."""
-    document = bench.read(RESULTS)
+    documents = {RESULTS: bench.read(RESULTS), CLAIMS: json.loads(CLAIMS.read_text(encoding="utf-8"))}
     stale = 0
     for page, sections in PAGES.items():
+        document = documents[results_of(page)]
         text = page.read_text(encoding="utf-8")
         wanted = replaced(page, text, {name: make(document) for name, make in sections.items()})
         if list(words) != ["--check"]:
             page.write_text(wanted, encoding="utf-8")
         elif text != wanted:
-            print(f"The tables of {page.name} are not what {RESULTS.name} says: run benchmarks/table.py")
+            print(f"The tables of {page.name} are not what {results_of(page).name} says: run benchmarks/table.py")
             stale = 1
     return stale
 
@@ -203,6 +254,38 @@ def _against(row: dict[str, Any], peer: str, *, microseconds: bool = True, inver
     ours, theirs = row["addnorm"]["median_us"], row[peer]["median_us"]
     ratio = f"**{ours / theirs if inverse else theirs / ours:.2f}**"
     return f"{ratio} ({digits(ours)} / {digits(theirs)})" if microseconds else ratio
+
+
+def _numbers(measured: dict[str, Any]) -> str:
+    """What a claim was judged by, short: of the depths the first and the last."""
+    said = []
+    for name, value in measured.items():
+        if isinstance(value, dict) and all(key.isdigit() for key in value):
+            first, *_, last = value
+            said.append(f"{name}: {_short(value[first])} at L = {first}, {_short(value[last])} at L = {last}")
+        elif isinstance(value, dict):
+            said.append(f"{name}: {', '.join(f'{key} {_short(one)}' for key, one in value.items() if one is not None)}")
+        else:
+            said.append(f"{name}: {_short(value)}")
+    return "<br>".join(said)
+
+
+def _short(value: float) -> str:
+    return f"{_rounded(value):.3g}"
+
+
+def _rounded(value: float) -> float:
+    """Without the noise of what is zero, and without its sign."""
+    return 0.0 if abs(value) < 1e-15 else value
+
+
+def _where(document: Document) -> str:
+    """On what, with what and when."""
+    at = f"commit {document['commit'][:10]}{' with changes' if document['dirty'] else ''}" if document["commit"] else ""
+    versions = f"torch {document['versions']['torch']}, Python {document['versions']['python']}"
+    return (
+        ", ".join(filter(None, [document["machine"]["cpu"], "one thread", versions, at, document["date"][:10]])) + "."
+    )
 
 
 def _markdown(lines: Lines) -> str:

@@ -1,0 +1,335 @@
+"""What is said of Add & Norm, measured: results/claims.json, from which table.py makes the table of docs/claims.md.
+
+    python benchmarks/bench_claims.py            measures, and judges
+    python benchmarks/bench_claims.py --judge    judges the numbers that are there once more, when a criterion has changed
+
+Untrained stacks are the toy model of the theory (`addnorm.bench.toy`); trained ones a tiny character model
+(`addnorm.bench.tiny_lm`). The criteria are in `addnorm.bench.claims`, and the verdicts are computed. One thread; a few minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import addnorm
+from addnorm import ResidualStack, Wiring, wirings
+from addnorm.bench import claims, machine
+from addnorm.bench.tiny_lm import Attention, TinyLM, unigram_entropy
+from addnorm.bench.toy import Toy, geometric_mean, likeness
+
+RESULTS = Path(__file__).parent / "results" / "claims.json"
+SCHEMA = 1
+DEPTHS = (2, 4, 8, 16, 32, 64)
+SEEDS = tuple(range(4))
+TRAINED_SEEDS = (0, 1)
+STEPS, WARM_UP = 300, 100
+RATES = {6: (3e-4, 1e-3, 3e-3), 12: (3e-4, 1e-3)}
+D, EPS = 64, 1e-5
+DIVERGED = 1e30  # stands for what is no number, which JSON does not have
+
+WIRINGS: dict[str, Wiring] = {
+    "pre_ln": wirings.pre_ln(), "post_ln": wirings.post_ln(), "deepnorm": wirings.deepnorm(), "no_norm": wirings.no_norm(),
+    "no_residual": wirings.no_residual(), "no_residual, no norm": wirings.no_residual(norm=False),
+}  # fmt: skip
+
+Row = dict[str, Any]
+
+
+def depth() -> Iterator[Row]:
+    """Stream and gradient of untrained stacks, by depth: geometric means over the seeds, of cosines the plain ones."""
+    for name, wiring in WIRINGS.items():
+        for n in DEPTHS:
+            models = [Toy(n, wiring, seed, sequences=4, init=name == "deepnorm") for seed in SEEDS]
+            found = [model.passed() for model in models]
+            row = {
+                "wiring": name, "n_layers": n,
+                "scale": geometric_mean(one.variances()[-1] ** 0.5 for one in found),
+                "gradient": geometric_mean(one.gradient_ratio() for one in found),
+                "likeness": statistics.fmean(likeness(one.streams[-1].double()) for one in found),
+                "memory": statistics.fmean(one.memory() for one in found),
+            }  # fmt: skip
+            if not name.startswith("no_residual"):  # else nothing comes along it
+                alone = (model.passed(residual_alone=True).gradient_ratio() for model in models)
+                row["gradient_residual_alone"] = geometric_mean(alone)
+            yield row
+
+
+def training() -> Iterator[tuple[Row, list[TinyLM]]]:
+    """Each wiring at each learning rate, and the trained models."""
+    runs = [(6, name, warm_up) for name in ("pre_ln", "post_ln") for warm_up in (0, WARM_UP)]
+    runs += [(12, name, 0) for name in ("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm")]
+    for n, name, warm_up in runs:
+        for rate in RATES[n]:
+            models = [TinyLM(n, WIRINGS[name], seed) for seed in TRAINED_SEEDS]
+            before = geometric_mean(model.passed().gradient_ratio() for model in models)
+            found = [finite(model.fit(STEPS, rate, warm_up).held_out()) for model in models]
+            yield {
+                "wiring": name, "n_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(found),
+                "losses": found, "gradient_before": before,
+                "gradient_after": finite(geometric_mean(model.passed().gradient_ratio() for model in models)),
+            }, models  # fmt: skip
+
+
+def finite(value: float) -> float:
+    """The number, or what stands for it."""
+    return value if math.isfinite(value) else DIVERGED
+
+
+def moves(wiring: Wiring) -> float:
+    """How far an untrained output moves when one sublayer is taken out: 1 is as far as another input would move it."""
+    found = []
+    for seed in SEEDS:
+        model = Toy(12, wiring, seed, sequences=4)
+        modules: list[Any] = [connection.sublayer for connection in model.stack.connections]
+        for i in range(len(modules)):
+            rest = ResidualStack(
+                modules[:i] + modules[i + 1 :], D, wiring, sublayers_per_layer=1, elementwise_affine=False
+            )
+            found.append(moved(model, rest))
+    return statistics.fmean(found)
+
+
+def distorted(wiring: Wiring, factor: float = 100.0) -> float:
+    """The same when the output of a sublayer in the middle is `factor` times what it was."""
+    found = []
+    for seed in SEEDS:
+        model = Toy(12, wiring, seed, sequences=4)
+        modules: list[Any] = [connection.sublayer for connection in model.stack.connections]
+        louder = modules[11]
+        modules[11] = lambda x, louder=louder: factor * louder(x)
+        found.append(moved(model, ResidualStack(modules, D, wiring, elementwise_affine=False)))
+    return statistics.fmean(found)
+
+
+@torch.no_grad()
+def moved(model: Toy, other: ResidualStack) -> float:
+    """How far another stack's output is, in distances between the outputs of two inputs."""
+    y = model.stack(model.x)
+    return float((other(model.x) - y).norm() / (y.roll(1, 0) - y).norm())
+
+
+def removal(trained: dict[str, list[TinyLM]], unigram: float) -> Iterator[Row]:
+    """Taking out one sublayer: of an untrained stack, and the rise of a trained model's loss."""
+    for name, wiring in WIRINGS.items():
+        if name in ("no_norm", "no_residual, no norm"):
+            continue
+        row: Row = {"wiring": name, "moves": moves(wiring), "n_layers": None, "of": 0, "broken": 0, "loss": None,
+                    "median_rise": None, "largest_rise": None}  # fmt: skip
+        if name in trained:
+            losses = [model.held_out() for model in trained[name]]
+            rises = [
+                [model.held_out(model.stack.without(i)) - loss for i in range(len(model.stack.connections))]
+                for model, loss in zip(trained[name], losses, strict=True)
+            ]
+            every = [rise for one in rises for rise in one]
+            row |= {
+                "n_layers": len(rises[0]) // 2, "of": len(every), "loss": statistics.fmean(losses),
+                "median_rise": statistics.median(every), "largest_rise": max(every), "rises": rises,
+                "broken": sum(
+                    rise > 0.5 * (unigram - loss) for one, loss in zip(rises, losses, strict=True) for rise in one
+                ),
+            }  # fmt: skip
+        yield row
+
+
+def exact() -> Row:
+    """Single numbers that need no statistics."""
+    found: Row = {}
+    torch.manual_seed(0)
+    x = torch.randn(4, 32, D)
+    linears = [nn.Sequential(nn.Linear(D, D), nn.GELU()) for _ in range(24)]
+
+    detached: list[Any] = [lambda read, f=f: f(read).detach() for f in linears]
+    start, cotangent = x.clone().requires_grad_(), torch.randn_like(x)
+    (gradient,) = torch.autograd.grad(ResidualStack(detached, D, "pre_ln", final_norm=False)(start), start, cotangent)
+    found["bits changed along pre-LN's residual"] = changed(gradient, cotangent)
+
+    with torch.no_grad():
+        x_0, writes, x_L, _ = ResidualStack(linears, D, "pre_ln").unroll(x)
+        total = x_0.double() + sum(write.double() for write in writes)
+        found["closure of pre-LN"] = float((x_L - total).norm() / total.norm())
+        for name, wiring in (("pre-LN", "pre_ln"), ("post-LN", "post_ln")):
+            after = ResidualStack([torch.zeros_like] * 24, D, wiring, final_norm=False)(3 * x + 1)
+            found[f"change by zeros, {name}"] = float((after - (3 * x + 1)).norm() / (3 * x + 1).norm())
+    for name in ("pre_ln", "post_ln", "reordered", "no_norm"):
+        found[f"distorted, {name}"] = distorted(wirings.get(name))
+
+    token = F.layer_norm(torch.randn(D, dtype=torch.float64), (D,), eps=0.0)
+    found["mean after the norm"] = float(addnorm.layer_norm(token + 3).mean())
+    found["variance after the norm"] = {
+        f"1e-{k}": float(addnorm.layer_norm(10 ** (-k / 2) * token).var(correction=0)) for k in range(8)
+    }
+    for name, scale, in_gamma in (
+        ("sqrt(var + eps)", 1e-5, EPS), ("sqrt(var), variance 1", 1.0, 0.0), ("sqrt(var), variance 1e-5", 1e-5, 0.0),
+    ):  # fmt: skip
+        one = 2 + scale**0.5 * token
+        found[f"undone, {name}"] = undone(one, one, in_gamma)
+    found["undone, two tokens"] = undone(2 + token, 3 * token - 1, EPS)
+
+    rows, norm = torch.randn(256, D), nn.BatchNorm1d(D)
+    with torch.no_grad():  # and in training mode: that is when BatchNorm takes its statistics from the batch
+        alone = torch.cat([addnorm.layer_norm(row[None]) for row in rows])
+        found["tokens changed by their batch, LayerNorm"] = changed(alone, addnorm.layer_norm(rows), rows=True)
+        halves = torch.cat([norm(half) for half in rows.chunk(2)])  # a single row it refuses
+        found["tokens changed by their batch, BatchNorm"] = changed(halves, norm(rows), rows=True)
+    found["tokens"] = len(rows)
+
+    constant = torch.full((1, D), 3.0)
+    found["numbers not finite with eps"] = int((~addnorm.layer_norm(constant).isfinite()).sum())
+    found["numbers not finite without eps"] = int((~F.layer_norm(constant, (D,), eps=0.0).isfinite()).sum())
+
+    wrong = [x[..., :-1], x[:, :-1], x[:-1], x[None], x[:, :1], x[..., :1]]
+    found["wrong shapes"], found["wrong shapes refused"] = len(wrong), sum(refused(x, branch) for branch in wrong)
+    return found
+
+
+def changed(one: Tensor, other: Tensor, *, rows: bool = False) -> int:
+    """How many numbers (or rows) differ in a bit."""
+    differ = one.view(torch.int32) != other.view(torch.int32)
+    return int((differ.any(-1) if rows else differ).sum())
+
+
+def undone(told: Tensor, token: Tensor, eps: float) -> float:
+    """The error of the norm of `token` with gamma and beta of the token that the network was told of, over its spread."""
+    gamma, beta = (told.var(correction=0) + eps).sqrt().expand(D), told.mean().expand(D)
+    back = addnorm.layer_norm(token, gamma.contiguous(), beta.contiguous(), EPS)
+    return float((back - token).norm() / (token - token.mean()).norm())
+
+
+def refused(x: Tensor, branch: Tensor) -> bool:
+    """Whether the operation says no."""
+    try:
+        addnorm.add_layer_norm(x, branch)
+    except ValueError:
+        return True
+    return False
+
+
+def cost(rounds: int = 21, tokens: int = 512) -> Iterator[Row]:
+    """The share of Add & Norm in an encoder block: parameters, and time of a forward and backward.
+
+    The two Add & Norms and the two sublayers are timed each by itself, interleaved.
+    """
+    for d in (256, 768):
+        torch.manual_seed(0)
+        sublayers = [Attention(d, d // 64), nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))]
+        norms = [addnorm.LayerNorm(d) for _ in sublayers]
+        x, branch, cotangent = (torch.randn(1, tokens, d, requires_grad=True) for _ in range(3))
+        runs = {
+            "sublayers": [(sublayer, (x,), [x, *sublayer.parameters()]) for sublayer in sublayers],
+            **{
+                name: [(one, given := (x, branch, norm.weight, norm.bias), given) for norm in norms]
+                for name, one in (("eager", eager), ("addnorm", addnorm.add_layer_norm))
+            },
+        }
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(rounds):
+            for name, calls in runs.items():
+                for warm in (True, False):  # the second of two: the first finds the other's tensors in the cache
+                    begin = time.perf_counter()
+                    for call, arguments, wanted in calls:
+                        torch.autograd.grad(call(*arguments), wanted, cotangent)
+                    if not warm:
+                        times[name].append(time.perf_counter() - begin)
+        median = {name: statistics.median(values) for name, values in times.items()}
+        own = count(norms)
+        yield {
+            "d": d, "tokens": tokens, "rounds": rounds, "parameters": own / (own + count(sublayers)),
+            "eager": median["eager"] / (median["eager"] + median["sublayers"]),
+            "addnorm": median["addnorm"] / (median["addnorm"] + median["sublayers"]),
+            "milliseconds": {name: 1e3 * value for name, value in median.items()},
+        }  # fmt: skip
+
+
+def eager(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Add & Norm in plain PyTorch."""
+    return F.layer_norm(x + branch, x.shape[-1:], weight, bias)
+
+
+def count(modules: list[Any]) -> int:
+    """Parameters."""
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def measured(say: Callable[[str], None]) -> claims.Found:
+    """Everything, raw."""
+    found: claims.Found = {"unigram": unigram_entropy(), "training": []}
+    say("single numbers, and the share of time")
+    found["exact"], found["cost"] = exact(), list(cost())
+    say("untrained stacks")
+    found["depth"] = list(depth())
+    trained: dict[str, tuple[float, list[TinyLM]]] = {}
+    for row, models in training():
+        say(
+            f"trained {row['wiring']}, {row['n_layers']} layers, lr {row['lr']:g}, warm-up {row['warm_up']}: {row['loss']:.3f}"
+        )
+        found["training"].append(row)
+        known = row["loss"] < found["unigram"] - claims.LEARNED
+        if known and row["loss"] < trained.get(row["wiring"], (float("inf"),))[0]:
+            trained[row["wiring"]] = row["loss"], models
+    say("taking sublayers out")
+    found["removal"] = list(removal({name: models for name, (_, models) in trained.items()}, found["unigram"]))
+    return found
+
+
+def main() -> int:
+    """Measure, judge, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--judge", action="store_true", help="the stored numbers, without measuring again")
+    if parser.parse_args().judge:
+        stored = json.loads(RESULTS.read_text(encoding="utf-8"))
+        write({**stored, "claims": claims.judged(stored["found"])}, RESULTS)
+        return 0
+    begin = time.monotonic()
+    torch.set_num_threads(1)
+    where, load = machine.environment(), machine.load()
+
+    def say(what: str) -> None:
+        print(f"{time.monotonic() - begin:5.0f} s  {what}", flush=True)
+
+    found = measured(say)
+    document = {
+        "schema": SCHEMA,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "complete": True,
+        **where,
+        "threads": 1,
+        "load": load,
+        "protocol": {
+            "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
+            "rates": RATES, "d": D, "seconds": round(time.monotonic() - begin),
+        },
+        "claims": claims.judged(found),
+        "found": found,
+    }  # fmt: skip
+    for one in document["claims"]:
+        print(f"{one['claim']}\n    {one['verdict']}")
+    print(f"Written: {write(document, RESULTS)}")
+    return 0
+
+
+def write(document: Row, path: Path) -> Path:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,353 @@
+"""What is said of Add & Norm in lessons, and a stated criterion for each: the verdict is computed from what was measured.
+
+`benchmarks/bench_claims.py` measures (the `Found` of a document) and writes; `judged` gives an entry a claim. A verdict is
+"holds", "refuted", or both with where. What a lesson says that no number decides is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CLAIMS", "LEARNED", "Claim", "Found", "judged"]
+
+Found = dict[str, Any]
+Measured = dict[str, Any]
+
+# The lessons, by what they are about.
+IDEA = "Add & Norm, the idea"
+HAND = "Add & Norm by hand"
+STREAM = "Placements and the residual stream"
+BLOCK = "Add & Norm in encoder and decoder"
+
+LEARNED = 0.3  # nats a character below the entropy of single characters: less is to have learned nothing
+PASSES = (0.01, 100.0)  # a gradient that arrives with its norm within these factors neither vanished nor exploded
+ALIKE = (
+    0.1  # a mean cosine; of vectors that have nothing to do with each other it is 0, and what is measured within 0.02
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence, who says it, what to look at, when it holds."""
+
+    claim: str
+    lesson: str
+    criterion: str
+    measure: Callable[[Found], Measured]
+    verdict: Callable[[Measured], str]
+
+    def judged(self, found: Found) -> dict[str, Any]:
+        """The entry of a document."""
+        measured = self.measure(found)
+        return {
+            "claim": self.claim, "lesson": self.lesson, "criterion": self.criterion, "measured": measured,
+            "verdict": self.verdict(measured),
+        }  # fmt: skip
+
+
+def judged(found: Found) -> list[dict[str, Any]]:
+    """Every claim with its numbers and its verdict."""
+    return [claim.judged(found) for claim in CLAIMS]
+
+
+# --------------------------------------------------------------------------------------------- how verdicts are said
+
+
+def parts(where: dict[str, bool]) -> str:
+    """What is said of a claim with parts: "holds", "refuted", or "holds: ...; refuted: ..."."""
+    if not where:
+        return "not measured"
+    if all(where.values()):
+        return "holds"
+    if not any(where.values()):
+        return "refuted"
+    good, bad = ([name for name, holds in where.items() if holds is is_good] for is_good in (True, False))
+    return f"holds: {' / '.join(good)}; refuted: {' / '.join(bad)}"
+
+
+def reach(values: dict[str, float], holds: Callable[[float], bool]) -> tuple[int, int]:
+    """The depth down to which it holds without a gap, 0 if nowhere; and the last that was measured. Keys are depths."""
+    deepest = 0
+    for depth, value in values.items():
+        if not holds(value):
+            break
+        deepest = int(depth)
+    return deepest, int(list(values)[-1])
+
+
+def by_depth(measured: Measured, holds: Callable[[float], bool], names: Sequence[str]) -> str:
+    """The verdict of a claim that may end at some depth, for each wiring."""
+    found = {name: reach(measured[name], holds) for name in names}
+    if all(deepest == last for deepest, last in found.values()):
+        return "holds"
+    if not any(deepest for deepest, _ in found.values()):
+        return "refuted"
+    said = []
+    for name, (deepest, last) in found.items():
+        to = f"to L = {deepest}" + (", all measured" if deepest == last else "")
+        said.append(f"{name} {to if deepest else 'nowhere'}")
+    return f"holds: {' / '.join(said)}"
+
+
+def passes(ratio: float) -> bool:
+    """Whether a gradient neither vanished nor exploded."""
+    return PASSES[0] <= ratio <= PASSES[1]
+
+
+# ----------------------------------------------------------------------------------------------- what is looked at
+
+
+def depths(key: str, *wirings: str) -> Callable[[Found], Measured]:
+    """A number of the untrained stacks, by wiring and depth."""
+    return lambda found: {
+        wiring: {str(row["n_layers"]): row[key] for row in found["depth"] if row["wiring"] == wiring}
+        for wiring in wirings
+    }
+
+
+def exact(*keys: str) -> Callable[[Found], Measured]:
+    """Single numbers."""
+    return lambda found: {key: found["exact"][key] for key in keys}
+
+
+def best(found: Found, wiring: str, n_layers: int, warm_up: bool = False) -> dict[str, Any]:
+    """The training with the learning rate that was best for it."""
+    rows = [
+        row for row in found["training"]
+        if (row["wiring"], row["n_layers"], row["warm_up"] > 0) == (wiring, n_layers, warm_up)
+    ]  # fmt: skip
+    return min(rows, key=lambda row: row["loss"])
+
+
+def losses(n_layers: int, **runs: tuple[str, bool]) -> Callable[[Found], Measured]:
+    """The best losses of some runs (wiring, warm-up), and the loss of having learned nothing."""
+
+    def measure(found: Found) -> Measured:
+        named = {name: best(found, wiring, n_layers, warm_up)["loss"] for name, (wiring, warm_up) in runs.items()}
+        return {"n_layers": n_layers, "nothing learned": found["unigram"], **named}
+
+    return measure
+
+
+def learned(measured: Measured, name: str) -> bool:
+    """Whether that run learned anything."""
+    return bool(measured[name] < measured["nothing learned"] - LEARNED)
+
+
+def chain(found: Found) -> Measured:
+    """Post-LN's gradient at x_0 over that at x_L: in all, and along the residual with its norms alone; and a norm's share."""
+    before = depths("gradient", "post_ln")(found)["post_ln"]
+    alone = depths("gradient_residual_alone", "post_ln")(found)["post_ln"]
+    layers = max(map(int, before))
+    ratios = {
+        f"untrained, L = {layers}, the residual with its norms alone": (alone[str(layers)], layers),
+        f"untrained, L = {layers}": (before[str(layers)], layers),
+    }
+    for row in found["training"]:
+        if (row["wiring"], row["n_layers"], row["warm_up"]) == ("post_ln", 12, 0):
+            ratios["untrained, L = 12"] = row["gradient_before"], 12
+            ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"], 12
+    return {name: {"in all": ratio, "a norm": ratio ** (1 / (2 * n))} for name, (ratio, n) in ratios.items()}
+
+
+def removal(found: Found) -> Measured:
+    """Removing one sublayer: before training how far the output moves, after it the sublayers that break the model."""
+    rows = {row["wiring"]: row for row in found["removal"]}
+    keys = {
+        "moves at init": "moves", "layers trained": "n_layers", "broken after training": "broken", "of": "of", "loss": "loss",
+        "median rise": "median_rise", "largest rise": "largest_rise",
+    }  # fmt: skip
+    return {wiring: {said: row[key] for said, key in keys.items()} for wiring, row in rows.items()}
+
+
+def cost(found: Found) -> Measured:
+    """The share of Add & Norm in an encoder block."""
+    return {f"d {row['d']}": {key: row[key] for key in ("parameters", "eager", "addnorm")} for row in found["cost"]}
+
+
+# --------------------------------------------------------------------------------------------------- the claims
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "Add preserves the original input through the residual path.", f"{IDEA}; {BLOCK}",
+        f"untrained, the cosine of a token's x_L and its x_0 is at least {ALIKE}",
+        depths("memory", "pre_ln", "post_ln", "deepnorm", "no_residual"),
+        lambda m: by_depth(m, lambda cosine: cosine >= ALIKE, ("pre_ln", "post_ln", "deepnorm")),
+    ),
+    Claim(
+        "With the residual, the gradient reaches the first layer.", f"{IDEA}; {HAND}; {STREAM}; {BLOCK}",
+        "untrained, its norm at x_0 is within a factor of 100 of that at x_L",
+        depths("gradient", "pre_ln", "post_ln", "deepnorm"),
+        lambda m: by_depth(m, passes, ("pre_ln", "post_ln", "deepnorm")),
+    ),
+    Claim(
+        "Without the residual, the gradient vanishes or explodes in a deep stack.", f"{HAND}; {BLOCK}",
+        "untrained, at the greatest depth its norm at x_0 is not within a factor of 100 of that at x_L",
+        depths("gradient", "no_residual, no norm", "no_residual"),
+        lambda m: parts({
+            "without norms": not passes(list(m["no_residual, no norm"].values())[-1]),
+            "with norms": not passes(list(m["no_residual"].values())[-1]),
+        }),
+    ),
+    Claim(
+        "Without the residual, what tells the tokens apart is lost.", f"{IDEA}; {BLOCK}",
+        "untrained, two tokens' mean cosine exceeds 0.99 without it at every depth, and stays below with it",
+        depths("likeness", "no_residual", "pre_ln", "post_ln"),
+        lambda m: parts({
+            "lost without it": all(value > 0.99 for value in m["no_residual"].values()),
+            "kept by pre_ln": all(value < 0.99 for value in m["pre_ln"].values()),
+            "kept by post_ln": all(value < 0.99 for value in m["post_ln"].values()),
+        }),
+    ),
+    Claim(
+        "Norm keeps the scale of the stream stable.", f"{IDEA}; {HAND}; {STREAM}",
+        "untrained, the stream's size changes by less than a factor of 2 from L = 32 to 64; without norms by more than 1000",
+        depths("scale", "post_ln", "pre_ln", "no_norm"),
+        lambda m: parts({
+            "post_ln": 0.5 < grown(m["post_ln"]) < 2, "pre_ln": 0.5 < grown(m["pre_ln"]) < 2,
+            "and not without": grown(m["no_norm"]) > 1000,
+        }),
+    ),
+    Claim(
+        "Post-LN re-scales the stream at every sublayer; pre-LN leaves it un-normalized.", STREAM,
+        "untrained, post-LN's size is 1 to a thousandth at every depth; pre-LN's rises with every doubling",
+        depths("scale", "post_ln", "pre_ln"),
+        lambda m: parts({
+            "post_ln": all(abs(value - 1) < 1e-3 for value in m["post_ln"].values()),
+            "pre_ln": list(m["pre_ln"].values()) == sorted(m["pre_ln"].values()) and m["pre_ln"]["2"] > 1.1,
+        }),
+    ),
+    Claim(
+        "In post-LN a norm sits on the +1 path at each step, and their product can blow up or shrink.", STREAM,
+        "the gradient's norm at x_0 is not within a factor of 100 of that at x_L",
+        chain,
+        lambda m: parts({name: not passes(ratio["in all"]) for name, ratio in m.items()}),
+    ),
+    Claim(
+        "Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.", STREAM,
+        "what comes along the residual alone is the gradient at x_L, to the bit, after 24 sublayers",
+        exact("bits changed along pre-LN's residual"),
+        lambda m: parts({"": m["bits changed along pre-LN's residual"] == 0}),
+    ),
+    Claim(
+        "Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs.", STREAM,
+        "in float32 the two differ by less than a millionth of the stream's norm",
+        exact("closure of pre-LN"),
+        lambda m: parts({"": m["closure of pre-LN"] < 1e-6}),
+    ),
+    Claim(
+        "A sublayer that has learned nothing useful leaves the output as good as the input.", HAND,
+        "a sublayer of zeros changes no bit of the stream",
+        exact("change by zeros, pre-LN", "change by zeros, post-LN"),
+        lambda m: parts({name: m[f"change by zeros, {name}"] == 0 for name in ("pre-LN", "post-LN")}),
+    ),
+    Claim(
+        "Removing one sublayer rarely breaks the model.", STREAM,
+        "after training, a tenth of the sublayers at most is such that without it the model loses half of what it learned",
+        removal,
+        lambda m: parts({
+            wiring: row["broken after training"] <= 0.1 * row["of"] for wiring, row in m.items() if row["of"]
+        }),
+    ),
+    Claim(
+        "Add & Norm reduces the chance that one sublayer completely distorts the representation.", IDEA,
+        "untrained, 12 layers, one sublayer's output times 100: the stack's output moves less than another input would move "
+        "it; and at most a tenth as far as without norms",
+        exact("distorted, pre_ln", "distorted, post_ln", "distorted, reordered", "distorted, no_norm"),
+        lambda m: parts({
+            **{f"less in {name} than without norms": 10 * m[f"distorted, {name}"] <= m["distorted, no_norm"]
+               for name in ("pre_ln", "post_ln", "reordered")},
+            **{f"little in {name}": m[f"distorted, {name}"] < 1 for name in ("pre_ln", "post_ln", "reordered")},
+        }),
+    ),
+    Claim(
+        "Add & Norm lets sublayers be stacked deep without training falling apart.", f"{IDEA}; {STREAM}",
+        f"12 layers learn with it in 300 steps without warm-up (a loss {LEARNED} below that of single characters), and not "
+        "without either half",
+        losses(12, pre_ln=("pre_ln", False), post_ln=("post_ln", False), deepnorm=("deepnorm", False),
+               no_residual=("no_residual", False), no_norm=("no_norm", False)),
+        lambda m: parts({
+            **{f"{name} learns": learned(m, name) for name in ("pre_ln", "post_ln", "deepnorm")},
+            **{f"{name} does not": not learned(m, name) for name in ("no_residual", "no_norm")},
+        }),
+    ),
+    Claim(
+        "Post-LN is fragile in deep stacks, pre-LN is not.", STREAM,
+        "without warm-up, each at its best learning rate, pre-LN learns at 6 and at 12 layers; post-LN learns less at 12 "
+        "than at 6",
+        lambda found: {f"{wiring}, {n}": best(found, wiring, n)["loss"] for wiring in ("pre_ln", "post_ln") for n in (6, 12)}
+        | {"nothing learned": found["unigram"]},
+        lambda m: parts({
+            "pre_ln learns": learned(m, "pre_ln, 6") and learned(m, "pre_ln, 12"),
+            "post_ln fades": m["post_ln, 12"] > m["post_ln, 6"] + 0.05,
+        }),
+    ),
+    Claim(
+        "Pre-LN trains without the warm-up that post-LN demands.", STREAM,
+        "6 layers, each at its best learning rate: warm-up gains post-LN more than 0.05 nats, and pre-LN less",
+        losses(6, **{"pre_ln": ("pre_ln", False), "pre_ln, warm-up": ("pre_ln", True),
+                     "post_ln": ("post_ln", False), "post_ln, warm-up": ("post_ln", True)}),
+        lambda m: parts({
+            "pre_ln needs none": m["pre_ln"] - m["pre_ln, warm-up"] < 0.05,
+            "post_ln gains by it": m["post_ln"] - m["post_ln, warm-up"] > 0.05,
+        }),
+    ),
+    Claim(
+        "The norm gives a token mean 0 and variance 1.", f"{HAND}; {BLOCK}",
+        "to a hundredth; by the token's variance, eps = 1e-5",
+        exact("mean after the norm", "variance after the norm"),
+        lambda m: "holds at variances from " + str(min(
+            (float(var) for var, after in m["variance after the norm"].items() if abs(after - 1) < 0.01), default="none",
+        )) if abs(m["mean after the norm"]) < 0.01 else "refuted",
+    ),
+    Claim(
+        "gamma = sqrt(variance) and beta = mean undo the norm.", f"{HAND}; {BLOCK}",
+        "the error is below a hundred-thousandth of the token's spread: with eps in gamma; as said, without; for two tokens",
+        exact("undone, sqrt(var + eps)", "undone, sqrt(var), variance 1", "undone, sqrt(var), variance 1e-5",
+              "undone, two tokens"),
+        lambda m: parts({
+            "one token with eps in gamma": m["undone, sqrt(var + eps)"] < 1e-5,
+            "one token of variance 1": m["undone, sqrt(var), variance 1"] < 1e-5,
+            "one token of variance 1e-5": m["undone, sqrt(var), variance 1e-5"] < 1e-5,
+            "two tokens": m["undone, two tokens"] < 1e-5,
+        }),
+    ),
+    Claim(
+        "A token's LayerNorm does not depend on the other examples of its batch, unlike BatchNorm.", f"{IDEA}; {BLOCK}",
+        "no bit of a token's output differs between a batch of 256 and the token alone; under BatchNorm some do",
+        exact("tokens changed by their batch, LayerNorm", "tokens changed by their batch, BatchNorm", "tokens"),
+        lambda m: parts({
+            "LayerNorm": m["tokens changed by their batch, LayerNorm"] == 0,
+            "BatchNorm does": m["tokens changed by their batch, BatchNorm"] > 0,
+        }),
+    ),
+    Claim(
+        "Epsilon prevents a division by zero.", f"{IDEA}; {HAND}; {BLOCK}",
+        "a token of equal features gives finite numbers, and without epsilon it would not",
+        exact("numbers not finite with eps", "numbers not finite without eps"),
+        lambda m: parts({"": m["numbers not finite with eps"] == 0 < m["numbers not finite without eps"]}),
+    ),
+    Claim(
+        "x and Sublayer(x) must have the same shape.", IDEA,
+        "each of six other shapes is refused: one feature, token or sequence less, one axis more, and two that would broadcast",
+        exact("wrong shapes", "wrong shapes refused"),
+        lambda m: parts({"": m["wrong shapes"] == m["wrong shapes refused"] > 0}),
+    ),
+    Claim(
+        "Add & Norm adds extra computation and learned parameters.", IDEA,
+        "more than nothing; the numbers are shares of an encoder block",
+        cost,
+        lambda m: parts({
+            "parameters": all(row["parameters"] > 0 for row in m.values()),
+            "time": all(min(row["eager"], row["addnorm"]) > 0 for row in m.values()),
+        }),
+    ),
+)  # fmt: skip
+
+
+def grown(by_layer: dict[str, float]) -> float:
+    """By how much, from L = 32 to 64."""
+    return by_layer["64"] / by_layer["32"]
