@@ -116,7 +116,7 @@ def test_the_last_layers_gradient_is_flat_in_depth_for_post_ln_and_falls_like_it
 def test_the_gradient_falls_with_the_layer_in_pre_ln_and_not_in_post_ln():
     """Of one model's layers. Pre-LN's first layers get more, like 1 / sqrt(l).
 
-    At init post-LN's gradient neither blows up nor vanishes: over 48 layers, 96 norms, it changes by less than five times, which is
+    At init post-LN's gradient neither blows up nor vanishes: over 48 layers, 96 norms, it changes by less than five times: by
     1.7 % a norm. (Not quite even: it shrinks a little on the way back, since uniform attention averages the gradient.)
     """
     layers, found = range(1, 49), {}
