@@ -328,6 +328,30 @@ def test_a_keyword_that_no_sublayer_takes_is_an_error():
         stack_of(2)(torch.randn(3, D), mask=None)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile about itself
+def test_a_keyword_finds_its_way_through_nested_stacks_and_compiled_modules():
+    x, mask = torch.randn(3, D), torch.ones(3)
+    plain = stack_of(2)
+    inner = ResidualStack([Masked(), Mlp()], D)
+    assert inner.takes == {"mask", "scale"}
+    outer = ResidualStack(
+        [plain, inner, Mlp(), torch.compile(Mlp(), backend="eager"), addnorm.SublayerConnection(Masked(), D)], D
+    )
+    outer(x, mask=mask)
+    assert inner.connections[0].sublayer.got[0] is mask
+    assert outer.connections[4].sublayer.sublayer.got[0] is mask
+
+
+def test_a_sublayer_that_is_replaced_gets_its_own_keywords():
+    stack, x, mask = stack_of(2), torch.randn(3, D), torch.ones(3)
+    stack.connections[0].sublayer = Masked()
+    stack(x, mask=mask)
+    assert stack.connections[0].sublayer.got[0] is mask
+    stack.connections[0].sublayer = Mlp()
+    with pytest.raises(TypeError, match="'mask', expected none"):
+        stack(x, mask=mask)
+
+
 def test_sublayers_may_be_functions():
     stack = ResidualStack([torch.tanh, torch.nn.functional.gelu], D, "post_ln", dtype=f64)
     x = torch.randn(3, D, dtype=f64)
@@ -513,7 +537,7 @@ def test_the_keywords_of_a_removed_sublayer_are_still_known():
     "name", ["pre_ln", "post_ln", "layer_scale", "layernorm_scaling", "parallel", "resi_dual", "b2t"]
 )
 def test_it_compiles_without_a_break(name):
-    stack, x = stack_of(4, name), torch.randn(2, 3, D, requires_grad=True)
+    stack, x = stack_of(4, name, checkpoint=name == "pre_ln"), torch.randn(2, 3, D, requires_grad=True)
     torch.compiler.reset()
     compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
     dy = torch.randn(2, 3, D)
@@ -538,6 +562,24 @@ def test_copies_state_dicts_and_functional_calls():
     doubled = torch.func.functional_call(stack, state, (x,))
     fresh.load_state_dict(state, strict=False)  # the second name of a shared parameter is not among them
     assert torch.equal(doubled, fresh(x))
+
+
+def test_a_shared_factor_stays_one_parameter_through_moves_and_loads():
+    def one(stack):
+        return all(layer[0].b is here.b for layer in stack.layers() for here in layer)
+
+    stack = stack_of(4, "rezero")
+    assert one(stack)
+    assert one(copy.deepcopy(stack))
+    assert one(stack.double().to("cpu"))
+    model = nn.Sequential(stack_of(4, "rezero", device="meta"))  # (the sublayers are not)
+    assert one(model.to_empty(device="cpu")[0])
+    model[0].reset_parameters()
+    assert [float(here.b.detach()) for here in model[0].connections] == [0.0] * 4
+    state = {name: value.clone() for name, value in stack.state_dict().items()}
+    stack.load_state_dict(state, assign=True)
+    assert one(stack)
+    assert sum(name.endswith(".b") for name, _ in stack.named_parameters()) == 2
 
 
 def test_per_sample_gradients_by_torch_func():
@@ -593,6 +635,9 @@ def test_a_sublayer_that_returns_no_tensor_or_another_shape_is_refused_with_its_
         ValueError, match=r"sublayers\[1\] \(Linear\) returned shape \(2, 3, 7\), expected \(2, 3, 16\), the shape it"
     ):
         ResidualStack([Mlp(), nn.Linear(D, 7)], D)(x)
+    for wiring in ("resi_dual", "b2t", "parallel", "mix_ln"):
+        with pytest.raises(ValueError, match=r"sublayers\[1\] \(Linear\) returned shape \(2, 3, 7\)"):
+            ResidualStack([Mlp(), nn.Linear(D, 7)], D, wiring)(x)
     with pytest.raises(TypeError, match=r"sublayers\[0\] \(LSTM\) returned a tuple of 2, expected one tensor: wrap it"):
         ResidualStack([nn.LSTM(D, D)], D)(x)
     for wiring in ("pre_ln", "sandwich", "post_ln", "no_norm"):
@@ -619,12 +664,36 @@ def test_a_sublayers_own_error_is_its_own():
 
 
 REFUSED = {
-    "has the row Row(norm_in=True), expected a = 1, N_out and no N_in": lambda: stack_of(
+    "has the row Row(norm_in=True), expected a = c = 1, N_out and no N_in": lambda: stack_of(
         2, Wiring("odd", Row(norm_in=True), flow="two_streams")
     ),
-    "has the row Row(a=2.0), expected a = 1 and no N_out": lambda: stack_of(
+    "has the row Row(a=2.0), expected a = 1, no N_out, and c = 1 without N_in": lambda: stack_of(
         2, Wiring("odd", Row(a=2.0), flow="parallel")
     ),
+    "b is Learned(init=0.5, shared=True), Learned(init=1.5, shared=True) in the rows of one layer": lambda: stack_of(
+        2, Wiring("odd", lambda at: Row(b=addnorm.Learned(0.5 + at.sublayer, shared=True)))
+    ),
+    "b is 1.0, Learned(init=0.5, shared=True) in the rows of one layer": lambda: stack_of(
+        2, Wiring("odd", lambda at: Row(b=addnorm.Learned(0.5, shared=True) if at.sublayer else 1.0))
+    ),
+    "has the row Row(norm_out=True, c=0.5), expected a = c = 1": lambda: stack_of(
+        2, Wiring("odd", Row(norm_out=True, c=0.5), flow="bottom_to_top")
+    ),
+    "has the row Row(c=3.0), expected a = 1, no N_out, and c = 1 without N_in": lambda: stack_of(
+        2, Wiring("odd", Row(c=3.0), flow="parallel")
+    ),
+    "wiring is 'resi_dual', expected one whose sublayers each have a row": lambda: addnorm.SublayerConnection(
+        Mlp(), D, "resi_dual"
+    ),
+    "d is 0, expected a whole number from 1": lambda: ResidualStack([Mlp()], 0),
+    "d is 16.5, expected a whole number": lambda: addnorm.SublayerConnection(Mlp(), 16.5, "no_norm"),
+    "eps is -1, expected None or a number": lambda: stack_of(2, eps=-1),
+    "final_norm is 'no', expected True or False, or None": lambda: stack_of(2, final_norm="no"),
+    "checkpoint is 'no', expected True or False": lambda: stack_of(2, checkpoint="no"),
+    "stream_dtype is torch.int64, expected None (that of x) or one of torch.float32": lambda: stack_of(
+        2, stream_dtype=torch.int64
+    ),
+    "i is True, expected the number of a sublayer": lambda: stack_of(2).without(True),
     "sublayers is empty": lambda: ResidualStack([], D),
     "sublayer is 3, expected a module": lambda: ResidualStack([3], D),
     "wiring is 'pre-ln', expected 'pre_ln'": lambda: ResidualStack([Mlp()], D, "pre-ln"),
@@ -632,7 +701,7 @@ REFUSED = {
     "residual_multiplier needs its option 'multiplier'": lambda: ResidualStack([Mlp()], D, "residual_multiplier"),
     "sublayers_per_layer is 4 for 6 sublayers": lambda: stack_of(6, sublayers_per_layer=4),
     "sublayers_per_layer is 0": lambda: stack_of(6, sublayers_per_layer=0),
-    "norm is 'batch', expected 'layer' or 'rms'": lambda: stack_of(2, norm="batch"),
+    "norm is 'batch', expected one of 'layer', 'rms'": lambda: stack_of(2, norm="batch"),
     "bias is True with norm 'rms'": lambda: stack_of(2, norm="rms", bias=True),
     "dropout is 1.5, expected a probability": lambda: stack_of(2, dropout=1.5),
     "stochastic_depth is True, expected a probability": lambda: stack_of(2, stochastic_depth=True),
@@ -677,3 +746,9 @@ def test_the_final_norm_is_the_wirings_unless_it_is_told():
     once = stack_of(2, "post_ln")
     once.load_state_dict(twice.state_dict(), strict=False)
     torch.testing.assert_close(twice(x), nn.functional.layer_norm(once(x), (D,)))
+
+
+def test_it_prints_the_equation_it_has():
+    assert "x' = N(x + f(x)),   y = N(x_L)" in repr(stack_of(2, "post_ln", final_norm=True))
+    assert "y = N(x_L)" not in repr(stack_of(2, "pre_ln", final_norm=False))
+    assert "x' = x + f(N(x))" in repr(stack_of(2, "pre_ln").connections[0])

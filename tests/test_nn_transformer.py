@@ -471,7 +471,11 @@ REFUSED = {
     "an option": (lambda: Encoder(1, D, HEADS, drop=0.1), TypeError, "unexpected keyword argument 'drop'"),
     "a wiring": (lambda: Encoder(1, D, HEADS, wiring="pre-ln"), ValueError, "wiring is 'pre-ln', expected 'pre_ln'"),
     "no layers": (lambda: Encoder(0, D, HEADS), ValueError, "n_layers is 0, expected a whole number from 1"),
-    "a norm": (lambda: Encoder(1, D, HEADS, norm="batch"), ValueError, "norm is 'batch', expected 'layer' or 'rms'"),
+    "a norm": (
+        lambda: Encoder(1, D, HEADS, norm="batch"),
+        ValueError,
+        "norm is 'batch', expected one of 'layer', 'rms'",
+    ),
 }
 
 

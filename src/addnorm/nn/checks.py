@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from addnorm.ops.checks import is_number
+import torch
 
-__all__ = ["flag", "number", "one_of", "whole"]
+from addnorm.ops.checks import FLOATS, is_number
+
+__all__ = ["flag", "number", "one_of", "stream_dtype", "whole"]
 
 
 def one_of(name: str, value: Any, known: Iterable[Any]) -> None:
@@ -29,6 +31,14 @@ def number(name: str, value: Any, otherwise: str = "") -> float:
     if not (is_number(value) and math.isfinite(value)):
         raise ValueError(f"{name} is {value!r}, expected a finite number{otherwise}.")
     return float(value)
+
+
+def stream_dtype(value: Any) -> torch.dtype | None:
+    """None, or a dtype that a stream may have."""
+    if value is not None and value not in FLOATS:
+        words = ", ".join(map(str, FLOATS))
+        raise TypeError(f"stream_dtype is {value!r}, expected None (that of x) or one of {words}.")
+    return value  # type: ignore[no-any-return]
 
 
 def flag(name: str, value: Any, otherwise: str = "") -> None:

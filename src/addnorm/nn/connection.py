@@ -4,37 +4,60 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.nn import wirings
+from addnorm.nn import checks, wirings
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.nn.passing import NOTHING, Pass
 from addnorm.nn.wiring import Factor, Learned, Place, Row, Wiring
 from addnorm.ops.checks import is_number
 
-__all__ = ["SublayerConnection", "make_norm"]
+__all__ = ["Norms", "Routed", "SublayerConnection"]
 
 ALONE = Place(0, 0, 1, 1)
 
 
-def make_norm(
-    d: int, norm: NormKind, eps: float | None, affine: bool, bias: bool | None, device: Any, dtype: Any
-) -> LayerNorm | RMSNorm:
-    """A norm over d features; eps None is torch's default for its kind, bias None is what its kind has."""
-    if norm == "layer":
-        with_bias = bias is not False
-        return LayerNorm(d, 1e-5 if eps is None else eps, affine, with_bias, device=device, dtype=dtype)
-    if norm != "rms":
-        raise ValueError(f"norm is {norm!r}, expected 'layer' or 'rms'.")
-    if bias:
-        raise ValueError("bias is True with norm 'rms', expected None or False: RMSNorm has none.")
-    return RMSNorm(d, eps, affine, device=device, dtype=dtype)
+@dataclass(frozen=True)
+class Norms:
+    """How the norms of a stack are made, all alike; eps None is torch's default for its kind, bias None is what its kind has."""
+
+    d: int
+    kind: NormKind
+    eps: float | None
+    affine: bool
+    bias: bool | None
+    device: Any
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        checks.whole("d", self.d, 1)
+        checks.one_of("norm", self.kind, ("layer", "rms"))
+        if self.eps is not None and not (is_number(self.eps) and self.eps >= 0):
+            raise ValueError(f"eps is {self.eps!r}, expected None or a number that is not negative.")
+        if self.kind == "rms" and self.bias:
+            raise ValueError("bias is True with norm 'rms', expected None or False: RMSNorm has none.")
+
+    def make(self, present: bool) -> LayerNorm | RMSNorm | None:
+        """A norm, where one stands."""
+        if not present:
+            return None
+        if self.kind == "rms":
+            return RMSNorm(self.d, self.eps, self.affine, device=self.device, dtype=self.dtype)
+        eps, bias = 1e-5 if self.eps is None else self.eps, self.bias is not False
+        return LayerNorm(self.d, eps, self.affine, bias, device=self.device, dtype=self.dtype)
 
 
-class SublayerConnection(nn.Module):
+class Routed:
+    """What passes keyword arguments on, and tells which in `takes` (None: any)."""
+
+    takes: frozenset[str] | None
+
+
+class SublayerConnection(Routed, nn.Module):
     r"""A sublayer in its wrapper: x' = N_out(a * x + b * dropout(N_branch(f(c * N_in(x))))), norms and factors as a `Row` says.
 
     Args:
@@ -54,7 +77,8 @@ class SublayerConnection(nn.Module):
         dtype: of the parameters.
 
     Attributes:
-        norm_in, norm_branch, norm_out: `LayerNorm`, `RMSNorm` or None.
+        norm_in, norm_branch, norm_out: `LayerNorm`, `RMSNorm` or None. They are computed in one call with the add; one that
+            is replaced by another module, or has hooks, is called as a module, after the add.
         a, b, c: a float, or a parameter where it is learned, a scalar or `(d,)`.
 
     A stack of several is a `ResidualStack`, which also fuses the add of each with the norm of the next.
@@ -86,18 +110,22 @@ class SublayerConnection(nn.Module):
         super().__init__()
         if not callable(sublayer):
             raise TypeError(f"sublayer is {sublayer!r}, expected a module or another callable from (*, d) to (*, d).")
-        self.row = wirings.given(wiring).row(*place)
+        wiring = wirings.given(wiring)
+        if wiring.flow != "rows":
+            raise ValueError(
+                f"wiring is {wiring.name!r}, expected one whose sublayers each have a row of their own: {wiring.name} needs a "
+                "whole layer, use ResidualStack."
+            )
+        self.row = wiring.row(*place)
         self.place = place
         self.d = d
         self.norm = norm
         self.dropout = probability("dropout", dropout)
         self.stochastic_depth = probability("stochastic_depth", stochastic_depth)
-        self.stream_dtype = stream_dtype
+        self.stream_dtype = checks.stream_dtype(stream_dtype)
         self.sublayer = sublayer
-        self.takes = keywords(sublayer)
-
-        def stands(present: bool) -> LayerNorm | RMSNorm | None:
-            return make_norm(d, norm, eps, elementwise_affine, bias, device, dtype) if present else None
+        self._takes: tuple[Any, frozenset[str] | None] | None = None
+        norms = Norms(d, norm, eps, elementwise_affine, bias, device, dtype)
 
         def factor(value: Factor) -> nn.Parameter | float:
             if not isinstance(value, Learned):
@@ -105,18 +133,17 @@ class SublayerConnection(nn.Module):
             return nn.Parameter(torch.empty((d,) if value.per_feature else (), device=device, dtype=dtype))
 
         for name in ("norm_in", "norm_branch", "norm_out"):  # None too is registered: `Pass` looks into the table
-            self.register_module(name, stands(getattr(self.row, name)))
+            self.register_module(name, norms.make(getattr(self.row, name)))
         self.a, self.b, self.c = (factor(value) for value in (self.row.a, self.row.b, self.row.c))
-        # What the operation is told at every call: the constants that are not one.
-        named = {"residual_scale": self.a, "layer_scale": self.b}
-        self.constants = {name: value for name, value in named.items() if isinstance(value, float) and value != 1.0}
-        self.learns_shared = tuple(
-            name for name in ("a", "b", "c") if isinstance(f := getattr(self.row, name), Learned) and f.shared
-        )
-        self.learns = tuple(name for name in ("a", "b") if isinstance(getattr(self, name), nn.Parameter))
-        # Whether an add is told nothing but the constants, where nothing is dropped.
-        self.steady = not self.learns and stream_dtype is None
         self.reset_parameters()
+
+    @property
+    def takes(self) -> frozenset[str] | None:  # type: ignore[override]  # found out when it is asked for
+        """The keyword arguments that the sublayer gets."""
+        sublayer = self.sublayer
+        if self._takes is None or self._takes[0] is not sublayer:
+            self._takes = sublayer, keywords(sublayer)
+        return self._takes[1]
 
     def reset_parameters(self) -> None:
         """Norms ones and zeros, learned factors their initial values; the sublayer is left alone."""
@@ -131,15 +158,15 @@ class SublayerConnection(nn.Module):
 
     def options(self, x: Tensor) -> Mapping[str, Any]:
         """What the add of this sublayer is told besides its tensors; random numbers are drawn here."""
-        drops = self.training and (self.dropout or self.stochastic_depth)
-        options: dict[str, Any] = dict(self.constants)
-        for name in self.learns:
-            options["residual_scale" if name == "a" else "layer_scale"] = getattr(self, name)
+        factors = {"residual_scale": self.a, "layer_scale": self.b}
+        options: dict[str, Any] = {
+            name: factor for name, factor in factors.items() if isinstance(factor, Tensor) or factor != 1.0
+        }
         if self.stream_dtype is not None:
             options["stream_dtype"] = self.stream_dtype
-        if drops and self.dropout:
+        if self.training and self.dropout:
             options["dropout_p"] = self.dropout
-        if drops and self.stochastic_depth:
+        if self.training and self.stochastic_depth:
             options["row_scale"] = self._kept(x)
         return options
 
@@ -147,7 +174,8 @@ class SublayerConnection(nn.Module):
         """0 for the samples (x's first dimension) that lose their branch, 1 / (1 - p) for the others."""
         keep = 1.0 - self.stochastic_depth
         shape = (x.shape[0], *(1,) * (x.dim() - 2)) if x.dim() > 1 else ()
-        kept = torch.empty(shape, device=x.device, dtype=torch.float32).bernoulli_(keep)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        kept = torch.empty(shape, device=x.device, dtype=dtype).bernoulli_(keep)
         return kept / keep if keep else kept
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
@@ -168,6 +196,10 @@ class SublayerConnection(nn.Module):
 
 def keywords(sublayer: Callable[..., Any]) -> frozenset[str] | None:
     """The keyword arguments that a sublayer's signature names besides what it reads; None: it takes any."""
+    while hasattr(sublayer, "_orig_mod"):  # a compiled module takes what the module does
+        sublayer = sublayer._orig_mod
+    if isinstance(sublayer, Routed):
+        return sublayer.takes
     try:
         signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
     except ValueError:  # a function in C that does not tell

@@ -90,8 +90,8 @@ def _two_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, afte
     u, v = state
     for here in layer:
         branch = run.branch(here, run.finish(u))
-        options = seeded(here.options(u), u)
-        v = functional.add_residual(v, branch, **options)
+        options = seeded(run.options(here, u), u)
+        v = run.add(here, v, branch, options)
         u, _ = run.join(here, u, branch, NOTHING, options)
     return u, v
 
@@ -115,12 +115,16 @@ def _b2t_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, afte
 
 
 def _post(row: Row) -> bool:
-    return row.a == 1.0 and row.norm_out and not row.norm_in
+    return row.a == row.c == 1.0 and row.norm_out and not row.norm_in
+
+
+def _parallel(row: Row) -> bool:
+    return row.is_sum and (row.norm_in or row.c == 1.0)
 
 
 FLOWS: dict[str, Flow] = {
     "rows": Flow(_rows_start, _rows_layer, _rows_end),
-    "parallel": Flow(_parallel_start, _parallel_layer, _rows_end, lambda row: row.is_sum, "a = 1 and no N_out"),
-    "two_streams": Flow(_two_start, _two_layer, _two_end, _post, "a = 1, N_out and no N_in"),
-    "bottom_to_top": Flow(_rows_start, _b2t_layer, _rows_end, _post, "a = 1, N_out and no N_in"),
+    "parallel": Flow(_parallel_start, _parallel_layer, _rows_end, _parallel, "a = 1, no N_out, and c = 1 without N_in"),
+    "two_streams": Flow(_two_start, _two_layer, _two_end, _post, "a = c = 1, N_out and no N_in"),
+    "bottom_to_top": Flow(_rows_start, _b2t_layer, _rows_end, _post, "a = c = 1, N_out and no N_in"),
 }

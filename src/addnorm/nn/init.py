@@ -122,7 +122,7 @@ def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
 
 
 def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> None:
-    """What `Wiring.init_` does: everything is judged before anything is drawn."""
+    """What `Wiring.init_` does: rules and weights are judged before anything is drawn."""
     stacks: list[Any] = [module for module in stack.modules() if hasattr(module, "connections")]
     if not stacks:
         raise TypeError(f"stack is a {type(stack).__name__}, expected a ResidualStack or a module that has one.")
@@ -140,7 +140,9 @@ def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> Non
         for position, connection in enumerate(one.connections):
             try:
                 for role, weight in weight_roles(connection.sublayer):
-                    draws.append((one.wiring.init(role, connection.place, **dict(one.wiring.options)), weight))
+                    draw = one.wiring.init(role, connection.place, **dict(one.wiring.options))
+                    _judge(draw, weight, connection.sublayer, f"sublayers[{position}]")
+                    draws.append((draw, weight))
             except UnknownRole:
                 raise ValueError(
                     f"sublayers[{position}] ({type(connection.sublayer).__name__}) does not tell the roles of its weights, "
@@ -157,6 +159,19 @@ def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> Non
                     _zero_biases(connection.sublayer)
     if wiring.profile is not None:
         _profile(stack, stacks, *inputs, **context)
+
+
+def _judge(draw: Any, weight: Tensor, sublayer: Any, where: str) -> None:
+    """Refuses what cannot be drawn, or would be drawn into a tensor that nobody reads."""
+    if not isinstance(draw, Draw) or draw.kind not in FILL:
+        raise TypeError(f"the init of {where} gave {draw!r}, expected a Draw of {', '.join(map(repr, FILL))}.")
+    if isinstance(sublayer, nn.Module) and not weight.is_meta:
+        memory = {p.untyped_storage().data_ptr() for p in sublayer.parameters()}
+        if weight.untyped_storage().data_ptr() not in memory:
+            raise ValueError(
+                f"a weight of {where} ({type(sublayer).__name__}) is no parameter, nor a part of one, expected one of them: "
+                "it may be computed from others (weight norm, a parametrization); initialize those yourself."
+            )
 
 
 def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any) -> None:

@@ -11,7 +11,8 @@ its own. Free is what nobody else holds: a branch that is also a parameter, what
 hands of a hook is left alone, and the result gets memory of its own.
 
 A step of a small stack is a few microseconds, so the usual one (no factor, no dropout) goes straight to the operator, and
-modules and parameters are taken from their tables (`nn.Module.__getattr__` costs a tenth of the operation each time).
+modules and parameters are taken from their tables (`nn.Module.__getattr__` costs a tenth of the operation each time). A norm is
+called as a module where it is more than its formula: of another class, parametrized, or with hooks.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from addnorm import functional
-from addnorm.nn.norm import NormKind
+from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.ops import call, given, memory
 
 if TYPE_CHECKING:
@@ -33,18 +35,25 @@ if TYPE_CHECKING:
 __all__ = ["NOTHING", "End", "Pass", "seeded"]
 
 Scale = Tensor | float
+Options = Mapping[str, Any]
 ONE = 1.0
-WIDE = {torch.float64: torch.float64}  # of the products c * weight; float32 for all others
+WIDE = {torch.float64: torch.float64}  # of the products c * weight, and of writes; float32 for all others
 FUNCTIONS: dict[NormKind, tuple[Any, Any]] = {
     "layer": (functional.layer_norm, functional.add_layer_norm),
     "rms": (functional.rms_norm, functional.add_rms_norm),
 }
+# The classes of norms that are nothing but the formula.
+PLAIN: dict[NormKind, tuple[type[nn.Module], ...]] = {
+    "layer": (LayerNorm, nn.LayerNorm),
+    "rms": (RMSNorm, nn.RMSNorm),
+}
+NO_OPTIONS: Options = {}
 
 
 class End:
     """What reads the stream after the last sublayer, in the form of a connection: the final norm."""
 
-    c = 1.0
+    c = ONE
 
     def __init__(self, norm: nn.Module | None) -> None:
         self._modules = {"norm_in": norm}
@@ -56,7 +65,7 @@ NOTHING = End(None)  # reads x itself
 class Pass:
     """The state of one call of a stack: its keyword arguments, its dtypes, the memory that may be written."""
 
-    __slots__ = ("context", "dtype", "free", "kind", "owned", "reuse", "stream_dtype", "writes")
+    __slots__ = ("context", "dtype", "free", "hooked", "inference", "kind", "owned", "reuse", "stream_dtype", "writes")
 
     def __init__(
         self,
@@ -74,7 +83,9 @@ class Pass:
         self.dtype = x.dtype
         self.stream_dtype = stream_dtype
         self.writes: list[Tensor] | None = [] if keep else None
+        self.hooked = _has_any_global_hook()
         self.reuse = not keep and given.may_overwrite(x)
+        self.inference = self.reuse and torch.is_inference_mode_enabled()
         self.free = False  # the memory of the branch may be written
         self.owned = False  # the stream's memory may be written: it is of this pass, and nobody has seen it
 
@@ -83,32 +94,35 @@ class Pass:
         return x if self.stream_dtype is None else x.to(self.stream_dtype)
 
     def finish(self, x: Tensor) -> Tensor:
-        """What is returned: in the dtype of what came."""
+        """What is read or returned: in the dtype of what came, where the stream has one of its own."""
         return x if self.stream_dtype is None else x.to(self.dtype)
 
     def read(self, x: Tensor, following: SublayerConnection | End) -> Tensor:
-        """c * N_in(x), in the dtype of what came."""
+        """c * N_in(x)."""
         norm = following._modules["norm_in"]
         if norm is None:
             return self.finish(_scaled(x, following.c))
         return self.normalize(x, norm, following.c, None if self.stream_dtype is None else self.dtype)
 
     def normalize(
-        self, x: Tensor, norm: Any, c: Scale = 1.0, out_dtype: torch.dtype | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: Any, c: Scale = ONE, out_dtype: torch.dtype | None = None, out: Tensor | None = None
     ) -> Tensor:
         """c * N(x)."""
+        if not self._direct(norm):
+            y: Tensor = norm(x)
+            return _scaled(y if out_dtype is None else y.to(out_dtype), c)
         weight, bias, rest = _gains(norm, c)
         arguments = (x, weight, bias) if self.kind == "layer" else (x, weight)
-        y: Tensor = FUNCTIONS[self.kind][0](*arguments, eps=norm.eps, out_dtype=out_dtype, out=out)
+        y = FUNCTIONS[self.kind][0](*arguments, eps=norm.eps, out_dtype=out_dtype, out=out)
         return _scaled(y, rest)
 
     def branch(self, here: SublayerConnection, read: Tensor) -> Tensor:
         """N_branch(f(read))."""
         modules = here._modules
         sublayer: Any = modules.get("sublayer")
+        raw: Tensor
         if sublayer is None:  # a callable that is no module
             sublayer = here.sublayer
-        raw: Tensor
         if self.context:
             takes = here.takes
             raw = sublayer(read, **{name: t for name, t in self.context.items() if takes is None or name in takes})
@@ -117,20 +131,16 @@ class Pass:
         if raw.__class__ is not Tensor and not isinstance(raw, Tensor):
             refuse(here, raw, read)
         if self.reuse:
-            self.free = (
-                raw.__class__ is Tensor
-                and getrefcount(raw) == memory.ALONE
-                and raw.dtype is self.dtype
-                and raw.is_contiguous()
-                and memory.unshared(raw)
-            )
+            self.free = getrefcount(raw) == memory.ALONE and self._usable(raw)
         norm = modules["norm_branch"]
         if norm is None:
             return raw
         if raw.shape != read.shape:
             refuse(here, raw, read)
         normed = self.normalize(raw, norm, out=raw if self.free else None)
-        self.free = self.reuse  # it is this pass's own, if it was not so before
+        if self.reuse:
+            del raw  # its memory may be that of the result, and would count as another holder
+            self.free = getrefcount(normed) == memory.ALONE and self._usable(normed)
         return normed
 
     def join(
@@ -139,79 +149,122 @@ class Pass:
         x: Tensor,
         branch: Tensor,
         following: SublayerConnection | End | None,
-        options: Mapping[str, Any] | None = None,
+        options: Options | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x', and what `following` reads (None: nobody reads x' now); `options`: those of `here`, drawn before."""
         try:
             if options is None:
-                drops = here.training and (here.dropout or here.stochastic_depth)
-                options = here.constants if here.steady and not drops else here.options(x)
+                options = self.options(here, x)
             if self.writes is not None:
                 options = self._kept(x, branch, options)
             norm_out = here._modules["norm_out"]
             if norm_out is not None:
-                x = self._add_norm(x, branch, norm_out, 1.0, options, self.stream_dtype)
-                self.owned = False
+                x, _ = self._fused(x, branch, norm_out, ONE, options, self.stream_dtype, stream=False)
+                self._own(False)
                 return x, x if following is None else self.read(x, following)
             norm = None if following is None else following._modules["norm_in"]
             if following is None or norm is None:
-                x = self.add(x, branch, options)
-                self.owned = self.reuse and following is None
+                x = self._sum(x, branch, options)
+                self._own(following is None)
                 return x, x if following is None else self.read(x, following)
-            if following.__class__ is End and self.writes is None:  # nobody needs the stream any more
-                return x, self._add_norm(x, branch, norm, following.c, options, self.dtype)
-            return self._add_norm_stream(x, branch, norm, following.c, options)
+            last = following.__class__ is End and self.writes is None  # nobody needs the stream any more
+            read, x = self._fused(x, branch, norm, following.c, options, self.dtype, stream=not last)
+            self._own(self._direct(norm))
+            return x, read
         except (TypeError, ValueError, RuntimeError):
             if branch.shape != x.shape:
                 refuse(here, branch, x)
             raise
 
-    def add(self, x: Tensor, branch: Tensor, options: Mapping[str, Any]) -> Tensor:
-        """a * x + b * branch."""
+    def add(self, here: SublayerConnection, x: Tensor, branch: Tensor, options: Options) -> Tensor:
+        """a * x + b * branch, in memory of its own."""
+        if branch.shape != x.shape:
+            refuse(here, branch, x)
+        return functional.add_residual(x, branch, **options)
+
+    def options(self, here: SublayerConnection, x: Tensor) -> Options:
+        """What the add of a sublayer is told besides its tensors; random numbers are drawn here."""
+        a, b = here.a, here.b
+        if (
+            a.__class__ is float
+            and b.__class__ is float
+            and a == b == ONE
+            and self.stream_dtype is None
+            and not (here.training and (here.dropout or here.stochastic_depth))
+        ):
+            return NO_OPTIONS
+        return here.options(x)
+
+    def _sum(self, x: Tensor, branch: Tensor, options: Options) -> Tensor:
         out = branch if self.free and x.dtype is branch.dtype else None
         return functional.add_residual(x, branch, out=out, **options)
 
-    def _add_norm(
-        self, x: Tensor, branch: Tensor, norm: Any, c: Scale, options: Mapping[str, Any], dtype: torch.dtype | None
-    ) -> Tensor:
-        """The norm of the sum, which nobody needs; in `dtype` where the stream has one of its own."""
+    def _fused(
+        self,
+        x: Tensor,
+        branch: Tensor,
+        norm: Any,
+        c: Scale,
+        options: Options,
+        dtype: torch.dtype | None,
+        *,
+        stream: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """The norm of the sum, in `dtype` where the stream has one of its own; and the sum (or x, where nobody needs it)."""
+        narrow = self.stream_dtype is not None
+        if not self._direct(norm):
+            total = self._sum(x, branch, options)
+            return self.normalize(total, norm, c, dtype if narrow else None), total
         weight, bias, rest = _gains(norm, c)
         eps = norm.eps
-        if self.stream_dtype is not None:
+        y: Any = None
+        z: Any = None
+        if narrow:
             options = {**options, "out_dtype": dtype}
-        into = branch if self.free and (self.stream_dtype is None or dtype is branch.dtype) else None
+        if self.free and (not narrow or dtype is branch.dtype):
+            y = branch
+            if stream:
+                z = x if self.owned else torch.empty_like(x, memory_format=torch.contiguous_format)
         if options or eps is None:
-            y: Tensor = FUNCTIONS[self.kind][1](x, branch, weight, bias, eps, out=into, **options)
-        elif into is None:
-            y = call.plain(x, branch, weight, bias, eps, self.kind == "rms", False)  # type: ignore[assignment]  # y alone
-        else:
-            given.own(x, branch, weight, bias, eps, self.kind, into, None)
-            y = into
-        return y if rest is ONE else y * rest
-
-    def _add_norm_stream(
-        self, x: Tensor, branch: Tensor, norm: Any, c: Scale, options: Mapping[str, Any]
-    ) -> tuple[Tensor, Tensor]:
-        """The sum, and the norm of it."""
-        weight, bias, rest = _gains(norm, c)
-        eps, into = norm.eps, None
-        if self.stream_dtype is not None:
-            options = {**options, "out_dtype": self.dtype}
-        if self.free:
-            into = branch, (x if self.owned else torch.empty_like(x, memory_format=torch.contiguous_format))
-        if options or eps is None:
-            y, z = FUNCTIONS[self.kind][1](
-                x, branch, weight, bias, eps, return_residual=True, out=into, **options
+            out = y if z is None else (y, z)
+            found = FUNCTIONS[self.kind][1](
+                x, branch, weight, bias, eps, return_residual=stream, out=out, **options
             )  # fmt: skip
-        elif into is None:
-            y, z = call.plain(x, branch, weight, bias, eps, self.kind == "rms", True)
+        elif y is None:
+            found = call.plain(x, branch, weight, bias, eps, self.kind == "rms", stream)
         else:
-            y, z = into
             given.own(x, branch, weight, bias, eps, self.kind, y, z)
-        self.owned = self.reuse
-        return z, y if rest is ONE else y * rest
+            found = (y, z) if stream else y
+        y, z = found if stream else (found, x)
+        return y if rest is ONE else _scaled(y, rest), z
 
-    def _kept(self, x: Tensor, branch: Tensor, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _direct(self, norm: Any) -> bool:
+        """Whether a norm is nothing but its formula, which is then computed without calling the module."""
+        return (
+            norm.__class__ in PLAIN[self.kind]
+            and not norm._forward_hooks
+            and not norm._forward_pre_hooks
+            and not norm._backward_hooks
+            and not norm._backward_pre_hooks
+            and not self.hooked
+        )
+
+    def _usable(self, t: Tensor) -> bool:
+        """Whether memory is such that a result may be written there; that nobody else holds the tensor, the caller knows."""
+        return (
+            t.__class__ is Tensor
+            and t.dtype is self.dtype
+            and not t.requires_grad
+            and t.is_inference() == self.inference
+            and t.is_contiguous()
+            and memory.unshared(t)
+        )
+
+    def _own(self, owned: bool) -> None:
+        if self.reuse:  # else nothing is written here: a compiled checkpoint allows no side effects
+            self.owned = owned
+
+    def _kept(self, x: Tensor, branch: Tensor, options: Options) -> Options:
         """Keeps the write: the add to a stream of zeros, with the same random numbers, at least in float32."""
         options = seeded(options, x)
         alone = {name: value for name, value in options.items() if name not in ("residual_scale", "stream_dtype")}
@@ -231,11 +284,8 @@ def seeded(options: Mapping[str, Any], x: Tensor) -> Mapping[str, Any]:
 def _gains(norm: Any, c: Scale) -> tuple[Tensor | None, Tensor | None, Scale]:
     """Weight and bias with c in them, and the factor that is left where there is no weight to hold it."""
     table = norm._parameters
-    if "weight" in table:
-        weight, bias = table["weight"], table.get("bias")
-    else:  # under a parametrization it is a property
-        weight, bias = norm.weight, getattr(norm, "bias", None)
-    if c.__class__ is float and c == 1.0:
+    weight, bias = table["weight"], table.get("bias")
+    if c.__class__ is float and c == ONE:
         return weight, bias, ONE
     if weight is None:
         return weight, bias, c
@@ -244,7 +294,7 @@ def _gains(norm: Any, c: Scale) -> tuple[Tensor | None, Tensor | None, Scale]:
 
 
 def _scaled(x: Tensor, c: Scale) -> Tensor:
-    return x if c.__class__ is float and c == 1.0 else x * c
+    return x if c.__class__ is float and c == ONE else (x * c).to(x.dtype)
 
 
 def refuse(here: SublayerConnection, raw: Any, read: Tensor) -> None:

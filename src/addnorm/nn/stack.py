@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from addnorm.nn import wirings
-from addnorm.nn.connection import SublayerConnection, make_norm, probability, refuse_unknown
+from addnorm.nn import checks, wirings
+from addnorm.nn.connection import Norms, Routed, SublayerConnection, probability, refuse_unknown
 from addnorm.nn.flows import FLOWS
 from addnorm.nn.norm import NormKind
 from addnorm.nn.passing import Pass
-from addnorm.nn.wiring import Place, Row, Wiring
+from addnorm.nn.wiring import Factor, Learned, Place, Row, Wiring
 
 __all__ = ["ResidualStack", "Unrolled"]
 
@@ -30,7 +30,7 @@ class Unrolled(NamedTuple):
     y: Tensor
 
 
-class ResidualStack(nn.Module):
+class ResidualStack(Routed, nn.Module):
     r"""Sublayers, each in its residual connection and norms as a wiring says; Add & Norms fused across the boundaries.
 
         x_i = N_out(a * x_{i-1} + b * dropout(N_branch(f_i(c * N_in(x_{i-1})))))        y = N_final(x_S)
@@ -63,7 +63,11 @@ class ResidualStack(nn.Module):
         norm_embedding, norm_final: norms, or None.
 
     Without gradients the Add & Norms allocate nothing but the stream and the first read: a sublayer's output becomes what
-    the next one reads, unless somebody else holds it.
+    the next one reads, unless somebody else holds it. (B2T adds the input of a layer in memory of its own, ResiDual its
+    second stream, and a norm after a norm has its own.)
+
+    Neither the connections nor their norms are called as modules: hooks belong on the sublayers. A norm that has one, or that
+    was replaced, is called.
 
     Raises:
         ValueError, TypeError: a sublayer that returns no tensor or another shape, with its path; a keyword nobody takes.
@@ -101,10 +105,12 @@ class ResidualStack(nn.Module):
         if not sublayers:
             raise ValueError("sublayers is empty, expected at least one: without any there is nothing to connect.")
         self.wiring = wirings.given(wiring)
-        self.d = operator.index(d)
+        self.d = d
         self.norm: NormKind = norm
+        norms = Norms(d, norm, eps, elementwise_affine, bias, device, dtype)
         self.sublayers_per_layer, self.n_layers = _layers(len(sublayers), sublayers_per_layer)
-        self.stream_dtype = stream_dtype
+        self.stream_dtype = checks.stream_dtype(stream_dtype)
+        checks.flag("checkpoint", checkpoint)
         self.checkpoint = checkpoint
         probability("stochastic_depth", stochastic_depth)
         affine: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -114,26 +120,37 @@ class ResidualStack(nn.Module):
             place = Place(*divmod(i, self.sublayers_per_layer), self.n_layers, self.sublayers_per_layer)
             self.connections.append(
                 SublayerConnection(
-                    sublayer, d, self.wiring, place=place, dropout=dropout, stream_dtype=stream_dtype,
+                    sublayer, d, self.wiring.row(*place), place=place, dropout=dropout, stream_dtype=stream_dtype,
                     stochastic_depth=stochastic_depth * place.number / self.n_layers, **affine,
                 )
             )  # fmt: skip
-        self._share()
         _refuse_rows(self)
-        ends = self.wiring.ends_in_norm(self.n_layers) if final_norm is None else final_norm
+        self._share()
+        self.register_load_state_dict_post_hook(_shared_again)  # type: ignore[no-untyped-call]  # torch's
+        if final_norm is None:
+            final_norm = self.wiring.ends_in_norm(self.n_layers)
+        checks.flag("final_norm", final_norm, ", or None: as the wiring says")
+        self.norm_embedding = norms.make(self.wiring.embedding_norm)
+        self.norm_final = norms.make(final_norm)
 
-        def stands(present: bool) -> Any:
-            return make_norm(d, norm, eps, elementwise_affine, bias, device, dtype) if present else None
-
-        self.norm_embedding = stands(self.wiring.embedding_norm)
-        self.norm_final = stands(ends)
+    @property
+    def takes(self) -> frozenset[str] | None:  # type: ignore[override]  # found out when it is asked for
+        """The keyword arguments that any of the sublayers gets."""
+        taken = [here.takes for layer in self.layers() for here in layer]
+        return None if None in taken else frozenset().union(*(names for names in taken if names is not None))
 
     def _share(self) -> None:
         """One parameter for all the sublayers of a layer, where the row says so."""
         for layer in self.layers():
             for here in layer[1:]:
-                for name in here.learns_shared:
-                    setattr(here, name, getattr(layer[0], name))
+                for name in SHARED:
+                    if _is_shared(getattr(here.row, name)):
+                        setattr(here, name, getattr(layer[0], name))
+
+    def _apply(self, *args: Any, **options: Any) -> ResidualStack:
+        super()._apply(*args, **options)  # type: ignore[no-untyped-call]  # torch's
+        self._share()  # what moves parameters one by one takes shared ones apart
+        return self
 
     def reset_parameters(self) -> None:
         """Norms ones and zeros, learned factors their initial values; the sublayers are left alone."""
@@ -151,14 +168,13 @@ class ResidualStack(nn.Module):
         return [connections[i : i + n] for i in range(0, len(connections), n)]
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """The output, `(*, d)` in the dtype of x; the keyword arguments are the sublayers'."""
+        """The output, `(*, d)`, in the dtype of x unless a sublayer returns another; the keyword arguments are the sublayers'."""
         return self._run(Pass(self.norm, x, self.stream_dtype, context), x)[0]
 
     def _run(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The output, and the stream before the first and after the last sublayer."""
-        connections: Any = self.connections
         if run.context:
-            refuse_unknown(run.context, *(connection.takes for connection in connections))
+            refuse_unknown(run.context, self.takes)
         stream = run.begin(x)
         if self.norm_embedding is not None:
             stream = run.normalize(stream, self.norm_embedding, 1.0, self.stream_dtype)
@@ -210,30 +226,39 @@ class ResidualStack(nn.Module):
         Everything else stands, norms and factors of the stream too, and the other sublayers keep their places.
         """
         n = len(self.connections)
-        if not (isinstance(i, int) and -n <= i < n):
+        if not (isinstance(i, int) and not isinstance(i, bool) and -n <= i < n):
             raise ValueError(f"i is {i!r}, expected the number of a sublayer, 0 to {n - 1}.")
         other: ResidualStack = _shallow(self)
         connections: list[Any] = list(self.connections)
         silent = connections[i] = _shallow(connections[i])
+        takes = silent.takes
         for name in ("sublayer", "norm_branch"):
             silent._modules.pop(name, None)
-        silent.sublayer = _nothing
+        silent.sublayer = _Silent(takes)
         silent.register_module("norm_branch", None)
         other.connections = nn.ModuleList(connections)
         return other
 
     def extra_repr(self) -> str:
         """The wiring and its equation."""
-        return f"{self.wiring!r}: {self.wiring.equation()}"
+        ends = replace(self.wiring, final_norm=self.norm_final is not None)
+        return f"{self.wiring!r}: {ends.equation()}"
 
 
 SUMS = ("rows", "parallel")  # the flows with one stream to which every sublayer adds once
 
 
 def _refuse_rows(stack: ResidualStack) -> None:
-    """ValueError for a row that the wiring's flow cannot run."""
+    """ValueError for a row that the wiring's flow cannot run, or that shares a factor which the others of its layer have not."""
     flow = FLOWS[stack.wiring.flow]
     for layer in stack.layers():
+        for name in SHARED:
+            factors = [getattr(here.row, name) for here in layer]
+            if any(map(_is_shared, factors)) and factors != factors[:1] * len(factors):
+                raise ValueError(
+                    f"{name} is {', '.join(map(repr, factors))} in the rows of one layer of {stack.wiring.name!r}, expected the "
+                    "same in all: a factor that is shared is one parameter."
+                )
         for here in layer:
             if not flow.fits(here.row):
                 raise ValueError(
@@ -242,8 +267,25 @@ def _refuse_rows(stack: ResidualStack) -> None:
                 )
 
 
-def _nothing(read: Tensor, **_: Any) -> Tensor:
-    return torch.zeros_like(read)
+class _Silent(Routed):
+    """A sublayer that writes nothing, and takes what the one took in whose place it is."""
+
+    def __init__(self, takes: frozenset[str] | None) -> None:
+        self.takes = takes
+
+    def __call__(self, read: Tensor, **_: Any) -> Tensor:
+        return torch.zeros_like(read)
+
+
+SHARED = ("a", "b", "c")
+
+
+def _is_shared(factor: Factor) -> bool:
+    return isinstance(factor, Learned) and factor.shared
+
+
+def _shared_again(stack: ResidualStack, _: Any) -> None:
+    stack._share()  # loaded with assign=True each name has a tensor of its own
 
 
 def _shallow(module: Any) -> Any:

@@ -121,7 +121,7 @@ class Place(NamedTuple):
 
     @property
     def n_sublayers(self) -> int:
-        """In the whole stack."""
+        """In a stack of whole layers."""
         return self.n_layers * self.sublayers_per_layer
 
 
@@ -183,10 +183,23 @@ class Wiring:
         if not callable(self.init):
             raise TypeError(f"init is {self.init!r}, expected a function of a role and a Place, as in addnorm.nn.init.")
         checks.one_of("flow", self.flow, FLOWS)
+        for name in ("pair", "profile"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise TypeError(f"{name} is {getattr(self, name)!r}, expected None or a function.")
+        for name in ("options", "symbols"):
+            try:
+                dict(getattr(self, name))
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"{name} is {getattr(self, name)!r}, expected a mapping from names, such as {{'k': 3}}."
+                ) from None
         for name in dict(self.symbols):
             checks.one_of("a key of symbols", name, equation.FACTORS)
-        for name in ("options", "symbols"):  # as pairs, so that a wiring can be hashed
-            object.__setattr__(self, name, tuple(dict(getattr(self, name)).items()))
+        for name in (
+            "options",
+            "symbols",
+        ):  # as pairs in the order of names, so that a wiring can be hashed and compared
+            object.__setattr__(self, name, tuple(sorted(dict(getattr(self, name)).items())))
 
     def row(self, layer: int, sublayer: int, n_layers: int, sublayers_per_layer: int = 2) -> Row:
         """The row of one sublayer; layers and sublayers are counted from 0."""

@@ -50,12 +50,22 @@ def folds(t: Tensor) -> bool:
 _storage_uses = getattr(torch._C, "_storage_Use_Count", None)
 
 
+def _handle_references(t: Tensor) -> int:
+    storage = t.untyped_storage()
+    return getrefcount(storage)
+
+
+_HANDLE = _handle_references(torch.empty(1))
+
+
 def _uses(t: Tensor) -> int:
     """How many hold the memory of `t`, the handle that the question makes among them; 0 where torch does not tell."""
     if _storage_uses is None:
         return 0
     storage = t.untyped_storage()
-    return int(_storage_uses(storage._cdata)) if storage.resizable() else 0  # not resizable: the memory is not torch's
+    if not storage.resizable() or getrefcount(storage) != _HANDLE:
+        return 0  # the memory is not torch's, or somebody keeps the storage itself
+    return int(_storage_uses(storage._cdata))
 
 
 def _references() -> int:
