@@ -200,3 +200,21 @@ def test_a_number_of_layers_is_one(layers):
 def test_no_color_wins_over_a_terminal():
     assert "\x1b[1;36m" in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "36m" not in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("depth_mup", "--set", "k=0"), "k is 0, expected another number"),
+        (("completep", "--set", "k=0.0"), "k is 0, expected another number"),
+        (("mix_ln", "--set", "k=1", "--set", "k=2"), "--set came with k twice"),
+        (("mix_ln", "--set", "k=" + "-" * 20_000), "expected a whole number"),
+        (("deepnorm", "--layers", "12", "--set", "kind=encoder", "--set", "other_layers=1" + "0" * 310), "too large"),
+        (("pre_ln", "--layers", "1000000"), "10000"),
+    ],
+)
+def test_impossible_options_are_refused_before_anything_is_printed(arguments, sentence):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert sentence in done.stderr

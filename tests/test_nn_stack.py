@@ -328,7 +328,7 @@ def test_a_keyword_that_no_sublayer_takes_is_an_error():
         stack_of(2)(torch.randn(3, D), mask=None)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile about itself
+@pytest.mark.filterwarnings("ignore")  # of torch.compile about itself
 def test_a_keyword_finds_its_way_through_nested_stacks_and_compiled_modules():
     x, mask = torch.randn(3, D), torch.ones(3)
     plain = stack_of(2)

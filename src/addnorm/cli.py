@@ -154,9 +154,14 @@ def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: 
 
 @main.command()
 @click.argument("name", required=False)
-@click.option("--layers", type=click.IntRange(1), metavar="N", help="Also the constants of a stack of N layers.")
 @click.option(
-    "--decoder-layers", type=click.IntRange(1), metavar="M", help="And of a decoder of M layers; N are the encoder's."
+    "--layers", type=click.IntRange(1, 10_000), metavar="N", help="Also the constants of a stack of N layers."
+)
+@click.option(
+    "--decoder-layers",
+    type=click.IntRange(1, 10_000),
+    metavar="M",
+    help="And of a decoder of M layers; N are the encoder's.",
 )
 @click.option(
     "--set", "settings", multiple=True, metavar="OPTION=VALUE", help="An option of the wiring, as in --set k=3."
@@ -187,10 +192,11 @@ def wirings(
     try:
         wiring = cli_wirings.made(name, settings)
         stacks = cli_wirings.stacks(wiring, layers, decoder_layers)
-    except ValueError as error:
+        document = cli_wirings.to_dict(wiring, stacks)  # an option may turn out to be impossible only in a row
+    except (ValueError, OverflowError) as error:
         raise _Refused(str(error)) from None
     if as_json:
-        click.echo(json.dumps(cli_wirings.to_dict(wiring, stacks), indent=2, allow_nan=False))
+        click.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
         cli_wirings.show(wiring, stacks, _screen())
 

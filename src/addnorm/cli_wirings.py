@@ -46,6 +46,8 @@ def made(name: str, settings: Iterable[str]) -> Wiring:
         option, equals, text = setting.partition("=")
         if not (option and equals):
             raise ValueError(f"--set came with {setting!r}, expected OPTION=VALUE, as in --set k=3.")
+        if option in options:
+            raise ValueError(f"--set came with {option} twice, expected it once.")
         options[option] = _value(option, text)
     try:
         return wirings.get(name, **options)
@@ -60,7 +62,7 @@ def _value(option: str, text: str) -> Any:
         return RULES[text]
     try:
         return ast.literal_eval({"none": "None", "true": "True", "false": "False"}.get(text.lower(), text))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
 
 

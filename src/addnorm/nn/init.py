@@ -74,7 +74,7 @@ def gpt2(role: str | None, at: Place, **_: Any) -> Draw:
 
     2L is the number of sublayers. Source: Radford et al. 2019; Megatron-LM (arXiv 1909.08053).
     """
-    return Draw("normal", 0.02 / math.sqrt(at.n_sublayers) if _known(role) in WRITES else 0.02)
+    return Draw("normal", 0.02 / math.sqrt(at.n_sublayers) if known(role) in WRITES else 0.02)
 
 
 def depth_scaled(role: str | None, at: Place, **_: Any) -> Draw:
@@ -84,13 +84,14 @@ def depth_scaled(role: str | None, at: Place, **_: Any) -> Draw:
 
 def zero_out(role: str | None, at: Place, **_: Any) -> Draw:
     """Xavier's, and zeros for the last projection of each sublayer: every write is zero at first."""
-    return Draw("zeros") if _known(role) in WRITES else Draw("xavier_uniform")
+    return Draw("zeros") if known(role) in WRITES else Draw("xavier_uniform")
 
 
 RULES: dict[str, InitRule] = {rule.__name__: rule for rule in (xavier, xavier_normal, gpt2, depth_scaled, zero_out)}
 
 
-def _known(role: str | None) -> str:
+def known(role: str | None) -> str:
+    """The role, where there is one."""
     if role is None:
         raise UnknownRole
     return role

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from addnorm.nn import checks
 from addnorm.nn.admin import profile_
-from addnorm.nn.init import Draw, InitRule, gpt2, xavier
+from addnorm.nn.init import Draw, InitRule, gpt2, known, xavier
 from addnorm.nn.wiring import Learned, Place, Row, Wiring
 
 POST = Row(norm_out=True)
@@ -123,7 +123,7 @@ def _deepnorm_row(at: Place, kind: Kind, other_layers: int | None) -> Row:
 def _deepnorm_init(role: str | None, at: Place, kind: Kind, other_layers: int | None) -> Draw:
     if role in ("query", "key"):
         return Draw("xavier_normal")
-    gpt2(role, at)  # where the role is not known, it says so
+    known(role)
     return Draw("xavier_normal", deepnorm_constants(kind, at.n_layers, other_layers)[1])
 
 
@@ -180,7 +180,7 @@ def skipinit(alpha: float | None = 0.0) -> Wiring:
         alpha: its initial value; None is 1/sqrt(S).
     """
     if alpha is not None:
-        checks.number("alpha", alpha)
+        alpha = checks.number("alpha", alpha)
     return Wiring(
         "skipinit", _skipinit_row, options={"alpha": alpha}, symbols={"b": ("α", "1/√S" if alpha is None else "")},
         source="De, Smith 2020, arXiv 2002.10444", use="to do without norms: every sublayer starts as the identity.",
@@ -202,7 +202,7 @@ def layer_scale(gamma: float | None = None) -> Wiring:
         gamma: its initial value; None is that of CaiT's code: 1e-4 below 24 layers, 1e-5 below 36, then 1e-6.
     """
     if gamma is not None:
-        checks.number("gamma", gamma)
+        gamma = checks.number("gamma", gamma)
     start = "1e-4, 1e-5 or 1e-6" if gamma is None else ""
     return Wiring(
         "layer_scale", _layer_scale_row, final_norm=True, options={"gamma": gamma}, symbols={"b": ("γ", start)},
@@ -218,7 +218,7 @@ def _layer_scale_row(at: Place, gamma: float | None) -> Row:
 
 def residual_multiplier(multiplier: float) -> Wiring:
     """x' = x + k f(N(x)), k a constant, and a final norm: Granite 3's, with k = 0.22."""
-    checks.number("multiplier", multiplier)
+    multiplier = _factor("multiplier", multiplier)
     return Wiring(
         "residual_multiplier", Row(norm_in=True, b=multiplier), final_norm=True, options={"multiplier": multiplier},
         source="Granite 3 (IBM)",
@@ -228,7 +228,7 @@ def residual_multiplier(multiplier: float) -> Wiring:
 
 def depth_mup(k: float = 1.0) -> Wiring:
     """x' = x + k/sqrt(L) f(N(x)), and a final norm. Yang et al. 2023; MiniCPM3 has k = 1.4."""
-    checks.number("k", k)
+    k = _factor("k", k)
     return Wiring(
         "depth_mup", _depth_mup_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/√L")},
         source="Yang et al. 2023, arXiv 2310.02244",
@@ -242,7 +242,7 @@ def _depth_mup_row(at: Place, k: float) -> Row:
 
 def completep(k: float = 1.0) -> Wiring:
     """x' = x + k/L f(N(x)), and a final norm. Dey et al. 2025."""
-    checks.number("k", k)
+    k = _factor("k", k)
     return Wiring(
         "completep", _completep_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/L")},
         source="Dey et al. 2025, arXiv 2505.01618",
@@ -371,10 +371,18 @@ NOT_OFFERED = {
     "Keel": "x' = N(a x + f(N(x))): its constant a could not be verified",
     "SpanNorm, SiameseNorm": "the formula by which their streams are combined could not be verified",
     "T-Fixup, GLM-130B's DeepNorm": "the exponents of their initializations could not be verified",
+    "B2T's own initialization": "its rescaling could not be verified; b2t() starts with Xavier's",
     "GTrXL": "the bias of its gate could not be verified",
     "NormFormer, Sub-LN, HybridNorm": "they have norms inside the sublayers: build those into the modules you pass",
     "Hyper-Connections and other wirings of many streams": "more than two streams are not built yet",
 }
+
+
+def _factor(name: str, value: Any) -> float:
+    factor = checks.number(name, value)
+    if factor == 0.0:
+        raise ValueError(f"{name} is 0, expected another number: no sublayer would ever write.")
+    return factor
 
 
 def every() -> list[Wiring]:
