@@ -7,9 +7,18 @@ from torch import nn
 
 import addnorm
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
+from addnorm.nn import passing
 
 D = 16
 bf16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def every_stream_is_large(monkeypatch):
+    """So that small tensors show which memory is written."""
+    monkeypatch.setattr(passing, "SMALL", 0)
+
+
 WIRINGS = ["pre_ln", "post_ln", "sandwich", "no_norm", "deepnorm", "reordered", "b2t", "resi_dual", "parallel"]
 each_wiring = pytest.mark.parametrize("name", WIRINGS)
 

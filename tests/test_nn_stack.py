@@ -11,10 +11,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import addnorm
 from addnorm import ResidualStack, Row, Wiring, wirings
+from addnorm.nn import passing
 from addnorm.nn.passing import Pass
 
 D = 16
 f64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def every_stream_is_large(monkeypatch):
+    """So that small tensors show which memory is written."""
+    monkeypatch.setattr(passing, "SMALL", 0)
 
 
 class Mlp(nn.Module):
@@ -214,6 +221,17 @@ def test_without_gradients_the_add_and_norms_allocate_at_most_the_first_read_and
         stack = stack_of(n, name)
         with torch.no_grad(), Allocations() as allocations:
             stack(torch.randn(4, D))
+        assert allocations.made == made
+
+
+def test_a_small_stream_gets_new_memory_and_a_large_one_does_not(monkeypatch):
+    monkeypatch.undo()
+    stack = stack_of(6)
+    for rows, made in ((2, 2 * 6), (2000, 2)):
+        x = torch.randn(rows, D)
+        expected = stack(x)
+        with torch.no_grad(), Allocations() as allocations:
+            assert torch.equal(stack(x), expected)
         assert allocations.made == made
 
 

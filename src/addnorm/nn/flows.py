@@ -1,7 +1,7 @@
 """The loops that run the rows of a wiring, a layer at a time: `FLOWS` by name.
 
-A flow is three functions over its state, a tuple of tensors: `start` makes it from x_0, `layer` takes it through the sublayers of
-one layer, `end` makes the output of it. `after` is the layer that comes next, or None at the end of the stack.
+A flow is three functions over its state, a tuple of tensors: `start` makes it from x_0 and the first layer, `layer` takes it
+through the sublayers of one, `end` makes the output of it. `after` is the layer that comes next, or None at the end.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ Layer = Sequence["SublayerConnection"]
 class Flow(NamedTuple):
     """How the rows of a stack are run."""
 
-    start: Callable[[Pass, ResidualStack, Tensor], State]
+    start: Callable[[Pass, ResidualStack, Tensor, Layer], State]
     layer: Callable[[Pass, ResidualStack, State, Layer, Layer | None], State]
     end: Callable[[Pass, ResidualStack, State], Tensor]
     fits: Callable[[Row], bool] = lambda row: True
     rows: str = "any"  # `fits` in words
+    at_once: bool = False  # layers mean nothing to it: it may run all as one
 
 
 def _following(stack: ResidualStack, after: Layer | None) -> SublayerConnection | End:
@@ -43,8 +44,8 @@ def _following(stack: ResidualStack, after: Layer | None) -> SublayerConnection 
 # Rows: every sublayer reads what the one before it left. The add of one and the norm of the next are one call.
 
 
-def _rows_start(run: Pass, stack: ResidualStack, x: Tensor) -> State:
-    return x, run.read(x, stack.layers()[0][0])
+def _rows_start(run: Pass, stack: ResidualStack, x: Tensor, first: Layer) -> State:
+    return x, run.read(x, first[0])
 
 
 def _rows_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, after: Layer | None) -> State:
@@ -66,9 +67,8 @@ def _parallel_reads(run: Pass, x: Tensor, layer: Layer, first: Tensor) -> State:
     return first, *(first if here.norm_in is None else run.read(x, here) for here in layer[1:])
 
 
-def _parallel_start(run: Pass, stack: ResidualStack, x: Tensor) -> State:
-    layer = stack.layers()[0]
-    return x, *_parallel_reads(run, x, layer, run.read(x, layer[0]))
+def _parallel_start(run: Pass, stack: ResidualStack, x: Tensor, first: Layer) -> State:
+    return x, *_parallel_reads(run, x, first, run.read(x, first[0]))
 
 
 def _parallel_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, after: Layer | None) -> State:
@@ -82,7 +82,7 @@ def _parallel_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer,
 # Two streams: u' = N(u + f(u)), v' = v + f(u); the output is u + N(v).
 
 
-def _two_start(run: Pass, stack: ResidualStack, x: Tensor) -> State:
+def _two_start(run: Pass, stack: ResidualStack, x: Tensor, first: Layer) -> State:
     return x, x
 
 
@@ -123,7 +123,7 @@ def _parallel(row: Row) -> bool:
 
 
 FLOWS: dict[str, Flow] = {
-    "rows": Flow(_rows_start, _rows_layer, _rows_end),
+    "rows": Flow(_rows_start, _rows_layer, _rows_end, at_once=True),
     "parallel": Flow(_parallel_start, _parallel_layer, _rows_end, _parallel, "a = 1, no N_out, and c = 1 without N_in"),
     "two_streams": Flow(_two_start, _two_layer, _two_end, _post, "a = c = 1, N_out and no N_in"),
     "bottom_to_top": Flow(_rows_start, _b2t_layer, _rows_end, _post, "a = c = 1, N_out and no N_in"),

@@ -8,7 +8,8 @@
 
 Where nothing is recorded for a backward, results go into memory that is free: y into that of the branch, the stream into
 its own. Free is what nobody else holds: a branch that is also a parameter, what was read, an entry of a cache, or in the
-hands of a hook is left alone, and the result gets memory of its own.
+hands of a hook is left alone, and the result gets memory of its own. A stream of a few kilobytes gets new memory each time: that
+is had sooner than the answer to the question who else holds the old.
 
 A step of a small stack is a few microseconds, so the usual one (no factor, no dropout) goes straight to the operator, and
 modules and parameters are taken from their tables (`nn.Module.__getattr__` costs a tenth of the operation each time). A norm is
@@ -48,6 +49,7 @@ PLAIN: dict[NormKind, tuple[type[nn.Module], ...]] = {
     "rms": (RMSNorm, nn.RMSNorm),
 }
 NO_OPTIONS: Options = {}
+SMALL = 16 * 1024  # bytes of a stream whose memory is not worth asking for: measured, docs/performance.md
 
 
 class End:
@@ -65,7 +67,19 @@ NOTHING = End(None)  # reads x itself
 class Pass:
     """The state of one call of a stack: its keyword arguments, its dtypes, the memory that may be written."""
 
-    __slots__ = ("context", "dtype", "free", "hooked", "inference", "kind", "owned", "reuse", "stream_dtype", "writes")
+    __slots__ = (
+        "context",
+        "dtype",
+        "free",
+        "inference",
+        "kind",
+        "owned",
+        "plain",
+        "reuse",
+        "simple",
+        "stream_dtype",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -83,8 +97,10 @@ class Pass:
         self.dtype = x.dtype
         self.stream_dtype = stream_dtype
         self.writes: list[Tensor] | None = [] if keep else None
-        self.hooked = _has_any_global_hook()
-        self.reuse = not keep and given.may_overwrite(x)
+        # The classes of norms whose modules need not be called; none, where hooks of all modules are waiting.
+        self.plain = () if _has_any_global_hook() else PLAIN[norm]
+        self.simple = not keep and stream_dtype is None
+        self.reuse = x.nbytes >= SMALL and not keep and given.may_overwrite(x)
         self.inference = self.reuse and torch.is_inference_mode_enabled()
         self.free = False  # the memory of the branch may be written
         self.owned = False  # the stream's memory may be written: it is of this pass, and nobody has seen it
@@ -154,6 +170,10 @@ class Pass:
         """x', and what `following` reads (None: nobody reads x' now); `options`: those of `here`, drawn before."""
         try:
             if options is None:
+                if self.simple and not self.free:
+                    done = self._usual(here, x, branch, following)
+                    if done is not None:
+                        return done
                 options = self.options(here, x)
             if self.writes is not None:
                 options = self._kept(x, branch, options)
@@ -176,6 +196,30 @@ class Pass:
                 refuse(here, branch, x)
             raise
 
+    def _usual(
+        self, here: SublayerConnection, x: Tensor, branch: Tensor, following: SublayerConnection | End | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """`join` where there is nothing but an add and one norm, in new memory; None where there is more."""
+        if following is None or not self._at_rest(here):
+            return None
+        out, after, c = here._modules["norm_out"], following._modules["norm_in"], following.c
+        norm = after if out is None else out
+        if norm is None or (out is not None and after is not None) or not (c.__class__ is float and c == ONE):
+            return None
+        if not self._direct(norm):
+            return None
+        eps: Any = norm.eps
+        if eps is None:
+            return None
+        table = norm._parameters
+        weight, bias, rms = table["weight"], table.get("bias"), self.kind == "rms"
+        if out is not None or following.__class__ is End:
+            y: Any = call.plain(x, branch, weight, bias, eps, rms, False)
+            return (x, y) if out is None else (y, y)
+        read, z = call.plain(x, branch, weight, bias, eps, rms, True)
+        self._own(True)
+        return z, read
+
     def add(self, here: SublayerConnection, x: Tensor, branch: Tensor, options: Options) -> Tensor:
         """a * x + b * branch, in memory of its own."""
         if branch.shape != x.shape:
@@ -184,16 +228,18 @@ class Pass:
 
     def options(self, here: SublayerConnection, x: Tensor) -> Options:
         """What the add of a sublayer is told besides its tensors; random numbers are drawn here."""
+        return NO_OPTIONS if self._at_rest(here) else here.options(x)
+
+    def _at_rest(self, here: SublayerConnection) -> bool:
+        """Whether the add of a sublayer is nothing but an add."""
         a, b = here.a, here.b
-        if (
+        return (
             a.__class__ is float
             and b.__class__ is float
             and a == b == ONE
             and self.stream_dtype is None
             and not (here.training and (here.dropout or here.stochastic_depth))
-        ):
-            return NO_OPTIONS
-        return here.options(x)
+        )
 
     def _sum(self, x: Tensor, branch: Tensor, options: Options) -> Tensor:
         out = branch if self.free and x.dtype is branch.dtype else None
@@ -241,12 +287,11 @@ class Pass:
     def _direct(self, norm: Any) -> bool:
         """Whether a norm is nothing but its formula, which is then computed without calling the module."""
         return (
-            norm.__class__ in PLAIN[self.kind]
+            norm.__class__ in self.plain
             and not norm._forward_hooks
             and not norm._forward_pre_hooks
             and not norm._backward_hooks
             and not norm._backward_pre_hooks
-            and not self.hooked
         )
 
     def _usable(self, t: Tensor) -> bool:

@@ -163,7 +163,7 @@ class ResidualStack(Routed, nn.Module):
 
     def layers(self) -> list[list[SublayerConnection]]:
         """The connections, layer by layer."""
-        connections: list[Any] = list(self.connections)
+        connections: list[Any] = [*self.connections._modules.values()]
         n = self.sublayers_per_layer
         return [connections[i : i + n] for i in range(0, len(connections), n)]
 
@@ -179,10 +179,13 @@ class ResidualStack(Routed, nn.Module):
         if self.norm_embedding is not None:
             stream = run.normalize(stream, self.norm_embedding, 1.0, self.stream_dtype)
         flow = FLOWS[self.wiring.flow]
+        checkpointed = self.checkpoint and torch.is_grad_enabled() and run.writes is None
         layers = self.layers()
-        state = flow.start(run, self, stream)
+        if flow.at_once and not checkpointed:
+            layers = [[here for layer in layers for here in layer]]
+        state = flow.start(run, self, stream, layers[0])
         for layer, after in zip(layers, [*layers[1:], None], strict=True):
-            if self.checkpoint and torch.is_grad_enabled() and run.writes is None:
+            if checkpointed:
                 state = checkpoint(flow.layer, run, self, state, layer, after, use_reentrant=False)
             else:
                 state = flow.layer(run, self, state, layer, after)

@@ -151,6 +151,12 @@ class _Blocks(nn.Module):
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """The stack's output; masks are merged once, for all layers."""
+        if self.batch_first and all(
+            given is None for given in (mask, key_mask, memory, memory_mask, memory_key_mask, cache)
+        ):
+            if x.dim() != 3:
+                refuse("x", x, self.d)
+            return self.stack(x)  # type: ignore[no-any-return]  # nothing to prepare
         for name, given in (("x", x), ("memory", memory)):
             if given is not None and given.dim() != 3:
                 refuse(name, given, self.d)
