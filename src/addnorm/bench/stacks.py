@@ -1,12 +1,13 @@
 """Whole stacks: a fused encoder against the same sublayers in a plain loop, and against torch.nn.TransformerEncoder.
 
-All three have the same weights. `plain` is what everyone writes, x = x + f(norm(x)) or x = norm(x + f(x)) with torch.nn.LayerNorm
+All three have equal weights. `plain` is what everyone writes, x = x + f(norm(x)) or x = norm(x + f(x)) with torch.nn.LayerNorm
 over addnorm's own attention and feed-forward: what differs from it is the Add & Norm and nothing else. `torch` is PyTorch's
 module, in inference with its fused path.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -86,7 +87,7 @@ class Plain(nn.Module):
 
 def _torchs(norm: Any) -> nn.LayerNorm:
     made = nn.LayerNorm(norm.normalized_shape, norm.eps)
-    made.weight, made.bias = norm.weight, norm.bias  # the same parameters
+    made.weight, made.bias = norm.weight, norm.bias
     return made
 
 
@@ -101,7 +102,8 @@ def variants(cell: Cell) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
     theirs = nn.TransformerEncoder(layer, LAYERS, final, enable_nested_tensor=False)
     encoder = ours.from_torch(theirs)
     assert isinstance(encoder, ours.Encoder)
-    modules = {"addnorm": encoder, "plain": Plain(encoder), "torch": theirs}
+    # Each with weights in memory of its own: of two that shared them the second would find them in the cache.
+    modules = {"addnorm": encoder, "plain": Plain(copy.deepcopy(encoder)), "torch": theirs}
     for module in modules.values():
         module.train(cell.job == "training")
     x = torch.randn(cell.batch, cell.tokens, cell.d, requires_grad=cell.job == "training")
