@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from results/functional.json and results/claims.json.
+"""The tables of README.md and docs/, made from results/functional.json, stack.json and claims.json.
 
 python benchmarks/table.py            replaces what stands between the bench comments of each page
 python benchmarks/table.py --check    changes nothing; 1 if a page is not what the results say
@@ -6,6 +6,7 @@ python benchmarks/table.py --check    changes nothing; 1 if a page is not what t
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from addnorm import bench
-from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES
+from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES, stacks
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.summary import by_cell
 from addnorm.bench.tables import digits, headline
@@ -22,6 +23,7 @@ from addnorm.bench.tables import digits, headline
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "functional.json"
 CLAIMS = ROOT / "benchmarks" / "results" / "claims.json"
+STACK = ROOT / "benchmarks" / "results" / "stack.json"
 TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
 
@@ -157,11 +159,35 @@ def claims_trained(document: Document) -> str:
     return f"{_markdown(lines)}\n\nLoss in nats a character after {steps} steps, the mean of {seeds} seeds; {nothing}."
 
 
+def stack(document: Document) -> str:
+    """Whole encoders: a line a size, a column a wiring, job and peer."""
+    found = stacks.by_cell(document["rows"])
+    columns = list(dict.fromkeys((cell.wiring, cell.job) for cell in found))
+    head = [f"{wiring}, {stacks.JOBS[job]}" for wiring, job in columns]
+    lines = [["batch x tokens x d", "beside", *head], ["--:", ":--", *["--:"] * len(head)]]
+    sizes = dict.fromkeys((cell.batch, cell.tokens, cell.d) for cell in found)
+    for size, (peer, title) in itertools.product(sizes, stacks.PEERS.items()):
+        cells = {(c.wiring, c.job): row for c, row in found.items() if (c.batch, c.tokens, c.d) == size}
+        values = [_against(cells.get(column, {}), peer) for column in columns]
+        lines.append([" x ".join(map(str, size)), title, *values])
+    return f"Times as fast (median microseconds: addnorm / the other):\n\n{_markdown(lines)}"
+
+
+def stack_targets(document: Document) -> str:
+    """The lowest and the mean of each, next to the target."""
+    lines = [["measured over the cells", "target", "addnorm"], [":--", ":--", "--:"]]
+    for one in document["summary"]:
+        target = "" if one["target"] is None else f"{one['compare']} {digits(one['target'])}"
+        met = f", {one['cells_met']} of {one['cells']} cells reach it" if one["met"] is False else ""
+        lines.append([one["name"], target, digits(one["value"]) + (f" (missed{met})" if met else "")])
+    return f"{_markdown(lines)}\n\n{headline(document)}."
+
+
 PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
     ROOT / "README.md": {"speed": speed},
     ROOT / "docs" / "performance.md": {
         "training": jobs(*TRAINING), "saved": saved, "inference": jobs(*INFERENCE), "add": add, "peers": peers,
-        "one-thread": one_thread, "targets": everything,
+        "one-thread": one_thread, "targets": everything, "stack": stack, "stack-targets": stack_targets,
     },
     ROOT / "docs" / "numerics.md": {"accuracy": accuracy},
     ROOT / "docs" / "claims.md": {
@@ -170,9 +196,9 @@ PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
 }  # fmt: skip
 
 
-def results_of(page: Path) -> Path:
-    """Where a page's numbers are."""
-    return CLAIMS if page.name == "claims.md" else RESULTS
+def results_of(section: str) -> Path:
+    """Where a section's numbers are."""
+    return CLAIMS if section.startswith("claims") else STACK if section.startswith("stack") else RESULTS
 
 
 def times(
@@ -220,16 +246,17 @@ def replaced(page: Path, text: str, sections: dict[str, str]) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Replace, or check."""
-    documents = {RESULTS: bench.read(RESULTS), CLAIMS: json.loads(CLAIMS.read_text(encoding="utf-8"))}
+    documents = {path: json.loads(path.read_text(encoding="utf-8")) for path in (CLAIMS, STACK)}
+    documents[RESULTS] = bench.read(RESULTS)
     stale = 0
     for page, sections in PAGES.items():
-        document = documents[results_of(page)]
         text = page.read_text(encoding="utf-8")
-        wanted = replaced(page, text, {name: make(document) for name, make in sections.items()})
+        made = {name: make(documents[results_of(name)]) for name, make in sections.items()}
+        wanted = replaced(page, text, made)
         if list(words) != ["--check"]:
             page.write_text(wanted, encoding="utf-8")
         elif text != wanted:
-            print(f"The tables of {page.name} are not what {results_of(page).name} says: run benchmarks/table.py")
+            print(f"The tables of {page.name} are not what the results say: run benchmarks/table.py")
             stale = 1
     return stale
 
