@@ -120,6 +120,9 @@ def test_the_committed_results_are_of_the_whole_matrix():
 
 def test_the_script_tells_its_options():
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "bench_stack.py"), "--help"], capture_output=True, text=True, check=True
+        [sys.executable, str(ROOT / "benchmarks" / "bench_stack.py"), "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "--threads" in done.stdout

@@ -53,7 +53,7 @@ def pages(table, document, tmp_path, monkeypatch):
 def test_table_replaces_what_stands_between_the_comments_and_nothing_else(table, pages, capsys):
     before = {name: page.read_text() for name, page in pages.items()}
     assert table.main(["--check"]) == 1
-    assert "README.md are not what functional.json says: run benchmarks/table.py" in capsys.readouterr().out
+    assert "README.md are not what the results say: run benchmarks/table.py" in capsys.readouterr().out
     assert {name: page.read_text() for name, page in pages.items()} == before
     assert table.main([]) == 0
     assert table.main(["--check"]) == 0

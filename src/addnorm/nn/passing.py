@@ -100,7 +100,7 @@ class Pass:
         # The classes of norms whose modules need not be called; none, where hooks of all modules are waiting.
         self.plain = () if _has_any_global_hook() else PLAIN[norm]
         self.simple = not keep and stream_dtype is None
-        self.reuse = x.nbytes >= SMALL and not keep and given.may_overwrite(x)
+        self.reuse = not keep and given.may_overwrite(x) and x.nbytes >= SMALL
         self.inference = self.reuse and torch.is_inference_mode_enabled()
         self.free = False  # the memory of the branch may be written
         self.owned = False  # the stream's memory may be written: it is of this pass, and nobody has seen it
