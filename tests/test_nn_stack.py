@@ -227,7 +227,7 @@ def test_without_gradients_the_add_and_norms_allocate_at_most_the_first_read_and
 def test_a_small_stream_gets_new_memory_and_a_large_one_does_not(monkeypatch):
     monkeypatch.undo()
     stack = stack_of(6)
-    for rows, made in ((2, 2 * 6), (2000, 2)):
+    for rows, made in ((2, 2 * 6), (2000, 2)):  # 64 KB are 1024 rows
         x = torch.randn(rows, D)
         expected = stack(x)
         with torch.no_grad(), Allocations() as allocations:

@@ -49,7 +49,7 @@ PLAIN: dict[NormKind, tuple[type[nn.Module], ...]] = {
     "rms": (RMSNorm, nn.RMSNorm),
 }
 NO_OPTIONS: Options = {}
-SMALL = 16 * 1024  # bytes of a stream whose memory is not worth asking for: measured, docs/performance.md
+SMALL = 64 * 1024  # bytes of a stream: below, new memory is had sooner than the answer to whose the old is
 
 
 class End:
