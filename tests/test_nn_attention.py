@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from addnorm.nn import CrossAttention, Decoder, KeyValueCache, SelfAttention
+from addnorm import ResidualStack
+from addnorm.nn import CrossAttention, Decoder, KeyValueCache, SelfAttention, block
 from addnorm.nn.masks import Merged, merge
 from oracle import relative
 
@@ -526,3 +527,96 @@ def test_a_cache_of_another_batch_is_refused():
     ATTENTION(X, cache=cache)
     with pytest.raises(ValueError, match=r"x has a batch of 1, expected 2, that of the cache: cache.reorder"):
         ATTENTION(X[:1], cache=cache)
+
+
+# A cache in the wrong hands
+
+
+def test_one_attention_at_two_places_is_refused_with_a_cache():
+    attention, other = SelfAttention(16, 4, causal=True), torch.nn.Linear(16, 16)
+    stack = ResidualStack([attention, other, attention, other], 16)
+    x = torch.randn(1, 3, 16)
+    stack(x)
+    with pytest.raises(ValueError, match=r"sublayers\[2\] is sublayers\[0\] too and cache is given"):
+        stack(x, cache=KeyValueCache())
+
+
+def test_checkpoints_with_a_cache_are_refused_in_any_stack():
+    stack = ResidualStack(block(16, 4, causal=True), 16, checkpoint=True)
+    with pytest.raises(ValueError, match="cache is given to a stack with checkpoint=True"):
+        stack(torch.randn(1, 3, 16), cache=KeyValueCache())
+
+
+def test_a_call_that_fails_leaves_the_memory_of_before():
+    decoder, cache = Decoder(2, 16, 4).eval(), KeyValueCache()
+    x, memory, other = torch.randn(1, 2, 16), torch.randn(1, 5, 16), torch.randn(1, 5, 16)
+    with torch.no_grad():
+        decoder(x, memory, cache=cache)
+        expected = copy.deepcopy(cache)
+        last = decoder.stack.connections[4].sublayer
+
+        def fail(module, args):
+            raise RuntimeError("out of luck")
+
+        handle = last.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            decoder(x, other, cache=cache)
+        handle.remove()
+        assert torch.equal(decoder(x, cache=cache), decoder(x, cache=expected))
+        with pytest.raises(ValueError, match="memory has a batch of 3"):
+            decoder(x, torch.randn(3, 5, 16), cache=cache)
+        decoder(x, cache=cache)
+
+
+def test_a_first_call_that_fails_and_truncate_to_nothing_leave_an_empty_cache():
+    decoder, cache = Decoder(1, 16, 4, cross_attention=False).eval(), KeyValueCache()
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="mask has shape"):
+            decoder(torch.randn(3, 2, 16), cache=cache, mask=torch.ones(5, 5, dtype=torch.bool))
+        decoder(torch.randn(2, 2, 16), cache=cache)
+        cache.truncate(0)
+        decoder(torch.randn(4, 1, 16), cache=cache)
+    assert cache.length == 1
+
+
+def test_truncate_to_nothing_forgets_the_reordered_memory_too():
+    decoder, cache = Decoder(1, 16, 4).eval(), KeyValueCache()
+    x, memory = torch.randn(2, 1, 16), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        expected = decoder(x, memory, cache=cache)
+        cache.reorder(torch.tensor([1, 0]))
+        cache.truncate(0)
+        assert torch.equal(decoder(x, memory, cache=cache), expected)
+
+
+def test_a_copy_of_a_cache_is_a_draft_of_its_own():
+    decoder, cache = Decoder(2, 16, 4, cross_attention=False).eval(), KeyValueCache()
+    x = torch.randn(1, 5, 16)
+    with torch.no_grad():
+        decoder(x[:, :3], cache=cache)
+        draft = copy.deepcopy(cache)
+        decoder(torch.randn(1, 2, 16), cache=draft)
+        assert (cache.length, draft.length) == (3, 5)
+        torch.testing.assert_close(decoder(x[:, 3:], cache=cache), decoder(x)[:, 3:])
+
+
+def test_the_cache_of_another_decoder_is_refused():
+    decoder, cache = Decoder(1, 16, 4, cross_attention=False).eval(), KeyValueCache()
+    x = torch.randn(1, 3, 16)
+    with torch.no_grad():
+        decoder(x, cache=cache)
+        with pytest.raises(ValueError, match="cache has 3 tokens of another stack and none of this one"):
+            copy.deepcopy(decoder)(x, cache=cache)
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_gradients_reach_a_memory_that_was_first_seen_without_them(guard):
+    decoder, cache = Decoder(1, 16, 4).eval(), KeyValueCache()
+    x, memory = torch.randn(1, 1, 16), torch.randn(1, 5, 16, requires_grad=True)
+    with guard():
+        decoder(x, memory, cache=cache)
+    if guard is torch.inference_mode:
+        cache._tokens.clear()  # tokens of inference mode stay there
+    decoder(x, memory, cache=cache).sum().backward()
+    assert memory.grad is not None
+    assert decoder.stack.connections[1].sublayer.kv_proj.weight.grad is not None

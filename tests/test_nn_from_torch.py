@@ -481,6 +481,11 @@ REFUSED = {
         ValueError,
         "module.layers.1 has a forward of its own",
     ),
+    "a patched part of the forward": (
+        lambda: spoiled(encoder, set_("layers.1._sa_block", lambda *args: args[0])),
+        ValueError,
+        "module.layers.1 has a _sa_block of its own",
+    ),
     "shared weights": (
         lambda: spoiled(encoder, tie),
         ValueError,

@@ -313,3 +313,52 @@ def test_unroll_under_checkpoints_and_autocast():
     assert len(stack.unroll(x).writes) == 4
     with torch.autocast("cpu", bf16):
         assert len(stack.unroll(x).writes) == 4
+
+
+# Norms of another shape, patched, without parameters of their own
+
+
+def test_a_norm_over_other_dimensions_is_called_as_a_module():
+    x = torch.randn(4, 3, D)
+    stack = ResidualStack([torch.tanh] * 2, D, "pre_ln")
+    norm = nn.LayerNorm((3, D), elementwise_affine=False)
+    stack.connections[0].norm_in = norm
+    h = x + torch.tanh(norm(x))
+    h = h + torch.tanh(nn.functional.layer_norm(h, (D,)))
+    torch.testing.assert_close(stack(x), nn.functional.layer_norm(h, (D,)))
+    stack.connections[0].norm_in = nn.LayerNorm(D // 2, elementwise_affine=False)
+    with pytest.raises(RuntimeError, match="normalized_shape"):  # torch's own refusal
+        stack(x)
+
+
+def test_a_patched_forward_is_called():
+    stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
+    stack.norm_final.forward = lambda z: z * 0
+    assert not stack(x).any()
+
+
+def test_a_norm_whose_weight_is_no_parameter():
+    stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
+    expected = 2 * stack(x)
+    weight = 2 * stack.norm_final.weight.detach()
+    del stack.norm_final.weight
+    stack.norm_final.weight = weight
+    torch.testing.assert_close(stack(x), expected)
+
+
+def test_a_tensor_that_another_process_has_is_never_written():
+    shared = []
+
+    class Sends(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            y.share_memory_()
+            shared.append((y.untyped_storage().data_ptr(), y.clone()))
+            return y
+
+    stack = ResidualStack([Sends(D, D), torch.tanh], D, "post_ln")
+    with torch.no_grad():
+        read = []
+        stack.connections[1].sublayer = lambda x: read.append(x.data_ptr()) or torch.tanh(x)
+        stack(torch.randn(2, 3, D))
+    assert shared[0][0] not in read  # N_out went elsewhere

@@ -542,6 +542,15 @@ def test_a_sandwich_without_a_sublayer_adds_no_bias_of_its_norm():
     assert torch.equal(x_L, x_0 + writes[0])
 
 
+def test_hooks_of_a_copy_are_its_own():
+    stack = stack_of(2)
+    less = stack.without(0)
+    less.register_forward_hook(lambda module, args, out: out * 0)
+    x = torch.randn(3, D)
+    assert not less(x).any()
+    assert stack(x).any()
+
+
 def test_the_keywords_of_a_removed_sublayer_are_still_known():
     stack = ResidualStack([Masked(), Mlp()], D)
     stack.without(0)(torch.randn(3, D), mask=None)

@@ -446,7 +446,7 @@ REFUSED = {
     "a memory nobody asked for": (
         lambda: Decoder(1, D, HEADS, cross_attention=False)(X, MEMORY),
         TypeError,
-        "no sublayer takes the keyword argument 'memory', expected 'cache', 'key_mask', 'mask'",
+        "memory is given to a decoder that has cross_attention=False, expected none",
     ),
     "a memory's shape": (
         lambda: Decoder(1, D, HEADS)(X, MEMORY[0], memory_mask=torch.ones(N, M)),

@@ -175,16 +175,20 @@ class CrossAttention(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.d:
             refuse("x", x, self.d)
         batch, n, _ = x.shape
-        pairs = None if cache is None else cache.recall(self, memory)
+        pairs = None
+        if cache is not None:
+            wants_grad = self.kv_proj.weight.requires_grad or (memory is not None and memory.requires_grad)
+            pairs = cache.recall(self, memory, wants_grad)
+        fresh = pairs is None
         if pairs is None:
             pairs = self._pairs(memory)
-            if cache is not None and memory is not None:
-                cache.remember(self, memory, pairs)
         if pairs.shape[0] != batch:
             raise ValueError(
                 f"memory has a batch of {pairs.shape[0]}, expected {batch}, that of x: give each sample its memory, "
                 "as in memory.repeat_interleave(beams, 0), or cache.reorder(index) for one that is kept."
             )
+        if fresh and cache is not None and memory is not None:
+            cache.remember(self, memory, pairs)
         told = None
         if memory_mask is not None or memory_key_mask is not None:
             told, _ = merge(x, pairs.shape[1], self.n_heads, memory_mask, memory_key_mask, name="memory_mask")

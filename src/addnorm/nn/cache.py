@@ -51,7 +51,10 @@ class KeyValueCache:
     @property
     def length(self) -> int:
         """The tokens seen."""
-        return max((kept.length for kept in self._tokens.values()), default=0)
+        length = 0
+        for kept in self._tokens.values():  # a plain loop: compiled graphs do not break at it
+            length = max(length, kept.length)
+        return length
 
     def seen(self, attention: nn.Module) -> int:
         """The tokens that this attention has seen."""
@@ -61,7 +64,7 @@ class KeyValueCache:
     def extend(self, attention: nn.Module, pairs: Tensor) -> Tensor:
         """Adds the keys and values of new tokens, `(2, batch, heads, tokens, d / heads)`, and returns those of all."""
         kept = self._tokens.get(attention)
-        if kept is None:
+        if kept is None or kept.length == 0:
             kept = _Kept(pairs.narrow(TOKENS, 0, 0), 0)
         elif kept.pairs.shape[1] != pairs.shape[1]:
             raise ValueError(
@@ -84,10 +87,19 @@ class KeyValueCache:
         self._tokens[attention] = _Kept(room, length)
         return room.narrow(TOKENS, 0, length)
 
-    def recall(self, attention: nn.Module, memory: Tensor | None) -> Tensor | None:
-        """The keys and values of the memory, if this attention has computed them; memory None: of whatever it was."""
+    def recall(self, attention: nn.Module, memory: Tensor | None, wants_grad: bool = False) -> Tensor | None:
+        """The keys and values of the memory, if this attention has computed them; memory None: of whatever it was.
+
+        None where a gradient is wanted that what is kept does not carry, and there is a memory to compute it from.
+        """
         kept = self._memories.get(attention)
-        return kept[1] if kept is not None and (memory is None or _same(memory, kept[0])) else None
+        if kept is None or (memory is not None and not _same(memory, kept[0])):
+            return None
+        pairs = kept[1]
+        records = torch.is_grad_enabled()
+        if memory is not None and records and (pairs.is_inference() or (wants_grad and not pairs.requires_grad)):
+            return None
+        return pairs
 
     def remember(self, attention: nn.Module, memory: Tensor, pairs: Tensor) -> None:
         """Keeps the keys and values of the memory, `(batch, keys, 2, heads, d / heads)`."""
@@ -107,8 +119,27 @@ class KeyValueCache:
         for attention, (source, pairs) in self._memories.items():
             self._memories[attention] = source, pairs.index_select(0, index)
 
+    def state(self) -> tuple[dict[nn.Module, _Kept], dict[nn.Module, tuple[Tensor, Tensor]]]:
+        """What is kept now, for `restore`."""
+        return dict(self._tokens), dict(self._memories)
+
+    def restore(self, state: tuple[dict[nn.Module, _Kept], dict[nn.Module, tuple[Tensor, Tensor]]]) -> None:
+        """Goes back to what `state` gave: after a call that failed."""
+        self._tokens, self._memories = dict(state[0]), dict(state[1])
+
+    def __deepcopy__(self, memo: dict[int, object]) -> KeyValueCache:
+        """A cache of its own for the same attentions: a second draft, another beam."""
+        other = KeyValueCache(self.capacity)
+        for attention, kept in self._tokens.items():
+            other._tokens[attention] = _Kept(kept.pairs.clone(), kept.length)
+        for attention, (memory, pairs) in self._memories.items():
+            other._memories[attention] = memory, pairs.clone()
+        return other
+
     def truncate(self, length: int) -> None:
-        """Forgets the tokens after the first `length`: a draft that was rejected, a call that failed."""
+        """Forgets the tokens after the first `length`: a draft that was rejected. Of length 0 it is `clear`."""
+        if length == 0:
+            self.clear()
         for attention, kept in self._tokens.items():
             if kept.length > length:
                 # What a graph may hold is not written again.

@@ -56,9 +56,10 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
     """The module of this library that computes what a transformer of `torch.nn` does, with a copy of its parameters.
 
     Kept: norm_first, the final norm, every eps, dropout, activation and bias, batch_first, dtypes, devices, training modes and
-    requires_grad. What the call is told differs in two ways:
+    requires_grad. What the call is told differs in three ways:
 
     - bool masks are the other way round: give `~mask`, `key_mask=~key_padding_mask`. Float masks are the same.
+    - the input has a batch: `x[None]` for one without.
     - a `Transformer` hides the source's padding from the decoder too, unless `memory_key_mask` says otherwise.
 
     In eval mode without gradients torch's encoder may return zeros at padded tokens (its nested tensors); this one computes them
@@ -207,8 +208,8 @@ def _refuse_hidden(module: nn.Module) -> None:
         path = f"module.{name}".rstrip(".")
         if any(getattr(one, hooks) for hooks in HOOKS):
             _refuse(path, "has hooks", "none", "they would be lost; remove them, and register them on the result")
-        if "forward" in vars(one):
-            _refuse(path, "has a forward of its own", f"that of {type(one).__name__}", "what it computes is not known")
+        for own in (own for own, value in vars(one).items() if callable(value) and hasattr(type(one), own)):
+            _refuse(path, f"has a {own} of its own", f"that of {type(one).__name__}", "what it computes is not known")
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         other = seen.setdefault(id(parameter), name)

@@ -76,6 +76,7 @@ class Pass:
         "owned",
         "plain",
         "reuse",
+        "shape",
         "simple",
         "stream_dtype",
         "writes",
@@ -95,6 +96,7 @@ class Pass:
         self.kind = norm
         self.context = context
         self.dtype = x.dtype
+        self.shape = x.shape[-1:]
         self.stream_dtype = stream_dtype
         self.writes: list[Tensor] | None = [] if keep else None
         # The classes of norms whose modules need not be called; none, where hooks of all modules are waiting.
@@ -288,6 +290,9 @@ class Pass:
         """Whether a norm is nothing but its formula, which is then computed without calling the module."""
         return (
             norm.__class__ in self.plain
+            and norm.normalized_shape == self.shape
+            and "weight" in norm._parameters
+            and "forward" not in norm.__dict__
             and not norm._forward_hooks
             and not norm._forward_pre_hooks
             and not norm._backward_hooks

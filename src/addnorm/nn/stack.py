@@ -175,6 +175,8 @@ class ResidualStack(Routed, nn.Module):
         """The output, and the stream before the first and after the last sublayer."""
         if run.context:
             refuse_unknown(run.context, self.takes)
+            if run.context.get("cache") is not None:
+                self._refuse_cache()
         stream = run.begin(x)
         if self.norm_embedding is not None:
             stream = run.normalize(stream, self.norm_embedding, 1.0, self.stream_dtype)
@@ -190,6 +192,22 @@ class ResidualStack(Routed, nn.Module):
             else:
                 state = flow.layer(run, self, state, layer, after)
         return flow.end(run, self, state), stream, state[0]
+
+    def _refuse_cache(self) -> None:
+        """ValueError where what a sublayer keeps in a cache would not be that of one place and one call."""
+        if self.checkpoint and torch.is_grad_enabled():
+            raise ValueError(
+                "cache is given to a stack with checkpoint=True, expected none while gradients are on: what is computed again "
+                "would be kept twice; call it under torch.no_grad(), or without checkpoint."
+            )
+        first: dict[int, int] = {}
+        for i, here in enumerate(here for layer in self.layers() for here in layer):
+            takes = here.takes
+            if (takes is None or "cache" in takes) and first.setdefault(id(here.sublayer), i) != i:
+                raise ValueError(
+                    f"sublayers[{i}] is sublayers[{first[id(here.sublayer)]}] too and cache is given, expected modules of their "
+                    "own: a cache keeps the keys of each module, not of each place; the modules may share parameters."
+                )
 
     def unroll(self, x: Tensor, **context: Any) -> Unrolled:
         """The stream as the sum it is: x_0 and every write, whose sum x_L was compared with.
@@ -226,7 +244,8 @@ class ResidualStack(Routed, nn.Module):
     def without(self, i: int) -> ResidualStack:
         """This stack without the write of sublayer i: it is not called, and adds zero; all parameters are shared.
 
-        Everything else stands, norms and factors of the stream too, and the other sublayers keep their places.
+        Everything else stands, norms and factors of the stream too, and the other sublayers keep their places. They are the same
+        modules: `eval()` of one stack is `eval()` of their sublayers.
         """
         n = len(self.connections)
         if not (isinstance(i, int) and not isinstance(i, bool) and -n <= i < n):
@@ -294,7 +313,9 @@ def _shared_again(stack: ResidualStack, _: Any) -> None:
 def _shallow(module: Any) -> Any:
     """A copy that shares parameters and submodules, but not the tables they stand in."""
     other = copy.copy(module)
-    other._modules, other._parameters = dict(module._modules), dict(module._parameters)
+    for name, table in vars(module).items():
+        if isinstance(table, dict):  # modules, parameters, hooks
+            setattr(other, name, copy.copy(table))
     return other
 
 

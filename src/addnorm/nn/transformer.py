@@ -120,7 +120,8 @@ class _Blocks(nn.Module):
     ) -> None:
         super().__init__()
         whole("n_layers", n_layers, 1)
-        self.d, self.n_heads, self.causal = d, n_heads, causal
+        self.d, self.n_heads = d, n_heads
+        self.causal, self.cross_attention = causal, cross_attention
         self.batch_first = batch_first
         blocks = [
             block(d, n_heads, d_ff, cross_attention=cross_attention, causal=causal, activation=activation, bias=bias,
@@ -164,7 +165,7 @@ class _Blocks(nn.Module):
             x, memory = x.transpose(0, 1), None if memory is None else memory.transpose(0, 1)
         context: dict[str, Any] = {}
         if mask is not None or key_mask is not None or cache is not None:
-            n_keys = x.shape[1] + (0 if cache is None else cache.length)
+            n_keys = x.shape[1] + (0 if cache is None else self._seen(cache))
             context["mask"] = merge(x, n_keys, self.n_heads, mask, key_mask, self.causal)
         if memory is not None and (memory_mask is not None or memory_key_mask is not None):
             masks = merge(x, memory.shape[1], self.n_heads, memory_mask, memory_key_mask, name="memory_mask")
@@ -176,18 +177,24 @@ class _Blocks(nn.Module):
         y: Tensor = self.stack(x, **context) if cache is None else self._extend(x, cache, context)
         return y if self.batch_first else y.transpose(0, 1)
 
+    def _seen(self, cache: KeyValueCache) -> int:
+        """The tokens that this stack's attentions have seen."""
+        first: Any = self.stack.connections[0]
+        seen = cache.seen(first.sublayer)
+        if cache.length and not seen:
+            raise ValueError(
+                f"cache has {cache.length} tokens of another stack and none of this one, expected a cache of its own: make one "
+                "KeyValueCache() for each decoder (and copy it by copy.deepcopy)."
+            )
+        return seen
+
     def _extend(self, x: Tensor, cache: KeyValueCache, context: dict[str, Any]) -> Tensor:
         """A call with a cache: one that fails leaves it as it was."""
-        if self.stack.checkpoint and torch.is_grad_enabled():
-            raise ValueError(
-                "cache is given to a stack with checkpoint=True, expected none while gradients are on: what is computed again "
-                "would be kept twice; call it under torch.no_grad(), or without checkpoint."
-            )
-        before = cache.length
+        before = cache.state()
         try:
             return self.stack(x, **context)  # type: ignore[no-any-return]
         except BaseException:
-            cache.truncate(before)
+            cache.restore(before)
             raise
 
 
@@ -303,8 +310,12 @@ class Decoder(_Blocks):
             key_mask: `(batch, tokens)`; with a cache, an entry for every token so far.
             memory_mask: `(tokens, memory tokens)` or one for each sample (and head).
             memory_key_mask: `(batch, memory tokens)`: which tokens of the memory may be attended to.
-            cache: a `KeyValueCache` for incremental decoding. A call that fails leaves its tokens as they were.
+            cache: a `KeyValueCache` for incremental decoding. A call that fails leaves it as it was.
         """
+        if memory is not None and not self.cross_attention:
+            raise TypeError(
+                "memory is given to a decoder that has cross_attention=False, expected none: build it with attention to a memory."
+            )
         return self._run(x, mask, key_mask, memory, memory_mask, memory_key_mask, cache)
 
 

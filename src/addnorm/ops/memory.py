@@ -63,8 +63,8 @@ def _uses(t: Tensor) -> int:
     if _storage_uses is None:
         return 0
     storage = t.untyped_storage()
-    if not storage.resizable() or getrefcount(storage) != _HANDLE:
-        return 0  # the memory is not torch's, or somebody keeps the storage itself
+    if not storage.resizable() or getrefcount(storage) != _HANDLE or storage.is_shared():
+        return 0  # the memory is not torch's, somebody keeps the storage itself, or another process has it
     return int(_storage_uses(storage._cdata))
 
 
