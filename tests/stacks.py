@@ -1,0 +1,41 @@
+"""What the tests of stacks share: a sublayer, stacks of it, every wiring."""
+
+import pytest
+import torch
+from torch import nn
+
+from addnorm import ResidualStack, wirings
+
+D = 16
+f64 = torch.float64
+
+
+class Mlp(nn.Module):
+    """A sublayer whose output is its own new tensor."""
+
+    def __init__(self, d=D, dtype=None):
+        super().__init__()
+        self.up, self.down = nn.Linear(d, 2 * d, dtype=dtype), nn.Linear(2 * d, d, dtype=dtype)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+def stack_of(n, wiring="pre_ln", d=D, **options):
+    dtype = options.get("dtype")
+    return ResidualStack([Mlp(d, dtype) for _ in range(n)], d, wiring, **options)
+
+
+def stand_in(name, **options):
+    """A wiring by name, one that needs an option with it."""
+    return wirings.get(name, **({"multiplier": 0.5} if name == "residual_multiplier" else {}), **options)
+
+
+ALL = [stand_in(name) for name in wirings.CONSTRUCTORS]
+each_wiring = pytest.mark.parametrize("wiring", ALL, ids=lambda wiring: wiring.name)
+
+
+class Masked(nn.Module):
+    def forward(self, x, mask=None, *, scale=1.0):
+        self.got = (mask, scale)
+        return x * scale
