@@ -52,7 +52,7 @@ class Attention(nn.Module):
         """`(batch, n, d)` to the same shape."""
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
 
 class TinyLM(nn.Module):

@@ -120,7 +120,7 @@ class Passed(NamedTuple):
 
 def streams(stack: ResidualStack, x: Tensor) -> list[Tensor]:
     """x_0 and the stream after each sublayer, one connection at a time: for wirings that are rows."""
-    connections: Iterable[SublayerConnection] = stack.connections  # type: ignore[assignment]
+    connections: Iterable[SublayerConnection] = stack.connections  # type: ignore[assignment]  # a ModuleList of them
     found = [x if stack.norm_embedding is None else stack.norm_embedding(x)]
     for connection in connections:
         found.append(connection(found[-1]))

@@ -97,7 +97,7 @@ class SelfAttention(nn.Module):
             k, v = cache.extend(self, projected.permute(2, 0, 3, 1, 4)[1:]).unbind(0)
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, told, p, causal)
-        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
         """The weights by their roles, as `addnorm.nn.init` wants them: views of the packed one."""
@@ -195,7 +195,7 @@ class CrossAttention(nn.Module):
         q = self.q_proj(x).reshape(batch, n, self.n_heads, self.d_head).transpose(1, 2)
         k, v = (one.transpose(1, 2) for one in pairs.unbind(2))
         y = F.scaled_dot_product_attention(q, k, v, told, self.dropout if self.training else 0.0)
-        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def _pairs(self, memory: Tensor | None) -> Tensor:
         """Keys and values of the memory, `(batch, keys, 2, heads, d / heads)`."""

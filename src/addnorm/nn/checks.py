@@ -38,7 +38,7 @@ def stream_dtype(value: Any) -> torch.dtype | None:
     if value is not None and value not in FLOATS:
         words = ", ".join(map(str, FLOATS))
         raise TypeError(f"stream_dtype is {value!r}, expected None (that of x) or one of {words}.")
-    return value  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]  # judged above
 
 
 def flag(name: str, value: Any, otherwise: str = "") -> None:

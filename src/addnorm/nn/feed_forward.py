@@ -74,7 +74,7 @@ class FeedForward(nn.Module):
         hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
-        return self.down(hidden)  # type: ignore[no-any-return]
+        return self.down(hidden)  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
         """The weights by their roles, as `addnorm.nn.init` wants them."""

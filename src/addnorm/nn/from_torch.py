@@ -85,7 +85,7 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
     _expect("module", module, (nn.Transformer, *ENCODERS, *DECODERS))
     _refuse_hidden(module)
     if not isinstance(module, nn.Transformer):
-        return _blocks("module", module, causal)  # type: ignore[no-any-return]
+        return _blocks("module", module, causal)  # type: ignore[no-any-return]  # which one, the overloads tell
     _expect("module.encoder", module.encoder, ENCODERS)
     _expect("module.decoder", module.decoder, DECODERS)
     encoder = _blocks("module.encoder", module.encoder, causal=False)

@@ -8,7 +8,7 @@
 
 Where nothing is recorded for a backward, results go into memory that is free: y into that of the branch, the stream into
 its own. Free is what nobody else holds: a branch that is also a parameter, what was read, an entry of a cache, or in the
-hands of a hook is left alone, and the result gets memory of its own. A stream of a few kilobytes gets new memory each time: that
+hands of a hook is left alone, and the result gets memory of its own. A stream below 64 KB gets new memory each time: that
 is had sooner than the answer to the question who else holds the old.
 
 A step of a small stack is a few microseconds, so the usual one (no factor, no dropout) goes straight to the operator, and

@@ -157,7 +157,7 @@ class _Blocks(nn.Module):
         ):
             if x.dim() != 3:
                 refuse("x", x, self.d)
-            return self.stack(x)  # type: ignore[no-any-return]  # nothing to prepare
+            return self.stack(x)  # type: ignore[no-any-return]  # torch does not type a module's call
         for name, given in (("x", x), ("memory", memory)):
             if given is not None and given.dim() != 3:
                 refuse(name, given, self.d)
@@ -192,7 +192,7 @@ class _Blocks(nn.Module):
         """A call with a cache: one that fails leaves it as it was."""
         before = cache.state()
         try:
-            return self.stack(x, **context)  # type: ignore[no-any-return]
+            return self.stack(x, **context)  # type: ignore[no-any-return]  # torch does not type a module's call
         except BaseException:
             cache.restore(before)
             raise
@@ -378,4 +378,4 @@ class Transformer(nn.Module):
         """
         memory = self.encoder(source, source_mask, source_key_mask)
         of_memory = source_key_mask if memory_key_mask is None else memory_key_mask
-        return self.decoder(target, memory, target_mask, target_key_mask, memory_mask, of_memory)  # type: ignore[no-any-return]
+        return self.decoder(target, memory, target_mask, target_key_mask, memory_mask, of_memory)  # type: ignore[no-any-return]  # torch does not type a module's call
