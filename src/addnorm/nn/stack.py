@@ -63,8 +63,8 @@ class ResidualStack(Routed, nn.Module):
         norm_embedding, norm_final: norms, or None.
 
     Without gradients, on CPU and from 64 KB of stream on, the Add & Norms allocate nothing but the stream and the first read:
-    a sublayer's output becomes what the next one reads, unless somebody else holds it. (B2T adds the input of a layer in memory of its own, ResiDual its
-    second stream, and a norm after a norm has its own.)
+    a sublayer's output becomes what the next one reads, unless somebody else holds it. (B2T adds the input of a layer in
+    memory of its own, ResiDual its second stream, and a norm after a norm has its own.)
 
     Neither the connections nor their norms are called as modules: hooks belong on the sublayers. A norm that has one, or that
     was replaced, is called.
