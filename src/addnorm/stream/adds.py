@@ -1,0 +1,226 @@
+"""The residual adds of a data flow, and the streams that they make.
+
+An add is residual if one operand, but for factors, is a value on which the other one depends: x + f(x). That other one is what
+was written. A stream is a chain of them: each begins where the one before ended, perhaps with norms in between. What lies inside
+a sublayer of a longer stream (the cube in a GELU written by hand, a skip in a convolution) is that sublayer's own affair.
+
+    x + f(x)                 a site                  x + f(x) + g(x)        two sites side by side
+    state + something else   an injection            state + earlier state  a skip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from addnorm.stream.flow import Flow, Op, Value
+from addnorm.stream.norms import Norm
+from addnorm.stream.ops import ATTENTION, MIXING, Factor, Term, factor_of, reaches, terms_of, up
+
+__all__ = ["Add", "Path", "Write", "between", "find_streams", "walk"]
+
+
+@dataclass
+class Path:
+    """The way from a value down to a term of an add: the operators on it, the last one first, and the factors among them."""
+
+    source: Value
+    term: Term
+    ops: list[Op] = field(default_factory=list)
+    factors: list[Factor] = field(default_factory=list)
+    sums: list[Term] = field(default_factory=list)  # the terms of partial sums that the way leads through
+
+
+@dataclass
+class Write:
+    """One term that is added to the stream."""
+
+    path: Path  # from what the branch ends in (`path.source`) to the operand
+    role: str = "branch"  # or "injection": depends on no state of this stream; or "skip": an earlier state
+
+
+@dataclass(eq=False)
+class Add:
+    """A residual add: out = a * x + the writes."""
+
+    x: Value
+    out: Value
+    kept: Path  # from x to the operand
+    writes: list[Write]
+    before: Add | None = None  # the add with which x was made
+    norms: list[Norm] = field(default_factory=list)  # between that and x, the first one last
+    scaled: list[Factor] = field(default_factory=list)  # factors between that and x
+    tail: list[Op] = field(default_factory=list)  # the operators between that and x
+    merged: bool = False  # a partial sum of another add
+    inside: list[Add] = field(default_factory=list)  # residual adds of the branches' own
+
+    @property
+    def op(self) -> Op:
+        """The operator that adds."""
+        assert self.out.op is not None
+        return self.out.op
+
+    def states(self) -> Iterator[Add]:
+        """This add and those before it on the stream."""
+        add: Add | None = self
+        while add is not None:
+            yield add
+            add = add.before
+
+
+def walk(term: Term) -> Iterator[Path]:
+    """The values of which an operand is a multiple, each with the way from it down to the operand; nearest first."""
+    value, ops, factors = term.value, [], []
+    while True:
+        while (source := up(value)) is not value:
+            assert value.op is not None
+            ops.append(value.op)
+            value = value.op.inputs[0]
+        yield Path(value, term, [*ops], [*factors])
+        passed = None if value.op is None or value.norm is not None else factor_of(value.op)
+        if passed is None:
+            return
+        assert value.op is not None
+        ops.append(value.op)
+        value, factor = passed
+        factors.append(factor)
+
+
+def between(x: Value, raw: Value) -> list[Op]:
+    """The operators that lead from x to raw."""
+    back: set[Op] = set()
+    todo = [raw]
+    while todo:
+        value = todo.pop()
+        if value is x or value.op is None or value.index <= x.index or value.op in back:
+            continue
+        back.add(value.op)
+        todo.extend(value.op.inputs)
+    reached, found = {x}, []
+    for op in sorted(back, key=lambda op: op.index):
+        if any(value in reached for value in op.inputs):
+            reached.update(op.outputs)
+            found.append(op)
+    return found
+
+
+def find_streams(flow: Flow, norms: list[Norm]) -> list[list[Add]]:
+    """The streams, in the order in which they begin; each a list of adds in the order of depth."""
+    inner = {op for norm in norms for op in norm.ops}
+    adds: dict[Value, Add] = {}
+    for op in flow.ops:
+        terms = None if op in inner else terms_of(op)
+        if terms is None or len(op.outputs[0].shape) < 2 or not op.outputs[0].tensor.is_floating_point():
+            continue
+        add = _regular(op, terms, adds) or _continued(op, terms, adds)
+        if add is not None:
+            adds[add.out] = add
+            _link(add, adds)
+    return _chains([add for add in adds.values() if not add.merged])
+
+
+def _orders(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
+    shape = op.outputs[0].shape
+    return [(p, q) for p, q in (terms, terms[::-1]) if p.value.shape == shape]
+
+
+def _regular(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
+    """x + f(x)."""
+    for p, q in _orders(op, terms):
+        multiples = {path.source for path in walk(q)}
+        kept = next((path for path in walk(p) if reaches(path.source, q.value)), None)
+        if kept is None or kept.source in multiples:
+            continue  # x + x is no write
+        later = _state(q, adds)
+        if later is not None and _continues(later.source, kept.source, adds):
+            return Add(later.source, op.outputs[0], later, [Write([*walk(p)][-1], "skip")])
+        return Add(kept.source, op.outputs[0], kept, [Write([*walk(q)][-1])])
+    return None
+
+
+def _continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
+    """(x + f(x)) + g(x), whose sublayers stand side by side; or a state to which something else is added."""
+    for p, q in _orders(op, terms):
+        state = _state(p, adds)
+        if state is None:
+            continue
+        partial = adds.get(state.source)
+        if partial is not None and reaches(partial.x, q.value) and len(set(state.source.users)) == 1:
+            partial.merged = True
+            writes = [Write(_joined(write.path, state), write.role) for write in partial.writes]
+            return Add(
+                partial.x, op.outputs[0], _joined(partial.kept, state), [*writes, Write([*walk(q)][-1])]
+            )
+        return Add(state.source, op.outputs[0], state, [Write([*walk(q)][-1], "injection")])
+    return None
+
+
+def _state(term: Term, adds: dict[Value, Add]) -> Path | None:
+    """The way from a state of a stream, if an operand is a multiple of one."""
+    for path in walk(term):
+        if path.source in adds or (path.source.norm is not None and up(path.source.norm.x) in adds):
+            return path
+    return None
+
+
+def _continues(state: Value, earlier: Value, adds: dict[Value, Add]) -> bool:
+    """Whether a state is the end of adds the first of which began with just that earlier value."""
+    add = adds.get(state) or (adds.get(up(state.norm.x)) if state.norm is not None else None)
+    return add is not None and any(step.x is earlier for step in add.states())
+
+
+def _joined(first: Path, then: Path) -> Path:
+    """The way to a partial sum, and on to the operand that it is."""
+    return Path(
+        first.source, then.term, [*then.ops, *first.ops], [*then.factors, *first.factors], [*then.sums, first.term, *first.sums]
+    )
+
+
+def _link(add: Add, adds: dict[Value, Add]) -> None:
+    """Finds the add with which x was made."""
+    value = add.x
+    while True:
+        source = up(value)
+        if source in adds and not adds[source].merged:
+            add.before = adds[source]
+            return
+        if source.norm is not None:
+            add.norms.append(source.norm)
+            value = source.norm.x
+        elif source.op is not None and (passed := factor_of(source.op)) is not None:
+            value, factor = passed
+            add.scaled.append(factor)
+        else:
+            return
+
+
+def _chains(adds: list[Add]) -> list[list[Add]]:
+    """The longest chain first; then those that no sublayer of a longer one contains."""
+    chosen: list[list[Add]] = []
+    taken: dict[Op, Add] = {}  # the operators of the branches
+    used: set[Add] = set()
+    leaves = {*adds} - {add.before for add in adds}
+    for leaf in sorted(leaves, key=lambda add: (-len([*add.states()]), -add.op.index)):
+        chain = [add for add in leaf.states() if add not in used][::-1]
+        outside = [add for add in chain if add.op not in taken]
+        for add in chain:
+            if add.op in taken:
+                taken[add.op].inside.append(add)
+        if not outside or not _worth(outside, alone=not chosen):
+            continue
+        used.update(outside)
+        chosen.append(outside)
+        for add in outside:
+            for write in add.writes:
+                for op in between(add.x, write.path.source):
+                    taken.setdefault(op, add)
+    return sorted(chosen, key=lambda chain: chain[0].op.index)
+
+
+def _worth(chain: list[Add], alone: bool) -> bool:
+    """Whether adds are a stream: sublayers that compute more than element by element; one alone only with a norm."""
+    branches = [op for add in chain for write in add.writes for op in between(add.x, write.path.source)]
+    if not any(op.name in MIXING or op.name in ATTENTION for op in branches):
+        return alone and len(chain) > 1
+    normed = any(value.norm is not None for op in branches for value in op.outputs)
+    return alone or len(chain) > 1 or normed

@@ -1,0 +1,407 @@
+"""The norms in a data flow: torch's, this library's, and those written out by hand, in any order of casts.
+
+    (x - mean) / sqrt(var + eps) * weight + bias      layer       x / sqrt(mean(x^2) + eps) * weight      rms
+    x / max(|x|, eps) * weight                        scale
+
+By hand means: a division by a root (or a product with `rsqrt`) of a mean over the last dimension. Whatever the operators are
+called, the formula that was found is computed in float64 and compared with what the model computed: `Norm.error`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from addnorm.stream.flow import DATA, NOISE, Flow, Op, Value
+from addnorm.stream.ops import factor_of, number_of, terms_of, up
+
+__all__ = ["Norm", "find_norms"]
+
+Kind = Literal["layer", "rms", "scale"]
+LOOSE = 64  # roundings of the model's dtype that a norm may be off its formula: cast orders differ
+
+
+@dataclass(eq=False)
+class Norm:
+    """A norm as it was computed: y = Norm(x)."""
+
+    kind: Kind
+    eps: float | None
+    x: Value
+    y: Value
+    weight: Value | None = None
+    bias: Value | None = None
+    weight_offset: float = 0.0
+    unbiased: bool = False  # divided by d - 1, as Tensor.std does
+    eps_outside: bool = False  # added to the root
+    ops: set[Op] = field(default_factory=set)
+    error: float = 0.0
+
+    @property
+    def path(self) -> str:
+        """The module that computed it."""
+        assert self.y.op is not None
+        return self.y.op.frame.path
+
+    def denominator(self, x: Tensor) -> Tensor:
+        """What the (centred) features are divided by, `(*, 1)`, in the dtype of x."""
+        d = x.shape[-1]
+        if self.kind == "scale":
+            size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            return size.clamp_min(self.eps) if self.eps else size
+        if self.kind == "layer":
+            var = x.var(-1, correction=int(self.unbiased), keepdim=True)
+        else:
+            var = x.square().sum(-1, keepdim=True) / (d - self.unbiased)
+        eps = self.eps or 0.0
+        return var.sqrt() + eps if self.eps_outside else (var + eps).sqrt()
+
+    def gain(self, dtype: torch.dtype) -> Tensor | float:
+        """What the normalized features are multiplied by."""
+        return 1.0 if self.weight is None else self.weight.tensor.detach().to(dtype) + self.weight_offset
+
+    def linear(self, x: Tensor, denominator: Tensor) -> Tensor:
+        """The norm without its bias and with its denominator given: linear in x."""
+        if self.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        return x / denominator * self.gain(x.dtype)
+
+    def shift(self, dtype: torch.dtype) -> Tensor | float:
+        """The bias."""
+        return 0.0 if self.bias is None else self.bias.tensor.detach().to(dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The formula, in the dtype of x."""
+        return self.linear(x, self.denominator(x)) + self.shift(x.dtype)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known of it."""
+        found: dict[str, Any] = {"kind": self.kind, "eps": self.eps, "path": self.path, "weight": self.weight is not None,
+                                 "bias": self.bias is not None}  # fmt: skip
+        for name in ("unbiased", "eps_outside"):
+            if getattr(self, name):
+                found[name] = True
+        return found
+
+
+def find_norms(flow: Flow) -> list[Norm]:
+    """The norms over the last dimension; each is also set as `norm` of the value that it returned."""
+    found: list[Norm] = []
+    for op in flow.ops:
+        make = FUSED.get(op.name)
+        norm = make(op) if make else _by_hand(op)
+        if norm is None or norm.y.norm is not None:
+            continue
+        if not make:
+            _affine(norm)
+        norm.error = _error(norm)
+        if norm.error <= 1.0:
+            norm.y.norm = norm
+            found.append(norm)
+    return found
+
+
+def _error(norm: Norm) -> float:
+    """How far the formula is from what was computed, as a share of what rounding may do."""
+    with torch.no_grad():
+        x, y = norm.x.tensor.detach().double(), norm.y.tensor.detach().double()
+        if not x.numel():
+            return 0.0
+        formula = norm(x).reshape(y.shape)
+        coarsest = max((v.tensor.dtype for v in (norm.x, norm.y)), key=lambda dtype: torch.finfo(dtype).eps)
+        size = (y.square().mean().sqrt() + norm_scale(norm)).clamp_min(1e-30)
+        off = (formula - y).square().mean().sqrt() / size
+        return float(off / (LOOSE * torch.finfo(coarsest).eps)) if torch.isfinite(y).all() else 0.0
+
+
+def norm_scale(norm: Norm) -> Tensor:
+    """The size of what cancels where a row is nearly constant: nothing there is exact to its dtype."""
+    x = norm.x.tensor.detach().double()
+    if norm.kind != "layer":
+        return x.new_zeros(())
+    return (x.mean(-1, keepdim=True).abs() / norm.denominator(x)).square().mean().sqrt()
+
+
+def _layer(op: Op) -> Norm | None:
+    x, shape, weight, bias, eps = _filled(op, ("input", "normalized_shape", "weight", "bias", "eps"), eps=1e-5)
+    return Norm("layer", float(eps), x, op.outputs[0], weight, bias, ops={op}) if len(shape) == 1 else None
+
+
+def _rms(op: Op) -> Norm | None:
+    x, shape, weight, eps = _filled(op, ("input", "normalized_shape", "weight", "eps"))
+    eps = torch.finfo(x.tensor.dtype).eps if eps is None else eps
+    return Norm("rms", float(eps), x, op.outputs[0], weight, ops={op}) if len(shape) == 1 else None
+
+
+def _ours(op: Op) -> Norm:
+    tensors = [a for a in op.args if isinstance(a, Value)]
+    kind, eps, offset, has_weight, has_bias = op.args[len(tensors) :]
+    gains = iter(tensors[1:])
+    weight = next(gains) if has_weight else None
+    bias = next(gains) if has_bias else None
+    eps = torch.finfo(tensors[0].tensor.dtype).eps if eps is None else eps
+    return Norm(kind, eps, tensors[0], op.outputs[0], weight, bias, offset, ops={op})
+
+
+FUSED: dict[str, Callable[[Op], Norm | None]] = {
+    "native_layer_norm": _layer, "layer_norm": _layer, "rms_norm": _rms, "_fused_rms_norm": _rms, "addnorm::norm": _ours,
+}  # fmt: skip
+
+
+def _filled(op: Op, names: tuple[str, ...], **defaults: Any) -> list[Any]:
+    given = {**dict.fromkeys(names), **defaults, **dict(zip(names, op.args, strict=False)), **op.kwargs}
+    return [given[name] for name in names]
+
+
+@dataclass
+class _Root:
+    """The root of a mean of squares, matched from below: of which x, with which eps."""
+
+    x: Value
+    centred: bool
+    eps: float = 0.0
+    clamp: bool = False
+    outside: bool = False
+    unbiased: bool = False
+    length: bool = False  # a sum of squares, not a mean
+    factor: float = 1.0
+    ops: set[Op] = field(default_factory=set)
+
+
+def _by_hand(op: Op) -> Norm | None:
+    """A product with an inverse root, or a division by a root."""
+    if op.name not in ("mul", "div") or len(op.args) < 2:
+        return None
+    for above, below in ((0, 1), (1, 0)) if op.name == "mul" else ((0, 1),):
+        numerator, factor = op.args[above], op.args[below]
+        if not (isinstance(numerator, Value) and isinstance(factor, Value)):
+            continue
+        if factor.shape[-1:] != (1,) and not _expanded(factor):
+            continue
+        root = _inverse(factor) if op.name == "mul" else _root(factor)
+        if root is None or root.x.shape[-1:] != numerator.shape[-1:]:
+            continue
+        x, centred, inner = _centred(numerator)
+        if up(x) is not up(root.x):
+            continue
+        if root.length and (root.centred or centred):
+            continue
+        if centred != root.centred:
+            continue
+        d = root.x.shape[-1]
+        kind: Kind = "layer" if centred else "rms"
+        eps: float | None = root.eps
+        weight_factor = 1.0 / root.factor
+        if root.length:  # |x|, perhaps over sqrt(d): then an RMSNorm
+            if abs(root.factor - d**-0.5) < 1e-6 * d**-0.5:
+                weight_factor = 1.0
+            elif root.factor == 1.0:
+                kind = "scale"
+        if weight_factor != 1.0:
+            continue
+        source = root.x if up(root.x).tensor.dtype == root.x.tensor.dtype else up(root.x)
+        return Norm(
+            kind, eps, source, op.outputs[0], unbiased=root.unbiased, eps_outside=root.outside,
+            ops={op} | root.ops | inner,
+        )  # fmt: skip
+    return None
+
+
+def _expanded(value: Value) -> bool:
+    source = up(value)
+    return source.shape[-1:] == (1,)
+
+
+def _inverse(value: Value, depth: int = 0) -> _Root | None:
+    """rsqrt(t), t ** -0.5, 1 / root."""
+    value = up(value)
+    op = value.op
+    if op is None or depth > 4:
+        return None
+    found: _Root | None = None
+    if op.name == "rsqrt" or (op.name == "pow" and number_of(op.args[1]) == -0.5):
+        found = _mean_of_squares(op.args[0])
+    elif op.name == "reciprocal":
+        found = _root(op.args[0])
+    elif op.name == "div" and number_of(op.args[0]) == 1.0 and isinstance(op.args[1], Value):
+        found = _root(op.args[1])
+    elif op.name == "pow" and number_of(op.args[1]) == -1.0:
+        found = _root(op.args[0])
+    return _with(found, op)
+
+
+def _root(value: Value) -> _Root | None:
+    """sqrt(t), std, |x|, each with eps added or as a lower bound."""
+    value = up(value)
+    op = value.op
+    if op is None:
+        return None
+    found: _Root | None = None
+    if op.name == "sqrt" or (op.name == "pow" and number_of(op.args[1]) == 0.5):
+        found = _mean_of_squares(op.args[0])
+    elif op.name == "std" and _last(op):
+        found = _Root(op.args[0], True, unbiased=_correction(op) == 1)
+    elif op.name in ("linalg_vector_norm", "norm") and _last(op) and number_of(op.args[1]) in (2.0, None):
+        found = _Root(op.args[0], False, length=True)
+    elif op.name == "add" and (eps := number_of(op.args[1])) is not None:
+        found = _root(op.args[0])
+        if found is not None:
+            found.outside, found.eps = True, found.eps + eps
+    elif op.name in ("clamp_min", "clamp", "maximum"):
+        bound = number_of(op.kwargs.get("min", op.args[1] if len(op.args) > 1 else None))
+        found = _root(op.args[0]) if bound is not None else None
+        if found is not None:
+            if not found.length:
+                return None
+            found.eps, found.clamp = bound or 0.0, True
+    elif (passed := factor_of(op)) is not None and passed[1].kind == "constant":
+        found = _root(passed[0])
+        if found is not None:
+            found.factor *= passed[1].number
+    return _with(found, op)
+
+
+def _mean_of_squares(value: Value, depth: int = 0) -> _Root | None:
+    """mean((x - mean)^2) + eps, var(x) + eps, mean(x^2) + eps, sum(x^2) / d + eps, mean(x^2) - mean(x)^2 + eps."""
+    value = up(value)
+    op = value.op
+    if op is None or depth > 6:
+        return None
+    found: _Root | None = None
+    if op.name in ("mean", "sum") and _last(op):
+        squared = _square(op.args[0])
+        if squared is not None:
+            x, centred, inner = _centred(squared[0])
+            found = _Root(x, centred, ops={squared[1], *inner})
+            found.length = op.name == "sum"
+    elif op.name in ("var", "var_mean") and value.part == 0 and _last(op):
+        found = _Root(op.args[0], True, unbiased=_correction(op) == 1)
+    elif op.name == "square" or (op.name == "pow" and number_of(op.args[1]) == 2.0):
+        found = _root(op.args[0])
+    elif op.name == "clamp_min":
+        found = _mean_of_squares(op.args[0], depth + 1)
+    elif op.name in ("add", "sub") and len(op.args) > 1:
+        eps = number_of(op.args[1])
+        if eps is not None and op.name == "add":
+            found = _mean_of_squares(op.args[0], depth + 1)
+            if found is not None and not found.outside:
+                found.eps += eps
+        else:
+            found = _difference(op, depth)
+    elif (passed := factor_of(op)) is not None and passed[1].kind == "constant":
+        found = _mean_of_squares(passed[0], depth + 1)
+        if found is not None:
+            d = found.x.shape[-1]
+            if found.length and abs(passed[1].number * d - 1) < 1e-6:
+                found.length = False
+            elif abs(passed[1].number * (d - 1) - 1) < 1e-6 and found.length:
+                found.length, found.unbiased = False, True
+            else:
+                return None
+    return _with(found, op)
+
+
+def _difference(op: Op, depth: int) -> _Root | None:
+    """mean(x^2) - mean(x)^2."""
+    terms = terms_of(op)
+    if terms is None or terms[1].factor != -1.0:
+        return None
+    found = _mean_of_squares(terms[0].value, depth + 1)
+    squared = _square(terms[1].value)
+    if found is None or found.centred or squared is None:
+        return None
+    mean = up(squared[0])
+    if mean.op is None or mean.op.name != "mean" or up(mean.op.args[0]) is not up(found.x):
+        return None
+    found.centred = True
+    found.ops |= {squared[1], mean.op}
+    return found
+
+
+def _square(value: Value) -> tuple[Value, Op] | None:
+    """The x of x^2."""
+    value = up(value)
+    op = value.op
+    if op is None:
+        return None
+    if op.name == "square" or (op.name == "pow" and isinstance(op.args[0], Value) and number_of(op.args[1]) == 2.0):
+        return op.args[0], op
+    if op.name == "mul" and all(isinstance(a, Value) for a in op.args[:2]) and up(op.args[0]) is up(op.args[1]):
+        return op.args[0], op
+    return None
+
+
+def _centred(value: Value) -> tuple[Value, bool, set[Op]]:
+    """The x of x - mean(x), or what came."""
+    inner = up(value)
+    terms = terms_of(inner.op) if inner.op is not None else None
+    if inner.op is not None and terms is not None and terms[1].factor == -1.0:
+        mean = up(terms[1].value)
+        is_mean = mean.op is not None and (
+            (mean.op.name == "mean" and mean.part == 0) or (mean.op.name in ("var_mean", "std_mean") and mean.part == 1)
+        )
+        if is_mean and mean.op is not None and _last(mean.op) and up(mean.op.args[0]) is up(terms[0].value):
+            return terms[0].value, True, {inner.op, mean.op}
+    return value, False, set()
+
+
+def _last(op: Op) -> bool:
+    """Whether an operator reduces the last dimension alone."""
+    if not isinstance(op.args[0], Value):
+        return False
+    at = 2 if op.name in ("linalg_vector_norm", "norm") else 1
+    dims = op.kwargs.get("dim", op.args[at] if len(op.args) > at else None)
+    rank = len(op.args[0].shape)
+    dims = [dims] if isinstance(dims, int) else dims
+    return isinstance(dims, list | tuple) and [d % rank for d in dims if isinstance(d, int)] == [rank - 1]
+
+
+def _correction(op: Op) -> float:
+    if "correction" in op.kwargs:
+        found = op.kwargs["correction"]
+        return 1.0 if found is None else float(found)
+    unbiased = op.args[2] if len(op.args) > 2 else op.kwargs.get("unbiased", True)
+    return float(bool(unbiased))
+
+
+def _with(found: _Root | None, op: Op) -> _Root | None:
+    if found is not None:
+        found.ops.add(op)
+    return found
+
+
+def _affine(norm: Norm) -> None:
+    """Follows what was computed by hand through the casts, the weight and the bias that the same call applied to it."""
+    y = norm.y
+    assert y.op is not None
+    frame = y.op.frame
+    while True:
+        users = {user for user in y.users if user.frame is frame}
+        if len(users) != 1 or len({*y.users}) != 1:
+            break
+        op = users.pop()
+        if op.name in ("_to_copy", "clone", "contiguous", "detach"):
+            y = op.outputs[0]
+        elif norm.weight is None and norm.bias is None and (weight := _parameter(op, y, "mul")) is not None:
+            norm.weight, y = weight, op.outputs[0]
+        elif norm.bias is None and (bias := _parameter(op, y, "add")) is not None:
+            norm.bias, y = bias, op.outputs[0]
+        else:
+            break
+        norm.ops.add(op)
+    norm.y = y
+
+
+def _parameter(op: Op, y: Value, name: str) -> Value | None:
+    """The parameter by which an operator scales or shifts y."""
+    if op.name != name or len(op.args) < 2 or not all(isinstance(a, Value) for a in op.args[:2]):
+        return None
+    if op.kwargs.get("alpha", 1) != 1:
+        return None
+    other: Value = op.args[1] if op.args[0] is y else op.args[0]
+    small = other.tensor.numel() in (1, y.shape[-1]) and other.shape[-1:] in ((), (1,), y.shape[-1:])
+    return other if small and not other.kind & (DATA | NOISE) and op.outputs[0].shape == y.shape else None

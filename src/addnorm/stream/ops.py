@@ -1,0 +1,170 @@
+"""What torch's operators mean to a stream: which only pass it on, which scale it, which add to it.
+
+Names are those of `flow.name_of`: aten's, without the underscore of in-place. An operator that is in no table computes something, and
+what follows it is new.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from addnorm.stream.flow import DATA, NOISE, PARAMETER, Op, Value
+
+__all__ = [
+    "ATTENTION", "LOCAL", "MIXING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "factor_of", "number_of", "reaches",
+    "terms_of", "up",
+]  # fmt: skip
+
+# The same numbers in another shape, memory or dtype.
+TRANSPARENT = {
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "contiguous", "clone", "_to_copy", "alias",
+    "detach", "squeeze", "unsqueeze", "expand", "lift_fresh", "copy", "flatten", "unflatten", "swapaxes", "movedim", "to",
+    "_conj", "view_as", "expand_as", "numpy_T",
+}  # fmt: skip
+# The same numbers unless they are not finite, too large, or of a padded token; the closure tells if it mattered.
+GUARDS = {"clamp", "clamp_min", "clamp_max", "nan_to_num", "where", "masked_fill"}
+
+# Operators in which elements of different tokens or features meet, by which a sublayer is told from a few elementwise operators.
+MIXING = {
+    "mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "einsum", "dot", "mv", "_grouped_mm", "_scaled_mm", "_int_mm",
+    "convolution", "_convolution", "mkldnn_convolution", "conv_depthwise3d", "_fft_r2c", "_fft_c2c", "_fft_c2r", "cumsum",
+    "embedding", "avg_pool2d", "roll", "mkldnn_linear", "tensordot", "addbmm", "bilinear", "_trilinear", "cdist", "logcumsumexp",
+    "cumprod", "flip", "gather", "index_select", "avg_pool1d", "mkldnn_rnn_layer", "lstm", "gru",
+}  # fmt: skip
+ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_efficient_attention_forward",
+    "flex_attention", "_native_multi_head_attention",
+}  # fmt: skip
+SOFTMAX = {"_softmax", "softmax", "_safe_softmax", "_log_softmax"}
+PRODUCTS = {"bmm", "baddbmm", "matmul", "einsum", "mm", "addbmm"}
+# In which neighbouring tokens meet, without attention.
+LOCAL = {
+    "convolution", "_convolution", "mkldnn_convolution", "conv_depthwise3d", "_fft_r2c", "_fft_c2c", "_fft_c2r", "cumsum",
+    "cumprod", "logcumsumexp", "avg_pool1d", "avg_pool2d", "mkldnn_rnn_layer", "lstm", "gru",
+}  # fmt: skip
+
+
+class Factor(NamedTuple):
+    """What a value is multiplied by on its way."""
+
+    kind: str  # "constant", "learned", "noise" (dropout), "mask" (by token), "guard"
+    number: float  # of a constant
+    value: Value | None  # of a tensor
+    op: Op
+
+
+class Term(NamedTuple):
+    """One operand of an add: `factor` times `value`, where `scale` is a tensor that multiplies it in the same operator."""
+
+    value: Value
+    factor: float = 1.0
+    scale: Value | None = None
+
+
+def number_of(x: Any) -> float | None:
+    """A Python number, or that of a 0-d constant."""
+    if isinstance(x, bool):
+        return None
+    if isinstance(x, int | float):
+        return float(x)
+    if isinstance(x, Value) and x.kind == 0 and x.tensor.numel() == 1 and not x.tensor.is_complex():
+        return float(x.tensor)
+    return None
+
+
+def up(value: Value) -> Value:
+    """The value of which this is another view, copy or dtype."""
+    while value.op is not None and value.op.name in TRANSPARENT and value.op.inputs:
+        value = value.op.inputs[0]
+    return value
+
+
+def terms_of(op: Op) -> tuple[Term, ...] | None:
+    """The operands of an add of two tensors; None for any other operator."""
+    args = op.args
+    tensors = [a for a in args if isinstance(a, Value)]
+    if op.name in ("add", "sub", "rsub") and len(tensors) == 2:
+        alpha = number_of(op.kwargs.get("alpha", args[2] if len(args) > 2 else 1))
+        if alpha is None:
+            return None
+        sign = alpha if op.name == "add" else -alpha
+        if op.name == "rsub":
+            return Term(args[1]), Term(args[0], sign)
+        return Term(args[0]), Term(args[1], sign)
+    if op.name == "addcmul" and len(tensors) == 3:
+        value = number_of(op.kwargs.get("value", 1))
+        found = _scaled(args[1], args[2], args[0])
+        return None if value is None or found is None else (Term(args[0]), Term(found[0], value, found[1]))
+    if op.name == "lerp" and len(tensors) >= 2:
+        weight = number_of(args[2])
+        return None if weight is None else (Term(args[0], 1.0 - weight), Term(args[1], weight))
+    return None
+
+
+def factor_of(op: Op) -> tuple[Value, Factor] | None:
+    """What an operator that multiplies passes on, and by what it multiplies; None for any other operator."""
+    args = op.args
+    if op.name == "neg":
+        return args[0], Factor("constant", -1.0, None, op)
+    if op.name in ("mul", "div") and len(args) >= 2 and not op.kwargs.get("rounding_mode"):
+        for at, other in ((0, 1), (1, 0)) if op.name == "mul" else ((0, 1),):
+            if not isinstance(args[at], Value):
+                continue
+            number = number_of(args[other])
+            if number is not None and args[at].shape == op.outputs[0].shape:
+                if op.name == "div":
+                    number = 1.0 / number if number else float("inf")
+                return args[at], Factor("constant", number, None, op)
+        if op.name == "mul" and isinstance(args[0], Value) and isinstance(args[1], Value):
+            found = _scaled(args[0], args[1], op.outputs[0])
+            if found is not None:
+                return found[0], Factor(_kind(found[1], found[0]), 1.0, found[1], op)
+    if op.name == "native_dropout":
+        return args[0], Factor("noise", 1.0, None, op)
+    if op.name in GUARDS:
+        tensors = [v for v in op.inputs if v.shape == op.outputs[0].shape and v.tensor.is_floating_point()]
+        if len(tensors) == 1:
+            return tensors[0], Factor("guard", 1.0, None, op)
+    return None
+
+
+def _scaled(one: Value, other: Value, like: Value) -> tuple[Value, Value] | None:
+    """Which of two factors is passed on, and which one scales it: a number, a vector over the features, noise, or a token mask."""
+    for value, scale in ((one, other), (other, one)):
+        if value.shape == like.shape and _scales(scale, value):
+            return value, scale
+    return None
+
+
+def _scales(scale: Value, value: Value) -> bool:
+    if scale.kind & NOISE and not scale.kind & DATA:
+        return True
+    if not value.shape or not torch.is_floating_point(value.tensor):
+        return False
+    if scale.kind & DATA:  # a token mask comes from the inputs alone; a gate, which parameters computed, is the sublayer's
+        return not scale.kind & PARAMETER and scale.shape[-1:] in ((), (1,))
+    return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])
+
+
+def _kind(scale: Value, value: Value) -> str:
+    if scale.kind & NOISE:
+        return "noise"
+    return "mask" if scale.kind & DATA else "learned"
+
+
+def reaches(value: Value, later: Value) -> bool:
+    """Whether `later` depends on `value`: looked for backwards, no further than where that was made."""
+    target, seen, todo = up(value), set(), [later]
+    while todo:
+        v = todo.pop()
+        if v is value or v is target:
+            return True
+        if v.op is None or v.index < target.index or v.op in seen:
+            continue
+        seen.add(v.op)
+        todo.extend(v.op.inputs)
+    return False
