@@ -29,7 +29,8 @@ class Stream:
     """The facts of one residual stream; a change of width begins a new one.
 
     Args:
-        wiring: its name in `addnorm.wirings`; None if no wiring there is this one: `rows` then tell all.
+        wiring: its name in `addnorm.wirings`; None if no wiring there is this one: `rows` then tell all, and where there are
+            none either, no row says it: `remark` does.
         norm: None for a stream without norms.
         eps: of the norms on the stream.
         letters: the kinds of its sublayers, in order, by their letters in `KINDS`.
@@ -38,6 +39,7 @@ class Stream:
         final_norm: the stream is normalized after the last sublayer; the norm that ends a post-LN layer is not meant.
         shared: the number of different layers, where the weights of one serve more than once; 0 where none does.
         rows: of the sublayers, by their number from 0, whose row is not that of the wiring.
+        mixes: what the stream becomes before a sublayer, by its number, in which x_i is the stream before sublayer i.
         name: which of a model's streams.
         width: its features.
         remark: what else its code does.
@@ -52,6 +54,7 @@ class Stream:
     final_norm: bool = False
     shared: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
+    mixes: dict[int, str] = field(default_factory=dict)
     name: str = ""
     width: int = D
     remark: str = ""
