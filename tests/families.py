@@ -101,14 +101,15 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
 
 def _law(module: nn.Module, name: str, parameter: Tensor) -> tuple[float, float, float]:
     """The bounds of a uniform law and 0, or the deviation of a normal one."""
-    if "Norm" in type(module).__name__ and "bias" not in name:
-        return (-0.4, 0.4, 0) if not parameter.any() else (0.5, 1.5, 0)  # zeros: the weight's form is 1 + w
+    kind = type(module).__name__
+    if "Norm" in kind and "bias" not in name:
+        return (-0.4, 0.4, 0) if "1P" in kind or not parameter.any() else (0.5, 1.5, 0)  # zeros: its form is 1 + w
     if parameter.ndim < 2:
-        is_scale = any(word in name.lower() for word in ("lambda", "gamma", "scale"))
+        is_scale = any(word in name.lower() for word in ("lambda", "gamma", "scale", "residual"))
         return (0.3, 0.9, 0) if is_scale else (0, 0, 0.1)
     if isinstance(module, nn.Embedding):
         return 0, 0, 0.5
-    fan_in = parameter.shape[0] if type(module).__name__ == "Conv1D" else math.prod(parameter.shape[1:])
+    fan_in = parameter.shape[0] if kind == "Conv1D" else math.prod(parameter.shape[1:])
     return 0, 0, 1 / math.sqrt(parameter.shape[-1] if parameter.ndim == 3 and not _is_conv(module) else fan_in)
 
 
