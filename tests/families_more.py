@@ -200,7 +200,7 @@ DECODERS: tuple[Family, ...] = (
        block_types=["recurrent", "attention"], lru_width=32),
     hf("rwkv", "Rwkv", SMALL, plain,
        bloom(ln, 1e-5, OFOF, remark="the first layer's own norm is the embedding's; deep ones halve the stream every 6 layers"),
-       attention_hidden_size=32),
+       attention_hidden_size=32, remark="its state is written in place: no backward"),
 )  # fmt: skip
 
 PAIRS: tuple[Family, ...] = (

@@ -39,6 +39,7 @@ from traps_parts import (
 
 ALPHA = 4 ** (1 / 4)  # DeepNorm's of two layers
 LEARNED = Learned(1.0)
+NO_BACKWARD = "for inference: autograd refuses to go back through a norm whose input was overwritten"
 
 
 # --- at the wrong place --------------------------------------------------------------------------------------------------
@@ -154,8 +155,8 @@ WIRINGS = (
          factor(None, rows=every(Row(norm_in=True, a=LEARNED)))),
 )  # fmt: skip
 WRITINGS = (
-    tiny("x += f", in_place, pre_ln()),
-    tiny("x.add_(f)", lambda s, x: x.add_(s.f(s.norm(x))), pre_ln()),
+    tiny("x += f", in_place, pre_ln(), NO_BACKWARD),
+    tiny("x.add_(f)", lambda s, x: x.add_(s.f(s.norm(x))), pre_ln(), NO_BACKWARD),
     tiny("torch.add with alpha", lambda s, x: torch.add(x, s.f(s.norm(x)), alpha=0.5),
          factor("residual_multiplier", options={"multiplier": 0.5})),
     tiny("torch.addcmul", lambda s, x: torch.addcmul(x, s.gamma, s.f(s.norm(x))), factor("layer_scale")),
