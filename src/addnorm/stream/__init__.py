@@ -1,0 +1,1 @@
+"""The stream of a model you already have: find it, prove it, record it, take it apart."""
