@@ -1,0 +1,348 @@
+"""Small builds of transformer families with random weights, and the residual wiring each has by its modelling code.
+
+    model, args, kwargs = families()["bert"].build()
+    families()["bert"].expected          # one `Stream` for every residual stream, in the order in which they run
+
+What is expected was read in the modelling code of transformers 5.23 and torch 2.13, never taken from names. More families
+are in `families_more.py`; models made to mislead are in `traps.py`. Letters name the kinds of sublayers: see `KINDS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from addnorm import Row
+
+KINDS = {"a": "attention", "c": "cross-attention", "f": "feed-forward", "o": "other"}
+D, LENGTH = 32, 7
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The facts of one residual stream; a change of width begins a new one.
+
+    Args:
+        wiring: its name in `addnorm.wirings`; None if no wiring there is this one: `rows` then tell all, and where there are
+            none either, no row says it: `remark` does.
+        norm: None for a stream without norms.
+        eps: of the norms on the stream.
+        letters: the kinds of its sublayers, in order, by their letters in `KINDS`.
+        options: of the wiring's constructor.
+        embedding_norm: the stream itself is normalized before the first sublayer.
+        final_norm: the stream is normalized after the last sublayer; the norm that ends a post-LN layer is not meant.
+        shared: the number of different layers, where the weights of one serve more than once; 0 where none does.
+        rows: of the sublayers, by their number from 0, whose row is not that of the wiring.
+        mixes: what the stream becomes before a sublayer, by its number, in which x_i is the stream before sublayer i.
+        name: which of a model's streams.
+        width: its features.
+        remark: what else its code does.
+    """
+
+    wiring: str | None
+    norm: Literal["layer", "rms"] | None
+    eps: float | None
+    letters: str
+    options: dict[str, Any] = field(default_factory=dict)
+    embedding_norm: bool = False
+    final_norm: bool = False
+    shared: int = 0
+    rows: dict[int, Row] = field(default_factory=dict)
+    mixes: dict[int, str] = field(default_factory=dict)
+    name: str = ""
+    width: int = D
+    remark: str = ""
+
+    @property
+    def sublayers(self) -> tuple[str, ...]:
+        return tuple(KINDS[letter] for letter in self.letters)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model that `build` makes anew each time, and what is expected of it."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    inputs: Callable[[], dict[str, Any]]
+    expected: tuple[Stream, ...]
+    remark: str = ""
+
+    def build(self, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+        """The model in eval mode, its arguments and its keyword arguments."""
+        torch.manual_seed(seed)
+        model = shake(self.make().eval().float(), seed)
+        kwargs = self.inputs()
+        return model, kwargs.pop("args", ()), kwargs
+
+
+def shake(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Every parameter drawn anew: scales of norms away from one, biases from zero, matrices that keep the variance."""
+    generator = torch.Generator().manual_seed(seed)
+    seen: set[int] = set()
+    with torch.no_grad():
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if id(parameter) not in seen and parameter.is_floating_point():
+                    seen.add(id(parameter))
+                    low, high, std = _law(module, name, parameter)
+                    if std:
+                        parameter.normal_(0.0, std, generator=generator)
+                    else:
+                        parameter.uniform_(low, high, generator=generator)
+    return model
+
+
+def _law(module: nn.Module, name: str, parameter: Tensor) -> tuple[float, float, float]:
+    """The bounds of a uniform law and 0, or the deviation of a normal one."""
+    kind = type(module).__name__
+    if "Norm" in kind and "bias" not in name:
+        return (-0.4, 0.4, 0) if "1P" in kind or not parameter.any() else (0.5, 1.5, 0)  # zeros: its form is 1 + w
+    if parameter.ndim < 2:
+        is_scale = any(word in name.lower() for word in ("lambda", "gamma", "scale", "residual"))
+        return (0.3, 0.9, 0) if is_scale else (0, 0, 0.1)
+    if isinstance(module, nn.Embedding):
+        return 0, 0, 0.5
+    fan_in = parameter.shape[0] if kind == "Conv1D" else math.prod(parameter.shape[1:])
+    return 0, 0, 1 / math.sqrt(parameter.shape[-1] if parameter.ndim == 3 and not _is_conv(module) else fan_in)
+
+
+def _is_conv(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv1d | nn.Conv2d)
+
+
+# --- inputs: new tensors each time, the same numbers ---------------------------------------------------------------------
+
+
+def noise(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ids(length: int = LENGTH, seed: int = 1) -> Tensor:
+    """Tokens that are none of the special ones."""
+    return torch.randint(5, 99, (2, length), generator=torch.Generator().manual_seed(seed))
+
+
+def text() -> dict[str, Tensor]:
+    return {"input_ids": ids(), "attention_mask": torch.ones(2, LENGTH, dtype=torch.long)}
+
+
+def padded() -> dict[str, Tensor]:
+    """Two tokens of the second row are padding."""
+    kwargs = text()
+    kwargs["attention_mask"][1, -2:] = 0
+    return kwargs
+
+
+def translation() -> dict[str, Tensor]:
+    return text() | {"decoder_input_ids": ids(5, seed=2)}
+
+
+def image(size: int = 16) -> dict[str, Tensor]:
+    return {"pixel_values": noise(2, 3, size, size)}
+
+
+def spectrum() -> dict[str, Tensor]:
+    return {"input_features": noise(2, 8, 16), "decoder_input_ids": ids(5, seed=2)}
+
+
+def sound() -> dict[str, Tensor]:
+    return {"input_values": noise(2, 120)}
+
+
+def vectors() -> dict[str, Any]:
+    return {"args": (noise(2, LENGTH, D),)}
+
+
+def two_vectors() -> dict[str, Any]:
+    return {"args": (noise(2, 5, D, seed=2), noise(2, LENGTH, D))}
+
+
+# --- models --------------------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "vocab_size": 99, "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GROUPED = SMALL | {"num_key_value_heads": 2}
+HEADED = GROUPED | {"head_dim": 8}
+PAIR = {
+    "vocab_size": 99, "d_model": D, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3,
+}  # fmt: skip
+T5 = {
+    "vocab_size": 99, "d_model": D, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+VISION = {
+    "hidden_size": D, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 16,
+    "patch_size": 8,
+}  # fmt: skip
+SWIN = {
+    "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4,
+    "mlp_ratio": 2.0,
+}  # fmt: skip
+SOUND = SMALL | {
+    "conv_dim": (16, 16), "conv_kernel": (4, 4), "conv_stride": (2, 2), "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2, "apply_spec_augment": False, "num_feat_extract_layers": 2,
+}  # fmt: skip
+WHISPER = PAIR | {"num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 32}
+DEBERTA = SMALL | {
+    "relative_attention": True, "position_buckets": 8, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+    "norm_rel_ebd": "layer_norm", "share_att_key": True, "type_vocab_size": 0,
+}  # fmt: skip
+
+
+def hugging(model: str, config: str, sizes: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    return getattr(transformers, model)(getattr(transformers, config)(**sizes))
+
+
+def hf(
+    name: str,
+    prefix: str,
+    sizes: dict[str, Any],
+    inputs: Callable[[], dict[str, Any]],
+    *expected: Stream,
+    model: str = "Model",
+    config: str = "Config",
+    remark: str = "",
+    **more: Any,
+) -> Family:
+    """A family of transformers, by the prefix of its classes and its config's arguments."""
+    return Family(name, partial(hugging, prefix + model, prefix + config, {**sizes, **more}), inputs, expected, remark)
+
+
+def torch_stack(kind: str, norm_first: bool, final_norm: bool) -> nn.Module:
+    layer = getattr(nn, f"Transformer{kind}Layer")(D, 4, 64, batch_first=True, norm_first=norm_first)
+    nested = {"enable_nested_tensor": False} if kind == "Encoder" else {}
+    return getattr(nn, f"Transformer{kind}")(layer, 2, norm=nn.LayerNorm(D) if final_norm else None, **nested)
+
+
+FAST_PATH = "eval without gradients runs each layer as one fused operator: torch._transformer_encoder_layer_fwd"
+
+
+def torch_family(kind: str, norm_first: bool, final_norm: bool) -> Family:
+    which = "pre_ln" if norm_first else "post_ln"
+    letters, inputs, remark = {
+        "Encoder": ("af", vectors, FAST_PATH), "Decoder": ("acf", two_vectors, ""),
+    }[kind]  # fmt: skip
+    return Family(
+        f"torch {kind} {which}{' with final norm' if final_norm else ''}",
+        partial(torch_stack, kind, norm_first, final_norm), inputs,
+        (Stream(which, "layer", 1e-5, letters * 2, final_norm=final_norm, remark=remark),),
+    )  # fmt: skip
+
+
+def torch_transformer(norm_first: bool) -> nn.Module:
+    encoder = torch_stack("Encoder", norm_first, True)  # nn.Transformer's own would warn of nested tensors
+    return nn.Transformer(D, 4, 2, 2, 64, custom_encoder=encoder, batch_first=True, norm_first=norm_first)
+
+
+def torch_pair(norm_first: bool) -> Family:
+    which = "pre_ln" if norm_first else "post_ln"
+    streams = (
+        Stream(which, "layer", 1e-5, "af" * 2, final_norm=True, name="encoder", remark=FAST_PATH),
+        Stream(which, "layer", 1e-5, "acf" * 2, final_norm=True, name="decoder"),
+    )
+    make = partial(torch_transformer, norm_first)
+    return Family(f"torch Transformer {which}", make, two_vectors, streams, "final norms stand with post-LN too")
+
+
+# --- what is expected, in short ------------------------------------------------------------------------------------------
+
+post = partial(Stream, "post_ln")
+bert = partial(Stream, "post_ln", embedding_norm=True)
+pre = partial(Stream, "pre_ln", final_norm=True)
+bloom = partial(Stream, "pre_ln", final_norm=True, embedding_norm=True)
+sandwich = partial(Stream, "sandwich", final_norm=True)
+reordered = partial(Stream, "reordered", final_norm=True)
+layer_scale = partial(Stream, "layer_scale", final_norm=True)
+parallel = partial(Stream, "parallel", options={"norms": 1}, final_norm=True)
+parallel_two = partial(Stream, "parallel", options={"norms": 2}, final_norm=True)
+rms, ln = "rms", "layer"
+AF, AAFF, ACF = "af", "af" * 2, "acf" * 2
+NOTHING = {0: Row()}  # the first sublayer has no norm
+MASK = "after its embedding norm the stream is multiplied by the attention mask"
+FLAT = "from its feed-forward's norm to the add each layer works on (tokens, d) instead of (batch, length, d)"
+CONV = "sublayer 0 is the convolution of positions, x + conv(x), before the layers"
+
+FIRST: tuple[Family, ...] = (
+    hf("bert", "Bert", SMALL, padded, bert(ln, 1e-12, AAFF)),
+    hf("albert", "Albert", SMALL, padded, post(ln, 1e-12, AF * 3, shared=1), num_hidden_layers=3, embedding_size=16,
+       remark="the embeddings' norm is 16 wide and a projection follows it: no norm of the stream"),
+    hf("openai-gpt", "OpenAIGPT", SMALL, text, post(ln, 1e-5, AAFF)),
+    hf("gpt2", "GPT2", SMALL, text, pre(ln, 1e-5, AAFF)),
+    hf("gptj", "GPTJ", SMALL, text, parallel(ln, 1e-5, AAFF, remark="added as (a + f) + x"), rotary_dim=4),
+    hf("bloom", "Bloom", SMALL, text, bloom(ln, 1e-5, AAFF, remark="the adds stand inside the sublayers' modules")),
+    hf("llama", "Llama", GROUPED, text, pre(rms, 1e-6, AAFF)),
+    hf("gemma2", "Gemma2", HEADED, text, sandwich(rms, 1e-6, AAFF, remark="weights as 1 + w"), query_pre_attn_scalar=8),
+    hf("olmo2", "Olmo2", GROUPED, text, reordered(rms, 1e-5, AAFF, remark="norms of queries as wide as the stream")),
+    hf("granite", "Granite", GROUPED, text,
+       Stream("residual_multiplier", rms, 1e-6, AAFF, {"multiplier": 0.22}, final_norm=True),
+       residual_multiplier=0.22, embedding_multiplier=12.0, attention_multiplier=0.125),
+    hf("t5", "T5", T5, translation, pre(rms, 1e-6, AAFF, name="encoder"), pre(rms, 1e-6, ACF, name="decoder"),
+       remark="the adds stand inside the sublayers' modules"),
+    hf("whisper", "Whisper", WHISPER, spectrum, pre(ln, 1e-5, AAFF, name="encoder"), pre(ln, 1e-5, ACF, name="decoder")),
+    hf("vit", "ViT", VISION, image, pre(ln, 1e-12, AAFF)),
+    *(torch_family(kind, first, final) for kind in ("Encoder", "Decoder") for first in (False, True) for final in (False, True)),
+    torch_pair(norm_first=False), torch_pair(norm_first=True),
+)  # fmt: skip
+
+SECOND: tuple[Family, ...] = (
+    hf("roberta", "Roberta", SMALL, padded, bert(ln, 1e-12, AAFF)),
+    hf("distilbert", "DistilBert", SMALL, padded, bert(ln, 1e-12, AAFF), hidden_dim=64),
+    hf("deberta-v2", "DebertaV2", DEBERTA, padded, bert(ln, 1e-7, AAFF, remark=MASK),
+       remark="the table of relative positions, as wide as the stream, is normalized too"),
+    hf("bart", "Bart", PAIR, translation, bert(ln, 1e-5, AAFF, name="encoder"), bert(ln, 1e-5, ACF, name="decoder")),
+    hf("gpt_neox parallel", "GPTNeoX", SMALL, text, parallel_two(ln, 1e-5, AAFF, remark="added as (f + a) + x"),
+       use_parallel_residual=True),
+    hf("gpt_neox sequential", "GPTNeoX", SMALL, text, pre(ln, 1e-5, AAFF), use_parallel_residual=False),
+    hf("mpt", "Mpt", SMALL, text, pre(ln, 1e-5, AAFF, remark="no biases; the feed-forward's module adds")),
+    hf("opt pre", "OPT", SMALL, text, pre(ln, 1e-5, AAFF, remark=FLAT), ffn_dim=64, word_embed_proj_dim=D),
+    hf("opt post", "OPT", SMALL, text, post(ln, 1e-5, AAFF, remark=FLAT), ffn_dim=64, word_embed_proj_dim=16,
+       do_layer_norm_before=False, remark="projections 16 -> 32 before the layers and 32 -> 16 after them, as in OPT-350m"),
+    hf("falcon 7B", "Falcon", SMALL, text, parallel(ln, 1e-5, AAFF, remark="f += a in place, then x + f")),
+    hf("falcon 40B", "Falcon", SMALL, text, parallel_two(ln, 1e-5, AAFF, remark="f += a in place, then x + f"),
+       new_decoder_architecture=True, num_kv_heads=2),
+    hf("falcon RW", "Falcon", SMALL, text, pre(ln, 1e-5, AAFF),
+       alibi=True, multi_query=False, parallel_attn=False, bias=True),
+    hf("phi", "Phi", SMALL, text, parallel(ln, 1e-5, AAFF, remark="added as (a + f) + x")),
+    hf("cohere", "Cohere", GROUPED, text, parallel(ln, 1e-5, AAFF, remark="added as (x + a) + f; no biases")),
+    hf("mistral", "Mistral", GROUPED, text, pre(rms, 1e-6, AAFF)),
+    hf("qwen3", "Qwen3", HEADED, text, pre(rms, 1e-6, AAFF, remark="norms of queries and keys")),
+    hf("gemma3", "Gemma3", HEADED, text, sandwich(rms, 1e-6, AAFF, remark="weights as 1 + w; norms of queries and keys"),
+       model="TextModel", config="TextConfig", query_pre_attn_scalar=8),
+    hf("glm4", "Glm4", HEADED, text, sandwich(rms, 1.5625e-7, AAFF)),
+    hf("modernbert", "ModernBert", SMALL, padded, bloom(ln, 1e-5, AF * 3, rows=NOTHING,
+       remark="the first attention reads the embedding norm's output, which is the stream"),
+       num_hidden_layers=3, cls_token_id=3, sep_token_id=4),
+    hf("dinov2", "Dinov2", VISION, image, layer_scale(ln, 1e-6, AAFF), mlp_ratio=2),
+    hf("swinv2", "Swinv2", SWIN, partial(image, 32),
+       Stream("reordered", ln, 1e-5, AAFF, embedding_norm=True, name="stage 1", width=16),
+       reordered(ln, 1e-5, AAFF, embedding_norm=True, name="stage 2",
+                 remark="the patch merging ends in a norm: (gather, project, norm)")),
+    hf("wav2vec2 post", "Wav2Vec2", SOUND, sound, post(ln, 1e-5, "oafaf", remark=CONV), do_stable_layer_norm=False),
+    hf("wav2vec2 stable", "Wav2Vec2", SOUND, sound, pre(ln, 1e-5, "oafaf", rows=NOTHING, remark=CONV + ", without norm"),
+       do_stable_layer_norm=True, feat_extract_norm="layer"),
+)  # fmt: skip
+
+
+def table(families: Iterable[Family]) -> dict[str, Family]:
+    """Families by name; no two may share one."""
+    families = list(families)
+    by_name = {family.name: family for family in families}
+    assert len(by_name) == len(families)
+    return by_name
+
+
+def families() -> dict[str, Family]:
+    return table(FIRST + SECOND)
