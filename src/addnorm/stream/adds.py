@@ -13,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from addnorm.stream.flow import Flow, Op, Value
+from addnorm.stream.flow import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.norms import Norm
 from addnorm.stream.ops import ATTENTION, MIXING, Factor, Term, factor_of, reaches, terms_of, up
 
 __all__ = ["Add", "Path", "Write", "between", "find_streams", "walk"]
+
+
+TOKENWISE = {"cat", "slice", "constant_pad_nd", "index_select", "narrow"}
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Write:
     """One term that is added to the stream."""
 
     path: Path  # from what the branch ends in (`path.source`) to the operand
-    role: str = "branch"  # or "injection": depends on no state of this stream; or "skip": an earlier state
+    role: str = "branch"  # or "injection": depends on no state of this stream; "skip": an earlier state; "bias": a parameter
 
 
 @dataclass(eq=False)
@@ -49,10 +52,17 @@ class Add:
     writes: list[Write]
     before: Add | None = None  # the add with which x was made
     norms: list[Norm] = field(default_factory=list)  # between that and x, the first one last
-    scaled: list[Factor] = field(default_factory=list)  # factors between that and x
-    tail: list[Op] = field(default_factory=list)  # the operators between that and x
+    early: list[Factor] = field(default_factory=list)  # factors between that and the first of those norms
+    late: list[Factor] = field(default_factory=list)  # factors between those norms and x
+    source: Value | None = None  # what the branch reads, where that is not x but what x is the norm of
+    retokened: bool = False  # tokens joined or left between that and x
     merged: bool = False  # a partial sum of another add
     inside: list[Add] = field(default_factory=list)  # residual adds of the branches' own
+
+    @property
+    def read(self) -> Value:
+        """Where the branches begin."""
+        return self.source or self.x
 
     @property
     def op(self) -> Op:
@@ -112,11 +122,11 @@ def find_streams(flow: Flow, norms: list[Norm]) -> list[list[Add]]:
         terms = None if op in inner else terms_of(op)
         if terms is None or len(op.outputs[0].shape) < 2 or not op.outputs[0].tensor.is_floating_point():
             continue
-        add = _regular(op, terms, adds) or _continued(op, terms, adds)
+        add = _regular(op, terms, adds) or _shifted(op, terms) or _beside(op, terms) or _continued(op, terms, adds)
         if add is not None:
             adds[add.out] = add
             _link(add, adds)
-    return _chains([add for add in adds.values() if not add.merged])
+    return _chains([add for add in adds.values() if not add.merged], {up(norm.x) for norm in norms})
 
 
 def _orders(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
@@ -135,6 +145,32 @@ def _regular(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | N
         if later is not None and _continues(later.source, kept.source, adds):
             return Add(later.source, op.outputs[0], later, [Write([*walk(p)][-1], "skip")])
         return Add(kept.source, op.outputs[0], kept, [Write([*walk(q)][-1])])
+    return None
+
+
+def _shifted(op: Op, terms: tuple[Term, ...]) -> Add | None:
+    """(x + bias) + f(x), where the sublayer's bias was added to the stream first."""
+    for p, q in _orders(op, terms):
+        path = [*walk(p)][-1]
+        inner = terms_of(path.source.op) if path.source.op is not None else None
+        for x, bias in (inner, inner[::-1]) if inner is not None else ():
+            if bias.value.kind & (DATA | NOISE) or bias.value.tensor.numel() > path.source.shape[-1]:
+                continue
+            kept = next((way for way in walk(x) if reaches(way.source, q.value)), None)
+            if kept is not None:
+                shift = Write(_joined([*walk(bias)][-1], path), "bias")
+                return Add(kept.source, op.outputs[0], _joined(kept, path), [Write([*walk(q)][-1]), shift])
+    return None
+
+
+def _beside(op: Op, terms: tuple[Term, ...]) -> Add | None:
+    """N(x) + f(x), where f reads what is not normalized."""
+    for p, q in _orders(op, terms):
+        kept = [*walk(p)][-1]
+        norm = kept.source.norm
+        write = [*walk(q)][-1]
+        if norm is not None and write.source is not kept.source and reaches(norm.x, write.source):
+            return Add(kept.source, op.outputs[0], kept, [Write(write)], source=up(norm.x))
     return None
 
 
@@ -166,7 +202,27 @@ def _state(term: Term, adds: dict[Value, Add]) -> Path | None:
 def _continues(state: Value, earlier: Value, adds: dict[Value, Add]) -> bool:
     """Whether a state is the end of adds the first of which began with just that earlier value."""
     add = adds.get(state) or (adds.get(up(state.norm.x)) if state.norm is not None else None)
-    return add is not None and any(step.x is earlier for step in add.states())
+    if add is None:
+        return False
+    steps = [*add.states()]
+    at = next((k for k, step in enumerate(steps) if step.x is earlier or _root(step.x) is _root(earlier)), None)
+    return at is not None and (state.norm is None or at > 0)  # x + N(x + f(x)) adds what one sublayer made of x
+
+
+def _root(value: Value) -> Value:
+    """That of which a value is a multiple, or the sum of multiples of one value."""
+    while True:
+        value = up(value)
+        op = value.op
+        if op is None or value.norm is not None:
+            return value
+        passed, terms = factor_of(op), terms_of(op)
+        if passed is not None:
+            value = passed[0]
+        elif terms is not None and len({[*walk(term)][-1].source for term in terms}) == 1:
+            value = [*walk(terms[0])][-1].source
+        else:
+            return value
 
 
 def _joined(first: Path, then: Path) -> Path:
@@ -185,17 +241,32 @@ def _link(add: Add, adds: dict[Value, Add]) -> None:
             add.before = adds[source]
             return
         if source.norm is not None:
+            add.late += add.early
+            add.early = []
             add.norms.append(source.norm)
             value = source.norm.x
+        elif (part := _same_tokens(source, adds)) is not None:
+            add.retokened, value = True, part
         elif source.op is not None and (passed := factor_of(source.op)) is not None:
             value, factor = passed
-            add.scaled.append(factor)
+            (add.early if add.norms else add.late).append(factor)
+        elif source is not (root := _root(source)):
+            value = root
         else:
             return
 
 
-def _chains(adds: list[Add]) -> list[list[Add]]:
-    """The longest chain first; then those that no sublayer of a longer one contains."""
+def _same_tokens(value: Value, adds: dict[Value, Add]) -> Value | None:
+    """The part of a value that continues a stream, where tokens were joined to it or left out."""
+    if value.op is None or value.op.name not in TOKENWISE:
+        return None
+    parts = [v for v in value.op.inputs if v.shape[-1:] == value.shape[-1:] and len(v.shape) == len(value.shape)]
+    states = [v for v in parts if up(v) in adds or (up(v).norm is not None and up(up(v).norm.x) in adds)]
+    return states[0] if len(states) == 1 else None
+
+
+def _chains(adds: list[Add], normed: set[Value]) -> list[list[Add]]:
+    """The longest chain first; then those that no sublayer of a longer one contains. `normed`: what norms are of."""
     chosen: list[list[Add]] = []
     taken: dict[Op, Add] = {}  # the operators of the branches
     used: set[Add] = set()
@@ -206,21 +277,24 @@ def _chains(adds: list[Add]) -> list[list[Add]]:
         for add in chain:
             if add.op in taken:
                 taken[add.op].inside.append(add)
-        if not outside or not _worth(outside, alone=not chosen):
+        if not outside or not _worth(outside, normed, alone=not chosen):
             continue
         used.update(outside)
         chosen.append(outside)
         for add in outside:
             for write in add.writes:
-                for op in between(add.x, write.path.source):
+                for op in between(add.read, write.path.source):
                     taken.setdefault(op, add)
     return sorted(chosen, key=lambda chain: chain[0].op.index)
 
 
-def _worth(chain: list[Add], alone: bool) -> bool:
+def _worth(chain: list[Add], normed: set[Value], alone: bool) -> bool:
     """Whether adds are a stream: sublayers that compute more than element by element; one alone only with a norm."""
-    branches = [op for add in chain for write in add.writes for op in between(add.x, write.path.source)]
-    if not any(op.name in MIXING or op.name in ATTENTION for op in branches):
-        return alone and len(chain) > 1
-    normed = any(value.norm is not None for op in branches for value in op.outputs)
-    return alone or len(chain) > 1 or normed
+    branches = [between(add.read, write.path.source) for add in chain for write in add.writes if write.role == "branch"]
+    mixing = sum(any(op.name in MIXING or op.name in ATTENTION for op in ops) for ops in branches)
+    if not mixing:
+        return alone and len(chain) > 1 and all(branches)
+    if 2 * mixing <= len(branches):  # the gates of a recurrent cell
+        return False
+    inside = any(value.norm is not None for ops in branches for op in ops for value in op.outputs)
+    return len(chain) > 1 or inside or chain[0].out in normed

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from addnorm.nn import wirings
 from addnorm.nn.wiring import Row
 from addnorm.stream import naming
 from addnorm.stream.adds import Add, find_streams
@@ -24,12 +25,12 @@ from addnorm.stream.closure import closure_of, operand, relative, tolerance
 from addnorm.stream.flow import Capture, Flow, Value
 from addnorm.stream.inspection import Inspection, Site, Stream, Unknown
 from addnorm.stream.norms import Norm, find_norms
-from addnorm.stream.ops import factor_of, up
+from addnorm.stream.ops import Factor, factor_of, up
 from addnorm.stream.sites import Branch, branches, layers_of, row_of
 
 __all__ = ["Found", "inspect"]
 
-PARTS = ("slice", "select", "index", "narrow", "gather", "index_select", "mean")  # a norm of some tokens is still the final norm
+PARTS = ("slice", "select", "index", "narrow", "gather", "index_select", "mean")  # what takes some tokens, or pools them
 UNUSUAL = "addnorm.inspect(model, *args, **kwargs)"
 
 
@@ -41,6 +42,8 @@ class Found:
     branches: list[list[Branch]]
     norms_out: list[list[Norm]]  # after each add, in the order in which they are applied
     final: list[Norm]
+    last: list[Factor]  # factors between the last add and the norm after it
+    dual: Norm | None  # of a second stream that has the same writes
 
 
 def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) -> Inspection:
@@ -91,9 +94,9 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
     norms = find_norms(flow)
     chains = find_streams(flow, norms)
     unknown: list[Unknown] = []
-    found = [_found(chain) for chain in chains]
+    found = [_found(chain, dual) for chain, dual in _single(chains)]
     names = _names(found)
-    depths = [max(layers_of([b for step in one.branches for b in step]), default=0) + 1 for one in found]
+    depths = [max(_layers([b for step in one.branches for b in step if b.role != "bias"]), default=0) + 1 for one in found]
     streams = []
     index = 0
     for k, one in enumerate(found):
@@ -108,50 +111,69 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
     return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target or model)
 
 
-def _found(chain: list[Add]) -> Found:
+def _found(chain: list[Add], dual: Norm | None) -> Found:
     parts = [branches(add) for add in chain]
     between = [[*reversed(after.norms)] for after in chain[1:]]
-    after, final = _after(chain, between)
-    return Found(chain, parts, [*between, after], final)
+    after, final, factors = _after(chain, between)
+    return Found(chain, parts, [*between, after], [*final, dual] if dual else final, factors if after else [], dual)
 
 
-def _after(chain: list[Add], between: list[list[Norm]]) -> tuple[list[Norm], list[Norm]]:
+def _single(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None]]:
+    """Each stream; and where the writes of one are also added to a second (ResiDual), the norm of the second at the end."""
+    raws = [{write.path.source for add in chain for write in add.writes if write.role == "branch"} for chain in chains]
+    found: list[tuple[list[Add], Norm | None]] = []
+    for k, chain in enumerate(chains):
+        twins = [other for j, other in enumerate(chains) if j != k and raws[j] & raws[k]]
+        if not twins:
+            found.append((chain, None))
+        elif any(add.norms for add in chain[1:]):
+            end = chain[-1].writes[0]
+            norm = end.path.source.norm if end.role == "injection" else None
+            joined = norm is not None and any(up(norm.x) is other[-1].out for other in twins)
+            found.append((chain[:-1], norm) if joined else (chain, None))
+        elif not any(add.norms for other in twins for add in other[1:]):
+            found.append((chain, None))
+    return found
+
+
+def _after(chain: list[Add], between: list[list[Norm]]) -> tuple[list[Norm], list[Norm], list[Factor]]:
     """The norms after the last add: those that are its row's, as with the sublayers before it, and the final ones."""
     norms: list[Norm] = []
+    factors: list[Factor] = []
     value = chain[-1].out
-    while (norm := _next_norm(value)) is not None:
+    while (norm := _next_norm(value, factors if not norms else [])) is not None:
         norms.append(norm)
         value = norm.y
-    if len(chain) > 1:
-        frames = [add.op.frame.path.rstrip("0123456789") for add in chain]
-        alike = [len(found) for found, add in zip(between, chain, strict=False) if _same_place(add, chain[-1])]
-        usual = alike[-1] if alike else len(between[-1])
-        del frames
-    else:
-        reads = branches(chain[0])
-        usual = 0 if any(b.reads.norms and not b.reads.direct for b in reads) else 1
-    return norms[:usual], norms[usual:]
+    reads = [_signature(add) for add in chain]
+    flat = [part for add in chain for part in branches(add)]
+    layers = dict(zip((part.add for part in flat), _layers(flat), strict=True))
+    alike = [k for k, signature in enumerate(reads[:-1]) if signature == reads[-1]]
+    ends = [k for k in alike if layers[chain[k]] != layers[chain[k + 1]]]  # those that end a layer too
+    same = ends or alike
+    usual = len(between[same[-1]]) if same else int(not reads[-1][1])  # alone: after one that reads no norm it is its own
+    return norms[:usual], norms[usual:], factors
 
 
-def _same_place(add: Add, last: Add) -> bool:
-    """Whether two adds are the same step of two layers."""
-    strip = lambda path: [part for part in path.split(".") if not part.isdigit()]  # noqa: E731 - used twice, here
-    same_module = strip(add.op.frame.path) == strip(last.op.frame.path)
-    return same_module and [b.kind for b in branches(add)] == [b.kind for b in branches(last)]
+def _signature(add: Add) -> tuple[Any, ...]:
+    """What two adds have in common that are the same step of two layers: the module without its number, and the norms."""
+    parts = branches(add)
+    path = tuple(part for part in add.op.frame.path.split(".") if not part.isdigit())
+    return path, any(b.reads.norms for b in parts), any(b.norm is not None for b in parts), [b.role for b in parts]
 
 
-def _next_norm(value: Value, depth: int = 0) -> Norm | None:
-    """The first norm that a value goes through as it is."""
+def _next_norm(value: Value, factors: list[Factor], depth: int = 0) -> Norm | None:
+    """The first norm that a value goes through as it is; `factors` takes what it is multiplied by before."""
     for op in dict.fromkeys(value.users):
         if not op.outputs or depth > 8:
             continue
-        out = op.outputs[0]
-        for norm in {v.norm for o in [op] for v in _results(o) if v.norm is not None and o in v.norm.ops}:
+        for norm in {v.norm for v in _results(op) if v.norm is not None and op in v.norm.ops}:
             return norm
+        out = op.outputs[0]
         passed = factor_of(op)
-        if up(out) is not out or op.name in PARTS or (passed is not None and passed[0] is value and passed[1].kind != "learned"):
-            found = _next_norm(out, depth + 1)
+        if up(out) is not out or (passed is not None and passed[0] is value):
+            found = _next_norm(out, factors, depth + 1)
             if found is not None:
+                factors += [passed[1]] if passed is not None else []
                 return found
     return None
 
@@ -169,6 +191,20 @@ def _results(op: Any) -> list[Value]:
             if out.norm is None:
                 todo.extend(out.users)
     return values
+
+
+def _layers(parts: list[Branch]) -> list[int]:
+    """The layer of each; a skip or an injection belongs to the sublayer after it, but for one within a layer."""
+    usual = [part for part in parts if part.role == "branch"] or parts
+    known = dict(zip(usual, layers_of(usual), strict=True))
+    layers = []
+    for k, part in enumerate(parts):
+        before = next((known[p] for p in reversed(parts[:k]) if p in known), None)
+        after = next((known[p] for p in parts[k:] if p in known), before)
+        entered = next((known[p] for p in parts if p in known and p.add.x is part.raw), None)
+        within = part.role == "skip" and entered is not None and entered == before  # from where its own layer began
+        layers.append((before if within else after) or 0)
+    return layers
 
 
 def _names(found: Sequence[Found]) -> list[str]:
@@ -195,8 +231,8 @@ def _names(found: Sequence[Found]) -> list[str]:
 def _stream(
     found: Found, name: str, start: int, other_layers: int | None, model: nn.Module, unknown: list[Unknown]
 ) -> Stream:
-    flat = [(k, branch) for k, parts in enumerate(found.branches) for branch in parts]
-    layers = layers_of([branch for _, branch in flat])
+    flat = [(k, branch) for k, parts in enumerate(found.branches) for branch in parts if branch.role != "bias"]
+    layers = _layers([branch for _, branch in flat])
     paths = Counter(branch.module for _, branch in flat)
     calls = {branch.module: {(b.frame.call) for _, b in flat if b.module == branch.module} for _, branch in flat}
     sites, seen = [], []
@@ -208,7 +244,7 @@ def _stream(
     for at, ((k, branch), layer) in enumerate(zip(flat, layers, strict=True)):
         add, norms = found.adds[k], found.norms_out[k]
         try:
-            row = row_of(branch, norms[0] if norms else None)
+            row = row_of(branch, _first(norms), _scaled(found, k))
         except ValueError:
             unknown.append(Unknown(branch.module, "what the sublayer returns is multiplied by 0 before it is added"))
             row = Row(norm_out=bool(norms))
@@ -232,12 +268,17 @@ def _stream(
         sites.append(site)
         learned = tuple(_learned_names(branch))
         reads = frozenset(id(norm) for part in found.branches[k] for norm in part.reads.norms)
-        seen.append(naming.Seen(layer, row, branch.kind, branch.role, len(found.branches[k]), reads, learned))
+        reasons = _reasons(found, k, branch)
+        together = sum(part.role == "branch" for part in found.branches[k])
+        seen.append(naming.Seen(layer, row, branch.kind, branch.role, together, reads, learned, bool(reasons), _back(found, k, branch)))
         if not closes:
             unknown.append(Unknown(id_, f"{site.equation} does not close: relative error {closures[k]:.1e}, allowed {limit:.0e}"))
-        unknown += [Unknown(id_, reason) for reason in _reasons(found, k, branch)]
-    embedding = found.adds[0].norms[0] if found.adds[0].norms else None
+        unknown += [Unknown(id_, reason) for reason in reasons]
+    first_add = found.adds[0]
+    embedding = first_add.norms[0] if first_add.norms and first_add.source is None else None
     wiring, remarks = naming.named(seen, bool(found.final), embedding is not None, other_layers)
+    if found.dual is not None and wiring is not None and wiring.name == "post_ln":
+        wiring, remarks = wirings.resi_dual(), ["a second stream has the same writes and no norms; the output is the sum of both"]
     remarks += _remarks(found, seen, sites, model, wiring)
     total = _total(found, seen)
     first = found.adds[0].x.tensor
@@ -250,6 +291,14 @@ def _stream(
 
 def _first(norms: Sequence[Norm]) -> Norm | None:
     return norms[0] if norms else None
+
+
+def _scaled(found: Found, k: int) -> list[Any]:
+    """The factors of the whole sum, before its norm or, where it has none, before the next sublayer."""
+    if k + 1 == len(found.adds):
+        return [f for f in found.last if f.kind in ("constant", "learned")]
+    after = found.adds[k + 1]
+    return [f for f in (after.early if after.norms else after.late) if f.kind in ("constant", "learned")]
 
 
 def _children(branch: Branch) -> tuple[str, ...]:
@@ -295,15 +344,28 @@ def _notes(found: Found, k: int, branch: Branch) -> list[str]:
     return notes
 
 
+def _back(found: Found, k: int, branch: Branch) -> int:
+    """For a skip: how many sublayers before the end of this add its state entered."""
+    earlier = branch.raw
+    for j in range(k, -1, -1):
+        if found.adds[j].x is earlier:
+            return sum(part.role == "branch" for parts in found.branches[j : k + 1] for part in parts)
+    return 0
+
+
 def _reasons(found: Found, k: int, branch: Branch) -> list[str]:
     """What is not understood of a sublayer."""
     reasons = []
+    if any(inner.x is found.adds[k].x for inner in found.adds[k].inside):
+        reasons.append("the branch contains x + ... itself: the stream is added twice")
+    if found.adds[k].source is not None:
+        reasons.append("x' = N(x) + f(x): the sublayer reads the stream before the norm that the residual is taken from")
     if branch.reads.norms and branch.reads.direct:
         reasons.append("reads the stream both through a norm and as it is")
     if k + 1 < len(found.adds):
-        scaled = [f for f in found.adds[k + 1].scaled if f.kind in ("constant", "learned")]
-        if scaled:
-            reasons.append("the stream is multiplied by a factor after the add, which no row has")
+        after = found.adds[k + 1]
+        if found.norms_out[k] and any(f.kind in ("constant", "learned") for f in after.late):
+            reasons.append("the stream is multiplied by a factor after its norm, which no row has")
         if len(found.norms_out[k]) > 1:
             reasons.append(f"{len(found.norms_out[k])} norms follow the add, one after the other")
     return reasons
@@ -344,7 +406,7 @@ def _inside(norm: Norm, add: Add) -> bool:
 
 def _total(found: Found, seen: Sequence[naming.Seen]) -> float | None:
     """The relative error of x_L == x_0 + all writes; None where the stream is no plain sum."""
-    if not all(s.row.is_sum for s in seen) or any(add.scaled for add in found.adds[1:]):
+    if not all(s.row.is_sum for s in seen) or any(add.early or add.late or add.retokened for add in found.adds[1:]):
         return None
     with torch.no_grad():
         first = found.adds[0]

@@ -246,7 +246,7 @@ class Capture(TorchDispatchMode):
         frame.ran += 1
         self.flow.ops.append(op)
         returned = written or [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
-        if name.startswith("addnorm::") and fused.known(name):
+        if fused.known(name, args):
             self._lower(op, args, kwargs, returned)
             return out
         kind = 0

@@ -1,6 +1,7 @@
-"""This library's operators as the plain ones that they stand for: factors, dropout mask, add, norm, each a step of its own.
+"""Fused operators as the plain ones that they stand for: factors, dropout mask, product, add, norm, each a step of its own.
 
-So whoever reads a data flow meets an add as an add and a norm as a norm, whether they were fused or not.
+So whoever reads a data flow meets an add as an add and a norm as a norm, whether they were fused or not. Fused are this
+library's operators, and torch's `addmm(x, a, b)` where x is no bias but as large as the product.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = ["Step", "known", "lower"]
 KINDS = {number: kind for kind, number in schema.NORMS.items()}
 LOWERED = ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_forward", "add_norm_out")
 SUFFIX = "_reference"
+PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
 
 
 class Step(NamedTuple):
@@ -31,9 +33,12 @@ class Step(NamedTuple):
     part: str
 
 
-def known(name: str) -> bool:
-    """Whether an operator of this library adds or normalizes."""
-    return name.removeprefix("addnorm::").removesuffix(SUFFIX) in LOWERED
+def known(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operator is such a one."""
+    if name in PRODUCTS:
+        x, a, b = args[:3]
+        return tuple(x.shape) == (*a.shape[:-1], b.shape[-1])
+    return name.startswith("addnorm::") and name.removeprefix("addnorm::").removesuffix(SUFFIX) in LOWERED
 
 
 def lower(
@@ -41,6 +46,8 @@ def lower(
     was: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> list[Step]:  # fmt: skip
     """The steps of one call; `was` gives what a tensor held before the call."""
+    if name in PRODUCTS:
+        return _product(name, args, kwargs, returned[0], was)
     names = [argument.name for argument in func._schema.arguments]
     defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     given: dict[str, Any] = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
@@ -89,6 +96,22 @@ def lower(
             eps, offset = given["eps"], given.get("weight_offset", 0.0)
             step("addnorm::norm", "y", y, residual, *gains, numbers=(kind, eps, offset, *has))
     return steps
+
+
+def _product(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, was: Callable[[Tensor], Tensor]
+) -> list[Step]:
+    """beta * x + alpha * (a @ b)."""
+    x, a, b = args[:3]
+    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    with torch.no_grad():
+        product = PRODUCTS[name](was(a).detach(), was(b).detach()) * alpha
+        steps = [Step(name.replace("add", "").replace("bbmm", "bmm"), PRODUCTS[name], (a, b), (), product, "product")]
+        stream = x
+        if beta != 1:
+            stream = was(x).detach() * beta
+            steps.append(Step("mul", torch.mul, (x,), (beta,), stream, "a"))
+    return [*steps, Step("add", torch.add, (stream, product), (), out, "z")]
 
 
 def _results(name: str, given: dict[str, Any], returned: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from addnorm.nn import wirings
@@ -25,13 +26,20 @@ class Seen(NamedTuple):
     together: int  # sublayers of the same add
     norms_in: frozenset[int]  # the norms with which they read, by identity
     learned: tuple[str, ...] = ()  # names of the parameters that scale what it adds
+    odd: bool = False  # the row does not say all
+    back: int = 0  # of a skip: over how many sublayers it leads
 
 
 def named(
     seen: Sequence[Seen], final_norm: bool, embedding_norm: bool, other_layers: int | None
 ) -> tuple[Wiring | None, list[str]]:
     """The wiring of these rows, and remarks on what differs from it."""
+    bottom_to_top = _bottom_to_top(seen)
+    if bottom_to_top:
+        return wirings.b2t(), ["with a norm of the embedding"] * embedding_norm
     usual = [s for s in seen if s.role == "branch"]
+    if any(s.odd for s in usual):
+        return None, []
     odd = [s for s in usual if s.kind == "other"]
     if odd and len(odd) < len(usual):  # a positional convolution, say
         usual = [s for s in usual if s.kind != "other"] if not _same_rows(usual) else usual
@@ -44,6 +52,21 @@ def named(
     if best is None:
         return None, [*exceptions, *_near_miss(usual, other_layers)]
     return best[1], [*best[2], *exceptions]
+
+
+def _bottom_to_top(seen: Sequence[Seen]) -> bool:
+    """Whether every layer is post-LN whose input is added once more before its last norm."""
+    layers: dict[int, list[Seen]] = {}
+    for s in seen:
+        layers.setdefault(s.layer, []).append(s)
+    for parts in layers.values():
+        own = [s for s in parts if s.role == "branch"]
+        skips = [s for s in parts if s.role == "skip"]
+        plain = all(s.row.a == 1.0 and s.row.b == 1.0 and not s.row.norm_in and not s.row.norm_branch for s in own)
+        ends = parts[-1].row.norm_out and all(s.row.norm_out for s in own[:-1])
+        if len(skips) != 1 or not plain or not ends or skips[0].back != len(own):
+            return False
+    return bool(layers)
 
 
 def _same_rows(seen: Sequence[Seen]) -> bool:
@@ -73,6 +96,11 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
         yield wirings.rezero() if shared else wirings.skipinit()
         yield wirings.layer_scale(b.init or None) if b.init else wirings.layer_scale()
     elif b != 1.0:
+        n_layers = seen[-1].layer + 1
+        of_depth = [(wirings.depth_mup, b * n_layers**0.5), (wirings.completep, b * n_layers)]
+        for make, k in of_depth:  # 0.98995 in two layers was written as 1.4/sqrt(L)
+            if n_layers > 1 and len(f"{k:.12g}") + 3 < len(f"{b:.12g}"):
+                yield make(float(f"{k:.12g}"))
         yield wirings.residual_multiplier(b)
     post = [s.layer for s in seen if s.row.norm_out]
     if post and len(post) < len(seen):
@@ -93,6 +121,9 @@ def _remarks(wiring: Wiring, seen: Sequence[Seen], final_norm: bool, embedding_n
         if wiring.flow == "parallel":
             expected = Row(norm_in=True)
         if not _alike(expected, s.row):
+            if k == len(seen) - 1 and embedding_norm and not final_norm and _alike(expected, replace(s.row, norm_out=True)):
+                remarks.append("without the norm of the last sublayer")
+                continue
             if k == 0 and embedding_norm and _alike(expected, Row(norm_in=True, a=s.row.a, b=s.row.b)) and not _normed(s.row):
                 remarks.append("the first sublayer reads the embedding norm's result, without a norm of its own")
                 continue

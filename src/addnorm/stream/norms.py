@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from addnorm.stream.flow import DATA, NOISE, Flow, Op, Value
+from addnorm.stream.flow import DATA, NOISE, PARAMETER, Flow, Op, Value
 from addnorm.stream.ops import factor_of, number_of, terms_of, up
 
 __all__ = ["Norm", "find_norms"]
@@ -38,6 +38,7 @@ class Norm:
     weight_offset: float = 0.0
     unbiased: bool = False  # divided by d - 1, as Tensor.std does
     eps_outside: bool = False  # added to the root
+    length: bool = False  # of an rms: by the length of x, eps its lower bound
     ops: set[Op] = field(default_factory=set)
     error: float = 0.0
 
@@ -50,9 +51,10 @@ class Norm:
     def denominator(self, x: Tensor) -> Tensor:
         """What the (centred) features are divided by, `(*, 1)`, in the dtype of x."""
         d = x.shape[-1]
-        if self.kind == "scale":
+        if self.kind == "scale" or self.length:
             size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            return size.clamp_min(self.eps) if self.eps else size
+            size = size.clamp_min(self.eps) if self.eps else size
+            return size / d**0.5 if self.length else size
         if self.kind == "layer":
             var = x.var(-1, correction=int(self.unbiased), keepdim=True)
         else:
@@ -185,30 +187,44 @@ def _by_hand(op: Op) -> Norm | None:
         root = _inverse(factor) if op.name == "mul" else _root(factor)
         if root is None or root.x.shape[-1:] != numerator.shape[-1:]:
             continue
-        x, centred, inner = _centred(numerator)
+        weight, inside = _weighed(numerator)
+        x, centred, inner = _centred(inside)
         if up(x) is not up(root.x):
             continue
         if root.length and (root.centred or centred):
             continue
         if centred != root.centred:
             continue
-        d = root.x.shape[-1]
         kind: Kind = "layer" if centred else "rms"
-        eps: float | None = root.eps
-        weight_factor = 1.0 / root.factor
-        if root.length:  # |x|, perhaps over sqrt(d): then an RMSNorm
-            if abs(root.factor - d**-0.5) < 1e-6 * d**-0.5:
-                weight_factor = 1.0
-            elif root.factor == 1.0:
-                kind = "scale"
-        if weight_factor != 1.0:
+        if root.length and abs(root.factor * root.x.shape[-1] ** 0.5 - 1) > 1e-6:  # |x| is no root of a mean
+            kind = "scale"
+        if (kind == "scale" or not root.length) and root.factor != 1.0:
             continue
-        source = root.x if up(root.x).tensor.dtype == root.x.tensor.dtype else up(root.x)
+        made = {inside.op, numerator.op} - {None} if weight is not None else set()
         return Norm(
-            kind, eps, source, op.outputs[0], unbiased=root.unbiased, eps_outside=root.outside,
-            ops={op} | root.ops | inner,
+            kind, root.eps, _uncast(root.x), op.outputs[0], weight, unbiased=root.unbiased, eps_outside=root.outside,
+            ops={op} | root.ops | inner | {o for o in made if o is not None},
         )  # fmt: skip
     return None
+
+
+def _uncast(value: Value) -> Value:
+    """The value before casts and views that leave the last dimension as it is: what the model calls x."""
+    while value.op is not None and up(value) is not value and value.op.inputs[0].shape[-1:] == value.shape[-1:]:
+        value = value.op.inputs[0]
+    return value
+
+
+def _weighed(value: Value) -> tuple[Value | None, Value]:
+    """The weight by which a numerator was multiplied before the division."""
+    inner = up(value)
+    if inner.op is not None and inner.op.name == "mul" and inner.shape == value.shape:
+        for side in inner.op.args[:2]:
+            if isinstance(side, Value) and side.shape == inner.shape:
+                weight = _parameter(inner.op, side, "mul")
+                if weight is not None and weight.kind & PARAMETER and weight.shape[-1:] == inner.shape[-1:]:
+                    return weight, side
+    return None, value
 
 
 def _expanded(value: Value) -> bool:
@@ -231,6 +247,10 @@ def _inverse(value: Value, depth: int = 0) -> _Root | None:
         found = _root(op.args[1])
     elif op.name == "pow" and number_of(op.args[1]) == -1.0:
         found = _root(op.args[0])
+    elif (passed := factor_of(op)) is not None and passed[1].kind == "constant":
+        found = _inverse(passed[0], depth + 1)
+        if found is not None:
+            found.factor /= passed[1].number
     return _with(found, op)
 
 
@@ -341,6 +361,11 @@ def _centred(value: Value) -> tuple[Value, bool, set[Op]]:
     terms = terms_of(inner.op) if inner.op is not None else None
     if inner.op is not None and terms is not None and terms[1].factor == -1.0:
         mean = up(terms[1].value)
+        over = factor_of(mean.op) if mean.op is not None and mean.op.name in ("mul", "div") else None
+        if mean.op is not None and over is not None and abs(over[1].number * inner.shape[-1] - 1) < 1e-6:
+            total = up(over[0]).op  # a sum, over d
+            if total is not None and total.name == "sum" and _last(total) and up(total.args[0]) is up(terms[0].value):
+                return terms[0].value, True, {inner.op, mean.op, total}
         is_mean = mean.op is not None and (
             (mean.op.name == "mean" and mean.part == 0) or (mean.op.name in ("var_mean", "std_mean") and mean.part == 1)
         )
@@ -386,6 +411,10 @@ def _affine(norm: Norm) -> None:
         op = users.pop()
         if op.name in ("_to_copy", "clone", "contiguous", "detach"):
             y = op.outputs[0]
+        elif norm.kind == "scale" and _root_of_width(op, y):
+            norm.kind, norm.length, y = "rms", True, op.outputs[0]
+        elif op.name == "addcmul" and norm.weight is None and norm.bias is None and (gains := _gains(op, y)) is not None:
+            (norm.weight, norm.bias), y = gains, op.outputs[0]
         elif norm.weight is None and norm.bias is None and (weight := _parameter(op, y, "mul")) is not None:
             norm.weight, y = weight, op.outputs[0]
         elif norm.bias is None and (bias := _parameter(op, y, "add")) is not None:
@@ -394,6 +423,20 @@ def _affine(norm: Norm) -> None:
             break
         norm.ops.add(op)
     norm.y = y
+
+
+def _root_of_width(op: Op, y: Value) -> bool:
+    """Whether an operator multiplies a unit vector by sqrt(d), so that its mean square is one."""
+    passed = factor_of(op)
+    return passed is not None and passed[0] is y and abs(passed[1].number / y.shape[-1] ** 0.5 - 1) < 1e-6
+
+
+def _gains(op: Op, y: Value) -> tuple[Value, Value] | None:
+    """Weight and bias of bias + y * weight in one operator."""
+    bias, one, two = op.args[:3]
+    weight = two if one is y else one
+    small = all(isinstance(v, Value) and v.tensor.numel() == y.shape[-1] and not v.kind & (DATA | NOISE) for v in (bias, weight))
+    return (weight, bias) if small and op.kwargs.get("value", 1) == 1 else None
 
 
 def _parameter(op: Op, y: Value, name: str) -> Value | None:

@@ -13,7 +13,7 @@ import torch
 from addnorm.stream.flow import DATA, NOISE, PARAMETER, Op, Value
 
 __all__ = [
-    "ATTENTION", "LOCAL", "MIXING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "factor_of", "number_of", "reaches",
+    "ATTENTION", "LOCAL", "MIXING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "expectation", "factor_of", "number_of", "reaches",
     "terms_of", "up",
 ]  # fmt: skip
 
@@ -45,6 +45,7 @@ PRODUCTS = {"bmm", "baddbmm", "matmul", "einsum", "mm", "addbmm"}
 LOCAL = {
     "convolution", "_convolution", "mkldnn_convolution", "conv_depthwise3d", "_fft_r2c", "_fft_c2c", "_fft_c2r", "cumsum",
     "cumprod", "logcumsumexp", "avg_pool1d", "avg_pool2d", "mkldnn_rnn_layer", "lstm", "gru",
+    "write_into",  # tokens computed one after the other
 }  # fmt: skip
 
 
@@ -99,6 +100,10 @@ def terms_of(op: Op) -> tuple[Term, ...] | None:
         value = number_of(op.kwargs.get("value", 1))
         found = _scaled(args[1], args[2], args[0])
         return None if value is None or found is None else (Term(args[0]), Term(found[0], value, found[1]))
+    if op.name == "sum" and isinstance(args[0], Value) and args[0].op is not None and args[0].op.name == "stack":
+        stacked, dims = args[0].op.args, args[1] if len(args) > 1 else None
+        at = args[0].op.kwargs.get("dim", stacked[1] if len(stacked) > 1 else 0)
+        return (Term(stacked[0][0]), Term(stacked[0][1])) if dims == [at] and len(stacked[0]) == 2 else None
     if op.name == "lerp" and len(tensors) >= 2:
         weight = number_of(args[2])
         return None if weight is None else (Term(args[0], 1.0 - weight), Term(args[1], weight))
@@ -168,3 +173,28 @@ def reaches(value: Value, later: Value) -> bool:
         seen.add(v.op)
         todo.extend(v.op.inputs)
     return False
+
+
+def expectation(noise: Value) -> float | None:
+    """The mean of a random factor: 1 for dropout, the probability to keep for a mask that is not divided by it."""
+    value, number = noise, 1.0
+    for _ in range(8):
+        value = up(value)
+        op = value.op
+        if op is None:
+            return None
+        if op.name in ("noise", "native_dropout"):
+            return number
+        if op.name in ("bernoulli", "bernoulli_"):
+            p = number_of(op.args[1]) if len(op.args) > 1 else number_of(op.kwargs.get("p"))
+            return None if p is None else number * p
+        if op.name == "floor" and up(op.args[0]).op is not None:
+            added = up(op.args[0]).op
+            p = number_of(added.args[1]) if added is not None and added.name == "add" else None
+            p = number_of(added.args[0]) if p is None and added is not None and added.name == "add" else p
+            return None if p is None else number * p
+        passed = factor_of(op)
+        if passed is None or passed[1].kind != "constant":
+            return None
+        value, number = passed[0], number * passed[1].number
+    return None

@@ -21,6 +21,7 @@ from addnorm.stream.ops import (
     SOFTMAX,
     Factor,
     Term,
+    expectation,
     factor_of,
     reaches,
     terms_of,
@@ -70,30 +71,28 @@ def branches(add: Add) -> list[Branch]:
 
 def _branch(add: Add, write: Write) -> Branch:
     value = write.path.source
-    norm = value.norm if write.role == "branch" and value.norm is not None and value.norm.x is not add.x else None
-    if norm is not None and not reaches(add.x, norm.x):
-        norm = None
-    if norm is not None and up(norm.x) is add.x:  # x + N(x): the norm is all that the sublayer is
-        norm = None
+    norm = value.norm if write.role == "branch" else None
+    if norm is not None and (not reaches(add.read, norm.x) or up(norm.x) is add.read):
+        norm = None  # x + N(x): the norm is all that the sublayer is
     raw = value if norm is None else norm.x
-    ops = between(add.x, up(raw)) if write.role == "branch" else []
-    reads = _reads(add.x, ops) if ops else Reads()
+    ops = between(add.read, up(raw)) if write.role == "branch" else []
+    reads = _reads(add.read, ops) if ops else Reads()
     own = [op for op in ops if not any(op in n.ops for n in reads.norms)] or ops
-    return Branch(add, write.path, write.role, raw, norm, ops, reads, _kind(add.x, ops), _common(own, add.op.frame))
+    return Branch(add, write.path, write.role, raw, norm, ops, reads, _kind(add.read, ops), _common(own, add.op.frame))
 
 
 def _split(add: Add, write: Write) -> list[Write]:
     """The sublayers whose sum was added: attention(x) + feed_forward(x)."""
     source = write.path.source
     terms = terms_of(source.op) if write.role == "branch" and source.op is not None and source.norm is None else None
-    if terms is None or not all(reaches(add.x, term.value) for term in terms):
+    if terms is None or not all(reaches(add.read, term.value) for term in terms):
         return [write]
     parts = [[*walk(term)][-1] for term in terms]
-    regions = [set(between(add.x, path.source)) for path in parts]
+    regions = [set(between(add.read, path.source)) for path in parts]
     if not all(regions) or regions[0] <= regions[1] or regions[1] <= regions[0]:
         return [write]  # one is made from the other: a sublayer with a residual connection of its own
     assert source.op is not None
-    kinds = {_kind(add.x, [*region]) for region in regions}
+    kinds = {_kind(add.read, [*region]) for region in regions}
     if len(kinds) == 1 and source.op.frame is not add.op.frame:
         return [write]  # one sublayer's own sum: of experts, say
     out = write.path
@@ -165,7 +164,6 @@ def _scaled(found: Reads, inside: set[Op]) -> None:
 
 def _kind(x: Value, ops: Sequence[Op]) -> str:
     """What a sublayer computes, by its operators."""
-    inside = set(ops)
     attends = [op for op in ops if op.name in ATTENTION]
     if not attends:
         attends = [op for op in ops if op.name in PRODUCTS and _weighs(op)]
@@ -174,12 +172,14 @@ def _kind(x: Value, ops: Sequence[Op]) -> str:
         read += [reaches(x, _values_of(op)) for op in attends if op.name not in ATTENTION]
         return "attention" if any(read) else "cross-attention"
     products = [op for op in ops if op.name in PRODUCTS and all(_activation(v) for v in op.inputs)]
-    local = any(op.name in LOCAL and _wide(op) for op in ops)
+    if products and any(op.name in SOFTMAX for op in ops):  # a softmax in windows, say, whose way to the product is long
+        return "attention" if all(reaches(x, v) for op in products for v in op.inputs) else "cross-attention"
+    local = any(op.name in LOCAL and not _counts(op) and _wide(op) for op in ops)
     if products and not local:
         return "attention"
     if not local and any(op.name in MIXING for op in ops):
         return "feed-forward"
-    return "other" if inside else "other"
+    return "other"
 
 
 def _given(op: Op, at: int) -> bool:
@@ -214,6 +214,12 @@ def _values_of(op: Op) -> Value:
     return next((value for value in op.inputs if not _from_softmax(value)), op.inputs[-1])
 
 
+def _counts(op: Op) -> bool:
+    """Whether an operator works on whole numbers: where to send tokens, say."""
+    tensor = op.outputs[0].tensor
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
 def _wide(op: Op) -> bool:
     """Whether an operator mixes neighbours: a convolution with a kernel of one does not."""
     if "convolution" not in op.name:
@@ -233,15 +239,17 @@ def _common(ops: Sequence[Op], fallback: Frame) -> Frame:
     return shared[0]
 
 
-def row_of(branch: Branch, out: Norm | None) -> Row:
-    """The line of one sublayer."""
+def row_of(branch: Branch, out: Norm | None, scaled: Sequence[Factor] = ()) -> Row:
+    """The line of one sublayer; `scaled` are factors of the whole sum, before N_out."""
+    kept = Path(branch.add.kept.source, branch.add.kept.term, [], [*branch.add.kept.factors, *scaled], branch.add.kept.sums)
+    path = Path(branch.path.source, branch.path.term, [], [*branch.path.factors, *scaled], branch.path.sums)
     return Row(
         norm_in=bool(branch.reads.norms) and not branch.reads.direct,
         norm_branch=branch.norm is not None,
         norm_out=out is not None,
-        a=_factor(branch.add.kept),
-        b=_factor(branch.path) or 1.0,
-        c=_factor(Path(branch.add.x, Term(branch.add.x), [], branch.reads.factors)) or 1.0,
+        a=_factor(kept),
+        b=_factor(path),
+        c=_factor(Path(branch.add.x, Term(branch.add.x), [], branch.reads.factors)),
     )
 
 
@@ -249,7 +257,9 @@ def _factor(path: Path) -> RowFactor:
     """The product of the factors on a way, as a Row has it; dropout, masks and guards are no part of it."""
     number, learned = 1.0, []
     for factor in path.factors:
-        if factor.kind == "constant":
+        if factor.kind == "noise" and factor.value is not None:
+            number *= expectation(factor.value) or 1.0
+        elif factor.kind == "constant":
             number *= factor.number
         elif factor.kind == "learned" and factor.value is not None:
             learned.append(factor.value)
@@ -269,10 +279,13 @@ def layers_of(found: Sequence[Branch]) -> list[int]:
     for depth in range(_deepest(found)):
         keys = [tuple(_numbers(branch)[depth : depth + 1]) for branch in found]
         if len({key for key in keys if key}) > 1:
-            return _in_order([key or k for k, key in enumerate(keys)])
-    kinds = [branch.kind for branch in found]
-    for period in (1, 2, 3):  # shared or unnumbered layers: by what repeats
-        if kinds == (kinds[:period] * len(kinds))[: len(kinds)] and len({*kinds[:period]}) == period:
+            layers = _in_order([key or k for k, key in enumerate(keys)])
+            if len({*layers}) < len(found):
+                return layers
+            break
+    kinds = [branch.kind for branch in found]  # each sublayer has its number, or none has: told by what repeats
+    for period in (3, 2):
+        if len(kinds) % period == 0 and kinds == kinds[:period] * (len(kinds) // period) and len({*kinds[:period]}) == period:
             return [k // period for k in range(len(kinds))]
     return [*range(len(found))]
 
