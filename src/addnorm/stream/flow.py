@@ -70,7 +70,7 @@ class Value:
 
     def __init__(self, op: Op | None, part: int | str, tensor: Tensor, kind: int, index: int, name: str = "") -> None:
         self.op = op
-        self.part = part  # of the outputs of its operator
+        self.part = part  # of the outputs of its operator; of an input its number among those of the model
         self.tensor = tensor
         self.shape = tuple(tensor.shape)
         self.kind = kind
@@ -212,9 +212,9 @@ class Capture(TorchDispatchMode):
     def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
         """Captures the model called with these."""
         model = self.frames.model
-        for tensor in pytree.tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self._leaf(tensor, DATA)
+        for k, tensor in enumerate(pytree.tree_leaves((args, kwargs))):
+            if isinstance(tensor, Tensor) and id(tensor) not in self._values:
+                self._leaf(tensor, DATA, k)
         frame = self.frames.start()
         devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
         with torch.random.fork_rng([*devices]), eagerly():
@@ -293,8 +293,8 @@ class Capture(TorchDispatchMode):
             value = self._leaf(tensor, kind)
         return value
 
-    def _leaf(self, tensor: Tensor, kind: int) -> Value:
-        value = Value(None, 0, tensor, kind, -1, self._named.get(id(tensor), ""))
+    def _leaf(self, tensor: Tensor, kind: int, part: int = -1) -> Value:
+        value = Value(None, part, tensor, kind, -1, self._named.get(id(tensor), ""))
         self.flow.leaves.append(value)
         self._bind(tensor, value)
         return value

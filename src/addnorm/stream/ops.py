@@ -64,6 +64,7 @@ class Term(NamedTuple):
     value: Value
     factor: float = 1.0
     scale: Value | None = None
+    op: Op | None = None  # the add
 
 
 def number_of(x: Any) -> float | None:
@@ -86,6 +87,11 @@ def up(value: Value) -> Value:
 
 def terms_of(op: Op) -> tuple[Term, ...] | None:
     """The operands of an add of two tensors; None for any other operator."""
+    found = _terms(op)
+    return None if found is None else tuple(term._replace(op=op) for term in found)
+
+
+def _terms(op: Op) -> tuple[Term, ...] | None:
     args = op.args
     tensors = [a for a in args if isinstance(a, Value)]
     if op.name in ("add", "sub", "rsub") and len(tensors) == 2:
