@@ -1,0 +1,1 @@
+"""The residual stream of any model: where it runs, what is recorded of it."""
