@@ -22,7 +22,7 @@ __all__ = ["BATCH", "TOKENS", "from_file", "generated", "in_words", "inputs_for"
 
 BATCH, TOKENS = 2, 16
 LONGEST = 512  # tokens of a text that are read if nobody says more: attention needs memory with their square
-PATIENCE = 10.0  # seconds after which no further kind of input is tried
+PATIENCE = 5.0  # seconds after which no further kind of input is tried
 # What a model may take besides its main input; tried in this order.
 BESIDES: tuple[tuple[str, ...], ...] = (
     (),

@@ -93,7 +93,7 @@ def load(
     Raises:
         Refused: with a sentence.
     """
-    options = _Options(texts, inputs, seed, layers, tokens, batch, dtype)
+    options = _Options(texts, None if inputs is None else Path(inputs), seed, layers, tokens, batch, dtype)
     _check(options)
     if name == "minilm":
         return _files(name, _minilm(name), options, MINILM)
@@ -138,8 +138,9 @@ def _check(options: _Options) -> None:
     if options.dtype is not None and options.dtype not in DTYPES:
         raise Refused(f"--dtype is {options.dtype!r}, expected one of {', '.join(DTYPES)}.")
     texts = options.texts
-    if texts is not None and options.inputs is not None:
-        raise Refused("--text and --input came both, expected one of them.")
+    for option, value in {"--text": texts, "--tokens": options.tokens, "--batch": options.batch}.items():
+        if value is not None and options.inputs is not None:
+            raise Refused(f"{option} and --input came both, expected one of them.")
     if texts is not None and (isinstance(texts, str) or not texts or not all(isinstance(one, str) for one in texts)):
         raise Refused(f"texts is {texts!r}, expected a list of at least one string.")
 

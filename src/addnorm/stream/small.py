@@ -43,6 +43,7 @@ SIZES: dict[str, int] = {
         "entity_vocab_size codebook_size max_position_embeddings n_positions max_source_positions max_target_positions "
         "n_ctx block_size max_seq_len max_sequence_length",
         112: "image_size",
+        1: "n_group topk_group",
         0: "num_kv_shared_layers",
     }.items()
     for name in names.split()
