@@ -24,7 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream import fused
 
-__all__ = ["CONSTANT", "DATA", "NOISE", "PARAMETER", "Address", "Capture", "Flow", "Frame", "Frames", "Op", "Value", "name_of"]
+__all__ = [
+    "CONSTANT", "DATA", "NOISE", "PARAMETER", "Address", "Capture", "Flow", "Frame", "Frames", "Op", "Value", "eagerly", "name_of",
+    "without_modes", "written_by",
+]
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # what a value depends on; the bits add up
 
@@ -86,13 +89,14 @@ class Value:
 class Op:
     """An operator as it ran: `args` and `kwargs` have values where it was given tensors."""
 
-    __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "ordinal", "outputs")
+    __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "ordinal", "origin", "outputs")
 
     def __init__(
         self, index: int, name: str, func: Callable[..., Any], args: Any, kwargs: Any, inputs: list[Value], frame: Frame, ordinal: int
     ) -> None:
         self.index = index
         self.name = name
+        self.origin = name  # of the operator that ran, of which this may be a step
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -237,7 +241,7 @@ class Capture(TorchDispatchMode):
         given, shape = pytree.tree_flatten((args, kwargs))
         values = [self._value(x) if isinstance(x, Tensor) else x for x in given]
         values_args, values_kwargs = pytree.tree_unflatten(values, shape)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         for tensor in written:
             self._save(tensor)
         out = func(*args, **kwargs)
@@ -275,6 +279,7 @@ class Capture(TorchDispatchMode):
         for step in fused.lower(op.name, op.func, args, kwargs, returned, lambda t: self._value(t).tensor):
             inputs = [self._value(t) for t in step.inputs]
             new = Op(len(self.flow.ops), step.name, step.func, (*inputs, *step.numbers), {}, inputs, op.frame, op.ordinal)
+            new.origin = op.name
             kind = 0
             for value in inputs:
                 kind |= value.kind
@@ -302,13 +307,13 @@ class Capture(TorchDispatchMode):
     def _bind(self, tensor: Tensor, value: Value) -> None:
         if id(tensor) not in self._values:
             self._alive.append(tensor)
-            with _without_modes():
+            with without_modes():
                 self._memory.setdefault(_storage(tensor), []).append(tensor)
         self._values[id(tensor)] = value
 
     def _save(self, tensor: Tensor) -> None:
         """Copies of the values whose memory is about to be written."""
-        with _without_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             for other in self._memory.get(_storage(tensor), [tensor]):
                 value = self._values.get(id(other))
                 if value is None or value.tensor is not other:
@@ -329,6 +334,7 @@ class Capture(TorchDispatchMode):
             inputs = [new] if whole else [old, new]
             name = "alias" if whole else "write_into"
             step = Op(len(self.flow.ops), name, op.func, tuple(inputs), {}, inputs, op.frame, op.ordinal)
+            step.origin = op.name
             value = Value(step, "memory", other, new.kind | (0 if whole else old.kind), step.index)
             for source in inputs:
                 source.users.append(step)
@@ -344,7 +350,7 @@ class Capture(TorchDispatchMode):
 
 
 @contextmanager
-def _without_modes() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     with torch.utils._python_dispatch._disable_current_modes():
         yield
 
@@ -353,7 +359,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors that an operator writes in place."""
     if not func._schema.is_mutable:
         return []
