@@ -28,7 +28,7 @@ from addnorm.stream.norms import Norm, find_norms
 from addnorm.stream.ops import Factor, factor_of, up
 from addnorm.stream.sites import Branch, branches, layers_of, row_of
 
-__all__ = ["Found", "inspect"]
+__all__ = ["Found", "capture", "doubled", "inspect", "understand"]
 
 PARTS = ("slice", "select", "index", "narrow", "gather", "index_select", "mean")  # what takes some tokens, or pools them
 UNUSUAL = "addnorm.inspect(model, *args, **kwargs)"
@@ -78,7 +78,7 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {UNUSUAL}.")
     runs = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if float64:
-        runs, args, kwargs = _double(runs, args, kwargs)
+        runs, args, kwargs = doubled(runs, args, kwargs)
     with torch.no_grad():
         flow = capture(runs, args, kwargs)
     return understand(runs, flow, target=model)
@@ -418,7 +418,7 @@ def _total(found: Found, seen: Sequence[naming.Seen]) -> float | None:
         return relative(found.adds[-1].out.tensor.detach(), total)
 
 
-def _double(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
+def doubled(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
     """A copy in float64."""
     try:
         twin = copy.deepcopy(model).double()

@@ -12,7 +12,7 @@ model's own memory (parameters, buffers, what it was called with) is left as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -121,6 +121,13 @@ class Flow:
         self.ops: list[Op] = []
         self.leaves: list[Value] = []
         self.result: Any = None  # of the model, values in place of tensors
+
+    def forget(self, keep: Container[Value] = ()) -> None:
+        """Lets the tensors go that the run has made; shapes and what depends on what remain."""
+        for op in self.ops:
+            for value in op.outputs:
+                if value not in keep:
+                    value.tensor = value.tensor.new_empty(0)
 
 
 def name_of(func: Any) -> str:

@@ -122,7 +122,7 @@ def _parts(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor
 @contextmanager
 def watched(
     model: nn.Module,
-    begin: Callable[[tuple[Any, ...], dict[str, Any]], Watch | None],
+    begin: Callable[[Frames, tuple[Any, ...], dict[str, Any]], Watch | None],
     end: Callable[[Watch], None] = lambda watch: None,
 ) -> Iterator[Frames]:
     """While the block runs, each forward of the model is one that `begin` gave a `Watch` for; `end` is told when it is over.
@@ -139,7 +139,7 @@ def watched(
             return
         stack = ExitStack()
         running.append(stack)
-        watch = begin(args, kwargs)
+        watch = begin(frames, args, kwargs)
         if watch is not None:
             frames.start()
             stack.callback(_over, frames, watch, end)
