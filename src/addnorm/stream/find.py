@@ -8,6 +8,7 @@ it (sites.py) is computed in float64 from what the sublayer returned and compare
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,6 +108,10 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
     if not streams:
         reason = "no residual add was found: no operator adds to a value something that a sublayer computed from it"
         unknown.append(Unknown("", f"{reason} ({len(flow.ops)} operators ran, {len(norms)} norms among them)"))
+    owner = weakref.ref(target if target is not None else model)
+    for stream in streams:
+        for site in stream.sites:
+            site.owner = owner
     mode = "training" if model.training else "evaluation"
     return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target or model)
 

@@ -55,6 +55,7 @@ class Watch(TorchDispatchMode):
         self.taps = taps
         self.edits = edits or {}
         self.hit: set[Address] = set()
+        self.completed = False  # the forward came to its end
         self.waiting: list[Callable[[], None]] = []  # what needs the autograd node that torch sets after an operator
         self.before: Callable[[Any, list[Tensor]], None] | None = None  # told which tensors an operator will overwrite
 
@@ -132,6 +133,7 @@ def watched(
     inner = getattr(model, "_orig_mod", model)
     frames = Frames(inner)
     running: list[ExitStack | None] = []
+    watches: list[Watch] = []
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if running:  # the model calls itself
@@ -141,6 +143,7 @@ def watched(
         running.append(stack)
         watch = begin(frames, args, kwargs)
         if watch is not None:
+            watches.append(watch)
             frames.start()
             stack.callback(_over, frames, watch, end)
             stack.enter_context(frames.watching())
@@ -149,6 +152,9 @@ def watched(
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         stack = running.pop() if running else None
         if stack is not None:
+            if output is not None and watches:
+                watches[-1].completed = True
+            watches.clear()
             stack.close()
 
     with ExitStack() as outer:
