@@ -79,10 +79,10 @@ def _changed(site: Site, s: float, replace: Change | None) -> Iterator[None]:
     model = site.model
     if model is None:
         raise RuntimeError(f"the model of site {site.id!r} is gone, expected it to live as long as the block.")
-    address, name, edit = _edit(site, s, replace)
+    address, edit = _edit(site, s, replace)
 
     def begin(frames: Frames, args: Any, kwargs: Any) -> Watch:
-        return Watch(frames, {}, {address: (name, edit)})
+        return Watch(frames, {}, {address: edit})
 
     def end(watch: Watch) -> None:
         if watch.completed and address not in watch.hit:
@@ -95,7 +95,7 @@ def _changed(site: Site, s: float, replace: Change | None) -> Iterator[None]:
         yield
 
 
-def _edit(site: Site, s: float, replace: Change | None) -> tuple[Address, str, Any]:
+def _edit(site: Site, s: float, replace: Change | None) -> tuple[Address, Any]:
     """At which operator what is exchanged."""
     branch: Branch = site.found[2]
     term = [branch.path.term, *branch.path.sums][-1]
@@ -107,7 +107,7 @@ def _edit(site: Site, s: float, replace: Change | None) -> tuple[Address, str, A
     else:
         at = next((k for k, a in enumerate(op.args) if a is term.value), None)
         edit = partial(_edit_plain, s, replace, at, term.scale is not None)
-    return op.address, op.origin, edit
+    return op.address, edit
 
 
 def _edit_plain(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,7 +42,10 @@ RANDOM = {
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform",
     "normal", "normal_", "exponential", "multinomial", "native_dropout", "random",
 }  # fmt: skip
-Address = tuple[str, int, int]  # a module's path, which call of it, which of the operators that call ran itself
+Address = tuple[str, int, str, int]  # a module's path, which call of it, an operator, which of those that the call ran itself
+
+
+FAMILY = "addnorm::"  # this library's operators count as one: there are forms with a backward, and into given memory
 
 
 class Frame:
@@ -53,7 +57,14 @@ class Frame:
         self.path = path
         self.call = call
         self.parent = parent
-        self.ran = 0
+        self.ran: dict[str, int] = {}  # how many of each operator
+
+    def count(self, name: str) -> int:
+        """Which of its kind an operator is, as they are counted from 0 in this call."""
+        name = FAMILY if name.startswith(FAMILY) else name
+        number = self.ran.get(name, 0)
+        self.ran[name] = number + 1
+        return number
 
     def chain(self) -> Iterator[Frame]:
         """The call, that from which it was made, and so on."""
@@ -108,7 +119,7 @@ class Op:
     @property
     def address(self) -> Address:
         """Where it is found again in another run."""
-        return self.frame.path, self.frame.call, self.ordinal
+        return self.frame.path, self.frame.call, FAMILY if self.origin.startswith(FAMILY) else self.origin, self.ordinal
 
     def __repr__(self) -> str:
         return f"<{self.index} {self.name} in {self.frame.path or 'the model'}>"
@@ -130,6 +141,7 @@ class Flow:
                     value.tensor = value.tensor.new_empty(0)
 
 
+@cache
 def name_of(func: Any) -> str:
     """The operator's name, without its namespace for torch's own, and without the underscore of in-place.
 
@@ -253,8 +265,7 @@ class Capture(TorchDispatchMode):
             self._save(tensor)
         out = func(*args, **kwargs)
         inputs = [x for x in values if isinstance(x, Value)]
-        op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, self._dependencies(name, func, values_args, inputs), frame, frame.ran)
-        frame.ran += 1
+        op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, self._dependencies(name, func, values_args, inputs), frame, frame.count(name))
         self.flow.ops.append(op)
         returned = written or [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
         if fused.known(name, args):

@@ -21,12 +21,12 @@ from torch.utils import _pytree as pytree
 from addnorm.nn import checks
 from addnorm.stream import sample, statistics
 from addnorm.stream.find import capture, understand
-from addnorm.stream.flow import Frames, Value
+from addnorm.stream.flow import PARAMETER, Frames, Value
 from addnorm.stream.inspection import Inspection
 from addnorm.stream.plan import Plan, PlannedNorm, PlannedSite, PlannedState
 from addnorm.stream.recording import Recording
 from addnorm.stream.statistics import Size, Tokens
-from addnorm.stream.watch import Tap, Watch, gather, watched
+from addnorm.stream.watch import Tap, Watch, gather, checkpoints_with_graph, watched
 
 __all__ = ["record"]
 
@@ -78,7 +78,7 @@ def record(
     checks.whole("accumulate", accumulate, 1)
     recorder = Recorder(model, grads, every, layers, tokens, accumulate)
     try:
-        with watched(model, recorder.begin, recorder.end):
+        with checkpoints_with_graph(), watched(model, recorder.begin, recorder.end):
             yield recorder.recording
     finally:
         recorder.close()
@@ -112,6 +112,7 @@ class Recorder:
         self._parameters: list[Any] = []
         self._squares: dict[int, dict[str, float]] = {}
         self._leaves: list[Any] = []
+        self._lost: list[PlannedState] = []
         compiled = model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules())
         if compiled:
             note = "the model is compiled, and recorded eagerly"
@@ -133,6 +134,7 @@ class Recorder:
         self._plan = plan
         self._tokens = Tokens(self._mask(kwargs))
         self._held, self._squares = {}, {}
+        self._lost = []
         taps: list[tuple[Value, Tap]] = []
         leaves = pytree.tree_leaves((args, kwargs))
         watch = Watch(frames, {})
@@ -150,12 +152,14 @@ class Recorder:
         missed = {*watch.taps} - watch.hit
         if missed:  # it ran otherwise than the one that was inspected: the next one is inspected again
             self._plans.pop(self._key, None)
-            path, call, _ = min(missed)
+            path, call, *_ = min(missed)
             self.recording.facts["note"] = (
                 f"in forward {self.forwards - 1} {len(missed)} of {len(watch.taps)} places were not met, the first in call "
                 f"{call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
         self._held = {}
+        if self._lost:
+            self.recording.facts["note"] = f"{len(self._lost)} states had no graph in the forward: no gradient is recorded there"
         if self.grads and self._plan is not None:
             self._weights(self._plan)
         for name, one in self._samples.items():
@@ -262,7 +266,7 @@ class Recorder:
             self.recording.add(self.step, site, role, name, value)
 
     def _state(self, watch: Watch, state: PlannedState, tensor: Tensor) -> None:
-        if self.grads and state.leaving:
+        if self.grads and state.leaving and self._key[-2]:  # gradients are wanted, as the forward began
             watch.waiting.append(partial(self._hook, state, tensor))
         with torch.no_grad():
             t = statistics.rows(tensor.detach(), state.width)
@@ -281,6 +285,8 @@ class Recorder:
             handle = tensor.register_hook(partial(self._gradient, state, self.step))
             if tensor.is_leaf:
                 self._leaves.append(handle)
+        elif state.value.op is not None and state.value.kind & PARAMETER:
+            self._lost.append(state)
 
     def _gradient(self, state: PlannedState, step: int, grad: Tensor) -> None:
         with torch.no_grad():

@@ -80,7 +80,7 @@ class Sample:
             return part * (_number([*add.early, *add.late]) or 1.0)
 
         states = [self._kept[value] for value in self._states()]
-        limit = tolerance(self.found.adds[0].x.tensor) * len(states)
+        limit = tolerance(*(value.tensor for value in values)) * len(states) ** 0.5
         sources: dict[str, None] = {}
         depths: list[dict[str, float]] = []
         with torch.no_grad():

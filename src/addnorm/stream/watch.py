@@ -1,7 +1,7 @@
 """A run that is watched: at chosen operators of chosen module calls something is told what went in and came out.
 
-What an inspection found is found again by its address: the module's path, which call of it, which of the operators that this
-call ran itself. So another branch taken elsewhere (a different expert, another length) does not matter. Only inside the
+What an inspection found is found again by its address: the module's path, which call of it, the operator, and which of those
+that this call ran itself. So another branch taken elsewhere (a different expert, a cast that autocast remembers) does not matter. Only inside the
 model's own forward is anything watched; the recomputation of a checkpoint in the backward is not.
 """
 
@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream import fused
-from addnorm.stream.flow import Address, Frames, Value, eagerly, name_of, without_modes, written_by
+from addnorm.stream.flow import FAMILY, Address, Frames, Value, eagerly, name_of, without_modes, written_by
 
-__all__ = ["Place", "Tap", "Watch", "place_of", "watched"]
-
-Place = tuple[Address | None, int | str]  # an operator and which of its results; None: an input of the model
-
+__all__ = ["Tap", "Watch", "checkpoints_with_graph", "gather", "watched"]
 
 class Tap(Protocol):
     """What is told of results: called with the tensor as it was made."""
@@ -30,25 +27,20 @@ class Tap(Protocol):
     def __call__(self, tensor: Tensor) -> None: ...
 
 
-def place_of(value: Value) -> Place:
-    """Where a value is found again."""
-    return (None if value.op is None else value.op.address), value.part
-
-
 class Watch(TorchDispatchMode):
     """The mode in which a watched forward runs.
 
     Args:
         frames: of the model.
-        taps: for each operator's address its name and what is told of which result.
+        taps: for each operator's address what is told of which result.
         edits: for each operator's address what changes its arguments: `edit(name, args, kwargs) -> (args, kwargs)`.
     """
 
     def __init__(
         self,
         frames: Frames,
-        taps: Mapping[Address, tuple[str, Mapping[int | str, list[Tap]]]],
-        edits: Mapping[Address, tuple[str, Callable[[str, Any, Any], tuple[Any, Any]]]] | None = None,
+        taps: Mapping[Address, Mapping[int | str, list[Tap]]],
+        edits: Mapping[Address, Callable[[str, Any, Any], tuple[Any, Any]]] | None = None,
     ) -> None:
         super().__init__()
         self.frames = frames
@@ -73,39 +65,29 @@ class Watch(TorchDispatchMode):
             return func(*args, **kwargs)
         if self.waiting:
             self.settle()
-        address = (frame.path, frame.call, frame.ran)
-        frame.ran += 1
+        name = name_of(func)
+        address = (frame.path, frame.call, FAMILY if name.startswith(FAMILY) else name, frame.count(name))
         mutable = func._schema.is_mutable
         if address in self.edits:
-            name, edit = self.edits[address]
-            if name_of(func) == name:
-                self.hit.add(address)
-                args, kwargs = edit(name, args, kwargs)
+            self.hit.add(address)
+            args, kwargs = self.edits[address](name, args, kwargs)
         if mutable and self.before is not None:
             self.before(func, written_by(func, args, kwargs))
         if address not in self.taps:
             return func(*args, **kwargs)
-        name, taps = self.taps[address]
-        if not _same(name, name_of(func)):
-            return func(*args, **kwargs)
         self.hit.add(address)
         copies: dict[int, Tensor] = {}
-        if mutable and fused.known(name_of(func), args):
+        if mutable and fused.known(name, args):
             with without_modes():
                 copies = {id(t): t.detach().clone() for t in written_by(func, args, kwargs)}
         out = func(*args, **kwargs)
         parts = _parts(func, args, kwargs, out, copies)
         with without_modes():
-            for part, tells in taps.items():
+            for part, tells in self.taps[address].items():
                 if part in parts:
                     for tell in tells:
                         tell(parts[part])
         return out
-
-
-def _same(name: str, other: str) -> bool:
-    """Whether two operators do the same: of this library's there are forms with a backward, and into given memory."""
-    return name == other or (name.startswith("addnorm::") and other.startswith("addnorm::"))
 
 
 def _parts(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor]) -> Mapping[int | str, Tensor]:
@@ -167,25 +149,39 @@ def watched(
         yield frames
 
 
+@contextmanager
+def checkpoints_with_graph() -> Iterator[None]:
+    """Reentrant checkpoints run as the other kind, whose forward has a graph; the gradients are the same.
+
+    A reentrant one runs its forward without, so that there is nothing at which a gradient could be heard. One of whose inputs none
+    requires a gradient stays what it is: it gives its parameters none, and shall give none.
+    """
+    real = checkpoint.CheckpointFunction
+
+    class WithGraph:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            if any(isinstance(t, Tensor) and t.requires_grad for t in args):
+                return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+            return real.apply(function, preserve, *args)
+
+    checkpoint.CheckpointFunction = WithGraph  # type: ignore[misc, assignment] # for as long as the block runs
+    try:
+        yield
+    finally:
+        checkpoint.CheckpointFunction = real  # type: ignore[misc]
+
+
 def _over(frames: Frames, watch: Watch, end: Callable[[Watch], None]) -> None:
     watch.settle()
     frames.current = None
     end(watch)
 
 
-def gather(taps: Iterable[tuple[Value, Tap]]) -> dict[Address, tuple[str, dict[int | str, list[Tap]]]]:
+def gather(taps: Iterable[tuple[Value, Tap]]) -> dict[Address, dict[int | str, list[Tap]]]:
     """Taps by the address of their operator."""
-    found: dict[Address, tuple[str, dict[int | str, list[Tap]]]] = {}
+    found: dict[Address, dict[int | str, list[Tap]]] = {}
     for value, tap in taps:
-        if value.op is None:
-            continue
-        name = value.op.origin
-        _, parts = found.setdefault(value.op.address, (name, {}))
-        parts.setdefault(value.part, []).append(tap)
+        if value.op is not None:
+            found.setdefault(value.op.address, {}).setdefault(value.part, []).append(tap)
     return found
-
-
-def detached(tensor: Tensor) -> Tensor:
-    """Without its history, so that measuring it leaves no graph."""
-    with torch.no_grad():
-        return tensor.detach()
