@@ -157,6 +157,8 @@ def name_of(func: Any) -> str:
 class Frames:
     """Which call of which module is running, told by hooks on all modules."""
 
+    alone: Frames | None = None  # while these frames capture a run, it is no run for all the others
+
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.paths = {id(module): path for path, module in model.named_modules()}
@@ -172,8 +174,15 @@ class Frames:
         self.current = Frame("", 0, None)
         return self.current
 
+    @property
+    def paused(self) -> bool:
+        """Whether what runs now is not theirs."""
+        return Frames.alone is not None and Frames.alone is not self
+
     def enter(self, module: nn.Module, args: Any = None) -> None:
         """A module is called."""
+        if self.paused:
+            return
         path = self.paths.get(id(module))
         if path is None or (path == "" and not self._stack):  # the model itself has its frame already
             if path == "" and self.current is not None:
@@ -187,7 +196,7 @@ class Frames:
 
     def leave(self, module: nn.Module, args: Any = None, output: Any = None) -> None:
         """It has returned, or raised."""
-        if self._stack and id(module) in self.paths:
+        if self._stack and not self.paused and id(module) in self.paths:
             self.current = self._stack.pop()
 
     @contextmanager
@@ -241,10 +250,12 @@ class Capture(TorchDispatchMode):
         frame = self.frames.start()
         devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
         with torch.random.fork_rng([*devices]), eagerly():
+            others, Frames.alone = Frames.alone, self.frames
             try:
                 with self.frames.watching(), self:
                     result = model(*args, **kwargs)
             finally:
+                Frames.alone = others
                 self._restore()
         del frame
         self.flow.result = pytree.tree_map_only(Tensor, self._value, result)
@@ -254,7 +265,7 @@ class Capture(TorchDispatchMode):
         """An operator runs."""
         kwargs = kwargs or {}
         frame = self.frames.current
-        if frame is None:
+        if frame is None or self.frames.paused:
             return func(*args, **kwargs)
         name = name_of(func)
         given, shape = pytree.tree_flatten((args, kwargs))
@@ -269,7 +280,7 @@ class Capture(TorchDispatchMode):
         self.flow.ops.append(op)
         returned = written or [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
         if fused.known(name, args):
-            self._lower(op, args, kwargs, returned)
+            self._lower(op, args, kwargs, returned, written)
             return out
         kind = 0
         for value in op.inputs:
@@ -291,7 +302,7 @@ class Capture(TorchDispatchMode):
             return [v for v in inputs[1:]] if isinstance(args[0], Value) else inputs
         return inputs
 
-    def _lower(self, op: Op, args: Any, kwargs: Any, returned: list[Tensor]) -> None:
+    def _lower(self, op: Op, args: Any, kwargs: Any, returned: list[Tensor], written: list[Tensor]) -> None:
         """One of this library's operators, as the plain ones that it stands for."""
         self.flow.ops.pop()
         for step in fused.lower(op.name, op.func, args, kwargs, returned, lambda t: self._value(t).tensor):
@@ -306,7 +317,7 @@ class Capture(TorchDispatchMode):
             new.outputs.append(value)
             self.flow.ops.append(new)
             self._bind(step.output, value)
-        for tensor in returned:
+        for tensor in written:
             self._overwritten(op, tensor)
 
     def _value(self, tensor: Tensor) -> Value:

@@ -61,7 +61,7 @@ class Watch(TorchDispatchMode):
         """An operator runs."""
         kwargs = kwargs or {}
         frame = self.frames.current
-        if frame is None:
+        if frame is None or self.frames.paused:
             return func(*args, **kwargs)
         if self.waiting:
             self.settle()
@@ -118,7 +118,7 @@ def watched(
     watches: list[Watch] = []
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if running:  # the model calls itself
+        if running or Frames.alone is not None:  # the model calls itself, or is being inspected
             running.append(None)
             return
         stack = ExitStack()
