@@ -31,7 +31,6 @@ __all__ = ["Ablation", "Ablations", "ablate", "ablate_each", "scale_write"]
 
 Mode = Literal["zero", "mean"]
 Change = Callable[[Tensor], Tensor]
-BRANCH = {"branch": 1}  # the place of what is added among the arguments of this library's operators
 
 
 @contextmanager
@@ -101,36 +100,33 @@ def _edit(site: Site, s: float, replace: Change | None) -> tuple[Address, Any]:
     term = [branch.path.term, *branch.path.sums][-1]
     op = term.op
     assert op is not None
-    ours = op.origin.startswith("addnorm::")
-    if ours or op.origin in ("addmm", "baddbmm"):
-        edit = partial(_edit_fused, s, replace)
-    else:
-        at = next((k for k, a in enumerate(op.args) if a is term.value), None)
-        edit = partial(_edit_plain, s, replace, at, term.scale is not None)
-    return op.address, edit
+    if op.origin != op.name:  # a step of a fused operator
+        return op.address, partial(_edit_fused, s, replace)
+    at = next((k for k, argument in enumerate(op.args) if argument is term.value), None)
+    if at is None:
+        raise RuntimeError(f"{site.id!r} is added by {op.name} of a list, expected an operator whose operands are arguments.")
+    return op.address, partial(_edit_plain, s, replace, at)
 
 
-def _edit_plain(
-    s: float, replace: Change | None, at: int | None, scaled: bool, name: str, args: Any, kwargs: Any
-) -> tuple[Any, Any]:
+def _edit_plain(s: float, replace: Change | None, at: int, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The operand of an add."""
-    args = [*args]
-    if at is None:  # of a sum over a stack the second one, which is not known to the add
-        raise RuntimeError(f"what {name} adds cannot be exchanged: its operands are not arguments of their own.")
-    args[at] = _scaled(args[at], s, replace)
-    return tuple(args), kwargs
+    return (*args[:at], _scaled(args[at], s, replace), *args[at + 1 :]), kwargs
 
 
-def _edit_fused(s: float, replace: Change | None, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The branch of one of this library's operators, or a factor of torch's addmm."""
-    args = [*args]
-    at = BRANCH["branch"]
-    bias = kwargs.get("branch_bias")
+def _edit_fused(s: float, replace: Change | None, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The branch of one of this library's operators, or a factor of the product that torch's addmm adds."""
+    names = [argument.name for argument in func._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if "branch" not in given:
+        if replace is not None:
+            raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is nowhere by itself.")
+        return args, {**kwargs, "alpha": s * given.get("alpha", 1)}
+    bias = given.get("branch_bias")
     if bias is None:
-        args[at] = _scaled(args[at], s, replace)
-    else:
-        args[at] = _scaled(args[at] + bias, s, replace) - bias
-    return tuple(args), kwargs
+        given["branch"] = _scaled(given["branch"], s, replace)
+    else:  # which belongs to what is written
+        given["branch"] = _scaled(given["branch"] + bias, s, replace) - bias
+    return (), given
 
 
 def _scaled(write: Tensor, s: float, replace: Change | None) -> Tensor:

@@ -49,6 +49,7 @@ class PlannedNorm:
 class PlannedState:
     """A state of the stream: what enters the sublayers of one add and leaves those of the one before."""
 
+    index: int
     value: Value
     entering: list[int] = field(default_factory=list)  # the sites that it enters
     leaving: list[int] = field(default_factory=list)  # the sites that it leaves; x_0 is one
@@ -93,7 +94,7 @@ class Plan:
         found: Found = stream.found
         first = len(self.states)
         values = [add.x for add in found.adds] + [_end(found)]
-        self.states += [PlannedState(value, width=stream.width) for value in values]
+        self.states += [PlannedState(first + k, value, width=stream.width) for k, value in enumerate(values)]
         self.streams[stream.name] = stream, [*range(first, len(self.states))]
         at = len(recorded)
         recorded.append(RecordedSite(f"{prefix}x_0", "", "start", None, stream.name, ""))

@@ -11,6 +11,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from addnorm.stream import sample, statistics
 from addnorm.stream.find import capture, understand
 from addnorm.stream.flow import PARAMETER, Frames, Value
 from addnorm.stream.inspection import Inspection
+from addnorm.stream.ops import up
 from addnorm.stream.plan import Plan, PlannedNorm, PlannedSite, PlannedState
 from addnorm.stream.recording import Recording
 from addnorm.stream.statistics import Size, Tokens
@@ -84,6 +86,16 @@ def record(
         recorder.close()
 
 
+@dataclass
+class Held:
+    """A state, until the last write that is added to it has been compared with it."""
+
+    x: Tensor
+    size: Size
+    version: int
+    wanted: int
+
+
 class Recorder:
     """The state of one `record`."""
 
@@ -107,7 +119,8 @@ class Recorder:
         self._plan: Plan | None = None
         self._key: Any = None
         self._tokens = Tokens()
-        self._held: dict[Value, tuple[Tensor, int, Size]] = {}
+        self._held: dict[Value, Held] = {}  # the states that a write is still to be compared with
+        self._sizes: dict[Value, Size] = {}
         self._samples: dict[str, sample.Sample] = {}
         self._parameters: list[Any] = []
         self._squares: dict[int, dict[str, float]] = {}
@@ -133,7 +146,7 @@ class Recorder:
             plan = self._plans[self._key] = self._planned(args, kwargs)
         self._plan = plan
         self._tokens = Tokens(self._mask(kwargs))
-        self._held, self._squares = {}, {}
+        self._held, self._sizes, self._squares = {}, {}, {}
         self._lost = []
         taps: list[tuple[Value, Tap]] = []
         leaves = pytree.tree_leaves((args, kwargs))
@@ -157,7 +170,7 @@ class Recorder:
                 f"in forward {self.forwards - 1} {len(missed)} of {len(watch.taps)} places were not met, the first in call "
                 f"{call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
-        self._held = {}
+        self._held, self._sizes = {}, {}
         if self._lost:
             self.recording.facts["note"] = f"{len(self._lost)} states had no graph in the forward: no gradient is recorded there"
         if self.grads and self._plan is not None:
@@ -270,8 +283,10 @@ class Recorder:
             watch.waiting.append(partial(self._hook, state, tensor))
         with torch.no_grad():
             t = statistics.rows(tensor.detach(), state.width)
-            of_t = statistics.size(t, self._tokens)
-            self._held[state.value] = t, tensor._version if not tensor.is_inference() else 0, of_t
+            of_t = self._sizes[state.value] = statistics.size(t, self._tokens)
+            wanted = sum(site.state == state.index for site in self._plan.sites) if self._plan is not None else 0
+            if wanted:
+                self._held[state.value] = Held(t, of_t, _version(t), wanted)
             numbers = [*of_t.numbers()]
             for site in state.entering:
                 self._put(site, "in", numbers)
@@ -300,7 +315,11 @@ class Recorder:
             assert self._plan is not None
             t = statistics.rows(tensor.detach(), self._plan.states[site.state].width)
             every = Tokens() if self._tokens.mask is not None and t.shape[:-1].numel() != self._tokens.mask.numel() else self._tokens
-            self._put(site.index, role, statistics.size(t, every).numbers())
+            value = site.raw if role == "raw" else site.read
+            assert value is not None
+            if value not in self._sizes:  # what is read may be the stream itself
+                self._sizes[value] = statistics.size(t, every)
+            self._put(site.index, role, self._sizes[value].numbers())
 
     def _write(self, site: PlannedSite, tensor: Tensor) -> None:
         assert self._plan is not None
@@ -314,11 +333,19 @@ class Recorder:
                 current = self._leaf(scale, ())
                 write = write * (scale.tensor if current is None else current.detach())
             write = statistics.rows(write, state.width)
-            of_write = statistics.size(write, self._tokens)
+            same = scale is None and site.write.factor == 1.0 and up(site.write.value) is site.raw
+            of_write = self._sizes.get(site.raw) if same else None
+            of_write = of_write or statistics.size(write, self._tokens)
             self._put(site.index, "write", of_write.numbers())
-            x, version, of_x = self._held.get(state.value, (None, 0, None))
-            if x is not None and of_x is not None and x.numel() == write.numel():
-                self._put(site.index, "write", statistics.pair(x, write.reshape(x.shape), of_x, of_write, self._tokens))
+            held = self._held.get(state.value)
+            if held is not None:
+                x = held.x
+                if x.numel() == write.numel() and held.version == _version(x):
+                    numbers = statistics.pair(x, write.reshape(x.shape), held.size, of_write, self._tokens)
+                    self._put(site.index, "write", numbers)
+                held.wanted -= 1
+                if not held.wanted:
+                    del self._held[state.value]
 
     def _normed(self, norm: PlannedNorm, tensor: Tensor) -> None:
         with torch.no_grad():
@@ -348,6 +375,11 @@ class Recorder:
             squares = self._squares.setdefault(site, {})
             squares[name] = float(torch.linalg.vector_norm(statistics.wide(grad)).square())
             self._put(site, "params", [("grad_l2", sum(squares.values()) ** 0.5)])
+
+
+def _version(t: Tensor) -> int:
+    """Changes when the memory is written; inference tensors do not tell."""
+    return 0 if t.is_inference() else t._version
 
 
 def _copied(value: Any) -> Any:

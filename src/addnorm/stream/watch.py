@@ -33,14 +33,14 @@ class Watch(TorchDispatchMode):
     Args:
         frames: of the model.
         taps: for each operator's address what is told of which result.
-        edits: for each operator's address what changes its arguments: `edit(name, args, kwargs) -> (args, kwargs)`.
+        edits: for each operator's address what changes its arguments: `edit(func, args, kwargs) -> (args, kwargs)`.
     """
 
     def __init__(
         self,
         frames: Frames,
         taps: Mapping[Address, Mapping[int | str, list[Tap]]],
-        edits: Mapping[Address, Callable[[str, Any, Any], tuple[Any, Any]]] | None = None,
+        edits: Mapping[Address, Callable[[Any, Any, Any], tuple[Any, Any]]] | None = None,
     ) -> None:
         super().__init__()
         self.frames = frames
@@ -70,7 +70,7 @@ class Watch(TorchDispatchMode):
         mutable = func._schema.is_mutable
         if address in self.edits:
             self.hit.add(address)
-            args, kwargs = self.edits[address](name, args, kwargs)
+            args, kwargs = self.edits[address](func, args, kwargs)
         if mutable and self.before is not None:
             self.before(func, written_by(func, args, kwargs))
         if address not in self.taps:
