@@ -26,7 +26,7 @@ from addnorm.stream.flow import PARAMETER, Frames, Value
 from addnorm.stream.inspection import Inspection
 from addnorm.stream.ops import up
 from addnorm.stream.plan import Plan, PlannedNorm, PlannedSite, PlannedState
-from addnorm.stream.recording import Recording
+from addnorm.stream.recording import Map, Recording
 from addnorm.stream.statistics import Size, Tokens
 from addnorm.stream.watch import Tap, Watch, gather, checkpoints_with_graph, watched
 
@@ -122,6 +122,8 @@ class Recorder:
         self._held: dict[Value, Held] = {}  # the states that a write is still to be compared with
         self._sizes: dict[Value, Size] = {}
         self._samples: dict[str, sample.Sample] = {}
+        self._fresh = False  # the samples are of a step whose maps nobody has asked for
+        self.recording.mapper = self._maps
         self._parameters: list[Any] = []
         self._squares: dict[int, dict[str, float]] = {}
         self._leaves: list[Any] = []
@@ -175,16 +177,21 @@ class Recorder:
             self.recording.facts["note"] = f"{len(self._lost)} states had no graph in the forward: no gradient is recorded there"
         if self.grads and self._plan is not None:
             self._weights(self._plan)
-        for name, one in self._samples.items():
-            shares = one.shares()
-            if shares is not None:
-                self.recording.maps[name] = shares
+        self._fresh = True
 
     def close(self) -> None:
         """Takes every hook away."""
+        _ = self.recording.maps
+        self.recording.mapper = None
         for handle in (*self._parameters, *self._leaves):
             handle.remove()
         self._held, self._samples = {}, {}
+
+    def _maps(self) -> dict[str, Map]:
+        """The memory maps of the last step, made when they are asked for."""
+        fresh, self._fresh = self._fresh, False
+        found = {name: one.shares() for name, one in self._samples.items()} if fresh else {}
+        return {name: shares for name, shares in found.items() if shares is not None}
 
     # What to hear.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,7 +85,8 @@ class Recording:
     ) -> None:
         self.sites = tuple(sites)
         self.facts: dict[str, Any] = dict(facts or {})
-        self.maps: dict[str, Map] = dict(maps or {})
+        self._maps: dict[str, Map] = dict(maps or {})
+        self.mapper: Callable[[], Mapping[str, Map]] | None = None  # makes the maps of the last step when they are asked for
         self._series: dict[tuple[int, str, str], Series] = {}
         self._steps: dict[int, None] = {}
 
@@ -102,6 +103,17 @@ class Recording:
                 raise ValueError(
                     f"{count} sites have the id {name!r}, expected an id for each: '{name}#2' for the second use."
                 )
+
+    @property
+    def maps(self) -> dict[str, Map]:
+        """Of each stream, at the last recorded step: the sources, and for each depth their shares, which sum to one."""
+        if self.mapper is not None:
+            self._maps.update(self.mapper())
+        return self._maps
+
+    @maps.setter
+    def maps(self, maps: Mapping[str, Map]) -> None:
+        self._maps = dict(maps)
 
     @property
     def streams(self) -> tuple[str, ...]:
