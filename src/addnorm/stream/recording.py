@@ -146,6 +146,7 @@ class Recording:
             else:
                 steps.insert(place, step)
                 values.insert(place, float(value))
+                self._steps[step] = None
             return
         number = float(value)  # first: what is no number must not leave a step without one
         steps.append(step)
