@@ -183,6 +183,10 @@ def _continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add |
         partial = adds.get(state.source)
         if partial is not None and reaches(partial.x, q.value) and len(set(state.source.users)) == 1:
             partial.merged = True
+            later = _state(partial.writes[0].path.term, adds) if [w.role for w in partial.writes] == ["branch"] else None
+            if later is not None and reaches(later.source, q.value):  # (x + the layer's input) + f(x)
+                skip = Write(_joined(partial.kept, state), "skip")
+                return Add(later.source, op.outputs[0], _joined(later, state), [Write([*walk(q)][-1]), skip])
             writes = [Write(_joined(write.path, state), write.role) for write in partial.writes]
             return Add(
                 partial.x, op.outputs[0], _joined(partial.kept, state), [*writes, Write([*walk(q)][-1])]

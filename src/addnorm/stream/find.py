@@ -391,7 +391,7 @@ def _remarks(found: Found, seen: Sequence[naming.Seen], sites: Sequence[Site], m
         modules = dict(model.named_modules())
         for path in dict.fromkeys(site.add_path for site in sites):
             module = modules.get(path)
-            words = "" if module is None else f"{type(module).__name__} {type(module).__dict__.get('__doc__') or ''}"
+            words = "" if module is None else f"{type(module).__name__} {(type(module).__dict__.get('__doc__') or '').partition(chr(10))[0]}"
             claim = naming.says_otherwise(words, wiring)
             if claim:
                 remarks.append(f"{type(module).__name__} calls itself {claim!r}, and is {wiring.name}")

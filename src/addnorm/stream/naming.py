@@ -51,7 +51,15 @@ def named(
     exceptions = [f"{s.kind} in layer {s.layer + 1} has a row of its own: {s.row}" for s in seen if s not in usual and s.role == "branch"]
     if best is None:
         return None, [*exceptions, *_near_miss(usual, other_layers)]
-    return best[1], [*best[2], *exceptions]
+    return best[1], [*best[2], *_also(best[1], usual[-1].layer + 1), *exceptions]
+
+
+def _also(wiring: Wiring, n_layers: int) -> list[str]:
+    """By which other rule the same constant could have come."""
+    k = dict(wiring.options).get("multiplier")
+    rules = (("depth_mup", n_layers**-0.5), ("completep", 1 / n_layers))
+    found = [name for name, value in rules if k is not None and n_layers > 1 and _close(value, k)]
+    return [f"with {n_layers} layers the constant is also that of {name}(k=1)" for name in found]
 
 
 def _bottom_to_top(seen: Sequence[Seen]) -> bool:
@@ -85,6 +93,7 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
     b = seen[-1].row.b
     yield from (wirings.post_ln(), wirings.pre_ln(), wirings.sandwich(), wirings.peri_ln(), wirings.reordered())
     yield from (wirings.no_norm(), wirings.layernorm_scaling(), wirings.admin())
+    yield from (wirings.no_residual(), wirings.no_residual(norm=False))
     yield wirings.deepnorm()
     if other_layers is not None:
         yield from (wirings.deepnorm("encoder", other_layers), wirings.deepnorm("decoder", other_layers))
@@ -93,8 +102,9 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
         for s in seen:
             by_layer.setdefault(s.layer, set()).add(s.learned)
         shared = len(seen) > len(by_layer) and all(len(names) == 1 for names in by_layer.values())
-        yield wirings.rezero() if shared else wirings.skipinit()
-        yield wirings.layer_scale(b.init or None) if b.init else wirings.layer_scale()
+        start = _untrained(seen)
+        yield wirings.rezero() if shared else wirings.skipinit(start or 0.0)
+        yield wirings.layer_scale(start)
     elif b != 1.0:
         n_layers = seen[-1].layer + 1
         of_depth = [(wirings.depth_mup, b * n_layers**0.5), (wirings.completep, b * n_layers)]
@@ -105,6 +115,12 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
     post = [s.layer for s in seen if s.row.norm_out]
     if post and len(post) < len(seen):
         yield wirings.mix_ln(max(post) + 1)
+
+
+def _untrained(seen: Sequence[Seen]) -> float | None:
+    """The value of all learned factors, if they are the same everywhere, and so as they started."""
+    values = {f"{s.row.b.init:.6g}" for s in seen if isinstance(s.row.b, Learned)}
+    return float(values.pop()) or None if len(values) == 1 and len(seen) > 1 else None
 
 
 def _remarks(wiring: Wiring, seen: Sequence[Seen], final_norm: bool, embedding_norm: bool) -> list[str] | None:

@@ -158,13 +158,15 @@ def _scales(scale: Value, value: Value) -> bool:
         return False
     if scale.kind & DATA:  # a token mask comes from the inputs alone; a gate, which parameters computed, is the sublayer's
         return not scale.kind & PARAMETER and scale.shape[-1:] in ((), (1,))
+    if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
+        return True
     return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])
 
 
 def _kind(scale: Value, value: Value) -> str:
     if scale.kind & NOISE:
         return "noise"
-    return "mask" if scale.kind & DATA else "learned"
+    return "mask" if scale.kind & DATA or (not scale.kind and scale.tensor.numel() > 1 and scale.shape[-1:] == (1,)) else "learned"
 
 
 def reaches(value: Value, later: Value) -> bool:

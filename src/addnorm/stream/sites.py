@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -150,16 +151,22 @@ def _near(op: Op) -> list[Value]:
 
 def _scaled(found: Reads, inside: set[Op]) -> None:
     """The factors that everything passes that is read."""
-    while found.value is not None:
-        users = [op for op in dict.fromkeys(found.value.users) if op in inside]
+    value, casts = found.value, []
+    while value is not None:
+        users = [op for op in dict.fromkeys(value.users) if op in inside]
         if len(users) != 1:
             return
+        out = users[0].outputs[0]
         passed = factor_of(users[0])
-        if passed is None or passed[0] is not found.value or passed[1].kind not in ("constant", "learned"):
+        if passed is not None and passed[0] is value and passed[1].kind in ("constant", "learned"):
+            found.factors.append(passed[1])
+            found.ops += [*casts, users[0]]
+            found.value, casts = out, []
+        elif up(out) is not out and out.shape == value.shape:
+            casts.append(users[0])
+        else:
             return
-        found.factors.append(passed[1])
-        found.ops.append(users[0])
-        found.value = users[0].outputs[0]
+        value = out
 
 
 def _kind(x: Value, ops: Sequence[Op]) -> str:
@@ -268,7 +275,8 @@ def _factor(path: Path) -> RowFactor:
         if term.scale is not None:
             learned.append(term.scale)
     if not learned:
-        return number
+        short = float(f"{number:.12g}")
+        return short if math.isclose(short, number, rel_tol=1e-15) else number  # 0.9 * (1 / 0.9) is 1
     for value in learned:
         number *= float(value.tensor.detach().double().mean())
     return Learned(number, per_feature=any(value.tensor.numel() > 1 for value in learned))
