@@ -28,6 +28,7 @@ class Seen(NamedTuple):
     learned: tuple[str, ...] = ()  # names of the parameters that scale what it adds
     odd: bool = False  # the row does not say all
     back: int = 0  # of a skip: over how many sublayers it leads
+    normed: bool = False  # other norms inside: of batches, of groups, of what the sublayer computed
 
 
 def named(
@@ -40,6 +41,8 @@ def named(
     usual = [s for s in seen if s.role == "branch"]
     if any(s.odd for s in usual):
         return None, []
+    if any(s.role == "injection" and s.row.a != 1.0 for s in seen):
+        return None, ["between sublayers the stream is multiplied by a factor, and something is added"]
     odd = [s for s in usual if s.kind == "other"]
     if odd and len(odd) < len(usual):  # a positional convolution, say
         usual = [s for s in usual if s.kind != "other"] if not _same_rows(usual) else usual
@@ -49,6 +52,8 @@ def named(
         if remarks is not None and (best is None or len(remarks) < best[0]):
             best = len(remarks), wiring, remarks
     exceptions = [f"{s.kind} in layer {s.layer + 1} has a row of its own: {s.row}" for s in seen if s not in usual and s.role == "branch"]
+    if best is not None and not any(_normed(s.row) for s in usual) and any(s.normed for s in usual):
+        return None, ["the norms are inside of the sublayers, or are norms of batches or groups"]
     if best is None:
         return None, [*exceptions, *_near_miss(usual, other_layers)]
     return best[1], [*best[2], *_also(best[1], usual[-1].layer + 1), *exceptions]

@@ -13,7 +13,7 @@ import torch
 from addnorm.stream.flow import DATA, NOISE, PARAMETER, Op, Value
 
 __all__ = [
-    "ATTENTION", "LOCAL", "MIXING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "expectation", "factor_of", "number_of", "reaches",
+    "ATTENTION", "CHANNELS", "LOCAL", "MIXING", "OTHER_NORMS", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "expectation", "factor_of", "number_of", "reaches",
     "terms_of", "up",
 ]  # fmt: skip
 
@@ -47,6 +47,14 @@ LOCAL = {
     "cumprod", "logcumsumexp", "avg_pool1d", "avg_pool2d", "mkldnn_rnn_layer", "lstm", "gru",
     "write_into",  # tokens computed one after the other
 }  # fmt: skip
+# Whose first input has its features in the second place.
+CHANNELS = {
+    "convolution", "_convolution", "mkldnn_convolution", "native_batch_norm", "_native_batch_norm_legit", "native_group_norm",
+    "_native_batch_norm_legit_no_training", "batch_norm", "group_norm", "cudnn_batch_norm", "instance_norm", "conv_depthwise3d",
+    "_batch_norm_with_update", "batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm",
+}  # fmt: skip
+# Norms that are no norms of tokens.
+OTHER_NORMS = {name for name in CHANNELS if "norm" in name}
 
 
 class Factor(NamedTuple):

@@ -20,6 +20,7 @@ from addnorm.stream.ops import (
     MIXING,
     PRODUCTS,
     SOFTMAX,
+    TRANSPARENT,
     Factor,
     Term,
     expectation,
@@ -78,7 +79,9 @@ def _branch(add: Add, write: Write) -> Branch:
     raw = value if norm is None else norm.x
     ops = between(add.read, up(raw)) if write.role == "branch" else []
     reads = _reads(add.read, ops) if ops else Reads()
-    own = [op for op in ops if not any(op in n.ops for n in reads.norms)] or ops
+    passed = {op for op in ops if op.name in TRANSPARENT and up(op.outputs[0]) is up(add.read)}  # no computation of its own
+    passed |= {op for n in reads.norms for op in n.ops}
+    own = [op for op in ops if op not in passed] or ops
     return Branch(add, write.path, write.role, raw, norm, ops, reads, _kind(add.read, ops), _common(own, add.op.frame))
 
 
