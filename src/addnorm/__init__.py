@@ -3,7 +3,8 @@
     y = LayerNorm(x + Sublayer(x))        post-LN: y = add_layer_norm(x, branch, weight, bias)
     x + Sublayer(LayerNorm(x))            pre-LN:  read, x = add_layer_norm(x, branch, ..., return_residual=True)
 
-`addnorm.functional` has the functions, `addnorm.nn` the modules, `addnorm.trace` one token step by step.
+`addnorm.functional` has the functions, `addnorm.nn` the modules, `addnorm.trace` one token step by step; `inspect`, `record`,
+`decompose` and `ablate` are for a model you already have.
 """
 
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
@@ -20,6 +21,7 @@ from addnorm.nn import (
     wirings,
 )
 from addnorm.ops import Backend, backends
+from addnorm.stream import ablate, ablate_each, decompose, inspect, record, scale_write
 
 __version__ = "0.1.0"
 
@@ -33,6 +35,8 @@ __all__ = [
     "Row",
     "SublayerConnection",
     "Wiring",
+    "ablate",
+    "ablate_each",
     "add_layer_norm",
     "add_layer_norm_",
     "add_residual",
@@ -40,7 +44,11 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_",
     "backends",
+    "decompose",
+    "inspect",
     "layer_norm",
+    "record",
     "rms_norm",
+    "scale_write",
     "wirings",
 ]

@@ -8,6 +8,7 @@ it (sites.py) is computed in float64 from what the sublayer returned and compare
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from addnorm.stream.norms import Norm, find_norms
 from addnorm.stream.ops import CHANNELS, OTHER_NORMS, Factor, factor_of, reaches, up
 from addnorm.stream.sites import Branch, branches, layers_of, row_of
 
-__all__ = ["Found", "inspect"]
+__all__ = ["Found", "capture", "doubled", "inspect", "understand"]
 
 PARTS = ("slice", "select", "index", "narrow", "gather", "index_select", "mean")  # what takes some tokens, or pools them
 UNUSUAL = "addnorm.inspect(model, *args, **kwargs)"
@@ -78,7 +79,7 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {UNUSUAL}.")
     runs = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if float64:
-        runs, args, kwargs = _double(runs, args, kwargs)
+        runs, args, kwargs = doubled(runs, args, kwargs)
     with torch.no_grad():
         flow = capture(runs, args, kwargs)
     return understand(runs, flow, target=model)
@@ -106,6 +107,10 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
         streams.append(stream)
     if not streams:
         unknown.append(Unknown("", f"{_nothing(single)} ({len(flow.ops)} operators ran, {len(norms)} norms among them)"))
+    owner = weakref.ref(target if target is not None else model)
+    for stream in streams:
+        for site in stream.sites:
+            site.owner = owner
     mode = "training" if model.training else "evaluation"
     return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target or model)
 
@@ -459,7 +464,7 @@ def _total(found: Found, seen: Sequence[naming.Seen]) -> float | None:
         return relative(found.adds[-1].out.tensor.detach(), total)
 
 
-def _double(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
+def doubled(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
     """A copy in float64."""
     try:
         twin = copy.deepcopy(model).double()

@@ -12,8 +12,9 @@ model's own memory (parameters, buffers, what it was called with) is left as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream import fused
 
-__all__ = ["CONSTANT", "DATA", "NOISE", "PARAMETER", "Address", "Capture", "Flow", "Frame", "Frames", "Op", "Value", "name_of"]
+__all__ = [
+    "CONSTANT", "DATA", "NOISE", "PARAMETER", "Address", "Capture", "Flow", "Frame", "Frames", "Op", "Value", "eagerly", "name_of",
+    "without_modes", "written_by",
+]
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # what a value depends on; the bits add up
 
@@ -38,7 +42,10 @@ RANDOM = {
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform",
     "normal", "normal_", "exponential", "multinomial", "native_dropout", "random",
 }  # fmt: skip
-Address = tuple[str, int, int]  # a module's path, which call of it, which of the operators that call ran itself
+Address = tuple[str, int, str, int]  # a module's path, which call of it, an operator, which of those that the call ran itself
+
+
+FAMILY = "addnorm::"  # this library's operators count as one: there are forms with a backward, and into given memory
 
 
 class Frame:
@@ -50,7 +57,14 @@ class Frame:
         self.path = path
         self.call = call
         self.parent = parent
-        self.ran = 0
+        self.ran: dict[str, int] = {}  # how many of each operator
+
+    def count(self, name: str) -> int:
+        """Which of its kind an operator is, as they are counted from 0 in this call."""
+        name = FAMILY if name.startswith(FAMILY) else name
+        number = self.ran.get(name, 0)
+        self.ran[name] = number + 1
+        return number
 
     def chain(self) -> Iterator[Frame]:
         """The call, that from which it was made, and so on."""
@@ -86,13 +100,14 @@ class Value:
 class Op:
     """An operator as it ran: `args` and `kwargs` have values where it was given tensors."""
 
-    __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "ordinal", "outputs")
+    __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "ordinal", "origin", "outputs")
 
     def __init__(
         self, index: int, name: str, func: Callable[..., Any], args: Any, kwargs: Any, inputs: list[Value], frame: Frame, ordinal: int
     ) -> None:
         self.index = index
         self.name = name
+        self.origin = name  # of the operator that ran, of which this may be a step
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -104,7 +119,7 @@ class Op:
     @property
     def address(self) -> Address:
         """Where it is found again in another run."""
-        return self.frame.path, self.frame.call, self.ordinal
+        return self.frame.path, self.frame.call, FAMILY if self.origin.startswith(FAMILY) else self.origin, self.ordinal
 
     def __repr__(self) -> str:
         return f"<{self.index} {self.name} in {self.frame.path or 'the model'}>"
@@ -118,7 +133,15 @@ class Flow:
         self.leaves: list[Value] = []
         self.result: Any = None  # of the model, values in place of tensors
 
+    def forget(self, keep: Container[Value] = ()) -> None:
+        """Lets the tensors go that the run has made; shapes and what depends on what remain."""
+        for op in self.ops:
+            for value in op.outputs:
+                if value not in keep:
+                    value.tensor = value.tensor.new_empty(0)
 
+
+@cache
 def name_of(func: Any) -> str:
     """The operator's name, without its namespace for torch's own, and without the underscore of in-place.
 
@@ -133,6 +156,8 @@ def name_of(func: Any) -> str:
 
 class Frames:
     """Which call of which module is running, told by hooks on all modules."""
+
+    alone: Frames | None = None  # while these frames capture a run, it is no run for all the others
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -149,8 +174,15 @@ class Frames:
         self.current = Frame("", 0, None)
         return self.current
 
+    @property
+    def paused(self) -> bool:
+        """Whether what runs now is not theirs."""
+        return Frames.alone is not None and Frames.alone is not self
+
     def enter(self, module: nn.Module, args: Any = None) -> None:
         """A module is called."""
+        if self.paused:
+            return
         path = self.paths.get(id(module))
         if path is None or (path == "" and not self._stack):  # the model itself has its frame already
             if path == "" and self.current is not None:
@@ -164,7 +196,7 @@ class Frames:
 
     def leave(self, module: nn.Module, args: Any = None, output: Any = None) -> None:
         """It has returned, or raised."""
-        if self._stack and id(module) in self.paths:
+        if self._stack and not self.paused and id(module) in self.paths:
             self.current = self._stack.pop()
 
     @contextmanager
@@ -218,10 +250,12 @@ class Capture(TorchDispatchMode):
         frame = self.frames.start()
         devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
         with torch.random.fork_rng([*devices]), eagerly():
+            others, Frames.alone = Frames.alone, self.frames
             try:
                 with self.frames.watching(), self:
                     result = model(*args, **kwargs)
             finally:
+                Frames.alone = others
                 self._restore()
         del frame
         self.flow.result = pytree.tree_map_only(Tensor, self._value, result)
@@ -231,23 +265,22 @@ class Capture(TorchDispatchMode):
         """An operator runs."""
         kwargs = kwargs or {}
         frame = self.frames.current
-        if frame is None:
+        if frame is None or self.frames.paused:
             return func(*args, **kwargs)
         name = name_of(func)
         given, shape = pytree.tree_flatten((args, kwargs))
         values = [self._value(x) if isinstance(x, Tensor) else x for x in given]
         values_args, values_kwargs = pytree.tree_unflatten(values, shape)
-        written = _written(func, args, kwargs)
+        written = written_by(func, args, kwargs)
         for tensor in written:
             self._save(tensor)
         out = func(*args, **kwargs)
         inputs = [x for x in values if isinstance(x, Value)]
-        op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, self._dependencies(name, func, values_args, inputs), frame, frame.ran)
-        frame.ran += 1
+        op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, self._dependencies(name, func, values_args, inputs), frame, frame.count(name))
         self.flow.ops.append(op)
         returned = written or [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
         if fused.known(name, args):
-            self._lower(op, args, kwargs, returned)
+            self._lower(op, args, kwargs, returned, written)
             return out
         kind = 0
         for value in op.inputs:
@@ -269,12 +302,13 @@ class Capture(TorchDispatchMode):
             return [v for v in inputs[1:]] if isinstance(args[0], Value) else inputs
         return inputs
 
-    def _lower(self, op: Op, args: Any, kwargs: Any, returned: list[Tensor]) -> None:
+    def _lower(self, op: Op, args: Any, kwargs: Any, returned: list[Tensor], written: list[Tensor]) -> None:
         """One of this library's operators, as the plain ones that it stands for."""
         self.flow.ops.pop()
         for step in fused.lower(op.name, op.func, args, kwargs, returned, lambda t: self._value(t).tensor):
             inputs = [self._value(t) for t in step.inputs]
             new = Op(len(self.flow.ops), step.name, step.func, (*inputs, *step.numbers), {}, inputs, op.frame, op.ordinal)
+            new.origin = op.name
             kind = 0
             for value in inputs:
                 kind |= value.kind
@@ -283,7 +317,7 @@ class Capture(TorchDispatchMode):
             new.outputs.append(value)
             self.flow.ops.append(new)
             self._bind(step.output, value)
-        for tensor in returned:
+        for tensor in written:
             if id(tensor) in self._values:  # y or z may be an empty stand-in
                 self._overwritten(op, tensor)
 
@@ -303,13 +337,13 @@ class Capture(TorchDispatchMode):
     def _bind(self, tensor: Tensor, value: Value) -> None:
         if id(tensor) not in self._values:
             self._alive.append(tensor)
-            with _without_modes():
+            with without_modes():
                 self._memory.setdefault(_storage(tensor), []).append(tensor)
         self._values[id(tensor)] = value
 
     def _save(self, tensor: Tensor) -> None:
         """Copies of the values whose memory is about to be written."""
-        with _without_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             for other in self._memory.get(_storage(tensor), [tensor]):
                 value = self._values.get(id(other))
                 if value is None or value.tensor is not other:
@@ -330,6 +364,7 @@ class Capture(TorchDispatchMode):
             inputs = [new] if whole else [old, new]
             name = "alias" if whole else "write_into"
             step = Op(len(self.flow.ops), name, op.func, tuple(inputs), {}, inputs, op.frame, op.ordinal)
+            step.origin = op.name
             value = Value(step, "memory", other, new.kind | (0 if whole else old.kind), step.index)
             for source in inputs:
                 source.users.append(step)
@@ -345,7 +380,7 @@ class Capture(TorchDispatchMode):
 
 
 @contextmanager
-def _without_modes() -> Iterator[None]:
+def without_modes() -> Iterator[None]:
     with torch.utils._python_dispatch._disable_current_modes():
         yield
 
@@ -354,7 +389,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors that an operator writes in place."""
     if not func._schema.is_mutable:
         return []

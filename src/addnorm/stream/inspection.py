@@ -59,6 +59,12 @@ class Site:
     notes: tuple[str, ...]
     role: str = "branch"
     found: Any = field(default=None, repr=False)  # what `record`, `decompose` and `ablate` need to find it again
+    owner: Any = field(default=None, repr=False)  # a reference to the model
+
+    @property
+    def model(self) -> Any:
+        """The model that was inspected; None if it is no more."""
+        return self.owner() if self.owner is not None else None
 
     @property
     def equation(self) -> str:

@@ -117,7 +117,7 @@ class Recording:
         """Keeps a number.
 
         Args:
-            step: not before the last one of this number.
+            step: usually the last one or the next.
             site: its place in `sites`.
             role: one of `ROLES`.
             statistic: one of that role's `STATISTICS`.
@@ -127,10 +127,13 @@ class Recording:
         if series is None:
             series = self._begin(site, role, statistic)
         steps, values = series
-        if steps and step <= steps[-1]:
-            if step < steps[-1]:
-                raise ValueError(f"step is {step}, expected {steps[-1]} or more: a recording goes forward.")
-            values[-1] = value
+        if steps and step <= steps[-1]:  # of the last step, or of an earlier one whose backward comes late
+            place = bisect_left(steps, step)
+            if steps[place] == step:
+                values[place] = value
+            else:
+                steps.insert(place, step)
+                values.insert(place, float(value))
             return
         number = float(value)  # first: what is no number must not leave a step without one
         steps.append(step)

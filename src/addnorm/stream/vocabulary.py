@@ -80,14 +80,14 @@ STATISTICS = (
         Statistic(role, name, meaning, formula.format(symbol))
         for role, symbol in _SYMBOLS.items()
         for name, meaning, formula in (
-            ("l2", "length, all elements together", "√Σ {}²"),
-            ("rms", "root mean square, all elements together", "√mean({}²)"),
+            ("l2", "length of a token, mean over the tokens", "mean_t ‖{}_t‖"),
+            ("rms", "root mean square of all elements", "√mean({}²)"),
             ("max", "largest magnitude", "max |{}|"),
         )
     ),
-    Statistic("write", "ratio", "length of the write over that of the stream it is added to", "‖w‖ / ‖x‖"),
-    Statistic("write", "cosine", "whether the write points along the stream", "⟨w, x⟩ / (‖w‖ ‖x‖)"),
-    Statistic("write", "unchanged", "share of the stream's elements that the add left as they were", "mean(x' = x)"),
+    Statistic("write", "ratio", "length of the write over that of the stream it is added to, mean over the tokens", "mean_t ‖w_t‖ / ‖x_t‖"),
+    Statistic("write", "cosine", "whether the write points along the stream, mean over the tokens", "mean_t cos(w_t, x_t)"),
+    Statistic("write", "unchanged", "share of the stream's elements that adding the write leaves as they are", "mean(round(x + w) = x)"),
     Statistic("out", "similarity", "how alike the tokens are: mean cosine of two of them", "mean_{s≠t} cos(x'_s, x'_t)"),
     Statistic("out", "massive", "massive activations: how many", "#{|x'| > 100 and |x'| > 1000 median|x'|}"),
     Statistic("out", "top", "the largest magnitude, in medians", "max |x'| / median |x'|"),

@@ -1,0 +1,267 @@
+"""`decompose`: the stream at any depth as the sum of what each source has in it.
+
+    x = c_0 + c_1 + ... + c_n        sources: x_0, every sublayer's write, the biases of the norms on the stream
+
+Where the stream is a plain sum (pre-LN) a source is what was written. Where a norm stands on it (post-LN, DeepNorm) each
+write is carried through the norms after it: LayerNorm with its recorded denominator is linear in x but for its bias, so the
+sum is exact. What does not add up to the recorded stream is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.stream.adds import Add
+from addnorm.stream.closure import TOLERANCE, operand, relative
+from addnorm.stream.find import Found, capture, doubled, understand
+from addnorm.stream.inspection import Inspection, Stream
+from addnorm.stream.norms import Norm
+from addnorm.stream.sites import Branch
+
+__all__ = ["BIASES", "Decomposition", "carried", "decompose"]
+
+BIASES = "norm biases"
+Components = dict[str, Tensor]
+
+
+def carried(
+    found: Found,
+    names: dict[int, str],
+    start: Tensor,
+    write: Callable[[Branch], Tensor],
+    keep: Callable[[Add, Tensor], Tensor],
+    late: Callable[[Add, Tensor], Tensor],
+) -> Iterator[Components]:
+    """The components of each state of a stream, the first one first.
+
+    Args:
+        found: the stream.
+        names: of the sublayers, by the identity of their `Branch`.
+        start: x_0.
+        write: what a sublayer adds, in the layout of the stream.
+        keep: what an add makes of the stream before it adds: a * x.
+        late: what becomes of the stream between the norms after the add before, and an add.
+    """
+    parts: Components = {"x_0": start}
+    yield dict(parts)
+    for k, (add, branches, norms) in enumerate(zip(found.adds, found.branches, found.norms_out, strict=True)):
+        parts = {name: keep(add, part) for name, part in parts.items()}
+        for branch in branches:
+            name = names.get(id(branch), BIASES)
+            new = write(branch)
+            parts[name] = parts[name] + new if name in parts else new
+        for norm in norms:
+            parts = _normed(norm, parts)
+        if k + 1 < len(found.adds):
+            parts = {name: late(found.adds[k + 1], part) for name, part in parts.items()}
+        yield dict(parts)
+
+
+def _normed(norm: Norm, parts: Components) -> Components:
+    """The components of Norm(x): its denominator is that of the sum."""
+    total = sum_of(parts)
+    denominator = norm.denominator(total)
+    found = {name: norm.linear(part, denominator) for name, part in parts.items()}
+    shift = norm.shift(total.dtype)
+    if isinstance(shift, Tensor):
+        found[BIASES] = found.get(BIASES, torch.zeros_like(total)) + shift
+    return found
+
+
+def sum_of(parts: Components) -> Tensor:
+    """The stream that components make."""
+    return torch.stack([*parts.values()]).sum(0) if len(parts) > 1 else next(iter(parts.values()))
+
+
+def shares_of(parts: Components, total: Tensor) -> dict[str, Tensor]:
+    """<c_s, x> / |x|^2 of each token: they sum to one."""
+    size = total.square().sum(-1).clamp_min(torch.finfo(total.dtype).tiny)
+    return {name: (part * total).sum(-1) / size for name, part in parts.items()}
+
+
+class Decomposition:
+    """A stream taken apart, from `addnorm.decompose`.
+
+    Attributes:
+        stream: the `Stream` that was found.
+        sources: "x_0", the ids of the sublayers in the order of depth, and "norm biases" where norms on the stream have any.
+        depth: the number of adds; depth 0 is x_0, depth k the stream after the k-th add and its norm.
+        closures: for each depth, the relative error of the components' sum against the recorded stream.
+    """
+
+    def __init__(self, stream: Stream, inspection: Inspection, tolerance: float) -> None:
+        self.stream = stream
+        self.inspection = inspection
+        found: Found = stream.found
+        self._found = found
+        self._names = {id(site.found[2]): site.id for site in stream.sites}
+        refused = _refusal(found)
+        if refused:
+            raise ValueError(f"{stream.name} cannot be decomposed: {refused}.")
+        self._states = [*self._recorded()]
+        self.depth = len(found.adds)
+        self.closures: list[float] = []
+        sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
+        for k, parts in enumerate(self._walk()):
+            self.closures.append(relative(self._states[k], sum_of(parts)))
+            sources |= dict.fromkeys(parts)
+            if not self.closures[-1] <= tolerance:
+                raise ValueError(
+                    f"{stream.name} cannot be decomposed: at depth {k} the components add up to the stream with a relative "
+                    f"error of {self.closures[-1]:.1e}, allowed {tolerance:.0e}; addnorm.inspect tells what is not understood."
+                )
+        self.sources = [*sources]
+
+    @property
+    def closure(self) -> float:
+        """The largest relative error of any depth."""
+        return max(self.closures)
+
+    def components(self, depth: int = -1) -> Components:
+        """What each source has in the stream at a depth, `(*, d)` in float64; they sum to `state(depth)`.
+
+        Args:
+            depth: 0 is x_0, k the stream after the k-th add; -1 the end.
+        """
+        at = self._depth(depth)
+        return next(parts for k, parts in enumerate(self._walk()) if k == at)
+
+    def shares(self, depth: int = -1) -> dict[str, Tensor]:
+        """The share of each source in each token, <c_s, x> / |x|^2, `(*)`: they sum to one."""
+        parts = self.components(depth)
+        return shares_of(parts, sum_of(parts))
+
+    def memory_map(self) -> tuple[list[str], list[list[float]]]:
+        """The sources, and for each depth the mean over the tokens of their shares; each row sums to one."""
+        found = []
+        for parts in self._walk():
+            shares = shares_of(parts, sum_of(parts))
+            found.append([float(shares[s].mean()) if s in shares else 0.0 for s in self.sources])
+        return self.sources, found
+
+    def state(self, depth: int = -1) -> Tensor:
+        """The stream that was recorded at a depth, `(*, d)`, in float64."""
+        return self._states[self._depth(depth)]
+
+    def lens(self, head: Callable[[Tensor], Tensor] | None = None, *, norm: Literal["recompute", "frozen"]) -> list[Tensor]:
+        """What the end of the model would make of the stream at every depth: head(N_final(x)).
+
+        Args:
+            head: from the normed stream to logits, say; the normed stream itself by default. It is given float64 in the
+                model's dtype.
+            norm: "recompute" normalizes each depth by its own statistics, "frozen" by the denominators of the last depth, with
+                which contributions add up. They tell different things and neither is a default.
+        """
+        if norm not in ("recompute", "frozen"):
+            raise ValueError(f"norm is {norm!r}, expected 'recompute' (each depth by its own) or 'frozen' (the last one's).")
+        final = self._found.final[-1] if self._found.final else None
+        found = []
+        with torch.no_grad():
+            for state in self._states:
+                x = state
+                if final is not None:
+                    denominator = final.denominator(self._states[-1] if norm == "frozen" else x)
+                    x = final.linear(x, denominator) + final.shift(x.dtype)
+                x = x.to(self._found.adds[0].x.tensor.dtype)
+                found.append(x if head is None else head(x))
+        return found
+
+    def _depth(self, depth: int) -> int:
+        if not -self.depth - 1 <= depth <= self.depth:
+            raise IndexError(f"depth is {depth}, expected a number from 0 (x_0) to {self.depth} (the end), or -1.")
+        return depth % (self.depth + 1)
+
+    def _recorded(self) -> Iterator[Tensor]:
+        for add in self._found.adds:
+            yield add.x.tensor.detach().double()
+        norms = self._found.norms_out[-1]
+        last = norms[-1].y if norms else self._found.adds[-1].out
+        yield last.tensor.detach().double()
+
+    def _walk(self) -> Iterator[Components]:
+        shapes = {id(add): add.out.shape for add in self._found.adds}
+
+        def write(branch: Branch) -> Tensor:
+            raw = branch.raw.tensor.detach().double()
+            if branch.norm is not None:
+                raw = branch.norm(raw).reshape(branch.path.source.shape)
+            return operand(branch.path, raw).expand(shapes[id(branch.add)])
+
+        def keep(add: Add, part: Tensor) -> Tensor:
+            return operand(add.kept, part.reshape(add.x.shape)).reshape(add.out.shape)
+
+        with torch.no_grad():
+            start = self._found.adds[0].x.tensor.detach().double()
+            yield from carried(self._found, self._names, start, write, keep, lambda add, part: part)
+
+    def __repr__(self) -> str:
+        return f"<Decomposition of {self.stream.name}: {len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}>"
+
+
+def _refusal(found: Found) -> str:
+    """Why components could not be carried through."""
+    for k, add in enumerate(found.adds[1:], 1):
+        if add.retokened:
+            return f"tokens join or leave the stream before add {k + 1}"
+        if any(f.kind != "noise" for f in (*add.early, *add.late)):
+            return f"the stream is multiplied or masked between add {k} and add {k + 1}"
+        if add.source is not None:
+            return f"add {k + 1} adds to a norm what was read before it"
+    return ""
+
+
+def decompose(model: nn.Module, *args: Any, float64: bool = False, stream: str | None = None, **kwargs: Any) -> Decomposition:
+    r"""Takes the stream of a model apart: what x_0 and every sublayer have in it, at any depth.
+
+    In a plain sum x_L = x_0 + w_1 + ... + w_S the components are the writes. Behind a norm that stands on the stream they are
+    the writes carried through it with its recorded denominator, each c -> (c - mean(c)) / sqrt(var + eps) * weight; the biases
+    of the norms are a source of their own.
+
+    Args:
+        model: as for `addnorm.inspect`.
+        args: what the model is called with.
+        float64: run a copy of the model in float64: the components then add up to 1e-10 instead of 1e-5.
+        stream: which one, where the model has several: its name, such as "decoder".
+        kwargs: the keyword arguments of the call.
+
+    Raises:
+        ValueError: there is no such stream, or the components do not add up to it.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> parts = addnorm.decompose(torch.nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 16))
+        >>> parts.sources[:3]
+        ['x_0', 'layers.0.self_attn', 'layers.0']
+        >>> total = sum(parts.components().values())
+        >>> bool((total - parts.state()).abs().max() < 1e-5), round(float(sum(parts.shares().values()).mean()), 6)
+        (True, 1.0)
+
+    Source: Mickus, Paperno, Constant, "How to dissect a Muppet" (2022), for BERT; here for every placement of the norm.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args).")
+    runs = getattr(model, "_orig_mod", model)
+    if float64:
+        runs, args, kwargs = doubled(runs, args, kwargs)
+    with torch.no_grad():
+        found = understand(runs, capture(runs, args, kwargs), target=model)
+    chosen = _chosen(found, stream)
+    dtypes = [add.out.tensor.dtype for add in chosen.found.adds]
+    tolerance = max(TOLERANCE.get(dtype, 1e-5) for dtype in dtypes)
+    return Decomposition(chosen, found, tolerance)
+
+
+def _chosen(found: Inspection, name: str | None) -> Stream:
+    names = [stream.name for stream in found.streams]
+    if not names:
+        raise ValueError(f"{found.model} has no residual stream to decompose: {found.unknown[0].reason}.")
+    if name is None and len(names) > 1:
+        raise ValueError(f"stream is None, expected one of {', '.join(map(repr, names))}: the model has several.")
+    if name is not None and name not in names:
+        raise ValueError(f"stream is {name!r}, expected one of {', '.join(map(repr, names))}.")
+    return found.streams[0 if name is None else names.index(name)]
+

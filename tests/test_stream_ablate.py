@@ -1,0 +1,284 @@
+"""`ablate` and `scale_write`: the same as a model that was written so, gradients included, and nothing is left behind."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import addnorm
+from addnorm.stream.inspection import Inspection
+
+D = 16
+
+
+class Model(nn.Module):
+    """`scales[k]` of sublayer k's write is added: what scale_write does from outside."""
+
+    def __init__(self, post: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.post = post
+        self.f = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(4))
+        self.norm = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
+        self.scales: list[float | str] = [1.0] * 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        for f, norm, scale in zip(self.f, self.norm, self.scales, strict=True):
+            write = f(x if self.post else norm(x))
+            write = write.mean((0, 1), keepdim=True).expand_as(write) if scale == "mean" else write * scale
+            x = norm(x + write) if self.post else x + write
+        return x
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(params=[False, True], ids=["pre-LN", "post-LN"])
+def model(request: pytest.FixtureRequest) -> Model:
+    return Model(request.param)
+
+
+def written(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
+    """The model that was written with that scale."""
+    model.scales[k] = scale
+    try:
+        return model(x)
+    finally:
+        model.scales[k] = 1.0
+
+
+class TestScaleWrite:
+    @pytest.mark.parametrize("s", [0.0, 0.5, -2.0, 1.0])
+    def test_is_the_model_that_has_the_factor(self, model: Model, x: Tensor, s: float) -> None:
+        site = addnorm.inspect(model, x).sites[1]
+        with addnorm.scale_write(site, s):
+            found = model(x)
+        assert torch.allclose(found, written(model, 1, s, x), atol=1e-6)
+
+    @pytest.mark.parametrize("s", [0.5, 0.0])
+    def test_so_are_its_gradients(self, model: Model, x: Tensor, s: float) -> None:
+        """Also those of a sublayer that ends in an operator which keeps its result for the backward."""
+        site = addnorm.inspect(model, x).sites[2]
+        cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+        (written(model, 2, s, x) * cotangent).sum().backward()
+        expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        with addnorm.scale_write(site, s):
+            (model(x) * cotangent).sum().backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+
+    def test_a_factor_that_is_no_number(self, model: Model, x: Tensor) -> None:
+        with pytest.raises((TypeError, ValueError), match="s is 'half'"), addnorm.scale_write(
+            addnorm.inspect(model, x).sites[0], "half"  # type: ignore[arg-type]
+        ):
+            pass
+
+
+class TestAblate:
+    @pytest.mark.parametrize("mode", ["zero", "mean"])
+    def test_is_the_model_without(self, model: Model, x: Tensor, mode: Any) -> None:
+        site = addnorm.inspect(model, x).sites[3]
+        with addnorm.ablate(site, mode):
+            found = model(x)
+        assert torch.allclose(found, written(model, 3, 0.0 if mode == "zero" else "mean", x), atol=1e-6)
+
+    def test_blocks_nest(self, model: Model, x: Tensor) -> None:
+        sites = addnorm.inspect(model, x).sites
+        model.scales = [0.0, 1.0, 0.5, 1.0]
+        expected = model(x)
+        model.scales = [1.0] * 4
+        with addnorm.ablate(sites[0]), addnorm.scale_write(sites[2], 0.5):
+            assert torch.allclose(model(x), expected, atol=1e-6)
+
+    def test_of_one_site_twice(self, x: Tensor) -> None:
+        model = Model()
+        site = addnorm.inspect(model, x).sites[1]
+        with addnorm.scale_write(site, 0.5), addnorm.scale_write(site, 0.5):
+            found = model(x)
+        assert torch.allclose(found, written(model, 1, 0.25, x), atol=1e-6)
+
+    def test_the_model_is_restored(self, model: Model, x: Tensor) -> None:
+        before = model(x)
+        site = addnorm.inspect(model, x).sites[0]
+        with addnorm.ablate(site):
+            model(x)
+        assert torch.equal(model(x), before)
+
+    def test_also_after_an_error(self, model: Model, x: Tensor) -> None:
+        before = model(x)
+        site = addnorm.inspect(model, x).sites[0]
+        with pytest.raises(RuntimeError, match="size|shapes"), addnorm.ablate(site):
+            model(torch.randn(2, 5, D + 1))
+        assert torch.equal(model(x), before)
+        assert not model._forward_hooks
+        assert not model._forward_pre_hooks
+
+    def test_other_inputs_than_were_inspected(self, model: Model, x: Tensor) -> None:
+        site = addnorm.inspect(model, x).sites[1]
+        other = torch.randn(3, 9, D)
+        with addnorm.ablate(site):
+            found = model(other)
+        assert torch.allclose(found, written(model, 1, 0.0, other), atol=1e-6)
+
+    def test_recorded_meanwhile(self, x: Tensor) -> None:
+        """The recorder outside of the block sees what the sublayer returns; the stream is the ablated one's."""
+        model = Model()
+        site = addnorm.inspect(model, x).sites[1]
+        with addnorm.record(model) as rec, addnorm.ablate(site), torch.no_grad():
+            y = model(x)
+        assert dict((s.id, v) for s, v in rec.series("out", "rms"))["f.3"] == pytest.approx(
+            float(y.square().mean().sqrt()), rel=1e-5
+        )
+
+
+ADDS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "x + f": lambda x, f, g: x + f,
+    "f + x": lambda x, f, g: f + x,
+    "alpha": lambda x, f, g: torch.add(x, f, alpha=0.5),
+    "x - f": lambda x, f, g: x - f,
+    "addcmul": lambda x, f, g: torch.addcmul(x, g, f),
+    "lerp": lambda x, f, g: torch.lerp(x, f, 0.25),
+    "in place": lambda x, f, g: x.clone().add_(f),
+    "add_residual": lambda x, f, g: addnorm.add_residual(x, f),
+    "add_residual, scaled": lambda x, f, g: addnorm.add_residual(x, f, layer_scale=g, branch_bias=g),
+    "addmm": lambda x, f, g: torch.addmm(x.flatten(0, 1), f.flatten(0, 1), torch.eye(D)).view_as(x),
+    "scaled before": lambda x, f, g: x + f * 0.3,
+}
+
+
+@pytest.mark.parametrize("name", ADDS)
+def test_however_the_add_is_written(name: str, x: Tensor) -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.norm, self.f, self.last = nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
+            self.g = nn.Parameter(torch.rand(D) + 0.5)
+            self.factor = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            f = self.f(self.norm(x))
+            whole = ADDS[name](x, f, self.g)
+            nothing = x * 0.75 if name == "lerp" else x
+            return self.last(nothing + (whole - nothing) * self.factor) if self.factor != 1.0 else self.last(whole)
+
+    model = Written()
+    (site,) = addnorm.inspect(model, x).sites
+    with torch.no_grad():
+        with addnorm.scale_write(site, 0.5):
+            found = model(x)
+        model.factor = 0.5
+        expected = model(x)
+    assert torch.allclose(found, expected, atol=1e-5)
+
+
+class TestEach:
+    @pytest.fixture
+    def found(self, x: Tensor) -> tuple[Inspection, Model]:
+        model = Model().eval()
+        return addnorm.inspect(model, x), model
+
+    def test_losses_are_those_of_the_models_without(self, found: Any, x: Tensor) -> None:
+        report, model = found
+        each = addnorm.ablate_each(report, x, loss=lambda y: y.square().mean())
+        whole = float(model(x).detach().square().mean())
+        for k, one in enumerate(each):
+            loss = float(written(model, k, 0.0, x).detach().square().mean())
+            assert one.loss == pytest.approx(loss, rel=1e-5)
+            assert one.loss_change == pytest.approx(loss - whole, abs=1e-6)
+
+    def test_kl_is_that_of_the_softmaxes(self, found: Any, x: Tensor) -> None:
+        report, model = found
+        each = addnorm.ablate_each(report, x)
+        with torch.no_grad():
+            p = F.log_softmax(model(x).double(), -1)
+            for k, one in enumerate(each):
+                q = F.log_softmax(written(model, k, 0.0, x).double(), -1)
+                expected = F.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean()
+                assert one.kl == pytest.approx(float(expected), rel=1e-5)
+                assert one.loss is None
+
+    def test_what_writes_nothing_changes_nothing(self, x: Tensor) -> None:
+        model = Model()
+        with torch.no_grad():
+            model.f[2][0].weight.zero_()
+            model.f[2][0].bias.zero_()
+        each = addnorm.ablate_each(addnorm.inspect(model, x), x, loss=lambda y: y.mean())
+        assert (each[2].loss_change, each[2].output_change) == (0.0, 0.0)
+        assert each[2].kl == pytest.approx(0.0, abs=1e-12)
+
+    def test_the_same_dropout_each_time(self, x: Tensor) -> None:
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.5, batch_first=True), 2).train()
+        report = addnorm.inspect(model, x)
+        once, again = (addnorm.ablate_each(report, x, sites=report.sites[:1]) for _ in range(2))
+        torch.manual_seed(5)
+        one = addnorm.ablate_each(report, x, sites=report.sites[:1])[0].output_change
+        torch.manual_seed(5)
+        assert addnorm.ablate_each(report, x, sites=report.sites[:1])[0].output_change == one
+        assert len(once) == len(again) == 1
+
+    def test_prints_and_is_json(self, found: Any, x: Tensor) -> None:
+        import json
+
+        report, _ = found
+        each = addnorm.ablate_each(report, x, loss=lambda y: y.square().mean())
+        console = Console(file=io.StringIO(), width=100)
+        console.print(each)
+        text = console.file.getvalue()  # type: ignore[attr-defined] # a StringIO
+        assert "loss change" in text
+        assert "f.3" in text
+        assert json.loads(json.dumps(each.to_dict(), allow_nan=False))[3]["site"] == "f.3"
+
+    def test_a_progress_bar(self, found: Any, x: Tensor) -> None:
+        report, _ = found
+        console = Console(file=io.StringIO(), force_terminal=True, width=80)
+        addnorm.ablate_each(report, x, progress=console)
+        assert "ablate Model" in console.file.getvalue()  # type: ignore[attr-defined] # a StringIO
+
+
+class TestRefusals:
+    def test_no_site(self) -> None:
+        with pytest.raises(TypeError, match="site is str, expected one of the sites"), addnorm.ablate("h.0"):  # type: ignore[arg-type]
+            pass
+
+    def test_another_mode(self, model: Model, x: Tensor) -> None:
+        with pytest.raises(ValueError, match="mode is 'resample'"), addnorm.ablate(
+            addnorm.inspect(model, x).sites[0], "resample"  # type: ignore[arg-type]
+        ):
+            pass
+
+    def test_a_forward_that_does_not_come_by(self, x: Tensor) -> None:
+        class Early(Model):
+            stop = False
+
+            def forward(self, x: Tensor) -> Tensor:
+                if self.stop:
+                    return x * 2
+                return super().forward(x)
+
+        model = Early()
+        site = addnorm.inspect(model, x).sites[1]
+        model.stop = True
+        with pytest.raises(RuntimeError, match="did not come by site 'f.1'"), addnorm.ablate(site):
+            model(x)
+        model.stop = False
+        with addnorm.ablate(site):
+            model(x)
+
+    def test_a_model_that_is_gone(self, x: Tensor) -> None:
+        import gc
+
+        site = addnorm.inspect(Model(), x).sites[0]
+        gc.collect()
+        with pytest.raises(RuntimeError, match="is gone"), addnorm.ablate(site):
+            pass
