@@ -199,7 +199,8 @@ DECODERS: tuple[Family, ...] = (
     hf("recurrent_gemma", "RecurrentGemma", GROUPED, plain, pre(rms, 1e-6, "ofaf", remark="weights as 1 + w"),
        block_types=["recurrent", "attention"], lru_width=32),
     hf("rwkv", "Rwkv", SMALL, plain,
-       bloom(ln, 1e-5, OFOF, remark="the first layer's own norm is the embedding's; deep ones halve the stream every 6 layers"),
+       bloom(ln, 1e-5, "oooo", remark="the first layer's own norm is the embedding's; deep ones halve the stream every 6 layers;"
+             " both sublayers mix each token with the one before"),
        attention_hidden_size=32, remark="its state is written in place: no backward"),
 )  # fmt: skip
 

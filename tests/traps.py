@@ -165,7 +165,7 @@ WRITINGS = (
          factor(None, rows=every(Row(norm_in=True, a=0.75, b=0.25)))),
     tiny("sum of a stack", lambda s, x: torch.stack((x, s.f(s.norm(x)))).sum(0), pre_ln()),
     tiny("x - (-f)", lambda s, x: x - s.f(s.norm(x)).neg(), pre_ln()),
-    tiny("x - f", lambda s, x: x - s.f(s.norm(x)), factor(None, rows=every(Row(norm_in=True, b=-1.0)))),
+    tiny("x - f", lambda s, x: x - s.f(s.norm(x)), factor("residual_multiplier", options={"multiplier": -1.0})),
     tiny("add in float64", wide_add, pre_ln()),
     tiny("dropout in eval", lambda s, x: x + s.path(s.drop(s.f(s.norm(x)))), pre_ln()),
     tiny("drop path at work", lambda s, x: x + s.always(s.f(s.norm(x))),

@@ -17,7 +17,7 @@ from addnorm.stream.flow import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.norms import Norm
 from addnorm.stream.ops import ATTENTION, MIXING, Factor, Term, factor_of, reaches, terms_of, up
 
-__all__ = ["Add", "Path", "Write", "between", "find_streams", "walk"]
+__all__ = ["Add", "Path", "Write", "between", "find_streams", "mixes", "walk"]
 
 
 TOKENWISE = {"cat", "slice", "constant_pad_nd", "index_select", "narrow"}
@@ -114,8 +114,8 @@ def between(x: Value, raw: Value) -> list[Op]:
     return found
 
 
-def find_streams(flow: Flow, norms: list[Norm]) -> list[list[Add]]:
-    """The streams, in the order in which they begin; each a list of adds in the order of depth."""
+def find_streams(flow: Flow, norms: list[Norm]) -> tuple[list[list[Add]], list[Add]]:
+    """The streams, in the order in which they begin, each a list of adds in the order of depth; and the adds of no stream."""
     inner = {op for norm in norms for op in norm.ops}
     adds: dict[Value, Add] = {}
     for op in flow.ops:
@@ -126,7 +126,9 @@ def find_streams(flow: Flow, norms: list[Norm]) -> list[list[Add]]:
         if add is not None:
             adds[add.out] = add
             _link(add, adds)
-    return _chains([add for add in adds.values() if not add.merged], {up(norm.x) for norm in norms})
+    whole = [add for add in adds.values() if not add.merged]
+    chains = _chains(whole, {up(norm.x) for norm in norms})
+    return chains, [add for add in whole if mixes(add)] if not chains else []
 
 
 def _orders(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
@@ -183,6 +185,10 @@ def _continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add |
         partial = adds.get(state.source)
         if partial is not None and reaches(partial.x, q.value) and len(set(state.source.users)) == 1:
             partial.merged = True
+            later = _state(partial.writes[0].path.term, adds) if [w.role for w in partial.writes] == ["branch"] else None
+            if later is not None and reaches(later.source, q.value):  # (x + the layer's input) + f(x)
+                skip = Write(_joined(partial.kept, state), "skip")
+                return Add(later.source, op.outputs[0], _joined(later, state), [Write([*walk(q)][-1]), skip])
             writes = [Write(_joined(write.path, state), write.role) for write in partial.writes]
             return Add(
                 partial.x, op.outputs[0], _joined(partial.kept, state), [*writes, Write([*walk(q)][-1])]
@@ -273,7 +279,7 @@ def _chains(adds: list[Add], normed: set[Value]) -> list[list[Add]]:
     leaves = {*adds} - {add.before for add in adds}
     for leaf in sorted(leaves, key=lambda add: (-len([*add.states()]), -add.op.index)):
         chain = [add for add in leaf.states() if add not in used][::-1]
-        outside = [add for add in chain if add.op not in taken]
+        outside = _trimmed([add for add in chain if add.op not in taken])
         for add in chain:
             if add.op in taken:
                 taken[add.op].inside.append(add)
@@ -286,6 +292,17 @@ def _chains(adds: list[Add], normed: set[Value]) -> list[list[Add]]:
                 for op in between(add.read, write.path.source):
                     taken.setdefault(op, add)
     return sorted(chosen, key=lambda chain: chain[0].op.index)
+
+
+def mixes(add: Add) -> bool:
+    """Whether what is added is more than an elementwise function of the stream, as in x + sin(x)^2."""
+    return any(op.name in MIXING or op.name in ATTENTION for write in add.writes for op in between(add.read, write.path.source))
+
+
+def _trimmed(chain: list[Add]) -> list[Add]:
+    """Without activations at either end: x + sin(x)^2 is one."""
+    plain = [k for k, add in enumerate(chain) if any(write.role != "branch" for write in add.writes) or mixes(add)]
+    return chain[plain[0] : plain[-1] + 1] if plain else chain
 
 
 def _worth(chain: list[Add], normed: set[Value], alone: bool) -> bool:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.adds import Add, Path
-from addnorm.stream.flow import Op
+from addnorm.stream.flow import Op, Value
 from addnorm.stream.norms import Norm
 from addnorm.stream.ops import TRANSPARENT, factor_of
 from addnorm.stream.sites import Branch
 
-__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "summed", "tolerance"]
+__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "replay", "summed", "tolerance", "views"]
 
 # Relative errors of a whole tensor. Eight roundings of the dtype, and what the project's own issue asks for in float32.
 TOLERANCE = {
@@ -43,7 +43,7 @@ def operand(path: Path, source: Tensor) -> Tensor:
     """What arrives at the add, from what the source holds."""
     value = source
     for op in reversed(path.ops):
-        value = _step(op, value)
+        value = replay(op, value)
     for term in (*path.sums[::-1], path.term):
         value = value * term.factor
         if term.scale is not None:
@@ -60,6 +60,17 @@ def summed(add: Add, branches: list[Branch]) -> Tensor:
             raw = branch.norm(raw).reshape(branch.path.source.shape)
         total = total + operand(branch.path, raw)
     return total.reshape(add.out.shape)
+
+
+def views(value: Value, source: Value) -> list[Op] | None:
+    """The views and casts that lead from a value to another of the same numbers, the first one first; None if more does."""
+    found: list[Op] = []
+    while value is not source:
+        if value.op is None or value.op.name not in TRANSPARENT or not value.op.inputs:
+            return None
+        found.insert(0, value.op)
+        value = value.op.inputs[0]
+    return found
 
 
 def closure_of(add: Add, branches: list[Branch], norm_out: Norm | None) -> float:
@@ -79,7 +90,7 @@ def _of_norm(norm: Norm) -> float:
     return relative(y, norm(norm.x.tensor.detach().double()).reshape(y.shape))
 
 
-def _step(op: Op, value: Tensor) -> Tensor:
+def replay(op: Op, value: Tensor) -> Tensor:
     """One operator on the way, in float64."""
     out = op.outputs[0]
     if op.name in SAME_SHAPE:

@@ -21,12 +21,12 @@ from torch.utils import _pytree as pytree
 from addnorm.nn import wirings
 from addnorm.nn.wiring import Row
 from addnorm.stream import naming
-from addnorm.stream.adds import Add, find_streams
-from addnorm.stream.closure import closure_of, operand, relative, tolerance
+from addnorm.stream.adds import Add, find_streams, mixes
+from addnorm.stream.closure import closure_of, operand, relative, replay, tolerance, views
 from addnorm.stream.flow import Capture, Flow, Value
 from addnorm.stream.inspection import Inspection, Site, Stream, Unknown
 from addnorm.stream.norms import Norm, find_norms
-from addnorm.stream.ops import Factor, factor_of, up
+from addnorm.stream.ops import CHANNELS, OTHER_NORMS, Factor, factor_of, reaches, up
 from addnorm.stream.sites import Branch, branches, layers_of, row_of
 
 __all__ = ["Found", "capture", "doubled", "inspect", "understand"]
@@ -93,7 +93,7 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Fl
 def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) -> Inspection:
     """What a data flow says."""
     norms = find_norms(flow)
-    chains = find_streams(flow, norms)
+    chains, single = find_streams(flow, norms)
     unknown: list[Unknown] = []
     found = [_found(chain, dual) for chain, dual in _single(chains)]
     names = _names(found)
@@ -106,14 +106,24 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
         index += len(stream.sites)
         streams.append(stream)
     if not streams:
-        reason = "no residual add was found: no operator adds to a value something that a sublayer computed from it"
-        unknown.append(Unknown("", f"{reason} ({len(flow.ops)} operators ran, {len(norms)} norms among them)"))
+        unknown.append(Unknown("", f"{_nothing(single)} ({len(flow.ops)} operators ran, {len(norms)} norms among them)"))
     owner = weakref.ref(target if target is not None else model)
     for stream in streams:
         for site in stream.sites:
             site.owner = owner
     mode = "training" if model.training else "evaluation"
     return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target or model)
+
+
+def _nothing(single: Sequence[Add]) -> str:
+    """Why there is no stream."""
+    if not single:
+        return "no residual add was found: no operator adds to a value something that a sublayer computed from it"
+    paths = ", ".join(dict.fromkeys(add.op.frame.path or "the model" for add in single[:3]))
+    return (
+        f"{len(single)} residual add{'s were' if len(single) > 1 else ' was'} found ({paths}{', ...' * (len(single) > 3)}), but what "
+        "follows each is computed from the sum: nothing is passed on from one to the next as it is"
+    )
 
 
 def _found(chain: list[Add], dual: Norm | None) -> Found:
@@ -275,7 +285,7 @@ def _stream(
         reads = frozenset(id(norm) for part in found.branches[k] for norm in part.reads.norms)
         reasons = _reasons(found, k, branch)
         together = sum(part.role == "branch" for part in found.branches[k])
-        seen.append(naming.Seen(layer, row, branch.kind, branch.role, together, reads, learned, bool(reasons), _back(found, k, branch)))
+        seen.append(naming.Seen(layer, row, branch.kind, branch.role, together, reads, learned, bool(reasons), _back(found, k, branch), _norms_inside(branch)))
         if not closes:
             unknown.append(Unknown(id_, f"{site.equation} does not close: relative error {closures[k]:.1e}, allowed {limit:.0e}"))
         unknown += [Unknown(id_, reason) for reason in reasons]
@@ -288,10 +298,29 @@ def _stream(
     total = _total(found, seen)
     first = found.adds[0].x.tensor
     closed = total is None or total <= tolerance(first) * max(1.0, len(found.adds) ** 0.5)
+    if not closed:
+        unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
+    axis, width = _axis(found)
     return Stream(
-        name, first.shape[-1], str(first.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring, embedding,
-        found.final[-1] if found.final else None, total, closed, tuple(dict.fromkeys(remarks)), found,
+        name, width, str(first.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring, embedding,
+        found.final[-1] if found.final else None, total, closed, tuple(dict.fromkeys(remarks)), found, axis,
     )  # fmt: skip
+
+
+def _axis(found: Found) -> tuple[int, int]:
+    """Where the features of a stream stand, counted from the end, and how many they are: as its norms or convolutions have it."""
+    out = found.adds[0].out.shape
+    flat = [branch for parts in found.branches for branch in parts]
+    norms = [norm for branch in flat for norm in (*branch.reads.norms, branch.norm) if norm is not None]
+    norms += [norm for after in found.norms_out for norm in after]
+    if norms:
+        width = norms[0].x.shape[-1]
+        at = [k for k, n in enumerate(out) if n == width]
+        return (at[-1] - len(out) if at else -1), width
+    reads = [(up(branch.reads.value), branch) for branch in flat if branch.reads.value is not None]
+    convolved = any(op.name in CHANNELS and up(op.inputs[0]) is x for x, branch in reads for op in branch.ops if op.inputs)
+    axis = 1 - len(out) if convolved else -1
+    return axis, out[axis]
 
 
 def _first(norms: Sequence[Norm]) -> Norm | None:
@@ -349,6 +378,11 @@ def _notes(found: Found, k: int, branch: Branch) -> list[str]:
     return notes
 
 
+def _norms_inside(branch: Branch) -> bool:
+    """Whether a sublayer has norms besides those of its row."""
+    return any(op.name in OTHER_NORMS or any(out.norm is not None for out in op.outputs) for op in branch.ops)
+
+
 def _back(found: Found, k: int, branch: Branch) -> int:
     """For a skip: how many sublayers before the end of this add its state entered."""
     earlier = branch.raw
@@ -361,8 +395,11 @@ def _back(found: Found, k: int, branch: Branch) -> int:
 def _reasons(found: Found, k: int, branch: Branch) -> list[str]:
     """What is not understood of a sublayer."""
     reasons = []
-    if any(inner.x is found.adds[k].x for inner in found.adds[k].inside):
+    inside = [inner for inner in found.adds[k].inside if mixes(inner)]
+    if any(inner.x is found.adds[k].x for inner in inside):
         reasons.append("the branch contains x + ... itself: the stream is added twice")
+    if any(not reaches(found.adds[k].read, inner.x) for inner in inside if inner.before is not None):
+        reasons.append("the sublayer adds to a second stream and reads it: two streams in turn, as in reversible layers")
     if found.adds[k].source is not None:
         reasons.append("x' = N(x) + f(x): the sublayer reads the stream before the norm that the residual is taken from")
     if branch.reads.norms and branch.reads.direct:
@@ -384,9 +421,8 @@ def _remarks(found: Found, seen: Sequence[naming.Seen], sites: Sequence[Site], m
         if norms and _inside(norms[0], found.adds[k + 1]) and not _inside(norms[0], found.adds[k])
     ]  # fmt: skip
     if shifted:
-        which = "the residual" if len(shifted) == len(found.adds) - 1 else f"in {len(shifted)} of {len(found.adds)} sublayers the residual"
         remarks.append(
-            f"{which} is taken from the normed input, z = N(x), x' = z + f(z): each of these norms is on the stream, as in "
+            "layers begin with the norm that the residual is taken from, z = N(x), x' = z + f(z): that norm is on the stream, as in "
             "post-LN, and is counted to the sublayer before it"
         )
     shared = {site.path: site.shared for site in sites if site.shared > 1}
@@ -396,7 +432,7 @@ def _remarks(found: Found, seen: Sequence[naming.Seen], sites: Sequence[Site], m
         modules = dict(model.named_modules())
         for path in dict.fromkeys(site.add_path for site in sites):
             module = modules.get(path)
-            words = "" if module is None else f"{type(module).__name__} {type(module).__dict__.get('__doc__') or ''}"
+            words = "" if module is None else f"{type(module).__name__} {(type(module).__dict__.get('__doc__') or '').partition(chr(10))[0]}"
             claim = naming.says_otherwise(words, wiring)
             if claim:
                 remarks.append(f"{type(module).__name__} calls itself {claim!r}, and is {wiring.name}")
@@ -414,12 +450,17 @@ def _total(found: Found, seen: Sequence[naming.Seen]) -> float | None:
     if not all(s.row.is_sum for s in seen) or any(add.early or add.late or add.retokened for add in found.adds[1:]):
         return None
     with torch.no_grad():
-        first = found.adds[0]
-        total = operand(first.kept, first.x.tensor.detach().double())
-        for parts, add in zip(found.branches, found.adds, strict=True):
-            total = total.reshape(add.out.shape)
+        total = found.adds[0].x.tensor.detach().double()
+        for k, (parts, add) in enumerate(zip(found.branches, found.adds, strict=True)):
+            way = views(add.x, found.adds[k - 1].out) if k else []
+            if way is None:
+                return None
+            for op in way:
+                total = replay(op, total)
+            total = operand(add.kept, total)
             for branch in parts:
                 total = total + operand(branch.path, branch.path.source.tensor.detach().double())
+            total = total.reshape(add.out.shape)
         return relative(found.adds[-1].out.tensor.detach(), total)
 
 

@@ -318,7 +318,8 @@ class Capture(TorchDispatchMode):
             self.flow.ops.append(new)
             self._bind(step.output, value)
         for tensor in written:
-            self._overwritten(op, tensor)
+            if id(tensor) in self._values:  # y or z may be an empty stand-in
+                self._overwritten(op, tensor)
 
     def _value(self, tensor: Tensor) -> Value:
         value = self._values.get(id(tensor))

@@ -117,6 +117,7 @@ class Stream:
         wiring: the `addnorm.Wiring` that its rows are; None where they are none of `addnorm.wirings`.
         embedding_norm, final_norm: before the first sublayer, and after the last.
         closure: where the stream is a plain sum, the relative error of x_L == x_0 + all writes; else None.
+        axis: that of the features, counted from the end: -1 but for convolutional nets.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Stream:
     closes: bool
     remarks: tuple[str, ...]
     found: Any = field(default=None, repr=False)
+    axis: int = -1
 
     @property
     def norm(self) -> str | None:

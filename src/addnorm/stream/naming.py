@@ -28,6 +28,7 @@ class Seen(NamedTuple):
     learned: tuple[str, ...] = ()  # names of the parameters that scale what it adds
     odd: bool = False  # the row does not say all
     back: int = 0  # of a skip: over how many sublayers it leads
+    normed: bool = False  # other norms inside: of batches, of groups, of what the sublayer computed
 
 
 def named(
@@ -40,6 +41,8 @@ def named(
     usual = [s for s in seen if s.role == "branch"]
     if any(s.odd for s in usual):
         return None, []
+    if any(s.role == "injection" and s.row.a != 1.0 for s in seen):
+        return None, ["between sublayers the stream is multiplied by a factor, and something is added"]
     odd = [s for s in usual if s.kind == "other"]
     if odd and len(odd) < len(usual):  # a positional convolution, say
         usual = [s for s in usual if s.kind != "other"] if not _same_rows(usual) else usual
@@ -49,9 +52,19 @@ def named(
         if remarks is not None and (best is None or len(remarks) < best[0]):
             best = len(remarks), wiring, remarks
     exceptions = [f"{s.kind} in layer {s.layer + 1} has a row of its own: {s.row}" for s in seen if s not in usual and s.role == "branch"]
+    if best is not None and not any(_normed(s.row) for s in usual) and any(s.normed for s in usual):
+        return None, ["the norms are inside of the sublayers, or are norms of batches or groups"]
     if best is None:
         return None, [*exceptions, *_near_miss(usual, other_layers)]
-    return best[1], [*best[2], *exceptions]
+    return best[1], [*best[2], *_also(best[1], usual[-1].layer + 1), *exceptions]
+
+
+def _also(wiring: Wiring, n_layers: int) -> list[str]:
+    """By which other rule the same constant could have come."""
+    k = dict(wiring.options).get("multiplier")
+    rules = (("depth_mup", n_layers**-0.5), ("completep", 1 / n_layers))
+    found = [name for name, value in rules if k is not None and n_layers > 1 and _close(value, k)]
+    return [f"with {n_layers} layers the constant is also that of {name}(k=1)" for name in found]
 
 
 def _bottom_to_top(seen: Sequence[Seen]) -> bool:
@@ -85,6 +98,7 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
     b = seen[-1].row.b
     yield from (wirings.post_ln(), wirings.pre_ln(), wirings.sandwich(), wirings.peri_ln(), wirings.reordered())
     yield from (wirings.no_norm(), wirings.layernorm_scaling(), wirings.admin())
+    yield from (wirings.no_residual(), wirings.no_residual(norm=False))
     yield wirings.deepnorm()
     if other_layers is not None:
         yield from (wirings.deepnorm("encoder", other_layers), wirings.deepnorm("decoder", other_layers))
@@ -93,8 +107,9 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
         for s in seen:
             by_layer.setdefault(s.layer, set()).add(s.learned)
         shared = len(seen) > len(by_layer) and all(len(names) == 1 for names in by_layer.values())
-        yield wirings.rezero() if shared else wirings.skipinit()
-        yield wirings.layer_scale(b.init or None) if b.init else wirings.layer_scale()
+        start = _untrained(seen)
+        yield wirings.rezero() if shared else wirings.skipinit(start or 0.0)
+        yield wirings.layer_scale(start)
     elif b != 1.0:
         n_layers = seen[-1].layer + 1
         of_depth = [(wirings.depth_mup, b * n_layers**0.5), (wirings.completep, b * n_layers)]
@@ -105,6 +120,12 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
     post = [s.layer for s in seen if s.row.norm_out]
     if post and len(post) < len(seen):
         yield wirings.mix_ln(max(post) + 1)
+
+
+def _untrained(seen: Sequence[Seen]) -> float | None:
+    """The value of all learned factors, if they are the same everywhere, and so as they started."""
+    values = {f"{s.row.b.init:.6g}" for s in seen if isinstance(s.row.b, Learned)}
+    return float(values.pop()) or None if len(values) == 1 and len(seen) > 1 else None
 
 
 def _remarks(wiring: Wiring, seen: Sequence[Seen], final_norm: bool, embedding_norm: bool) -> list[str] | None:

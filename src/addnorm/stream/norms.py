@@ -187,31 +187,39 @@ def _by_hand(op: Op) -> Norm | None:
         root = _inverse(factor) if op.name == "mul" else _root(factor)
         if root is None or root.x.shape[-1:] != numerator.shape[-1:]:
             continue
-        weight, inside = _weighed(numerator)
-        x, centred, inner = _centred(inside)
-        if up(x) is not up(root.x):
-            continue
-        if root.length and (root.centred or centred):
-            continue
-        if centred != root.centred:
-            continue
-        kind: Kind = "layer" if centred else "rms"
-        if root.length and abs(root.factor * root.x.shape[-1] ** 0.5 - 1) > 1e-6:  # |x| is no root of a mean
-            kind = "scale"
-        if (kind == "scale" or not root.length) and root.factor != 1.0:
-            continue
-        made = {inside.op, numerator.op} - {None} if weight is not None else set()
-        return Norm(
-            kind, root.eps, _uncast(root.x), op.outputs[0], weight, unbiased=root.unbiased, eps_outside=root.outside,
-            ops={op} | root.ops | inner | {o for o in made if o is not None},
-        )  # fmt: skip
+        for weight, inside in ((None, numerator), _weighed(numerator)):
+            norm = _of_root(op, root, numerator, weight, inside)
+            if norm is not None:
+                return norm
     return None
+
+
+def _of_root(op: Op, root: _Root, numerator: Value, weight: Value | None, inside: Value) -> Norm | None:
+    """The norm whose root was found, if the numerator is its x."""
+    x, centred, inner = _centred(inside)
+    if up(x) is not up(root.x) or x.tensor.numel() != root.x.tensor.numel():
+        return None
+    if centred != root.centred or (root.length and centred):
+        return None
+    kind: Kind = "layer" if centred else "rms"
+    if root.length and abs(root.factor * root.x.shape[-1] ** 0.5 - 1) > 1e-6:  # |x| is no root of a mean
+        kind = "scale"
+    if (kind == "scale" or not root.length) and root.factor != 1.0:
+        return None
+    made = {inside.op, numerator.op} if weight is not None else set()
+    return Norm(
+        kind, root.eps, _uncast(root.x), op.outputs[0], weight, unbiased=root.unbiased, eps_outside=root.outside,
+        ops={op} | root.ops | inner | {o for o in made if o is not None},
+    )  # fmt: skip
 
 
 def _uncast(value: Value) -> Value:
     """The value before casts and views that leave the last dimension as it is: what the model calls x."""
-    while value.op is not None and up(value) is not value and value.op.inputs[0].shape[-1:] == value.shape[-1:]:
-        value = value.op.inputs[0]
+    while value.op is not None and up(value) is not value:
+        before = value.op.inputs[0]
+        if before.shape[-1:] != value.shape[-1:] or before.tensor.numel() != value.tensor.numel():
+            break
+        value = before
     return value
 
 

@@ -13,7 +13,7 @@ import torch
 from addnorm.stream.flow import DATA, NOISE, PARAMETER, Op, Value
 
 __all__ = [
-    "ATTENTION", "LOCAL", "MIXING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "expectation", "factor_of", "number_of", "reaches",
+    "ATTENTION", "CHANNELS", "LOCAL", "MIXING", "OTHER_NORMS", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "expectation", "factor_of", "number_of", "reaches",
     "terms_of", "up",
 ]  # fmt: skip
 
@@ -47,6 +47,14 @@ LOCAL = {
     "cumprod", "logcumsumexp", "avg_pool1d", "avg_pool2d", "mkldnn_rnn_layer", "lstm", "gru",
     "write_into",  # tokens computed one after the other
 }  # fmt: skip
+# Whose first input has its features in the second place.
+CHANNELS = {
+    "convolution", "_convolution", "mkldnn_convolution", "native_batch_norm", "_native_batch_norm_legit", "native_group_norm",
+    "_native_batch_norm_legit_no_training", "batch_norm", "group_norm", "cudnn_batch_norm", "instance_norm", "conv_depthwise3d",
+    "_batch_norm_with_update", "batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm",
+}  # fmt: skip
+# Norms that are no norms of tokens.
+OTHER_NORMS = {name for name in CHANNELS if "norm" in name}
 
 
 class Factor(NamedTuple):
@@ -158,13 +166,15 @@ def _scales(scale: Value, value: Value) -> bool:
         return False
     if scale.kind & DATA:  # a token mask comes from the inputs alone; a gate, which parameters computed, is the sublayer's
         return not scale.kind & PARAMETER and scale.shape[-1:] in ((), (1,))
+    if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
+        return True
     return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])
 
 
 def _kind(scale: Value, value: Value) -> str:
     if scale.kind & NOISE:
         return "noise"
-    return "mask" if scale.kind & DATA else "learned"
+    return "mask" if scale.kind & DATA or (not scale.kind and scale.tensor.numel() > 1 and scale.shape[-1:] == (1,)) else "learned"
 
 
 def reaches(value: Value, later: Value) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from addnorm.stream.ops import (
     MIXING,
     PRODUCTS,
     SOFTMAX,
+    TRANSPARENT,
     Factor,
     Term,
     expectation,
@@ -77,7 +79,9 @@ def _branch(add: Add, write: Write) -> Branch:
     raw = value if norm is None else norm.x
     ops = between(add.read, up(raw)) if write.role == "branch" else []
     reads = _reads(add.read, ops) if ops else Reads()
-    own = [op for op in ops if not any(op in n.ops for n in reads.norms)] or ops
+    passed = {op for op in ops if op.name in TRANSPARENT and up(op.outputs[0]) is up(add.read)}  # no computation of its own
+    passed |= {op for n in reads.norms for op in n.ops}
+    own = [op for op in ops if op not in passed] or ops
     return Branch(add, write.path, write.role, raw, norm, ops, reads, _kind(add.read, ops), _common(own, add.op.frame))
 
 
@@ -150,16 +154,22 @@ def _near(op: Op) -> list[Value]:
 
 def _scaled(found: Reads, inside: set[Op]) -> None:
     """The factors that everything passes that is read."""
-    while found.value is not None:
-        users = [op for op in dict.fromkeys(found.value.users) if op in inside]
+    value, casts = found.value, []
+    while value is not None:
+        users = [op for op in dict.fromkeys(value.users) if op in inside]
         if len(users) != 1:
             return
+        out = users[0].outputs[0]
         passed = factor_of(users[0])
-        if passed is None or passed[0] is not found.value or passed[1].kind not in ("constant", "learned"):
+        if passed is not None and passed[0] is value and passed[1].kind in ("constant", "learned"):
+            found.factors.append(passed[1])
+            found.ops += [*casts, users[0]]
+            found.value, casts = out, []
+        elif up(out) is not out and out.shape == value.shape:
+            casts.append(users[0])
+        else:
             return
-        found.factors.append(passed[1])
-        found.ops.append(users[0])
-        found.value = users[0].outputs[0]
+        value = out
 
 
 def _kind(x: Value, ops: Sequence[Op]) -> str:
@@ -268,7 +278,8 @@ def _factor(path: Path) -> RowFactor:
         if term.scale is not None:
             learned.append(term.scale)
     if not learned:
-        return number
+        short = float(f"{number:.12g}")
+        return short if math.isclose(short, number, rel_tol=1e-15) else number  # 0.9 * (1 / 0.9) is 1
     for value in learned:
         number *= float(value.tensor.detach().double().mean())
     return Learned(number, per_feature=any(value.tensor.numel() > 1 for value in learned))
