@@ -79,7 +79,7 @@ def rich_table(recording: Recording, width: int = WIDE) -> Table:
     measured = [(heading, [short(values.get(site.id)) for site in sites]) for heading, values in columns]
     if _width(shown := [*named, *measured]) > width:  # a line more for the headings
         measured = [(heading.replace(" ", "\n", 1), cells) for heading, cells in measured]
-    if _width(shown := [*named, *measured]) > width:
+    if _width(shown := [*named, *measured], 1) > width:
         shown = [*named[:2], *measured]
     gap = GAP if _width(shown) <= width else 1
     while _width(shown, gap) > width and len(shown) > 3:
