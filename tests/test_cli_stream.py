@@ -353,31 +353,33 @@ def test_a_full_disk_leaves_nothing_half_written(place, monkeypatch, options):
     assert names_in(place / "new") == []
 
 
-def interrupted_after(monkeypatch, steps):
-    """Ctrl-C once so many steps are done."""
-    step, done = cli_record._step, []
+def interrupted_in(monkeypatch, step):
+    """Ctrl-C between the forward and the backward of that step."""
+    loss, calls = cli_record.Probe.__call__, []
 
     def counted(*arguments):
-        if len(done) == steps:
+        calls.append(None)
+        if len(calls) == step + 1:
             os.kill(os.getpid(), signal.SIGINT)
-        done.append(None)
-        step(*arguments)
+        return loss(*arguments)
 
-    monkeypatch.setattr(cli_record, "_step", counted)
+    monkeypatch.setattr(cli_record.Probe, "__call__", counted)
 
 
-def test_an_interrupt_keeps_what_was_recorded(place, monkeypatch):
-    interrupted_after(monkeypatch, 2)
+def test_an_interrupt_keeps_the_steps_that_were_finished(place, monkeypatch):
+    interrupted_in(monkeypatch, 2)
     done = run("record", "llama", "--steps", 5, "--out", "run.json")
     assert done.exit_code == 130
     assert done.stderr == "Written: run.json\nInterrupted.\n"
     assert "2 steps 0 ... 1" in done.stdout
     rec = Recording.load(place / "run.json")
-    assert (rec.steps, rec.facts["interrupted"]) == ((0, 1), "in step 2 of 5")
+    assert (rec.steps, rec.facts["interrupted"]) == ((0, 1), "after 2 of 5 steps")
+    assert {series.steps[-1] for *_, series in rec.each_series()} == {1}
+    assert [*rec.maps] == ["stream"]
 
 
-def test_an_interrupt_before_the_first_step_writes_nothing(place, monkeypatch):
-    interrupted_after(monkeypatch, 0)
+def test_an_interrupt_in_the_first_step_writes_nothing(place, monkeypatch):
+    interrupted_in(monkeypatch, 0)
     done = run("record", "llama", "--out", "run.json")
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "Interrupted.\n")
     assert not (place / "run.json").exists()

@@ -35,7 +35,7 @@ from addnorm.stream.ablate import logits_of
 from addnorm.stream.extras import need
 from addnorm.stream.inputs import generated, in_words
 from addnorm.stream.load import Loaded, quiet, refused
-from addnorm.stream.recording import Recording
+from addnorm.stream.recording import Map, Recording
 from addnorm.stream.texts import read_texts
 
 __all__ = ["record"]
@@ -71,18 +71,20 @@ def record(
     batches = _batches(given, loaded, steps, rows)
     probe = Probe(given.seed)
     masked = "attention_mask" if mask_of(loaded.kwargs) is not None else None
-    interrupted = False
+    finished, maps = 0, {}
     with quiet(), addnorm.record(loaded.model, grads=grads, layers=layers, tokens=masked) as rec, _bar() as bar:
         try:
             for kwargs in bar.track(batches, description=f"record {found.model}"):
                 _step(loaded, kwargs, probe if grads else None)
+                finished, maps = finished + 1, dict(rec.maps)
         except KeyboardInterrupt:
-            interrupted = True
-    if interrupted and not rec.steps:
-        raise KeyboardInterrupt
-    rec.facts |= said(loaded) | {"loss": probe.sentence if grads else None}
+            if not finished:
+                raise
+    interrupted = finished < len(batches)
     if interrupted:
-        rec.facts["interrupted"] = f"in step {rec.steps[-1] + 1} of {len(batches)}"
+        rec = _until(rec, finished, maps)
+        rec.facts["interrupted"] = f"after {finished} of {len(batches)} steps"
+    rec.facts |= said(loaded) | {"loss": probe.sentence if grads else None}
     if as_json:
         print_json(rec.to_dict())
     else:
@@ -92,7 +94,7 @@ def record(
             screen.print()
             show_shares(screen, f"What {name} is made of at its end, step {rec.steps[-1]}", of)
         note = rec.facts.get("note")
-        told = [note and f"Note: {note}.", rec.facts["loss"], _inputs(loaded, batches), loaded.source]
+        told = [note and f"Note: {note}.", rec.facts["loss"], _inputs(loaded, batches[:finished]), loaded.source]
         notes(screen, *(str(note) for note in told if note))
     _write(rec, out, plots)
     if interrupted:
@@ -145,6 +147,16 @@ def _step(loaded: Loaded, kwargs: dict[str, Any], probe: Probe | None) -> None:
     except Exception as error:  # of the model, at what it was called with
         raise refused(error, dataclasses.replace(loaded, kwargs=kwargs)) from error
     loaded.model.zero_grad()
+
+
+def _until(rec: Recording, finished: int, maps: dict[str, Map]) -> Recording:
+    """The recording without the step in which it was interrupted: half of it would stand beside the other half of the last."""
+    kept = Recording(rec.sites, rec.facts, maps)
+    for site, role, name, series in rec.each_series():
+        for step, value in zip(*series, strict=True):
+            if step < finished:
+                kept.add(step, site, role, name, value)
+    return kept
 
 
 def _batches(given: Given, loaded: Loaded, steps: int | None, rows: int) -> list[dict[str, Any]]:
