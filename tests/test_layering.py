@@ -27,7 +27,11 @@ BELOW = {
     "bench": {"reference", "ops", "functional", "nn", "stream", "addnorm"},
     "demo": {"reference", "ops", "functional", "nn", "trace", "bench", "addnorm", "stream", "convert", "lab", "report"},
 }
+BELOW["demo_stream"] = {"stream", "addnorm"}
+BELOW["demo"] |= {"demo_stream"}
 BELOW["cli_wirings"] = {"nn"}
+BELOW["cli_stream"] = {"stream", "addnorm"}
+BELOW["cli_record"] = {"stream", "cli_stream", "addnorm"}
 BELOW["explorer"] = BELOW["report"] | {"report"}
 BELOW["cli"] = set(BELOW) | {"addnorm"}
 FILES = sorted(SOURCE.rglob("*.py"))

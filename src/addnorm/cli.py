@@ -1,15 +1,18 @@
 """The command line: `addnorm COMMAND`. Results on stdout (`--json` for programs), progress on stderr.
 
-Exit codes: 0 done; 2 the arguments were wrong; 3 a proof failed.
+Exit codes: 0 done; 2 the arguments were wrong; 3 a proof failed; 130 interrupted.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import os
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -201,6 +204,131 @@ def wirings(
         cli_wirings.show(wiring, stacks, _screen())
 
 
+# The commands that run a model.
+
+
+def _of_a_model(command: Callable[..., str | None]) -> Callable[..., None]:
+    """The model, its inputs, and what becomes of the exceptions: a sentence and an exit code."""
+
+    def answered(**given: Any) -> None:
+        from addnorm import cli_stream
+
+        model = cli_stream.Given(**{field: given.pop(field) for field in cli_stream.FIELDS})
+        try:
+            unproved = command(model, **given)
+        except cli_stream.Refused as error:
+            raise _Refused(str(error)) from None
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            _exit(130)
+            return
+        if unproved is not None:
+            raise _Unproved(unproved)
+
+    asked: Callable[..., None] = functools.update_wrapper(answered, command)
+    for option in reversed(_MODEL):
+        asked = option(asked)
+    return asked
+
+
+class _Unproved(click.ClickException):
+    """Nothing was wrong with the arguments, and what was to be proved does not hold."""
+
+    exit_code = 3
+
+
+_FILE = click.Path(path_type=Path)
+_MODEL = (
+    click.argument("name", metavar="MODEL"),
+    click.option(
+        "--text", type=_FILE, metavar="FILE", help="What the model reads, a text a line, if it has a tokenizer."
+    ),
+    click.option("--input", type=_FILE, metavar="FILE", help="Its inputs as named tensors: .safetensors or .pt."),
+    click.option(
+        "--layers", type=int, metavar="N", help="Of a model type, which is built small; as it is made by default."
+    ),
+    click.option("--tokens", type=int, metavar="N", help="How long random inputs are, or where texts are cut off."),
+    click.option(
+        "--batch", type=int, metavar="N", help="How many inputs are drawn, or how many texts are read at once."
+    ),
+    click.option(
+        "--dtype", metavar="NAME", help="float32, float64, bfloat16 or float16; as the files have it by default."
+    ),
+    click.option("--seed", type=int, default=0, metavar="N", help="Of random weights and inputs (default 0)."),
+    click.option("--train", is_flag=True, help="In training mode, with dropout; in evaluation mode by default."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
+)
+_float64 = click.option("--float64", is_flag=True, help="Computed by a copy of the model in float64: closes to 1e-10.")
+
+
+@main.command()
+@_of_a_model
+@_float64
+def inspect(model: Any, **options: Any) -> str | None:
+    r"""Find the residual streams of a model, and prove each by computing it again.
+
+    MODEL is minilm, a directory with a config.json, a transformers model type, which is built small with random weights,
+    or module.path:factory, a function of your own that returns (model, args, kwargs).
+
+    \b
+      addnorm inspect minilm
+      addnorm inspect llama --layers 4
+    """
+    from addnorm import cli_stream
+
+    return cli_stream.inspect(model, _wide(), **options)
+
+
+@main.command()
+@_of_a_model
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="How many batches; all texts, or one, by default.")
+@click.option("--only", metavar="LAYERS", help="Only these layers, counted from 1: 1,3-5.")
+@click.option("--no-grads", "grads", flag_value=False, default=True, help="Forward only.")
+@click.option("--memory-map", is_flag=True, help="Also show what the stream is made of at its end.")
+@click.option("--out", type=_FILE, metavar="FILE", help="Write everything to FILE: .json or .parquet.")
+@click.option("--plots", type=_FILE, metavar="DIR", help="Draw it by depth: PNG files in DIR.")
+def record(model: Any, **options: Any) -> str | None:
+    r"""Run a model forward and backward, and record its residual streams by depth.
+
+    MODEL is as for addnorm inspect. A step is a batch of texts (8, or --batch); nothing is trained. Ctrl-C keeps what was
+    recorded.
+
+    \b
+      addnorm record minilm --text FILE --out run.parquet --plots plots
+    """
+    from addnorm import cli_record
+
+    return cli_record.record(model, _wide(), **options)
+
+
+@main.command()
+@_of_a_model
+@_float64
+def decompose(model: Any, **options: Any) -> str | None:
+    """Take the streams of a model apart: the share that each sublayer has in them at the end.
+
+    MODEL is as for addnorm inspect. What does not add up to the stream is refused.
+    """
+    from addnorm import cli_stream
+
+    return cli_stream.decompose(model, _wide(), **options)
+
+
+@main.command()
+@_of_a_model
+@click.option(
+    "--mode", type=click.Choice(["zero", "mean"]), default="zero", help="What is written instead (default zero)."
+)
+def ablate(model: Any, **options: Any) -> str | None:
+    """Take each sublayer's write away in turn, and tell what that does to the output.
+
+    MODEL is as for addnorm inspect.
+    """
+    from addnorm import cli_stream
+
+    return cli_stream.ablate(model, _wide(), **options)
+
+
 def _two(vectors: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
     if len(vectors) != 2:
         came = {0: "no vectors came", 1: "one vector came"}.get(len(vectors), f"{len(vectors)} vectors came")
@@ -239,6 +367,13 @@ def _screen() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters gets ?, not a traceback
     return Console(highlight=False)
+
+
+def _wide() -> Console:
+    """A screen for tables with the names of modules: 100 columns where nobody says how many there are."""
+    screen = _screen()
+    known = screen.is_terminal or "COLUMNS" in os.environ
+    return screen if known else Console(highlight=False, width=100)
 
 
 def _show_trace(followed: Trace, screen: Console) -> None:

@@ -1,7 +1,8 @@
 """What addnorm does, in a few seconds: `addnorm demo`, which `make demo` runs.
 
-Four parts, each a sentence that says what to see, and a table: one token step by step, real tensors against PyTorch,
-the bias gradient in bfloat16, the speed. The first three are proofs: `run` is False if one failed.
+Six parts, each a sentence that says what to see, and a table: one token step by step, real tensors against PyTorch, the
+bias gradient in bfloat16, the speed, a real model's wiring, the same by depth. Where something is proved, `run` is False if
+it failed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from addnorm import bench
+from addnorm import bench, demo_stream
 from addnorm.bench import facts
 from addnorm.bench.jobs import DTYPES, JOBS, NORMS, PLAIN, matrix
 from addnorm.bench.summary import by_cell
 from addnorm.bench.tables import digits
+from addnorm.demo_stream import heading
 from addnorm.functional import add_layer_norm
 from addnorm.ops import cpu
 from addnorm.trace import PRESETS, show
@@ -39,8 +41,7 @@ def run(screen: Console | None = None) -> bool:
         screen.print(
             f"[yellow]The C++ kernels are absent[/]: {cpu.DETAIL}. In their place PyTorch computes the formulas."
         )
-    held = [proof(screen) for proof in PROOFS]
-    speed(screen)
+    held = [held for part in PARTS if (held := part(screen)) is not None]
     failed = held.count(False)
     screen.print(f"\n[bold red]{failed} of {len(held)} proofs failed.[/]" if failed else "\nEvery proof held.")
     return not failed
@@ -48,7 +49,7 @@ def run(screen: Console | None = None) -> bool:
 
 def one_token(screen: Console) -> bool:
     """The worked examples of the lessons, by hand and by the operation."""
-    _heading(
+    heading(
         screen, "1. One token", "y = LayerNorm(x + Sublayer(x)): step by step in plain Python, and by add_layer_norm."
     )
     held = True
@@ -75,7 +76,7 @@ def one_token(screen: Console) -> bool:
 
 def real_tensors(screen: Console) -> bool:
     """Errors of both against float64."""
-    _heading(
+    heading(
         screen,
         "2. Real tensors",
         f"{ROWS:,} rows of 768, random gradients of y and of the stream: relative errors against float64. The stream "
@@ -101,7 +102,7 @@ def real_tensors(screen: Console) -> bool:
 
 def bias_gradient(screen: Console) -> bool:
     """The bias gradient of bfloat16 rows of ones."""
-    _heading(
+    heading(
         screen,
         "3. The bias gradient in bfloat16",
         "The gradient of every row is one, so that of the bias is the number of rows. PyTorch adds it up in bfloat16, "
@@ -121,7 +122,7 @@ def bias_gradient(screen: Console) -> bool:
 def speed(screen: Console) -> None:
     """A quick interleaved run; times prove nothing about another machine, so nothing fails here."""
     threads = torch.get_num_threads()
-    _heading(
+    heading(
         screen,
         "4. Speed",
         f"Times as fast as eager F.layer_norm(residual + branch), and the microseconds of both, on {threads} threads. "
@@ -144,12 +145,10 @@ def speed(screen: Console) -> None:
     bench.warn_if_busy(document, screen)
 
 
-PROOFS: tuple[Callable[[Console], bool], ...] = (one_token, real_tensors, bias_gradient)
-
-
-def _heading(screen: Console, title: str, sentence: str) -> None:
-    screen.print(f"\n[bold]{title}[/]")
-    screen.print(sentence)
+# Each returns whether what it proves held, and None where it proves nothing.
+PARTS: tuple[Callable[[Console], bool | None], ...] = (
+    one_token, real_tensors, bias_gradient, speed, demo_stream.real_model, demo_stream.recorded
+)  # fmt: skip
 
 
 def _table(columns: tuple[str, ...], right: tuple[int, ...]) -> Table:

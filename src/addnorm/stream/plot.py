@@ -243,10 +243,10 @@ def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, me
     """One heat map: sources from below upwards, depths from left to right; what is not yet written is left blank."""
     from matplotlib.colors import PowerNorm
 
-    triangular = len(shares) == len(sources)
+    begins = [next((k for k, row in enumerate(shares) if row[source]), 0) for source in range(len(sources))]
     cells = [
-        [math.nan if triangular and source > depth else row[source] for depth, row in enumerate(shares)]
-        for source in range(len(sources))
+        [math.nan if depth < begin else row[source] for depth, row in enumerate(shares)]
+        for source, begin in enumerate(begins)
     ]
     finite = [value for row in cells for value in row if math.isfinite(value)]
     low, high = min([*finite, 0.0]), max([*finite, 0.0]) or 1.0
@@ -266,7 +266,7 @@ def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, me
                     ink = "white" if ((value - low) / (high - low)) ** power < 0.55 else "black"
                     ax.text(depth, source, f"{value:.2f}", ha="center", va="center", fontsize="small", color=ink)
     columns = [*range(0, len(shares), max(1, -(-len(shares) // 13)))]
-    ax.set_xticks(columns, labels=["$x_0$" if not k and triangular else str(k) for k in columns], fontsize="small")
+    ax.set_xticks(columns, labels=["$x_0$" if not k and any(begins) else str(k) for k in columns], fontsize="small")
     rows = [*range(0, len(sources), max(1, -(-len(sources) // 25)))]
     ax.set_yticks(rows, labels=[_short(sources[k]) for k in rows], fontsize="small")
     ax.set_xlabel("depth in sublayers", fontsize="small")

@@ -317,7 +317,7 @@ class Recording:
         return f"<Recording{of}: {what}{gradients}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield show.rich_table(self)
+        yield show.rich_table(self, options.max_width)
 
     def _repr_html_(self) -> str:
         return show.html(self)

@@ -29,14 +29,17 @@ COLUMNS = (
     Column("cosine", "write", "cosine"),
     Column("similarity", "out", "similarity"),
     Column("gradient", "grad", "l2"),
-    Column("of parameters", "params", "grad_l2"),
+    Column("of weights", "params", "grad_l2"),
 )
 NOTE = (
     "stream rms: after the sublayer; cosine: of the write with the stream; similarity: of the tokens; "
-    "gradient: its length at the stream, and for the sublayer's parameters."
+    "gradient: its length at the stream, and of the sublayer's weights."
 )
 CHARTS = (("stream rms by depth", 0, "#0072B2"), ("gradient at the stream by depth", 4, "#D55E00"))
 WIDTH, HEIGHT, EDGE = 280, 84, 6
+WIDE, GAP = 100, 2
+ENDS = ("start", "final")
+BAD = ("nan", "inf", "-inf")
 
 
 def _columns(recording: Recording) -> list[tuple[str, dict[str, float]]]:
@@ -45,31 +48,62 @@ def _columns(recording: Recording) -> list[tuple[str, dict[str, float]]]:
     return [(heading, {site.id: value for site, value in series}) for heading, series in found if series]
 
 
+def short(value: float | None) -> str:
+    """Three significant digits in at most eight characters, for a column."""
+    text = number(value)
+    return text if len(text) <= 8 or value is None else f"{value:.1e}"
+
+
 def number(value: float | None) -> str:
     """Three significant digits; empty where there is none."""
     return "" if value is None else f"{value:.3g}"
 
 
-def rich_table(recording: Recording) -> Table:
-    """What `Recording.__rich_console__` prints."""
-    from rich.markup import escape as plain
+def rich_table(recording: Recording, width: int = WIDE) -> Table:
+    """What `Recording.__rich_console__` prints: in a wide terminal with the modules, in a narrow one with fewer columns.
+
+    Args:
+        recording: what is shown; the ends of its streams where they have a number.
+        width: how many columns the terminal has.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=plain(repr(recording)[1:-1]), title_justify="left", caption=NOTE, caption_justify="left")
     columns = _columns(recording)
-    table.add_column("site", overflow="fold")
-    table.add_column("kind")
-    for heading, _ in columns:
-        table.add_column(heading, justify="right")
-    for site in recording.sites:
-        values = [values.get(site.id) for _, values in columns]
-        bad = [value is not None and not math.isfinite(value) for value in values]
-        cells = [
-            Text(number(value), style="bold red" if is_bad else "") for value, is_bad in zip(values, bad, strict=True)
-        ]
-        table.add_row(plain(site.id), site.kind, *cells)
+    sites = [s for s in recording.sites if s.kind not in ENDS or any(s.id in values for _, values in columns)]
+    named = [
+        ("layer", ["" if site.layer is None else str(site.layer + 1) for site in sites]),
+        ("sublayer", [site.kind for site in sites]),
+        ("module", ["" if site.kind in ENDS else site.id for site in sites]),
+    ]
+    measured = [(heading, [short(values.get(site.id)) for site in sites]) for heading, values in columns]
+    if _width(shown := [*named, *measured]) > width:  # a line more for the headings
+        measured = [(heading.replace(" ", "\n", 1), cells) for heading, cells in measured]
+    if _width(shown := [*named, *measured], 1) > width:
+        shown = [*named[:2], *measured]
+    gap = GAP if _width(shown) <= width else 1
+    while _width(shown, gap) > width and len(shown) > 3:
+        shown.pop()
+    left_out = [heading.replace("\n", " ") for heading, _ in measured if heading not in dict(shown)]
+    note = f"{NOTE} A wider terminal has more: {', '.join(left_out)}." if left_out else NOTE
+    table = Table(
+        title=Text(repr(recording)[1:-1], "bold"), title_justify="left", caption=Text(note, "dim"), caption_justify="left",
+        box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim",
+    )  # fmt: skip
+    for heading, _ in shown:
+        table.add_column(heading, justify="left" if heading in ("sublayer", "module") else "right", no_wrap=True)
+    last = recording.streams[0] if len(recording.streams) == 1 else ""
+    for site, *cells in zip(sites, *(cells for _, cells in shown), strict=True):
+        if site.stream != last:
+            last = site.stream
+            table.add_row("", Text(last, "bold"))
+        table.add_row(*(Text(cell, "bold red" if cell in BAD else "") for cell in cells))
     return table
+
+
+def _width(columns: Sequence[tuple[str, list[str]]], gap: int = GAP) -> int:
+    """Of a table of them."""
+    return sum(max(map(len, [*heading.split("\n"), *cells])) for heading, cells in columns) + gap * (len(columns) - 1)
 
 
 def html(recording: Recording) -> str:

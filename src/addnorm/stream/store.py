@@ -20,7 +20,7 @@ from addnorm.stream.vocabulary import Entry, RecordedSite
 if TYPE_CHECKING:  # recording.py stands on this file
     from addnorm.stream.recording import Recording
 
-__all__ = ["SCHEMA", "VERSION", "load", "save", "to_dict"]
+__all__ = ["SCHEMA", "VERSION", "load", "plain", "save", "to_dict"]
 
 SCHEMA = "addnorm.recording"
 VERSION = 1
@@ -51,7 +51,7 @@ def _head(recording: Recording) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "schema_version": VERSION,
-        "facts": _plain(recording.facts),
+        "facts": plain(recording.facts),
         "sites": [asdict(site) for site in recording.sites],
         "maps": {
             stream: {"sources": list(sources), "shares": [_numbers(row) for row in shares]}
@@ -68,12 +68,12 @@ def _word(value: float) -> str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _plain(fact: Any) -> Any:
-    """A fact as JSON types; what is none, a dtype say, as its text."""
+def plain(fact: Any) -> Any:
+    """A value as JSON types; what is none, a dtype say, as its text."""
     if isinstance(fact, dict):
-        return {str(key): _plain(value) for key, value in fact.items()}
+        return {str(key): plain(value) for key, value in fact.items()}
     if isinstance(fact, list | tuple):
-        return [*map(_plain, fact)]
+        return [*map(plain, fact)]
     if isinstance(fact, float) and not math.isfinite(fact):
         return _word(fact)
     return fact if fact is None or type(fact) in (bool, int, float, str) else str(fact)
