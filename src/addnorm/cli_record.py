@@ -287,8 +287,8 @@ def _tell(sentence: str) -> None:
 
 def _bar() -> Any:
     """On a terminal how many steps are done, and how long the others will take."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     errors = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
-    return Progress(*columns, TimeRemainingColumn(), console=errors, transient=True, disable=not errors.is_terminal)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
