@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from addnorm.stream.flow import DATA, NOISE, Flow, Op, Value
+from addnorm.stream.graph import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.norms import Norm
-from addnorm.stream.ops import ATTENTION, MIXING, Factor, Term, factor_of, reaches, terms_of, up
+from addnorm.stream.ops import ATTENTION, MIXING, Factor, Term, factor_of, opaque, reaches, terms_of, up
 
 __all__ = ["Add", "Path", "Write", "between", "find_streams", "mixes", "walk"]
 
@@ -127,8 +127,8 @@ def find_streams(flow: Flow, norms: list[Norm]) -> tuple[list[list[Add]], list[A
             adds[add.out] = add
             _link(add, adds)
     whole = [add for add in adds.values() if not add.merged]
-    chains = _chains(whole, {up(norm.x) for norm in norms})
-    return chains, [add for add in whole if mixes(add)] if not chains else []
+    chains, left = _chains(whole, {up(norm.x) for norm in norms})
+    return chains, left
 
 
 def _orders(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
@@ -271,8 +271,11 @@ def _same_tokens(value: Value, adds: dict[Value, Add]) -> Value | None:
     return states[0] if len(states) == 1 else None
 
 
-def _chains(adds: list[Add], normed: set[Value]) -> list[list[Add]]:
-    """The longest chain first; then those that no sublayer of a longer one contains. `normed`: what norms are of."""
+def _chains(adds: list[Add], normed: set[Value]) -> tuple[list[list[Add]], list[Add]]:
+    """The longest chain first; then those that no sublayer of a longer one contains; and the adds that are in neither.
+
+    `normed` is what norms are of.
+    """
     chosen: list[list[Add]] = []
     taken: dict[Op, Add] = {}  # the operators of the branches
     used: set[Add] = set()
@@ -291,12 +294,17 @@ def _chains(adds: list[Add], normed: set[Value]) -> list[list[Add]]:
             for write in add.writes:
                 for op in between(add.read, write.path.source):
                     taken.setdefault(op, add)
-    return sorted(chosen, key=lambda chain: chain[0].op.index)
+    left = [add for add in adds if add not in used and add.op not in taken and mixes(add)]
+    return sorted(chosen, key=lambda chain: chain[0].op.index), left
 
 
 def mixes(add: Add) -> bool:
     """Whether what is added is more than an elementwise function of the stream, as in x + sin(x)^2."""
-    return any(op.name in MIXING or op.name in ATTENTION for write in add.writes for op in between(add.read, write.path.source))
+    return any(_mixing(op) for write in add.writes for op in between(add.read, write.path.source))
+
+
+def _mixing(op: Op) -> bool:
+    return op.name in MIXING or op.name in ATTENTION or opaque(op)
 
 
 def _trimmed(chain: list[Add]) -> list[Add]:
@@ -308,7 +316,7 @@ def _trimmed(chain: list[Add]) -> list[Add]:
 def _worth(chain: list[Add], normed: set[Value], alone: bool) -> bool:
     """Whether adds are a stream: sublayers that compute more than element by element; one alone only with a norm."""
     branches = [between(add.read, write.path.source) for add in chain for write in add.writes if write.role == "branch"]
-    mixing = sum(any(op.name in MIXING or op.name in ATTENTION for op in ops) for ops in branches)
+    mixing = sum(any(_mixing(op) for op in ops) for ops in branches)
     if not mixing:
         return alone and len(chain) > 1 and all(branches)
     if 2 * mixing <= len(branches):  # the gates of a recurrent cell

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.adds import Add, Path
-from addnorm.stream.flow import Op, Value
+from addnorm.stream.graph import Op, Value
 from addnorm.stream.norms import Norm
-from addnorm.stream.ops import TRANSPARENT, factor_of
+from addnorm.stream.ops import TRANSPARENT, factor_of, up
 from addnorm.stream.sites import Branch
 
 __all__ = ["TOLERANCE", "closure_of", "operand", "relative", "replay", "summed", "tolerance", "views"]
@@ -30,8 +30,10 @@ def tolerance(*tensors: Tensor) -> float:
 
 
 def relative(found: Tensor, exact: Tensor) -> float:
-    """|found - exact| / |exact|, in float64; infinite where one is not finite and the other is."""
+    """|found - exact| / |exact|, in float64; infinite where one is not finite and the other is, or where no number is finite."""
     found, exact = found.double(), exact.double()
+    if not exact.isfinite().any():
+        return float("inf")
     same = (found == exact) | (found.isnan() & exact.isnan())
     off = torch.where(same, 0.0, found - exact)
     size = torch.where(exact.isfinite(), exact, 0.0).square().sum().sqrt().clamp_min(1e-30)
@@ -104,6 +106,8 @@ def replay(op: Op, value: Tensor) -> Tensor:
     if op.name in TRANSPARENT:
         result: Tensor = op.func(value, *op.args[1:], **op.kwargs)
         return result
+    if up(out) is not out:  # x + 0
+        return value
     passed = factor_of(op)
     assert passed is not None
     source, factor = passed

@@ -26,12 +26,13 @@ from addnorm.stream.closure import closure_of, operand, relative, replay, tolera
 from addnorm.stream.flow import Capture, Flow, Value
 from addnorm.stream.inspection import Inspection, Site, Stream, Unknown
 from addnorm.stream.norms import Norm, find_norms
-from addnorm.stream.ops import CHANNELS, OTHER_NORMS, Factor, factor_of, reaches, up
+from addnorm.stream.ops import CHANNELS, NORMALIZING, Factor, axis_of, factor_of, reaches, up
 from addnorm.stream.sites import Branch, branches, layers_of, row_of
 
 __all__ = ["Found", "capture", "doubled", "inspect", "understand"]
 
 PARTS = ("slice", "select", "index", "narrow", "gather", "index_select", "mean")  # what takes some tokens, or pools them
+OUTSIDE = "an add x + f(x) stands alone: what follows is computed from the sum, which no other add continues"
 UNUSUAL = "addnorm.inspect(model, *args, **kwargs)"
 
 
@@ -107,12 +108,14 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
         streams.append(stream)
     if not streams:
         unknown.append(Unknown("", f"{_nothing(single)} ({len(flow.ops)} operators ran, {len(norms)} norms among them)"))
+    else:
+        unknown += [Unknown(add.op.frame.path, OUTSIDE) for add in single]
     owner = weakref.ref(target if target is not None else model)
     for stream in streams:
         for site in stream.sites:
             site.owner = owner
     mode = "training" if model.training else "evaluation"
-    return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target or model)
+    return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), model if target is None else target)
 
 
 def _nothing(single: Sequence[Add]) -> str:
@@ -317,10 +320,13 @@ def _axis(found: Found) -> tuple[int, int]:
         width = norms[0].x.shape[-1]
         at = [k for k, n in enumerate(out) if n == width]
         return (at[-1] - len(out) if at else -1), width
-    reads = [(up(branch.reads.value), branch) for branch in flat if branch.reads.value is not None]
-    convolved = any(op.name in CHANNELS and up(op.inputs[0]) is x for x, branch in reads for op in branch.ops if op.inputs)
-    axis = 1 - len(out) if convolved else -1
-    return axis, out[axis]
+    for branch in flat:
+        x = branch.add.read
+        for op in branch.ops:
+            axis = axis_of(op.inputs[0], x, 1) if op.name in CHANNELS and op.inputs and up(op.inputs[0]) is up(x) else None
+            if axis is not None and len(x.shape) == len(out):
+                return axis - len(out), out[axis]
+    return -1, out[-1]
 
 
 def _first(norms: Sequence[Norm]) -> Norm | None:
@@ -380,7 +386,9 @@ def _notes(found: Found, k: int, branch: Branch) -> list[str]:
 
 def _norms_inside(branch: Branch) -> bool:
     """Whether a sublayer has norms besides those of its row."""
-    return any(op.name in OTHER_NORMS or any(out.norm is not None for out in op.outputs) for op in branch.ops)
+    norms = [norm for norm in (*branch.reads.norms, branch.norm) if norm is not None]
+    known = {op for norm in norms for op in norm.ops}
+    return any(op.name in NORMALIZING for op in branch.ops if op not in known)
 
 
 def _back(found: Found, k: int, branch: Branch) -> int:

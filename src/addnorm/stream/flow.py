@@ -41,6 +41,7 @@ RANDOM = {
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform",
     "normal", "normal_", "exponential", "multinomial", "native_dropout", "random",
 }  # fmt: skip
+BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"}
 REPLACES = {"copy", "fill"}  # in place: the old contents are gone
 
 
@@ -107,7 +108,7 @@ class Capture(TorchDispatchMode):
             if isinstance(x, torch.Generator):
                 self._generators.setdefault(x, x.get_state())
         written = written_by(func, args, kwargs)
-        for tensor in written:
+        for tensor in (*written, *_statistics(name, args)):
             self._memory.save(tensor)
         out = func(*args, **kwargs)
         op = Op(
@@ -160,6 +161,11 @@ class Capture(TorchDispatchMode):
         op.origin = writer.origin
         self._add(op, [("memory", tensor)], CONSTANT, bind=False)
         return op.outputs[0]
+
+
+def _statistics(name: str, args: Any) -> list[Tensor]:
+    """The running mean and variance of a batch norm, which it writes though its schema does not say so."""
+    return [x for x in args[3:5] if isinstance(x, Tensor)] if name in BATCH_NORMS else []
 
 
 def _dependencies(name: str, func: Any, args: Any, kwargs: Any) -> list[Value]:

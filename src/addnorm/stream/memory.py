@@ -121,7 +121,9 @@ class Memory:
 
     def save(self, tensor: Tensor) -> None:
         """Copies what is about to be written, once for all values that are there."""
-        key = _storage(tensor)
+        self._keep(_storage(tensor))
+
+    def _keep(self, key: int) -> None:
         live = self._live.pop(key, [])
         with without_modes(), torch.no_grad():
             copy = None
@@ -148,6 +150,8 @@ class Memory:
 
     def restore(self) -> None:
         """What was there before is as it was."""
+        for key in self._before:
+            self._keep(key)  # what the model wrote there last
         with without_modes(), torch.no_grad():
             for storage, copy in self._before.values():
                 if storage.nbytes() != copy.nbytes():

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from addnorm.stream.flow import DATA, NOISE, PARAMETER, Flow, Op, Value
-from addnorm.stream.ops import factor_of, number_of, terms_of, up
+from addnorm.stream.graph import DATA, NOISE, PARAMETER, Flow, Op, Value
+from addnorm.stream.ops import PRODUCTS, axis_of, factor_of, number_of, terms_of, up
 
 __all__ = ["Norm", "find_norms"]
 
@@ -47,6 +47,11 @@ class Norm:
         """The module that computed it."""
         assert self.y.op is not None
         return self.y.op.frame.path
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is of all features, not of parts of them as of the heads of attention."""
+        return axis_of(self.x, up(self.x), len(self.x.shape) - 1) is not None
 
     def denominator(self, x: Tensor) -> Tensor:
         """What the (centred) features are divided by, `(*, 1)`, in the dtype of x."""
@@ -91,18 +96,18 @@ class Norm:
 
 
 def find_norms(flow: Flow) -> list[Norm]:
-    """The norms over the last dimension; each is also set as `norm` of the value that it returned."""
+    """The norms over the last dimension; those of whole tokens are also set as `norm` of the value that they returned."""
     found: list[Norm] = []
     for op in flow.ops:
         make = FUSED.get(op.name)
         norm = make(op) if make else _by_hand(op)
-        if norm is None or norm.y.norm is not None:
+        if norm is None or norm.y.norm is not None or norm.x.tensor.is_complex():
             continue
         if not make:
             _affine(norm)
         norm.error = _error(norm)
         if norm.error <= 1.0:
-            norm.y.norm = norm
+            norm.y.norm = norm if norm.whole else None
             found.append(norm)
     return found
 
@@ -206,7 +211,7 @@ def _of_root(op: Op, root: _Root, numerator: Value, weight: Value | None, inside
         kind = "scale"
     if (kind == "scale" or not root.length) and root.factor != 1.0:
         return None
-    made = {inside.op, numerator.op} if weight is not None else set()
+    made = {numerator.op, up(numerator).op} if weight is not None else set()
     return Norm(
         kind, root.eps, _uncast(root.x), op.outputs[0], weight, unbiased=root.unbiased, eps_outside=root.outside,
         ops={op} | root.ops | inner | {o for o in made if o is not None},
@@ -230,7 +235,7 @@ def _weighed(value: Value) -> tuple[Value | None, Value]:
         for side in inner.op.args[:2]:
             if isinstance(side, Value) and side.shape == inner.shape:
                 weight = _parameter(inner.op, side, "mul")
-                if weight is not None and weight.kind & PARAMETER and weight.shape[-1:] == inner.shape[-1:]:
+                if weight is not None and weight.kind & PARAMETER:
                     return weight, side
     return None, value
 
@@ -308,6 +313,9 @@ def _mean_of_squares(value: Value, depth: int = 0) -> _Root | None:
             found.length = op.name == "sum"
     elif op.name in ("var", "var_mean") and value.part == 0 and _last(op):
         found = _Root(op.args[0], True, unbiased=_correction(op) == 1)
+    elif op.name in PRODUCTS and len(op.inputs) == 2 and up(op.inputs[0]) is up(op.inputs[1]):  # x . x
+        x = up(op.inputs[0])
+        found = _Root(x, False, length=True) if value.tensor.numel() * x.shape[-1] == x.tensor.numel() else None
     elif op.name == "square" or (op.name == "pow" and number_of(op.args[1]) == 2.0):
         found = _root(op.args[0])
     elif op.name == "clamp_min":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from addnorm.nn.wiring import Factor as RowFactor
 from addnorm.nn.wiring import Learned, Row
 from addnorm.stream.adds import Add, Path, Write, between, walk
-from addnorm.stream.flow import DATA, PARAMETER, Frame, Op, Value
+from addnorm.stream.graph import DATA, PARAMETER, Frame, Op, Value
 from addnorm.stream.norms import Norm
 from addnorm.stream.ops import (
     ATTENTION,
@@ -25,6 +25,7 @@ from addnorm.stream.ops import (
     Term,
     expectation,
     factor_of,
+    opaque,
     reaches,
     terms_of,
     up,
@@ -181,15 +182,20 @@ def _kind(x: Value, ops: Sequence[Op]) -> str:
         read = [reaches(x, op.args[at]) for op in attends for at in (1, 2) if _given(op, at) and op.name in ATTENTION]
         read += [reaches(x, _values_of(op)) for op in attends if op.name not in ATTENTION]
         return "attention" if any(read) else "cross-attention"
-    products = [op for op in ops if op.name in PRODUCTS and all(_activation(v) for v in op.inputs)]
+    products = [op for op in ops if op.name in PRODUCTS and all(_activation(v) for v in op.inputs) and not _with_itself(op)]
     if products and any(op.name in SOFTMAX for op in ops):  # a softmax in windows, say, whose way to the product is long
         return "attention" if all(reaches(x, v) for op in products for v in op.inputs) else "cross-attention"
     local = any(op.name in LOCAL and not _counts(op) and _wide(op) for op in ops)
     if products and not local:
         return "attention"
-    if not local and any(op.name in MIXING for op in ops):
+    if not local and any(op.name in MIXING or (opaque(op) and "linear" in op.name) for op in ops):
         return "feed-forward"
     return "other"
+
+
+def _with_itself(op: Op) -> bool:
+    """Whether a product is one of a value with itself: a length."""
+    return len({up(value) for value in op.inputs}) == 1
 
 
 def _given(op: Op, at: int) -> bool:

@@ -20,11 +20,11 @@ MANY = 10_000  # objects that are looked into for tensors
 
 
 def copied(given: Any) -> Any:
-    """A copy of an argument that a forward may change, such as a cache; what cannot be copied as it is."""
+    """A copy of an argument that a forward may change, such as a cache, with the same tensors; what cannot be copied as it is."""
     if isinstance(given, PLAIN) or callable(given):
         return given
     try:
-        return copy.deepcopy(given)
+        return copy.deepcopy(given, {id(tensor): tensor for tensor in tensors_in(given)})
     except Exception:  # noqa: BLE001 - an object may refuse to be copied in any way
         return given
 
