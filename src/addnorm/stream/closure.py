@@ -7,11 +7,12 @@ from torch import Tensor
 
 from addnorm.stream.adds import Add, Path
 from addnorm.stream.graph import Op, Value
-from addnorm.stream.norms import Norm
+from addnorm.stream.found import Found
+from addnorm.stream.norm import Norm
 from addnorm.stream.ops import TRANSPARENT, factor_of, up
 from addnorm.stream.sites import Branch
 
-__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "replay", "summed", "tolerance", "views"]
+__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "replay", "summed", "tolerance", "total_of", "views"]
 
 # Relative errors of a whole tensor. Eight roundings of the dtype, and what the project's own issue asks for in float32.
 TOLERANCE = {
@@ -62,6 +63,25 @@ def summed(add: Add, branches: list[Branch]) -> Tensor:
             raw = branch.norm(raw).reshape(branch.path.source.shape)
         total = total + operand(branch.path, raw)
     return total.reshape(add.out.shape)
+
+
+def total_of(found: Found) -> float | None:
+    """The relative error of x_L == x_0 + all writes; None where more than views lies between the adds."""
+    if any(add.early or add.late or add.retokened for add in found.adds[1:]):
+        return None
+    with torch.no_grad():
+        total = found.adds[0].x.tensor.detach().double()
+        for k, (parts, add) in enumerate(zip(found.branches, found.adds, strict=True)):
+            way = views(add.x, found.adds[k - 1].out) if k else []
+            if way is None:
+                return None
+            for op in way:
+                total = replay(op, total)
+            total = operand(add.kept, total)
+            for branch in parts:
+                total = total + operand(branch.path, branch.path.source.tensor.detach().double())
+            total = total.reshape(add.out.shape)
+        return relative(found.adds[-1].out.tensor.detach(), total)
 
 
 def views(value: Value, source: Value) -> list[Op] | None:

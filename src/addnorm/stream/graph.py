@@ -66,7 +66,7 @@ class Value:
 class Op:
     """An operator as it ran: `args` and `kwargs` have values where it was given tensors."""
 
-    __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "ordinal", "origin", "outputs")
+    __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "norms", "ordinal", "origin", "outputs")
 
     def __init__(
         self, index: int, name: str, func: Callable[..., Any], args: Any, kwargs: Any, inputs: list[Value], frame: Frame, ordinal: int
@@ -81,6 +81,7 @@ class Op:
         self.frame = frame
         self.ordinal = ordinal
         self.outputs: list[Value] = []
+        self.norms: tuple[Any, ...] = ()  # of which it is a step, once norms are found
 
     @property
     def address(self) -> Address:

@@ -16,7 +16,7 @@ from addnorm.stream.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Value
 
 __all__ = [
     "ATTENTION", "CHANNELS", "LOCAL", "MIXING", "NORMALIZING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "axis_of",
-    "expectation", "factor_of", "number_of", "opaque", "reaches", "terms_of", "up",
+    "expectation", "factor_of", "mixing", "number_of", "opaque", "reaches", "terms_of", "up",
 ]  # fmt: skip
 
 # The same numbers in another shape, memory or dtype.
@@ -116,6 +116,11 @@ def _adds_nothing(op: Op) -> bool:
 def opaque(op: Op) -> bool:
     """Whether an operator is of another library: what it computes is not known."""
     return "::" in op.name and not op.name.startswith(FAMILY)
+
+
+def mixing(op: Op) -> bool:
+    """Whether elements of different tokens or features meet in it."""
+    return op.name in MIXING or op.name in ATTENTION or opaque(op)
 
 
 def axis_of(value: Value, source: Value, axis: int) -> int | None:
