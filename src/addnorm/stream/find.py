@@ -108,7 +108,8 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
         first += len(told.stream.sites)
         streams.append(told.stream)
         unknown += told.unknown
-    unknown += left_over(single) if streams else no_stream(flow, norms, single)
+    inside = {op for one in found for k, branch in one.sublayers() for op in (one.adds[k].op, *branch.ops, *branch.path.ops)}
+    unknown += left_over(flow, norms, single, inside) if streams else no_stream(flow, norms, single)
     target = model if target is None else target
     for stream in streams:
         for site in stream.sites:

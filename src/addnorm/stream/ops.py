@@ -135,6 +135,9 @@ def axis_of(value: Value, source: Value, axis: int) -> int | None:
             axis = {first: second, second: first}.get(axis, axis)
         elif op.name == "permute":
             axis = op.args[1][axis] % rank
+        elif op.name == "alias" and len(op.args) > 1:  # the same bytes with dimensions in another order
+            stride, _, strides = op.args[1:]
+            axis = stride.index(strides[axis]) if strides[axis] in stride else -1
         elif op.name == "expand":
             axis -= rank - len(shape)
         elif shape != value.shape:

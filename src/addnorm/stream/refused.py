@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 
 from addnorm.stream.adds import Add
 from addnorm.stream.graph import DATA, PARAMETER, Flow, Op, Value
@@ -12,30 +13,32 @@ from addnorm.stream.ops import PRODUCTS, reaches, terms_of, up
 
 __all__ = ["left_over", "no_stream"]
 
-OUTSIDE = "an add x + f(x) stands alone: what follows is computed from the sum, which no other add continues"
+OUTSIDE = "an add x + f(x) stands alone: no other add continues its sum, and no norm of tokens belongs to it"
 NONE = "no residual add was found: no operator adds to a value something that a sublayer computed from it"
 GATED = "x' = g * x + ..., where the gate g is computed from the data: no row says this (a highway, a recurrent cell)"
 MIXED = "x' = A x + ..., where a matrix mixes what is carried on: no row says this (hyper-connections)"
 SEVERAL = "a sum of three or more values at once, of which some are computed from others: no row says this"
 
 
-def left_over(adds: Sequence[Add]) -> list[Unknown]:
-    """Of adds that are in no stream and in no sublayer of one."""
-    return [Unknown(add.op.frame.path, OUTSIDE) for add in adds]
+def left_over(flow: Flow, norms: Sequence[Norm], adds: Sequence[Add], inside: Set[Op]) -> list[Unknown]:
+    """What carries something on and is in no stream: adds that stand alone, and sums that are no residual adds.
+
+    `inside` are the operators of streams and of their sublayers.
+    """
+    found: dict[str, list[Op]] = {OUTSIDE: [add.op for add in adds]} if adds else {}
+    known = {op for norm in norms for op in norm.ops} | inside
+    for op in flow.ops:
+        reason = None if op in known else _carries(op)
+        if reason is not None:
+            found.setdefault(reason, []).append(op)
+    more = {reason: f"; there are {len(ops)}" if len(ops) > 1 else "" for reason, ops in found.items()}
+    return [Unknown(ops[0].frame.path, reason + more[reason]) for reason, ops in found.items()]
 
 
 def no_stream(flow: Flow, norms: Sequence[Norm], adds: Sequence[Add]) -> list[Unknown]:
-    """Why nothing is a stream: the adds that stand alone, else sums that are no residual adds, else that there are none."""
-    if adds:
-        return left_over(adds)
-    found: dict[str, list[Op]] = {}
-    for op in flow.ops:
-        reason = _carries(op)
-        if reason is not None:
-            found.setdefault(reason, []).append(op)
-    if found:
-        return [Unknown(ops[0].frame.path, f"{reason}; {len(ops)} such sums") for reason, ops in found.items()]
-    return [Unknown("", f"{NONE} ({len(flow.ops)} operators ran, {len(norms)} norms among them)")]
+    """Why there is no stream at all."""
+    nothing = [Unknown("", f"{NONE} ({len(flow.ops)} operators ran, {len(norms)} norms among them)")]
+    return left_over(flow, norms, adds, frozenset()) or nothing
 
 
 def _carries(op: Op) -> str | None:
@@ -49,7 +52,7 @@ def _carries(op: Op) -> str | None:
         if made is None or len(made.inputs) < 2:
             continue
         for x, by in (made.inputs[:2], made.inputs[1::-1]):
-            if x.shape != op.outputs[0].shape or not reaches(x, q.value):
+            if math.prod(x.shape) != math.prod(op.outputs[0].shape) or not reaches(x, q.value):
                 continue
             if made.name == "mul" and _activation(by):
                 return GATED
