@@ -1,11 +1,10 @@
-"""The residual adds of a data flow, and the streams that they make.
+"""The residual adds of a data flow: x + f(x), in the ways in which it is written.
 
-An add is residual if one operand, but for factors, is a value on which the other one depends: x + f(x). That other one is what
-was written. A stream is a chain of them: each begins where the one before ended, perhaps with norms in between. What lies inside
-a sublayer of a longer stream (the cube in a GELU written by hand, a skip in a convolution) is that sublayer's own affair.
+An add is residual if one operand, but for factors, is a value on which the other one depends. That other one is what was written.
 
-    x + f(x)                 a site                  x + f(x) + g(x)        two sites side by side
-    state + something else   an injection            state + earlier state  a skip
+    x + f(x)                       regular           (x + f(x)) + g(x)      two sublayers side by side
+    (x + bias) + f(x)              shifted           state + something      an injection
+    N(x) + f(x)                    beside its norm   state + earlier state  a skip
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from addnorm.stream.flow import DATA, NOISE, Flow, Op, Value
-from addnorm.stream.norms import Norm
-from addnorm.stream.ops import ATTENTION, MIXING, Factor, Term, factor_of, reaches, terms_of, up
+from addnorm.stream.graph import DATA, NOISE, Flow, Op, Value
+from addnorm.stream.norm import Norm
+from addnorm.stream.ops import Factor, Term, factor_of, mixing, reaches, terms_of, up
 
-__all__ = ["Add", "Path", "Write", "between", "find_streams", "mixes", "walk"]
-
+__all__ = ["Add", "Path", "Write", "between", "find_adds", "mixes", "walk"]
 
 TOKENWISE = {"cat", "slice", "constant_pad_nd", "index_select", "narrow"}
 
@@ -114,8 +112,13 @@ def between(x: Value, raw: Value) -> list[Op]:
     return found
 
 
-def find_streams(flow: Flow, norms: list[Norm]) -> tuple[list[list[Add]], list[Add]]:
-    """The streams, in the order in which they begin, each a list of adds in the order of depth; and the adds of no stream."""
+def mixes(add: Add) -> bool:
+    """Whether what is added is more than an elementwise function of the stream, as in x + sin(x)^2."""
+    return any(mixing(op) for write in add.writes for op in between(add.read, write.path.source))
+
+
+def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
+    """The residual adds in the order in which they ran, each with the one before it; those of a norm's own formula are none."""
     inner = {op for norm in norms for op in norm.ops}
     adds: dict[Value, Add] = {}
     for op in flow.ops:
@@ -126,9 +129,7 @@ def find_streams(flow: Flow, norms: list[Norm]) -> tuple[list[list[Add]], list[A
         if add is not None:
             adds[add.out] = add
             _link(add, adds)
-    whole = [add for add in adds.values() if not add.merged]
-    chains = _chains(whole, {up(norm.x) for norm in norms})
-    return chains, [add for add in whole if mixes(add)] if not chains else []
+    return [add for add in adds.values() if not add.merged]
 
 
 def _orders(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
@@ -269,49 +270,3 @@ def _same_tokens(value: Value, adds: dict[Value, Add]) -> Value | None:
     parts = [v for v in value.op.inputs if v.shape[-1:] == value.shape[-1:] and len(v.shape) == len(value.shape)]
     states = [v for v in parts if up(v) in adds or (up(v).norm is not None and up(up(v).norm.x) in adds)]
     return states[0] if len(states) == 1 else None
-
-
-def _chains(adds: list[Add], normed: set[Value]) -> list[list[Add]]:
-    """The longest chain first; then those that no sublayer of a longer one contains. `normed`: what norms are of."""
-    chosen: list[list[Add]] = []
-    taken: dict[Op, Add] = {}  # the operators of the branches
-    used: set[Add] = set()
-    leaves = {*adds} - {add.before for add in adds}
-    for leaf in sorted(leaves, key=lambda add: (-len([*add.states()]), -add.op.index)):
-        chain = [add for add in leaf.states() if add not in used][::-1]
-        outside = _trimmed([add for add in chain if add.op not in taken])
-        for add in chain:
-            if add.op in taken:
-                taken[add.op].inside.append(add)
-        if not outside or not _worth(outside, normed, alone=not chosen):
-            continue
-        used.update(outside)
-        chosen.append(outside)
-        for add in outside:
-            for write in add.writes:
-                for op in between(add.read, write.path.source):
-                    taken.setdefault(op, add)
-    return sorted(chosen, key=lambda chain: chain[0].op.index)
-
-
-def mixes(add: Add) -> bool:
-    """Whether what is added is more than an elementwise function of the stream, as in x + sin(x)^2."""
-    return any(op.name in MIXING or op.name in ATTENTION for write in add.writes for op in between(add.read, write.path.source))
-
-
-def _trimmed(chain: list[Add]) -> list[Add]:
-    """Without activations at either end: x + sin(x)^2 is one."""
-    plain = [k for k, add in enumerate(chain) if any(write.role != "branch" for write in add.writes) or mixes(add)]
-    return chain[plain[0] : plain[-1] + 1] if plain else chain
-
-
-def _worth(chain: list[Add], normed: set[Value], alone: bool) -> bool:
-    """Whether adds are a stream: sublayers that compute more than element by element; one alone only with a norm."""
-    branches = [between(add.read, write.path.source) for add in chain for write in add.writes if write.role == "branch"]
-    mixing = sum(any(op.name in MIXING or op.name in ATTENTION for op in ops) for ops in branches)
-    if not mixing:
-        return alone and len(chain) > 1 and all(branches)
-    if 2 * mixing <= len(branches):  # the gates of a recurrent cell
-        return False
-    inside = any(value.norm is not None for ops in branches for op in ops for value in op.outputs)
-    return len(chain) > 1 or inside or chain[0].out in normed

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.adds import Add, Path
-from addnorm.stream.flow import Op, Value
-from addnorm.stream.norms import Norm
-from addnorm.stream.ops import TRANSPARENT, factor_of
+from addnorm.stream.graph import Op, Value
+from addnorm.stream.found import Found
+from addnorm.stream.norm import Norm
+from addnorm.stream.ops import TRANSPARENT, factor_of, up
 from addnorm.stream.sites import Branch
 
-__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "replay", "summed", "tolerance", "views"]
+__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "replay", "summed", "tolerance", "total_of", "views"]
 
 # Relative errors of a whole tensor. Eight roundings of the dtype, and what the project's own issue asks for in float32.
 TOLERANCE = {
@@ -30,8 +31,10 @@ def tolerance(*tensors: Tensor) -> float:
 
 
 def relative(found: Tensor, exact: Tensor) -> float:
-    """|found - exact| / |exact|, in float64; infinite where one is not finite and the other is."""
+    """|found - exact| / |exact|, in float64; infinite where one is not finite and the other is, or where no number is finite."""
     found, exact = found.double(), exact.double()
+    if not exact.isfinite().any():
+        return float("inf")
     same = (found == exact) | (found.isnan() & exact.isnan())
     off = torch.where(same, 0.0, found - exact)
     size = torch.where(exact.isfinite(), exact, 0.0).square().sum().sqrt().clamp_min(1e-30)
@@ -60,6 +63,25 @@ def summed(add: Add, branches: list[Branch]) -> Tensor:
             raw = branch.norm(raw).reshape(branch.path.source.shape)
         total = total + operand(branch.path, raw)
     return total.reshape(add.out.shape)
+
+
+def total_of(found: Found) -> float | None:
+    """The relative error of x_L == x_0 + all writes; None where more than views lies between the adds."""
+    if any(add.early or add.late or add.retokened for add in found.adds[1:]):
+        return None
+    with torch.no_grad():
+        total = found.adds[0].x.tensor.detach().double()
+        for k, (parts, add) in enumerate(zip(found.branches, found.adds, strict=True)):
+            way = views(add.x, found.adds[k - 1].out) if k else []
+            if way is None:
+                return None
+            for op in way:
+                total = replay(op, total)
+            total = operand(add.kept, total)
+            for branch in parts:
+                total = total + operand(branch.path, branch.path.source.tensor.detach().double())
+            total = total.reshape(add.out.shape)
+        return relative(found.adds[-1].out.tensor.detach(), total)
 
 
 def views(value: Value, source: Value) -> list[Op] | None:
@@ -93,6 +115,10 @@ def _of_norm(norm: Norm) -> float:
 def replay(op: Op, value: Tensor) -> Tensor:
     """One operator on the way, in float64."""
     out = op.outputs[0]
+    if op.name == "alias" and len(op.args) > 1 and op.outputs[0].part == "memory":  # the same bytes in another order
+        stride, shape, strides = op.args[1:]
+        same = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+        return same.as_strided(shape, strides)
     if op.name in SAME_SHAPE:
         return value if value.shape == out.shape else value.reshape(out.shape)
     if op.name in RESHAPES:
@@ -100,6 +126,8 @@ def replay(op: Op, value: Tensor) -> Tensor:
     if op.name in TRANSPARENT:
         result: Tensor = op.func(value, *op.args[1:], **op.kwargs)
         return result
+    if up(out) is not out:  # x + 0
+        return value
     passed = factor_of(op)
     assert passed is not None
     source, factor = passed

@@ -6,15 +6,17 @@ what follows it is new.
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any, NamedTuple
 
 import torch
 
-from addnorm.stream.flow import DATA, NOISE, PARAMETER, Op, Value
+from addnorm.stream.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Value
 
 __all__ = [
-    "ATTENTION", "CHANNELS", "LOCAL", "MIXING", "OTHER_NORMS", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "expectation", "factor_of", "number_of", "reaches",
-    "terms_of", "up",
+    "ATTENTION", "CHANNELS", "LOCAL", "MIXING", "NORMALIZING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "axis_of",
+    "expectation", "factor_of", "mixing", "number_of", "opaque", "reaches", "terms_of", "up",
 ]  # fmt: skip
 
 # The same numbers in another shape, memory or dtype.
@@ -47,14 +49,18 @@ LOCAL = {
     "cumprod", "logcumsumexp", "avg_pool1d", "avg_pool2d", "mkldnn_rnn_layer", "lstm", "gru",
     "write_into",  # tokens computed one after the other
 }  # fmt: skip
+COMPARED, UNIFORM = {"lt", "le", "gt", "ge"}, {"rand", "rand_like", "uniform"}
 # Whose first input has its features in the second place.
 CHANNELS = {
     "convolution", "_convolution", "mkldnn_convolution", "native_batch_norm", "_native_batch_norm_legit", "native_group_norm",
     "_native_batch_norm_legit_no_training", "batch_norm", "group_norm", "cudnn_batch_norm", "instance_norm", "conv_depthwise3d",
     "_batch_norm_with_update", "batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm",
 }  # fmt: skip
-# Norms that are no norms of tokens.
-OTHER_NORMS = {name for name in CHANNELS if "norm" in name}
+# Norms, and what they are made of by hand: where they are no `Norm` they are norms of something else than tokens.
+NORMALIZING = {name for name in CHANNELS if "norm" in name} | {
+    "native_layer_norm", "_fused_rms_norm", "rms_norm", "rsqrt", "sqrt", "norm", "linalg_vector_norm", "var", "var_mean", "std",
+    "std_mean",
+}  # fmt: skip
 
 
 class Factor(NamedTuple):
@@ -79,18 +85,69 @@ def number_of(x: Any) -> float | None:
     """A Python number, or that of a 0-d constant."""
     if isinstance(x, bool):
         return None
-    if isinstance(x, int | float):
-        return float(x)
     if isinstance(x, Value) and x.kind == 0 and x.tensor.numel() == 1 and not x.tensor.is_complex():
-        return float(x.tensor)
-    return None
+        x = x.tensor.item()
+    if not isinstance(x, int | float):
+        return None
+    short = float(f"{x:.7g}")  # 1e-6 as float32 has it
+    return short if _float32(short) == x else float(x)
+
+
+def _float32(x: float) -> float:
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", x))[0]
+    except OverflowError:
+        return x
+    return rounded
 
 
 def up(value: Value) -> Value:
     """The value of which this is another view, copy or dtype."""
-    while value.op is not None and value.op.name in TRANSPARENT and value.op.inputs:
+    while value.op is not None and value.op.inputs and (value.op.name in TRANSPARENT or _adds_nothing(value.op)):
         value = value.op.inputs[0]
     return value
+
+
+def _adds_nothing(op: Op) -> bool:
+    """x + 0, with which Python's sum begins."""
+    return op.name == "add" and len(op.inputs) == 1 and len(op.args) > 1 and number_of(op.args[1]) == 0.0
+
+
+def opaque(op: Op) -> bool:
+    """Whether an operator is of another library: what it computes is not known."""
+    return "::" in op.name and not op.name.startswith(FAMILY)
+
+
+def mixing(op: Op) -> bool:
+    """Whether elements of different tokens or features meet in it."""
+    return op.name in MIXING or op.name in ATTENTION or opaque(op)
+
+
+def axis_of(value: Value, source: Value, axis: int) -> int | None:
+    """Which axis of the source is that axis of a view of it; None where it is part of one, or several."""
+    while value is not source:
+        op = value.op
+        if op is None or not op.inputs or up(value) is value:
+            return None
+        shape, rank = op.inputs[0].shape, len(value.shape)
+        if op.name in ("transpose", "swapaxes", "t", "numpy_T"):
+            first, second = (d % rank for d in (op.args[1:3] if len(op.args) > 2 else (0, 1)))
+            axis = {first: second, second: first}.get(axis, axis)
+        elif op.name == "permute":
+            axis = op.args[1][axis] % rank
+        elif op.name == "alias" and len(op.args) > 1:  # the same bytes with dimensions in another order
+            stride, _, strides = op.args[1:]
+            axis = stride.index(strides[axis]) if strides[axis] in stride else -1
+        elif op.name == "expand":
+            axis -= rank - len(shape)
+        elif shape != value.shape:
+            size, after = value.shape[axis], math.prod(value.shape[axis + 1 :])
+            same = [k for k, n in enumerate(shape) if n == size and math.prod(shape[k + 1 :]) == after]
+            if not same:
+                return None
+            axis = same[0]
+        value = op.inputs[0]
+    return axis if axis >= 0 else None
 
 
 def terms_of(op: Op) -> tuple[Term, ...] | None:
@@ -209,6 +266,10 @@ def expectation(noise: Value) -> float | None:
             p = number_of(added.args[1]) if added is not None and added.name == "add" else None
             p = number_of(added.args[0]) if p is None and added is not None and added.name == "add" else p
             return None if p is None else number * p
+        if op.name in COMPARED and len(op.args) == 2:  # uniform numbers, compared with a probability
+            drawn, p = up(op.args[0]) if isinstance(op.args[0], Value) else None, number_of(op.args[1])
+            uniform = drawn is not None and drawn.op is not None and drawn.op.name in UNIFORM
+            return number * (p if op.name in ("lt", "le") else 1.0 - p) if uniform and p is not None else None
         passed = factor_of(op)
         if passed is None or passed[1].kind != "constant":
             return None
