@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -361,6 +362,41 @@ class TestEach:
         torch.manual_seed(5)
         assert addnorm.ablate_each(report, x, sites=report.sites[:1])[0].output_change == one
         assert len(once) == len(again) == 1
+
+    @pytest.mark.parametrize("form", ["dict", "tuple"])
+    def test_an_output_that_has_its_loss(self, x: Tensor, form: str) -> None:
+        class Lossy(Model):
+            def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+                y = super().forward(x)
+                y = y.masked_fill(torch.arange(D) == 3, -float("inf"))  # what cannot be chosen
+                loss = y[..., :3].square().mean()
+                return {"loss": loss, "logits_": y} if form == "dict" else (loss, y)
+
+        model = Lossy().eval()
+        for one in addnorm.ablate_each(addnorm.inspect(model, x), x):
+            assert one.loss_change is not None
+            assert abs(one.loss_change) > 0.0
+            assert 0.0 < one.kl < float("inf")
+            assert 0.0 < one.output_change < float("inf")
+
+    def test_leaves_caches_statistics_and_chance_as_they_were(self, x: Tensor) -> None:
+        class Stateful(Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.batch = nn.BatchNorm1d(D)
+
+            def forward(self, x: Tensor, seen: Any = None) -> Tensor:  # type: ignore[override]
+                if seen is not None:
+                    seen.parts.append(x)
+                return super().forward(F.dropout(self.batch(x.transpose(1, 2)).transpose(1, 2), 0.1))
+
+        model, seen = Stateful().train(), SimpleNamespace(parts=[x * torch.ones(1, requires_grad=True)])
+        report = addnorm.inspect(model, x)
+        chance, mean = torch.get_rng_state(), model.batch.running_mean.clone()  # type: ignore[union-attr]
+        addnorm.ablate_each(report, x, seen)
+        assert len(seen.parts) == 1
+        assert torch.equal(torch.get_rng_state(), chance)
+        assert torch.equal(model.batch.running_mean, mean)  # type: ignore[arg-type]
 
     def test_prints_and_is_json(self, found: Any, x: Tensor) -> None:
         import json

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
@@ -661,15 +662,50 @@ class TestTokens:
         source, target, mask = torch.randn(2, 6, D), torch.randn(2, 4, D), torch.ones(2, 6)
         mask[1, 4:] = 0
 
-        with addnorm.record(model, tokens={"encoder": mask}) as rec:
+        with addnorm.record(model, tokens={"encoder.layers.0": mask}) as rec:
             model(source, target)
         with addnorm.record(model) as second:
             model(source, target)
-        start = [v for site, v in rec.series("out", "rms") if site.id == "encoder/x_0"]
+        start = [v for site, v in rec.series("out", "rms") if site.id == "encoder.layers.0/x_0"]
         assert start == pytest.approx([REFERENCE["rms"](source[mask.bool()])])
-        of_decoder = [[v for site, v in one.series("out", "rms") if site.stream == "decoder"] for one in (rec, second)]
+        of_decoder = [
+            [v for site, v in one.series("out", "rms") if site.stream == "decoder.layers.0"] for one in (rec, second)
+        ]
         assert of_decoder[0] == of_decoder[1]
         assert len(of_decoder[0]) == 4
+        with (
+            pytest.raises(ValueError, match=r"tokens has the stream 'encoder', expected some of 'encoder\.layers\.0'"),
+            addnorm.record(model, tokens={"encoder": mask}),
+        ):
+            model(source, target)
+
+
+def test_inside_torch_func_it_is_said(ids: Tensor) -> None:
+    model = Model()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    with addnorm.record(model) as rec:
+        torch.func.grad(lambda p: loss_of(torch.func.functional_call(model, p, (ids,))))(parameters)
+        model(ids)
+    assert rec.steps == (1,)
+    assert rec.facts["note"] == "forward 0 ran inside torch.func: it is not recorded"
+
+
+def test_an_interrupted_forward_leaves_nothing(ids: Tensor) -> None:
+    model = Model()
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with addnorm.record(model) as rec:
+        model(ids)
+        handle = model.blocks[1].register_forward_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids)
+        handle.remove()
+        model(ids)
+    assert rec.steps[-1] == 2
+    assert not _get_current_dispatch_mode_stack()
+    assert not nn.modules.module._global_forward_hooks
 
 
 def test_features_in_the_middle() -> None:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.nn import checks
+from addnorm.stream.calling import copied
+from addnorm.stream.closure import relative
 from addnorm.stream.flow import Frames, Op, Value
 from addnorm.stream.inspection import Inspection, Site
 from addnorm.stream.sites import Branch
@@ -248,7 +250,8 @@ def ablate_each(
     Args:
         found: what `addnorm.inspect` found; its model is run once for each site and once whole.
         args: what the model is called with.
-        loss: from the model's output to a number; the output's own `loss` by default, if it has one.
+        loss: from the model's output to a number; the output's own `loss` by default, or the number that it begins with, if it
+            has one.
         mode: as in `ablate`.
         sites: only these.
         progress: a progress bar on stderr, or on that console.
@@ -269,12 +272,18 @@ def ablate_each(
         raise RuntimeError("the model of this inspection is gone, expected it to live as long as what is done with it.")
     chosen = found.sites if sites is None else tuple(sites)
     bar = _bar(progress)
-    rng = torch.get_rng_state()
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def run() -> tuple[float | None, Tensor]:
-        torch.set_rng_state(rng)  # the same dropout each time
-        output = model(*args, **kwargs)
-        value = loss(output) if loss is not None else getattr(output, "loss", None)
+        given, named = copied(args, kwargs)  # each time the same: a cache without what the run before appended
+        try:
+            with torch.random.fork_rng([*devices]):  # the same dropout
+                output = model(*given, **named)
+        finally:
+            for buffer, before in buffers:  # running statistics
+                buffer.copy_(before)
+        value = loss(output) if loss is not None else loss_of(output)
         return (None if value is None else float(value)), logits_of(output)
 
     done: list[Ablation] = []
@@ -284,7 +293,7 @@ def ablate_each(
             with ablate(site, mode):
                 value, output = run()
             change = None if value is None or whole_loss is None else value - whole_loss
-            done.append(Ablation(site, value, change, _kl(whole, output), _relative(output, whole)))
+            done.append(Ablation(site, value, change, _kl(whole, output), relative(output, whole)))
     return Ablations(done)
 
 
@@ -303,6 +312,14 @@ def _bar(progress: bool | Console) -> Any:
     return Progress(*columns, console=console, transient=True, disable=progress is False)
 
 
+def loss_of(output: Any) -> Tensor | None:
+    """The loss that a model's output has: by its name, or a number that a tuple begins with."""
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if found is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor) and not output[0].dim():
+        found = output[0]
+    return found if isinstance(found, Tensor) else None
+
+
 def logits_of(output: Any) -> Tensor:
     """The tensor that a model's output is about: its logits, its last hidden state, or its first tensor."""
     for name in ("logits", "last_hidden_state"):
@@ -313,15 +330,12 @@ def logits_of(output: Any) -> Tensor:
         return output
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
     for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point():
+        if isinstance(part, Tensor) and part.is_floating_point() and part.dim():  # no loss
             return part
     raise TypeError(f"the model returned {type(output).__name__}, expected a tensor, or an output with logits.")
 
 
 def _kl(whole: Tensor, without: Tensor) -> float:
     p, q = (torch.log_softmax(t.double(), -1) for t in (whole, without))
-    return float((p.exp() * (p - q)).sum(-1).mean().clamp_min(0.0))
-
-
-def _relative(found: Tensor, exact: Tensor) -> float:
-    return float((found - exact).double().norm() / exact.double().norm().clamp_min(1e-30))
+    each = torch.where(p == float("-inf"), 0.0, p.exp() * (p - q))  # what cannot be chosen adds nothing
+    return float(each.sum(-1).mean().clamp_min(0.0))

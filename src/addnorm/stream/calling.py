@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 __all__ = ["Mask", "Masks", "copied", "kind_of", "mask_of"]
@@ -33,9 +34,19 @@ def copied(args: Any, kwargs: Any) -> Any:
     return pytree.tree_map_only(lambda x: not isinstance(x, PLAIN), _copy, (args, kwargs))
 
 
+class _Cloned(TorchFunctionMode):
+    """In which tensors that have been computed can be copied too: torch refuses those of a graph."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            return args[1].setdefault(id(args[0]), args[0].clone())
+        return func(*args, **(kwargs or {}))
+
+
 def _copy(value: Any) -> Any:
     try:
-        return copy.deepcopy(value)
+        with _Cloned():
+            return copy.deepcopy(value)
     except Exception:
         return value  # whatever cannot be copied is given as it is
 

@@ -8,7 +8,7 @@ or not) is inspected first, in an additional forward that leaves no trace; after
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -141,6 +141,9 @@ class Recorder:
         number = self.forwards
         self.forwards += 1
         self._backward.over()  # one that an error has ended does not say so
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # whose tensors have no numbers yet
+            self.recording.facts["note"] = f"forward {number} ran inside torch.func: it is not recorded"
+            return None
         step = number // self.accumulate
         if step % self.every:
             return None
@@ -150,6 +153,11 @@ class Recorder:
         if plan is None:
             plan = self._plans[self._key] = self._planned(args, kwargs)
         self._plan = plan
+        wrong = [name for name in self.which if name not in plan.streams] if isinstance(self.which, Mapping) else []
+        if wrong:
+            raise ValueError(
+                f"tokens has the stream {wrong[0]!r}, expected some of {', '.join(map(repr, plan.streams))}."
+            )
         self._tokens = {name: Tokens(mask_of(self.which, name, kwargs)) for name in plan.streams}
         self._named = dict(self.model.named_parameters())
         if self.grads:
