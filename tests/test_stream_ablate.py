@@ -124,7 +124,7 @@ class TestAblate:
     def test_also_after_an_error(self, model: Model, x: Tensor) -> None:
         before = model(x)
         site = addnorm.inspect(model, x).sites[0]
-        with pytest.raises(RuntimeError, match="size|shapes"), addnorm.ablate(site):
+        with pytest.raises(RuntimeError, match=r"size|shapes"), addnorm.ablate(site):
             model(torch.randn(2, 5, D + 1))
         assert torch.equal(model(x), before)
         assert not model._forward_hooks

@@ -145,8 +145,8 @@ class _Edit:
     def elsewhere(self) -> RuntimeError:
         """What to say of a forward that ran otherwise."""
         return RuntimeError(
-            f"the forward did not come by site {self.site.id!r}, expected the operators of the run that was inspected: inspect the "
-            "model as it is called here (training or evaluation, with gradients or without)."
+            f"the forward did not come by site {self.site.id!r}, expected the operators of the run that was inspected: inspect "
+            "the model as it is called here (training or evaluation, with gradients or without)."
         )
 
     def _parts(self, func: Any, names: list[str], given: dict[str, Any]) -> set[str]:

@@ -51,7 +51,7 @@ class Backward:
     def reached(self, step: int) -> None:
         """The backward has come to a state of that step; where it is of several, the last one counts."""
         if self.step is None:
-            torch.autograd.Variable._execution_engine.queue_callback(self.over)  # type: ignore[no-untyped-call]
+            torch.autograd.Variable._execution_engine.queue_callback(self.over)
         self.step = step if self.step is None else max(step, self.step)
 
     def over(self) -> None:

@@ -1,4 +1,4 @@
-"""What a recorder listens to: of each stream its states, of each sublayer what it reads, returns and adds, found again by address.
+"""What a recorder listens to: of each stream its states, of each sublayer what it reads, returns and adds, found by address.
 
 A plan holds no tensor of the run that was inspected.
 """

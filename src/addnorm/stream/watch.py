@@ -1,8 +1,8 @@
 """A run that is watched: at chosen operators of chosen module calls something is told what went in and came out.
 
 What an inspection found is found again by its address: the module's path, which call of it, the operator, and which of those
-that this call ran itself. So another branch taken elsewhere (a different expert, a cast that autocast remembers) does not matter. Only inside the
-model's own forward is anything watched; the recomputation of a checkpoint in the backward is not.
+that this call ran itself. So another branch taken elsewhere (a different expert, a cast that autocast remembers) does not
+matter. Only inside the model's own forward is anything watched; the recomputation of a checkpoint in the backward is not.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ __all__ = ["Edit", "Tap", "Watch", "checkpoints_with_graph", "gather", "watched"
 class Tap(Protocol):
     """What is told of results: called with the tensor as it was made."""
 
-    def __call__(self, tensor: Tensor) -> None: ...
+    def __call__(self, tensor: Tensor) -> None:
+        """Told of a result."""
 
 
 class Edit(Protocol):
     """Changes an operator's arguments, and what its node of the graph hands back."""
 
-    def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]: ...
+    def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments with which the operator runs."""
 
     def made(self, out: Tensor) -> None:
         """Told of a result once its node is set."""
@@ -54,7 +56,7 @@ class Watch(TorchDispatchMode):
         taps: Mapping[Address, Mapping[int | str, list[Tap]]],
         edits: Mapping[Address, Edit] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.frames = frames
         self.taps = taps
         self.edits = edits or {}
@@ -207,8 +209,8 @@ def _runs(frame: FrameType) -> bool:
 def checkpoints_with_graph() -> Iterator[None]:
     """Reentrant checkpoints run as the other kind, whose forward has a graph; the gradients are the same.
 
-    A reentrant one runs its forward without, so that there is nothing at which a gradient could be heard. One of whose inputs none
-    requires a gradient stays what it is: it gives its parameters none, and shall give none.
+    A reentrant one runs its forward without, so that there is nothing at which a gradient could be heard. One of whose inputs
+    none requires a gradient stays what it is: it gives its parameters none, and shall give none.
     """
     real = checkpoint.CheckpointFunction
 
@@ -228,7 +230,7 @@ def checkpoints_with_graph() -> Iterator[None]:
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Checkpoints keep what they would compute again: in the backward nothing watches, and what was edited would be another."""
+    """Checkpoints keep what they would compute again: nothing watches the backward, where what was edited would differ."""
     real, graph = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
 
     class Plain:
