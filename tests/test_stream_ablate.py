@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 import addnorm
 from addnorm.stream.inspection import Inspection
@@ -78,8 +81,12 @@ class TestScaleWrite:
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
 
     def test_a_factor_that_is_no_number(self, model: Model, x: Tensor) -> None:
-        with pytest.raises((TypeError, ValueError), match="s is 'half'"), addnorm.scale_write(
-            addnorm.inspect(model, x).sites[0], "half"  # type: ignore[arg-type]
+        with (
+            pytest.raises((TypeError, ValueError), match="s is 'half'"),
+            addnorm.scale_write(
+                addnorm.inspect(model, x).sites[0],
+                "half",  # type: ignore[arg-type]
+            ),
         ):
             pass
 
@@ -117,7 +124,7 @@ class TestAblate:
     def test_also_after_an_error(self, model: Model, x: Tensor) -> None:
         before = model(x)
         site = addnorm.inspect(model, x).sites[0]
-        with pytest.raises(RuntimeError, match="size|shapes"), addnorm.ablate(site):
+        with pytest.raises(RuntimeError, match=r"size|shapes"), addnorm.ablate(site):
             model(torch.randn(2, 5, D + 1))
         assert torch.equal(model(x), before)
         assert not model._forward_hooks
@@ -136,7 +143,7 @@ class TestAblate:
         site = addnorm.inspect(model, x).sites[1]
         with addnorm.record(model) as rec, addnorm.ablate(site), torch.no_grad():
             y = model(x)
-        assert dict((s.id, v) for s, v in rec.series("out", "rms"))["f.3"] == pytest.approx(
+        assert {s.id: v for s, v in rec.series("out", "rms")}["f.3"] == pytest.approx(
             float(y.square().mean().sqrt()), rel=1e-5
         )
 
@@ -149,6 +156,10 @@ ADDS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "addcmul": lambda x, f, g: torch.addcmul(x, g, f),
     "lerp": lambda x, f, g: torch.lerp(x, f, 0.25),
     "in place": lambda x, f, g: x.clone().add_(f),
+    "in place, in the write": lambda x, f, g: f.add_(x),
+    "in place, through a view": lambda x, f, g: x.clone().view(-1, D).add_(f.view(-1, D)).view(x.shape),
+    "addcmul of a parameter": lambda x, f, g: torch.addcmul(x, f, torch.sigmoid(g)),
+    "add_layer_norm": lambda x, f, g: addnorm.add_layer_norm(x, f, None, None, branch_bias=g, return_residual=True)[1],
     "add_residual": lambda x, f, g: addnorm.add_residual(x, f),
     "add_residual, scaled": lambda x, f, g: addnorm.add_residual(x, f, layer_scale=g, branch_bias=g),
     "addmm": lambda x, f, g: torch.addmm(x.flatten(0, 1), f.flatten(0, 1), torch.eye(D)).view_as(x),
@@ -174,12 +185,137 @@ def test_however_the_add_is_written(name: str, x: Tensor) -> None:
 
     model = Written()
     (site,) = addnorm.inspect(model, x).sites
-    with torch.no_grad():
-        with addnorm.scale_write(site, 0.5):
-            found = model(x)
-        model.factor = 0.5
-        expected = model(x)
+
+    def run() -> tuple[Tensor, dict[str, Tensor]]:
+        model.zero_grad()
+        y = model(x)
+        (y * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))).sum().backward()
+        return y.detach(), {
+            n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()
+        }
+
+    with addnorm.scale_write(site, 0.5):
+        found, gradients = run()
+    model.factor = 0.5
+    expected, exact = run()
     assert torch.allclose(found, expected, atol=1e-5)
+    for n, gradient in gradients.items():
+        torch.testing.assert_close(gradient, exact[n], atol=1e-4, rtol=1e-3, msg=n)
+
+
+class Checked(Model):
+    """Whose layers are computed again in the backward."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+
+class TestGradients:
+    @pytest.mark.parametrize("reentrant", [False, True])
+    @pytest.mark.parametrize("scale", [0.0, 0.5])
+    def test_under_checkpoints(self, reentrant: bool, scale: float, x: Tensor) -> None:
+        """What is computed again is what was computed."""
+        model = Checked()
+        model.reentrant = reentrant
+        x.requires_grad_()
+        site = addnorm.inspect(model, x).sites[1]
+        model.scales[1] = scale
+        model(x).square().sum().backward()
+        expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.scales[1] = 1.0
+        model.zero_grad()
+        with addnorm.scale_write(site, scale):
+            model(x).square().sum().backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(torch.allclose(a, b, atol=1e-4, rtol=1e-3) for a, b in zip(found, expected, strict=True))
+
+    def test_of_what_else_reads_the_write(self, x: Tensor) -> None:
+        """Only what the stream hands back is scaled, not the gradient of an auxiliary loss."""
+        model = Model()
+        site = addnorm.inspect(model, x).sites[3]
+        kept: list[Tensor] = []
+        model.f[3].register_forward_hook(lambda m, a, y: kept.append(y))
+        with addnorm.ablate(site):
+            (model(x).sum() * 0 + kept[-1].square().sum()).backward()
+        found = model.f[3][0].weight.grad.clone()  # type: ignore[union-attr]
+        model.zero_grad()
+        model(x)
+        kept[-1].square().sum().backward()
+        assert torch.allclose(found, model.f[3][0].weight.grad)  # type: ignore[arg-type]
+
+    def test_a_parameter_that_is_added_has_no_hook_afterwards(self, x: Tensor) -> None:
+        class Position(Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.where = nn.Parameter(torch.randn(5, D).expand(2, 5, D).clone())
+
+            def forward(self, x: Tensor) -> Tensor:
+                y = super().forward(x) + self.where
+                return self.norm[0](y + self.f[0](self.norm[1](y)))
+
+        model = Position()
+        site = next(s for s in addnorm.inspect(model, x).sites if s.role == "injection")
+        with addnorm.scale_write(site, 0.5):
+            model(x).sum().backward()
+        assert not model.where._backward_hooks
+
+
+def test_a_write_of_nan_is_taken_away() -> None:
+    model = Model().eval()
+    x = torch.randn(2, 5, D)
+    site = addnorm.inspect(model, x).sites[2]
+    model.f[2][0].bias.data[0] = float("nan")
+    with addnorm.ablate(site), torch.no_grad():
+        assert model(x).isfinite().all()
+
+
+def test_an_interrupted_forward_leaves_nothing(x: Tensor) -> None:
+    """torch calls no hook after a KeyboardInterrupt."""
+    model = Model().eval()
+    site = addnorm.inspect(model, x).sites[0]
+    before = model(x)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.f[1].register_forward_hook(stop)
+    with pytest.raises(KeyboardInterrupt), addnorm.ablate(site):
+        model(x)
+    assert not _get_current_dispatch_mode_stack()
+    assert not nn.modules.module._global_forward_hooks
+    with addnorm.ablate(site):
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        handle.remove()
+        assert torch.allclose(model(x), written(model, 0, 0.0, x), atol=1e-6)  # the next forward is one again
+    assert torch.equal(model(x), before)
+
+
+class Depth(nn.Module):
+    """Which adds a random number to another in training: the adds after it are others by their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.f = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for f in self.f:
+            write = f(self.norm(x))
+            if self.training:
+                write = write * (torch.rand(x.shape[0], 1, 1) + 0.9).floor()
+            x = x + write
+        return x
+
+
+def test_a_forward_with_other_adds_is_refused(x: Tensor) -> None:
+    model = Depth().eval()
+    site = addnorm.inspect(model, x).sites[1]
+    with pytest.raises(RuntimeError, match="did not come by site"), addnorm.ablate(site):
+        model.train()(x)
 
 
 class TestEach:
@@ -227,6 +363,41 @@ class TestEach:
         assert addnorm.ablate_each(report, x, sites=report.sites[:1])[0].output_change == one
         assert len(once) == len(again) == 1
 
+    @pytest.mark.parametrize("form", ["dict", "tuple"])
+    def test_an_output_that_has_its_loss(self, x: Tensor, form: str) -> None:
+        class Lossy(Model):
+            def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+                y = super().forward(x)
+                y = y.masked_fill(torch.arange(D) == 3, -float("inf"))  # what cannot be chosen
+                loss = y[..., :3].square().mean()
+                return {"loss": loss, "logits_": y} if form == "dict" else (loss, y)
+
+        model = Lossy().eval()
+        for one in addnorm.ablate_each(addnorm.inspect(model, x), x):
+            assert one.loss_change is not None
+            assert abs(one.loss_change) > 0.0
+            assert 0.0 < one.kl < float("inf")
+            assert 0.0 < one.output_change < float("inf")
+
+    def test_leaves_caches_statistics_and_chance_as_they_were(self, x: Tensor) -> None:
+        class Stateful(Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.batch = nn.BatchNorm1d(D)
+
+            def forward(self, x: Tensor, seen: Any = None) -> Tensor:  # type: ignore[override]
+                if seen is not None:
+                    seen.parts.append(x)
+                return super().forward(F.dropout(self.batch(x.transpose(1, 2)).transpose(1, 2), 0.1))
+
+        model, seen = Stateful().train(), SimpleNamespace(parts=[x * torch.ones(1, requires_grad=True)])
+        report = addnorm.inspect(model, x)
+        chance, mean = torch.get_rng_state(), model.batch.running_mean.clone()  # type: ignore[union-attr]
+        addnorm.ablate_each(report, x, seen)
+        assert len(seen.parts) == 1
+        assert torch.equal(torch.get_rng_state(), chance)
+        assert torch.equal(model.batch.running_mean, mean)  # type: ignore[arg-type]
+
     def test_prints_and_is_json(self, found: Any, x: Tensor) -> None:
         import json
 
@@ -252,8 +423,12 @@ class TestRefusals:
             pass
 
     def test_another_mode(self, model: Model, x: Tensor) -> None:
-        with pytest.raises(ValueError, match="mode is 'resample'"), addnorm.ablate(
-            addnorm.inspect(model, x).sites[0], "resample"  # type: ignore[arg-type]
+        with (
+            pytest.raises(ValueError, match="mode is 'resample'"),
+            addnorm.ablate(
+                addnorm.inspect(model, x).sites[0],
+                "resample",  # type: ignore[arg-type]
+            ),
         ):
             pass
 
@@ -269,7 +444,7 @@ class TestRefusals:
         model = Early()
         site = addnorm.inspect(model, x).sites[1]
         model.stop = True
-        with pytest.raises(RuntimeError, match="did not come by site 'f.1'"), addnorm.ablate(site):
+        with pytest.raises(RuntimeError, match=r"did not come by site 'f\.1'"), addnorm.ablate(site):
             model(x)
         model.stop = False
         with addnorm.ablate(site):

@@ -10,9 +10,20 @@ from torch import Tensor, nn
 
 import addnorm
 from addnorm import wirings
+from families import families
 
 D = 16
-SUMS = ("pre_ln", "sandwich", "peri_ln", "reordered", "layernorm_scaling", "no_norm", "parallel", "depth_mup", "layer_scale")
+SUMS = (
+    "pre_ln",
+    "sandwich",
+    "peri_ln",
+    "reordered",
+    "layernorm_scaling",
+    "no_norm",
+    "parallel",
+    "depth_mup",
+    "layer_scale",
+)
 ON_STREAM = ("post_ln", "deepnorm", "mix_ln", "admin")
 
 
@@ -94,7 +105,7 @@ class TestLens:
             addnorm.decompose(encoder("pre_ln"), x).lens()  # type: ignore[call-arg]
 
     def test_another_norm_is_refused(self, x: Tensor) -> None:
-        with pytest.raises(ValueError, match="'recompute' .* or 'frozen'"):
+        with pytest.raises(ValueError, match=r"'recompute' .* or 'frozen'"):
             addnorm.decompose(encoder("pre_ln"), x).lens(norm="cached")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("norm", ["recompute", "frozen"])
@@ -159,3 +170,29 @@ class TestRefusals:
     def test_not_a_model(self) -> None:
         with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
             addnorm.decompose(lambda x: x, 1)  # type: ignore[arg-type]
+
+
+def test_features_in_the_middle() -> None:
+    """The shares are each position's, whichever dimension has the features."""
+
+    class Convolved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.f = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for f in self.f:
+                x = x + torch.tanh(f(x))
+            return x
+
+    model, x = Convolved(), torch.randn(2, 8, 5, 5)
+    parts = addnorm.decompose(model, x)
+    y = model(x).detach().double()
+    assert torch.allclose(parts.shares()["x_0"], (x.double() * y).sum(1) / y.square().sum(1))
+    assert torch.allclose(parts.state(), y.movedim(1, -1))
+
+
+def test_tokens_that_are_flat_at_some_adds() -> None:
+    model, args, kwargs = families()["opt post"].build()
+    assert addnorm.decompose(model, *args, **kwargs).closure < 1e-5

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
@@ -124,7 +125,10 @@ class TestTheNumbers:
     def test_the_write_and_the_stream(self, both: Any) -> None:
         rec, seen, _ = both
         ratios = [float((lengths(s["write"]) / lengths(s["in"])).mean()) for s in seen]
-        cosines = [float(F.cosine_similarity(s["write"].detach().double(), s["in"].detach().double(), dim=-1).mean()) for s in seen]
+        cosines = [
+            float(F.cosine_similarity(s["write"].detach().double(), s["in"].detach().double(), dim=-1).mean())
+            for s in seen
+        ]
         assert column(rec, "write", "ratio") == pytest.approx(ratios, rel=1e-5)
         assert column(rec, "write", "cosine") == pytest.approx(cosines, abs=1e-6)
 
@@ -195,7 +199,7 @@ def test_elements_that_an_add_leaves_as_they_were() -> None:
     model, x = Low(), torch.randn(2, 50, 256).bfloat16()
     with addnorm.record(model) as rec:
         model(x)
-    (_, found), = [p for p in rec.series("write", "unchanged")]
+    ((_, found),) = rec.series("write", "unchanged")
     assert found == pytest.approx(float((model.out == x).double().mean()), abs=1e-7)
     assert found > 0.2
 
@@ -466,7 +470,9 @@ class TestNothingIsLeft:
         loss_of(model(ids)).backward()
         expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         step(model, ids)
-        assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True) if p.grad is not None)
+        assert all(
+            torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True) if p.grad is not None
+        )
 
     def test_memory_does_not_grow_with_the_steps(self, ids: Tensor) -> None:
         model = Model()
@@ -522,3 +528,203 @@ def test_a_model_that_runs_otherwise_is_inspected_again(ids: Tensor) -> None:
         model(ids)
     assert "ran otherwise" in rec.facts["note"]
     assert [s.id for s, _ in rec.series("write", "rms", step=1)] == [s.id for s in rec.sites if s.layer == 1]
+
+
+class TestWhichStepAGradientIsOf:
+    def first(self, rec: Recording, step: int) -> list[float]:
+        return [value for _, value in rec.series("params", "grad_l2", step=step)]
+
+    def test_a_backward_that_is_not_recorded_changes_nothing(self, ids: Tensor) -> None:
+        model = Model()
+        with addnorm.record(model, every=2) as rec:
+            loss_of(model(ids)).backward()
+            before = self.first(rec, 0)
+            (loss_of(model(ids)) * 10).backward()
+        assert self.first(rec, 0) == before
+
+    def test_backwards_after_both_forwards(self, ids: Tensor) -> None:
+        model = Model()
+        with addnorm.record(model) as rec:
+            one, ten = loss_of(model(ids)), loss_of(model(ids)) * 10
+            one.backward()
+            ten.backward()
+        assert self.first(rec, 1) == pytest.approx([10 * value for value in self.first(rec, 0)], rel=1e-4)
+
+    def test_an_evaluation_before_the_backward(self, ids: Tensor) -> None:
+        model = Model()
+        with addnorm.record(model) as rec:
+            loss = loss_of(model(ids))
+            with torch.no_grad():
+                model(ids)
+            loss.backward()
+        assert len(self.first(rec, 0)) == 4
+        assert self.first(rec, 1) == []
+
+    def test_an_input_that_requires_a_gradient_enters_twice(self) -> None:
+        model = Model()
+        model.embed = nn.Identity()  # type: ignore[assignment]
+        x = torch.randn(2, 5, D, requires_grad=True)
+        with addnorm.record(model) as rec:
+            loss_of(model(x)).backward()
+            before = rec.series("grad", "l2", step=0)
+            (loss_of(model(x)) * 10).backward()
+        assert rec.series("grad", "l2", step=0) == before
+
+    def test_after_a_backward_that_failed(self, ids: Tensor) -> None:
+        model = Model()
+
+        def fail(grad: Tensor) -> None:
+            raise RuntimeError("stop")
+
+        with addnorm.record(model, every=2) as rec:
+            handle = model.embed.weight.register_hook(fail)
+            with pytest.raises(RuntimeError, match="stop"):
+                loss_of(model(ids)).backward()
+            handle.remove()
+            before = self.first(rec, 0)
+            (loss_of(model(ids)) * 10).backward()
+        assert self.first(rec, 0) == before
+
+    def test_a_module_that_is_replaced(self, ids: Tensor) -> None:
+        model = Model()
+        with addnorm.record(model) as rec:
+            loss_of(model(ids)).backward()
+            model.blocks[0] = Block(False)
+            model.zero_grad()
+            loss_of(model(ids)).backward()
+        expected = float(torch.stack([p.grad.norm() for p in model.blocks[0].mix.parameters()]).norm())
+        assert self.first(rec, 1)[0] == pytest.approx(expected, rel=1e-4)
+        assert "note" not in rec.facts
+
+
+class Gated(nn.Module):
+    """What scales a write is computed, after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.f, self.last = nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
+        self.g = nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            f = self.f(self.norm(x))
+            self.write = f * torch.sigmoid(self.g)
+            x = torch.addcmul(x, f, torch.sigmoid(self.g))
+        return self.last(x)
+
+
+def test_a_scale_that_is_computed() -> None:
+    model = Gated()
+    with addnorm.record(model) as rec:
+        for _ in range(2):
+            model(torch.randn(2, 5, D))
+            model.g.data.add_(1.0)
+    assert column(rec, "write", "rms")[-1] == pytest.approx(REFERENCE["rms"](model.write), rel=1e-5)
+    assert all(sum(row) == pytest.approx(1.0) for row in rec.maps["stream"][1])
+
+
+def test_a_batch_of_nothing(ids: Tensor) -> None:
+    model = Model()
+    with addnorm.record(model) as rec:
+        for part in (ids, ids[:0], ids):
+            loss_of(model(part)).backward()
+    assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
+
+
+class TestTokens:
+    def test_padding_is_no_massive_activation(self, ids: Tensor) -> None:
+        model = Model()
+        model.embed = nn.Identity()  # type: ignore[assignment]
+        x = torch.randn(2, 5, D)
+        x[:, -1] = 1e6
+        mask = torch.ones(2, 5)
+        mask[:, -1] = 0
+        rec = step(model, x, tokens=mask)
+        assert max(value for _, value in rec.series("out", "massive")) == 0.0
+        alone = step(model, x[:, :-1])
+        assert rec.series("out", "top")[0][1] == pytest.approx(alone.series("out", "top")[0][1])
+
+    def test_tokens_first(self) -> None:
+        """The mask tells which dimension is the batch."""
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0)
+        other = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True)
+        models = [nn.TransformerEncoder(one, 2, enable_nested_tensor=False) for one in (layer, other)]
+        models[1].load_state_dict(models[0].state_dict())
+        x, mask = torch.randn(3, 5, D), torch.ones(3, 5)
+        turned, plain = step(models[0], x.transpose(0, 1), tokens=mask), step(models[1], x, tokens=mask)
+        assert column(turned, "out", "similarity") == pytest.approx(column(plain, "out", "similarity"), rel=1e-4)
+
+    def test_of_one_stream(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Transformer(D, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+        source, target, mask = torch.randn(2, 6, D), torch.randn(2, 4, D), torch.ones(2, 6)
+        mask[1, 4:] = 0
+
+        with addnorm.record(model, tokens={"encoder.layers.0": mask}) as rec:
+            model(source, target)
+        with addnorm.record(model) as second:
+            model(source, target)
+        start = [v for site, v in rec.series("out", "rms") if site.id == "encoder.layers.0/x_0"]
+        assert start == pytest.approx([REFERENCE["rms"](source[mask.bool()])])
+        of_decoder = [
+            [v for site, v in one.series("out", "rms") if site.stream == "decoder.layers.0"] for one in (rec, second)
+        ]
+        assert of_decoder[0] == of_decoder[1]
+        assert len(of_decoder[0]) == 4
+        with (
+            pytest.raises(ValueError, match=r"tokens has the stream 'encoder', expected some of 'encoder\.layers\.0'"),
+            addnorm.record(model, tokens={"encoder": mask}),
+        ):
+            model(source, target)
+
+
+def test_inside_torch_func_it_is_said(ids: Tensor) -> None:
+    model = Model()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    with addnorm.record(model) as rec:
+        torch.func.grad(lambda p: loss_of(torch.func.functional_call(model, p, (ids,))))(parameters)
+        model(ids)
+    assert rec.steps == (1,)
+    assert rec.facts["note"] == "forward 0 ran inside torch.func: it is not recorded"
+
+
+def test_an_interrupted_forward_leaves_nothing(ids: Tensor) -> None:
+    model = Model()
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with addnorm.record(model) as rec:
+        model(ids)
+        handle = model.blocks[1].register_forward_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids)
+        handle.remove()
+        model(ids)
+    assert rec.steps[-1] == 2
+    assert not _get_current_dispatch_mode_stack()
+    assert not nn.modules.module._global_forward_hooks
+
+
+def test_features_in_the_middle() -> None:
+    """Where another dimension is as wide."""
+
+    class Convolved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.f = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for f in self.f:
+                self.write = torch.tanh(f(x))
+                x = x + self.write
+            return x
+
+    model = Convolved()
+    with addnorm.record(model) as rec:
+        model(torch.randn(2, 8, 8, 8))
+    expected = float(model.write.detach().double().norm(dim=1).mean())
+    assert column(rec, "write", "l2")[-1] == pytest.approx(expected, rel=1e-5)

@@ -12,17 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from addnorm.nn import checks
-from addnorm.stream.flow import Address, Frames
+from addnorm.stream.calling import copied
+from addnorm.stream.closure import relative
+from addnorm.stream.flow import Frames, Op, Value
 from addnorm.stream.inspection import Inspection, Site
 from addnorm.stream.sites import Branch
-from addnorm.stream.watch import Watch, watched
+from addnorm.stream.watch import Watch, watched, without_checkpoints
 
 if TYPE_CHECKING:  # rich is imported where something is printed
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -78,62 +79,113 @@ def _changed(site: Site, s: float, replace: Change | None) -> Iterator[None]:
     model = site.model
     if model is None:
         raise RuntimeError(f"the model of site {site.id!r} is gone, expected it to live as long as the block.")
-    address, edit = _edit(site, s, replace)
+    edit = _Edit(site, s, replace)
 
     def begin(frames: Frames, args: Any, kwargs: Any) -> Watch:
-        return Watch(frames, {}, {address: edit})
+        return Watch(frames, {}, {edit.op.address: edit})
 
     def end(watch: Watch) -> None:
-        if watch.completed and address not in watch.hit:
-            raise RuntimeError(
-                f"the forward did not come by site {site.id!r}, expected the operators of the run that was inspected: inspect the "
-                "model as it is called here (training or evaluation, with gradients or without)."
-            )
+        if watch.completed and watch.otherwise(edit.op):
+            raise edit.elsewhere()
 
-    with watched(model, begin, end):
+    with without_checkpoints(), watched(model, begin, end):
         yield
 
 
-def _edit(site: Site, s: float, replace: Change | None) -> tuple[Address, Any]:
-    """At which operator what is exchanged."""
-    branch: Branch = site.found[2]
-    term = [branch.path.term, *branch.path.sums][-1]
-    op = term.op
-    assert op is not None
-    if op.origin != op.name:  # a step of a fused operator
-        return op.address, partial(_edit_fused, s, replace)
-    at = next((k for k, argument in enumerate(op.args) if argument is term.value), None)
-    if at is None:
-        raise RuntimeError(f"{site.id!r} is added by {op.name} of a list, expected an operator whose operands are arguments.")
-    return op.address, partial(_edit_plain, s, replace, at)
+class _Edit:
+    """Exchanges what is written at the one operator that adds it."""
 
+    def __init__(self, site: Site, s: float, replace: Change | None) -> None:
+        branch: Branch = site.found[2]
+        term = [branch.path.term, *branch.path.sums][-1]
+        assert term.op is not None
+        self.site, self.s, self.replace = site, s, replace
+        self.op: Op = term.op
+        self.write: Value = term.value
+        self.fused = self.op.origin != self.op.name  # a step of a fused operator
+        self.at = next((k for k, argument in enumerate(self.op.args) if argument is term.value), -1)
+        self.written = False  # in place
+        self._scaled: list[int] = []  # which of the operator's tensors make the write
+        if not self.fused and self.at < 0:
+            raise RuntimeError(
+                f"{site.id!r} is added by {self.op.name} of a list, expected an operator whose operands are arguments."
+            )
 
-def _edit_plain(s: float, replace: Change | None, at: int, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The operand of an add."""
-    return (*args[:at], _scaled(args[at], s, replace), *args[at + 1 :]), kwargs
+    def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The operator's arguments, with another write."""
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        parts = self._parts(func, names, given)
+        self.written = func._schema.is_mutable
+        tensors = [name for name in names if isinstance(given.get(name), Tensor)]
+        self._scaled = [k for k, name in enumerate(tensors) if name in parts]
+        with torch.no_grad():
+            if not self.fused:
+                self._check(args)
+                return self._plain(args), kwargs
+            if "branch" not in given:
+                return args, {**kwargs, "alpha": self.s * given.get("alpha", 1)}
+            bias = given.get("branch_bias")  # which belongs to what is written
+            if bias is not None and self.replace is None:
+                given["branch_bias"] = self._other(bias)
+            given["branch"] = self._other(given["branch"])
+            return (), given
 
+    def made(self, out: Tensor) -> None:
+        """torch's node adds the write itself: its gradient is made that of s * write."""
+        base = out._base if self.written and out._is_view() else None
+        if base is not None and 0 in self._scaled and base.numel() != out.numel() and base.requires_grad:
+            raise RuntimeError(
+                f"{self.site.id!r} is added into a part of a tensor, where its gradient is nowhere by itself."
+            )
+        node = (out if base is None else base).grad_fn  # in place through a view torch sets the node of the whole
+        if node is not None:
+            node.register_hook(self._gradients)
 
-def _edit_fused(s: float, replace: Change | None, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The branch of one of this library's operators, or a factor of the product that torch's addmm adds."""
-    names = [argument.name for argument in func._schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    if "branch" not in given:
-        if replace is not None:
-            raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is nowhere by itself.")
-        return args, {**kwargs, "alpha": s * given.get("alpha", 1)}
-    bias = given.get("branch_bias")
-    if bias is None:
-        given["branch"] = _scaled(given["branch"], s, replace)
-    else:  # which belongs to what is written
-        given["branch"] = _scaled(given["branch"] + bias, s, replace) - bias
-    return (), given
+    def elsewhere(self) -> RuntimeError:
+        """What to say of a forward that ran otherwise."""
+        return RuntimeError(
+            f"the forward did not come by site {self.site.id!r}, expected the operators of the run that was inspected: inspect "
+            "the model as it is called here (training or evaluation, with gradients or without)."
+        )
 
+    def _parts(self, func: Any, names: list[str], given: dict[str, Any]) -> set[str]:
+        """By which arguments a gradient goes to the write."""
+        if "branch" in given:
+            return {"branch", "branch_bias", "layer_scale", "row_scale"}
+        if self.fused:
+            if self.replace is not None:
+                raise RuntimeError(
+                    f"mode is 'mean', expected 'zero' here: {func} adds a product that is nowhere by itself."
+                )
+            return {*names[1:3]}
+        return {*names[1:3]} if self.op.name == "addcmul" else {names[self.at]}
 
-def _scaled(write: Tensor, s: float, replace: Change | None) -> Tensor:
-    if write.requires_grad:
-        write.register_hook(lambda grad: grad * s)  # torch's node adds the write itself; its gradient is that of s * write
-    with torch.no_grad():
-        return write * s if replace is None else replace(write)
+    def _plain(self, args: Any) -> Any:
+        write = self._other(args[self.at])
+        if self.written and self.at == 0:  # the sum is made in the memory of the write
+            args[0].copy_(write)
+            return args
+        return (*args[: self.at], write, *args[self.at + 1 :])
+
+    def _check(self, args: Any) -> None:
+        """An operator of the same name may be another one."""
+        found = args[self.at] if self.at < len(args) else None
+        if not isinstance(found, Tensor) or found.dim() != len(self.write.shape):
+            raise self.elsewhere()
+
+    def _other(self, write: Tensor) -> Tensor:
+        if self.replace is not None:
+            return self.replace(write)
+        return write * self.s if self.s else torch.zeros_like(write)  # 0 * inf is no zero
+
+    def _gradients(self, given: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
+        return tuple(
+            self._times(grad) if k in self._scaled and grad is not None else grad for k, grad in enumerate(given)
+        )
+
+    def _times(self, grad: Tensor) -> Tensor:
+        return grad * self.s if self.s else torch.zeros_like(grad)
 
 
 def _mean(write: Tensor) -> Tensor:
@@ -198,7 +250,8 @@ def ablate_each(
     Args:
         found: what `addnorm.inspect` found; its model is run once for each site and once whole.
         args: what the model is called with.
-        loss: from the model's output to a number; the output's own `loss` by default, if it has one.
+        loss: from the model's output to a number; the output's own `loss` by default, or the number that it begins with, if it
+            has one.
         mode: as in `ablate`.
         sites: only these.
         progress: a progress bar on stderr, or on that console.
@@ -219,12 +272,18 @@ def ablate_each(
         raise RuntimeError("the model of this inspection is gone, expected it to live as long as what is done with it.")
     chosen = found.sites if sites is None else tuple(sites)
     bar = _bar(progress)
-    rng = torch.get_rng_state()
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def run() -> tuple[float | None, Tensor]:
-        torch.set_rng_state(rng)  # the same dropout each time
-        output = model(*args, **kwargs)
-        value = loss(output) if loss is not None else getattr(output, "loss", None)
+        given, named = copied(args, kwargs)  # each time the same: a cache without what the run before appended
+        try:
+            with torch.random.fork_rng([*devices]):  # the same dropout
+                output = model(*given, **named)
+        finally:
+            for buffer, before in buffers:  # running statistics
+                buffer.copy_(before)
+        value = loss(output) if loss is not None else loss_of(output)
         return (None if value is None else float(value)), logits_of(output)
 
     done: list[Ablation] = []
@@ -234,7 +293,7 @@ def ablate_each(
             with ablate(site, mode):
                 value, output = run()
             change = None if value is None or whole_loss is None else value - whole_loss
-            done.append(Ablation(site, value, change, _kl(whole, output), _relative(output, whole)))
+            done.append(Ablation(site, value, change, _kl(whole, output), relative(output, whole)))
     return Ablations(done)
 
 
@@ -244,8 +303,21 @@ def _bar(progress: bool | Console) -> Any:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = progress if isinstance(progress, Console) else Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console, transient=True, disable=progress is False)
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """The loss that a model's output has: by its name, or a number that a tuple begins with."""
+    found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if found is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor) and not output[0].dim():
+        found = output[0]
+    return found if isinstance(found, Tensor) else None
 
 
 def logits_of(output: Any) -> Tensor:
@@ -258,15 +330,12 @@ def logits_of(output: Any) -> Tensor:
         return output
     parts = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
     for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point():
+        if isinstance(part, Tensor) and part.is_floating_point() and part.dim():  # no loss
             return part
     raise TypeError(f"the model returned {type(output).__name__}, expected a tensor, or an output with logits.")
 
 
 def _kl(whole: Tensor, without: Tensor) -> float:
     p, q = (torch.log_softmax(t.double(), -1) for t in (whole, without))
-    return float((p.exp() * (p - q)).sum(-1).mean().clamp_min(0.0))
-
-
-def _relative(found: Tensor, exact: Tensor) -> float:
-    return float((found - exact).double().norm() / exact.double().norm().clamp_min(1e-30))
+    each = torch.where(p == float("-inf"), 0.0, p.exp() * (p - q))  # what cannot be chosen adds nothing
+    return float(each.sum(-1).mean().clamp_min(0.0))

@@ -21,6 +21,7 @@ from addnorm.stream.find import Found, capture, doubled, understand
 from addnorm.stream.inspection import Inspection, Stream
 from addnorm.stream.norms import Norm
 from addnorm.stream.sites import Branch
+from addnorm.stream.statistics import rows
 
 __all__ = ["BIASES", "Decomposition", "carried", "decompose"]
 
@@ -107,7 +108,9 @@ class Decomposition:
         self.closures: list[float] = []
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
         for k, parts in enumerate(self._walk()):
-            self.closures.append(relative(self._states[k], sum_of(parts)))
+            self.closures.append(
+                relative(self._states[k], sum_of(parts).reshape(self._states[k].shape))
+            )  # tokens may be flat
             sources |= dict.fromkeys(parts)
             if not self.closures[-1] <= tolerance:
                 raise ValueError(
@@ -128,7 +131,8 @@ class Decomposition:
             depth: 0 is x_0, k the stream after the k-th add; -1 the end.
         """
         at = self._depth(depth)
-        return next(parts for k, parts in enumerate(self._walk()) if k == at)
+        found = next(parts for k, parts in enumerate(self._walk()) if k == at)
+        return {name: self._rows(part) for name, part in found.items()}
 
     def shares(self, depth: int = -1) -> dict[str, Tensor]:
         """The share of each source in each token, <c_s, x> / |x|^2, `(*)`: they sum to one."""
@@ -139,15 +143,18 @@ class Decomposition:
         """The sources, and for each depth the mean over the tokens of their shares; each row sums to one."""
         found = []
         for parts in self._walk():
-            shares = shares_of(parts, sum_of(parts))
+            last = {name: self._rows(part) for name, part in parts.items()}
+            shares = shares_of(last, sum_of(last))
             found.append([float(shares[s].mean()) if s in shares else 0.0 for s in self.sources])
         return self.sources, found
 
     def state(self, depth: int = -1) -> Tensor:
         """The stream that was recorded at a depth, `(*, d)`, in float64."""
-        return self._states[self._depth(depth)]
+        return self._rows(self._states[self._depth(depth)])
 
-    def lens(self, head: Callable[[Tensor], Tensor] | None = None, *, norm: Literal["recompute", "frozen"]) -> list[Tensor]:
+    def lens(
+        self, head: Callable[[Tensor], Tensor] | None = None, *, norm: Literal["recompute", "frozen"]
+    ) -> list[Tensor]:
         """What the end of the model would make of the stream at every depth: head(N_final(x)).
 
         Args:
@@ -157,7 +164,9 @@ class Decomposition:
                 which contributions add up. They tell different things and neither is a default.
         """
         if norm not in ("recompute", "frozen"):
-            raise ValueError(f"norm is {norm!r}, expected 'recompute' (each depth by its own) or 'frozen' (the last one's).")
+            raise ValueError(
+                f"norm is {norm!r}, expected 'recompute' (each depth by its own) or 'frozen' (the last one's)."
+            )
         final = self._found.final[-1] if self._found.final else None
         found = []
         with torch.no_grad():
@@ -169,6 +178,10 @@ class Decomposition:
                 x = x.to(self._found.adds[0].x.tensor.dtype)
                 found.append(x if head is None else head(x))
         return found
+
+    def _rows(self, t: Tensor) -> Tensor:
+        """With the features last."""
+        return rows(t, self.stream.width, self.stream.axis)
 
     def _depth(self, depth: int) -> int:
         if not -self.depth - 1 <= depth <= self.depth:
@@ -199,7 +212,8 @@ class Decomposition:
             yield from carried(self._found, self._names, start, write, keep, lambda add, part: part)
 
     def __repr__(self) -> str:
-        return f"<Decomposition of {self.stream.name}: {len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}>"
+        size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"
+        return f"<Decomposition of {self.stream.name}: {size}>"
 
 
 def _refusal(found: Found) -> str:
@@ -214,7 +228,9 @@ def _refusal(found: Found) -> str:
     return ""
 
 
-def decompose(model: nn.Module, *args: Any, float64: bool = False, stream: str | None = None, **kwargs: Any) -> Decomposition:
+def decompose(
+    model: nn.Module, *args: Any, float64: bool = False, stream: str | None = None, **kwargs: Any
+) -> Decomposition:
     r"""Takes the stream of a model apart: what x_0 and every sublayer have in it, at any depth.
 
     In a plain sum x_L = x_0 + w_1 + ... + w_S the components are the writes. Behind a norm that stands on the stream they are
@@ -243,7 +259,9 @@ def decompose(model: nn.Module, *args: Any, float64: bool = False, stream: str |
     Source: Mickus, Paperno, Constant, "How to dissect a Muppet" (2022), for BERT; here for every placement of the norm.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args).")
+        raise TypeError(
+            f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args)."
+        )
     runs = getattr(model, "_orig_mod", model)
     if float64:
         runs, args, kwargs = doubled(runs, args, kwargs)
@@ -264,4 +282,3 @@ def _chosen(found: Inspection, name: str | None) -> Stream:
     if name is not None and name not in names:
         raise ValueError(f"stream is {name!r}, expected one of {', '.join(map(repr, names))}.")
     return found.streams[0 if name is None else names.index(name)]
-

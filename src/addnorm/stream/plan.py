@@ -1,4 +1,4 @@
-"""What a recorder listens to: of each stream its states, of each sublayer what it reads, returns and adds, found again by address.
+"""What a recorder listens to: of each stream its states, of each sublayer what it reads, returns and adds, found by address.
 
 A plan holds no tensor of the run that was inspected.
 """
@@ -27,7 +27,7 @@ class Heard:
 
     value: Value
     factor: float = 1.0
-    scale: Value | None = None  # a tensor by which the add multiplies it
+    scales: tuple[Value, ...] = ()  # tensors by which the adds multiply it
 
     @property
     def leaf(self) -> bool:
@@ -43,6 +43,7 @@ class PlannedNorm:
     role: str
     norm: Norm
     rstd: Value | None
+    stream: str
 
 
 @dataclass
@@ -53,7 +54,10 @@ class PlannedState:
     value: Value
     entering: list[int] = field(default_factory=list)  # the sites that it enters
     leaving: list[int] = field(default_factory=list)  # the sites that it leaves; x_0 is one
+    wanted: int = 0  # how many writes are compared with it
+    stream: str = ""
     width: int = 0
+    axis: int = -1  # which dimension has the features
 
 
 @dataclass
@@ -94,7 +98,10 @@ class Plan:
         found: Found = stream.found
         first = len(self.states)
         values = [add.x for add in found.adds] + [_end(found)]
-        self.states += [PlannedState(first + k, value, width=stream.width) for k, value in enumerate(values)]
+        self.states += [
+            PlannedState(first + k, value, stream=stream.name, width=stream.width, axis=stream.axis)
+            for k, value in enumerate(values)
+        ]
         self.streams[stream.name] = stream, [*range(first, len(self.states))]
         at = len(recorded)
         recorded.append(RecordedSite(f"{prefix}x_0", "", "start", None, stream.name, ""))
@@ -106,22 +113,27 @@ class Plan:
             at = len(recorded)
             recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, stream.name, site.equation))
             self.states[first + k].entering.append(at)
+            self.states[first + k].wanted += 1
             self.states[first + k + 1].leaving.append(at)
             self.sites.append(
                 PlannedSite(at, first + k, branch.reads.value, branch.raw, write_of(branch), parameters_of(branch))
             )
-            for role, norms in (("norm_in", branch.reads.norms), ("norm_branch", [branch.norm]), ("norm_out", found.norms_out[k])):
-                self.norms += [_planned(norm, role, at) for norm in norms[:1] if norm is not None]
+            for role, norms in (
+                ("norm_in", branch.reads.norms),
+                ("norm_branch", [branch.norm]),
+                ("norm_out", found.norms_out[k]),
+            ):
+                self.norms += [_planned(norm, role, at, stream.name) for norm in norms[:1] if norm is not None]
         if stream.final_norm is not None:
             recorded.append(RecordedSite(f"{prefix}final", stream.final_norm.path, "final", None, stream.name, ""))
-            self.norms.append(_planned(stream.final_norm, "norm_final", len(recorded) - 1))
+            self.norms.append(_planned(stream.final_norm, "norm_final", len(recorded) - 1, stream.name))
 
     def values(self) -> Iterator[Value]:
         """Everything that is heard."""
         for state in self.states:
             yield state.value
         for site in self.sites:
-            yield from (value for value in (site.read, site.raw, site.write.value) if value is not None)
+            yield from (v for v in (site.read, site.raw, site.write.value, *site.write.scales) if v is not None)
         for norm in self.norms:
             yield norm.rstd if norm.rstd is not None else norm.norm.x
 
@@ -132,12 +144,12 @@ def _end(found: Found) -> Value:
     return norms[-1].y if norms else found.adds[-1].out
 
 
-def _planned(norm: Norm, role: str, site: int) -> PlannedNorm:
+def _planned(norm: Norm, role: str, site: int, stream: str) -> PlannedNorm:
     op = norm.y.op
     assert op is not None
     part = RSTD.get(op.name)
     rstd = op.outputs[part] if part is not None and len(op.outputs) > part else None
-    return PlannedNorm([site], role, norm, rstd)
+    return PlannedNorm([site], role, norm, rstd, stream)
 
 
 def write_of(branch: Branch) -> Heard:
@@ -147,8 +159,7 @@ def write_of(branch: Branch) -> Heard:
     factor = 1.0
     for term in terms:
         factor *= term.factor
-    scales = [term.scale for term in terms if term.scale is not None]
-    return Heard(terms[-1].value, factor, scales[0] if scales else None)
+    return Heard(terms[-1].value, factor, tuple(term.scale for term in terms if term.scale is not None))
 
 
 def parameters_of(branch: Branch) -> list[str]:

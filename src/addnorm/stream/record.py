@@ -7,9 +7,8 @@ or not) is inspected first, in an additional forward that leaves no trace; after
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from addnorm.nn import checks
 from addnorm.stream import sample, statistics
+from addnorm.stream.backward import Backward
+from addnorm.stream.calling import Masks, copied, kind_of, mask_of
 from addnorm.stream.find import capture, understand
 from addnorm.stream.flow import PARAMETER, Frames, Value
 from addnorm.stream.inspection import Inspection
@@ -28,11 +30,9 @@ from addnorm.stream.ops import up
 from addnorm.stream.plan import Plan, PlannedNorm, PlannedSite, PlannedState
 from addnorm.stream.recording import Map, Recording
 from addnorm.stream.statistics import Size, Tokens
-from addnorm.stream.watch import Tap, Watch, gather, checkpoints_with_graph, watched
+from addnorm.stream.watch import Tap, Watch, checkpoints_with_graph, gather, watched
 
 __all__ = ["record"]
-
-PLAIN = (int, float, str, bool, bytes, type(None), Tensor)
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def record(
     grads: bool = True,
     every: int = 1,
     layers: Iterable[int] | None = None,
-    tokens: Tensor | str | None = None,
+    tokens: Masks = None,
     accumulate: int = 1,
 ) -> Iterator[Recording]:
     r"""Records every forward, and every backward, of a model inside the block.
@@ -54,7 +54,8 @@ def record(
         every: record one forward in so many; the others run as if there were no recorder.
         layers: only the sublayers of these layers, counted from 0.
         tokens: which tokens count: a tensor `(batch, tokens)`, true where one does, or the name of the model's keyword
-            argument that is one, as in `tokens="attention_mask"`. All by default.
+            argument that is one, as in `tokens="attention_mask"`; of several streams by their names, as in
+            `tokens={"encoder": "attention_mask"}`. All by default.
         accumulate: how many forwards make one step (gradient accumulation). The statistics of the stream are of the last of them,
             the gradients of parameters are the sum. With 1 each forward is a step, and they are of its own backward alone.
 
@@ -105,7 +106,7 @@ class Recorder:
         grads: bool,
         every: int,
         layers: Iterable[int] | None,
-        tokens: Tensor | str | None,
+        tokens: Masks,
         accumulate: int,
     ) -> None:
         self.model = getattr(model, "_orig_mod", model)
@@ -118,15 +119,16 @@ class Recorder:
         self._plans: dict[Any, Plan] = {}
         self._plan: Plan | None = None
         self._key: Any = None
-        self._tokens = Tokens()
+        self._tokens: dict[str, Tokens] = {}  # of each stream
+        self._named: dict[str, nn.Parameter] = {}
         self._held: dict[Value, Held] = {}  # the states that a write is still to be compared with
         self._sizes: dict[Value, Size] = {}
         self._samples: dict[str, sample.Sample] = {}
         self._fresh = False  # the samples are of a step whose maps nobody has asked for
         self.recording.mapper = self._maps
-        self._parameters: list[Any] = []
-        self._squares: dict[int, dict[str, float]] = {}
-        self._leaves: list[Any] = []
+        self._made: dict[Value, Tensor] = {}  # writes that wait for their scales, and these
+        self._backward = Backward(self.recording, accumulate > 1)
+        self._leaves: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()
         self._lost: list[PlannedState] = []
         compiled = model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules())
         if compiled:
@@ -138,22 +140,34 @@ class Recorder:
         """A forward begins."""
         number = self.forwards
         self.forwards += 1
+        self._backward.over()  # one that an error has ended does not say so
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # whose tensors have no numbers yet
+            self.recording.facts["note"] = f"forward {number} ran inside torch.func: it is not recorded"
+            return None
         step = number // self.accumulate
         if step % self.every:
             return None
         self.step = step
-        self._key = self._kind(args, kwargs)
+        self._key = kind_of(self.model, args, kwargs)
         plan = self._plans.get(self._key)
         if plan is None:
             plan = self._plans[self._key] = self._planned(args, kwargs)
         self._plan = plan
-        self._tokens = Tokens(self._mask(kwargs))
-        self._held, self._sizes, self._squares = {}, {}, {}
+        wrong = [name for name in self.which if name not in plan.streams] if isinstance(self.which, Mapping) else []
+        if wrong:
+            raise ValueError(
+                f"tokens has the stream {wrong[0]!r}, expected some of {', '.join(map(repr, plan.streams))}."
+            )
+        self._tokens = {name: Tokens(mask_of(self.which, name, kwargs)) for name in plan.streams}
+        self._named = dict(self.model.named_parameters())
+        if self.grads:
+            self._backward.listen(plan, self._named)
+        self._held, self._sizes, self._made = {}, {}, {}
         self._lost = []
         taps: list[tuple[Value, Tap]] = []
         leaves = pytree.tree_leaves((args, kwargs))
         watch = Watch(frames, {})
-        self._samples = {name: sample.Sample(plan, name, self._tokens) for name in plan.streams}
+        self._samples = {name: sample.Sample(plan, name, self._tokens[name]) for name in plan.streams}
         for value, tap in self._taps(plan, watch):
             if value.op is not None:
                 taps.append((value, tap))
@@ -164,7 +178,10 @@ class Recorder:
 
     def end(self, watch: Watch) -> None:
         """It is over."""
-        missed = {*watch.taps} - watch.hit
+        heard = {
+            v.op.address: v.op for v in (self._plan.values() if self._plan is not None else ()) if v.op is not None
+        }
+        missed = {address for address, op in heard.items() if watch.otherwise(op)}
         if missed:  # it ran otherwise than the one that was inspected: the next one is inspected again
             self._plans.pop(self._key, None)
             path, call, *_ = min(missed)
@@ -172,20 +189,25 @@ class Recorder:
                 f"in forward {self.forwards - 1} {len(missed)} of {len(watch.taps)} places were not met, the first in call "
                 f"{call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
-        self._held, self._sizes = {}, {}
+        self._held, self._sizes, self._made = {}, {}, {}
         if self._lost:
-            self.recording.facts["note"] = f"{len(self._lost)} states had no graph in the forward: no gradient is recorded there"
+            self.recording.facts["note"] = (
+                f"{len(self._lost)} states had no graph in the forward: no gradient is recorded there"
+            )
         if self.grads and self._plan is not None:
             self._weights(self._plan)
         self._fresh = True
 
     def close(self) -> None:
         """Takes every hook away."""
-        _ = self.recording.maps
-        self.recording.mapper = None
-        for handle in (*self._parameters, *self._leaves):
+        self._backward.close()
+        for handle in self._leaves.values():
             handle.remove()
-        self._held, self._samples = {}, {}
+        try:
+            _ = self.recording.maps
+        finally:
+            self.recording.mapper = None
+            self._held, self._samples = {}, {}
 
     def _maps(self) -> dict[str, Map]:
         """The memory maps of the last step, made when they are asked for."""
@@ -196,17 +218,20 @@ class Recorder:
     # What to hear.
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        given = pytree.tree_map_only(lambda x: not isinstance(x, PLAIN), _copied, (args, kwargs))
-        flow = capture(self.model, *given)
+        flow = capture(self.model, *copied(args, kwargs))
         with torch.no_grad():
             found = understand(self.model, flow)
         if not found.sites:
-            raise ValueError(f"{type(self.model).__name__} has no residual stream to record: {found.unknown[0].reason}.")
+            raise ValueError(
+                f"{type(self.model).__name__} has no residual stream to record: {found.unknown[0].reason}."
+            )
         plan = Plan.of(found, self.layers)
         flow.forget()
         if not plan.sites:
             depth = max(stream.n_layers for stream in found.streams)
-            raise ValueError(f"layers is {self.layers}, expected numbers from 0 to {depth - 1}: the layers of the model.")
+            raise ValueError(
+                f"layers is {self.layers}, expected numbers from 0 to {depth - 1}: the layers of the model."
+            )
         self._know(found, plan)
         return plan
 
@@ -218,27 +243,11 @@ class Recorder:
                 "mode": found.mode, "wiring": found.wiring, "closure": found.closure,
                 "dtype": "/".join(dict.fromkeys(stream.dtype for stream in found.streams)),
             }  # fmt: skip
-            if self.grads:
-                self._listen(plan)
         elif [site.id for site in self.recording.sites] != [site.id for site in plan.recorded]:
             raise ValueError(
                 f"forward {self.forwards - 1} has {len(plan.sites)} sublayers, expected the {len(self.recording.sites)} sites of "
                 "the first: record models or inputs whose sublayers differ one by one."
             )
-
-    def _listen(self, plan: Plan) -> None:
-        named = dict(self.model.named_parameters())
-        for site in plan.sites:
-            for name in site.parameters:
-                parameter = named.get(name)
-                if parameter is None or not parameter.requires_grad:
-                    continue
-                hear = partial(self._parameter, site.index, name)
-                if self.accumulate > 1:
-                    handle = parameter.register_post_accumulate_grad_hook(lambda p, hear=hear: hear(p.grad))
-                else:
-                    handle = parameter.register_hook(hear)
-                self._parameters.append(handle)
 
     def _taps(self, plan: Plan, watch: Watch) -> Iterator[tuple[Value, Tap]]:
         for state in plan.states:
@@ -247,9 +256,16 @@ class Recorder:
             if site.read is not None:
                 yield site.read, partial(self._sized, "read", site)
             yield site.raw, partial(self._sized, "raw", site)
-            yield site.write.value, partial(self._write, site)
+            if any(scale.op is not None for scale in site.write.scales):
+                yield from ((value, partial(self._scaled, site, value)) for value in _made(site))
+            else:
+                yield site.write.value, partial(self._write, site)
         for norm in plan.norms:
-            yield (norm.norm.x, partial(self._normed, norm)) if norm.rstd is None else (norm.rstd, partial(self._rstd, norm))
+            yield (
+                (norm.norm.x, partial(self._normed, norm))
+                if norm.rstd is None
+                else (norm.rstd, partial(self._rstd, norm))
+            )
         for name, (stream, _) in plan.streams.items():
             yield from self._samples[name].taps(stream)
 
@@ -259,25 +275,8 @@ class Recorder:
             leaf = leaves[value.part]
             return leaf if isinstance(leaf, Tensor) else None
         if value.name:
-            return dict(self.model.named_parameters()).get(value.name)
+            return self._named.get(value.name)
         return None
-
-    def _mask(self, kwargs: dict[str, Any]) -> Tensor | None:
-        if self.which is None or isinstance(self.which, Tensor):
-            return self.which
-        found = kwargs.get(self.which)
-        if not isinstance(found, Tensor):
-            raise ValueError(
-                f"tokens is {self.which!r}, expected the name of a keyword argument of the model that is a tensor; it was called "
-                f"with {', '.join(kwargs) or 'none'}."
-            )
-        return found
-
-    def _kind(self, args: Any, kwargs: Any) -> Any:
-        """What decides which operators run, as far as can be seen from outside."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        shapes = tuple((x.dtype, x.dim()) if isinstance(x, Tensor) else type(x) for x in leaves)
-        return str(spec), shapes, self.model.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
 
     # What is heard.
 
@@ -286,33 +285,36 @@ class Recorder:
             self.recording.add(self.step, site, role, name, value)
 
     def _state(self, watch: Watch, state: PlannedState, tensor: Tensor) -> None:
-        if self.grads and state.leaving and self._key[-2]:  # gradients are wanted, as the forward began
+        if self.grads and state.leaving and self._key[-1]:  # gradients are wanted, as the forward began
             watch.waiting.append(partial(self._hook, state, tensor))
         with torch.no_grad():
-            t = statistics.rows(tensor.detach(), state.width)
-            of_t = self._sizes[state.value] = statistics.size(t, self._tokens)
-            wanted = sum(site.state == state.index for site in self._plan.sites) if self._plan is not None else 0
-            if wanted:
-                self._held[state.value] = Held(t, of_t, _version(t), wanted)
+            tokens = self._tokens[state.stream]
+            t = statistics.rows(tensor.detach(), state.width, state.axis)
+            of_t = self._sizes[state.value] = statistics.size(t, tokens)
+            if state.wanted:
+                self._held[state.value] = Held(t, of_t, _version(t), state.wanted)
             numbers = [*of_t.numbers()]
             for site in state.entering:
                 self._put(site, "in", numbers)
             if state.leaving:
-                more = [("similarity", statistics.similarity(t, of_t, self._tokens)), *statistics.massive(t, of_t)]
+                more = [("similarity", statistics.similarity(t, of_t, tokens)), *statistics.massive(t, of_t, tokens)]
                 for site in state.leaving:
                     self._put(site, "out", [*numbers, *more])
 
     def _hook(self, state: PlannedState, tensor: Tensor) -> None:
         if tensor.requires_grad:
-            handle = tensor.register_hook(partial(self._gradient, state, self.step))
-            if tensor.is_leaf:
-                self._leaves.append(handle)
+            handle = tensor.register_hook(partial(self._gradient, state, self.step, self._tokens[state.stream]))
+            if tensor.is_leaf:  # the same one may enter the next forward
+                if tensor in self._leaves:
+                    self._leaves[tensor].remove()
+                self._leaves[tensor] = handle
         elif state.value.op is not None and state.value.kind & PARAMETER:
             self._lost.append(state)
 
-    def _gradient(self, state: PlannedState, step: int, grad: Tensor) -> None:
+    def _gradient(self, state: PlannedState, step: int, tokens: Tokens, grad: Tensor) -> None:
+        self._backward.reached(step)
         with torch.no_grad():
-            of_grad = statistics.size(statistics.rows(grad, state.width), self._tokens)
+            of_grad = statistics.size(statistics.rows(grad, state.width, state.axis), tokens)
             for site in state.leaving:
                 for name, value in of_grad.numbers():
                     self.recording.add(step, site, "grad", name, value)
@@ -320,13 +322,21 @@ class Recorder:
     def _sized(self, role: str, site: PlannedSite, tensor: Tensor) -> None:
         with torch.no_grad():
             assert self._plan is not None
-            t = statistics.rows(tensor.detach(), self._plan.states[site.state].width)
-            every = Tokens() if self._tokens.mask is not None and t.shape[:-1].numel() != self._tokens.mask.numel() else self._tokens
+            state = self._plan.states[site.state]
+            t = statistics.rows(tensor.detach(), state.width, state.axis)
+            tokens = self._tokens[state.stream]
+            every = Tokens() if tokens.mask is not None and t.shape[:-1].numel() != tokens.mask.numel() else tokens
             value = site.raw if role == "raw" else site.read
             assert value is not None
             if value not in self._sizes:  # what is read may be the stream itself
                 self._sizes[value] = statistics.size(t, every)
             self._put(site.index, role, self._sizes[value].numbers())
+
+    def _scaled(self, site: PlannedSite, value: Value, tensor: Tensor) -> None:
+        """A write is heard once its scales are, in whichever order they are made."""
+        self._made[value] = tensor
+        if all(one in self._made for one in _made(site)):
+            self._write(site, self._made.pop(site.write.value))
 
     def _write(self, site: PlannedSite, tensor: Tensor) -> None:
         assert self._plan is not None
@@ -335,20 +345,20 @@ class Recorder:
             write = tensor.detach()
             if site.write.factor != 1.0:
                 write = write * site.write.factor
-            scale = site.write.scale
-            if scale is not None:
-                current = self._leaf(scale, ())
-                write = write * (scale.tensor if current is None else current.detach())
-            write = statistics.rows(write, state.width)
-            same = scale is None and site.write.factor == 1.0 and up(site.write.value) is site.raw
+            for scale in site.write.scales:
+                current = self._made.get(scale) if scale.op is not None else self._leaf(scale, ())
+                write = write * (scale.tensor if current is None else current).detach()
+            write = statistics.rows(write, state.width, state.axis)
+            same = not site.write.scales and site.write.factor == 1.0 and up(site.write.value) is site.raw
             of_write = self._sizes.get(site.raw) if same else None
-            of_write = of_write or statistics.size(write, self._tokens)
+            tokens = self._tokens[state.stream]
+            of_write = of_write or statistics.size(write, tokens)
             self._put(site.index, "write", of_write.numbers())
             held = self._held.get(state.value)
             if held is not None:
                 x = held.x
                 if x.numel() == write.numel() and held.version == _version(x):
-                    numbers = statistics.pair(x, write.reshape(x.shape), held.size, of_write, self._tokens)
+                    numbers = statistics.pair(x, write.reshape(x.shape), held.size, of_write, tokens)
                     self._put(site.index, "write", numbers)
                 held.wanted -= 1
                 if not held.wanted:
@@ -361,7 +371,8 @@ class Recorder:
     def _rstd(self, norm: PlannedNorm, rstd: Tensor) -> None:
         with torch.no_grad():
             t = rstd.detach().float()
-            mask = self._tokens.of(t) if self._tokens.mask is not None and t.numel() == self._tokens.mask.numel() else None
+            tokens = self._tokens[norm.stream]
+            mask = tokens.of(t) if tokens.mask is not None and t.numel() == tokens.mask.numel() else None
             t = t.reshape(-1) if mask is None else t.reshape(-1)[mask]
             if t.numel():
                 numbers = [("rstd", float(t.mean())), ("rstd_min", float(t.min())), ("rstd_max", float(t.max()))]
@@ -369,29 +380,18 @@ class Recorder:
                     self._put(site, norm.role, numbers)
 
     def _weights(self, plan: Plan) -> None:
-        named = dict(self.model.named_parameters())
         for site in plan.sites:
-            sizes = [torch.linalg.vector_norm(statistics.wide(named[n].detach())) for n in site.parameters if n in named]
+            held = [self._named[name].detach() for name in site.parameters if name in self._named]
+            sizes = [torch.linalg.vector_norm(statistics.wide(parameter)) for parameter in held]
             if sizes:
                 self._put(site.index, "params", [("l2", float(torch.stack(sizes).square().sum().sqrt()))])
 
-    def _parameter(self, site: int, name: str, grad: Tensor | None) -> None:
-        if grad is None or self.step % self.every:
-            return
-        with torch.no_grad():
-            squares = self._squares.setdefault(site, {})
-            squares[name] = float(torch.linalg.vector_norm(statistics.wide(grad)).square())
-            self._put(site, "params", [("grad_l2", sum(squares.values()) ** 0.5)])
+
+def _made(site: PlannedSite) -> list[Value]:
+    """Of a write and what scales it what is no parameter."""
+    return [site.write.value, *(scale for scale in site.write.scales if scale.op is not None)]
 
 
 def _version(t: Tensor) -> int:
     """Changes when the memory is written; inference tensors do not tell."""
     return 0 if t.is_inference() else t._version
-
-
-def _copied(value: Any) -> Any:
-    """A copy of what a forward may change: a cache."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 - whatever cannot be copied is given as it is
-        return value

@@ -46,10 +46,11 @@ class Sample:
             return
         for value in dict.fromkeys(self._values()):
             yield value, partial(self._keep, value)
-        for norm in (norm for norms in self.found.norms_out for norm in norms):
-            for gain in (norm.weight, norm.bias):
-                if gain is not None and gain.op is not None:  # a parameter's own tensor is always the present one
-                    yield gain, partial(self._now, gain)
+        gains = [gain for norms in self.found.norms_out for norm in norms for gain in (norm.weight, norm.bias)]
+        gains += [scale for branches in self.found.branches for branch in branches for scale in write_of(branch).scales]
+        for gain in gains:
+            if gain is not None and gain.op is not None:  # a parameter's own tensor is always the present one
+                yield gain, partial(self._now, gain)
 
     def possible(self) -> bool:
         """Whether every step on the stream is one that numbers alone describe."""
@@ -68,7 +69,9 @@ class Sample:
         def write(branch: Branch) -> Tensor:
             heard = write_of(branch)
             part = self._kept[heard.value] * heard.factor
-            return part if heard.scale is None else part * heard.scale.tensor.detach().double()
+            for scale in heard.scales:
+                part = part * scale.tensor.detach().double()
+            return part
 
         def keep(add: Add, part: Tensor) -> Tensor:
             number = _number(add.kept.factors) or 1.0
@@ -104,7 +107,7 @@ class Sample:
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
         with torch.no_grad():
-            t = rows(tensor.detach(), self.stream.width)
+            t = rows(tensor.detach(), self.stream.width, self.stream.axis)
             if t.shape[-1] != self.stream.width:
                 return
             flat = t.reshape(-1, self.stream.width)

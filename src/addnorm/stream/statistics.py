@@ -30,8 +30,8 @@ class Tokens:
         if self.mask is None:
             return None
         mask, lead = self.mask, t.shape[:-1]
-        if mask.shape != lead and mask.dim() == 2 and mask.T.shape == lead:
-            mask = mask.T  # (tokens, batch)
+        if self.turned(t):
+            mask = mask.T
         if mask.numel() != lead.numel():
             raise ValueError(
                 f"tokens has shape {tuple(self.mask.shape)}, expected {tuple(lead)}: true where a token of the stream "
@@ -39,9 +39,16 @@ class Tokens:
             )
         return mask.reshape(-1).to(device=t.device, dtype=torch.bool)
 
+    def turned(self, t: Tensor) -> bool:
+        """Whether a tensor is (tokens, batch, d), as far as the mask tells."""
+        mask, lead = self.mask, t.shape[:-1]
+        return mask is not None and mask.dim() == 2 and mask.shape != lead and mask.T.shape == lead
 
-def rows(t: Tensor, width: int) -> Tensor:
-    """A stream as `(*, d)`, whichever dimension has the features."""
+
+def rows(t: Tensor, width: int, axis: int = -1) -> Tensor:
+    """A stream as `(*, d)`, whichever dimension has the features: `axis` where there is one as wide, counted from the end."""
+    if -t.dim() <= axis < -1 and t.shape[axis] == width:
+        return t.movedim(axis, -1)
     if t.shape[-1:] != (width,) and width in t.shape:
         t = t.movedim(t.shape.index(width), -1)
     return t
@@ -73,7 +80,7 @@ def size(t: Tensor, tokens: Tokens) -> Size:
     flat = wide(t).reshape(-1, t.shape[-1])
     lengths = torch.linalg.vector_norm(flat, dim=-1)
     if mask is None:
-        largest = torch.linalg.vector_norm(flat, float("inf"))
+        largest = torch.linalg.vector_norm(flat, float("inf")) if flat.numel() else flat.new_zeros(())
     else:
         lengths = lengths[mask]
         largest = flat[mask].abs().max() if lengths.numel() else flat.new_zeros(())
@@ -95,11 +102,20 @@ def pair(x: Tensor, write: Tensor, of_x: Size, of_write: Size, tokens: Tokens) -
 
 
 def similarity(t: Tensor, of_t: Size, tokens: Tokens) -> float:
-    """The mean cosine of two tokens of a sequence, over the sequences `(batch, ..., d)`: NaN where none has two."""
+    """The mean cosine of two tokens of a sequence, over the sequences: NaN where none has two.
+
+    The first dimension of three or more is taken for the batch, unless the mask tells otherwise.
+    """
+    if tokens.turned(t):
+        t = t.transpose(0, 1)
     mask = tokens.of(t)
     flat = wide(t).reshape(-1, t.shape[-1])
     lengths = torch.linalg.vector_norm(flat, dim=-1) if mask is not None else of_t.squares.sqrt()
     sequences = t.shape[0] if t.dim() > 2 else 1
+    if t.dim() == 2 and tokens.mask is not None and tokens.mask.dim() == 2:
+        sequences = tokens.mask.shape[0]
+    if not flat.numel():
+        return float("nan")
     weights = 1.0 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
     if mask is not None:
         weights = torch.where(mask, weights, 0.0)
@@ -111,8 +127,11 @@ def similarity(t: Tensor, of_t: Size, tokens: Tokens) -> float:
     return float(((total - counts)[some] / pairs).mean())
 
 
-def massive(t: Tensor, of_t: Size) -> Iterator[Number]:
+def massive(t: Tensor, of_t: Size, tokens: Tokens) -> Iterator[Number]:
     """massive, top: by the median of at most 16,384 elements, evenly spread."""
+    mask = tokens.of(t)
+    if mask is not None:
+        t = t.reshape(-1, t.shape[-1])[mask]
     flat = t.reshape(-1)
     step = max(1, flat.numel() // SAMPLE) | 1  # odd, so that it does not meet the same features in each token
     median = float(wide(flat[::step]).abs().median()) if flat.numel() else float("nan")

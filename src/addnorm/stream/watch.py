@@ -1,14 +1,16 @@
 """A run that is watched: at chosen operators of chosen module calls something is told what went in and came out.
 
 What an inspection found is found again by its address: the module's path, which call of it, the operator, and which of those
-that this call ran itself. So another branch taken elsewhere (a different expert, a cast that autocast remembers) does not matter. Only inside the
-model's own forward is anything watched; the recomputation of a checkpoint in the backward is not.
+that this call ran itself. So another branch taken elsewhere (a different expert, a cast that autocast remembers) does not
+matter. Only inside the model's own forward is anything watched; the recomputation of a checkpoint in the backward is not.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -17,14 +19,26 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream import fused
-from addnorm.stream.flow import FAMILY, Address, Frames, Value, eagerly, name_of, without_modes, written_by
+from addnorm.stream.flow import FAMILY, Address, Frame, Frames, Op, Value, eagerly, name_of, without_modes, written_by
 
-__all__ = ["Tap", "Watch", "checkpoints_with_graph", "gather", "watched"]
+__all__ = ["Edit", "Tap", "Watch", "checkpoints_with_graph", "gather", "watched", "without_checkpoints"]
+
 
 class Tap(Protocol):
     """What is told of results: called with the tensor as it was made."""
 
-    def __call__(self, tensor: Tensor) -> None: ...
+    def __call__(self, tensor: Tensor) -> None:
+        """Told of a result."""
+
+
+class Edit(Protocol):
+    """Changes an operator's arguments, and what its node of the graph hands back."""
+
+    def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments with which the operator runs."""
+
+    def made(self, out: Tensor) -> None:
+        """Told of a result once its node is set."""
 
 
 class Watch(TorchDispatchMode):
@@ -33,23 +47,30 @@ class Watch(TorchDispatchMode):
     Args:
         frames: of the model.
         taps: for each operator's address what is told of which result.
-        edits: for each operator's address what changes its arguments: `edit(func, args, kwargs) -> (args, kwargs)`.
+        edits: for each operator's address what changes it.
     """
 
     def __init__(
         self,
         frames: Frames,
         taps: Mapping[Address, Mapping[int | str, list[Tap]]],
-        edits: Mapping[Address, Callable[[Any, Any, Any], tuple[Any, Any]]] | None = None,
+        edits: Mapping[Address, Edit] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.frames = frames
         self.taps = taps
         self.edits = edits or {}
         self.hit: set[Address] = set()
+        self.calls: dict[tuple[str, int], Frame] = {}  # the calls in which they were
         self.completed = False  # the forward came to its end
         self.waiting: list[Callable[[], None]] = []  # what needs the autograd node that torch sets after an operator
         self.before: Callable[[Any, list[Tensor]], None] | None = None  # told which tensors an operator will overwrite
+
+    def otherwise(self, op: Op) -> bool:
+        """Whether an operator was not met, or its call ran more or fewer of its name, so that what was met may be another."""
+        path, call, name, _ = op.address
+        frame = self.calls.get((path, call))
+        return op.address not in self.hit or frame is None or frame.ran.get(name) != op.frame.ran.get(name)
 
     def settle(self) -> None:
         """Does what was waiting for the last operator to be through."""
@@ -68,25 +89,36 @@ class Watch(TorchDispatchMode):
         name = name_of(func)
         address = (frame.path, frame.call, FAMILY if name.startswith(FAMILY) else name, frame.count(name))
         mutable = func._schema.is_mutable
-        if address in self.edits:
-            self.hit.add(address)
-            args, kwargs = self.edits[address](func, args, kwargs)
+        edit = self.edits.get(address)
+        if edit is not None:
+            with without_modes():  # whoever watches around this sees the operators of the model alone
+                args, kwargs = edit(func, args, kwargs)
         if mutable and self.before is not None:
             self.before(func, written_by(func, args, kwargs))
+        if edit is not None or address in self.taps:
+            self.hit.add(address)
+            self.calls[frame.path, frame.call] = frame
         if address not in self.taps:
-            return func(*args, **kwargs)
-        self.hit.add(address)
+            return self._run(func, args, kwargs, edit)
         copies: dict[int, Tensor] = {}
         if mutable and fused.known(name, args):
             with without_modes():
                 copies = {id(t): t.detach().clone() for t in written_by(func, args, kwargs)}
-        out = func(*args, **kwargs)
+        out = self._run(func, args, kwargs, edit)
         parts = _parts(func, args, kwargs, out, copies)
         with without_modes():
             for part, tells in self.taps[address].items():
                 if part in parts:
                     for tell in tells:
                         tell(parts[part])
+        return out
+
+    def _run(self, func: Any, args: Any, kwargs: Any, edit: Edit | None) -> Any:
+        out = func(*args, **kwargs)
+        if edit is not None:
+            made = next((t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()), None)
+            if made is not None:
+                self.waiting.append(lambda: edit.made(made))
         return out
 
 
@@ -116,14 +148,21 @@ def watched(
     frames = Frames(inner)
     running: list[ExitStack | None] = []
     watches: list[Watch] = []
+    callers: list[FrameType] = []  # Python's frame in which the forward runs
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if running and not _runs(callers[-1]):
+            abandon()
         if running or Frames.alone is not None:  # the model calls itself, or is being inspected
             running.append(None)
             return
         stack = ExitStack()
         running.append(stack)
-        watch = begin(frames, args, kwargs)
+        callers.append(sys._getframe(1))
+        stack.callback(callers.clear)
+        frames.paths = {id(m): path for path, m in inner.named_modules()}  # a module may have been replaced
+        with without_modes():
+            watch = begin(frames, args, kwargs)
         if watch is not None:
             watches.append(watch)
             frames.start()
@@ -139,8 +178,17 @@ def watched(
             watches.clear()
             stack.close()
 
+    def abandon() -> None:
+        """torch calls no hook for a forward that KeyboardInterrupt has ended."""
+        stacks = [stack for stack in running if stack is not None]
+        running.clear()
+        watches.clear()
+        for stack in stacks:
+            stack.close()
+
     with ExitStack() as outer:
         outer.enter_context(eagerly())
+        outer.callback(abandon)
         for handle in (
             inner.register_forward_pre_hook(enter, with_kwargs=True),
             inner.register_forward_hook(leave, always_call=True, prepend=True),
@@ -149,12 +197,20 @@ def watched(
         yield frames
 
 
+def _runs(frame: FrameType) -> bool:
+    """Whether a frame is one of those that are running now."""
+    here: FrameType | None = sys._getframe(1)
+    while here is not None and here is not frame:
+        here = here.f_back
+    return here is not None
+
+
 @contextmanager
 def checkpoints_with_graph() -> Iterator[None]:
     """Reentrant checkpoints run as the other kind, whose forward has a graph; the gradients are the same.
 
-    A reentrant one runs its forward without, so that there is nothing at which a gradient could be heard. One of whose inputs none
-    requires a gradient stays what it is: it gives its parameters none, and shall give none.
+    A reentrant one runs its forward without, so that there is nothing at which a gradient could be heard. One of whose inputs
+    none requires a gradient stays what it is: it gives its parameters none, and shall give none.
     """
     real = checkpoint.CheckpointFunction
 
@@ -172,10 +228,33 @@ def checkpoints_with_graph() -> Iterator[None]:
         checkpoint.CheckpointFunction = real  # type: ignore[misc]
 
 
+@contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Checkpoints keep what they would compute again: nothing watches the backward, where what was edited would differ."""
+    real, graph = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+
+    class Plain:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    checkpoint.CheckpointFunction = Plain  # type: ignore[misc, assignment] # for as long as the block runs
+    checkpoint._checkpoint_without_reentrant_generator = plain
+    try:
+        yield
+    finally:
+        checkpoint.CheckpointFunction = graph  # type: ignore[misc]
+        checkpoint._checkpoint_without_reentrant_generator = real
+
+
 def _over(frames: Frames, watch: Watch, end: Callable[[Watch], None]) -> None:
     watch.settle()
     frames.current = None
-    end(watch)
+    with without_modes():
+        end(watch)
 
 
 def gather(taps: Iterable[tuple[Value, Tap]]) -> dict[Address, dict[int | str, list[Tap]]]:
