@@ -15,7 +15,7 @@ from addnorm.stream.closure import closure_of, tolerance, total_of
 from addnorm.stream.found import Found
 from addnorm.stream.inspection import Site, Stream, Unknown
 from addnorm.stream.norm import Norm
-from addnorm.stream.ops import CHANNELS, NORMALIZING, axis_of, up
+from addnorm.stream.ops import CHANNELS, NORMALIZING, up
 from addnorm.stream.reasons import notes_of, reasons_of, remarks_of
 from addnorm.stream.rows import row_of, zero
 from addnorm.stream.sites import Branch
@@ -171,7 +171,7 @@ def _learned(branch: Branch) -> list[str]:
 def _normed_inside(branch: Branch) -> bool:
     """Whether a sublayer has norms besides those of its row."""
     known = {op for norm in (*branch.reads.norms, branch.norm) if norm is not None for op in norm.ops}
-    return any(op.name in NORMALIZING for op in branch.ops if op not in known)
+    return any(op.name in NORMALIZING or op.norms for op in branch.ops if op not in known)
 
 
 def _back(found: Found, k: int, branch: Branch) -> int:
@@ -191,12 +191,11 @@ def _axis(found: Found) -> tuple[int, int]:
     norms += [norm for after in found.norms_out for norm in after]
     if norms:
         width = norms[0].x.shape[-1]
-        at = [k for k, n in enumerate(out) if n == width]
-        return (at[-1] - len(out) if at else -1), width
+        at = [k - len(out) for k, n in enumerate(out) if n == width]
+        return (at[-1] if at else -1), width
     for branch in flat:
-        x = branch.add.read
-        for op in branch.ops:
-            axis = axis_of(op.inputs[0], x, 1) if op.name in CHANNELS and op.inputs and up(op.inputs[0]) is up(x) else None
-            if axis is not None and len(x.shape) == len(out):
-                return axis - len(out), out[axis]
+        first = next((op.inputs[0] for op in branch.ops if op.name in CHANNELS and op.inputs and up(op.inputs[0]) is up(branch.add.read)), None)
+        if first is not None and len(first.shape) == len(out):
+            channels = first.shape[1]  # of the stream as the convolution has it; the stream itself may have them last
+            return (1 - len(out) if out[1] == channels else -1), channels
     return -1, out[-1]

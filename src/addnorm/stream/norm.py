@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.graph import Op, Value
-from addnorm.stream.ops import axis_of, up
+from addnorm.stream.replay import whole
 
 __all__ = ["Kind", "Norm"]
 
@@ -42,7 +42,7 @@ class Norm:
     @property
     def whole(self) -> bool:
         """Whether it is of all features, not of parts of them as of the heads of attention."""
-        return axis_of(self.x, up(self.x), len(self.x.shape) - 1) is not None
+        return whole(self.x)
 
     def denominator(self, x: Tensor) -> Tensor:
         """What the (centred) features are divided by, `(*, 1)`, in the dtype of x."""

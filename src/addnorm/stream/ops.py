@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import torch
@@ -234,14 +235,14 @@ def _kind(scale: Value, value: Value) -> str:
     return "mask" if scale.kind & DATA or (not scale.kind and scale.tensor.numel() > 1 and scale.shape[-1:] == (1,)) else "learned"
 
 
-def reaches(value: Value, later: Value) -> bool:
-    """Whether `later` depends on `value`: looked for backwards, no further than where that was made."""
+def reaches(value: Value, later: Value, without: Set[Op] = frozenset()) -> bool:
+    """Whether `later` depends on `value`, by other ways than through some operators; looked for backwards, no further than that."""
     target, seen, todo = up(value), set(), [later]
     while todo:
         v = todo.pop()
         if v is value or v is target:
             return True
-        if v.op is None or v.index < target.index or v.op in seen:
+        if v.op is None or v.index < target.index or v.op in seen or v.op in without:
             continue
         seen.add(v.op)
         todo.extend(v.op.inputs)

@@ -59,13 +59,19 @@ def reasons_of(found: Found, k: int, branch: Branch) -> list[str]:
     late = found.adds[k + 1].late if k + 1 < len(found.adds) else []
     reasons = {
         TWICE: any(inner.x is add.x for inner in inside),
-        SECOND: any(not reaches(add.read, inner.x) for inner in inside if inner.before is not None),
+        SECOND: _in_turn(add, branch, inside),
         BESIDE: add.source is not None,
         BOTH: branch.reads.norms and branch.reads.direct,
         SCALED: norms and any(factor.kind in ("constant", "learned") for factor in late),
         f"{norms} norms follow the add, one after the other": norms > 1,
     }
     return [reason for reason, is_so in reasons.items() if is_so]
+
+
+def _in_turn(add: Add, branch: Branch, inside: Sequence[Add]) -> bool:
+    """Whether the sublayer reads the stream only by way of another one, to which it adds first."""
+    others = {inner.op for inner in inside if inner.before is not None and not reaches(add.read, inner.x)}
+    return bool(others) and not reaches(add.read, branch.raw, without=others)
 
 
 def remarks_of(found: Found, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None) -> list[str]:
