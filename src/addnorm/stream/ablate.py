@@ -104,7 +104,9 @@ def _edit(site: Site, s: float, replace: Change | None) -> tuple[Address, Any]:
         return op.address, partial(_edit_fused, s, replace)
     at = next((k for k, argument in enumerate(op.args) if argument is term.value), None)
     if at is None:
-        raise RuntimeError(f"{site.id!r} is added by {op.name} of a list, expected an operator whose operands are arguments.")
+        raise RuntimeError(
+            f"{site.id!r} is added by {op.name} of a list, expected an operator whose operands are arguments."
+        )
     return op.address, partial(_edit_plain, s, replace, at)
 
 
@@ -119,7 +121,9 @@ def _edit_fused(s: float, replace: Change | None, func: Any, args: Any, kwargs: 
     given = dict(zip(names, args, strict=False)) | kwargs
     if "branch" not in given:
         if replace is not None:
-            raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is nowhere by itself.")
+            raise RuntimeError(
+                f"mode is 'mean', expected 'zero' here: {func} adds a product that is nowhere by itself."
+            )
         return args, {**kwargs, "alpha": s * given.get("alpha", 1)}
     bias = given.get("branch_bias")
     if bias is None:
@@ -131,7 +135,9 @@ def _edit_fused(s: float, replace: Change | None, func: Any, args: Any, kwargs: 
 
 def _scaled(write: Tensor, s: float, replace: Change | None) -> Tensor:
     if write.requires_grad:
-        write.register_hook(lambda grad: grad * s)  # torch's node adds the write itself; its gradient is that of s * write
+        write.register_hook(
+            lambda grad: grad * s
+        )  # torch's node adds the write itself; its gradient is that of s * write
     with torch.no_grad():
         return write * s if replace is None else replace(write)
 
@@ -244,7 +250,12 @@ def _bar(progress: bool | Console) -> Any:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = progress if isinstance(progress, Console) else Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console, transient=True, disable=progress is False)
 
 

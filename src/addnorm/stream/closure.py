@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -83,6 +85,8 @@ def total_of(found: Found) -> float | None:
 
 def closure_of(add: Add, branches: list[Branch], norm_out: Norm | None) -> float:
     """The largest relative error of the row: of the sum or of its norm, and of every norm with which a sublayer reads."""
+    if not add.out.tensor.numel():
+        return math.inf
     with torch.no_grad():
         z = summed(add, branches)
         errors = [relative(add.out.tensor.detach(), z)]

@@ -147,7 +147,9 @@ class Decomposition:
         """The stream that was recorded at a depth, `(*, d)`, in float64."""
         return self._states[self._depth(depth)]
 
-    def lens(self, head: Callable[[Tensor], Tensor] | None = None, *, norm: Literal["recompute", "frozen"]) -> list[Tensor]:
+    def lens(
+        self, head: Callable[[Tensor], Tensor] | None = None, *, norm: Literal["recompute", "frozen"]
+    ) -> list[Tensor]:
         """What the end of the model would make of the stream at every depth: head(N_final(x)).
 
         Args:
@@ -157,7 +159,9 @@ class Decomposition:
                 which contributions add up. They tell different things and neither is a default.
         """
         if norm not in ("recompute", "frozen"):
-            raise ValueError(f"norm is {norm!r}, expected 'recompute' (each depth by its own) or 'frozen' (the last one's).")
+            raise ValueError(
+                f"norm is {norm!r}, expected 'recompute' (each depth by its own) or 'frozen' (the last one's)."
+            )
         final = self._found.final[-1] if self._found.final else None
         found = []
         with torch.no_grad():
@@ -214,7 +218,9 @@ def _refusal(found: Found) -> str:
     return ""
 
 
-def decompose(model: nn.Module, *args: Any, float64: bool = False, stream: str | None = None, **kwargs: Any) -> Decomposition:
+def decompose(
+    model: nn.Module, *args: Any, float64: bool = False, stream: str | None = None, **kwargs: Any
+) -> Decomposition:
     r"""Takes the stream of a model apart: what x_0 and every sublayer have in it, at any depth.
 
     In a plain sum x_L = x_0 + w_1 + ... + w_S the components are the writes. Behind a norm that stands on the stream they are
@@ -243,7 +249,9 @@ def decompose(model: nn.Module, *args: Any, float64: bool = False, stream: str |
     Source: Mickus, Paperno, Constant, "How to dissect a Muppet" (2022), for BERT; here for every placement of the norm.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args).")
+        raise TypeError(
+            f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args)."
+        )
     runs = getattr(model, "_orig_mod", model)
     if float64:
         runs, args, kwargs = doubled(runs, args, kwargs)
@@ -264,4 +272,3 @@ def _chosen(found: Inspection, name: str | None) -> Stream:
     if name is not None and name not in names:
         raise ValueError(f"stream is {name!r}, expected one of {', '.join(map(repr, names))}.")
     return found.streams[0 if name is None else names.index(name)]
-

@@ -50,7 +50,8 @@ class Norm:
         if self.kind == "scale" or self.length:
             size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             size = size.clamp_min(self.eps) if self.eps else size
-            return size / d**0.5 if self.length else size
+            length: Tensor = size / d**0.5 if self.length else size
+            return length
         if self.kind == "layer":
             var = x.var(-1, correction=int(self.unbiased), keepdim=True)
         else:

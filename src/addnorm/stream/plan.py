@@ -110,7 +110,11 @@ class Plan:
             self.sites.append(
                 PlannedSite(at, first + k, branch.reads.value, branch.raw, write_of(branch), parameters_of(branch))
             )
-            for role, norms in (("norm_in", branch.reads.norms), ("norm_branch", [branch.norm]), ("norm_out", found.norms_out[k])):
+            for role, norms in (
+                ("norm_in", branch.reads.norms),
+                ("norm_branch", [branch.norm]),
+                ("norm_out", found.norms_out[k]),
+            ):
                 self.norms += [_planned(norm, role, at) for norm in norms[:1] if norm is not None]
         if stream.final_norm is not None:
             recorded.append(RecordedSite(f"{prefix}final", stream.final_norm.path, "final", None, stream.name, ""))

@@ -172,7 +172,9 @@ class Recorder:
             )
         self._held, self._sizes = {}, {}
         if self._lost:
-            self.recording.facts["note"] = f"{len(self._lost)} states had no graph in the forward: no gradient is recorded there"
+            self.recording.facts["note"] = (
+                f"{len(self._lost)} states had no graph in the forward: no gradient is recorded there"
+            )
         if self.grads and self._plan is not None:
             self._weights(self._plan)
         for name, one in self._samples.items():
@@ -194,12 +196,16 @@ class Recorder:
         with torch.no_grad():
             found = understand(self.model, flow)
         if not found.sites:
-            raise ValueError(f"{type(self.model).__name__} has no residual stream to record: {found.unknown[0].reason}.")
+            raise ValueError(
+                f"{type(self.model).__name__} has no residual stream to record: {found.unknown[0].reason}."
+            )
         plan = Plan.of(found, self.layers)
         flow.forget()
         if not plan.sites:
             depth = max(stream.n_layers for stream in found.streams)
-            raise ValueError(f"layers is {self.layers}, expected numbers from 0 to {depth - 1}: the layers of the model.")
+            raise ValueError(
+                f"layers is {self.layers}, expected numbers from 0 to {depth - 1}: the layers of the model."
+            )
         self._know(found, plan)
         return plan
 
@@ -242,7 +248,11 @@ class Recorder:
             yield site.raw, partial(self._sized, "raw", site)
             yield site.write.value, partial(self._write, site)
         for norm in plan.norms:
-            yield (norm.norm.x, partial(self._normed, norm)) if norm.rstd is None else (norm.rstd, partial(self._rstd, norm))
+            yield (
+                (norm.norm.x, partial(self._normed, norm))
+                if norm.rstd is None
+                else (norm.rstd, partial(self._rstd, norm))
+            )
         for name, (stream, _) in plan.streams.items():
             yield from self._samples[name].taps(stream)
 
@@ -314,7 +324,11 @@ class Recorder:
         with torch.no_grad():
             assert self._plan is not None
             t = statistics.rows(tensor.detach(), self._plan.states[site.state].width)
-            every = Tokens() if self._tokens.mask is not None and t.shape[:-1].numel() != self._tokens.mask.numel() else self._tokens
+            every = (
+                Tokens()
+                if self._tokens.mask is not None and t.shape[:-1].numel() != self._tokens.mask.numel()
+                else self._tokens
+            )
             value = site.raw if role == "raw" else site.read
             assert value is not None
             if value not in self._sizes:  # what is read may be the stream itself
@@ -354,7 +368,9 @@ class Recorder:
     def _rstd(self, norm: PlannedNorm, rstd: Tensor) -> None:
         with torch.no_grad():
             t = rstd.detach().float()
-            mask = self._tokens.of(t) if self._tokens.mask is not None and t.numel() == self._tokens.mask.numel() else None
+            mask = (
+                self._tokens.of(t) if self._tokens.mask is not None and t.numel() == self._tokens.mask.numel() else None
+            )
             t = t.reshape(-1) if mask is None else t.reshape(-1)[mask]
             if t.numel():
                 numbers = [("rstd", float(t.mean())), ("rstd_min", float(t.min())), ("rstd_max", float(t.max()))]
@@ -364,7 +380,9 @@ class Recorder:
     def _weights(self, plan: Plan) -> None:
         named = dict(self.model.named_parameters())
         for site in plan.sites:
-            sizes = [torch.linalg.vector_norm(statistics.wide(named[n].detach())) for n in site.parameters if n in named]
+            sizes = [
+                torch.linalg.vector_norm(statistics.wide(named[n].detach())) for n in site.parameters if n in named
+            ]
             if sizes:
                 self._put(site.index, "params", [("l2", float(torch.stack(sizes).square().sum().sqrt()))])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ def views(value: Value, source: Value) -> list[Op] | None:
 
 
 def whole(value: Value) -> bool:
-    """Whether the last axis of a view is a whole axis of that of which it is one: all features of a token, not those of a head."""
+    """Whether the last axis of a view is a whole axis of its source: all features of a token, not those of a head."""
     source = up(value)
     if axis_of(value, source, len(value.shape) - 1) is not None:
         return True
@@ -81,7 +83,8 @@ def replay(op: Op, value: Tensor) -> Tensor:
 def _functional(op: Op, args: list[object], kwargs: dict[str, object]) -> Tensor:
     """The operator itself, never its form in place."""
     value: Tensor
-    if op.func._schema.is_mutable:
+    schema: Any = op.func  # an OpOverload
+    if schema._schema.is_mutable:
         first, *rest = args
         assert isinstance(first, Tensor)
         value = op.func(first.clone(), *rest, **kwargs)

@@ -21,6 +21,7 @@ from addnorm.stream.flow import FAMILY, Address, Frames, Value, eagerly, name_of
 
 __all__ = ["Tap", "Watch", "checkpoints_with_graph", "gather", "watched"]
 
+
 class Tap(Protocol):
     """What is told of results: called with the tensor as it was made."""
 
