@@ -24,7 +24,8 @@ def judge(found, *expected, kinds=((ATTENTION, FEED_FORWARD),), limit=1e-5, n_la
     """The wirings, rows, kinds and final norms of the streams, and that all is proven and understood."""
     assert found.unknown == ()
     assert [stream.wiring.name for stream in found.streams if stream.wiring] == [wiring.name for wiring in expected]
-    assert found.closes and found.closure <= limit
+    assert found.closes
+    assert found.closure <= limit
     for stream, wiring, kind in zip(found.streams, expected, kinds, strict=True):
         assert [site.kind for site in stream.sites if site.role != "skip"] == [*kind] * n_layers
         assert (stream.final_norm is not None) == wiring.ends_in_norm(n_layers)
@@ -35,7 +36,9 @@ def judge(found, *expected, kinds=((ATTENTION, FEED_FORWARD),), limit=1e-5, n_la
 # Stacks.
 
 OTHER = {"mix_ln": wirings.mix_ln(2)}  # a quarter of three layers is none
-each_wiring = pytest.mark.parametrize("wiring", [OTHER.get(one.name, one) for one in ALL], ids=lambda wiring: wiring.name)
+each_wiring = pytest.mark.parametrize(
+    "wiring", [OTHER.get(one.name, one) for one in ALL], ids=lambda wiring: wiring.name
+)
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
@@ -89,14 +92,18 @@ def test_every_wiring_closes_to_1e_10_in_float64(wiring):
     assert next(encoder.parameters()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("wiring", [stand_in(name) for name in ("post_ln", "pre_ln", "sandwich", "skipinit")], ids=lambda w: w.name)
+@pytest.mark.parametrize(
+    "wiring", [stand_in(name) for name in ("post_ln", "pre_ln", "sandwich", "skipinit")], ids=lambda w: w.name
+)
 def test_a_stack_of_feed_forwards(wiring):
     found = inspect(shake(stack_of(4, wiring)), text())
     judge(found, wiring, kinds=[(FEED_FORWARD,) * 2], n_layers=2)
 
 
 @pytest.mark.parametrize(
-    "row", [Row(norm_in=True, norm_out=True), Row(a=0.5, b=2.0, norm_branch=True), Row(norm_in=True, a=Learned(1.0), b=-0.3)], ids=str
+    "row",
+    [Row(norm_in=True, norm_out=True), Row(a=0.5, b=2.0, norm_branch=True), Row(norm_in=True, a=Learned(1.0), b=-0.3)],
+    ids=str,
 )
 def test_the_row_of_a_wiring_of_ones_own(row):
     found = inspect(shake(Encoder(LAYERS, D, 2, 32, row)), text())
@@ -147,7 +154,8 @@ class Calls(nn.Module):
 def rows_of(call, dtype=torch.float32, limit=1e-5):
     found = inspect(shake(Calls(call)).to(dtype), text(dtype=dtype))
     assert found.unknown == ()
-    assert found.closes and found.closure <= limit
+    assert found.closes
+    assert found.closure <= limit
     stream = found.streams[0]
     assert len(stream.sites) == 4
     assert len({str(site.row) for site in stream.sites} - {"x' = N(x + γ f(x))"}) <= 1
@@ -161,7 +169,10 @@ POST = Row(norm_out=True)
 OPTIONS = {
     "nothing": (lambda m: {}, POST),
     "residual_scale": (lambda m: {"residual_scale": 2.5}, Row(norm_out=True, a=2.5)),
-    "residual_scale, a vector": (lambda m: {"residual_scale": m.gamma}, Row(norm_out=True, a=Learned(1.0, per_feature=True))),
+    "residual_scale, a vector": (
+        lambda m: {"residual_scale": m.gamma},
+        Row(norm_out=True, a=Learned(1.0, per_feature=True)),
+    ),
     "layer_scale": (lambda m: {"layer_scale": m.gamma}, Row(norm_out=True, b=Learned(1.0, per_feature=True))),
     "branch_bias": (lambda m: {"branch_bias": m.gamma}, POST),
     "row_scale": (lambda m: {"row_scale": KEEP}, POST),
@@ -171,7 +182,13 @@ OPTIONS = {
     "dropout, not training": (lambda m: {"dropout_p": 0.3, "training": False}, POST),
     "float64 out": (lambda m: {"stream_dtype": torch.float32, "out_dtype": torch.float32}, POST),
     "all": (
-        lambda m: {"residual_scale": 2.5, "layer_scale": m.gamma, "branch_bias": m.gamma, "row_scale": KEEP, "dropout_p": 0.3},
+        lambda m: {
+            "residual_scale": 2.5,
+            "layer_scale": m.gamma,
+            "branch_bias": m.gamma,
+            "row_scale": KEEP,
+            "dropout_p": 0.3,
+        },
         Row(norm_out=True, a=2.5, b=Learned(1.0, per_feature=True)),
     ),
 }
@@ -185,7 +202,7 @@ each_kind = pytest.mark.parametrize("kind", FUNCTIONS)
 @each_option
 def test_the_functions_with_every_option(kind, option):
     options, row = OPTIONS[option]
-    stream, found = rows_of(lambda m, x, f, w, b: FUNCTIONS[kind](x, f, w, b, **options(m)))
+    stream, _ = rows_of(lambda m, x, f, w, b: FUNCTIONS[kind](x, f, w, b, **options(m)))
     assert row_differences(stream, [row] * 4) == []
     assert stream.norm == kind
     assert stream.eps == pytest.approx(1e-5 if kind == "layer" else torch.finfo(torch.float32).eps)
@@ -229,7 +246,7 @@ def test_the_functions_in_place(kind, option):
 @each_option
 def test_the_add_alone(option):
     options, row = OPTIONS[option]
-    mine = {name for name in options(Calls(None))} - {"weight_offset", "out_dtype"}
+    mine = set(options(Calls(None))) - {"weight_offset", "out_dtype"}
 
     def call(m, x, f, w, b):
         return addnorm.add_residual(x, f, **{name: value for name, value in options(m).items() if name in mine})
@@ -253,7 +270,9 @@ def test_the_module(norm):
         def __init__(self):
             super().__init__()
             self.parts = nn.ModuleList(Mlp() for _ in range(4))
-            self.joins = nn.ModuleList(AddNorm(D, norm, dropout=0.2, residual_scale=1.5, layer_scale=0.3) for _ in range(4))
+            self.joins = nn.ModuleList(
+                AddNorm(D, norm, dropout=0.2, residual_scale=1.5, layer_scale=0.3) for _ in range(4)
+            )
 
         def forward(self, x):
             for part, join in zip(self.parts, self.joins, strict=True):

@@ -28,7 +28,6 @@ from traps_parts import (
     pre,
     pre_ln,
     stream,
-    tiny,
     tokens,
 )
 

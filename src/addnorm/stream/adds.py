@@ -37,7 +37,9 @@ class Write:
     """One term that is added to the stream."""
 
     path: Path  # from what the branch ends in (`path.source`) to the operand
-    role: str = "branch"  # or "injection": depends on no state of this stream; "skip": an earlier state; "bias": a parameter
+    role: str = (
+        "branch"  # or "injection": depends on no state of this stream; "skip": an earlier state; "bias": a parameter
+    )
 
 
 @dataclass(eq=False)
@@ -78,9 +80,11 @@ class Add:
 
 def walk(term: Term) -> Iterator[Path]:
     """The values of which an operand is a multiple, each with the way from it down to the operand; nearest first."""
-    value, ops, factors = term.value, [], []
+    value = term.value
+    ops: list[Op] = []
+    factors: list[Factor] = []
     while True:
-        while (source := up(value)) is not value:
+        while up(value) is not value:
             assert value.op is not None
             ops.append(value.op)
             value = value.op.inputs[0]
@@ -186,14 +190,14 @@ def _continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add |
         partial = adds.get(state.source)
         if partial is not None and reaches(partial.x, q.value) and len(set(state.source.users)) == 1:
             partial.merged = True
-            later = _state(partial.writes[0].path.term, adds) if [w.role for w in partial.writes] == ["branch"] else None
+            later = (
+                _state(partial.writes[0].path.term, adds) if [w.role for w in partial.writes] == ["branch"] else None
+            )
             if later is not None and reaches(later.source, q.value):  # (x + the layer's input) + f(x)
                 skip = Write(_joined(partial.kept, state), "skip")
                 return Add(later.source, op.outputs[0], _joined(later, state), [Write([*walk(q)][-1]), skip])
             writes = [Write(_joined(write.path, state), write.role) for write in partial.writes]
-            return Add(
-                partial.x, op.outputs[0], _joined(partial.kept, state), [*writes, Write([*walk(q)][-1])]
-            )
+            return Add(partial.x, op.outputs[0], _joined(partial.kept, state), [*writes, Write([*walk(q)][-1])])
         return Add(state.source, op.outputs[0], state, [Write([*walk(q)][-1], "injection")])
     return None
 
@@ -235,7 +239,11 @@ def _root(value: Value) -> Value:
 def _joined(first: Path, then: Path) -> Path:
     """The way to a partial sum, and on to the operand that it is."""
     return Path(
-        first.source, then.term, [*then.ops, *first.ops], [*then.factors, *first.factors], [*then.sums, first.term, *first.sums]
+        first.source,
+        then.term,
+        [*then.ops, *first.ops],
+        [*then.factors, *first.factors],
+        [*then.sums, first.term, *first.sums],
     )
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from addnorm.stream.adds import Add, Path
-from addnorm.stream.graph import Op, Value
 from addnorm.stream.found import Found
 from addnorm.stream.norm import Norm
-from addnorm.stream.ops import TRANSPARENT, factor_of, up
+from addnorm.stream.replay import replay, views
 from addnorm.stream.sites import Branch
 
-__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "replay", "summed", "tolerance", "total_of", "views"]
+__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "summed", "tolerance", "total_of"]
 
 # Relative errors of a whole tensor. Eight roundings of the dtype, and what the project's own issue asks for in float32.
 TOLERANCE = {
@@ -21,8 +22,6 @@ TOLERANCE = {
     torch.float16: 8 * torch.finfo(torch.float16).eps,
     torch.bfloat16: 8 * torch.finfo(torch.bfloat16).eps,
 }
-SAME_SHAPE = {"_to_copy", "clone", "detach", "alias", "contiguous", "lift_fresh", "copy", "to", "_conj"}
-RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_as"}
 
 
 def tolerance(*tensors: Tensor) -> float:
@@ -84,19 +83,10 @@ def total_of(found: Found) -> float | None:
         return relative(found.adds[-1].out.tensor.detach(), total)
 
 
-def views(value: Value, source: Value) -> list[Op] | None:
-    """The views and casts that lead from a value to another of the same numbers, the first one first; None if more does."""
-    found: list[Op] = []
-    while value is not source:
-        if value.op is None or value.op.name not in TRANSPARENT or not value.op.inputs:
-            return None
-        found.insert(0, value.op)
-        value = value.op.inputs[0]
-    return found
-
-
 def closure_of(add: Add, branches: list[Branch], norm_out: Norm | None) -> float:
     """The largest relative error of the row: of the sum or of its norm, and of every norm with which a sublayer reads."""
+    if not add.out.tensor.numel():
+        return math.inf
     with torch.no_grad():
         z = summed(add, branches)
         errors = [relative(add.out.tensor.detach(), z)]
@@ -110,51 +100,3 @@ def closure_of(add: Add, branches: list[Branch], norm_out: Norm | None) -> float
 def _of_norm(norm: Norm) -> float:
     y = norm.y.tensor.detach()
     return relative(y, norm(norm.x.tensor.detach().double()).reshape(y.shape))
-
-
-def replay(op: Op, value: Tensor) -> Tensor:
-    """One operator on the way, in float64."""
-    out = op.outputs[0]
-    if op.name == "alias" and len(op.args) > 1 and op.outputs[0].part == "memory":  # the same bytes in another order
-        stride, shape, strides = op.args[1:]
-        same = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
-        return same.as_strided(shape, strides)
-    if op.name in SAME_SHAPE:
-        return value if value.shape == out.shape else value.reshape(out.shape)
-    if op.name in RESHAPES:
-        return value.reshape(out.shape)
-    if op.name in TRANSPARENT:
-        result: Tensor = op.func(value, *op.args[1:], **op.kwargs)
-        return result
-    if up(out) is not out:  # x + 0
-        return value
-    passed = factor_of(op)
-    assert passed is not None
-    source, factor = passed
-    if factor.kind == "guard":
-        args = [value if a is source else getattr(a, "tensor", a) for a in op.args]
-        kwargs = {k: value if a is source else getattr(a, "tensor", a) for k, a in op.kwargs.items()}
-        args = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
-        guarded: Tensor = _functional(op, args, kwargs)
-        return guarded
-    if factor.value is not None:
-        return value * factor.value.tensor.detach().double()
-    if factor.kind == "constant":
-        return value * factor.number
-    if len(op.outputs) > 1:  # native_dropout
-        mask = op.outputs[1].tensor.double()
-        p = float(op.args[1])
-        return value * mask / (1.0 - p) if p < 1.0 else value * 0.0
-    return value
-
-
-def _functional(op: Op, args: list[object], kwargs: dict[str, object]) -> Tensor:
-    """The operator itself, never its form in place."""
-    value: Tensor
-    if op.func._schema.is_mutable:
-        first, *rest = args
-        assert isinstance(first, Tensor)
-        value = op.func(first.clone(), *rest, **kwargs)
-    else:
-        value = op.func(*args, **kwargs)
-    return value

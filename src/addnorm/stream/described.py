@@ -15,13 +15,14 @@ from addnorm.stream.closure import closure_of, tolerance, total_of
 from addnorm.stream.found import Found
 from addnorm.stream.inspection import Site, Stream, Unknown
 from addnorm.stream.norm import Norm
-from addnorm.stream.ops import CHANNELS, NORMALIZING, axis_of, up
+from addnorm.stream.ops import CHANNELS, NORMALIZING, up
 from addnorm.stream.reasons import notes_of, reasons_of, remarks_of
 from addnorm.stream.rows import row_of, zero
 from addnorm.stream.sites import Branch
 
 __all__ = ["Told", "tell"]
 
+TORN = "begins with a function, element by element, of where another stream ends: the sum is not passed on as it is"
 RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
 
@@ -33,8 +34,20 @@ class Told:
     unknown: list[Unknown] = field(default_factory=list)
 
 
-def tell(found: Found, layers: Sequence[int], name: str, start: int, other_layers: int | None, model: nn.Module) -> Told:
-    """All that is told of a stream whose first sublayer has the number `start`; `other_layers` are those of the other of two."""
+def tell(
+    found: Found, layers: Sequence[int], name: str, start: int, other_layers: int | None, torn: bool, model: nn.Module
+) -> Told:
+    """All that is told of a stream.
+
+    Args:
+        found: the stream.
+        layers: of its sublayers.
+        name: of the stream.
+        start: the number of its first sublayer.
+        other_layers: how many the other stream has, where there are two.
+        torn: whether it begins with an elementwise function of where another one ends.
+        model: whose it is.
+    """
     unknown: list[Unknown] = []
     sites, seen = [], []
     pairs = zip(found.adds, found.branches, found.norms_out, strict=True)
@@ -43,16 +56,20 @@ def tell(found: Found, layers: Sequence[int], name: str, start: int, other_layer
     for at, ((k, branch), layer) in enumerate(zip(found.sublayers(), layers, strict=True)):
         add, norm_out = found.adds[k], _first(found.norms_out[k])
         reasons = reasons_of(found, k, branch)
+        if torn and not at:
+            reasons.append(TORN)
         if zero(branch):
-            reasons.append("what the sublayer returns is multiplied by 0 before it is added")
+            reasons.append("what the sublayer reads or returns is multiplied by 0")
         row = row_of(branch, norm_out, found.scaled(k))
         limit = tolerance(add.x.tensor, add.out.tensor, branch.raw.tensor)
         closes = closures[k] <= limit
         norm_in = None if branch.reads.direct else _first(branch.reads.norms)
         site = Site(
-            names.id_of(branch), branch.module, names.modules_of(branch), branch.kind, layer, start + at, name, row, norm_in, branch.norm,
-            norm_out, closures[k], closes, len(found.branches[k]), names.shared_by(branch), branch.frame.call, add.op.frame.path,
-            tuple(notes_of(found, k, branch)), branch.role, (found, k, branch),
+            id=names.id_of(branch), path=branch.module, modules=names.modules_of(branch), kind=branch.kind, layer=layer,
+            index=start + at, stream=name, row=row, norm_in=norm_in, norm_branch=branch.norm, norm_out=norm_out,
+            closure=closures[k], closes=closes, parallel=len(found.branches[k]), shared=names.shared_by(branch),
+            call=branch.frame.call, add_path=add.op.frame.path, notes=tuple(notes_of(found, k, branch)), role=branch.role,
+            found=(found, k, branch),
         )  # fmt: skip
         sites.append(site)
         seen.append(_seen(found, k, branch, layer, row, bool(reasons)))
@@ -162,16 +179,17 @@ def _learned(branch: Branch) -> list[str]:
     values += [t.scale for t in (branch.path.term, *branch.path.sums) if t.scale is not None]
     names = []
     for value in values:
-        while value.op is not None and value.op.inputs:
-            value = value.op.inputs[0]
-        names.append(value.name)
+        made = value
+        while made.op is not None and made.op.inputs:
+            made = made.op.inputs[0]
+        names.append(made.name)
     return names
 
 
 def _normed_inside(branch: Branch) -> bool:
     """Whether a sublayer has norms besides those of its row."""
     known = {op for norm in (*branch.reads.norms, branch.norm) if norm is not None for op in norm.ops}
-    return any(op.name in NORMALIZING for op in branch.ops if op not in known)
+    return any(op.name in NORMALIZING or op.norms for op in branch.ops if op not in known)
 
 
 def _back(found: Found, k: int, branch: Branch) -> int:
@@ -191,12 +209,18 @@ def _axis(found: Found) -> tuple[int, int]:
     norms += [norm for after in found.norms_out for norm in after]
     if norms:
         width = norms[0].x.shape[-1]
-        at = [k for k, n in enumerate(out) if n == width]
-        return (at[-1] - len(out) if at else -1), width
+        at = [k - len(out) for k, n in enumerate(out) if n == width]
+        return (at[-1] if at else -1), width
     for branch in flat:
-        x = branch.add.read
-        for op in branch.ops:
-            axis = axis_of(op.inputs[0], x, 1) if op.name in CHANNELS and op.inputs and up(op.inputs[0]) is up(x) else None
-            if axis is not None and len(x.shape) == len(out):
-                return axis - len(out), out[axis]
+        first = next(
+            (
+                op.inputs[0]
+                for op in branch.ops
+                if op.name in CHANNELS and op.inputs and up(op.inputs[0]) is up(branch.add.read)
+            ),
+            None,
+        )
+        if first is not None and len(first.shape) == len(out):
+            channels = first.shape[1]  # of the stream as the convolution has it; the stream itself may have them last
+            return (1 - len(out) if out[1] == channels else -1), channels
     return -1, out[-1]

@@ -9,6 +9,7 @@ it (sites.py, rows.py) is computed in float64 from what the sublayer returned an
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -16,23 +17,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.chains import find_streams
 from addnorm.stream.described import tell
 from addnorm.stream.flow import Capture
 from addnorm.stream.found import Found, found_in
-from addnorm.stream.graph import Flow
+from addnorm.stream.graph import DATA, Flow
 from addnorm.stream.inspection import Inspection
 from addnorm.stream.layers import layers_of
 from addnorm.stream.norms import find_norms
+from addnorm.stream.ops import mixing, up
 from addnorm.stream.refused import left_over, no_stream
 from addnorm.stream.sites import common
-from addnorm.stream.state import tensors_in
+from addnorm.stream.state import UNMADE, tensors_in
 
 __all__ = ["Found", "capture", "doubled", "inspect", "understand"]
 
+NO_GRADIENTS = "None of the inputs have requires_grad"  # what a reentrant checkpoint says without gradients
 USUAL = "addnorm.inspect(model, *args, **kwargs)"
 
 
@@ -71,7 +73,8 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
     runs = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if float64:
         runs, args, kwargs = doubled(runs, args, kwargs)
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", NO_GRADIENTS)
         flow = capture(runs, args, kwargs)
     return understand(runs, flow, target=model)
 
@@ -79,13 +82,17 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
 def _refuse(model: nn.Module, args: Any, kwargs: Any) -> None:
     """Refuses what has no numbers, or none in rows."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(parameter, UninitializedTensorMixin):
+        if isinstance(parameter, UNMADE):
             raise ValueError(f"model has {name}, which is not made yet: call the model once, and then {USUAL}.")
         if parameter.is_meta:
-            raise ValueError(f"model has {name} on the meta device, where there are no numbers: load its weights first.")
+            raise ValueError(
+                f"model has {name} on the meta device, where there are no numbers: load its weights first."
+            )
     for tensor in tensors_in((args, kwargs)):
         if tensor.is_nested:
-            raise ValueError("the model is given a nested tensor, expected a padded one: its tokens are looked at in rows.")
+            raise ValueError(
+                "the model is given a nested tensor, expected a padded one: its tokens are looked at in rows."
+            )
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
@@ -104,11 +111,13 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
     first = 0
     for k, one in enumerate(found):
         other = max(layers[1 - k]) + 1 if len(found) == 2 else None
-        told = tell(one, layers[k], names[k], first, other, model)
+        told = tell(one, layers[k], names[k], first, other, _torn(one, found), model)
         first += len(told.stream.sites)
         streams.append(told.stream)
         unknown += told.unknown
-    inside = {op for one in found for k, branch in one.sublayers() for op in (one.adds[k].op, *branch.ops, *branch.path.ops)}
+    inside = {
+        op for one in found for k, branch in one.sublayers() for op in (one.adds[k].op, *branch.ops, *branch.path.ops)
+    }
     unknown += left_over(flow, norms, single, inside) if streams else no_stream(flow, norms, single)
     target = model if target is None else target
     for stream in streams:
@@ -116,6 +125,18 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
             site.owner = weakref.ref(target)
     mode = "training" if model.training else "evaluation"
     return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target)
+
+
+def _torn(one: Found, found: Sequence[Found]) -> bool:
+    """Whether a stream begins with an elementwise function of where another one ends."""
+    ends = {other.adds[-1].out for other in found}
+    value = up(one.adds[0].x)
+    while value not in ends:
+        data = [v for v in value.op.inputs if v.kind & DATA] if value.op is not None else []
+        if value.op is None or len(data) != 1 or mixing(value.op) or value.norm is not None:
+            return False
+        value = up(data[0])
+    return True
 
 
 def _names(found: Sequence[Found]) -> list[str]:

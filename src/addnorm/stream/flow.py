@@ -62,7 +62,7 @@ class Capture(TorchDispatchMode):
     """Captures the data flow of one run of a model: `Capture(model).run(args, kwargs)`."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.flow = Flow()
         self.frames = Frames(model)
         self._memory = Memory(self._leaf, self._later)
@@ -142,7 +142,9 @@ class Capture(TorchDispatchMode):
         value = self._memory.value
         for step in fused.lower(op.name, op.func, args, kwargs, returned, lambda t: value(t).tensor):
             inputs = [value(t) for t in step.inputs]
-            new = Op(len(self.flow.ops), step.name, step.func, (*inputs, *step.numbers), {}, inputs, op.frame, op.ordinal)
+            new = Op(
+                len(self.flow.ops), step.name, step.func, (*inputs, *step.numbers), {}, inputs, op.frame, op.ordinal
+            )
             new.origin = op.name
             self._add(new, [(step.part, step.output)], NOISE if step.name == "noise" else CONSTANT)
 
@@ -175,7 +177,9 @@ def _dependencies(name: str, func: Any, args: Any, kwargs: Any) -> list[Value]:
     outs = {argument.name for argument in func._schema.arguments if argument.is_out}
     found = pytree.tree_leaves((args, {key: value for key, value in kwargs.items() if key not in outs}))
     inputs = [x for x in found if isinstance(x, Value)]
-    return inputs[1:] if name in REPLACES and args and isinstance(args[0], Value) and func._schema.is_mutable else inputs
+    return (
+        inputs[1:] if name in REPLACES and args and isinstance(args[0], Value) and func._schema.is_mutable else inputs
+    )
 
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -93,7 +93,9 @@ def _after(
     alike = [k for k, signature in enumerate(reads[:-1]) if signature == reads[-1]]
     ends = [k for k in alike if layers[chain[k]] != layers[chain[k + 1]]]  # those that end a layer too
     same = ends or alike
-    usual = len(between[same[-1]]) if same else int(not reads[-1][1])  # alone: after one that reads no norm it is its own
+    usual = (
+        len(between[same[-1]]) if same else int(not reads[-1][1])
+    )  # alone: after one that reads no norm it is its own
     return norms[:usual], norms[usual:], factors
 
 

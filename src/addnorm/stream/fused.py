@@ -85,7 +85,9 @@ def lower(
             if (scale := given.get("layer_scale")) is not None:
                 write = times(write, scale, "layer_scale")
             if (rows := given.get("row_scale")) is not None:
-                write = times(write, step("unsqueeze", "rows", rows.detach()[..., None], rows, numbers=(-1,)), "row_scale")
+                write = times(
+                    write, step("unsqueeze", "rows", rows.detach()[..., None], rows, numbers=(-1,)), "row_scale"
+                )
             write = times(write, given.get("branch_factor", 1.0), "b")
             if z is None:
                 z = (value(stream) + value(write)).to(given.get("stream_dtype") or residual.dtype)

@@ -11,7 +11,9 @@ __all__ = ["CONSTANT", "DATA", "FAMILY", "NOISE", "PARAMETER", "Address", "Flow"
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # what a value depends on; the bits add up
 FAMILY = "addnorm::"  # this library's operators count as one: there are forms with a backward, and into given memory
-Address = tuple[str, int, str, int]  # a module's path, which call of it, an operator, which of those that the call ran itself
+Address = tuple[
+    str, int, str, int
+]  # a module's path, which call of it, an operator, which of those that the call ran itself
 
 
 class Frame:
@@ -69,7 +71,15 @@ class Op:
     __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "norms", "ordinal", "origin", "outputs")
 
     def __init__(
-        self, index: int, name: str, func: Callable[..., Any], args: Any, kwargs: Any, inputs: list[Value], frame: Frame, ordinal: int
+        self,
+        index: int,
+        name: str,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        inputs: list[Value],
+        frame: Frame,
+        ordinal: int,
     ) -> None:
         self.index = index
         self.name = name

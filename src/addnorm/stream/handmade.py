@@ -280,7 +280,9 @@ def affine(norm: Norm) -> None:
             y = op.outputs[0]
         elif norm.kind == "scale" and _root_of_width(op, y):
             norm.kind, norm.length, y = "rms", True, op.outputs[0]
-        elif op.name == "addcmul" and norm.weight is None and norm.bias is None and (gains := _gains(op, y)) is not None:
+        elif (
+            op.name == "addcmul" and norm.weight is None and norm.bias is None and (gains := _gains(op, y)) is not None
+        ):
             (norm.weight, norm.bias), y = gains, op.outputs[0]
         elif norm.weight is None and norm.bias is None and (weight := _parameter(op, y, "mul")) is not None:
             norm.weight, y = weight, op.outputs[0]
@@ -302,7 +304,9 @@ def _gains(op: Op, y: Value) -> tuple[Value, Value] | None:
     """Weight and bias of bias + y * weight in one operator."""
     bias, one, two = op.args[:3]
     weight = two if one is y else one
-    small = all(isinstance(v, Value) and v.tensor.numel() == y.shape[-1] and not v.kind & (DATA | NOISE) for v in (bias, weight))
+    small = all(
+        isinstance(v, Value) and v.tensor.numel() == y.shape[-1] and not v.kind & (DATA | NOISE) for v in (bias, weight)
+    )
     return (weight, bias) if small and op.kwargs.get("value", 1) == 1 else None
 
 

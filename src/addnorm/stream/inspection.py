@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import html
+import difflib
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
-
-from addnorm.nn.equation import number
 from addnorm.nn.wiring import Learned, Row, Wiring
-from addnorm.stream.norms import Norm
+from addnorm.stream.norm import Norm
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 __all__ = ["Inspection", "Site", "Stream", "Unknown"]
-
-NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm"}
 
 
 @dataclass(eq=False, repr=False)
@@ -69,7 +66,7 @@ class Site:
     @property
     def equation(self) -> str:
         """The row in symbols, a learned factor as its letter."""
-        return _row_text(self.row) if self.role == "branch" else f"x' = x + {self.role}"
+        return str(self.row) if self.role == "branch" else f"x' = x + {self.role}"
 
     @property
     def where(self) -> str:
@@ -90,7 +87,7 @@ class Site:
             | {name: _factor_dict(getattr(row, name)) for name in ("a", "b", "c")},
             "norms": {name: norm.to_dict() for name in ("norm_in", "norm_branch", "norm_out")
                       if (norm := getattr(self, name)) is not None},
-            "closure": self.closure, "closes": self.closes, "parallel": self.parallel, "shared": self.shared,
+            "closure": _finite(self.closure), "closes": self.closes, "parallel": self.parallel, "shared": self.shared,
             "notes": [*self.notes],
         }  # fmt: skip
 
@@ -155,18 +152,22 @@ class Stream:
     def equation(self) -> str:
         """The wiring in symbols, with its constants; or each of the rows that occur."""
         if self.wiring is not None:
-            return self.wiring.equation(self.n_layers)
+            return self._as_it_ends(self.wiring).equation(self.n_layers)
         return "\n".join(dict.fromkeys(site.equation for site in self.sites))
+
+    def _as_it_ends(self, wiring: Wiring) -> Wiring:
+        """With the final norm that the model has or has not."""
+        return wiring if wiring.flow == "two_streams" else replace(wiring, final_norm=self.final_norm is not None)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         norms = {"embedding": self.embedding_norm, "final": self.final_norm}
         return {
-            "name": self.name, "width": self.width, "dtype": self.dtype, "layers": self.n_layers,
+            "name": self.name, "width": self.width, "axis": self.axis, "dtype": self.dtype, "layers": self.n_layers,
             "wiring": self.wiring and self.wiring.name, "options": dict(self.wiring.options) if self.wiring else {},
             "equation": self.equation, "norm": self.norm, "eps": self.eps,
             "norms": {name: norm.to_dict() for name, norm in norms.items() if norm is not None},
-            "closure": self.closure, "closes": self.closes, "remarks": [*self.remarks],
+            "closure": _finite(self.closure), "closes": self.closes, "remarks": [*self.remarks],
             "sites": [site.to_dict() for site in self.sites],
         }  # fmt: skip
 
@@ -182,7 +183,9 @@ class Inspection:
         model: the class of the model.
         streams: in the order in which they begin.
         unknown: what is not understood, each with the reason.
-        adds, norms: how many residual adds and norms there are in all.
+        mode: "training" or "evaluation".
+        operators: how many ran.
+        target: the model.
     """
 
     model: str
@@ -212,7 +215,7 @@ class Inspection:
     @property
     def closes(self) -> bool:
         """Whether every equation holds to what the dtype allows, and there is one."""
-        return bool(self.sites) and all(part.closes for part in (*self.sites, *self.streams))
+        return bool(self.sites) and all(site.closes for site in self.sites) and all(one.closes for one in self.streams)
 
     def site(self, name: str | int) -> Site:
         """The sublayer of that id, path or number."""
@@ -222,8 +225,6 @@ class Inspection:
             if name in (site.id, site.path):
                 return site
         ids = [site.id for site in self.sites]
-        import difflib
-
         close = difflib.get_close_matches(name, ids, 1)
         expected = repr(close[0]) if close else f"one of {', '.join(ids[:4])}{', ...' * (len(ids) > 4)}"
         raise KeyError(f"site is {name!r}, expected {expected}: the sublayers that inspect found.")
@@ -232,7 +233,7 @@ class Inspection:
         """For JSON."""
         return {
             "schema": "addnorm.inspection", "schema_version": 1, "model": self.model, "mode": self.mode,
-            "wiring": self.wiring, "closure": self.closure if self.sites else None, "closes": self.closes,
+            "wiring": self.wiring, "closure": _finite(self.closure), "closes": self.closes,
             "streams": [stream.to_dict() for stream in self.streams],
             "unknown": [{"path": u.path, "reason": u.reason} for u in self.unknown],
         }  # fmt: skip
@@ -242,67 +243,19 @@ class Inspection:
         return f"<Inspection of {self.model}: {self.wiring}, {len(self.sites)} sublayers, {closing}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text.assemble((self.model, "bold"), f", {self.mode}: ", (self.wiring, "bold cyan"))
-        for stream in self.streams:
-            yield from _stream_lines(stream)
-        for unknown in self.unknown:
-            yield Text.assemble(("not understood ", "bold red"), f"{unknown.path or 'the model'}: {unknown.reason}")
+        from addnorm.stream.inspected import on_console  # that file knows what this one is
+
+        yield from on_console(self)
 
     def _repr_html_(self) -> str:
-        parts = [f"<p><b>{html.escape(self.model)}</b>, {html.escape(self.mode)}: <b>{html.escape(self.wiring)}</b></p>"]
-        for stream in self.streams:
-            head = "".join(f"<th style='text-align:left'>{html.escape(name)}</th>" for name in COLUMNS)
-            body = "".join(
-                "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in _cells(site)) + "</tr>"
-                for site in stream.sites
-            )
-            title = "<br>".join(html.escape(line) for line in _summary(stream))
-            parts.append(f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-        parts += [f"<p>not understood: {html.escape(u.path or 'the model')}: {html.escape(u.reason)}</p>" for u in self.unknown]
-        return "".join(parts)
+        from addnorm.stream.inspected import as_html
+
+        return as_html(self)
 
 
-COLUMNS = ("layer", "sublayer", "module", "x'", "norms", "closure")
-
-
-def _stream_lines(stream: Stream) -> Iterator[Any]:
-    yield Text("\n".join(["", *_summary(stream)]))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in ("layer", "closure") else "left", overflow="fold")
-    for site in stream.sites:
-        table.add_row(*_cells(site), style=None if site.closes else "red")
-    yield table
-
-
-def _summary(stream: Stream) -> list[str]:
-    """The stream in a few lines."""
-    wiring = f"{stream.wiring.name}" if stream.wiring else "none of the known wirings"
-    what = f"{stream.name}: {wiring}, d = {stream.width}, {stream.n_layers} layers, {len(stream.sites)} sublayers, {stream.dtype}"
-    lines = [what, *(f"  {line}" for line in stream.equation.split("\n"))]
-    for name, norm in (("embedding norm", stream.embedding_norm), ("final norm", stream.final_norm)):
-        if norm is not None:
-            lines.append(f"  {name}: {norm_text(norm)} {norm.path}")
-    if stream.closure is not None:
-        lines.append(f"  x_L = x_0 + all writes: relative error {stream.closure:.1e}")
-    return [*lines, *(f"  {remark}" for remark in stream.remarks)]
-
-
-def _cells(site: Site) -> list[str]:
-    kind = site.kind if site.parallel < 2 else f"{site.kind} (parallel)"
-    norms = dict.fromkeys(norm_text(n) for n in (site.norm_in, site.norm_branch, site.norm_out) if n is not None)
-    where = site.where + (f" (call {site.call + 1} of {site.shared})" if site.shared > 1 else "")
-    return [str(site.layer + 1), kind, where, site.equation.removeprefix("x' = "), ", ".join(norms), f"{site.closure:.0e}"]
-
-
-def norm_text(norm: Norm) -> str:
-    """The norm in a word, with its eps."""
-    more = " (d - 1)" * norm.unbiased + " (eps outside the root)" * norm.eps_outside
-    return f"{NORM_NAMES[norm.kind]} {number(norm.eps) if norm.eps is not None else ''}{more}".strip()
-
-
-def _row_text(row: Row) -> str:
-    return str(row)
+def _finite(error: float | None) -> float | None:
+    """JSON has no infinity."""
+    return error if error is not None and math.isfinite(error) else None
 
 
 def _factor_dict(factor: float | Learned) -> Any:

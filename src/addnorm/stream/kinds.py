@@ -1,8 +1,8 @@
 """What a sublayer computes, told by its operators: attention, cross-attention, a feed-forward, or something else.
 
-    attention          a softmax weighs values; they, too, come from the stream
-    cross-attention    they come from elsewhere
-    feed-forward       products with parameters, and no neighbours meet: no convolution over tokens, no recurrence
+attention          a softmax weighs values; they, too, come from the stream
+cross-attention    they come from elsewhere
+feed-forward       products with parameters, and no neighbours meet: no convolution over tokens, no recurrence
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ def kind_of(x: Value, ops: Sequence[Op]) -> str:
         read = [reaches(x, op.args[at]) for op in attends for at in (1, 2) if _given(op, at) and op.name in ATTENTION]
         read += [reaches(x, _values_of(op)) for op in attends if op.name not in ATTENTION]
         return "attention" if any(read) else "cross-attention"
-    products = [op for op in ops if op.name in PRODUCTS and all(_activation(v) for v in op.inputs) and not _with_itself(op)]
-    if products and any(op.name in SOFTMAX for op in ops):  # a softmax in windows, say, whose way to the product is long
+    products = [
+        op for op in ops if op.name in PRODUCTS and all(_activation(v) for v in op.inputs) and not _with_itself(op)
+    ]
+    if products and any(
+        op.name in SOFTMAX for op in ops
+    ):  # a softmax in windows, say, whose way to the product is long
         return "attention" if all(reaches(x, v) for op in products for v in op.inputs) else "cross-attention"
     local = any(op.name in LOCAL and not _counts(op) and _wide(op) for op in ops)
     if products and not local:

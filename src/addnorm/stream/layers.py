@@ -21,7 +21,9 @@ def layers_of(parts: Sequence[Branch]) -> list[int]:
     layers: list[int] = []
     for part, layer in zip(parts, after, strict=True):
         before = layers[-1] if layers else None
-        within = part.role == "skip" and before is not None and entered.get(part.raw) == before  # from where its own layer began
+        within = (
+            part.role == "skip" and before is not None and entered.get(part.raw) == before
+        )  # from where its own layer began
         layers.append((before if within or layer is None else layer) or 0)
     return layers
 
@@ -37,7 +39,11 @@ def _of_sublayers(found: Sequence[Branch]) -> list[int]:
             break
     kinds = [branch.kind for branch in found]  # each sublayer has its number, or none has: told by what repeats
     for period in (3, 2):
-        if len(kinds) % period == 0 and kinds == kinds[:period] * (len(kinds) // period) and len({*kinds[:period]}) == period:
+        if (
+            len(kinds) % period == 0
+            and kinds == kinds[:period] * (len(kinds) // period)
+            and len({*kinds[:period]}) == period
+        ):
             return [k // period for k in range(len(kinds))]
     return [*range(len(found))]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm.stream.graph import Op, Value
+from addnorm.stream.graph import Value
 
 __all__ = ["Memory", "Region", "without_modes"]
 
@@ -37,14 +37,14 @@ class Region(NamedTuple):
     def of(cls, tensor: Tensor) -> Region:
         """That of a strided tensor."""
         item = tensor.element_size()
-        dims = [(n, s * item) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1 and s]
+        dims = [(int(n), int(s) * item) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1 and s]
         steps: list[tuple[int, int]] = []
         for n, s in [*sorted(dims, key=lambda step: -step[1]), (item, 1)]:
             if steps and steps[-1][1] == n * s:
                 steps[-1] = steps[-1][0] * n, s
             else:
                 steps.append((n, s))
-        start = tensor.storage_offset() * item
+        start = int(tensor.storage_offset()) * item
         end = start + sum((n - 1) * s for n, s in steps) + 1 if tensor.numel() else start
         return cls(start, end, tuple(steps))
 
@@ -195,13 +195,18 @@ class Memory:
         return self._later("alias", tensor, [value], value.op, *((stride, *new) if rearranged else ()))
 
     def _alias(self, tensor: Tensor) -> Value | None:
-        """The value of a tensor never seen that is the same bytes as one that was: `x.data`, or one that left torch and came back."""
+        """The value of a tensor never seen that is the same bytes as one that was: `x.data`, or from numpy."""
         if not _strided(tensor):
             return None
         with without_modes():
             region = Region.of(tensor)
             for value, other in reversed(self._live.get(_storage(tensor), [])):
-                if value.op is not None and other.dtype == tensor.dtype and _strided(other) and Region.of(other) == region:
+                if (
+                    value.op is not None
+                    and other.dtype == tensor.dtype
+                    and _strided(other)
+                    and Region.of(other) == region
+                ):
                     new = self._same(tensor, value, _layout(other))
                     self.bind(tensor, new)
                     return new
@@ -221,9 +226,12 @@ def _storage(tensor: Tensor) -> int:
     if tensor.layout != torch.strided:
         return -id(tensor)
     with without_modes():
-        return tensor.untyped_storage()._cdata
+        key: int = tensor.untyped_storage()._cdata
+        return key
 
 
 def _on(storage: Any, like: Tensor) -> Tensor:
     """A tensor as another is, in that memory."""
-    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, like.storage_offset(), like.shape, like.stride())
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(
+        storage, like.storage_offset(), like.shape, like.stride()
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -51,12 +52,23 @@ def named(
         remarks = _remarks(wiring, usual, final_norm, embedding_norm)
         if remarks is not None and (best is None or len(remarks) < best[0]):
             best = len(remarks), wiring, remarks
-    exceptions = [f"{s.kind} in layer {s.layer + 1} has a row of its own: {s.row}" for s in seen if s not in usual and s.role == "branch"]
     if best is not None and not any(_normed(s.row) for s in usual) and any(s.normed for s in usual):
         return None, ["the norms are inside of the sublayers, or are norms of batches or groups"]
     if best is None:
-        return None, [*exceptions, *_near_miss(usual, other_layers)]
-    return best[1], [*best[2], *_also(best[1], usual[-1].layer + 1), *exceptions]
+        return None, _near_miss(usual, other_layers)
+    return best[1], [*best[2], *_also(best[1], usual[-1].layer + 1), *_exceptions(seen, usual)]
+
+
+def _exceptions(seen: Sequence[Seen], usual: Sequence[Seen]) -> list[str]:
+    """The sublayers that were left out when the wiring was told."""
+    found: dict[tuple[str, Row], list[str]] = {}
+    for s in seen:
+        if s not in usual and s.role == "branch":
+            found.setdefault((s.kind, s.row), []).append(str(s.layer + 1))
+    return [
+        f"{kind} in layer{'s' * (len(layers) > 1)} {', '.join(layers)} has a row of its own: {row}"
+        for (kind, row), layers in found.items()
+    ]
 
 
 def _also(wiring: Wiring, n_layers: int) -> list[str]:
@@ -75,7 +87,7 @@ def _bottom_to_top(seen: Sequence[Seen]) -> bool:
     for parts in layers.values():
         own = [s for s in parts if s.role == "branch"]
         skips = [s for s in parts if s.role == "skip"]
-        plain = all(s.row.a == 1.0 and s.row.b == 1.0 and not s.row.norm_in and not s.row.norm_branch for s in own)
+        plain = all(_alike(replace(s.row, norm_out=False), Row()) for s in own)
         ends = parts[-1].row.norm_out and all(s.row.norm_out for s in own[:-1])
         if len(skips) != 1 or not plain or not ends or skips[0].back != len(own):
             return False
@@ -131,8 +143,7 @@ def _untrained(seen: Sequence[Seen]) -> float | None:
 def _remarks(wiring: Wiring, seen: Sequence[Seen], final_norm: bool, embedding_norm: bool) -> list[str] | None:
     """What differs from a wiring beside the rows; None where a row differs."""
     n_layers = seen[-1].layer + 1
-    counts = [sum(s.layer == layer for s in seen) for layer in range(n_layers)]
-    per_layer, remarks = max(counts), []
+    per_layer, remarks = max(Counter(s.layer for s in seen).values()), []
     at = -1
     place = 0
     for k, s in enumerate(seen):
@@ -142,10 +153,20 @@ def _remarks(wiring: Wiring, seen: Sequence[Seen], final_norm: bool, embedding_n
         if wiring.flow == "parallel":
             expected = Row(norm_in=True)
         if not _alike(expected, s.row):
-            if k == len(seen) - 1 and embedding_norm and not final_norm and _alike(expected, replace(s.row, norm_out=True)):
+            if (
+                k == len(seen) - 1
+                and embedding_norm
+                and not final_norm
+                and _alike(expected, replace(s.row, norm_out=True))
+            ):
                 remarks.append("without the norm of the last sublayer")
                 continue
-            if k == 0 and embedding_norm and _alike(expected, Row(norm_in=True, a=s.row.a, b=s.row.b)) and not _normed(s.row):
+            if (
+                k == 0
+                and embedding_norm
+                and _alike(expected, Row(norm_in=True, a=s.row.a, b=s.row.b))
+                and not _normed(s.row)
+            ):
                 remarks.append("the first sublayer reads the embedding norm's result, without a norm of its own")
                 continue
             return None
@@ -169,7 +190,9 @@ def _alike(expected: Row, row: Row) -> bool:
 
 def _close(expected: Factor, found: Factor) -> bool:
     if isinstance(expected, Learned) or isinstance(found, Learned):
-        return isinstance(expected, Learned) and isinstance(found, Learned) and expected.per_feature == found.per_feature
+        return (
+            isinstance(expected, Learned) and isinstance(found, Learned) and expected.per_feature == found.per_feature
+        )
     return abs(expected - found) <= CLOSE * max(abs(expected), abs(found))
 
 
@@ -181,10 +204,15 @@ def _near_miss(seen: Sequence[Seen], other_layers: int | None) -> list[str]:
     b: Any = factors.pop()
     if b == 1.0:
         return []
-    swapped = [s._replace(row=Row(norm_in=s.row.norm_in, norm_branch=s.row.norm_branch, norm_out=True, a=b)) for s in seen]
-    wiring = next((w for w in _candidates(swapped, other_layers) if _remarks(w, swapped, False, False) is not None), None)
+    swapped = [
+        s._replace(row=Row(norm_in=s.row.norm_in, norm_branch=s.row.norm_branch, norm_out=True, a=b)) for s in seen
+    ]
+    wiring = next(
+        (w for w in _candidates(swapped, other_layers) if _remarks(w, swapped, False, False) is not None), None
+    )
     name = f"{wiring.name}'s" if wiring else "post-LN with a"
-    return [f"{name} factor {number(b)} stands on the branch, x' = N(x + {number(b)} f(x)); it belongs on the stream, N({number(b)} x + f(x))"]
+    k = number(b)
+    return [f"{name} factor {k} stands on the branch, x' = N(x + {k} f(x)); it belongs on the stream, N({k} x + f(x))"]
 
 
 PRE = re.compile(r"pre[-_ ]?(ln|norm|layer[-_ ]?norm)", re.I)
@@ -193,7 +221,9 @@ POST = re.compile(r"post[-_ ]?(ln|norm|layer[-_ ]?norm)", re.I)
 
 def says_otherwise(text: str, wiring: Wiring) -> str | None:
     """What a class calls itself, where its rows are the opposite."""
-    pattern, other = (PRE, POST) if wiring.name == "post_ln" else (POST, PRE) if wiring.name == "pre_ln" else (None, None)
+    pattern, other = (
+        (PRE, POST) if wiring.name == "post_ln" else (POST, PRE) if wiring.name == "pre_ln" else (None, None)
+    )
     if pattern is None or other is None:
         return None
     found = pattern.search(text)

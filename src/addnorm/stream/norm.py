@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.graph import Op, Value
-from addnorm.stream.ops import axis_of, up
+from addnorm.stream.replay import whole
 
 __all__ = ["Kind", "Norm"]
 
@@ -42,7 +42,7 @@ class Norm:
     @property
     def whole(self) -> bool:
         """Whether it is of all features, not of parts of them as of the heads of attention."""
-        return axis_of(self.x, up(self.x), len(self.x.shape) - 1) is not None
+        return whole(self.x)
 
     def denominator(self, x: Tensor) -> Tensor:
         """What the (centred) features are divided by, `(*, 1)`, in the dtype of x."""
@@ -50,7 +50,8 @@ class Norm:
         if self.kind == "scale" or self.length:
             size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             size = size.clamp_min(self.eps) if self.eps else size
-            return size / d**0.5 if self.length else size
+            length: Tensor = size / d**0.5 if self.length else size
+            return length
         if self.kind == "layer":
             var = x.var(-1, correction=int(self.unbiased), keepdim=True)
         else:

@@ -1,13 +1,14 @@
 """What torch's operators mean to a stream: which only pass it on, which scale it, which add to it.
 
-Names are those of `flow.name_of`: aten's, without the underscore of in-place. An operator that is in no table computes something, and
-what follows it is new.
+Names are those of `flow.name_of`: aten's, without the underscore of in-place. An operator that is in no table computes
+something, and what follows it is new.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Set
 from typing import Any, NamedTuple
 
 import torch
@@ -193,8 +194,8 @@ def factor_of(op: Op) -> tuple[Value, Factor] | None:
             number = number_of(args[other])
             if number is not None and args[at].shape == op.outputs[0].shape:
                 if op.name == "div":
-                    number = 1.0 / number if number else float("inf")
-                return args[at], Factor("constant", number, None, op)
+                    number = 1.0 / number if number else math.inf
+                return (args[at], Factor("constant", number, None, op)) if math.isfinite(number) else None
         if op.name == "mul" and isinstance(args[0], Value) and isinstance(args[1], Value):
             found = _scaled(args[0], args[1], op.outputs[0])
             if found is not None:
@@ -209,7 +210,7 @@ def factor_of(op: Op) -> tuple[Value, Factor] | None:
 
 
 def _scaled(one: Value, other: Value, like: Value) -> tuple[Value, Value] | None:
-    """Which of two factors is passed on, and which one scales it: a number, a vector over the features, noise, or a token mask."""
+    """Which of two factors is passed on, and which scales it: a number, a vector over the features, noise, or a token mask."""
     for value, scale in ((one, other), (other, one)):
         if value.shape == like.shape and _scales(scale, value):
             return value, scale
@@ -221,7 +222,9 @@ def _scales(scale: Value, value: Value) -> bool:
         return True
     if not value.shape or not torch.is_floating_point(value.tensor):
         return False
-    if scale.kind & DATA:  # a token mask comes from the inputs alone; a gate, which parameters computed, is the sublayer's
+    if (
+        scale.kind & DATA
+    ):  # a token mask comes from the inputs alone; a gate, which parameters computed, is the sublayer's
         return not scale.kind & PARAMETER and scale.shape[-1:] in ((), (1,))
     if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
         return True
@@ -231,17 +234,21 @@ def _scales(scale: Value, value: Value) -> bool:
 def _kind(scale: Value, value: Value) -> str:
     if scale.kind & NOISE:
         return "noise"
-    return "mask" if scale.kind & DATA or (not scale.kind and scale.tensor.numel() > 1 and scale.shape[-1:] == (1,)) else "learned"
+    return (
+        "mask"
+        if scale.kind & DATA or (not scale.kind and scale.tensor.numel() > 1 and scale.shape[-1:] == (1,))
+        else "learned"
+    )
 
 
-def reaches(value: Value, later: Value) -> bool:
-    """Whether `later` depends on `value`: looked for backwards, no further than where that was made."""
+def reaches(value: Value, later: Value, without: Set[Op] = frozenset()) -> bool:
+    """Whether `later` depends on `value`, by ways that lead not through some operators; looked for backwards, as far as that."""
     target, seen, todo = up(value), set(), [later]
     while todo:
         v = todo.pop()
         if v is value or v is target:
             return True
-        if v.op is None or v.index < target.index or v.op in seen:
+        if v.op is None or v.index < target.index or v.op in seen or v.op in without:
             continue
         seen.add(v.op)
         todo.extend(v.op.inputs)

@@ -38,7 +38,9 @@ def notes_of(found: Found, k: int, branch: Branch) -> list[str]:
     factors = (*branch.path.factors, *add.kept.factors)
     kinds = {factor.kind for factor in factors}
     notes = ["dropout"] * ("noise" in kinds) + ["what is added is masked by token"] * ("mask" in kinds)
-    if any(factor.kind == "noise" and factor.value is not None and expectation(factor.value) is None for factor in factors):
+    if any(
+        factor.kind == "noise" and factor.value is not None and expectation(factor.value) is None for factor in factors
+    ):
         notes.append("the mean of the noise is not told by the operators, and taken as 1")
     if add.inside:
         notes.append(f"{len(add.inside)} residual add{'s' * (len(add.inside) > 1)} of its own inside")
@@ -59,7 +61,7 @@ def reasons_of(found: Found, k: int, branch: Branch) -> list[str]:
     late = found.adds[k + 1].late if k + 1 < len(found.adds) else []
     reasons = {
         TWICE: any(inner.x is add.x for inner in inside),
-        SECOND: any(not reaches(add.read, inner.x) for inner in inside if inner.before is not None),
+        SECOND: _in_turn(add, branch, inside),
         BESIDE: add.source is not None,
         BOTH: branch.reads.norms and branch.reads.direct,
         SCALED: norms and any(factor.kind in ("constant", "learned") for factor in late),
@@ -68,10 +70,18 @@ def reasons_of(found: Found, k: int, branch: Branch) -> list[str]:
     return [reason for reason, is_so in reasons.items() if is_so]
 
 
+def _in_turn(add: Add, branch: Branch, inside: Sequence[Add]) -> bool:
+    """Whether the sublayer reads the stream only by way of another one, to which it adds first."""
+    others = {inner.op for inner in inside if inner.before is not None and not reaches(add.read, inner.x)}
+    return bool(others) and not reaches(add.read, branch.raw, without=others)
+
+
 def remarks_of(found: Found, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None) -> list[str]:
     """What a reader of the model's code would not expect."""
     pairs = zip(found.norms_out, found.adds, found.adds[1:], strict=False)
-    remarks = [SHIFTED] * any(norms and _inside(norms[0], after) and not _inside(norms[0], add) for norms, add, after in pairs)
+    remarks = [SHIFTED] * any(
+        norms and _inside(norms[0], after) and not _inside(norms[0], add) for norms, add, after in pairs
+    )
     shared = {site.path: site.shared for site in sites if site.shared > 1}
     if shared:
         remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")

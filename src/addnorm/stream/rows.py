@@ -1,4 +1,4 @@
-"""The Row of a sublayer: which norms stand where, and by which factors the stream, what is added and what is read are multiplied."""
+"""The Row of a sublayer: which norms stand where, and which factors the stream, what is added and what is read have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ __all__ = ["row_of", "zero"]
 
 def row_of(branch: Branch, out: Norm | None, scaled: Sequence[Factor] = ()) -> Row:
     """The line of one sublayer; `scaled` are factors of the whole sum, before N_out."""
-    kept = Path(branch.add.kept.source, branch.add.kept.term, [], [*branch.add.kept.factors, *scaled], branch.add.kept.sums)
+    kept = Path(
+        branch.add.kept.source, branch.add.kept.term, [], [*branch.add.kept.factors, *scaled], branch.add.kept.sums
+    )
     path = Path(branch.path.source, branch.path.term, [], [*branch.path.factors, *scaled], branch.path.sums)
     return Row(
         norm_in=bool(branch.reads.norms) and not branch.reads.direct,
@@ -25,13 +27,14 @@ def row_of(branch: Branch, out: Norm | None, scaled: Sequence[Factor] = ()) -> R
         norm_out=out is not None,
         a=_factor(kept),
         b=_factor(path) or 1.0,
-        c=_factor(Path(branch.add.x, Term(branch.add.x), [], branch.reads.factors)),
+        c=_factor(Path(branch.add.x, Term(branch.add.x), [], branch.reads.factors)) or 1.0,
     )
 
 
 def zero(branch: Branch) -> bool:
-    """Whether what is added is multiplied by 0, which no row says."""
-    return _factor(branch.path) == 0.0
+    """Whether what is added, or what is read, is multiplied by 0, which no row says."""
+    read = Path(branch.add.x, Term(branch.add.x), [], branch.reads.factors)
+    return _factor(branch.path) == 0.0 or _factor(read) == 0.0
 
 
 def _factor(path: Path) -> RowFactor:
@@ -53,4 +56,5 @@ def _factor(path: Path) -> RowFactor:
         return short if math.isclose(short, number, rel_tol=1e-15) else number  # 0.9 * (1 / 0.9) is 1
     for value in learned:
         number *= float(value.tensor.detach().double().mean())
+    number = number if math.isfinite(number) else 0.0  # the model's weights are not
     return Learned(number, per_feature=any(value.tensor.numel() > 1 for value in learned))

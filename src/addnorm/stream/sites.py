@@ -1,6 +1,6 @@
 """What a sublayer is to its stream: what it reads, what it returned, what was added.
 
-    x' = N_out( a * x  +  b * N_branch( f( c * N_in(x) ) ) )
+x' = N_out( a * x  +  b * N_branch( f( c * N_in(x) ) ) )
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def _branch(add: Add, write: Write) -> Branch:
     raw = value if norm is None else norm.x
     ops = between(add.read, up(raw)) if write.role == "branch" else []
     reads = _reads(add.read, ops) if ops else Reads()
-    passed = {op for op in ops if op.name in TRANSPARENT and up(op.outputs[0]) is up(add.read)}  # no computation of its own
+    passed = {
+        op for op in ops if op.name in TRANSPARENT and up(op.outputs[0]) is up(add.read)
+    }  # no computation of its own
     passed |= {op for n in reads.norms for op in n.ops}
     own = [op for op in ops if op not in passed] or ops
     return Branch(add, write.path, write.role, raw, norm, ops, reads, kind_of(add.read, ops), common(own, add.op.frame))
@@ -85,7 +87,15 @@ def _split(add: Add, write: Write) -> list[Write]:
         return [write]  # one sublayer's own sum: of experts, say
     out = write.path
     joined = [
-        Write(Path(path.source, out.term, [*out.ops, *path.ops], [*out.factors, *path.factors], [*out.sums, path.term, *path.sums]))
+        Write(
+            Path(
+                path.source,
+                out.term,
+                [*out.ops, *path.ops],
+                [*out.factors, *path.factors],
+                [*out.sums, path.term, *path.sums],
+            )
+        )
         for path in parts
     ]
     return [part for one in joined for part in _split(add, one)]
@@ -122,7 +132,8 @@ def _enter(value: Value, inside: set[Op], found: Reads) -> None:
 
 def _scaled(found: Reads, inside: set[Op]) -> None:
     """The factors that everything passes that is read."""
-    value, casts = found.value, []
+    value = found.value
+    casts: list[Op] = []
     while value is not None:
         users = [op for op in dict.fromkeys(value.users) if op in inside]
         if len(users) != 1:

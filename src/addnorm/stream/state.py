@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-__all__ = ["as_it_was", "copied", "tensors_in"]
+__all__ = ["UNMADE", "as_it_was", "copied", "tensors_in"]
+
+UNMADE = (UninitializedBuffer, UninitializedParameter)  # those of lazy modules
 
 PLAIN = (Tensor, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Generator, nn.Module)
 MANY = 10_000  # objects that are looked into for tensors
@@ -25,7 +27,7 @@ def copied(given: Any) -> Any:
         return given
     try:
         return copy.deepcopy(given, {id(tensor): tensor for tensor in tensors_in(given)})
-    except Exception:  # noqa: BLE001 - an object may refuse to be copied in any way
+    except Exception:  # an object may refuse to be copied in any way
         return given
 
 
@@ -70,4 +72,4 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
 def _is_state(value: Any) -> bool:
     """Whether a module may keep its state in it. What is not made yet is not: it becomes a buffer when it is."""
-    return value is None or (isinstance(value, Tensor) and not isinstance(value, UninitializedTensorMixin))
+    return value is None or (isinstance(value, Tensor) and not isinstance(value, UNMADE))

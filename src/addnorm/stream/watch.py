@@ -24,6 +24,7 @@ from addnorm.stream.flow import FAMILY, Address, Frame, Frames, Op, Value, eager
 __all__ = ["Edit", "Tap", "Watch", "checkpoints_with_graph", "gather", "watched", "without_checkpoints"]
 
 
+
 class Tap(Protocol):
     """What is told of results: called with the tensor as it was made."""
 
