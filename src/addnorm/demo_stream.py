@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 import addnorm
-from addnorm.stream.inspection import Inspection, norm_text
+from addnorm.stream.inspected import norm_text
+from addnorm.stream.inspection import Inspection
 from addnorm.stream.load import Loaded, Refused, load, quiet
 from addnorm.stream.recording import Recording
 

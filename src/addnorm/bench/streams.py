@@ -72,7 +72,7 @@ def measure(cell: Cell, *, rounds: int = ROUNDS) -> list[Row]:
         def run() -> Tensor:
             model.zero_grad(set_to_none=True)
             loss: Tensor = (model(**kwargs).last_hidden_state @ probe).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call] # torch's
+            loss.backward()
             return loss
 
         return run
@@ -113,9 +113,12 @@ def summarize(rows: Sequence[Row], called: Sequence[Row]) -> list[Row]:
     """Each next to its target."""
     measured = [Cell(batch, tokens, 0) for batch, tokens in dict.fromkeys((row["batch"], row["tokens"]) for row in rows)]
     summary = [
-        claim(f"recording, {c.batch} x {c.tokens} tokens: times the plain step", None, ratio(rows, c, "recorded"), "<=", MOST_TIMES)
+        claim(
+            f"recording, {c.batch} x {c.tokens} tokens: times the plain step",
+            None, ratio(rows, c, "recorded"), "<=", MOST_TIMES,
+        )
         for c in measured
-    ]
+    ]  # fmt: skip
     for row in called:
         size = f"{row['batch']} x {row['tokens']} tokens"
         target = MOST_SECONDS if row["call"] == "inspect" else None

@@ -85,9 +85,11 @@ STATISTICS = (
             ("max", "largest magnitude", "max |{}|"),
         )
     ),
-    Statistic("write", "ratio", "length of the write over that of the stream it is added to, mean over the tokens", "mean_t ‖w_t‖ / ‖x_t‖"),
+    Statistic("write", "ratio", "length of the write over that of the stream it is added to, mean over the tokens",
+              "mean_t ‖w_t‖ / ‖x_t‖"),
     Statistic("write", "cosine", "whether the write points along the stream, mean over the tokens", "mean_t cos(w_t, x_t)"),
-    Statistic("write", "unchanged", "share of the stream's elements that adding the write leaves as they are", "mean(round(x + w) = x)"),
+    Statistic("write", "unchanged", "share of the stream's elements that adding the write leaves as they are",
+              "mean(round(x + w) = x)"),
     Statistic("out", "similarity", "how alike the tokens are: mean cosine of two of them", "mean_{s≠t} cos(x'_s, x'_t)"),
     Statistic("out", "massive", "massive activations: how many", "#{|x'| > 100 and |x'| > 1000 median|x'|}"),
     Statistic("out", "top", "the largest magnitude, in medians", "max |x'| / median |x'|"),
