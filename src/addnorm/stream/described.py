@@ -49,7 +49,7 @@ def tell(
         model: whose it is.
     """
     unknown: list[Unknown] = []
-    sites, seen = [], []
+    sites, seen, limits = [], [], []
     pairs = zip(found.adds, found.branches, found.norms_out, strict=True)
     closures = [closure_of(add, parts, _first(norms)) for add, parts, norms in pairs]
     names = _Names(found)
@@ -61,7 +61,12 @@ def tell(
         if zero(branch):
             reasons.append("what the sublayer reads or returns is multiplied by 0")
         row = row_of(branch, norm_out, found.scaled(k))
-        limit = tolerance(add.x.tensor, add.out.tensor, branch.raw.tensor)
+        norms = [norm for norm in (norm_out, branch.norm, *branch.reads.norms) if norm is not None]
+        way = [op.outputs[0] for op in (*add.kept.ops, *branch.path.ops)]
+        limit = tolerance(
+            *(v.tensor.dtype for v in (add.x, add.out, branch.raw, *way)), *(norm.dtype for norm in norms)
+        )
+        limits.append(limit)
         closes = closures[k] <= limit
         norm_in = None if branch.reads.direct else _first(branch.reads.norms)
         site = Site(
@@ -80,7 +85,7 @@ def tell(
     embedding = first.norms[0] if first.norms and first.source is None else None
     wiring, remarks = _wiring(found, seen, embedding, other_layers)
     total = total_of(found) if all(one.row.is_sum for one in seen) else None
-    closed = total is None or total <= tolerance(first.x.tensor) * max(1.0, len(found.adds) ** 0.5)
+    closed = total is None or total <= max(limits) * len(found.adds) ** 0.5
     if total is not None and not closed and all(site.closes for site in sites):
         unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
     axis, width = _axis(found)

@@ -6,6 +6,7 @@ casts, the weight and the bias that follow in the same call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from addnorm.stream.graph import DATA, NOISE, PARAMETER, Op, Value
@@ -13,6 +14,8 @@ from addnorm.stream.norm import Kind, Norm
 from addnorm.stream.ops import PRODUCTS, factor_of, number_of, terms_of, up
 
 __all__ = ["affine", "match"]
+
+CASTS = {"_to_copy", "clone", "contiguous", "detach"}
 
 
 @dataclass
@@ -127,7 +130,7 @@ def _root(value: Value) -> _Root | None:
     found: _Root | None = None
     if op.name == "sqrt" or (op.name == "pow" and number_of(op.args[1]) == 0.5):
         found = _mean_of_squares(op.args[0])
-    elif op.name == "std" and _last(op):
+    elif op.name in ("std", "std_mean") and value.part == 0 and _last(op):
         found = _Root(op.args[0], True, unbiased=_correction(op) == 1)
     elif op.name in ("linalg_vector_norm", "norm") and _last(op) and number_of(op.args[1]) in (2.0, None):
         found = _Root(op.args[0], False, length=True)
@@ -267,31 +270,39 @@ def _with(found: _Root | None, op: Op) -> _Root | None:
 
 
 def affine(norm: Norm) -> None:
-    """Follows what was computed by hand through the casts, the weight and the bias that the same call applied to it."""
+    """Follows what was computed by hand through the casts to the weight and the bias that the same call applied to it."""
     y = norm.y
     assert y.op is not None
     frame = y.op.frame
-    while True:
-        users = {user for user in y.users if user.frame is frame}
-        if len(users) != 1 or len({*y.users}) != 1:
-            break
-        op = users.pop()
-        if op.name in ("_to_copy", "clone", "contiguous", "detach"):
-            y = op.outputs[0]
-        elif norm.kind == "scale" and _root_of_width(op, y):
-            norm.kind, norm.length, y = "rms", True, op.outputs[0]
-        elif (
-            op.name == "addcmul" and norm.weight is None and norm.bias is None and (gains := _gains(op, y)) is not None
-        ):
-            (norm.weight, norm.bias), y = gains, op.outputs[0]
-        elif norm.weight is None and norm.bias is None and (weight := _parameter(op, y, "mul")) is not None:
-            norm.weight, y = weight, op.outputs[0]
-        elif norm.bias is None and (bias := _parameter(op, y, "add")) is not None:
-            norm.bias, y = bias, op.outputs[0]
+    casts: list[Op] = []
+    while len({*y.users}) == 1 and y.users[0].frame is frame and y.users[0].outputs:
+        op = y.users[0]
+        y = op.outputs[0]
+        if op.name in CASTS:  # the norm's own if a weight or a bias follows
+            casts.append(op)
+        elif _gained(norm, op, casts):
+            norm.ops |= {op, *casts}
+            norm.y, casts = y, []
         else:
-            break
-        norm.ops.add(op)
-    norm.y = y
+            return
+
+
+def _gained(norm: Norm, op: Op, casts: Sequence[Op]) -> bool:
+    """Whether an operator applies a weight, a bias, both, or sqrt(d) to y; the norm takes them."""
+    y = casts[-1].outputs[0] if casts else norm.y
+    if norm.kind == "scale" and _root_of_width(op, y):
+        norm.kind, norm.length = "rms", True
+    elif norm.bias is not None:
+        return False
+    elif op.name == "addcmul" and norm.weight is None and (gains := _gains(op, y)) is not None:
+        norm.weight, norm.bias = gains
+    elif norm.weight is None and (weight := _parameter(op, y, "mul")) is not None:
+        norm.weight = weight
+    elif (bias := _parameter(op, y, "add")) is not None:
+        norm.bias = bias
+    else:
+        return False
+    return True
 
 
 def _root_of_width(op: Op, y: Value) -> bool:

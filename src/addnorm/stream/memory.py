@@ -195,22 +195,24 @@ class Memory:
         return self._later("alias", tensor, [value], value.op, *((stride, *new) if rearranged else ()))
 
     def _alias(self, tensor: Tensor) -> Value | None:
-        """The value of a tensor never seen that is the same bytes as one that was: `x.data`, or from numpy."""
-        if not _strided(tensor):
-            return None
-        with without_modes():
-            region = Region.of(tensor)
-            for value, other in reversed(self._live.get(_storage(tensor), [])):
-                if (
-                    value.op is not None
-                    and other.dtype == tensor.dtype
-                    and _strided(other)
-                    and Region.of(other) == region
-                ):
-                    new = self._same(tensor, value, _layout(other))
-                    self.bind(tensor, new)
-                    return new
+        """The value of a tensor never seen that is the same bytes as one that was: one that went through numpy."""
+        key = _storage(tensor)
+        for value, other in reversed(self._live.get(key, [])):
+            if (
+                value.op is not None
+                and other.dtype == tensor.dtype
+                and _storage(other) == key
+                and _same_bytes(other, tensor)
+            ):
+                new = self._same(tensor, value, _layout(other))
+                self.bind(tensor, new)
+                return new
         return None
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    with without_modes():
+        return _strided(one) and _strided(other) and Region.of(one) == Region.of(other)
 
 
 def _strided(tensor: Tensor) -> bool:
@@ -222,11 +224,12 @@ def _layout(tensor: Tensor) -> Layout:
 
 
 def _storage(tensor: Tensor) -> int:
-    """A number for its memory."""
+    """A number for its memory: where it is, so that what went through numpy is known again."""
     if tensor.layout != torch.strided:
         return -id(tensor)
     with without_modes():
-        key: int = tensor.untyped_storage()._cdata
+        storage = tensor.untyped_storage()
+        key: int = storage.data_ptr() or storage._cdata
         return key
 
 

@@ -40,6 +40,13 @@ class Norm:
         return self.y.op.frame.path
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The coarsest in which it was computed."""
+        values = [self.x, self.y, *(out for op in self.ops for out in op.outputs)]
+        dtypes = {value.tensor.dtype for value in values if value.tensor.is_floating_point()}
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+
+    @property
     def whole(self) -> bool:
         """Whether it is of all features, not of parts of them as of the heads of attention."""
         return whole(self.x)

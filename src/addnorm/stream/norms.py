@@ -51,10 +51,9 @@ def _error(norm: Norm) -> float:
         if not x.numel():
             return 0.0
         formula = norm(x).reshape(y.shape)
-        coarsest = max((v.tensor.dtype for v in (norm.x, norm.y)), key=lambda dtype: torch.finfo(dtype).eps)
         size = (y.square().mean().sqrt() + norm_scale(norm)).clamp_min(1e-30)
         off = (formula - y).square().mean().sqrt() / size
-        return float(off / (LOOSE * torch.finfo(coarsest).eps)) if torch.isfinite(y).all() else 0.0
+        return float(off / (LOOSE * torch.finfo(norm.dtype).eps)) if torch.isfinite(y).all() else 0.0
 
 
 def norm_scale(norm: Norm) -> Tensor:
