@@ -186,7 +186,15 @@ def stack_targets(document: Document) -> str:
 
 def looking(document: Document) -> str:
     """What it costs to record, inspect and decompose: a line a size."""
-    head = ["batch x tokens", "plain step, ms", "recorded", "without gradients", "inspect, s", "decompose, s", "closures"]
+    head = [
+        "batch x tokens",
+        "plain step, ms",
+        "recorded",
+        "without gradients",
+        "inspect, s",
+        "decompose, s",
+        "closures",
+    ]
     lines = [head, ["--:"] * len(head)]
     for cell in dict.fromkeys((row["batch"], row["tokens"]) for row in document["rows"]):
         times = {row["variant"]: row["median_us"] for row in document["rows"] if (row["batch"], row["tokens"]) == cell}

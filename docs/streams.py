@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from addnorm.stream.vocabulary import ROLES, STATISTICS, Statistic
+from addnorm.stream.record.vocabulary import ROLES, STATISTICS, Statistic
 
 PAGE = Path(__file__).parent / "streams.md"
 

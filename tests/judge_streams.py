@@ -7,8 +7,8 @@ from itertools import zip_longest
 from typing import Any
 
 from addnorm.nn.wiring import Learned, Row
-from addnorm.stream.inspection import Inspection
-from addnorm.stream.inspection import Stream as Found
+from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.find.inspection import Stream as Found
 from families import Stream
 
 CLOSURE = 1e-5  # float32; the project's own promise

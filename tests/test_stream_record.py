@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
-from addnorm.stream.recording import STATISTICS, Recording
+from addnorm.stream.record.recording import STATISTICS, Recording
 
 D, TOKENS, BATCH = 16, 6, 3
 

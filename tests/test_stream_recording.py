@@ -7,10 +7,10 @@ import sys
 import pytest
 from rich.console import Console
 
-import addnorm.stream.recording as recording_module
-from addnorm.stream import store
-from addnorm.stream.recording import STATISTICS, RecordedSite, Recording
-from addnorm.stream.vocabulary import ALIASES, ROLES
+import addnorm.stream.record.recording as recording_module
+from addnorm.stream.record import store
+from addnorm.stream.record.recording import STATISTICS, RecordedSite, Recording
+from addnorm.stream.record.vocabulary import ALIASES, ROLES
 
 NAN, INF = math.nan, math.inf
 

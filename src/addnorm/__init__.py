@@ -21,7 +21,10 @@ from addnorm.nn import (
     wirings,
 )
 from addnorm.ops import Backend, backends
-from addnorm.stream import ablate, ablate_each, decompose, inspect, record, scale_write
+from addnorm.stream.ablate import ablate, ablate_each, scale_write
+from addnorm.stream.decompose import decompose
+from addnorm.stream.find.inspect import inspect
+from addnorm.stream.record.recorder import record
 
 __version__ = "0.1.0"
 

@@ -32,11 +32,11 @@ from addnorm.cli_stream import (
     unproved,
 )
 from addnorm.stream.ablate import logits_of
-from addnorm.stream.extras import need
-from addnorm.stream.inputs import generated, in_words
-from addnorm.stream.load import Loaded, quiet, refused
-from addnorm.stream.recording import Map, Recording
-from addnorm.stream.texts import read_texts
+from addnorm.stream.models.inputs import generated, in_words
+from addnorm.stream.models.load import Loaded, quiet, refused
+from addnorm.stream.models.texts import read_texts
+from addnorm.stream.record.extras import need
+from addnorm.stream.record.recording import Map, Recording
 
 __all__ = ["record"]
 

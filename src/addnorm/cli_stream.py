@@ -21,12 +21,12 @@ from torch import Tensor
 
 import addnorm
 from addnorm.stream.decompose import BIASES
-from addnorm.stream.hf import first_line
-from addnorm.stream.inputs import in_words
-from addnorm.stream.inspection import Inspection
-from addnorm.stream.load import Loaded, Refused, load, quiet, refused
-from addnorm.stream.store import plain
-from addnorm.stream.texts import read_texts
+from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.models.hf import first_line
+from addnorm.stream.models.inputs import in_words
+from addnorm.stream.models.load import Loaded, Refused, load, quiet, refused
+from addnorm.stream.models.texts import read_texts
+from addnorm.stream.record.store import plain
 
 __all__ = [
     "FIELDS", "Given", "Refused", "ablate", "decompose", "inspect", "inspected", "loaded_of", "mask_of", "notes",

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 import addnorm
-from addnorm.stream.inspected import norm_text
-from addnorm.stream.inspection import Inspection
-from addnorm.stream.load import Loaded, Refused, load, quiet
-from addnorm.stream.recording import Recording
+from addnorm.stream.find.inspected import norm_text
+from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.models.load import Loaded, Refused, load, quiet
+from addnorm.stream.record.recording import Recording
 
 __all__ = ["MODEL", "heading", "real_model", "recorded"]
 

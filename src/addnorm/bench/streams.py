@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from addnorm import decompose, inspect, record
 from addnorm.bench import machine
 from addnorm.bench.summary import claim
 from addnorm.bench.timing import CELL_SECONDS, FEWEST_ROUNDS, ROUNDS, Row, interleaved, settle_allocator, spread
-from addnorm.stream import decompose, inspect, record
-from addnorm.stream.load import load
+from addnorm.stream.models.load import load
+from addnorm.stream.record import recorder as record
 
 __all__ = ["Cell", "cells", "measure", "run", "summarize"]
 
@@ -105,13 +106,17 @@ def calls(cell: Cell) -> list[Row]:
 
 def ratio(rows: Sequence[Row], cell: Cell, variant: str) -> float:
     """The time of a variant over that of the plain step."""
-    found = {row["variant"]: row["median_us"] for row in rows if (row["batch"], row["tokens"]) == (cell.batch, cell.tokens)}
+    found = {
+        row["variant"]: row["median_us"] for row in rows if (row["batch"], row["tokens"]) == (cell.batch, cell.tokens)
+    }
     return float(found[variant] / found["plain"])
 
 
 def summarize(rows: Sequence[Row], called: Sequence[Row]) -> list[Row]:
     """Each next to its target."""
-    measured = [Cell(batch, tokens, 0) for batch, tokens in dict.fromkeys((row["batch"], row["tokens"]) for row in rows)]
+    measured = [
+        Cell(batch, tokens, 0) for batch, tokens in dict.fromkeys((row["batch"], row["tokens"]) for row in rows)
+    ]
     summary = [
         claim(
             f"recording, {c.batch} x {c.tokens} tokens: times the plain step",
@@ -122,7 +127,9 @@ def summarize(rows: Sequence[Row], called: Sequence[Row]) -> list[Row]:
     for row in called:
         size = f"{row['batch']} x {row['tokens']} tokens"
         target = MOST_SECONDS if row["call"] == "inspect" else None
-        summary.append(claim(f"{row['call']}, {size}: seconds, the slowest of {CALLS}", None, row["most_s"], "<=", target))
+        summary.append(
+            claim(f"{row['call']}, {size}: seconds, the slowest of {CALLS}", None, row["most_s"], "<=", target)
+        )
         summary.append(claim(f"{row['call']}, {size}: closure", None, row["closure"], "<=", CLOSURE))
     return summary
 

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from addnorm.stream.adds import Add
-from addnorm.stream.closure import TOLERANCE, operand, relative
-from addnorm.stream.find import Found, capture, doubled, understand
-from addnorm.stream.inspection import Inspection, Stream
-from addnorm.stream.norms import Norm
-from addnorm.stream.sites import Branch
-from addnorm.stream.statistics import rows
+from addnorm.stream.find.adds import Add
+from addnorm.stream.find.closure import TOLERANCE, operand, relative
+from addnorm.stream.find.inspect import Found, capture, doubled, understand
+from addnorm.stream.find.inspection import Inspection, Stream
+from addnorm.stream.find.norms import Norm
+from addnorm.stream.find.sites import Branch
+from addnorm.stream.record.statistics import rows
 
 __all__ = ["BIASES", "Decomposition", "carried", "decompose"]
 

@@ -1,0 +1,1 @@
+"""Which streams a model has: norms, residual adds, rows, and the proof."""

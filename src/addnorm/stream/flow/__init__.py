@@ -1,0 +1,1 @@
+"""A run of a model as data, and runs that are listened to."""

@@ -1,0 +1,1 @@
+"""What happens at every sublayer, step by step; the numbers, their files and pictures."""

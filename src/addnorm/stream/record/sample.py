@@ -1,0 +1,136 @@
+"""The memory map of a recorded step: at every depth the share of each source, over a few tokens, so that it costs little.
+
+At most `TOKENS` tokens are kept, evenly spread, of every state and every write, for one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from addnorm.stream.decompose import carried, shares_of, sum_of
+from addnorm.stream.find.adds import Add
+from addnorm.stream.find.closure import relative, tolerance
+from addnorm.stream.find.inspect import Found
+from addnorm.stream.find.inspection import Stream
+from addnorm.stream.find.ops import Factor
+from addnorm.stream.find.sites import Branch
+from addnorm.stream.flow.capture import Value
+from addnorm.stream.flow.watch import Tap
+from addnorm.stream.record.plan import Plan, write_of
+from addnorm.stream.record.recording import Map
+from addnorm.stream.record.statistics import Tokens, rows
+
+__all__ = ["TOKENS", "Sample"]
+
+TOKENS = 64
+
+
+class Sample:
+    """What is kept of one stream in one step."""
+
+    def __init__(self, plan: Plan, name: str, tokens: Tokens) -> None:
+        self.stream, _ = plan.streams[name]
+        self.found: Found = self.stream.found
+        self.tokens = tokens
+        self._kept: dict[Value, Tensor] = {}
+        self._chosen: Tensor | None = None
+        self._count = 0
+
+    def taps(self, stream: Stream) -> Iterator[tuple[Value, Tap]]:
+        """What is to be heard; nothing, where it could not be put together."""
+        if not self.possible():
+            return
+        for value in dict.fromkeys(self._values()):
+            yield value, partial(self._keep, value)
+        gains = [gain for norms in self.found.norms_out for norm in norms for gain in (norm.weight, norm.bias)]
+        gains += [scale for branches in self.found.branches for branch in branches for scale in write_of(branch).scales]
+        for gain in gains:
+            if gain is not None and gain.op is not None:  # a parameter's own tensor is always the present one
+                yield gain, partial(self._now, gain)
+
+    def possible(self) -> bool:
+        """Whether every step on the stream is one that numbers alone describe."""
+        adds = self.found.adds
+        plain = all(_number([*add.kept.factors]) is not None for add in adds)
+        later = all(not add.retokened and add.source is None for add in adds[1:])
+        return plain and later and all(_number([*add.early, *add.late]) is not None for add in adds[1:])
+
+    def shares(self) -> Map | None:
+        """The sources, and their mean shares at each depth; None where the components do not add up."""
+        values = [*dict.fromkeys(self._values())]
+        if not self._kept or any(value not in self._kept for value in values):
+            return None
+        names = {id(site.found[2]): site.id for site in self.stream.sites}
+
+        def write(branch: Branch) -> Tensor:
+            heard = write_of(branch)
+            part = self._kept[heard.value] * heard.factor
+            for scale in heard.scales:
+                part = part * scale.tensor.detach().double()
+            return part
+
+        def keep(add: Add, part: Tensor) -> Tensor:
+            number = _number(add.kept.factors) or 1.0
+            for term in (add.kept.term, *add.kept.sums):
+                number *= term.factor
+            return part * number
+
+        def late(add: Add, part: Tensor) -> Tensor:
+            return part * (_number([*add.early, *add.late]) or 1.0)
+
+        states = [self._kept[value] for value in self._states()]
+        limit = tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
+        sources: dict[str, None] = {}
+        depths: list[dict[str, float]] = []
+        with torch.no_grad():
+            for k, parts in enumerate(carried(self.found, names, states[0], write, keep, late)):
+                total = sum_of(parts)
+                if not relative(states[k], total) <= limit:
+                    return None
+                depths.append({name: float(share.mean()) for name, share in shares_of(parts, total).items()})
+                sources |= dict.fromkeys(parts)
+        return [*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]
+
+    def _states(self) -> list[Value]:
+        norms = self.found.norms_out[-1]
+        return [add.x for add in self.found.adds] + [norms[-1].y if norms else self.found.adds[-1].out]
+
+    def _values(self) -> Iterator[Value]:
+        yield from self._states()
+        for branches in self.found.branches:
+            for branch in branches:
+                yield write_of(branch).value
+
+    def _keep(self, value: Value, tensor: Tensor) -> None:
+        with torch.no_grad():
+            t = rows(tensor.detach(), self.stream.width, self.stream.axis)
+            if t.shape[-1] != self.stream.width:
+                return
+            flat = t.reshape(-1, self.stream.width)
+            if self._chosen is None:
+                self._count = flat.shape[0]
+                mask = self.tokens.of(t)
+                among = torch.arange(flat.shape[0], device=flat.device) if mask is None else mask.nonzero().reshape(-1)
+                step = max(1, -(-among.numel() // TOKENS))
+                self._chosen = among[::step]
+            if flat.shape[0] == self._count and self._chosen.numel():
+                self._kept[value] = flat[self._chosen].double()
+            elif flat.shape[0] == 1:  # a bias, the same for all
+                self._kept[value] = flat.double().expand(self._chosen.numel(), -1)
+
+    def _now(self, gain: Value, tensor: Tensor) -> None:
+        gain.tensor = tensor.detach()
+
+
+def _number(factors: list[Factor]) -> float | None:
+    """The product of constant factors; None where there are others."""
+    number = 1.0
+    for factor in factors:
+        if factor.kind != "constant":
+            return None
+        number *= factor.number
+    return number
