@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from addnorm.stream.find import inspect
+from addnorm import inspect
 from families import shake
 from traps_parts import Attention, D, Mlp, Tiny, post, pre
 

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 import addnorm
-from addnorm import Learned, Row, wirings
+from addnorm import Learned, Row, inspect, wirings
 from addnorm.nn import AddNorm, Decoder, Encoder, Transformer
-from addnorm.stream.find import inspect
 from families import shake
 from judge_streams import row_differences
 from stacks import ALL, D, Mlp, stack_of, stand_in

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from addnorm.stream.find import inspect
+from addnorm import inspect
 from addnorm.stream.find.ops import up
 from addnorm.stream.find.replay import replay
 from addnorm.stream.flow.capture import Capture

@@ -23,7 +23,6 @@ from addnorm.bench import machine
 from addnorm.bench.summary import claim
 from addnorm.bench.timing import CELL_SECONDS, FEWEST_ROUNDS, ROUNDS, Row, interleaved, settle_allocator, spread
 from addnorm.stream.models.load import load
-from addnorm.stream.record import recorder as record
 
 __all__ = ["Cell", "cells", "measure", "run", "summarize"]
 

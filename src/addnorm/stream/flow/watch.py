@@ -18,19 +18,11 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from addnorm.stream.flow.capture import (
-    FAMILY,
-    Address,
-    Frame,
-    Frames,
-    Op,
-    Value,
-    eagerly,
-    fused,
-    name_of,
-    without_modes,
-    written_by,
-)
+from addnorm.stream.flow import fused
+from addnorm.stream.flow.capture import name_of, written_by
+from addnorm.stream.flow.frames import Frames, eagerly
+from addnorm.stream.flow.graph import FAMILY, Address, Frame, Op, Value
+from addnorm.stream.flow.memory import without_modes
 
 __all__ = ["Edit", "Tap", "Watch", "checkpoints_with_graph", "gather", "watched", "without_checkpoints"]
 
