@@ -115,10 +115,7 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
         first += len(told.stream.sites)
         streams.append(told.stream)
         unknown += told.unknown
-    inside = {
-        op for one in found for k, branch in one.sublayers() for op in (one.adds[k].op, *branch.ops, *branch.path.ops)
-    }
-    unknown += left_over(flow, norms, single, inside) if streams else no_stream(flow, norms, single)
+    unknown += left_over(flow, norms, single, found) if streams else no_stream(flow, norms, single)
     target = model if target is None else target
     for stream in streams:
         for site in stream.sites:
@@ -133,7 +130,13 @@ def _torn(one: Found, found: Sequence[Found]) -> bool:
     value = up(one.adds[0].x)
     while value not in ends:
         data = [v for v in value.op.inputs if v.kind & DATA] if value.op is not None else []
-        if value.op is None or len(data) != 1 or mixing(value.op) or value.norm is not None:
+        if (
+            len(data) != 1
+            or value.op is None
+            or mixing(value.op)
+            or value.norm is not None
+            or data[0].shape != value.shape
+        ):
             return False
         value = up(data[0])
     return True

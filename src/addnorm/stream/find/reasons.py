@@ -12,7 +12,7 @@ from addnorm.stream.find.adds import Add, mixes
 from addnorm.stream.find.found import Found
 from addnorm.stream.find.inspection import Site
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.ops import expectation, reaches, up
+from addnorm.stream.find.ops import expectation, factor_of, reaches, up
 from addnorm.stream.find.sites import Branch
 
 __all__ = ["notes_of", "reasons_of", "remarks_of"]
@@ -60,7 +60,7 @@ def reasons_of(found: Found, k: int, branch: Branch) -> list[str]:
     norms = len(found.norms_out[k]) if k + 1 < len(found.adds) else 0
     late = found.adds[k + 1].late if k + 1 < len(found.adds) else []
     reasons = {
-        TWICE: any(inner.x is add.x for inner in inside),
+        TWICE: _twice(add, branch, inside),
         SECOND: _in_turn(add, branch, inside),
         BESIDE: add.source is not None,
         BOTH: branch.reads.norms and branch.reads.direct,
@@ -68,6 +68,24 @@ def reasons_of(found: Found, k: int, branch: Branch) -> list[str]:
         f"{norms} norms follow the add, one after the other": norms > 1,
     }
     return [reason for reason, is_so in reasons.items() if is_so]
+
+
+def _twice(add: Add, branch: Branch, inside: Sequence[Add]) -> bool:
+    """Whether what is added is, but for norms and factors, a sum of x and something."""
+    sums = {inner.out: inner for inner in inside}
+    value = up(branch.path.source)
+    while value is not add.x:
+        passed = factor_of(value.op) if value.op is not None else None
+        if value in sums:
+            value = sums[value].x
+        elif value.norm is not None:
+            value = value.norm.x
+        elif passed is not None:
+            value = passed[0]
+        else:
+            return False
+        value = up(value) if value is not add.x else value
+    return True
 
 
 def _in_turn(add: Add, branch: Branch, inside: Sequence[Add]) -> bool:

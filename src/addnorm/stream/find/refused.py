@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from addnorm.stream.find.adds import Add
+from addnorm.stream.find.found import Found
 from addnorm.stream.find.inspection import Unknown
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.ops import PRODUCTS, reaches, terms_of, up
@@ -20,25 +21,42 @@ MIXED = "x' = A x + ..., where a matrix mixes what is carried on: no row says th
 SEVERAL = "a sum of three or more values at once, of which some are computed from others: no row says this"
 
 
-def left_over(flow: Flow, norms: Sequence[Norm], adds: Sequence[Add], inside: Set[Op]) -> list[Unknown]:
-    """What carries something on and is in no stream: adds that stand alone, and sums that are no residual adds.
-
-    `inside` are the operators of streams and of their sublayers.
-    """
-    found: dict[str, list[Op]] = {OUTSIDE: [add.op for add in adds]} if adds else {}
-    known = {op for norm in norms for op in norm.ops} | inside
+def left_over(flow: Flow, norms: Sequence[Norm], adds: Sequence[Add], found: Sequence[Found] = ()) -> list[Unknown]:
+    """What carries something on and is in no stream: adds that stand alone, and sums that are no residual adds."""
+    known = _inside(flow, found) | {op for norm in norms for op in norm.ops}
+    reasons: dict[str, list[Op]] = {}
+    for add in adds:
+        if add.op not in known:
+            reasons.setdefault(OUTSIDE, []).append(add.op)
     for op in flow.ops:
         reason = None if op in known else _carries(op)
         if reason is not None:
-            found.setdefault(reason, []).append(op)
-    more = {reason: f"; there are {len(ops)}" if len(ops) > 1 else "" for reason, ops in found.items()}
-    return [Unknown(ops[0].frame.path, reason + more[reason]) for reason, ops in found.items()]
+            reasons.setdefault(reason, []).append(op)
+    more = {reason: f"; there are {len(ops)}" if len(ops) > 1 else "" for reason, ops in reasons.items()}
+    return [Unknown(ops[0].frame.path, reason + more[reason]) for reason, ops in reasons.items()]
+
+
+def _inside(flow: Flow, found: Sequence[Found]) -> set[Op]:
+    """The operators of streams, of their sublayers, and of what is made from values in the midst of a sublayer: a state, say."""
+    parts = [(one.adds[k], branch) for one in found for k, branch in one.sublayers()]
+    inside = {op for add, branch in parts for op in (add.op, *branch.ops, *branch.path.ops)}
+    ends = (
+        {branch.raw for _, branch in parts}
+        | {branch.path.source for _, branch in parts}
+        | {add.out for add, _ in parts}
+    )
+    midst = {out for _, branch in parts for op in branch.ops for out in op.outputs} - {up(end) for end in ends} - ends
+    for op in flow.ops:
+        if op not in inside and any(value in midst for value in op.inputs):
+            inside.add(op)
+            midst.update(op.outputs)
+    return inside
 
 
 def no_stream(flow: Flow, norms: Sequence[Norm], adds: Sequence[Add]) -> list[Unknown]:
     """Why there is no stream at all."""
     nothing = [Unknown("", f"{NONE} ({len(flow.ops)} operators ran, {len(norms)} norms among them)")]
-    return left_over(flow, norms, adds, frozenset()) or nothing
+    return left_over(flow, norms, adds) or nothing
 
 
 def _carries(op: Op) -> str | None:
