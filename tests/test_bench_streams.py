@@ -46,6 +46,12 @@ def test_the_summary_follows_from_the_rows():
     assert found["inspect, 1 x 8 tokens: closure"]["met"] is True
 
 
+def test_a_document_is_written_as_json(tmp_path):
+    document = streams.run([SMALL], rounds=1)
+    path = bench.write(document, tmp_path / "stream.json")
+    assert json.loads(path.read_text()) == json.loads(json.dumps(document))
+
+
 def test_an_interrupted_run_is_marked_as_partial(tmp_path, monkeypatch):
     def interrupted(cell, rounds):
         raise KeyboardInterrupt
