@@ -9,7 +9,7 @@ from addnorm import bench
 from addnorm.bench import accuracy, machine, summary
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/performance.md", "docs/numerics.md", "docs/claims.md")
+PAGES = ("README.md", "docs/performance.md", "docs/numerics.md", "docs/streams.md", "docs/claims.md")
 
 
 @pytest.fixture(scope="module")
