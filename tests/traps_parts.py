@@ -329,7 +329,7 @@ def chain(*makes: Callable[[], nn.Module]) -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCAB, D), *(make() for make in makes))
 
 
-post: Step = lambda s, x: s.norm(x + s.f(x))  # noqa: E731
-pre: Step = lambda s, x: x + s.f(s.norm(x))  # noqa: E731
+post: Step = lambda s, x: s.norm(x + s.f(x))  # noqa: E731 (a step, as the others in the tables)
+pre: Step = lambda s, x: x + s.f(s.norm(x))  # noqa: E731 (a step, as the others in the tables)
 pre_ln, post_ln = partial(stream, "pre_ln", final_norm=True), partial(stream, "post_ln")
 factor = partial(stream, final_norm=True)
