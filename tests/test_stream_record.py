@@ -488,7 +488,7 @@ class TestNothingIsLeft:
                 model.zero_grad(set_to_none=False)
                 loss_of(model(ids)).backward()
                 counts.append(tensors())
-        assert counts[1] == counts[2] == counts[3]
+        assert counts[3] <= counts[2] <= counts[1]  # less is what other tests left
 
     def test_two_recorders_of_one_model(self, ids: Tensor) -> None:
         model = Model()
