@@ -42,7 +42,8 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
     r"""Finds the residual streams of any model, the Row of every sublayer, and proves each by computing it again.
 
     The model runs once, as it is (in training or evaluation mode), on `args` and `kwargs`. Its parameters and buffers, the
-    inputs and the state of the random generators are left as they were.
+    inputs and the state of the random generators are left as they were. Every value of that run is kept until it is understood,
+    so memory is that of all activations at once: a short input tells as much as a long one.
 
     Args:
         model: any `torch.nn.Module`, compiled or not.
