@@ -59,7 +59,7 @@ class Watch(TorchDispatchMode):
         taps: Mapping[Address, Mapping[int | str, list[Tap]]],
         edits: Mapping[Address, Edit] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.frames = frames
         self.taps = taps
         self.edits = edits or {}
@@ -228,7 +228,7 @@ def checkpoints_with_graph() -> Iterator[None]:
     try:
         yield
     finally:
-        checkpoint.CheckpointFunction = real  # type: ignore[misc]
+        checkpoint.CheckpointFunction = real  # type: ignore[misc]  # as it was
 
 
 @contextmanager
@@ -249,7 +249,7 @@ def without_checkpoints() -> Iterator[None]:
     try:
         yield
     finally:
-        checkpoint.CheckpointFunction = graph  # type: ignore[misc]
+        checkpoint.CheckpointFunction = graph  # type: ignore[misc]  # as it was
         checkpoint._checkpoint_without_reentrant_generator = real
 
 
