@@ -32,7 +32,7 @@ from addnorm.stream.flow.capture import Capture
 from addnorm.stream.flow.graph import DATA, Flow
 from addnorm.stream.flow.state import UNMADE, tensors_in
 
-__all__ = ["Found", "capture", "doubled", "inspect", "understand"]
+__all__ = ["Found", "capture", "doubled", "inspect", "refuse", "understand"]
 
 NO_GRADIENTS = "None of the inputs have requires_grad"  # what a reentrant checkpoint says without gradients
 USUAL = "addnorm.inspect(model, *args, **kwargs)"
@@ -70,7 +70,7 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USUAL}.")
-    _refuse(model, args, kwargs)
+    refuse(model, args, kwargs, USUAL)
     runs = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if float64:
         runs, args, kwargs = doubled(runs, args, kwargs)
@@ -80,11 +80,11 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
     return understand(runs, flow, target=model)
 
 
-def _refuse(model: nn.Module, args: Any, kwargs: Any) -> None:
-    """Refuses what has no numbers, or none in rows."""
+def refuse(model: nn.Module, args: Any, kwargs: Any, usual: str) -> None:
+    """Refuses what has no numbers, or none in rows; `usual` is the call to make."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(parameter, UNMADE):
-            raise ValueError(f"model has {name}, which is not made yet: call the model once, and then {USUAL}.")
+            raise ValueError(f"model has {name}, which is not made yet: call the model once, and then {usual}.")
         if parameter.is_meta:
             raise ValueError(
                 f"model has {name} on the meta device, where there are no numbers: load its weights first."

@@ -24,8 +24,11 @@ __all__ = ["Norm", "find_norms"]
 LOOSE = 64  # roundings of the model's dtype that a norm may be off its formula: cast orders differ
 
 
-def find_norms(flow: Flow) -> list[Norm]:
-    """The norms over the last dimension; those of whole tokens are also set as `norm` of the value that they returned."""
+def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
+    """The norms over the last dimension; those of whole tokens are also set as `norm` of the value that they returned.
+
+    `proven` False leaves it to the caller to compare their formulas: a flow without numbers cannot.
+    """
     found: list[Norm] = []
     for op in flow.ops:
         make = FUSED.get(op.name)
@@ -34,7 +37,7 @@ def find_norms(flow: Flow) -> list[Norm]:
             continue
         if not make:
             affine(norm)
-        norm.error = _error(norm)
+        norm.error = _error(norm) if proven else 0.0
         if norm.error <= 1.0:
             found.append(norm)
             if norm.whole:

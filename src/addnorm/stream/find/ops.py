@@ -12,6 +12,7 @@ from collections.abc import Set
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm.stream.flow.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Value
 
@@ -87,7 +88,8 @@ def number_of(x: Any) -> float | None:
     if isinstance(x, bool):
         return None
     if isinstance(x, Value) and x.kind == 0 and x.tensor.numel() == 1 and not x.tensor.is_complex():
-        x = x.tensor.item()
+        x = x.tensor if not isinstance(x.tensor, FakeTensor) else x.tensor.constant
+        x = None if x is None else x.item()
     if not isinstance(x, int | float):
         return None
     short = float(f"{x:.7g}")  # 1e-6 as float32 has it

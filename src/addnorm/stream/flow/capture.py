@@ -59,13 +59,18 @@ def name_of(func: Any) -> str:
 
 
 class Capture(TorchDispatchMode):
-    """Captures the data flow of one run of a model: `Capture(model).run(args, kwargs)`."""
+    """Captures the data flow of one run of a model: `Capture(model).run(args, kwargs)`.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: whose modules' calls are told apart.
+        contents: False where tensors have shapes and no numbers, as on the meta device.
+    """
+
+    def __init__(self, model: nn.Module, contents: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.flow = Flow()
         self.frames = Frames(model)
-        self._memory = Memory(self._leaf, self._later)
+        self._memory = Memory(self.leaf, self._later, contents)
         self._named = {id(p): name for name, p in model.named_parameters()}
         self._named |= {id(b): name for name, b in model.named_buffers()}
         self._parameters = {id(p) for p in model.parameters()}
@@ -78,7 +83,7 @@ class Capture(TorchDispatchMode):
         for k, given in enumerate(pytree.tree_leaves((args, kwargs))):
             for tensor in tensors_in(given):
                 if tensor not in self._memory:
-                    self._leaf(tensor, DATA, k if tensor is given else -1)
+                    self.leaf(tensor, DATA, k if tensor is given else -1)
         self.frames.start()
         with as_it_was(model), eagerly():
             others, Frames.alone = Frames.alone, self.frames
@@ -148,7 +153,11 @@ class Capture(TorchDispatchMode):
             new.origin = op.name
             self._add(new, [(step.part, step.output)], NOISE if step.name == "noise" else CONSTANT)
 
-    def _leaf(self, tensor: Tensor, kind: int | None = None, part: int = -1) -> Value:
+    def value(self, tensor: Tensor) -> Value:
+        """What a tensor holds now."""
+        return self._memory.value(tensor)
+
+    def leaf(self, tensor: Tensor, kind: int | None = None, part: int = -1) -> Value:
         """What was there before."""
         if kind is None:
             kind = PARAMETER if id(tensor) in self._parameters else CONSTANT

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm.stream.flow.graph import Value
 
@@ -81,11 +82,13 @@ class Memory:
         leaf: makes the value of a tensor that no operator has made.
         later: makes the value of a tensor whose memory was written since: `later(name, tensor, inputs, op, *layout)`, the layout
             (strides of the input, shape and strides of the tensor) where it is the same bytes in another order.
+        contents: whether what is written over is kept, and put back in the end; tensors without numbers have nothing to keep.
     """
 
-    def __init__(self, leaf: Callable[[Tensor], Value], later: Callable[..., Value]) -> None:
+    def __init__(self, leaf: Callable[[Tensor], Value], later: Callable[..., Value], contents: bool = True) -> None:
         self._leaf = leaf
         self._later = later
+        self._contents = contents
         self._values: dict[int, Value] = {}  # by the id of the tensor
         self._at: dict[int, int] = {}  # and how many writes to its memory it knows
         self._alive: list[Tensor] = []  # every tensor met, so that no id is used twice
@@ -121,7 +124,8 @@ class Memory:
 
     def save(self, tensor: Tensor) -> None:
         """Copies what is about to be written, once for all values that are there."""
-        self._keep(_storage(tensor))
+        if self._contents:
+            self._keep(_storage(tensor))
 
     def _keep(self, key: int) -> None:
         live = self._live.pop(key, [])
@@ -229,7 +233,7 @@ def _storage(tensor: Tensor) -> int:
         return -id(tensor)
     with without_modes():
         storage = tensor.untyped_storage()
-        key: int = storage.data_ptr() or storage._cdata
+        key: int = (0 if isinstance(tensor, FakeTensor) else storage.data_ptr()) or storage._cdata
         return key
 
 

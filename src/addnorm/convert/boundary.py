@@ -1,0 +1,315 @@
+"""Where in a graph a norm reads a sum: the Add & Norms that one fused call can be; and why another one cannot.
+
+A sum is any add of two tensors of the same shape: x + Sublayer(x), the stream at the end, embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+
+from addnorm.convert.traced import Traced, given_to
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.norms import find_norms
+from addnorm.stream.find.ops import TRANSPARENT, terms_of
+from addnorm.stream.flow.graph import CONSTANT, FAMILY, Op, Value
+
+__all__ = ["Boundary", "Match", "matches", "regions"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """An Add & Norm of a model.
+
+    Attributes:
+        add: the path of the module that adds.
+        norm: the path of the module that normalizes the sum.
+        kind: "layer", "rms" or "scale".
+        eps: of the norm.
+        stream: whether the sum itself goes on, as in pre-LN, or only what the norm makes of it.
+        shape, dtype: of the sum.
+        casting: where an RMSNorm in low precision rounds, as in `addnorm.add_rms_norm`.
+        reason: why it is left as it was; None if it is fused.
+    """
+
+    add: str
+    norm: str
+    kind: str
+    eps: float | None
+    stream: bool
+    shape: tuple[int, ...]
+    dtype: str
+    casting: str = "float32"
+    reason: str | None = None
+
+    @property
+    def fused(self) -> bool:
+        """Whether it is one call now."""
+        return self.reason is None
+
+
+@dataclass(eq=False)
+class Match:
+    """A boundary in a graph: its nodes."""
+
+    norm: Norm
+    sum: Value
+    add: fx.Node | None = None
+    operands: tuple[fx.Node, ...] = ()
+    z: tuple[fx.Node, ...] = ()  # all that return the sum
+    y: tuple[fx.Node, ...] = ()  # all that return what the norm makes of it
+    views: tuple[fx.Node, ...] = ()  # which the norm reads the sum through, the first one first
+    weight: fx.Node | None = None
+    bias: fx.Node | None = None
+    casting: str = "float32"
+    reason: str | None = None
+    inner: list[fx.Node] = field(default_factory=list)  # from the sum to what the norm makes of it
+
+    @property
+    def last(self) -> Value:
+        """What the norm returned."""
+        return self.norm.y
+
+
+def matches(graph: fx.GraphModule, traced: Traced) -> list[Match]:
+    """The boundaries of a graph, in order; one that cannot be fused has its reason."""
+    order = {node: k for k, node in enumerate(graph.graph.nodes)}
+    region = regions(graph)
+    found: dict[Value, Match] = {}
+    for norm in sorted(find_norms(traced.flow, proven=False), key=lambda norm: norm.y.index):
+        match = _sum_of(norm)
+        if match is None:
+            continue
+        if match.sum in found and found[match.sum].reason is None:
+            match.reason = f"its sum is fused with the norm in {found[match.sum].norm.path}"
+        else:
+            match.reason = _reason(match, traced, order, region)
+            found[match.sum] = match
+        found.setdefault(norm.y, match)
+    return list(dict.fromkeys(found.values()))
+
+
+def _sum_of(norm: Norm) -> Match | None:
+    """The norm with the add whose sum it reads; None where it reads something else, or our own operation did both."""
+    value, passed = norm.x, []
+    while (op := value.op) is not None and op.name in TRANSPARENT and op.inputs:
+        value = op.inputs[0]
+        passed.append(op)
+    if value.op is None or terms_of(value.op) is None or not value.tensor.is_floating_point():
+        return None
+    if value.op.origin.startswith(FAMILY) and any(op.origin.startswith(FAMILY) for op in norm.ops):
+        return None
+    return Match(norm, value)
+
+
+REASONS: dict[str, Callable[[Norm], bool]] = {
+    "its norm divides by a length, not by a root of a mean": lambda norm: norm.kind == "scale" or norm.length,
+    "its norm divides the squares by d - 1": lambda norm: norm.unbiased,
+    "its norm adds eps to the root, not below it": lambda norm: norm.eps_outside,
+}
+
+
+def _reason(match: Match, traced: Traced, order: dict[fx.Node, int], region: dict[fx.Node, Any]) -> str | None:
+    """Finds the nodes of a boundary, or why it cannot be fused."""
+    for reason, holds in REASONS.items():
+        if holds(match.norm):
+            return reason
+    steps: tuple[Callable[[], str | None], ...] = (
+        lambda: _find_add(match, traced, order),
+        lambda: _find_gains(match, traced),
+        lambda: _find_norm(match, traced, order),
+        lambda: _find_views(match, traced),
+        lambda: _same_region(match, region),
+        lambda: _in_place(match, traced, order),
+    )
+    return next((reason for step in steps if (reason := step()) is not None), None)
+
+
+def _find_add(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
+    op = match.sum.op
+    assert op is not None
+    node = traced.at[op]
+    terms = terms_of(op)
+    assert terms is not None
+    if op.name != "add" or any(term.factor != 1.0 or term.scale is not None for term in terms):
+        return f"its add is a {op.name} with a factor"
+    if [other for other in traced.ran[node] if other is not op and other.name not in TRANSPARENT]:
+        return f"its add is a part of {_name(node)}"
+    operands = tuple(traced.nodes.get(term.value) for term in terms)
+    if any(operand is None or order[operand] > order[node] for operand in operands):
+        return f"its add is a part of {_name(node)}"
+    z = tuple(other for other, value in traced.values.items() if value is match.sum)
+    if node not in z:
+        return f"its add is a part of {_name(node)}"
+    match.add, match.z = node, z
+    match.operands = tuple(operand for operand in operands if operand is not None)
+    return _unlike(node, *match.operands)
+
+
+def _unlike(node: fx.Node, one: fx.Node, two: fx.Node) -> str | None:
+    """Why the operation would refuse the operands."""
+    x, f = given_to(one), given_to(two)
+    if not isinstance(x, Tensor) or not isinstance(f, Tensor):
+        return f"its add is a part of {_name(node)}"
+    if not _same_shape(x, f):
+        return "its add broadcasts"
+    if x.dtype not in DTYPES or f.dtype not in DTYPES:
+        return f"it adds {_word(x.dtype)} and {_word(f.dtype)}"
+    if x.device != f.device:
+        return f"it adds tensors of {x.device} and {f.device}"
+    return None
+
+
+def _same_shape(x: Tensor, f: Tensor) -> bool:
+    """Whether two shapes are the same for every size that the graph may be run with."""
+    if x.dim() != f.dim():
+        return False
+    sizes = zip(x.shape, f.shape, strict=True)
+    return all(
+        m.node.expr == n.node.expr if isinstance(m, torch.SymInt) and isinstance(n, torch.SymInt)
+        else not isinstance(m, torch.SymInt) and not isinstance(n, torch.SymInt) and m == n
+        for m, n in sizes
+    )  # fmt: skip
+
+
+def _find_norm(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
+    value = match.norm.y
+    while (cast := _only_cast(value)) is not None and cast in traced.nodes:
+        value = cast
+    y = tuple(node for node, other in traced.values.items() if other is value)
+    if not y:
+        assert value.op is not None
+        return f"its norm is a part of {_name(traced.at[value.op])}"
+    match.y = y
+    inner = _between(y[0], {*match.z, match.weight, match.bias}, traced)
+    if inner is None:
+        return "its norm depends on more than the sum and its parameters"
+    match.inner = sorted(inner, key=order.__getitem__)
+    return None
+
+
+def _only_cast(value: Value) -> Value | None:
+    """The same in another dtype, if nobody reads this one."""
+    users = {*value.users}
+    op = next(iter(users)) if len(users) == 1 else None
+    if op is None or op.name != "_to_copy" or op.outputs[0].tensor.dtype not in DTYPES:
+        return None
+    return op.outputs[0] if op.outputs[0].tensor.device == value.tensor.device else None
+
+
+def _between(y: fx.Node, ends: set[fx.Node | None], traced: Traced) -> set[fx.Node] | None:
+    """The nodes that make y of the sum, weight and bias; None if anything but constants comes in from elsewhere."""
+    found: set[fx.Node] = set()
+    todo = [y]
+    while todo:
+        node = todo.pop()
+        if node in found or node in ends or not isinstance(given_to(node), Tensor):
+            continue
+        if node.op in ("placeholder", "get_attr"):
+            if traced.kind(node) != CONSTANT or isinstance(traced.values[node].tensor, FakeTensor):
+                return None
+            continue
+        found.add(node)
+        todo += node.all_input_nodes
+    return found
+
+
+def _find_gains(match: Match, traced: Traced) -> str | None:
+    d = match.sum.shape[-1]
+    for name in ("weight", "bias"):
+        value: Value | None = getattr(match.norm, name)
+        if value is None:
+            continue
+        node = traced.nodes.get(value)
+        if node is None:
+            return f"its {name} is made inside {_name(traced.at[value.op]) if value.op is not None else 'another call'}"
+        if value.tensor.numel() != d:
+            return f"its {name} is one number, not one for each of {d} features"
+        if value.tensor.dtype not in DTYPES:
+            return f"its {name} is {_word(value.tensor.dtype)}"
+        setattr(match, name, node)
+    return None
+
+
+def _find_views(match: Match, traced: Traced) -> str | None:
+    """The views through which the norm reads the sum, where they change its shape."""
+    if match.norm.y.shape == match.sum.shape and _same_shape(given_to(match.y[0]), given_to(match.z[0])):
+        return None
+    value, views = max((_down(match, op) for op in match.norm.ops), key=lambda pair: len(pair[1]))
+    if any(len(traced.ran[traced.at[op]]) != 1 for op in views) or value.shape != match.norm.y.shape:
+        return f"the sum has the shape {match.sum.shape}, and its norm {match.norm.y.shape}"
+    match.views = tuple(traced.at[op] for op in reversed(views) if op.name not in ("_to_copy", "clone", "contiguous"))
+    return None
+
+
+def _down(match: Match, op: Op) -> tuple[Value, list[Op]]:
+    """What an operator of the norm reads of the sum, and the views on the way, the last one first."""
+    for value in op.inputs:
+        start, views = value, []
+        while value is not match.sum and value.op is not None and value.op.name in TRANSPARENT and value.op.inputs:
+            views.append(value.op)
+            value = value.op.inputs[0]
+        if value is match.sum:
+            return start, views
+    return match.sum, []
+
+
+def _same_region(match: Match, region: dict[fx.Node, Any]) -> str | None:
+    assert match.add is not None
+    here = region[match.add]
+    if any(region[node] != here for node in match.inner):
+        return "autocast, or whether gradients are taken, changes between the add and the norm"
+    return None
+
+
+def regions(graph: fx.GraphModule) -> dict[fx.Node, tuple[Any, ...]]:
+    """For each node the contexts that the graph has entered: whether gradients are taken, and the autocasts."""
+    grad: Any = None
+    entered: list[fx.Node] = []
+    found: dict[fx.Node, tuple[Any, ...]] = {}
+    for node in graph.graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        if name == "_set_grad_enabled":
+            grad = node.args[0]
+        elif name.startswith("_enter_"):
+            entered.append(node)
+        elif name.startswith("_exit_") and node.args and node.args[0] in entered:
+            entered.remove(node.args[0])
+        found[node] = (grad, *entered)
+    return found
+
+
+def _in_place(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
+    """Why others would see that an add in place is no longer in place."""
+    op, add = match.sum.op, match.add
+    assert op is not None and add is not None
+    if not op.func._schema.is_mutable:  # type: ignore[attr-defined]  # an OpOverload has it
+        return None
+    written = next((node for node in match.operands if traced.memory.get(node) == traced.memory[add]), None)
+    if written is None:
+        return "its add writes into memory that is given"
+    for node, memory in traced.memory.items():
+        if memory != traced.memory[add] or node in match.z:
+            continue
+        if node.op in ("placeholder", "get_attr"):
+            return "its add writes in place into what the model was given"
+        later = [user for user in node.users if order[user] > order[add]]
+        if later and traced.values[node] is not traced.values[written] and order[node] < order[add]:
+            return "its add writes in place into memory of which a view is read later"
+    return None
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    return str(getattr(target, "__name__", target)) if not isinstance(target, str) else target
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,144 @@
+"""A graph of torch.compile's frontend as a data flow: which operators each of its nodes runs, and on which values.
+
+The graph is run once on tensors that have shapes, dtypes and memory, but no numbers: it costs no memory to speak of and leaves
+no trace. What a node cannot do without numbers, or hides from the dispatcher, is what the frontend says that it returned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from addnorm.stream.flow.capture import Capture
+from addnorm.stream.flow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
+
+__all__ = ["Traced", "given_to", "numbers_of", "trace"]
+
+OWNED = re.compile(r"\._(parameters|buffers)\[[^\]]*\]$")
+KINDS = {"parameters": PARAMETER, "buffers": CONSTANT}
+
+
+class Traced:
+    """A graph's data flow, and where in the graph it is.
+
+    Attributes:
+        flow: the operators and values.
+        values: what each node returned, of those that return a tensor.
+        nodes: the first node that returned a value.
+        ran: the operators of each node.
+        memory: a number for the memory in which each node's tensor lies.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.values: dict[fx.Node, Value] = {}
+        self.nodes: dict[Value, fx.Node] = {}
+        self.ran: dict[fx.Node, list[Op]] = {}
+        self.at: dict[Op, fx.Node] = {}
+        self.memory: dict[fx.Node, int] = {}
+
+    def kind(self, node: Any) -> int:
+        """What a node's value depends on."""
+        return self.values[node].kind if node in self.values else CONSTANT
+
+
+def trace(graph: fx.GraphModule, kinds: Sequence[int] | None = None) -> Traced:
+    """The data flow of a graph; `kinds` of its inputs, where their nodes do not tell it."""
+    tracer = _Tracer(graph, kinds)
+    tracer.capture.frames.start()
+    with torch.no_grad(), tracer.mode, tracer.capture:
+        tracer.run(*(None for node in graph.graph.nodes if node.op == "placeholder"))
+    return tracer.traced
+
+
+def given_to(node: fx.Node) -> Any:
+    """What the frontend says that a node returns: tensors without numbers, with symbols for the sizes that may change."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def numbers_of(given: Any) -> Any:
+    """Sizes with numbers in place of symbols, those of the call for which the graph was made."""
+    if isinstance(given, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return given.node.hint
+    return tuple(map(numbers_of, given)) if isinstance(given, tuple | list) else given
+
+
+class _Tracer(fx.Interpreter):
+    """Runs the nodes one by one, and notes what each did."""
+
+    def __init__(self, graph: fx.GraphModule, kinds: Sequence[int] | None) -> None:
+        super().__init__(graph, garbage_collect_values=False)
+        self.capture = Capture(graph, contents=False)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.traced = Traced(self.capture.flow)
+        self._kinds = iter(kinds) if kinds is not None else None
+        self._frames: dict[tuple[str, ...], Frame] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node: its operators, and the value that it returned."""
+        ops = self.capture.flow.ops
+        first = len(ops)
+        self.capture.frames.current = self._frame(n)
+        try:
+            out = self._stated(n) if isinstance(n.target, torch._ops.HigherOrderOperator) else super().run_node(n)
+        except Exception:  # of whatever kind: it needs numbers, or objects of the real run
+            out = self._stated(n)
+        ran = self.traced.ran[n] = [op for op in ops[first:] if op.outputs]
+        self.traced.at.update(dict.fromkeys(ran, n))
+        if isinstance(out, Tensor):
+            value = self.capture.value(out)
+            self.traced.values[n] = value
+            self.traced.nodes.setdefault(value, n)
+            self.traced.memory[n] = out.untyped_storage()._cdata
+        return out
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """An input, as the frontend saw it."""
+        raise NotImplementedError  # `_stated` makes it
+
+    def _stated(self, node: fx.Node) -> Any:
+        """New values like those that a node returned when the frontend met it."""
+        frame, self.capture.frames.current = self.capture.frames.current, None  # to make them is no operator of the graph's
+        out = pytree.tree_map_only(Tensor, _like, given_to(node))
+        self.capture.frames.current = frame
+        kind, number = _owned(node) if node.op == "placeholder" else (DATA, None)
+        if node.op == "placeholder" and self._kinds is not None:
+            kind = next(self._kinds)
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                value = self.capture.leaf(tensor, kind)
+                value.tensor = tensor if number is None else number
+        return pytree.tree_map_only((torch.SymInt, torch.SymFloat, torch.SymBool), numbers_of, out)
+
+    def _frame(self, node: fx.Node) -> Frame:
+        """The call of the module in which the frontend met a node."""
+        stack = node.meta.get("nn_module_stack", {})
+        path = next((path for path, _ in reversed(stack.values())), "")
+        return self._frames.setdefault((*stack, path), Frame(path, len(self._frames), None))
+
+
+def _like(tensor: Tensor) -> Tensor:
+    size, stride = numbers_of(tuple(tensor.shape)), numbers_of(tensor.stride())
+    return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+
+
+def _owned(node: fx.Node) -> tuple[int, Tensor | None]:
+    """Whether an input is a parameter, a buffer, or data; and the tensor, of a buffer that is one number."""
+    given = node.meta.get("grapharg")
+    if given is None:
+        return DATA, None
+    name = given.source.name() if callable(given.source.name) else given.source.name
+    found = OWNED.search(name)
+    example = given.example if found is None or found[1] == "buffers" else None
+    if isinstance(example, nn.Parameter):
+        return PARAMETER, None
+    if found is None:
+        return DATA, None
+    single = isinstance(example, Tensor) and example.numel() == 1 and not isinstance(example, FakeTensor)
+    return KINDS[found[1]], example if single else None
