@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import checkpoint
 
 from addnorm.convert import call, encoder
 from addnorm.convert.boundary import Boundary, Match, matches
@@ -39,7 +40,41 @@ def backend(
         what = ", ".join([*given, *(["mode"] if mode else [])])
         raise ValueError(f'backend "addnorm" has no {what}; Inductor has: options={{"inductor": True, ...}}.')
     fused_graph(graph)
-    return compiled(graph, example_inputs, mode, given) if inductor else graph.forward
+    return compiled(graph, example_inputs, mode, given) if inductor else eager(graph)
+
+
+def eager(graph: fx.GraphModule) -> Graph:
+    """The graph as a function, its activation checkpoints as they are without a compiler."""
+    for node in _bodies(graph):
+        eager(_body(graph, node))
+        node.target = checkpointed
+    graph.recompile()
+    forward: Graph = graph.forward
+    return forward
+
+
+def checkpointed(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """An activation checkpoint.
+
+    Run eagerly, the frontend's own operator would draw other random numbers when it computes again than it drew before.
+    """
+    options = {"preserve_rng_state": True, **kwargs, "use_reentrant": False}
+    if "_checkpoint_context_fn" in body.meta:
+        options["context_fn"] = body.meta["_checkpoint_context_fn"]
+    return checkpoint(body, *args, **options)
+
+
+def _bodies(graph: fx.GraphModule) -> list[fx.Node]:
+    """The activation checkpoints of a graph."""
+    target = torch.ops.higher_order.tag_activation_checkpoint
+    return [node for node in graph.graph.nodes if node.op == "call_function" and node.target is target]
+
+
+def _body(graph: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
+    """The graph of what is checkpointed."""
+    body = node.args[0]
+    assert isinstance(body, fx.Node)
+    return graph.get_submodule(str(body.target))
 
 
 def compiled(
@@ -93,12 +128,10 @@ def boundary(match: Match, traced: Traced, named: Callable[[fx.Node], str]) -> B
 
 
 def _inside(graph: fx.GraphModule, traced: Traced, named: Callable[[fx.Node], str]) -> list[Boundary]:
-    """The graphs that this one calls: the body of an activation checkpoint."""
+    """The boundaries in what is checkpointed."""
     found = []
-    for node in graph.graph.nodes:
-        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
-            body = getattr(graph, node.args[0].target)
-            found += fused_graph(body, named, [traced.kind(arg) for arg in node.args[1:]])
+    for node in _bodies(graph):
+        found += fused_graph(_body(graph, node), named, [traced.kind(arg) for arg in node.args[1:]])
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from addnorm.convert import measure
-from addnorm.convert.backend import Graph, compiled, fused_graph
+from addnorm.convert.backend import Graph, compiled, eager, fused_graph
 from addnorm.convert.boundary import Boundary
 from addnorm.convert.encoder import as_eager, padded
 from addnorm.convert.fusion import Fusion, NotProven
@@ -146,7 +146,7 @@ class Graphs:
         grad = torch.is_grad_enabled()
         self.graphs[grad] = self.graphs.get(grad, 0) + 1
         self.found.setdefault(grad, []).extend(fused_graph(graph, self._named))
-        return compiled(graph, example_inputs) if self.inductor else graph.forward
+        return compiled(graph, example_inputs) if self.inductor else eager(graph)
 
     def _named(self, node: fx.Node) -> str:
         """The path of the module in which the frontend met a node; in the model's own forward it is empty."""
