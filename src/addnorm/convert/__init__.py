@@ -1,0 +1,1 @@
+"""A model's Add & Norms made fused, reversibly, with proof that nothing changed."""
