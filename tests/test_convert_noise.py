@@ -73,7 +73,7 @@ USED = {
     "native dropout": lambda x: torch.native_dropout(x, 0.4, True)[0],
     "native dropout, all": lambda x: torch.native_dropout(x, 1.0, True)[0],
     "native dropout, no training": lambda x: torch.native_dropout(x, 0.4, False)[0],
-    "gumbel": lambda x: F.gumbel_softmax(x),
+    "gumbel": F.gumbel_softmax,
     "stochastic depth": lambda x: x / 0.8 * torch.floor(0.8 + torch.rand((len(x), 1, 1), dtype=x.dtype)),
     "ours": lambda x: addnorm.add_layer_norm(x, x.sin(), dropout_p=0.4),
 }
