@@ -7,6 +7,8 @@
 `decompose` and `ablate` are for a model you already have.
 """
 
+from addnorm.convert.fuse import fuse, unfuse
+from addnorm.convert.fusion import Fusion, NotProven
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
 from addnorm.inplace import add_layer_norm_, add_residual_, add_rms_norm_
 from addnorm.nn import (
@@ -31,8 +33,10 @@ __version__ = "0.1.0"
 __all__ = [
     "AddNorm",
     "Backend",
+    "Fusion",
     "LayerNorm",
     "Learned",
+    "NotProven",
     "RMSNorm",
     "ResidualStack",
     "Row",
@@ -48,10 +52,12 @@ __all__ = [
     "add_rms_norm_",
     "backends",
     "decompose",
+    "fuse",
     "inspect",
     "layer_norm",
     "record",
     "rms_norm",
     "scale_write",
+    "unfuse",
     "wirings",
 ]

@@ -5,6 +5,7 @@ A sum is any add of two tensors of the same shape: x + Sublayer(x), the stream a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,10 @@ class Boundary:
     def fused(self) -> bool:
         """Whether it is one call now."""
         return self.reason is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**dataclasses.asdict(self), "fused": self.fused}
 
 
 @dataclass(eq=False)

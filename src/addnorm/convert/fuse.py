@@ -16,15 +16,17 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from addnorm.convert import measure
 from addnorm.convert.backend import Graph, compiled, eager, fused_graph
 from addnorm.convert.boundary import Boundary
 from addnorm.convert.encoder import as_eager, padded
 from addnorm.convert.fusion import Fusion, NotProven
+from addnorm.convert.measured import measured
 from addnorm.convert.proof import prove
 from addnorm.stream.find.inspect import refuse
 
 __all__ = ["fuse", "unfuse"]
+
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Graph]
 
 USUAL = "addnorm.fuse(model, *args, **kwargs)"
 # Each model has recompilations of its own, and room for those of several modes, dtypes and shapes.
@@ -86,7 +88,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True
         if not proof.holds:
             raise NotProven(done)
         if done.fused and timed:
-            done = replace(done, **measure.all_of(model, model._call_impl, after, args, kwargs))
+            took = measured(model, model._call_impl, after, lambda backend: _entry(model, backend), args, kwargs)
+            done = replace(done, measured=took)
     except BaseException:
         _undo(held)
         raise
@@ -94,7 +97,6 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True
         _undo(held)
         return done
     model._compiled_call_impl = after
-    held.undo.append(lambda: None)
     _held[model] = held
     return done
 
@@ -171,7 +173,7 @@ class Graphs:
         return max(self.graphs.values(), default=0)
 
 
-def _entry(model: nn.Module, graphs: Graphs) -> Callable[..., Any]:
+def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The compiled call of a model, with code of its own: the frontend keeps its graphs by code."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -180,6 +182,6 @@ def _entry(model: nn.Module, graphs: Graphs) -> Callable[..., Any]:
     code = forward.__code__.replace(co_name=f"fused_{type(model).__name__}")
     function = types.FunctionType(code, forward.__globals__, code.co_name, None, forward.__closure__)
     apart = {name: value for name, value in APART.items() if name in python.signature(torch.compile).parameters}
-    return torch.compile(function, backend=graphs, **apart)  # type: ignore[call-overload, no-any-return]
+    return torch.compile(function, backend=backend, **apart)  # type: ignore[call-overload, no-any-return]
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from addnorm.convert.boundary import Boundary
-from addnorm.convert.measure import Measured
-from addnorm.convert.proof import Proof
+from addnorm.convert.measured import Measured
+from addnorm.convert.proof import Proof, worst
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -79,9 +79,7 @@ class NotProven(RuntimeError):
     """The fused model differed by more than twice its own rounding errors; `fusion` tells where."""
 
     def __init__(self, fusion: Fusion) -> None:
-        worst = fusion.proof.worst
-        super().__init__(
-            f"{fusion.model} is not fused: {worst.name} differs by {worst.off:.1e}, and may by {worst.limit:.1e}, "
-            "twice what eager itself is off. The model is as it was."
-        )
+        most = worst((*fusion.proof.outputs, *fusion.proof.gradients))
+        what = "" if most is None else f"{most.name} differs by {most.off:.1e}, and may by {most.limit:.1e}"
+        super().__init__(f"{fusion.model} is not fused: {what}, twice what eager itself is off. The model is as it was.")
         self.fusion = fusion
