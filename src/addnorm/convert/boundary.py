@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from addnorm.convert.traced import Traced, given_to
+from addnorm.convert.traced import Traced, given_to, is_number
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.ops import TRANSPARENT, terms_of
 from addnorm.stream.flow.graph import CONSTANT, FAMILY, Op, Value
 
-__all__ = ["Boundary", "Match", "matches", "regions"]
+__all__ = ["Boundary", "Match", "matches", "regions", "sum_of"]
 
+COPIES = {"_to_copy", "clone", "contiguous"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -77,10 +78,14 @@ class Match:
     reason: str | None = None
     inner: list[fx.Node] = field(default_factory=list)  # from the sum to what the norm makes of it
 
-    @property
-    def last(self) -> Value:
-        """What the norm returned."""
-        return self.norm.y
+    def told(self) -> Boundary:
+        """For the user."""
+        assert self.sum.op is not None
+        inner = {*self.norm.ops, *(op for op in self.sum.users if op.name == "_to_copy")}
+        return Boundary(
+            self.sum.op.frame.path, self.norm.path, self.norm.kind, self.norm.eps, any(op not in inner for op in self.sum.users), self.sum.shape,
+            _word(self.sum.tensor.dtype), self.casting, self.reason,
+        )  # fmt: skip
 
 
 def matches(graph: fx.GraphModule, traced: Traced) -> list[Match]:
@@ -89,7 +94,7 @@ def matches(graph: fx.GraphModule, traced: Traced) -> list[Match]:
     region = regions(graph)
     found: dict[Value, Match] = {}
     for norm in sorted(find_norms(traced.flow, proven=False), key=lambda norm: norm.y.index):
-        match = _sum_of(norm)
+        match = sum_of(norm)
         if match is None:
             continue
         if match.sum in found and found[match.sum].reason is None:
@@ -101,7 +106,7 @@ def matches(graph: fx.GraphModule, traced: Traced) -> list[Match]:
     return list(dict.fromkeys(found.values()))
 
 
-def _sum_of(norm: Norm) -> Match | None:
+def sum_of(norm: Norm) -> Match | None:
     """The norm with the add whose sum it reads; None where it reads something else, or our own operation did both."""
     value, passed = norm.x, []
     while (op := value.op) is not None and op.name in TRANSPARENT and op.inputs:
@@ -123,9 +128,9 @@ REASONS: dict[str, Callable[[Norm], bool]] = {
 
 def _reason(match: Match, traced: Traced, order: dict[fx.Node, int], region: dict[fx.Node, Any]) -> str | None:
     """Finds the nodes of a boundary, or why it cannot be fused."""
-    for reason, holds in REASONS.items():
+    for text, holds in REASONS.items():
         if holds(match.norm):
-            return reason
+            return text
     steps: tuple[Callable[[], str | None], ...] = (
         lambda: _find_add(match, traced, order),
         lambda: _find_gains(match, traced),
@@ -176,12 +181,11 @@ def _same_shape(x: Tensor, f: Tensor) -> bool:
     """Whether two shapes are the same for every size that the graph may be run with."""
     if x.dim() != f.dim():
         return False
-    sizes = zip(x.shape, f.shape, strict=True)
-    return all(
-        m.node.expr == n.node.expr if isinstance(m, torch.SymInt) and isinstance(n, torch.SymInt)
-        else not isinstance(m, torch.SymInt) and not isinstance(n, torch.SymInt) and m == n
-        for m, n in sizes
-    )  # fmt: skip
+    return all(_size(m) == _size(n) for m, n in zip(x.shape, f.shape, strict=True))
+
+
+def _size(n: int | torch.SymInt) -> Any:
+    return n.node.expr if isinstance(n, torch.SymInt) else n
 
 
 def _find_norm(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
@@ -215,7 +219,7 @@ def _between(y: fx.Node, ends: set[fx.Node | None], traced: Traced) -> set[fx.No
     todo = [y]
     while todo:
         node = todo.pop()
-        if node in found or node in ends or not isinstance(given_to(node), Tensor):
+        if node in found or node in ends or is_number(given_to(node)):
             continue
         if node.op in ("placeholder", "get_attr"):
             if traced.kind(node) != CONSTANT or isinstance(traced.values[node].tensor, FakeTensor):
@@ -248,16 +252,18 @@ def _find_views(match: Match, traced: Traced) -> str | None:
     if match.norm.y.shape == match.sum.shape and _same_shape(given_to(match.y[0]), given_to(match.z[0])):
         return None
     value, views = max((_down(match, op) for op in match.norm.ops), key=lambda pair: len(pair[1]))
-    if any(len(traced.ran[traced.at[op]]) != 1 for op in views) or value.shape != match.norm.y.shape:
+    nodes = dict.fromkeys(traced.at[op] for op in reversed(views))
+    ran = {node: {op.name for op in traced.ran[node]} for node in nodes}
+    if any(names - TRANSPARENT for names in ran.values()) or value.shape != match.norm.y.shape:
         return f"the sum has the shape {match.sum.shape}, and its norm {match.norm.y.shape}"
-    match.views = tuple(traced.at[op] for op in reversed(views) if op.name not in ("_to_copy", "clone", "contiguous"))
+    match.views = tuple(node for node, names in ran.items() if names - COPIES)
     return None
 
 
 def _down(match: Match, op: Op) -> tuple[Value, list[Op]]:
     """What an operator of the norm reads of the sum, and the views on the way, the last one first."""
-    for value in op.inputs:
-        start, views = value, []
+    for start in op.inputs:
+        value, views = start, []
         while value is not match.sum and value.op is not None and value.op.name in TRANSPARENT and value.op.inputs:
             views.append(value.op)
             value = value.op.inputs[0]
@@ -294,7 +300,8 @@ def regions(graph: fx.GraphModule) -> dict[fx.Node, tuple[Any, ...]]:
 def _in_place(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
     """Why others would see that an add in place is no longer in place."""
     op, add = match.sum.op, match.add
-    assert op is not None and add is not None
+    assert op is not None
+    assert add is not None
     if not op.func._schema.is_mutable:  # type: ignore[attr-defined]  # an OpOverload has it
         return None
     written = next((node for node in match.operands if traced.memory.get(node) == traced.memory[add]), None)

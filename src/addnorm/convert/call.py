@@ -15,14 +15,14 @@ from torch import Tensor, fx
 
 from addnorm import functional
 from addnorm.convert.boundary import Match, regions
-from addnorm.convert.traced import given_to, numbers_of
+from addnorm.convert.traced import given_to, is_number, numbers_of
 from addnorm.reference import Casting
 
 __all__ = ["arguments", "fused", "settle"]
 
 OPERATION: dict[str, Callable[..., Any]] = {"layer": functional.add_layer_norm, "rms": functional.add_rms_norm}
 ROWS = 64  # of random numbers, where the nodes take any shape
-FLIPPED = 1e-2  # the share of elements that a last rounding may turn the other way: about 1e-4 are, of a wrong order of casts half
+FLIPPED = 1e-2  # the share of elements that a last rounding may turn: about 1e-4 are, of a wrong order of casts half
 ROUNDINGS = 64  # of float32, or of float64: what two ways of adding up a row may differ by
 LOW = (torch.bfloat16, torch.float16)
 
@@ -72,7 +72,7 @@ def _shapes(match: Match) -> Iterator[tuple[int, ...]]:
     """A few rows, and, for nodes that have shapes written into them, the shape of the graph."""
     shape = tuple(numbers_of(tuple(given_to(match.z[0]).shape)))
     rows = (*(1,) * (len(shape) - 2), min(ROWS, max(shape[-2], 1)) if len(shape) > 1 else 1)
-    if not match.views:
+    if not match.views and not any(is_number(given_to(n)) for node in match.inner for n in node.all_input_nodes):
         yield (*rows[: len(shape) - 1], shape[-1])
     yield shape
 

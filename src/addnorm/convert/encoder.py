@@ -32,7 +32,12 @@ NAMES = (
 def lower(graph: fx.Graph) -> None:
     """Opens every such layer of a graph."""
     for node in graph.find_nodes(op="call_function", target=CLOSED):
-        given: dict[str, Any] = {"mask": None, "mask_type": None, **dict(zip(NAMES, node.args, strict=False)), **node.kwargs}
+        given: dict[str, Any] = {
+            "mask": None,
+            "mask_type": None,
+            **dict(zip(NAMES, node.args, strict=False)),
+            **node.kwargs,
+        }
         with graph.inserting_before(node):
             node.replace_all_uses_with(_Layer(graph, node, given).run())
         graph.erase_node(node)
@@ -57,7 +62,10 @@ class _Layer:
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)
-        node.meta = {"example_value": given_to(self.given["src"]), "nn_module_stack": self.node.meta.get("nn_module_stack", {})}
+        node.meta = {
+            "example_value": given_to(self.given["src"]),
+            "nn_module_stack": self.node.meta.get("nn_module_stack", {}),
+        }
         return node
 
     def _add(self, x: fx.Node, branch: fx.Node) -> fx.Node:
@@ -113,6 +121,7 @@ def forward(
     if not torch.compiler.is_compiling() or src_key_padding_mask is None or not _zeroes(self, src, mask):
         return nn.TransformerEncoder.forward(self, src, mask, src_key_padding_mask, is_causal)
     padding = F._canonical_mask(src_key_padding_mask, "src_key_padding_mask", None, "src_mask", src.dtype)
+    assert padding is not None
     x = src
     for layer in self.layers:
         x = layer(x, is_causal=is_causal is True, src_key_padding_mask=padding)

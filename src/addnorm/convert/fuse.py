@@ -1,7 +1,7 @@
 """`fuse`: a model's Add & Norms as fused calls, whatever its class, with proof that nothing changed; `unfuse` gives it back.
 
-The model is captured by torch.compile's frontend, its graphs are rewritten (backend.py) and run eagerly, or go on to Inductor. What is
-set is the place that `torch.nn.Module.compile` sets: parameters, buffers, hooks and the state dict stay what they are.
+torch.compile's frontend captures the model, its graphs are rewritten (backend.py) and run eagerly, or go on to Inductor. What
+is set is what `torch.nn.Module.compile` sets: parameters, buffers, hooks and the state dict stay what they are.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect as python
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,13 +17,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from addnorm.convert.backend import Graph, compiled, eager, fused_graph
-from addnorm.convert.boundary import Boundary
+from addnorm.convert.backend import Graph, bodies, compiled, eager, fused_graph
+from addnorm.convert.boundary import Boundary, sum_of
 from addnorm.convert.encoder import as_eager, padded
 from addnorm.convert.fusion import Fusion, NotProven
 from addnorm.convert.measured import measured
 from addnorm.convert.proof import prove
-from addnorm.stream.find.inspect import refuse
+from addnorm.stream.find.inspect import capture, refuse
+from addnorm.stream.find.norms import find_norms
 
 __all__ = ["fuse", "unfuse"]
 
@@ -48,8 +50,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True
 
         z = x + Sublayer(x);  y = Norm(z)        becomes        y, z = add_layer_norm(x, Sublayer(x), weight, bias, eps, ...)
 
-    The model is changed in place and stays what it was: its class, its parameters, buffers and hooks, `state_dict`, `save_pretrained`;
-    it trains, and takes other shapes, masks and caches, as before. Random numbers are drawn as before: dropout is the model's
+    The model is changed in place and stays what it was: class, parameters, buffers, hooks, `state_dict`, `save_pretrained`. It
+    trains, and takes other shapes, masks and caches, as before. Random numbers are drawn as before: dropout is the model's
     own. Sums have the same bits as before. Calls of the model itself are fused; a submodule called by itself is not.
 
     Args:
@@ -84,7 +86,10 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True
         for encoder in padded(model):
             held.undo.append(as_eager(encoder))
         proof = prove(model, model._call_impl, after, args, kwargs)
-        done = Fusion(type(model).__name__, graphs.boundaries(), graphs.count, proof, compile)
+        found = graphs.boundaries()
+        if graphs.apart:
+            found += _between(model, args, kwargs, found)
+        done = Fusion(type(model).__name__, found, graphs.count, proof, compile)
         if not proof.holds:
             raise NotProven(done)
         if done.fused and timed:
@@ -99,6 +104,24 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True
     model._compiled_call_impl = after
     _held[model] = held
     return done
+
+
+def _between(model: nn.Module, args: Any, kwargs: Any, found: Sequence[Boundary]) -> tuple[Boundary, ...]:
+    """The boundaries that no graph has: their add is in one, their norm in another."""
+    with torch.no_grad():
+        flow = capture(model, args, kwargs)
+    seen = Counter((boundary.norm, boundary.kind) for boundary in found)
+    left = []
+    for norm in find_norms(flow):
+        match = sum_of(norm)
+        if match is None:
+            continue
+        match.reason = "the frontend ends a graph between its add and its norm"
+        one = match.told()
+        seen[one.norm, one.kind] -= 1
+        if seen[one.norm, one.kind] < 0:
+            left.append(one)
+    return tuple(left)
 
 
 def unfuse(model: nn.Module) -> nn.Module:
@@ -127,7 +150,7 @@ def _check(model: Any) -> None:
         raise ValueError("model is fused already: addnorm.unfuse(model) gives it back.")
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise ValueError(
-            "model is compiled already, expected one that is not: fuse the model that was compiled, with compile=True for Inductor."
+            "model is compiled already, expected one that is not: fuse what was compiled, with compile=True for Inductor."
         )
 
 
@@ -141,6 +164,7 @@ class Graphs:
         self.inductor = inductor
         self.found: dict[bool, list[Boundary]] = {}
         self.graphs: dict[bool, int] = {}
+        self.bodies = False  # graphs inside of graphs
         self._paths = {str(id(module)): path for path, module in model.named_modules()}
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph:
@@ -148,15 +172,14 @@ class Graphs:
         grad = torch.is_grad_enabled()
         self.graphs[grad] = self.graphs.get(grad, 0) + 1
         self.found.setdefault(grad, []).extend(fused_graph(graph, self._named))
+        self.bodies |= bool(bodies(graph))
         return compiled(graph, example_inputs) if self.inductor else eager(graph)
 
     def _named(self, node: fx.Node) -> str:
         """The path of the module in which the frontend met a node; in the model's own forward it is empty."""
-        for key in reversed(node.meta.get("nn_module_stack", {})):
-            path = self._paths.get(key.partition("@")[0])
-            if path is not None:
-                return path
-        return ""
+        stack: list[str] = [*node.meta.get("nn_module_stack", {})]
+        known = (self._paths.get(key.partition("@")[0]) for key in reversed(stack))
+        return next((path for path in known if path is not None), "")
 
     def boundaries(self) -> tuple[Boundary, ...]:
         """In the order in which they run; one that is left with gradients or without counts as left."""
@@ -172,6 +195,11 @@ class Graphs:
         """How many graphs one run of the model is."""
         return max(self.graphs.values(), default=0)
 
+    @property
+    def apart(self) -> bool:
+        """Whether an add and its norm may be in different graphs, of which none sees both."""
+        return self.bodies or self.count != 1
+
 
 def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     """The compiled call of a model, with code of its own: the frontend keeps its graphs by code."""
@@ -183,5 +211,3 @@ def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     function = types.FunctionType(code, forward.__globals__, code.co_name, None, forward.__closure__)
     apart = {name: value for name, value in APART.items() if name in python.signature(torch.compile).parameters}
     return torch.compile(function, backend=backend, **apart)  # type: ignore[call-overload, no-any-return]
-
-

@@ -90,5 +90,3 @@ def _erase(graph: fx.Graph, nodes: list[fx.Node]) -> None:
     for node in sorted(set(nodes), reverse=True):
         if not node.users:
             graph.erase_node(node)
-
-

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from addnorm.convert import encoder
+from addnorm.convert.backend import path_of
 from addnorm.convert.boundary import matches
 from addnorm.convert.traced import trace
 
@@ -22,7 +23,9 @@ __all__ = ["share"]
 RUNS = 7
 
 
-def share(compile: Callable[[Callable[..., Any]], Callable[..., Any]], call: Callable[[Callable[..., Any]], Any]) -> float:
+def share(
+    compile: Callable[[Callable[..., Any]], Callable[..., Any]], call: Callable[[Callable[..., Any]], Any]
+) -> float:
     """The share of Add & Norm in the time of a forward pass, from 0 to 1: the median of a few runs.
 
     Args:
@@ -51,7 +54,12 @@ class Clock:
         """As torch.compile wants it."""
         encoder.lower(graph.graph)
         graph.recompile()
-        nodes = {node for match in matches(graph, trace(graph)) for node in (match.add, *match.inner) if node is not None}
+        nodes = {
+            node
+            for match in matches(graph, trace(graph, path_of))
+            for node in (match.add, *match.inner)
+            if node is not None
+        }
 
         def run(*inputs: Any) -> Any:
             timed = _Timed(graph, nodes)

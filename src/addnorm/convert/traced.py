@@ -7,7 +7,7 @@ no trace. What a node cannot do without numbers, or hides from the dispatcher, i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.flow.capture import Capture
 from addnorm.stream.flow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
 
-__all__ = ["Traced", "given_to", "numbers_of", "trace"]
+__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "trace"]
 
+Named = Callable[[fx.Node], str]
 OWNED = re.compile(r"\._(parameters|buffers)\[[^\]]*\]$")
 KINDS = {"parameters": PARAMETER, "buffers": CONSTANT}
 
@@ -48,9 +49,15 @@ class Traced:
         return self.values[node].kind if node in self.values else CONSTANT
 
 
-def trace(graph: fx.GraphModule, kinds: Sequence[int] | None = None) -> Traced:
-    """The data flow of a graph; `kinds` of its inputs, where their nodes do not tell it."""
-    tracer = _Tracer(graph, kinds)
+def trace(graph: fx.GraphModule, named: Named, kinds: Sequence[int] | None = None) -> Traced:
+    """The data flow of a graph.
+
+    Args:
+        graph: stays as it is.
+        named: the path of the module in which the frontend met a node.
+        kinds: of its inputs (`stream.flow.graph`), where their nodes do not tell it.
+    """
+    tracer = _Tracer(graph, named, kinds)
     tracer.capture.frames.start()
     with torch.no_grad(), tracer.mode, tracer.capture:
         tracer.run(*(None for node in graph.graph.nodes if node.op == "placeholder"))
@@ -60,6 +67,11 @@ def trace(graph: fx.GraphModule, kinds: Sequence[int] | None = None) -> Traced:
 def given_to(node: fx.Node) -> Any:
     """What the frontend says that a node returns: tensors without numbers, with symbols for the sizes that may change."""
     return node.meta.get("example_value", node.meta.get("val"))
+
+
+def is_number(given: Any) -> bool:
+    """Whether a node returns no tensor, but a number, or sizes."""
+    return not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(given))
 
 
 def numbers_of(given: Any) -> Any:
@@ -72,11 +84,12 @@ def numbers_of(given: Any) -> Any:
 class _Tracer(fx.Interpreter):
     """Runs the nodes one by one, and notes what each did."""
 
-    def __init__(self, graph: fx.GraphModule, kinds: Sequence[int] | None) -> None:
+    def __init__(self, graph: fx.GraphModule, named: Named, kinds: Sequence[int] | None) -> None:
         super().__init__(graph, garbage_collect_values=False)
         self.capture = Capture(graph, contents=False)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.traced = Traced(self.capture.flow)
+        self._named = named
         self._kinds = iter(kinds) if kinds is not None else None
         self._frames: dict[tuple[str, ...], Frame] = {}
 
@@ -104,7 +117,10 @@ class _Tracer(fx.Interpreter):
 
     def _stated(self, node: fx.Node) -> Any:
         """New values like those that a node returned when the frontend met it."""
-        frame, self.capture.frames.current = self.capture.frames.current, None  # to make them is no operator of the graph's
+        frame, self.capture.frames.current = (
+            self.capture.frames.current,
+            None,
+        )  # to make them is no operator of the graph's
         out = pytree.tree_map_only(Tensor, _like, given_to(node))
         self.capture.frames.current = frame
         kind, number = _owned(node) if node.op == "placeholder" else (DATA, None)
@@ -118,9 +134,8 @@ class _Tracer(fx.Interpreter):
 
     def _frame(self, node: fx.Node) -> Frame:
         """The call of the module in which the frontend met a node."""
-        stack = node.meta.get("nn_module_stack", {})
-        path = next((path for path, _ in reversed(stack.values())), "")
-        return self._frames.setdefault((*stack, path), Frame(path, len(self._frames), None))
+        stack = tuple(node.meta.get("nn_module_stack", {}))
+        return self._frames.setdefault(stack, Frame(self._named(node), len(self._frames), None))
 
 
 def _like(tensor: Tensor) -> Tensor:
