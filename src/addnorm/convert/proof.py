@@ -23,7 +23,7 @@ from addnorm.convert.noise import same_noise, widened
 __all__ = ["Difference", "Proof", "prove", "worst"]
 
 TIMES = 3  # eager is off by its error, and the operation, as it promises, by no more than twice that
-FEW_ROUNDINGS = (
+ROUNDINGS = (
     256  # without float64, the roundings that a model may add up: float32 then agrees to 3e-5, a wrong eps does not
 )
 AT_MOST = 0.1  # of the size, where these are bfloat16's
@@ -200,12 +200,13 @@ def _limits(before: Tensors, errors: Mapping[str, float], eps: float, gradients:
     found = []
     for name, size in sizes.items():
         fine, error = inexact.get(name, 0.0), errors.get(name)
-        # A gradient is a sum of many terms. If these cancel, their rounding stays: wholly, as of the bias of attention's keys,
-        # whose gradient is zero and in floating point noise; or in part. The terms are at most of the size of the largest gradient.
+        # A gradient is a sum of many terms. Where these cancel their rounding stays: wholly in the gradient of the bias of
+        # attention's keys, which is zero, and noise in floating point; else in part. The terms are about as large as the
+        # largest gradient of all.
         left = fine * whole
         noise = gradients and error is not None and error >= size / 8 and size <= 64 * left
         if error is None or (error > _lost(fine) * size and not noise):
-            limit = min(FEW_ROUNDINGS * fine, AT_MOST) * size + left
+            limit = min(ROUNDINGS * fine, AT_MOST) * size + left
         else:
             limit = TIMES * max(error, typical * size) + fine * size + (left if noise else min(left, size / 128))
         found.append(Difference(name, 0.0, error, size, limit))
