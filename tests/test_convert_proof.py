@@ -246,6 +246,20 @@ def test_integers_are_equal_or_wrong(other):
     assert [one.name for one in proof.outputs if one.off == math.inf] == ["ids"]
 
 
+def test_large_integers_are_compared_to_the_last_digit():
+    model = Function(lambda m, x: torch.tensor(2**60), 4)
+    assert prove(model, model, model, (X,), {}).holds
+    assert not prove(model, model, lambda x: torch.tensor(2**60 + 1), (X,), {}).holds
+
+
+@pytest.mark.parametrize("wrong_with_gradients", [True, False])
+def test_an_output_is_told_by_the_worse_of_both_runs(wrong_with_gradients):
+    model = layer(dropout=0.0)
+    after = lambda x: model(x) + (3.0 if torch.is_grad_enabled() == wrong_with_gradients else 0.0)  # noqa: E731
+    (output,) = prove(model, model, after, (X,), {}).outputs
+    assert output.off == pytest.approx(3.0)
+
+
 # --- limits ---------------------------------------------------------------------------------------------------------------
 
 
