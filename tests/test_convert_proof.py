@@ -510,6 +510,22 @@ def test_what_is_given_begins_each_time_with_the_same():
     assert cache == {"x": x}
 
 
+def test_what_is_given_twice_is_one_and_the_same():
+    class Cache:
+        seen = 0
+
+    def forward(m, x, y, a, b):
+        assert x is y
+        assert a is b
+        a.seen += 1
+        return x @ m.w * b.seen
+
+    model = Function(forward, 16, 4)
+    cache = Cache()
+    assert prove(model, model, model, (X, X, cache), {"b": cache}).holds
+    assert cache.seen == 0
+
+
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 def test_a_cache_that_is_given_is_as_it_was(kind):
     from transformers import DynamicCache, StaticCache
