@@ -62,9 +62,11 @@ def run(
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    """The tensor itself; where it has a graph of the caller's behind it, which is not ours to walk, one without."""
+    """The tensor in the same memory, with no graph of the caller's behind it, which is not ours to walk, nor one to come."""
     if tensor.is_inference():
         return tensor.clone()
+    if not tensor.requires_grad:
+        return tensor.detach()
     return tensor if tensor.is_leaf else tensor.detach().requires_grad_().clone()
 
 
@@ -108,7 +110,7 @@ class Contents:
         held = {id(t): t for one in (*attributes, given) for t in tensors_in(one)}
         self.tensors = [t for t in held.values() if t.layout == torch.strided and not t.is_nested]
         self.storages = {_address(t) for t in self.tensors}
-        self._copies = [t.detach().clone() for t in self.tensors]
+        self._copies = [(t.detach().clone(), t.is_leaf) for t in self.tensors]
         found = pytree.tree_leaves((attributes, given))
         self._generators = [(one, one.get_state()) for one in found if isinstance(one, torch.Generator)]
 
@@ -119,7 +121,9 @@ class Contents:
             try:
                 yield
             finally:
-                for tensor, saved in zip(self.tensors, self._copies, strict=True):
+                for tensor, (saved, was_leaf) in zip(self.tensors, self._copies, strict=True):
+                    if was_leaf and not tensor.is_leaf and not tensor._is_view():
+                        tensor.detach_()  # of the graph of what was written into it
                     if not _equal(tensor.detach(), saved):
                         tensor.data.copy_(saved)  # .data: a graph that the caller holds is not told of a write undone
                 for generator, state in self._generators:

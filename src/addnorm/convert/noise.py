@@ -36,16 +36,12 @@ def widened(model: nn.Module, given: Any, tensors: Sequence[Tensor], wide: torch
     """A copy of the model and of its arguments with those tensors copied, what is floating into a wide dtype."""
 
     def twin(tensor: Tensor) -> Tensor:
-        dtype = (
-            torch.promote_types(tensor.dtype, wide)
-            if tensor.is_floating_point() or tensor.is_complex()
-            else tensor.dtype
-        )
+        inexact = tensor.is_floating_point() or tensor.is_complex()
+        dtype = torch.promote_types(tensor.dtype, wide) if inexact else tensor.dtype
         copied = tensor.detach().to(dtype, copy=True)
-        is_parameter = isinstance(tensor, nn.Parameter)
-        return (
-            nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied.requires_grad_(tensor.requires_grad)
-        )
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(copied, tensor.requires_grad)
+        return copied.requires_grad_(tensor.requires_grad)
 
     memo: dict[int, Any] = {id(tensor): twin(tensor) for tensor in tensors}
     return copy.deepcopy(model, dict(memo)), exchanged(given, lambda tensor: memo.get(id(tensor), tensor))
@@ -61,7 +57,7 @@ def exchanged(given: Any, exchange: Callable[[Tensor], Tensor]) -> Any:
         if isinstance(value, PLAIN) or callable(value):
             return value
         try:
-            return copy.deepcopy(value, dict(memo))
+            return copy.deepcopy(value, memo)  # one memo, so that an object given twice is one still
         except Exception:  # an object may refuse to be copied in any way
             return value
 
