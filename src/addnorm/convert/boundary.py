@@ -81,9 +81,13 @@ class Match:
     def told(self) -> Boundary:
         """For the user."""
         assert self.sum.op is not None
-        inner = {*self.norm.ops, *(op for op in self.sum.users if op.name == "_to_copy")}
+        if self.z:
+            inner = {*self.inner, *self.z, *self.views}
+            goes_on = any(user not in inner for node in self.z for user in node.users)
+        else:
+            goes_on = any(op not in self.norm.ops for op in self.sum.users)
         return Boundary(
-            self.sum.op.frame.path, self.norm.path, self.norm.kind, self.norm.eps, any(op not in inner for op in self.sum.users), self.sum.shape,
+            self.sum.op.frame.path, self.norm.path, self.norm.kind, self.norm.eps, goes_on, self.sum.shape,
             _word(self.sum.tensor.dtype), self.casting, self.reason,
         )  # fmt: skip
 
