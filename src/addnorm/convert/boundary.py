@@ -39,6 +39,7 @@ class Boundary:
         shape, dtype: of the sum.
         casting: where an RMSNorm in low precision rounds, as in `addnorm.add_rms_norm`.
         reason: why it is left as it was; None if it is fused.
+        weight: the name of its weight in the graph.
     """
 
     add: str
@@ -50,6 +51,7 @@ class Boundary:
     dtype: str
     casting: str = "float32"
     reason: str | None = None
+    weight: str | None = None
 
     @property
     def fused(self) -> bool:
@@ -58,7 +60,9 @@ class Boundary:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**dataclasses.asdict(self), "fused": self.fused}
+        found = {**dataclasses.asdict(self), "fused": self.fused}
+        del found["weight"]
+        return found
 
 
 @dataclass(eq=False)
@@ -88,7 +92,7 @@ class Match:
             goes_on = any(op not in self.norm.ops for op in self.sum.users)
         return Boundary(
             self.sum.op.frame.path, self.norm.path, self.norm.kind, self.norm.eps, goes_on, self.sum.shape,
-            _word(self.sum.tensor.dtype), self.casting, self.reason,
+            _word(self.sum.tensor.dtype), self.casting, self.reason, None if self.weight is None else self.weight.name,
         )  # fmt: skip
 
 

@@ -8,41 +8,27 @@ from __future__ import annotations
 
 import inspect as python
 import types
-import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
-from addnorm.convert.backend import Graph, bodies, compiled, eager, fused_graph
-from addnorm.convert.boundary import Boundary, sum_of
 from addnorm.convert.encoder import as_eager, padded
 from addnorm.convert.fusion import Fusion, NotProven
+from addnorm.convert.graphs import Backend, Graphs
 from addnorm.convert.measured import measured
 from addnorm.convert.proof import prove
-from addnorm.stream.find.inspect import capture, refuse
-from addnorm.stream.find.norms import find_norms
+from addnorm.stream.find.inspect import refuse
 
 __all__ = ["fuse", "unfuse"]
 
-Backend = Callable[[fx.GraphModule, Sequence[Any]], Graph]
 
+UNDO = "_addnorm_undo"  # in what the model calls, so that all goes with it
 USUAL = "addnorm.fuse(model, *args, **kwargs)"
 # Each model has recompilations of its own, and room for those of several modes, dtypes and shapes.
 APART = {"isolate_recompiles": True, "recompile_limit": 32}
-
-
-@dataclass
-class _Held:
-    """What undoes it."""
-
-    undo: list[Callable[[], None]] = field(default_factory=list)
-
-
-_held: weakref.WeakKeyDictionary[nn.Module, _Held] = weakref.WeakKeyDictionary()
 
 
 def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True, **kwargs: Any) -> Fusion:
@@ -80,48 +66,28 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True
     """
     _check(model)
     refuse(model, args, kwargs, USUAL)
-    held, graphs = _Held(), Graphs(model, compile)
+    graphs = Graphs(model, compile)
     after = _entry(model, graphs)
+    undo = [as_eager(encoder) for encoder in padded(model)]
+    fused = False
     try:
-        for encoder in padded(model):
-            held.undo.append(as_eager(encoder))
         proof = prove(model, model._call_impl, after, args, kwargs)
-        found = graphs.boundaries()
-        if graphs.apart:
-            found += _between(model, args, kwargs, found)
+        graphs.watching = False
+        found = graphs.boundaries(args, kwargs)
         done = Fusion(type(model).__name__, found, graphs.count, proof, compile)
         if not proof.holds:
             raise NotProven(done)
         if done.fused and timed:
             took = measured(model, model._call_impl, after, lambda backend: _entry(model, backend), args, kwargs)
             done = replace(done, measured=took)
-    except BaseException:
-        _undo(held)
-        raise
-    if not done.fused:
-        _undo(held)
-        return done
-    model._compiled_call_impl = after
-    _held[model] = held
+        fused = bool(done.fused)
+    finally:
+        if not fused:
+            _call_all(undo)
+    if fused:
+        vars(after)[UNDO] = undo
+        model._compiled_call_impl = after
     return done
-
-
-def _between(model: nn.Module, args: Any, kwargs: Any, found: Sequence[Boundary]) -> tuple[Boundary, ...]:
-    """The boundaries that no graph has: their add is in one, their norm in another."""
-    with torch.no_grad():
-        flow = capture(model, args, kwargs)
-    seen = Counter((boundary.norm, boundary.kind) for boundary in found)
-    left = []
-    for norm in find_norms(flow):
-        match = sum_of(norm)
-        if match is None:
-            continue
-        match.reason = "the frontend ends a graph between its add and its norm"
-        one = match.told()
-        seen[one.norm, one.kind] -= 1
-        if seen[one.norm, one.kind] < 0:
-            left.append(one)
-    return tuple(left)
 
 
 def unfuse(model: nn.Module) -> nn.Module:
@@ -130,23 +96,28 @@ def unfuse(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: it is not fused.
     """
-    held = _held.pop(model, None) if isinstance(model, nn.Module) else None
-    if held is None:
+    if not _is_fused(model):
         raise ValueError(f"model is {type(model).__name__}, which is not fused: fuse it with {USUAL}.")
-    model._compiled_call_impl = None
-    _undo(held)
+    undo = vars(model._compiled_call_impl)[UNDO]
+    del model._compiled_call_impl
+    _call_all(undo)
     return model
 
 
-def _undo(held: _Held) -> None:
-    for undo in reversed(held.undo):
-        undo()
+def _is_fused(model: Any) -> bool:
+    """Whether what a model calls is ours."""
+    return isinstance(model, nn.Module) and UNDO in getattr(model._compiled_call_impl, "__dict__", {})
+
+
+def _call_all(undo: Sequence[Callable[[], Any]]) -> None:
+    for one in undo:
+        one()
 
 
 def _check(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USUAL}.")
-    if model in _held:
+    if _is_fused(model):
         raise ValueError("model is fused already: addnorm.unfuse(model) gives it back.")
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise ValueError(
@@ -154,55 +125,12 @@ def _check(model: Any) -> None:
         )
 
 
-class Graphs:
-    """The backend for one model: rewrites the graphs, and keeps what was found in them.
-
-    The frontend makes graphs anew for runs with and without gradients; those of each kind are kept apart.
-    """
-
-    def __init__(self, model: nn.Module, inductor: bool) -> None:
-        self.inductor = inductor
-        self.found: dict[bool, list[Boundary]] = {}
-        self.graphs: dict[bool, int] = {}
-        self.bodies = False  # graphs inside of graphs
-        self._paths = {str(id(module)): path for path, module in model.named_modules()}
-
-    def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Graph:
-        """As torch.compile wants it."""
-        grad = torch.is_grad_enabled()
-        self.graphs[grad] = self.graphs.get(grad, 0) + 1
-        self.found.setdefault(grad, []).extend(fused_graph(graph, self._named))
-        self.bodies |= bool(bodies(graph))
-        return compiled(graph, example_inputs) if self.inductor else eager(graph)
-
-    def _named(self, node: fx.Node) -> str:
-        """The path of the module in which the frontend met a node; in the model's own forward it is empty."""
-        stack: list[str] = [*node.meta.get("nn_module_stack", {})]
-        known = (self._paths.get(key.partition("@")[0]) for key in reversed(stack))
-        return next((path for path in known if path is not None), "")
-
-    def boundaries(self) -> tuple[Boundary, ...]:
-        """In the order in which they run; one that is left with gradients or without counts as left."""
-        runs = [*self.found.values()]
-        if not runs:
-            return ()
-        most = max(runs, key=len)
-        reasons = {(b.add, b.norm): b for run in runs for b in run if b.reason is not None}
-        return tuple(reasons.get((b.add, b.norm), b) for b in most)
-
-    @property
-    def count(self) -> int:
-        """How many graphs one run of the model is."""
-        return max(self.graphs.values(), default=0)
-
-    @property
-    def apart(self) -> bool:
-        """Whether an add and its norm may be in different graphs, of which none sees both."""
-        return self.bodies or self.count != 1
-
-
 def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
-    """The compiled call of a model, with code of its own: the frontend keeps its graphs by code."""
+    """The compiled call of a model, with code of its own: the frontend keeps its graphs by code.
+
+    Unless it is told to look, the frontend does not notice that modules have got hooks since, or lost them.
+    """
+    from torch._dynamo import config  # heavy
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)
@@ -210,4 +138,13 @@ def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     code = forward.__code__.replace(co_name=f"fused_{type(model).__name__}")
     function = types.FunctionType(code, forward.__globals__, code.co_name, None, forward.__closure__)
     apart = {name: value for name, value in APART.items() if name in python.signature(torch.compile).parameters}
-    return torch.compile(function, backend=backend, **apart)  # type: ignore[call-overload, no-any-return]
+    compiled: Callable[..., Any] = torch.compile(function, backend=backend, **apart)  # type: ignore[call-overload]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            config.skip_nnmodule_hook_guards = before
+
+    return call

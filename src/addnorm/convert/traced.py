@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.flow.capture import Capture
 from addnorm.stream.flow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
 
-__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "trace"]
+__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "source_of", "trace"]
 
 Named = Callable[[fx.Node], str]
 OWNED = re.compile(r"\._(parameters|buffers)\[[^\]]*\]$")
@@ -143,13 +143,18 @@ def _like(tensor: Tensor) -> Tensor:
     return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
 
 
+def source_of(given: Any) -> str:
+    """Where the frontend found an input, as Python would say it."""
+    name = given.source.name
+    return str(name() if callable(name) else name)
+
+
 def _owned(node: fx.Node) -> tuple[int, Tensor | None]:
     """Whether an input is a parameter, a buffer, or data; and the tensor, of a buffer that is one number."""
     given = node.meta.get("grapharg")
     if given is None:
         return DATA, None
-    name = given.source.name() if callable(given.source.name) else given.source.name
-    found = OWNED.search(name)
+    found = OWNED.search(source_of(given))
     example = given.example if found is None or found[1] == "buffers" else None
     if isinstance(example, nn.Parameter):
         return PARAMETER, None
