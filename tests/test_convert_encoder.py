@@ -40,7 +40,7 @@ def plain(model, *args, **kwargs):
         torch.backends.mha.set_fastpath_enabled(True)
 
 
-@pytest.mark.parametrize(("norm_first", "activation"), itertools.product((False, True), ("relu", "gelu")))
+@pytest.mark.parametrize(("norm_first", "activation"), [*itertools.product((False, True), ("relu", "gelu"))])
 def test_the_closed_path_is_opened_and_every_boundary_fused(norm_first, activation):
     model = encoder(norm_first, activation, enable_nested_tensor=False)
     for masks in ({}, {"mask": CAUSAL, "is_causal": True}, {"src_key_padding_mask": PADDING}):
