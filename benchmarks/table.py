@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from results/functional.json, stack.json, stream.json and claims.json.
+"""The tables of README.md and docs/, made from results/functional.json, stack.json, stream.json, fuse.json and claims.json.
 
 python benchmarks/table.py            replaces what stands between the bench comments of each page
 python benchmarks/table.py --check    changes nothing; 1 if a page is not what the results say
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from addnorm import bench
-from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES, stacks
+from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES, fuses, stacks
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.summary import by_cell
 from addnorm.bench.tables import digits, headline
@@ -25,6 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "functional.json"
 CLAIMS = ROOT / "benchmarks" / "results" / "claims.json"
 STACK = ROOT / "benchmarks" / "results" / "stack.json"
 STREAM = ROOT / "benchmarks" / "results" / "stream.json"
+FUSE = ROOT / "benchmarks" / "results" / "fuse.json"
 TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
 
@@ -211,6 +212,32 @@ def looking(document: Document) -> str:
     return f"{title}\n\n{_markdown(lines)}\n\n{said} ({limits}). {headline(document)}."
 
 
+def fused(document: Document) -> str:
+    """MiniLM fused beside the model as it was: a line a cell."""
+    head = ["batch x tokens", "", "dtype", "as it was, ms", "fused, ms", "times as fast", "the frontend alone",
+            "share of Add & Norm", "kept for backward, MB"]  # fmt: skip
+    lines, beside = [head, ["--:", ":--", ":--", *["--:"] * 6]], []
+    for cell, found in fuses.by_cell(document["rows"]).items():
+        fast = {name: f"**{fuses.ratio(found, name):.2f}**" for name in found}
+        both = [found[name] for name in ("plain", "fused") if name in found]
+        times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))
+        kept = " → ".join(f"{row['saved_bytes'] / 1e6:.1f}" for row in both if "saved_bytes" in row)
+        ratios = [fast.get(name, "") for name in ("fused", "frontend")]
+        size, part = f"{cell.batch} x {cell.tokens}", f"{found['plain']['share']:.1%}"
+        lines.append([size, fuses.JOBS[cell.job], cell.dtype, *times, *ratios, part, kept])
+        if each := [f"{what} {fast[name]}" for name, what in INDUCTOR.items() if name in found]:
+            beside.append(f"With Inductor, {fuses.title(cell)}, times as fast: {', '.join(each)}.")
+    missed = [f"{one['name']} ({digits(one['value'])})" for one in document["summary"] if one["met"] is False]
+    said = f"Missed: {'; '.join(missed)}" if missed else "The target, 0.95 times as fast at least, is met in every cell"
+    spent = [one["seconds"] for one in document["fusions"] if one["variant"] == "fused"] or [0.0]
+    took = f"To fuse and to prove took {digits(min(spent))} to {digits(max(spent))} seconds"
+    text = "MiniLM on Python's own documentation, medians; what is kept for backward before → after:"
+    return "\n\n".join([text, _markdown(lines), *beside, f"{said}. {took}. {headline(document)}."])
+
+
+INDUCTOR = {"inductor": "torch.compile alone", "fused, inductor": "fused and compiled"}
+
+
 PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
     ROOT / "README.md": {"speed": speed},
     ROOT / "docs" / "performance.md": {
@@ -219,6 +246,7 @@ PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
     },
     ROOT / "docs" / "numerics.md": {"accuracy": accuracy},
     ROOT / "docs" / "streams.md": {"streams": looking},
+    ROOT / "docs" / "fusing.md": {"fuse": fused},
     ROOT / "docs" / "claims.md": {
         "claims": claims, "claims-by-depth": claims_by_depth, "claims-trained": claims_trained,
     },
@@ -227,7 +255,7 @@ PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
 
 def results_of(section: str) -> Path:
     """Where a section's numbers are."""
-    starts = {"claims": CLAIMS, "streams": STREAM, "stack": STACK}
+    starts = {"claims": CLAIMS, "streams": STREAM, "stack": STACK, "fuse": FUSE}
     return next((path for start, path in starts.items() if section.startswith(start)), RESULTS)
 
 
@@ -275,13 +303,15 @@ def replaced(page: Path, text: str, sections: dict[str, str]) -> str:
 
 
 def main(words: Sequence[str]) -> int:
-    """Replace, or check."""
-    documents = {path: json.loads(path.read_text(encoding="utf-8")) for path in (CLAIMS, STACK, STREAM)}
+    """Replace, or check; a section without results stays as it is."""
+    others = (path for path in (CLAIMS, STACK, STREAM, FUSE) if path.exists())
+    documents = {path: json.loads(path.read_text(encoding="utf-8")) for path in others}
     documents[RESULTS] = bench.read(RESULTS)
     stale = 0
     for page, sections in PAGES.items():
         text = page.read_text(encoding="utf-8")
-        made = {name: make(documents[results_of(name)]) for name, make in sections.items()}
+        measured = {name: make for name, make in sections.items() if results_of(name) in documents}
+        made = {name: make(documents[results_of(name)]) for name, make in measured.items()}
         wanted = replaced(page, text, made)
         if list(words) != ["--check"]:
             page.write_text(wanted, encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from addnorm import bench
-from addnorm.bench import streams
+from addnorm.bench import minilm, streams
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "stream.json"
@@ -80,6 +80,6 @@ def test_the_script_tells_its_options():
 
 
 def test_a_text_too_short_is_refused(monkeypatch):
-    monkeypatch.setattr(streams, "passages", lambda cell: ["short"] * cell.batch)
+    monkeypatch.setattr(minilm, "passages", lambda cell: ["short"] * cell.batch)
     with pytest.raises(ValueError, match="expected"):
         streams.variants(streams.Cell(1, 64, 1))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from addnorm import bench
-from addnorm.bench import accuracy, machine, summary
+from addnorm.bench import accuracy, fuses, machine, summary
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/performance.md", "docs/numerics.md", "docs/streams.md", "docs/claims.md")
+PAGES = ("README.md", "docs/performance.md", "docs/numerics.md", "docs/streams.md", "docs/fusing.md", "docs/claims.md")
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,34 @@ def test_pages_have_a_section_for_each_new_job_and_peer(table, pages):
     numerics = between(pages["numerics.md"].read_text(), "accuracy")
     assert "| RMSNorm | float16 | addnorm |" in numerics
     assert "| RMSNorm | float16 | PyTorch |" in numerics
+
+
+def of_fusing():
+    """A document of fusing: one cell of each job, Inductor in the one without a proof."""
+    infer, train = fuses.Cell("inference", 8, 128, "float32", 2), fuses.Cell("training", 8, 128, "bfloat16", 2)
+    times = {infer: {"plain": 90e3, "frontend": 100e3, "inductor": 60e3}, train: {"plain": 3e5, "fused": 2e5}}
+    rows = [
+        {**cell._asdict(), "variant": name, "median_us": time, "share": 0.083}
+        | ({"saved_bytes": 8e6 if name == "plain" else 6e6} if cell.job == "training" else {})
+        for cell, found in times.items() for name, time in found.items()
+    ]  # fmt: skip
+    fusions = [{**train._asdict(), "variant": "fused", "seconds": 4.0}]
+    head = {key: value for key, value in made_up([], {}).items() if key != "rows"}
+    return {**head, "fusions": fusions, "summary": fuses.summarize(rows), "rows": rows}  # rows last: `bench.dumps`
+
+
+def test_what_fusing_brings_is_a_line_a_cell(table, pages, tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "FUSE", tmp_path / "fuse.json")
+    table.main([])
+    assert between(pages["fusing.md"].read_text(), "fuse") == between((ROOT / "docs" / "fusing.md").read_text(), "fuse")
+    bench.write(of_fusing(), table.FUSE)
+    assert table.main(["--check"]) == 1
+    table.main([])
+    text = between(pages["fusing.md"].read_text(), "fuse")
+    assert "| 8 x 128 | inference | float32 | 90 | not proven |  | **0.90** | 8.3% |  |" in text
+    assert "| 8 x 128 | forward + backward | bfloat16 | 300 | 200 | **1.50** |  | 8.3% | 8.0 → 6.0 |" in text
+    assert "With Inductor, inference, 8 x 128 tokens, float32, times as fast: torch.compile alone **1.50**." in text
+    assert "Missed: cells in which the fused model is proven (1). To fuse and to prove took 4 to 4 seconds." in text
 
 
 def test_sections_without_results_are_empty(table, pages):

@@ -24,7 +24,7 @@ BELOW = {
     "lab": {"reference", "ops", "functional", "nn", "stream"},
     "report": {"reference", "ops", "functional", "nn", "stream", "convert", "lab", "trace"},
     "trace": set(),
-    "bench": {"reference", "ops", "functional", "nn", "stream", "addnorm"},
+    "bench": {"reference", "ops", "functional", "nn", "stream", "convert", "addnorm"},
     "demo": {"reference", "ops", "functional", "nn", "trace", "bench", "addnorm", "stream", "convert", "lab", "report"},
 }
 BELOW["demo_stream"] = {"stream", "addnorm"}

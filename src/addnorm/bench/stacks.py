@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
@@ -19,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import nn as ours
-from addnorm.bench import machine
+from addnorm.bench import frame
+from addnorm.bench.frame import Document, Progress, document
 from addnorm.bench.summary import claim
-from addnorm.bench.timing import CELL_SECONDS, FEWEST_ROUNDS, ROUNDS, Row, interleaved, settle_allocator, spread
+from addnorm.bench.timing import ROUNDS, Row, interleaved, spread
 
 __all__ = ["JOBS", "TARGET", "Cell", "cells", "measure", "run", "summarize"]
 
@@ -164,10 +163,7 @@ def measure(cell: Cell, *, rounds: int = ROUNDS) -> list[Row]:
 
 def by_cell(rows: Sequence[Row]) -> dict[Cell, dict[str, Row]]:
     """The rows of a document: cell -> variant -> row."""
-    found: dict[Cell, dict[str, Row]] = {}
-    for row in rows:
-        found.setdefault(Cell(*(row[name] for name in Cell._fields)), {})[row["variant"]] = row
-    return found
+    return frame.by_cell(rows, Cell)
 
 
 def ratio(variants: dict[str, Row], peer: str) -> float:
@@ -197,37 +193,17 @@ def summarize(rows: Sequence[Row]) -> list[Row]:
     return summary
 
 
-def run(
-    chosen: Sequence[Cell] | None = None, *, rounds: int = ROUNDS, progress: Callable[[str], None] | None = None
-) -> dict[str, Any]:
+def run(chosen: Sequence[Cell] | None = None, *, rounds: int = ROUNDS, progress: Progress | None = None) -> Document:
     """Measures the cells (None: all) and returns the document; an interrupt ends it early, `complete` is then False."""
-    chosen = cells() if chosen is None else list(chosen)
-    before, rows, complete, start = torch.get_num_threads(), [], False, time.monotonic()
-    load = machine.load()
-    settle_allocator()
-    try:
-        for i, cell in enumerate(chosen, 1):
-            if progress is not None:
-                what = f"{cell.wiring} {JOBS[cell.job]}, {cell.batch} x {cell.tokens} x {cell.d}"
-                progress(f"{i:3}/{len(chosen)}  {time.monotonic() - start:5.0f} s  {what}")
-            torch.set_num_threads(cell.threads)
-            rows += measure(cell, rounds=rounds)
-        complete = True
-    except KeyboardInterrupt:
-        pass
-    finally:
-        torch.set_num_threads(before)
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "complete": complete,
-        **machine.environment(),
-        "threads": max((cell.threads for cell in chosen), default=before),
-        "load": load,
-        "protocol": {
-            "rounds": rounds, "fewest_rounds": FEWEST_ROUNDS, "cell_seconds": CELL_SECONDS, "layers": LAYERS,
-            "features_a_head": HEAD, "d_ff": "4 d", "dropout": 0.0, "dtype": "float32",
+    return document(
+        cells() if chosen is None else chosen,
+        lambda cell: {"rows": measure(cell, rounds=rounds)},
+        lambda found: summarize(found["rows"]),
+        parts=("rows",),
+        protocol={
+            "rounds": rounds, "layers": LAYERS, "features_a_head": HEAD, "d_ff": "4 d", "dropout": 0.0, "dtype": "float32",
         },
-        "summary": summarize(rows),
-        "rows": rows,
-    }  # fmt: skip
+        schema=SCHEMA,
+        title=lambda cell: f"{cell.wiring} {JOBS[cell.job]}, {cell.batch} x {cell.tokens} x {cell.d}",
+        progress=progress,
+    )  # fmt: skip

@@ -9,25 +9,22 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
-from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm import decompose, inspect, record
-from addnorm.bench import machine
+from addnorm.bench import minilm
+from addnorm.bench.frame import Document, Progress, document
 from addnorm.bench.summary import claim
-from addnorm.bench.timing import CELL_SECONDS, FEWEST_ROUNDS, ROUNDS, Row, interleaved, settle_allocator, spread
-from addnorm.stream.models.load import load
+from addnorm.bench.timing import ROUNDS, Row, interleaved, spread
 
 __all__ = ["Cell", "cells", "measure", "run", "summarize"]
 
 SCHEMA = 1
-MODEL = "minilm"
 SIZES = ((1, 32), (8, 32), (1, 128), (8, 128))  # batch, tokens
 VARIANTS = ("plain", "recorded", "without gradients")
 MOST_TIMES, MOST_SECONDS, CLOSURE = 1.9, 3.0, 1e-5
@@ -47,40 +44,19 @@ def cells(*, threads: int | None = None) -> list[Cell]:
     return [Cell(batch, tokens, threads or torch.get_num_threads()) for batch, tokens in SIZES]
 
 
-def passages(cell: Cell) -> list[str]:
-    """Of Python's own documentation, each long enough to fill its tokens."""
-    words = " ".join(topics.values()).split()
-    length = 2 * cell.tokens
-    return [" ".join(words[k * length : (k + 1) * length]) for k in range(cell.batch)]
-
-
 def variants(cell: Cell) -> tuple[dict[str, nn.Module], dict[str, Any]]:
     """A model for each, with weights of its own; and what it is called with."""
-    loaded = load(MODEL, texts=passages(cell), tokens=cell.tokens)
-    shape = tuple(loaded.kwargs["input_ids"].shape)
-    if shape != (cell.batch, cell.tokens):
-        raise ValueError(f"the text gave {shape}, expected {(cell.batch, cell.tokens)}: longer passages.")
+    loaded = minilm.loaded(cell)
     return {name: copy.deepcopy(loaded.model) for name in VARIANTS}, dict(loaded.kwargs)
 
 
 def measure(cell: Cell, *, rounds: int = ROUNDS) -> list[Row]:
     """A row for each variant: one forward and backward."""
     models, kwargs = variants(cell)
-    probe = torch.randn(next(models["plain"].parameters()).shape[-1], generator=torch.Generator().manual_seed(0))
-
-    def step(model: nn.Module) -> Callable[[], Tensor]:
-        def run() -> Tensor:
-            model.zero_grad(set_to_none=True)
-            loss: Tensor = (model(**kwargs).last_hidden_state @ probe).square().mean()
-            loss.backward()
-            return loss
-
-        return run
-
     with ExitStack() as stack:
         stack.enter_context(record(models["recorded"]))
         stack.enter_context(record(models["without gradients"], grads=False))
-        times = interleaved({name: step(model) for name, model in models.items()}, [], rounds)
+        times = interleaved({name: minilm.step(model, kwargs) for name, model in models.items()}, [], rounds)
     return [
         {**cell._asdict(), "variant": name, **spread(samples), "repeats": repeats}
         for name, (samples, repeats) in times.items()
@@ -89,7 +65,7 @@ def measure(cell: Cell, *, rounds: int = ROUNDS) -> list[Row]:
 
 def calls(cell: Cell) -> list[Row]:
     """Seconds of whole calls, and the closures they report."""
-    loaded = load(MODEL, texts=passages(cell), tokens=cell.tokens)
+    loaded = minilm.loaded(cell)
     rows = []
     for name, call in (("inspect", inspect), ("decompose", decompose)):
         seconds, found = [], None
@@ -133,38 +109,18 @@ def summarize(rows: Sequence[Row], called: Sequence[Row]) -> list[Row]:
     return summary
 
 
-def run(
-    chosen: Sequence[Cell] | None = None, *, rounds: int = ROUNDS, progress: Callable[[str], None] | None = None
-) -> dict[str, Any]:
+def run(chosen: Sequence[Cell] | None = None, *, rounds: int = ROUNDS, progress: Progress | None = None) -> Document:
     """Measures the cells (None: all) and returns the document; an interrupt ends it early, `complete` is then False."""
-    chosen = cells() if chosen is None else list(chosen)
-    before, rows, called, complete, start = torch.get_num_threads(), [], [], False, time.monotonic()
-    load_before = machine.load()
-    settle_allocator()
-    try:
-        for i, cell in enumerate(chosen, 1):
-            if progress is not None:
-                progress(f"{i:3}/{len(chosen)}  {time.monotonic() - start:5.0f} s  {cell.batch} x {cell.tokens} tokens")
-            torch.set_num_threads(cell.threads)
-            rows += measure(cell, rounds=rounds)
-            called += calls(cell)
-        complete = True
-    except KeyboardInterrupt:
-        pass
-    finally:
-        torch.set_num_threads(before)
-    return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "complete": complete,
-        **machine.environment(),
-        "threads": max((cell.threads for cell in chosen), default=before),
-        "load": load_before,
-        "protocol": {
-            "rounds": rounds, "fewest_rounds": FEWEST_ROUNDS, "cell_seconds": CELL_SECONDS, "model": MODEL, "calls": CALLS,
-            "text": "pydoc_data.topics", "dtype": "float32", "mode": "evaluation",
+    return document(
+        cells() if chosen is None else chosen,
+        lambda cell: {"rows": measure(cell, rounds=rounds), "calls": calls(cell)},
+        lambda found: summarize(found["rows"], found["calls"]),
+        parts=("calls", "rows"),
+        protocol={
+            "rounds": rounds, "model": minilm.MODEL, "calls": CALLS, "text": minilm.TEXT, "dtype": "float32",
+            "mode": "evaluation",
         },
-        "summary": summarize(rows, called),
-        "calls": called,
-        "rows": rows,  # last: `bench.dumps` gives each a line
-    }  # fmt: skip
+        schema=SCHEMA,
+        title=lambda cell: f"{cell.batch} x {cell.tokens} tokens",
+        progress=progress,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
+from addnorm.bench import frame
 from addnorm.bench.jobs import JOBS, PLAIN, Cell
 from addnorm.bench.timing import Row
 
@@ -83,10 +84,7 @@ VERSUS = {"eager": "x eager", "compile": "x compile", "onnxruntime": "x onnxrunt
 
 def by_cell(rows: list[Row]) -> dict[Cell, dict[str, Row]]:
     """The rows of a document: cell -> variant -> row."""
-    found: dict[Cell, dict[str, Row]] = {}
-    for row in rows:
-        found.setdefault(Cell(*(row[name] for name in Cell._fields)), {})[row["variant"]] = row
-    return found
+    return frame.by_cell(rows, Cell)
 
 
 def claim(name: str, norm: str | None, value: float | None, compare: str, target: float | None, **more: Any) -> Row:
