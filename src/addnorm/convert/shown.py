@@ -1,7 +1,7 @@
 """What `fuse` did as a reader sees it: in a terminal, in a notebook, as plain text.
 
-First the Add & Norms, those that are alike as one line; then the proof, by the tensors that are closest to what they may differ by;
-then what it brings, and how much that could be at all.
+First the Add & Norms, those that are alike as one line; then the proof, by the tensors that use most of their limits; then
+what it brings, and how much that could be at all.
 """
 
 from __future__ import annotations
