@@ -158,8 +158,8 @@ def merged(paths: Sequence[str]) -> str:
 
 
 def _range(parts: Sequence[str]) -> str:
-    """Numbers in a few characters: 0-11, or 0,2 where some are left out."""
-    parts = [*dict.fromkeys(parts)]
+    """Numbers in a few characters, in order: 0-11, or 0,2 where some are left out."""
+    parts = sorted({*parts}, key=lambda part: int(part) if part.isdigit() else -1)
     numbers = [int(part) if part.isdigit() else -1 for part in parts]
     if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         return f"{parts[0]}-{parts[-1]}"
