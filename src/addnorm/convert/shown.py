@@ -97,7 +97,8 @@ def _head(done: Fusion) -> Text:
     elif not done.proof.holds:
         what = Text("!! the proof failed, and it is as it was", WRONG)
     elif not fused:
-        what = Text(f"none of {_many(found, 'Add & Norm')} is fused; it is as it was")
+        none = "its Add & Norm is not" if found == 1 else f"none of {found} Add & Norms is"
+        what = Text(f"{none} fused; it is as it was")
     else:
         what = Text.assemble(
             (f"{fused} of {_many(found, 'Add & Norm')}", "bold cyan"), f" {'is' if fused == 1 else 'are'} fused"
@@ -195,7 +196,7 @@ def _oracle(proof: Proof) -> Iterator[str]:
     """What the numbers are."""
     every = (*proof.outputs, *proof.gradients)
     if proof.holds:
-        yield "Of each kind the tensor that uses most of its limit."
+        yield "Of each kind the tensor nearest its limit."
     if any(one.error is not None for one in every):
         yield f"off: from before; eager: its own error, from {proof.oracle}."
     else:
