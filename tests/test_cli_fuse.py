@@ -214,3 +214,9 @@ def test_what_is_wrong_with_the_arguments_is_a_sentence_and_a_2(arguments, words
     assert done.exit_code == 2
     one_sentence(done.stderr, words)
     assert done.stdout == ""
+
+
+def test_the_examples_of_the_help_are_lines_of_their_own():
+    shown = [line.strip() for line in run("--help").stdout.splitlines()]
+    assert "addnorm fuse minilm" in shown
+    assert "addnorm fuse llama --dtype bfloat16 --train" in shown

@@ -364,3 +364,7 @@ def _wide() -> Console:
 def _exit(code: int) -> None:
     if code:
         click.get_current_context().exit(code)
+
+
+for _command in main.commands.values():  # click keeps lines as they are after a backspace, which docstrings write as \b
+    _command.help = (_command.help or "").replace(r"\b", "\b")
