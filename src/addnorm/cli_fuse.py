@@ -31,7 +31,8 @@ def fuse(given: Given, screen: Console, *, as_json: bool, inductor: bool, timed:
     except Exception as error:  # of the model, at what it was called with; or of the compiler
         if not type(error).__module__.startswith(COMPILERS):
             raise refused(error, loaded) from error
-        return f"{type(loaded.model).__name__} is not fused: torch.compile cannot take it ({first_line(error)})."
+        inner = getattr(error, "inner_exception", error)  # what a backend raised
+        return f"{type(loaded.model).__name__} is not fused: it cannot be captured as graphs ({first_line(inner)})."
     if as_json:
         print_json({**said(loaded), **done.to_dict()})
     else:
