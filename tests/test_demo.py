@@ -21,7 +21,8 @@ from addnorm.stream.find.inspection import Inspection
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch):
+def short(monkeypatch, threads):
+    threads(1)
     monkeypatch.setattr(timing, "SEGMENT_MS", 0.01)
     monkeypatch.setattr(demo, "SPEED_SHAPES", ((2, 8),))
     monkeypatch.setattr(demo, "SPEED_ROUNDS", 1)
