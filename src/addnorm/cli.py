@@ -11,18 +11,16 @@ import json
 import os
 import re
 import sys
-import textwrap
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 from rich.console import Console
-from rich.text import Text
 
 import addnorm
-from addnorm.trace import PRESETS, SECTIONS, Trace, show
+from addnorm import cli_trace
+from addnorm.trace import PRESETS
 from addnorm.trace import trace as follow
 
 
@@ -126,15 +124,16 @@ def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: 
       addnorm trace --preset lesson-001 --placement pre
     """
     if listing:
-        _list_presets(as_json)
+        cli_trace.list_presets(as_json, _screen())
         return
     options = {name: value for name, value in given.items() if value is not None}
-    for name, parse in (("weight", _scale), ("bias", _scale), ("grad", _numbers), ("read_grad", _numbers)):
+    vector, scale = cli_trace.numbers, cli_trace.scale
+    for name, parse in {"weight": scale, "bias": scale, "grad": vector, "read_grad": vector}.items():
         if name in options:
             options[name] = parse(options[name])
     try:
         if preset is None:
-            followed = follow(*_two(vectors), **options)
+            followed = follow(*cli_trace.two(vectors), **options)
         elif vectors:
             raise ValueError(
                 f"--preset {preset} came with vectors, expected one or the other: it brings its own; drop either."
@@ -152,7 +151,7 @@ def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: 
     if as_json:
         click.echo(json.dumps(followed.to_dict(), indent=2, allow_nan=False))
     else:
-        _show_trace(followed, _screen())
+        cli_trace.show_steps(followed, _screen())
 
 
 @main.command()
@@ -329,38 +328,24 @@ def ablate(model: Any, **options: Any) -> str | None:
     return cli_stream.ablate(model, _wide(), **options)
 
 
-def _two(vectors: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
-    if len(vectors) != 2:
-        came = {0: "no vectors came", 1: "one vector came"}.get(len(vectors), f"{len(vectors)} vectors came")
-        raise ValueError(
-            f"{came}, expected two, X and SUBLAYER (or --preset): put commas between numbers, as in 1,2,3 0.5,-1,1.5."
-        )
-    return _numbers(vectors[0]), _numbers(vectors[1])
+@main.command()
+@_of_a_model
+@click.option(
+    "--compile", "inductor", is_flag=True, help="Hand the fused graphs on to Inductor, as torch.compile does."
+)
+@click.option("--no-times", "timed", flag_value=False, default=True, help="Only fuse and prove.")
+def fuse(model: Any, **options: Any) -> str | None:
+    r"""Make a model's Add & Norms fused, prove that nothing changed, and tell what it brings.
 
+    MODEL is as for addnorm inspect. Exit code 3 where the proof fails, or where there is nothing to fuse.
 
-def _numbers(text: str) -> list[Any]:
-    """The entries of a vector, with or without brackets, as texts: `addnorm.trace` says which is no number."""
-    text = text.strip().replace("\N{MINUS SIGN}", "-")
-    if text[:1] + text[-1:] in ("[]", "()"):
-        text = text[1:-1].strip()
-    return re.split(r"\s*,\s*|\s+", text) if text else []
+    \b
+      addnorm fuse minilm
+      addnorm fuse llama --dtype bfloat16 --train
+    """
+    from addnorm import cli_fuse
 
-
-def _scale(text: str) -> Any:
-    """A vector, or one number for all features."""
-    numbers = _numbers(text)
-    with suppress(ValueError):
-        return float(numbers[0]) if len(numbers) == 1 else numbers
-    return numbers
-
-
-def _list_presets(as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps([{"name": preset.name, "title": preset.title} for preset in PRESETS.values()], indent=2))
-        return
-    screen = _screen()
-    for preset in PRESETS.values():
-        screen.print(Text.assemble((f"{preset.name:23}", "cyan"), preset.title))
+    return cli_fuse.fuse(model, _wide(), **options)
 
 
 def _screen() -> Console:
@@ -376,24 +361,10 @@ def _wide() -> Console:
     return screen if known else Console(highlight=False, width=100)
 
 
-def _show_trace(followed: Trace, screen: Console) -> None:
-    """The steps as derivations under their section's name, the values set off."""
-    width = min(screen.width, 100)
-    room = max(width - 16, 24)
-    screen.print(*filter(None, (Text(followed.title, "bold"), Text(followed.heading))), sep="\n")
-    for section in SECTIONS:
-        screen.print(Text(f"\n{section.capitalize()}", "bold"), Text("─" * width, "dim"), sep="\n")
-        for step in followed.section(section):
-            derivation = "\n".join(step.lines(followed.digits, room))
-            value = show(step.value, followed.digits)
-            value = value if derivation.endswith(value) else ""  # a long vector, broken
-            text = Text.assemble(derivation.removesuffix(value), (value, "bold cyan"))
-            text.append("".join(f"\n{line}" for line in textwrap.wrap(step.note, room)), "dim")
-            for k, line in enumerate(text.split()):
-                name = "" if k else step.name
-                screen.print(Text.assemble(f"{name:16}", line), no_wrap=True, overflow="ignore", crop=False)
-
-
 def _exit(code: int) -> None:
     if code:
         click.get_current_context().exit(code)
+
+
+for _command in main.commands.values():  # click keeps lines as they are after a backspace, which docstrings write as \b
+    _command.help = (_command.help or "").replace(r"\b", "\b")

@@ -29,8 +29,8 @@ from addnorm.stream.models.texts import read_texts
 from addnorm.stream.record.store import plain
 
 __all__ = [
-    "FIELDS", "Given", "Refused", "ablate", "decompose", "inspect", "inspected", "loaded_of", "mask_of", "notes",
-    "print_json", "said", "show_shares", "unproved",
+    "FIELDS", "Given", "Refused", "ablate", "decompose", "inputs_of", "inspect", "inspected", "loaded_of", "mask_of",
+    "notes", "print_json", "said", "show_shares", "unproved", "working",
 ]  # fmt: skip
 
 WIDEST = 100
@@ -77,7 +77,7 @@ def inspect(given: Given, screen: Console, *, as_json: bool, float64: bool) -> s
         print_json({**said(loaded), **found.to_dict()})
     else:
         screen.print(found)
-        notes(screen, _inputs(loaded), loaded.source)
+        notes(screen, inputs_of(loaded), loaded.source)
     return unproved(found)
 
 
@@ -88,7 +88,7 @@ def decompose(given: Given, screen: Console, *, as_json: bool, float64: bool) ->
     if not found.sites:
         return unproved(found)
     parts, refusals = [], []
-    with _working(f"decompose {found.model}"), quiet():
+    with working(f"decompose {found.model}"), quiet():
         for stream in found.streams:
             try:
                 parts.append(
@@ -111,7 +111,7 @@ def decompose(given: Given, screen: Console, *, as_json: bool, float64: bool) ->
             title = f"{found.model}, {one.stream.name} after {one.depth} adds: its parts add up, relative error {one.closure:.1e}"
             show_shares(screen, title, of)
         if parts:
-            notes(screen, NOTE["decompose"], _inputs(loaded), loaded.source)
+            notes(screen, NOTE["decompose"], inputs_of(loaded), loaded.source)
     return " ".join(refusals) or None
 
 
@@ -133,7 +133,7 @@ def ablate(given: Given, screen: Console, *, as_json: bool, mode: Literal["zero"
         print_json({**document, "mode": mode, "sites": done.to_dict()})
     else:
         screen.print(done)
-        notes(screen, NOTE["ablate"], _inputs(loaded), loaded.source)
+        notes(screen, NOTE["ablate"], inputs_of(loaded), loaded.source)
     return unproved(found)
 
 
@@ -145,7 +145,7 @@ def loaded_of(given: Given, texts: Sequence[str] | None = None) -> Loaded:
     known = dataclasses.asdict(given)
     file, inputs, train = (known.pop(name) for name in ("text", "input", "train"))
     known |= {"texts": read_texts(file) if file is not None and texts is None else texts, "inputs": inputs}
-    with _working(f"load {given.name}"):
+    with working(f"load {given.name}"):
         loaded = load(**known)
     torch.manual_seed(given.seed)  # of dropout
     loaded.model.train(train)
@@ -155,7 +155,7 @@ def loaded_of(given: Given, texts: Sequence[str] | None = None) -> Loaded:
 def inspected(loaded: Loaded, float64: bool = False) -> Inspection:
     """What is found in it; what the model raises at its inputs is refused."""
     try:
-        with _working(f"inspect {loaded.name}"), quiet():
+        with working(f"inspect {loaded.name}"), quiet():
             return addnorm.inspect(loaded.model, *loaded.args, float64=float64, **loaded.kwargs)
     except Exception as error:  # of the model, at what it was called with
         raise refused(error, loaded) from error
@@ -181,7 +181,7 @@ def said(loaded: Loaded) -> dict[str, Any]:
     return {"name": loaded.name, "source": loaded.source, "inputs": in_words(loaded.args, loaded.kwargs)}
 
 
-def _inputs(loaded: Loaded) -> str:
+def inputs_of(loaded: Loaded) -> str:
     """The inputs in a sentence."""
     mask = mask_of(loaded.kwargs)
     if loaded.texts is not None and mask is not None:
@@ -231,7 +231,7 @@ def show_shares(screen: Console, title: str, shares: dict[str, float]) -> None:
 
 
 @contextmanager
-def _working(what: str) -> Iterator[None]:
+def working(what: str) -> Iterator[None]:
     """On a terminal a word that something is being done whose end nobody knows."""
     errors = Console(stderr=True)
     if not errors.is_terminal:

@@ -16,7 +16,7 @@ from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.load import Loaded, Refused, load, quiet
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["MODEL", "heading", "real_model", "recorded"]
+__all__ = ["MODEL", "heading", "minilm", "real_model", "recorded"]
 
 MODEL = "minilm"
 LIMIT = 1e-5  # what a stream in float32 may differ by from the sum of its parts
@@ -32,7 +32,7 @@ def real_model(screen: Console) -> bool | None:
         "addnorm.inspect finds the streams by the data flow of one run, not by names, and computes every sublayer's equation "
         "again in float64. addnorm.decompose carries each write through the norms after it: they add up to the stream.",
     )
-    loaded = _minilm(screen)
+    loaded = minilm(screen)
     if loaded is None:
         return None
     with quiet():
@@ -76,7 +76,7 @@ def recorded(screen: Console) -> None:
         "addnorm.record while MiniLM reads eight texts. The gradient is that of each token's output along a random direction: "
         "there are no labels. Norms on the stream keep its scale, and the tokens grow alike.",
     )
-    loaded = _minilm(screen)
+    loaded = minilm(screen)
     if loaded is None:
         return
     mask = loaded.kwargs["attention_mask"].bool()
@@ -114,10 +114,10 @@ def _by_depth(rec: Recording) -> Table:
     return table
 
 
-def _minilm(screen: Console) -> Loaded | None:
-    """The model with its texts; where it is not installed, a sentence."""
+def minilm(screen: Console, texts: int | None = None) -> Loaded | None:
+    """The model with its texts, or so many of them; where it is not installed, a sentence."""
     try:
-        return load(MODEL)
+        return load(MODEL, batch=texts)
     except Refused as error:
         screen.print(Text(str(error), "yellow"))
         return None

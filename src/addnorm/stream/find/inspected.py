@@ -18,7 +18,7 @@ from addnorm.nn.equation import number
 from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
 from addnorm.stream.find.norm import Norm
 
-__all__ = ["as_html", "norm_text", "on_console"]
+__all__ = ["NORMS", "SHOWN", "as_html", "merged", "norm_text", "on_console", "starred"]
 
 NORMS = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm"}
 SHOWN = 3  # paths named in a line
@@ -122,21 +122,21 @@ def _alike(one: Sequence[Site], other: Sequence[Site]) -> bool:
 def _signature(site: Site) -> tuple[Any, ...]:
     """What sublayers of layers that are alike have in common."""
     norms = tuple(norm_text(norm) for norm in _norms(site))
-    return site.kind, site.role, site.equation, norms, _starred(site.where), site.closes, site.parallel > 1
+    return site.kind, site.role, site.equation, norms, starred(site.where), site.closes, site.parallel > 1
 
 
 def _norms(site: Site) -> list[Norm]:
     return [norm for norm in (site.norm_in, site.norm_branch, site.norm_out) if norm is not None]
 
 
-def _starred(path: str) -> str:
+def starred(path: str) -> str:
     """A path without its numbers."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def _line(sites: Sequence[Site]) -> Line:
     first, last = sites[0], sites[-1]
-    where = _merged([site.where for site in sites])
+    where = merged([site.where for site in sites])
     if first.shared > 1:
         calls = f"call {first.call + 1}" if len(sites) == 1 else f"calls {first.call + 1} to {last.call + 1}"
         where += f" ({calls} of {first.shared})"
@@ -151,14 +151,15 @@ def _line(sites: Sequence[Site]) -> Line:
     return Line(cells, all(site.closes for site in sites))
 
 
-def _merged(paths: Sequence[str]) -> str:
+def merged(paths: Sequence[str]) -> str:
     """Paths that differ in their numbers, as one: layers.0-11.attention."""
     numbered = zip(*(path.split(".") for path in paths), strict=True)
     return ".".join(parts[0] if len({*parts}) == 1 else _range(parts) for parts in numbered)
 
 
 def _range(parts: Sequence[str]) -> str:
-    """Numbers in a few characters: 0-11, or 0,2 where some are left out."""
+    """Numbers in a few characters, in order: 0-11, or 0,2 where some are left out."""
+    parts = sorted({*parts}, key=lambda part: int(part) if part.isdigit() else -1)
     numbers = [int(part) if part.isdigit() else -1 for part in parts]
     if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
         return f"{parts[0]}-{parts[-1]}"
