@@ -140,10 +140,10 @@ def test_without_times_nothing_is_measured():
 
 
 def test_the_graphs_go_on_to_inductor(monkeypatch):
-    from addnorm.convert import fuse
+    from addnorm.convert import graphs
 
     asked = []
-    monkeypatch.setattr(fuse, "compiled", lambda graph, inputs: asked.append(graph) or graph.forward)
+    monkeypatch.setattr(graphs, "compiled", lambda graph, inputs, options: asked.append(graph) or graph.forward)
     found, _ = document("fuse_models:good", "--compile", "--no-times")
     assert found["inductor"]
     assert asked

@@ -18,6 +18,8 @@ from addnorm.stream.models.load import Loaded, quiet, refused
 
 __all__ = ["fuse"]
 
+SECONDS = 2.0  # for each measurement
+
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx")  # where an error is not the model's
 
 
@@ -43,7 +45,7 @@ def fuse(given: Given, screen: Console, *, as_json: bool, inductor: bool, timed:
 
 def _fused(loaded: Loaded, inductor: bool, timed: bool) -> Fusion:
     with working(f"fuse {loaded.name}"), quiet(), _calm():
-        return addnorm.fuse(loaded.model, *loaded.args, compile=inductor, timed=timed, **loaded.kwargs)
+        return addnorm.fuse(loaded.model, *loaded.args, compile=inductor, timed=SECONDS * timed, **loaded.kwargs)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from addnorm.stream.models.load import quiet
 
 __all__ = ["fused"]
 
+SECONDS = 0.5  # for each measurement
 TEXTS = 2  # of those that MiniLM reads in the other parts: this is a glance
 
 
@@ -33,7 +34,7 @@ def fused(screen: Console) -> bool | None:
     torch.set_num_threads(1)  # what else this machine does then disturbs the times least
     try:
         with quiet():
-            done = addnorm.fuse(loaded.model, **loaded.kwargs)
+            done = addnorm.fuse(loaded.model, timed=SECONDS, **loaded.kwargs)
     except addnorm.NotProven as error:
         screen.print(error.fusion)
         return False

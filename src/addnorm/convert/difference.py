@@ -52,8 +52,11 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which has no infinity."""
-        off = self.off if math.isfinite(self.off) else None
-        return {**dataclasses.asdict(self), "off": off, "holds": self.holds}
+        numbers = {
+            name: value if not isinstance(value, float) or math.isfinite(value) else None
+            for name, value in dataclasses.asdict(self).items()
+        }
+        return {**numbers, "holds": self.holds}
 
 
 def worst(differences: Sequence[Difference]) -> Difference | None:

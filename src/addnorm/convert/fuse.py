@@ -31,7 +31,7 @@ USUAL = "addnorm.fuse(model, *args, **kwargs)"
 APART = {"isolate_recompiles": True, "recompile_limit": 32}
 
 
-def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True, **kwargs: Any) -> Fusion:
+def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: float = 2.0, **kwargs: Any) -> Fusion:
     r"""Makes every Add & Norm of a model that is understood one fused call, and proves that nothing changed.
 
         z = x + Sublayer(x);  y = Norm(z)        becomes        y, z = add_layer_norm(x, Sublayer(x), weight, bias, eps, ...)
@@ -44,7 +44,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True
         model: any `torch.nn.Module`.
         args: what the model is called with, for the proof: shapes and values that mean something to it.
         compile: hand the rewritten graphs on to Inductor, as torch.compile does. Else they run eagerly.
-        timed: also measure times, memory and the share of Add & Norm.
+        timed: for how many seconds to measure a call and a training step each, before and after in turn, at least five
+            rounds. 0, or False, leaves times, memory and share out.
         kwargs: the keyword arguments of that call.
 
     Returns:
@@ -78,7 +79,17 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: bool = True
         if not proof.holds:
             raise NotProven(done)
         if done.fused and timed:
-            took = measured(model, model._call_impl, after, lambda backend: _entry(model, backend), args, kwargs)
+            learns = bool(proof.gradients)
+            took = measured(
+                model,
+                model._call_impl,
+                after,
+                lambda backend: _entry(model, backend),
+                args,
+                kwargs,
+                learns,
+                float(timed),
+            )
             done = replace(done, measured=took)
         fused = bool(done.fused)
     finally:

@@ -49,7 +49,8 @@ class Fusion:
         """For JSON."""
         return {
             "schema": "addnorm.fusion", "schema_version": 1, "model": self.model, "graphs": self.graphs,
-            "inductor": self.inductor, "fused": len(self.fused), "boundaries": [b.to_dict() for b in self.boundaries],
+            "inductor": self.inductor, "fused": len(self.fused), "changed": bool(self.fused) and self.proof.holds,
+            "boundaries": [b.to_dict() for b in self.boundaries],
             "proof": self.proof.to_dict(), "measured": self.measured and self.measured.to_dict(),
         }  # fmt: skip
 

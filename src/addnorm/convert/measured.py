@@ -42,15 +42,15 @@ class Measured:
 
 def measured(
     model: nn.Module, before: Callable[..., Any], after: Callable[..., Any], compile: Callable[..., Callable[..., Any]],
-    args: Sequence[Any], kwargs: Mapping[str, Any],
+    args: Sequence[Any], kwargs: Mapping[str, Any], learns: bool, seconds: float,
 ) -> Measured:  # fmt: skip
     """Measures two callables that compute the same with the parameters of a model; `compile` compiles it with a backend."""
-    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    learned = {name: p for name, p in model.named_parameters() if p.requires_grad and learns}
     given = (args, kwargs)
 
     def timed(wanted: Mapping[str, Any]) -> Times:
         calls = (measure.step(call, args, kwargs, wanted) for call in (before, after))
-        return measure.times(*calls, model=model, given=given)
+        return measure.times(*calls, seconds=seconds, model=model, given=given)
 
     def kept(call: Callable[..., Any]) -> int:
         return measure.saved_bytes(lambda: call(*args, **kwargs), model, given)

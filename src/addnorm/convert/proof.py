@@ -35,12 +35,14 @@ class Proof:
         gradients: of the parameters, each of one and the same loss; empty if there were none.
         oracle: "float64", or in a line why there was no such run. "float32" for a model in half precision without float64.
         mode: "training" or "evaluation".
+        without: why there are no gradients, where the model itself fails to compute them.
     """
 
     outputs: tuple[Difference, ...]
     gradients: tuple[Difference, ...]
     oracle: str
     mode: str
+    without: str | None = None
 
     @property
     def holds(self) -> bool:
@@ -52,6 +54,7 @@ class Proof:
         outputs, gradients = ([one.to_dict() for one in part] for part in (self.outputs, self.gradients))
         return {
             "holds": self.holds, "outputs": outputs, "gradients": gradients, "oracle": self.oracle, "mode": self.mode,
+            "without_gradients": self.without,
         }  # fmt: skip
 
 
@@ -81,21 +84,36 @@ def prove(
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    modes: list[Mapping[str, Tensor]] = [{}, learned] if learned and gradients is not False else [{}]
+    modes: list[Mapping[str, Tensor]] = [{}]
     contents = Contents(model, (args, kwargs))
-    eager, errors, oracle = _eager(model, before, args, kwargs, modes, contents)
+    eager, without = [_ran(before, args, kwargs, {}, contents)], None
+    if learned and gradients is not False:
+        try:
+            eager.append(_ran(before, args, kwargs, learned, contents))
+            modes.append(learned)
+        except Exception as error:  # some models have gradients in training mode only
+            if gradients:
+                raise
+            without = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    errors, oracle = _errors_of_eager(model, eager, args, kwargs, contents)
     fused = [_ran(after, args, kwargs, wanted, contents) for wanted in modes]
     mode = "training" if model.training else "evaluation"
-    proof = _compared(eager, fused, errors, oracle, mode, _precision(model)[1])
+
+    def compared() -> Proof:
+        return Proof(*_compared(eager, fused, errors, _precision(model)[1]), oracle, mode, without)
+
+    proof = compared()
     for seed in range(DRAWS if oracle.startswith("float") else 0):
         most = worst((*proof.outputs, *proof.gradients))
         if most is None or not 1.0 < most.share < HOPELESS:
             break
         with contents.again():
             _move(model, seed)
-            _, more, _ = _eager(model, before, args, kwargs, modes, Contents(model, (args, kwargs)))
+            moved = Contents(model, (args, kwargs))
+            again = [_ran(before, args, kwargs, wanted, moved) for wanted in modes]
+            more, _ = _errors_of_eager(model, again, args, kwargs, moved)
         errors = [tuple(map(_larger, *of)) for of in zip(errors, more, strict=True)]
-        proof = _compared(eager, fused, errors, oracle, mode, _precision(model)[1])
+        proof = compared()
     return proof
 
 
@@ -105,18 +123,16 @@ def _ran(call: Callable[..., Any], args: Any, kwargs: Any, wanted: Mapping[str, 
         return Ran(contents.apart(outputs), found)
 
 
-def _eager(
-    model: nn.Module, before: Callable[..., Any], args: Any, kwargs: Any, modes: Sequence[Mapping[str, Tensor]],
-    contents: Contents,
-) -> tuple[list[Ran], list[Errors], str]:  # fmt: skip
-    """What eager computes in each mode, what it is off, and from what."""
-    eager = [_ran(before, args, kwargs, wanted, contents) for wanted in modes]
+def _errors_of_eager(
+    model: nn.Module, eager: Sequence[Ran], args: Any, kwargs: Any, contents: Contents
+) -> tuple[list[Errors], str]:
+    """What eager is off in each run, and from what."""
     dtype, eps = _precision(model)
-    truth, oracle = _in_float64(model, args, kwargs, dtype, contents, bool(modes[-1]))
+    truth, oracle = _in_float64(model, args, kwargs, dtype, contents, len(eager) > 1)
     errors: list[Errors] = [tuple(map(errors_of, one, truth or Ran({}, {}))) for one in eager]
     if unlike(eager[-1].outputs, errors[-1][0], eps):
-        return eager, [({}, {}) for _ in eager], "the float64 run computes something else: other random numbers?"
-    return eager, errors, oracle
+        return [({}, {}) for _ in eager], "the float64 run computes something else: other random numbers?"
+    return errors, oracle
 
 
 def _move(model: nn.Module, seed: int) -> None:
@@ -134,16 +150,16 @@ def _larger(errors: Mapping[str, float], more: Mapping[str, float]) -> dict[str,
 
 
 def _compared(
-    eager: Sequence[Ran], fused: Sequence[Ran], errors: Sequence[Errors], oracle: str, mode: str, eps: float
-) -> Proof:
-    """What each tensor is off, and what it may be."""
+    eager: Sequence[Ran], fused: Sequence[Ran], errors: Sequence[Errors], eps: float
+) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+    """What each output and each gradient is off, and what it may be."""
     outputs: dict[str, Difference] = {}
-    of_parameters: list[Difference] = []
+    gradients: list[Difference] = []
     for plain, other, (of_outputs, of_gradients) in zip(eager, fused, errors, strict=True):
         for found in judged(plain.outputs, other.outputs, limits(plain.outputs, of_outputs, eps)):
             outputs[found.name] = worst([found, *filter(None, [outputs.get(found.name)])]) or found
-        of_parameters += judged(plain.gradients, other.gradients, limits(plain.gradients, of_gradients, eps, True))
-    return Proof(tuple(outputs.values()), tuple(of_parameters), oracle, mode)
+        gradients += judged(plain.gradients, other.gradients, limits(plain.gradients, of_gradients, eps, True))
+    return tuple(outputs.values()), tuple(gradients)
 
 
 # --- float64 --------------------------------------------------------------------------------------------------------------

@@ -181,7 +181,8 @@ def _holds(proof: Proof) -> str:
         bits = f" ({'all' if same == len(of) else same} to the bit)" if same else ""
         said.append(f"{_many(len(of), kind) if of else f'no {kind}s'}{bits}")
     but = " but for rounding" if any(one.off for of in kinds.values() for one in of) else ""
-    return f"Proved to be as before{but}: {' and '.join(said)}."
+    why = "" if proof.without is None else f" (the model itself raises {proof.without})"
+    return f"Proved to be as before{but}: {' and '.join(said)}{why}."
 
 
 def _differences(found: Sequence[tuple[str, Difference]], *, wrong: bool) -> Rows:

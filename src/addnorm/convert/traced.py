@@ -104,7 +104,7 @@ class _Tracer(fx.Interpreter):
             out = self._stated(n)
         ran = self.traced.ran[n] = [op for op in ops[first:] if op.outputs]
         self.traced.at.update(dict.fromkeys(ran, n))
-        if isinstance(out, Tensor):
+        if isinstance(out, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(out):
             value = self.capture.value(out)
             self.traced.values[n] = value
             self.traced.nodes.setdefault(value, n)
