@@ -138,3 +138,29 @@ def graphs():
     """How many graphs there are."""
     gc.collect()
     return sum(issubclass(type(one), fx.GraphModule) for one in gc.get_objects())
+
+
+# --- proofs of nothing -------------------------------------------------------------------------------------------------------
+
+
+class Silent(Model):
+    def forward(self, x):
+        super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(Model, X * torch.nan), (Model, X / 0), (Model, X[:0]), (Silent, X)],
+    ids=["nan", "inf", "empty", "none"],
+)
+def test_where_there_is_no_number_to_compare_nothing_is_fused(model, x):
+    model = model().eval()
+    with pytest.raises(ValueError, match="no finite number for these inputs, so that nothing can be proved"):
+        addnorm.fuse(model, x, timed=False)
+    assert model._compiled_call_impl is None
+
+
+def test_outputs_that_are_zero_are_compared():
+    model = Model().eval()
+    nn.init.zeros_(model.n.weight)
+    assert addnorm.fuse(model, X, timed=False).proof.holds

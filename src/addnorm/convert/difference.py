@@ -13,7 +13,7 @@ from torch import Tensor
 
 from addnorm.convert.measure import Tensors
 
-__all__ = ["Difference", "errors_of", "judged", "limits", "size_of", "unlike", "worst"]
+__all__ = ["Difference", "errors_of", "judged", "limits", "numbers_in", "size_of", "unlike", "worst"]
 
 TIMES = 2  # if fused is as exact as eager is, they differ by at most the sum of both errors
 # Without float64 nothing tells how roundings add up in a model. In 46 small ones in float32, rounded otherwise, tensors were
@@ -103,6 +103,11 @@ def unlike(outputs: Tensors, errors: Mapping[str, float], eps: float) -> bool:
     """Whether most outputs have nothing in common with float64's."""
     lost = [error > _lost(eps) * size_of(outputs[name]) for name, error in errors.items()]
     return sum(lost) > len(lost) / 2
+
+
+def numbers_in(outputs: Tensors) -> bool:
+    """Whether there is any number to compare: not only NaN and infinities, or nothing at all."""
+    return any(bool(_ordinary(t).any()) for t in outputs.values())
 
 
 def errors_of(before: Tensors, truth: Tensors) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.convert.difference import Difference, errors_of, judged, limits, unlike, worst
+from addnorm.convert.difference import Difference, errors_of, judged, limits, numbers_in, unlike, worst
 from addnorm.convert.measure import Contents, Ran, run
 from addnorm.convert.noise import same_noise, widened
 
@@ -78,12 +78,17 @@ def prove(
         args: of both.
         kwargs: of both.
         gradients: whether to compare them; None: if any parameter requires one.
+
+    Raises:
+        ValueError: no output has a number, so that nothing would be proved.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     modes: list[Mapping[str, Tensor]] = [{}, learned] if learned and gradients is not False else [{}]
     contents = Contents(model, (args, kwargs))
     eager, errors, oracle = _eager(model, before, args, kwargs, modes, contents)
+    if not numbers_in(eager[0].outputs):
+        raise ValueError("model returns no finite number for these inputs, so that nothing can be proved.")
     fused = [_ran(after, args, kwargs, wanted, contents) for wanted in modes]
     mode = "training" if model.training else "evaluation"
     proof = _compared(eager, fused, errors, oracle, mode, _precision(model)[1])
