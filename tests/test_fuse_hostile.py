@@ -8,10 +8,13 @@ import weakref
 import pytest
 import torch
 from torch import fx, nn
+from torch.func import functional_call
 
 import addnorm
 from addnorm.convert import measure
+from addnorm.convert.proof import prove
 from captured import off
+from families import families
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
@@ -164,3 +167,39 @@ def test_outputs_that_are_zero_are_compared():
     model = Model().eval()
     nn.init.zeros_(model.n.weight)
     assert addnorm.fuse(model, X, timed=False).proof.holds
+
+
+# --- models of which eager itself computes little ------------------------------------------------------------------------------
+
+
+def saturated(name, seed):
+    """A model with features that are thirty times the others: its attention is all on one token, and that has no gradient."""
+    torch.manual_seed(seed)
+    model, args, kwargs = families()[name].build()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=generator))
+            if p.dim() == 1:
+                p[p.numel() // 3] *= 30
+    return model.eval(), args, kwargs
+
+
+@pytest.mark.parametrize(("name", "seed"), [("roberta", 16), ("qwen3", 21)])
+def test_gradients_that_are_lost_in_eager_too_prove_nothing_against_the_fused_model(name, seed):
+    model, args, kwargs = saturated(name, seed)
+    proof = addnorm.fuse(model, *args, timed=False, **kwargs).proof
+    assert proof.oracle == "float64"
+    assert proof.holds
+
+
+@pytest.mark.parametrize("factor", [1.01, 0.99])
+def test_what_is_wrong_is_found_in_them_all_the_same(factor):
+    model, args, kwargs = saturated("roberta", 16)
+    norm = "encoder.layer.0.output.LayerNorm.weight"
+
+    def wrong(*args, **kwargs):
+        weights = {name: p * factor if name == norm else p for name, p in model.named_parameters()}
+        return functional_call(model, weights, args, kwargs)
+
+    assert not prove(model, model, wrong, args, kwargs).holds

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from addnorm.convert.measure import Tensors
 
-__all__ = ["Difference", "errors_of", "judged", "limits", "numbers_in", "size_of", "unlike", "worst"]
+__all__ = ["Difference", "errors_of", "judged", "limits", "numbers_in", "size_of", "unlike", "widened_by", "worst"]
 
 TIMES = 2  # if fused is as exact as eager is, they differ by at most the sum of both errors
 # Without float64 nothing tells how roundings add up in a model. In 46 small ones in float32, rounded otherwise, tensors were
@@ -91,6 +91,12 @@ def limits(before: Tensors, errors: Mapping[str, float], eps: float, gradients: 
 def _lost(eps: float) -> float:
     """The share of its size by which a tensor is off when three of four digits are lost: roundings do not do that."""
     return math.sqrt(math.sqrt(eps))
+
+
+def widened_by(one: Difference, sway: float) -> Difference:
+    """What a tensor may be off that eager computes only up to `sway`, where float64 says no less."""
+    least = 0.0 if one.error is None else TIMES * min(one.error, sway)
+    return dataclasses.replace(one, limit=max(one.limit, least))
 
 
 def judged(before: Tensors, after: Tensors, limits: Sequence[Difference]) -> list[Difference]:
