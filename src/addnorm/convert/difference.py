@@ -13,7 +13,7 @@ from torch import Tensor
 
 from addnorm.convert.measure import Tensors
 
-__all__ = ["Difference", "errors_of", "judged", "limits", "size_of", "unlike", "worst"]
+__all__ = ["Difference", "errors_of", "judged", "limits", "numbers_in", "size_of", "unlike", "widened_by", "worst"]
 
 TIMES = 2  # if fused is as exact as eager is, they differ by at most the sum of both errors
 # Without float64 nothing tells how roundings add up in a model. In 46 small ones in float32, rounded otherwise, tensors were
@@ -96,6 +96,12 @@ def _lost(eps: float) -> float:
     return math.sqrt(math.sqrt(eps))
 
 
+def widened_by(one: Difference, sway: float) -> Difference:
+    """What a tensor may be off that eager computes only up to `sway`, where float64 says no less."""
+    least = 0.0 if one.error is None else TIMES * min(one.error, sway)
+    return dataclasses.replace(one, limit=max(one.limit, least))
+
+
 def judged(before: Tensors, after: Tensors, limits: Sequence[Difference]) -> list[Difference]:
     """What each is off. What there was not before, or is not any more, is off by infinity."""
     new = [Difference(name, math.inf, None, 0.0, 0.0) for name in after if name not in before]
@@ -106,6 +112,11 @@ def unlike(outputs: Tensors, errors: Mapping[str, float], eps: float) -> bool:
     """Whether most outputs have nothing in common with float64's."""
     lost = [error > _lost(eps) * size_of(outputs[name]) for name, error in errors.items()]
     return sum(lost) > len(lost) / 2
+
+
+def numbers_in(outputs: Tensors) -> bool:
+    """Whether there is any number to compare: not only NaN and infinities, or nothing at all."""
+    return any(bool(_ordinary(t).any()) for t in outputs.values())
 
 
 def errors_of(before: Tensors, truth: Tensors) -> dict[str, float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from addnorm.convert.traced import given_to
 __all__ = ["as_eager", "lower", "padded"]
 
 CLOSED = torch._transformer_encoder_layer_fwd
+FUSED: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # in how many models: nested, or shared
 NAMES = (
     "src", "embed_dim", "num_heads", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias", "use_gelu", "norm_first", "eps",
     "norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2", "ffn_weight_1", "ffn_bias_1", "ffn_weight_2",
@@ -101,16 +103,22 @@ def padded(model: nn.Module) -> list[nn.TransformerEncoder]:
         module
         for module in model.modules()
         if isinstance(module, nn.TransformerEncoder)
-        and type(module).forward is nn.TransformerEncoder.forward
-        and "forward" not in vars(module)
+        and getattr(module.forward, "__func__", None) in OURS
         and getattr(module, "use_nested_tensor", False)
     ]
 
 
 def as_eager(encoder: nn.TransformerEncoder) -> Callable[[], None]:
-    """Has an encoder return the zeros when it is compiled, too; what is returned undoes it."""
+    """Has an encoder return the zeros when it is compiled, too; what is returned undoes it, the last one of several."""
+
+    def undo() -> None:
+        FUSED[encoder] -= 1
+        if not FUSED[encoder]:
+            vars(encoder).pop("forward", None)
+
+    FUSED[encoder] = FUSED.get(encoder, 0) + 1
     vars(encoder)["forward"] = types.MethodType(forward, encoder)
-    return lambda: vars(encoder).pop("forward", None)
+    return undo
 
 
 def forward(
@@ -131,6 +139,9 @@ def forward(
         zeroed = zeroed & (kept[:, 1:] <= kept[:, :-1]).all()
     x = x.masked_fill(zeroed[..., None], 0.0)
     return x if self.norm is None else self.norm(x)
+
+
+OURS = (nn.TransformerEncoder.forward, forward)  # the latter in one that is fused, and in a copy of it
 
 
 def _zeroes(encoder: nn.TransformerEncoder, src: Tensor, mask: Tensor | None) -> bool:

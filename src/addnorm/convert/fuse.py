@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect as python
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -74,7 +75,7 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: float = 2.0
     try:
         proof = prove(model, model._call_impl, after, args, kwargs)
         graphs.watching = False
-        found = graphs.boundaries(args, kwargs)
+        found = graphs.boundaries(model, args, kwargs)
         done = Fusion(type(model).__name__, found, graphs.count, proof, compile)
         if not proof.holds:
             raise NotProven(done)
@@ -141,6 +142,7 @@ def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
 
     Unless it is told to look, the frontend does not notice that modules have got hooks since, or lost them.
     """
+    from torch._C._dynamo import eval_frame
     from torch._dynamo import config  # heavy
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -158,4 +160,5 @@ def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
         finally:
             config.skip_nnmodule_hook_guards = before
 
+    weakref.finalize(call, eval_frame.reset_code, code)  # the frontend keeps all code that it captured more than once
     return call

@@ -37,7 +37,8 @@ class Graphs:
     """
 
     def __init__(self, model: nn.Module, inductor: bool) -> None:
-        self.model, self.inductor, self.watching = model, inductor, True
+        # It does not hold the model: the frontend keeps its backends.
+        self.inductor, self.watching = inductor, True
         self.ran: dict[bool, list[tuple[Boundary, ...]]] = {}
         self._bodies = False  # graphs inside of graphs
         self._root = ""
@@ -87,7 +88,7 @@ class Graphs:
         """Of how many graphs a run consists."""
         return max(map(len, self.ran.values()), default=0)
 
-    def boundaries(self, args: Any, kwargs: Any) -> tuple[Boundary, ...]:
+    def boundaries(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Boundary, ...]:
         """Those of one run, in order; one that is left with gradients or without counts as left; then those that no graph has."""
         runs = [[one for graph in graphs for one in graph] for graphs in self.ran.values()]
         most = max(runs, key=len, default=[])
@@ -95,12 +96,12 @@ class Graphs:
         found = tuple(left.get((one.add, one.norm), one) for one in most)
         if self.count == 1 and not self._bodies:
             return found
-        return found + self._between(args, kwargs, found)
+        return found + self._between(model, args, kwargs, found)
 
-    def _between(self, args: Any, kwargs: Any, found: Sequence[Boundary]) -> tuple[Boundary, ...]:
+    def _between(self, model: nn.Module, args: Any, kwargs: Any, found: Sequence[Boundary]) -> tuple[Boundary, ...]:
         """The boundaries that no graph has: their add is in one, their norm in another."""
         with torch.no_grad():
-            flow = capture(self.model, args, kwargs)
+            flow = capture(model, args, kwargs)
         seen = Counter((one.norm, one.kind) for one in found)
         left = []
         for norm in find_norms(flow):

@@ -121,13 +121,20 @@ class Contents:
             try:
                 yield
             finally:
-                for tensor, (saved, was_leaf) in zip(self.tensors, self._copies, strict=True):
-                    if was_leaf and not tensor.is_leaf and not tensor._is_view():
-                        tensor.detach_()  # of the graph of what was written into it
-                    if not _equal(tensor.detach(), saved):
-                        tensor.data.copy_(saved)  # .data: a graph that the caller holds is not told of a write undone
-                for generator, state in self._generators:
-                    generator.set_state(state)
+                try:
+                    self._put_back()
+                except KeyboardInterrupt:
+                    self._put_back()
+                    raise
+
+    def _put_back(self) -> None:
+        for tensor, (saved, was_leaf) in zip(self.tensors, self._copies, strict=True):
+            if was_leaf and not tensor.is_leaf and not tensor._is_view():
+                tensor.detach_()  # of the graph of what was written into it
+            if not _equal(tensor.detach(), saved):
+                tensor.data.copy_(saved)  # .data: a graph that the caller holds is not told of a write undone
+        for generator, state in self._generators:
+            generator.set_state(state)
 
     def apart(self, outputs: Tensors) -> Tensors:
         """Outputs in memory of their own: one that is memory of the model's would change when that is put back."""

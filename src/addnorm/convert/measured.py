@@ -10,6 +10,7 @@ from torch import nn
 
 from addnorm.convert import measure
 from addnorm.convert.measure import Times
+from addnorm.convert.noise import exchanged
 from addnorm.convert.share import share
 
 __all__ = ["Measured", "measured"]
@@ -52,12 +53,17 @@ def measured(
         calls = (measure.step(call, args, kwargs, wanted) for call in (before, after))
         return measure.times(*calls, seconds=seconds, model=model, given=given)
 
+    def called(call: Callable[..., Any]) -> Any:
+        """With what no call before has filled, if it is a cache."""
+        positional, named = exchanged((tuple(args), dict(kwargs)), lambda tensor: tensor)
+        return call(*positional, **named)
+
     def kept(call: Callable[..., Any]) -> int:
-        return measure.saved_bytes(lambda: call(*args, **kwargs), model, given)
+        return measure.saved_bytes(lambda: called(call), model, given)
 
     contents = measure.Contents(model, given)
     with contents.again():
-        part = share(compile, lambda call: call(*args, **kwargs))
+        part = share(compile, called)
     inference = timed({})
     if not learned:
         return Measured(part, inference)

@@ -6,24 +6,23 @@ says how much may change: it also runs in float64, and how far eager is off from
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from addnorm.convert.difference import Difference, errors_of, judged, limits, unlike, worst
-from addnorm.convert.measure import Contents, Ran, run
-from addnorm.convert.noise import same_noise, widened
-
-DRAWS, MOVED = 16, 1e-2  # how often eager's error is drawn again before a proof fails, of parameters moved by as much
-HOPELESS = 5.0  # times its limit: no luck
-Errors = tuple[Mapping[str, float], ...]  # of outputs, and of gradients
+from addnorm.convert.difference import Difference, judged, limits, numbers_in, widened_by, worst
+from addnorm.convert.eager import Eager, Errors
+from addnorm.convert.measure import Ran
 
 __all__ = ["Difference", "Proof", "prove", "worst"]
+
+SWAYS = 4  # how often eager runs with its parameters rounded otherwise, before a proof fails
+DRAWS = 16  # and how often its error is drawn again,
+HOPELESS = 5.0  # unless it is that many times its limit off
+LUCKY = 2.0  # eager's error was luck if half of the draws are that many times as large
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,8 @@ def prove(
     otherwise there (another expert, another mask), and is judged as if there were no copy.
 
     Where one element is ill-conditioned, as that of a feature which is a hundred times the others, eager may by luck have hit it
-    well. So before a proof fails the errors are drawn again, of parameters that are moved a little, and the largest count.
+    well. So before a proof fails the errors are drawn again, of parameters that are moved a little, and the largest count. And
+    eager runs with its parameters rounded otherwise: how far that takes a tensor, it may be off, if float64 says no less.
 
     Args:
         model: whose parameters both use, and which runs in float64: not fused.
@@ -81,119 +81,67 @@ def prove(
         args: of both.
         kwargs: of both.
         gradients: whether to compare them; None: if any parameter requires one.
+
+    Raises:
+        ValueError: no output has a number, so that nothing would be proved.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    modes: list[Mapping[str, Tensor]] = [{}]
-    contents = Contents(model, (args, kwargs))
-    eager, without = [_ran(before, args, kwargs, {}, contents)], None
-    if learned and gradients is not False:
-        try:
-            eager.append(_ran(before, args, kwargs, learned, contents))
-            modes.append(learned)
-        except Exception as error:  # some models have gradients in training mode only
-            if gradients:
-                raise
-            without = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    errors, oracle = _errors_of_eager(model, eager, args, kwargs, contents)
-    fused = [_ran(after, args, kwargs, wanted, contents) for wanted in modes]
+    eager = Eager(model, before, args, kwargs, gradients)
+    if not numbers_in(eager.ran[0].outputs):
+        raise ValueError("model returns no finite number for these inputs, so that nothing can be proved.")
+    errors, oracle = eager.errors(eager.ran)
+    fused = eager.runs(after)
     mode = "training" if model.training else "evaluation"
+    proof = Proof(*_compared(eager, fused, errors), oracle, mode, eager.without)
+    return proof if proof.holds or not oracle.startswith("float") else _again(proof, eager, fused, errors)
 
-    def compared() -> Proof:
-        return Proof(*_compared(eager, fused, errors, _precision(model)[1]), oracle, mode, without)
 
-    proof = compared()
-    for seed in range(DRAWS if oracle.startswith("float") else 0):
-        most = worst((*proof.outputs, *proof.gradients))
+def _again(proof: Proof, eager: Eager, fused: Sequence[Ran], errors: Sequence[Errors]) -> Proof:
+    """The proof once more, with what eager's error is when it is drawn again."""
+    sways = eager.sways(SWAYS)
+    draws: list[list[Errors]] = []
+
+    def look(errors: Sequence[Errors]) -> Proof:
+        outputs, gradients = _compared(eager, fused, errors, sways)
+        return replace(proof, outputs=outputs, gradients=gradients)
+
+    found = look(errors)
+    for seed in range(DRAWS):
+        most = worst((*found.outputs, *found.gradients))
         if most is None or not 1.0 < most.share < HOPELESS:
             break
-        with contents.again():
-            _move(model, seed)
-            moved = Contents(model, (args, kwargs))
-            again = [_ran(before, args, kwargs, wanted, moved) for wanted in modes]
-            more, _ = _errors_of_eager(model, again, args, kwargs, moved)
-        errors = [tuple(map(_larger, *of)) for of in zip(errors, more, strict=True)]
-        proof = compared()
-    return proof
+        draws.append(eager.moved(seed))
+        found = look([_drawn(own, [draw[k] for draw in draws]) for k, own in enumerate(errors)])
+    return found
 
 
-def _ran(call: Callable[..., Any], args: Any, kwargs: Any, wanted: Mapping[str, Tensor], contents: Contents) -> Ran:
-    with contents.again():
-        outputs, found = run(call, args, kwargs, wanted)
-        return Ran(contents.apart(outputs), found)
+def _drawn(own: Errors, draws: Sequence[Errors]) -> Errors:
+    """The largest error of each tensor, where its own was luck."""
 
+    def largest(error: float, others: Sequence[float]) -> float:
+        return max(error, *others) if others and statistics.median(others) >= LUCKY * error else error
 
-def _errors_of_eager(
-    model: nn.Module, eager: Sequence[Ran], args: Any, kwargs: Any, contents: Contents
-) -> tuple[list[Errors], str]:
-    """What eager is off in each run, and from what."""
-    dtype, eps = _precision(model)
-    truth, oracle = _in_float64(model, args, kwargs, dtype, contents, len(eager) > 1)
-    errors: list[Errors] = [tuple(map(errors_of, one, truth or Ran({}, {}))) for one in eager]
-    if unlike(eager[-1].outputs, errors[-1][0], eps):
-        return [({}, {}) for _ in eager], "the float64 run computes something else: other random numbers?"
-    return errors, oracle
-
-
-def _move(model: nn.Module, seed: int) -> None:
-    """Changes all parameters a little, so that they are rounded otherwise: the error of a few elements is a matter of luck."""
-    torch.manual_seed(seed)  # and what is dropped is other elements
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.is_floating_point():
-                p.mul_(1 + MOVED * torch.randn(p.shape).to(p.device))
-
-
-def _larger(errors: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """The larger of two errors of each tensor."""
-    return {name: max(error, more.get(name, 0.0)) for name, error in errors.items()}
+    return tuple(
+        {name: largest(error, [draw[k][name] for draw in draws if name in draw[k]]) for name, error in part.items()}
+        for k, part in enumerate(own)
+    )  # type: ignore[return-value]  # mypy does not count
 
 
 def _compared(
-    eager: Sequence[Ran], fused: Sequence[Ran], errors: Sequence[Errors], eps: float
+    eager: Eager, fused: Sequence[Ran], errors: Sequence[Errors], sways: Sequence[Errors] | None = None
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """What each output and each gradient is off, and what it may be."""
+    """What each output and each gradient is off, and what it may be; or twice its sway, if that is more."""
     outputs: dict[str, Difference] = {}
     gradients: list[Difference] = []
-    for plain, other, (of_outputs, of_gradients) in zip(eager, fused, errors, strict=True):
-        for found in judged(plain.outputs, other.outputs, limits(plain.outputs, of_outputs, eps)):
+    sways = sways or [({}, {}) for _ in errors]
+    for plain, other, error, sway in zip(eager.ran, fused, errors, sways, strict=True):
+        given = limits(plain.outputs, error[0], eager.eps)
+        for found in judged(
+            plain.outputs, other.outputs, [widened_by(one, sway[0].get(one.name, 0.0)) for one in given]
+        ):
             outputs[found.name] = worst([found, *filter(None, [outputs.get(found.name)])]) or found
-        gradients += judged(plain.gradients, other.gradients, limits(plain.gradients, of_gradients, eps, True))
+        given = limits(plain.gradients, error[1], eager.eps, True)
+        gradients += judged(
+            plain.gradients, other.gradients, [widened_by(one, sway[1].get(one.name, 0.0)) for one in given]
+        )
     return tuple(outputs.values()), tuple(gradients)
-
-
-# --- float64 --------------------------------------------------------------------------------------------------------------
-
-
-def _in_float64(
-    model: nn.Module, args: Any, kwargs: Any, dtype: torch.dtype, contents: Contents, gradients: bool
-) -> tuple[Ran | None, str]:
-    """What a copy of the model computes in float64 and what that is called, or why there is none."""
-    reason = "the model itself is in float64"
-    for wide in (torch.float64, torch.float32):
-        if torch.finfo(wide).eps >= torch.finfo(dtype).eps:
-            break
-        try:
-            with contents.again(), ExitStack() as stack:
-                for device in {"cpu", *(t.device.type for t in contents.tensors)}:
-                    stack.enter_context(torch.autocast(device, enabled=False))
-                twin, (args64, kwargs64) = widened(model, (args, kwargs), contents.tensors, wide)
-                wanted = {name: p for name, p in twin.named_parameters() if p.requires_grad and gradients}
-                with same_noise(dtype, wide):
-                    return run(twin, args64, kwargs64, wanted), str(wide).removeprefix("torch.")
-        except Exception as error:  # what cannot be copied, or has no float64, fails in its own way
-            first = next(iter(str(error).splitlines()), "")
-            reason = f"no float64 run: {type(error).__name__}: {first}" if wide == torch.float64 else reason
-    return None, reason
-
-
-def _precision(model: nn.Module) -> tuple[torch.dtype, float]:
-    """The dtype in which most of a model is, and the distance of two numbers next to 1 in which it computes."""
-    count: Counter[torch.dtype] = Counter()
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            count[tensor.dtype] += tensor.numel()
-    dtype = count.most_common(1)[0][0] if count else torch.get_default_dtype()
-    devices = {p.device.type for p in model.parameters()} or {"cpu"}
-    casts = [torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)]
-    return dtype, max(torch.finfo(one).eps for one in (dtype, *casts))
