@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch import fx
 
 from addnorm.convert import call
 from addnorm.convert.boundary import Match
+from addnorm.convert.layout import laid, like, order_of, ordered, same_layout, turned
 from addnorm.convert.traced import given_to
 
 __all__ = ["rewrite", "straighten"]
@@ -38,8 +40,13 @@ def rewrite(graph: fx.Graph, match: Match, now: dict[fx.Node, fx.Node]) -> None:
     gains = [_hoisted(node, match.add) for node in (match.weight, match.bias)]
     replaced = {*match.inner, *match.z}
     stream = any(user not in replaced for node in match.z for user in node.users)
+    lies = like(given_to(match.z[0]))
+    order = order_of(lies)
+    rows = order[-1:] == [len(order) - 1]  # else it lies feature by feature, and is copied
     with graph.inserting_before(match.add):
         weight, bias = (None if gain is None else _flat(graph, gain) for gain in gains)
+        if rows:
+            residual, branch = (ordered(graph, node, order) for node in (residual, branch))
         fused = graph.call_function(
             call.fused(match), (residual, branch, weight, bias),
             call.arguments(match) | ({"return_residual": True} if stream else {}),
@@ -48,12 +55,21 @@ def rewrite(graph: fx.Graph, match: Match, now: dict[fx.Node, fx.Node]) -> None:
         y = z = fused
         if stream:
             y, z = (graph.call_function(operator.getitem, (fused, k)) for k in range(2))
-        y.meta["example_value"], z.meta["example_value"] = given_to(match.z[0]), given_to(match.z[0])
+        for node in (y, z):
+            node.meta["example_value"] = given_to(match.z[0]).permute(order if rows else sorted(order))
+        if rows:
+            y, z = (turned(graph, node, order) for node in (y, z))
+        else:
+            z = laid(graph, z, order) if stream else z
+            lies = torch.empty_like(lies, memory_format=torch.contiguous_format)
         for view in match.views:
             for size in view.all_input_nodes[1:]:
                 _hoisted(size, fused)
-            y = _again(graph, view, y)
+            y, lies = _again(graph, view, y), call.viewed(view, lies)
+        if not same_layout(lies, wanted := like(given_to(match.y[0]))):
+            y = laid(graph, y, order_of(wanted))
     y.meta["example_value"] = given_to(match.y[0])
+    z.meta["example_value"] = given_to(match.z[0])
     for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if stream)):
         node.replace_all_uses_with(new)
         now[node] = new

@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.flow.capture import Capture
 from addnorm.stream.flow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
 
-__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "source_of", "trace"]
+__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "size_of", "source_of", "trace"]
 
 Named = Callable[[fx.Node], str]
 OWNED = re.compile(r"\._(parameters|buffers)\[[^\]]*\]$")
+SOME = 2  # in place of a size that nobody knows yet
 KINDS = {"parameters": PARAMETER, "buffers": CONSTANT}
 
 
@@ -77,8 +78,22 @@ def is_number(given: Any) -> bool:
 def numbers_of(given: Any) -> Any:
     """Sizes with numbers in place of symbols, those of the call for which the graph was made."""
     if isinstance(given, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return given.node.hint
+        return _hint(given)
     return tuple(map(numbers_of, given)) if isinstance(given, tuple | list) else given
+
+
+def _hint(given: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The number of that call; of one that only the run itself will tell, as how many elements of a mask are set, any."""
+    if given.node.hint is not None:
+        return given.node.hint
+    shapes, expr = given.node.shape_env, given.node.expr
+    known = shapes.backed_var_to_val if hasattr(shapes, "backed_var_to_val") else shapes.var_to_val
+    return given.node.pytype(expr.subs({symbol: known.get(symbol, SOME) for symbol in expr.free_symbols}))
+
+
+def size_of(given: Any) -> Any:
+    """A number, or the expression of one that may change."""
+    return given.node.expr if isinstance(given, torch.SymInt | torch.SymFloat | torch.SymBool) else given
 
 
 class _Tracer(fx.Interpreter):
