@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from captured import captured, off
 
@@ -280,6 +281,18 @@ def test_a_norm_in_place_that_nobody_sees_is_one_call():
         return h + z
 
     assert same(unseen, gradients=False) == [None]
+
+
+def test_what_a_checkpoint_writes_in_place_is_known_to_be_written():
+    def forward(m, x):
+        z = x + m.f(x)
+        checkpoint(lambda t: t.mul_(2), z, use_reentrant=False)
+        return m.norm(z)
+
+    model = Model(forward)
+    found = captured(model)
+    assert off(model(X), found.compiled(X)) < 1e-6
+    assert found.reasons == []
 
 
 # --- how results lie in memory ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import fx
 from addnorm.convert import call
 from addnorm.convert.boundary import Match
 from addnorm.convert.layout import laid, like, order_of, ordered, same_layout, turned
-from addnorm.convert.traced import given_to
+from addnorm.convert.traced import given_to, writes_in_place
 
 __all__ = ["rewrite", "straighten"]
 
@@ -19,18 +19,16 @@ def straighten(graph: fx.Graph) -> None:
     """What is written in place is read as what the writing call returned, which is the same tensor."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if _in_place(node) and node.args and isinstance(node.args[0], fx.Node):
+        if (
+            writes_in_place(node)
+            and node.target is not operator.setitem
+            and node.args
+            and isinstance(node.args[0], fx.Node)
+        ):
             written = node.args[0]
             for user in [*written.users]:
                 if order[user] > order[node]:
                     user.replace_input_with(written, node)
-
-
-def _in_place(node: fx.Node) -> bool:
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator":
-        return str(name) in ("iadd", "isub", "imul", "itruediv", "ipow")
-    return node.op == "call_method" and str(name).endswith("_") and not str(name).endswith("__")
 
 
 def rewrite(graph: fx.Graph, match: Match, now: dict[fx.Node, fx.Node]) -> None:

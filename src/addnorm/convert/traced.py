@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.flow.capture import Capture
 from addnorm.stream.flow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
 
-__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "size_of", "source_of", "trace"]
+__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "size_of", "source_of", "trace", "writes_in_place"]
 
 Named = Callable[[fx.Node], str]
 OWNED = re.compile(r"\._(parameters|buffers)\[[^\]]*\]$")
@@ -96,6 +96,14 @@ def size_of(given: Any) -> Any:
     return given.node.expr if isinstance(given, torch.SymInt | torch.SymFloat | torch.SymBool) else given
 
 
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a node is called what is in place."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator":
+        return str(name) in ("iadd", "isub", "imul", "itruediv", "ipow", "setitem")
+    return node.op == "call_method" and str(name).endswith("_") and not str(name).endswith("__")
+
+
 class _Tracer(fx.Interpreter):
     """Runs the nodes one by one, and notes what each did."""
 
@@ -114,7 +122,7 @@ class _Tracer(fx.Interpreter):
         first = len(ops)
         self.capture.frames.current = self._frame(n)
         try:
-            out = self._stated(n) if isinstance(n.target, torch._ops.HigherOrderOperator) else super().run_node(n)
+            out = self._higher(n) if isinstance(n.target, torch._ops.HigherOrderOperator) else super().run_node(n)
         except Exception:  # of whatever kind: it needs numbers, or objects of the real run
             out = self._stated(n)
         ran = self.traced.ran[n] = [op for op in ops[first:] if op.outputs]
@@ -129,6 +137,15 @@ class _Tracer(fx.Interpreter):
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """An input, as the frontend saw it."""
         raise NotImplementedError  # `_stated` makes it
+
+    def _higher(self, node: fx.Node) -> Any:
+        """An operator that runs graphs: what they may write in place is not known afterwards."""
+        args, _ = self.fetch_args_kwargs_from_env(node)
+        if any(isinstance(arg, fx.GraphModule) and any(map(writes_in_place, arg.graph.nodes)) for arg in args):
+            for tensor in pytree.tree_leaves(args):
+                if isinstance(tensor, Tensor):
+                    tensor.copy_(torch.empty_like(tensor))
+        return self._stated(node)
 
     def _stated(self, node: fx.Node) -> Any:
         """New values like those that a node returned when the frontend met it."""
