@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from addnorm.convert.difference import errors_of
 from captured import captured, off
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:UserWarning")
@@ -218,6 +219,20 @@ def test_sizes_that_only_the_run_tells_are_captured():
     keep = torch.tensor([True, False])
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         assert same(chosen, (X, keep), (X, ~keep), (X, keep | ~keep)) == [None]
+
+
+def test_the_error_of_what_is_nan_in_float64_is_not_known():
+    before = {"a": torch.ones(3), "b": torch.ones(3), "c": torch.tensor([1.0, torch.nan])}
+    truth = {"a": torch.ones(3).double(), "b": torch.full((3,), torch.nan).double(), "c": before["c"].double() * 2}
+    assert errors_of(before, truth) == {"a": 0.0, "c": 1.0}
+
+
+def test_a_norm_over_another_dimension_than_the_last_of_the_sum_is_left():
+    def channels(m, x):
+        z = x.transpose(1, 2) + m.f(x).transpose(1, 2)
+        return m.norm(z.transpose(1, 2))
+
+    assert same(channels) == ["its norm is not over the last dimension of its sum"]
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------------

@@ -239,6 +239,8 @@ def _between(y: fx.Node, ends: set[fx.Node | None], traced: Traced) -> set[fx.No
 
 def _find_gains(match: Match, traced: Traced) -> str | None:
     d = match.sum.shape[-1]
+    if match.norm.x.shape[-1:] != (d,):
+        return "its norm is not over the last dimension of its sum"
     for name in ("weight", "bias"):
         value: Value | None = getattr(match.norm, name)
         if value is None:
