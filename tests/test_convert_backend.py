@@ -252,6 +252,24 @@ def test_a_cache_that_grows_in_generation_gives_the_same_tokens():
     addnorm.unfuse(model)
 
 
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_what_runs_inside_of_a_transform_is_left(transform):
+    class Transformed(Layer):
+        def forward(self, x):
+            def one(t):
+                return self.n(t + self.f(t))
+
+            if transform == "vmap":
+                return torch.func.vmap(one)(x)
+            return torch.func.grad(lambda t: one(t).square().sum())(x)
+
+    model = Transformed()
+    found = captured(model)
+    with torch.no_grad():
+        assert off(model(X), found.compiled(X)) < 1e-6
+    assert found.reasons == ["it is computed inside of a transform of torch.func"]
+
+
 def test_second_derivatives_go_through():
     model = Model(layers=1).double()
     call = captured(model).compiled

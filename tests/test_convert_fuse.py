@@ -5,6 +5,7 @@ import gc
 import io
 import pickle
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from families import families
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
 ]
 D = 16
 X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
@@ -376,6 +378,43 @@ def test_an_interrupt_or_an_error_leaves_the_model_as_it_was(monkeypatch, error)
 def test_what_the_model_raises_is_raised():
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         fused(Model(), torch.randn(2, 5, D + 1))
+
+
+def test_a_proof_without_float64_says_what_it_was_judged_by():
+    class Random(Model):
+        def forward(self, x):
+            return super().forward(x) + self.noise.pop()  # other numbers in every run
+
+    model = Random().eval().double()
+    model.noise = [float(k) for k in range(99)]
+    with pytest.raises(addnorm.NotProven, match="what a few roundings do"):
+        fused(model, X.double())
+
+
+def test_several_fused_models_may_run_at_once_and_hooks_are_guarded_until_the_last_is_done():
+    from torch._dynamo import config
+
+    given = [Model(layers=1).eval() for _ in range(3)]
+    for model in given:
+        fused(model, X)
+    before = config.skip_nnmodule_hook_guards
+    with torch.no_grad():
+        wanted = [model(X) for model in given]
+
+    def run(k):
+        with torch.no_grad():
+            return all(given[k](X).equal(wanted[k]) for _ in range(50))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(run, range(3)))
+    assert config.skip_nnmodule_hook_guards == before
+
+
+def test_a_scripted_model_is_not_captured_and_left():
+    model = torch.jit.script(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)))
+    done = fused(model, X)
+    assert (done.graphs, done.fused) == (0, ())
+    assert "captures nothing of it" in str(done)
 
 
 REFUSED = {

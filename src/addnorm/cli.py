@@ -368,3 +368,7 @@ def _exit(code: int) -> None:
 
 for _command in main.commands.values():  # click keeps lines as they are after a backspace, which docstrings write as \b
     _command.help = (_command.help or "").replace(r"\b", "\b")
+
+
+if __name__ == "__main__":
+    main()

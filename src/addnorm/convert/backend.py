@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from addnorm.convert import call, encoder
-from addnorm.convert.boundary import Boundary, matches
+from addnorm.convert.boundary import Boundary, matches, regions
 from addnorm.convert.rewrite import rewrite, straighten
 from addnorm.convert.traced import Named, Traced, trace
 
@@ -122,8 +122,10 @@ def fused_graph(
 def _inside(graph: fx.GraphModule, traced: Traced, named: Named) -> list[Boundary]:
     """The boundaries in what is checkpointed."""
     found = []
+    region = regions(graph)
     for node in bodies(graph):
-        found += fused_graph(_body(graph, node), named, [traced.kind(arg) for arg in node.args[1:]])
+        with call.inside(region[node]):
+            found += fused_graph(_body(graph, node), named, [traced.kind(arg) for arg in node.args[1:]])
     return found
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor
 
-from addnorm.convert.traced import Traced, given_to, is_number
+from addnorm.convert import effects
+from addnorm.convert.traced import Traced, given_to, is_number, size_of
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.ops import TRANSPARENT, terms_of
@@ -145,7 +145,12 @@ def _reason(match: Match, traced: Traced, order: dict[fx.Node, int], region: dic
         lambda: _find_norm(match, traced, order),
         lambda: _find_views(match, traced),
         lambda: _same_region(match, region),
-        lambda: _in_place(match, traced, order),
+        lambda: effects.add_in_place(match, traced, order),
+        lambda: effects.norm_in_place(match, traced, order),
+        lambda: effects.kept(match, traced, order),
+        lambda: effects.detached(match, traced),
+        lambda: effects.changing(match, traced),
+        lambda: effects.gains_after(match, traced, order, region),
     )
     return next((reason for step in steps if (reason := step()) is not None), None)
 
@@ -154,6 +159,8 @@ def _find_add(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | 
     op = match.sum.op
     assert op is not None
     node = traced.at[op]
+    if node in traced.transformed:
+        return "it is computed inside of a transform of torch.func"
     terms = terms_of(op)
     assert terms is not None
     if op.name != "add" or any(term.factor != 1.0 or term.scale is not None for term in terms):
@@ -189,11 +196,7 @@ def _same_shape(x: Tensor, f: Tensor) -> bool:
     """Whether two shapes are the same for every size that the graph may be run with."""
     if x.dim() != f.dim():
         return False
-    return all(_size(m) == _size(n) for m, n in zip(x.shape, f.shape, strict=True))
-
-
-def _size(n: int | torch.SymInt) -> Any:
-    return n.node.expr if isinstance(n, torch.SymInt) else n
+    return all(size_of(m) == size_of(n) for m, n in zip(x.shape, f.shape, strict=True))
 
 
 def _find_norm(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
@@ -229,10 +232,8 @@ def _between(y: fx.Node, ends: set[fx.Node | None], traced: Traced) -> set[fx.No
         node = todo.pop()
         if node in found or node in ends or is_number(given_to(node)):
             continue
-        if node.op in ("placeholder", "get_attr"):
-            if traced.kind(node) != CONSTANT or isinstance(traced.values[node].tensor, FakeTensor):
-                return None
-            continue
+        if node.op == "placeholder" or (node.op == "get_attr" and traced.kind(node) != CONSTANT):
+            return None
         found.add(node)
         todo += node.all_input_nodes
     return found
@@ -240,6 +241,8 @@ def _between(y: fx.Node, ends: set[fx.Node | None], traced: Traced) -> set[fx.No
 
 def _find_gains(match: Match, traced: Traced) -> str | None:
     d = match.sum.shape[-1]
+    if match.norm.x.shape[-1:] != (d,):
+        return "its norm is not over the last dimension of its sum"
     for name in ("weight", "bias"):
         value: Value | None = getattr(match.norm, name)
         if value is None:
@@ -289,8 +292,11 @@ def _same_region(match: Match, region: dict[fx.Node, Any]) -> str | None:
 
 
 def regions(graph: fx.GraphModule) -> dict[fx.Node, tuple[Any, ...]]:
-    """For each node the contexts that the graph has entered: whether gradients are taken, and the autocasts."""
-    grad: Any = None
+    """For each node the contexts that the graph has entered: whether gradients are taken, and the autocasts.
+
+    It begins as it is now: the frontend gives a graph to its backend in the state in which the graph will begin.
+    """
+    grad: Any = torch.is_grad_enabled()
     entered: list[fx.Node] = []
     found: dict[fx.Node, tuple[Any, ...]] = {}
     for node in graph.graph.nodes:
@@ -303,27 +309,6 @@ def regions(graph: fx.GraphModule) -> dict[fx.Node, tuple[Any, ...]]:
             entered.remove(node.args[0])
         found[node] = (grad, *entered)
     return found
-
-
-def _in_place(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
-    """Why others would see that an add in place is no longer in place."""
-    op, add = match.sum.op, match.add
-    assert op is not None
-    assert add is not None
-    if not op.func._schema.is_mutable:  # type: ignore[attr-defined]  # an OpOverload has it
-        return None
-    written = next((node for node in match.operands if traced.memory.get(node) == traced.memory[add]), None)
-    if written is None:
-        return "its add writes into memory that is given"
-    for node, memory in traced.memory.items():
-        if memory != traced.memory[add] or node in match.z:
-            continue
-        if node.op in ("placeholder", "get_attr"):
-            return "its add writes in place into what the model was given"
-        later = [user for user in node.users if order[user] > order[add]]
-        if later and traced.values[node] is not traced.values[written] and order[node] < order[add]:
-            return "its add writes in place into memory of which a view is read later"
-    return None
 
 
 def _name(node: fx.Node) -> str:

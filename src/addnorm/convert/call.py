@@ -6,6 +6,7 @@ may differ: so the order of casts is found, not guessed, and a norm that rounds 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, get_args
@@ -18,12 +19,15 @@ from addnorm.convert.boundary import Match, regions
 from addnorm.convert.traced import given_to, is_number, numbers_of
 from addnorm.reference import Casting
 
-__all__ = ["arguments", "fused", "settle"]
+__all__ = ["arguments", "fused", "inside", "settle", "viewed"]
 
 OPERATION: dict[str, Callable[..., Any]] = {"layer": functional.add_layer_norm, "rms": functional.add_rms_norm}
 ROWS = 64  # of random numbers, where the nodes take any shape
 FLIPPED = 1e-2  # the share of elements that a last rounding may turn: about 1e-4 are, of a wrong order of casts half
 ROUNDINGS = 64  # of float32, or of float64: what two ways of adding up a row may differ by
+SIZES = (1.0, 1e-9, 0.0, 1.0)  # of rows in turn: where a lower bound, or an eps, is all that there is
+ROUNDS = "its norm rounds to low precision where the operation does not"
+ANOTHER = "its norm is not the formula that it looks like"
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -51,40 +55,47 @@ def settle(match: Match, graph: fx.GraphModule) -> str | None:
     low = given_to(match.z[0]).dtype in LOW
     castings: Sequence[str] = get_args(Casting) if low and match.norm.kind == "rms" else ("float32",)
     entered = regions(graph)[match.y[0]]
-    for shape in _shapes(match):
-        tensors = _random(match, shape)
+    problem = None
+    for shape, last in _shapes(match):
+        draws = [
+            _random(match, shape, first) for first in range(len(SIZES) if math.prod(shape[:-1]) < len(SIZES) else 1)
+        ]
         try:
-            with torch.no_grad(), _inside(entered):
-                wanted = _replayed(match, tensors, graph)
+            with inside(entered), torch.no_grad():
+                wanted = [_replayed(match, tensors, graph) for tensors in draws]
                 for match.casting in castings:
-                    if _same(wanted, _called(match, tensors), given_to(match.z[0]).dtype):
+                    came = (_called(match, tensors) for tensors in draws)
+                    if all(
+                        _same(one, other, given_to(match.z[0]).dtype) for one, other in zip(wanted, came, strict=True)
+                    ):
                         return None
         except Exception as error:  # the nodes may take no other shape than that of the graph
             problem = f"its norm could not be computed by itself ({type(error).__name__})"
             continue
-        if low:
-            return "its norm rounds to low precision where the operation does not"
-        return "its norm is not the formula that it looks like"
+        if last:
+            return ROUNDS if low else ANOTHER
     return problem
 
 
-def _shapes(match: Match) -> Iterator[tuple[int, ...]]:
-    """A few rows, and, for nodes that have shapes written into them, the shape of the graph."""
+def _shapes(match: Match) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """A few rows, and the shape of the graph; and whether that is the last word, as of nodes without shapes written into them."""
     shape = tuple(numbers_of(tuple(given_to(match.z[0]).shape)))
     rows = (*(1,) * (len(shape) - 2), min(ROWS, max(shape[-2], 1)) if len(shape) > 1 else 1)
-    if not match.views and not any(is_number(given_to(n)) for node in match.inner for n in node.all_input_nodes):
-        yield (*rows[: len(shape) - 1], shape[-1])
-    yield shape
+    free = not match.views and not any(is_number(given_to(n)) for node in match.inner for n in node.all_input_nodes)
+    yield (*rows[: len(shape) - 1], shape[-1]), free
+    yield shape, True
 
 
-def _random(match: Match, shape: tuple[int, ...]) -> dict[fx.Node, Tensor]:
-    """A sum whose rows have sizes from small against eps to large, off their mean; a weight and a bias."""
+def _random(match: Match, shape: tuple[int, ...], first: int) -> dict[fx.Node, Tensor]:
+    """A sum whose rows have sizes from small against eps to large, off their mean, some tiny or zero; a weight and a bias."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     size = 10.0 ** (4.0 * torch.rand((*shape[:-1], 1), generator=generator, dtype=torch.float64) - 3.0)
+    turn = torch.arange(size.numel()).add(first).reshape(size.shape) % 4
+    size = size * torch.tensor(SIZES, dtype=torch.float64)[turn]
     found = dict.fromkeys(match.z, (draw(*shape) + 0.3) * size)
     for node in (match.weight, match.bias):
         if node is not None:
@@ -100,8 +111,6 @@ def _replayed(match: Match, tensors: dict[fx.Node, Tensor], graph: fx.GraphModul
         if node not in known:
             if node.op == "get_attr":
                 known[node] = getattr(graph, str(node.target))
-            elif isinstance(given_to(node), Tensor):
-                known[node] = node.meta["grapharg"].example
             else:
                 known[node] = numbers_of(given_to(node))
         return known[node]
@@ -127,9 +136,18 @@ def _called(match: Match, tensors: dict[fx.Node, Tensor]) -> Tensor:
     residual, branch = (z, torch.zeros_like(z, dtype=f)) if x == z.dtype else (torch.zeros_like(z, dtype=x), z)
     y: Tensor = fused(match)(residual, branch, weight, **kind, **arguments(match))
     for view in match.views:
-        args = fx.map_arg(view.args[1:], lambda node: numbers_of(given_to(node)))
-        y = getattr(y, str(view.target))(*args) if view.op == "call_method" else view.target(y, *args)  # type: ignore[operator]
+        y = viewed(view, y)
     return y
+
+
+def viewed(view: fx.Node, tensor: Tensor) -> Tensor:
+    """A view of the graph's, of another tensor."""
+    args, kwargs = fx.map_arg((view.args[1:], dict(view.kwargs)), lambda node: numbers_of(given_to(node)))
+    if view.op == "call_method":
+        found: Tensor = getattr(tensor, str(view.target))(*args, **kwargs)
+    else:
+        found = view.target(tensor, *args, **kwargs)  # type: ignore[operator]  # of a call_function it is one
+    return found
 
 
 def _same(wanted: Tensor, came: Tensor, dtype: torch.dtype) -> bool:
@@ -150,9 +168,10 @@ def _same(wanted: Tensor, came: Tensor, dtype: torch.dtype) -> bool:
 
 
 @contextmanager
-def _inside(entered: Sequence[Any]) -> Iterator[None]:
-    """The autocasts that the graph has entered there."""
+def inside(entered: Sequence[Any]) -> Iterator[None]:
+    """What the graph has entered there: whether gradients are taken, and the autocasts."""
     with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(entered[0]))
         for node in entered[1:]:
             if node.target is torch.amp.autocast_mode._enter_autocast:
                 device, dtype, enabled, cache = node.args

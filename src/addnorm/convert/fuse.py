@@ -7,6 +7,7 @@ is set is what `torch.nn.Module.compile` sets: parameters, buffers, hooks and th
 from __future__ import annotations
 
 import inspect as python
+import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -137,13 +138,38 @@ def _check(model: Any) -> None:
         )
 
 
-def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
-    """The compiled call of a model, with code of its own: the frontend keeps its graphs by code.
+class _Hooks:
+    """While a fused model runs, the frontend looks for hooks.
 
-    Unless it is told to look, the frontend does not notice that modules have got hooks since, or lost them.
+    Else it does not notice that modules have got some since, or lost them. The setting is the process's, so runs are counted.
     """
-    from torch._C._dynamo import eval_frame
-    from torch._dynamo import config  # heavy
+
+    def __init__(self) -> None:
+        self.lock, self.running, self.before = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        from torch._dynamo import config  # heavy
+
+        with self.lock:
+            if not self.running:
+                self.before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+            self.running += 1
+
+    def __exit__(self, *_: object) -> None:
+        from torch._dynamo import config
+
+        with self.lock:
+            self.running -= 1
+            if not self.running:
+                config.skip_nnmodule_hook_guards = self.before
+
+
+_hooks = _Hooks()
+
+
+def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
+    """The compiled call of a model, with code of its own: the frontend keeps its graphs by code."""
+    from torch._C._dynamo import eval_frame  # heavy
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)
@@ -154,11 +180,8 @@ def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     compiled: Callable[..., Any] = torch.compile(function, backend=backend, **apart)  # type: ignore[call-overload]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
-        try:
+        with _hooks:
             return compiled(*args, **kwargs)
-        finally:
-            config.skip_nnmodule_hook_guards = before
 
     weakref.finalize(call, eval_frame.reset_code, code)  # the frontend keeps all code that it captured more than once
     return call

@@ -82,7 +82,6 @@ class NotProven(RuntimeError):
     def __init__(self, fusion: Fusion) -> None:
         most = worst((*fusion.proof.outputs, *fusion.proof.gradients))
         what = "" if most is None else f"{most.name} differs by {most.off:.1e}, and may by {most.limit:.1e}"
-        super().__init__(
-            f"{fusion.model} is not fused: {what}, twice what eager itself is off. The model is as it was."
-        )
+        why = "twice what eager itself is off" if fusion.proof.oracle.startswith("float") else "what a few roundings do"
+        super().__init__(f"{fusion.model} is not fused: {what}, {why}. The model is as it was.")
         self.fusion = fusion

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch import fx
 
 from addnorm.convert import call
 from addnorm.convert.boundary import Match
-from addnorm.convert.traced import given_to
+from addnorm.convert.layout import laid, like, order_of, ordered, same_layout, turned
+from addnorm.convert.traced import given_to, writes_in_place
 
 __all__ = ["rewrite", "straighten"]
 
@@ -17,18 +19,16 @@ def straighten(graph: fx.Graph) -> None:
     """What is written in place is read as what the writing call returned, which is the same tensor."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if _in_place(node) and node.args and isinstance(node.args[0], fx.Node):
+        if (
+            writes_in_place(node)
+            and node.target is not operator.setitem
+            and node.args
+            and isinstance(node.args[0], fx.Node)
+        ):
             written = node.args[0]
             for user in [*written.users]:
                 if order[user] > order[node]:
                     user.replace_input_with(written, node)
-
-
-def _in_place(node: fx.Node) -> bool:
-    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator":
-        return str(name) in ("iadd", "isub", "imul", "itruediv", "ipow")
-    return node.op == "call_method" and str(name).endswith("_") and not str(name).endswith("__")
 
 
 def rewrite(graph: fx.Graph, match: Match, now: dict[fx.Node, fx.Node]) -> None:
@@ -38,8 +38,13 @@ def rewrite(graph: fx.Graph, match: Match, now: dict[fx.Node, fx.Node]) -> None:
     gains = [_hoisted(node, match.add) for node in (match.weight, match.bias)]
     replaced = {*match.inner, *match.z}
     stream = any(user not in replaced for node in match.z for user in node.users)
+    lies = like(given_to(match.z[0]))
+    order = order_of(lies)
+    rows = order[-1:] == [len(order) - 1]  # else it lies feature by feature, and is copied
     with graph.inserting_before(match.add):
         weight, bias = (None if gain is None else _flat(graph, gain) for gain in gains)
+        if rows:
+            residual, branch = (ordered(graph, node, order) for node in (residual, branch))
         fused = graph.call_function(
             call.fused(match), (residual, branch, weight, bias),
             call.arguments(match) | ({"return_residual": True} if stream else {}),
@@ -48,12 +53,21 @@ def rewrite(graph: fx.Graph, match: Match, now: dict[fx.Node, fx.Node]) -> None:
         y = z = fused
         if stream:
             y, z = (graph.call_function(operator.getitem, (fused, k)) for k in range(2))
-        y.meta["example_value"], z.meta["example_value"] = given_to(match.z[0]), given_to(match.z[0])
+        for node in (y, z):
+            node.meta["example_value"] = given_to(match.z[0]).permute(order if rows else sorted(order))
+        if rows:
+            y, z = (turned(graph, node, order) for node in (y, z))
+        else:
+            z = laid(graph, z, order) if stream else z
+            lies = torch.empty_like(lies, memory_format=torch.contiguous_format)
         for view in match.views:
             for size in view.all_input_nodes[1:]:
                 _hoisted(size, fused)
-            y = _again(graph, view, y)
+            y, lies = _again(graph, view, y), call.viewed(view, lies)
+        if not same_layout(lies, wanted := like(given_to(match.y[0]))):
+            y = laid(graph, y, order_of(wanted))
     y.meta["example_value"] = given_to(match.y[0])
+    z.meta["example_value"] = given_to(match.z[0])
     for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if stream)):
         node.replace_all_uses_with(new)
         now[node] = new

@@ -31,6 +31,7 @@ WIDTH = 100  # of plain text
 INDENT = "  "
 MODEL = "the model"  # whose own forward it is, where there is no path
 WRONG = "bold red"
+NO_GRAPH = "the frontend of torch.compile captures nothing of it"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _head(done: Fusion) -> Text:
     """The model and how many, in a sentence."""
     fused, found = len(done.fused), len(done.boundaries)
     if not found:
-        what = Text("no norm of a sum was found; it is as it was")
+        what = Text(f"{'no norm of a sum was found' if done.graphs else NO_GRAPH}; it is as it was")
     elif not done.proof.holds:
         what = Text("!! the proof failed, and it is as it was", WRONG)
     elif not fused:

@@ -18,10 +18,11 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.flow.capture import Capture
 from addnorm.stream.flow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
 
-__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "source_of", "trace"]
+__all__ = ["Named", "Traced", "given_to", "is_number", "numbers_of", "size_of", "source_of", "trace", "writes_in_place"]
 
 Named = Callable[[fx.Node], str]
 OWNED = re.compile(r"\._(parameters|buffers)\[[^\]]*\]$")
+SOME = 2  # in place of a size that nobody knows yet
 KINDS = {"parameters": PARAMETER, "buffers": CONSTANT}
 
 
@@ -34,6 +35,7 @@ class Traced:
         nodes: the first node that returned a value.
         ran: the operators of each node.
         memory: a number for the memory in which each node's tensor lies.
+        transformed: the nodes that run inside of `torch.func.vmap`, `grad` or the like.
     """
 
     def __init__(self, flow: Flow) -> None:
@@ -43,6 +45,7 @@ class Traced:
         self.ran: dict[fx.Node, list[Op]] = {}
         self.at: dict[Op, fx.Node] = {}
         self.memory: dict[fx.Node, int] = {}
+        self.transformed: set[fx.Node] = set()
 
     def kind(self, node: Any) -> int:
         """What a node's value depends on."""
@@ -77,8 +80,30 @@ def is_number(given: Any) -> bool:
 def numbers_of(given: Any) -> Any:
     """Sizes with numbers in place of symbols, those of the call for which the graph was made."""
     if isinstance(given, torch.SymInt | torch.SymFloat | torch.SymBool):
-        return given.node.hint
+        return _hint(given)
     return tuple(map(numbers_of, given)) if isinstance(given, tuple | list) else given
+
+
+def _hint(given: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The number of that call; of one that only the run itself will tell, as how many elements of a mask are set, any."""
+    if given.node.hint is not None:
+        return given.node.hint
+    shapes, expr = given.node.shape_env, given.node.expr
+    known = shapes.backed_var_to_val if hasattr(shapes, "backed_var_to_val") else shapes.var_to_val
+    return given.node.pytype(expr.subs({symbol: known.get(symbol, SOME) for symbol in expr.free_symbols}))
+
+
+def size_of(given: Any) -> Any:
+    """A number, or the expression of one that may change."""
+    return given.node.expr if isinstance(given, torch.SymInt | torch.SymFloat | torch.SymBool) else given
+
+
+def writes_in_place(node: fx.Node) -> bool:
+    """Whether a node is called what is in place."""
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.op == "call_function" and getattr(node.target, "__module__", "") == "_operator":
+        return str(name) in ("iadd", "isub", "imul", "itruediv", "ipow", "setitem")
+    return node.op == "call_method" and str(name).endswith("_") and not str(name).endswith("__")
 
 
 class _Tracer(fx.Interpreter):
@@ -99,12 +124,14 @@ class _Tracer(fx.Interpreter):
         first = len(ops)
         self.capture.frames.current = self._frame(n)
         try:
-            out = self._stated(n) if isinstance(n.target, torch._ops.HigherOrderOperator) else super().run_node(n)
+            out = self._higher(n) if isinstance(n.target, torch._ops.HigherOrderOperator) else super().run_node(n)
         except Exception:  # of whatever kind: it needs numbers, or objects of the real run
             out = self._stated(n)
         ran = self.traced.ran[n] = [op for op in ops[first:] if op.outputs]
         self.traced.at.update(dict.fromkeys(ran, n))
-        if isinstance(out, Tensor) and not torch._C._functorch.is_functorch_wrapped_tensor(out):
+        if isinstance(out, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(out):
+            self.traced.transformed.add(n)
+        elif isinstance(out, Tensor):
             value = self.capture.value(out)
             self.traced.values[n] = value
             self.traced.nodes.setdefault(value, n)
@@ -114,6 +141,15 @@ class _Tracer(fx.Interpreter):
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """An input, as the frontend saw it."""
         raise NotImplementedError  # `_stated` makes it
+
+    def _higher(self, node: fx.Node) -> Any:
+        """An operator that runs graphs: what they may write in place is not known afterwards."""
+        args, _ = self.fetch_args_kwargs_from_env(node)
+        if any(isinstance(arg, fx.GraphModule) and any(map(writes_in_place, arg.graph.nodes)) for arg in args):
+            for tensor in pytree.tree_leaves(args):
+                if isinstance(tensor, Tensor):
+                    tensor.copy_(torch.empty_like(tensor))
+        return self._stated(node)
 
     def _stated(self, node: fx.Node) -> Any:
         """New values like those that a node returned when the frontend met it."""
