@@ -29,7 +29,8 @@ class Difference:
     Attributes:
         name: where it is in the outputs ("logits", "past_key_values.layers.0.keys", "[0]", "output"), or the parameter's.
         off: the largest |after - before|; infinite where it is another tensor: shape, dtype, NaN, integers.
-        error: the largest |before - float64|, which is eager's own; None where float64 has none.
+        error: the largest |before - float64|, which is eager's own; None where float64 has none. The largest of several, where it
+            had to be drawn again.
         size: the largest |before|.
         limit: what `off` may be.
     """
