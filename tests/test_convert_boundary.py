@@ -294,6 +294,16 @@ def test_two_norms_of_one_sum_share_it():
     assert off(before, after) < 1e-6
 
 
+def test_where_the_first_of_two_norms_cannot_be_fused_the_second_is():
+    def after(model, z, y):
+        return z + model.g(y) + F.layer_norm(z, (D,))
+
+    model = Model(norm=Hand(coarse), after=after).bfloat16()
+    before, after, found = both(model, X.bfloat16())
+    assert found.reasons == ["its norm rounds to low precision where the operation does not", None]
+    assert off(before, after) < 1e-2
+
+
 def test_autocast_or_gradients_that_change_between_add_and_norm_are_respected():
     def after(model, z, y):
         with torch.autocast("cpu", torch.bfloat16):

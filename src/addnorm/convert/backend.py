@@ -108,9 +108,7 @@ def fused_graph(
     traced = trace(graph, named, kinds)
     found = _inside(graph, traced, named)
     now: dict[fx.Node, fx.Node] = {}
-    for match in matches(graph, traced):
-        if match.reason is None:
-            match.reason = call.settle(match, graph)
+    for match in matches(graph, traced, lambda match: call.settle(match, graph)):
         found.append(match.told())
         if match.reason is None:
             rewrite(graph.graph, match, now)

@@ -17,7 +17,7 @@ from addnorm.convert import effects
 from addnorm.convert.traced import Traced, given_to, is_number, size_of
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.find.ops import TRANSPARENT, terms_of
+from addnorm.stream.find.ops import TRANSPARENT, terms_of, up
 from addnorm.stream.flow.graph import CONSTANT, FAMILY, Op, Value
 
 __all__ = ["Boundary", "Match", "matches", "regions", "sum_of"]
@@ -96,30 +96,33 @@ class Match:
         )  # fmt: skip
 
 
-def matches(graph: fx.GraphModule, traced: Traced) -> list[Match]:
-    """The boundaries of a graph, in order; one that cannot be fused has its reason."""
+def matches(
+    graph: fx.GraphModule, traced: Traced, settle: Callable[[Match], str | None] = lambda match: None
+) -> list[Match]:
+    """The boundaries of a graph, in order; one that cannot be fused has its reason: of its nodes, or what `settle` says."""
     order = {node: k for k, node in enumerate(graph.graph.nodes)}
     region = regions(graph)
-    found: dict[Value, Match] = {}
+    found: list[Match] = []
+    fused: dict[Value, Match] = {}  # by their sum
     for norm in sorted(find_norms(traced.flow, proven=False), key=lambda norm: norm.y.index):
         match = sum_of(norm)
         if match is None:
             continue
-        if match.sum in found and found[match.sum].reason is None:
-            match.reason = f"its sum is fused with the norm in {found[match.sum].norm.path}"
+        if match.sum in fused:
+            match.reason = f"its sum is fused with the norm in {fused[match.sum].norm.path}"
         else:
             match.reason = _reason(match, traced, order, region)
-            found[match.sum] = match
-        found.setdefault(norm.y, match)
-    return list(dict.fromkeys(found.values()))
+            if match.reason is None:
+                match.reason = settle(match)
+            if match.reason is None:
+                fused[match.sum] = match
+        found.append(match)
+    return found
 
 
 def sum_of(norm: Norm) -> Match | None:
     """The norm with the add whose sum it reads; None where it reads something else, or our own operation did both."""
-    value, passed = norm.x, []
-    while (op := value.op) is not None and op.name in TRANSPARENT and op.inputs:
-        value = op.inputs[0]
-        passed.append(op)
+    value = up(norm.x)
     if value.op is None or terms_of(value.op) is None or not value.tensor.is_floating_point():
         return None
     if value.op.origin.startswith(FAMILY) and any(op.origin.startswith(FAMILY) for op in norm.ops):

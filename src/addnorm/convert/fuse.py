@@ -81,17 +81,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: float = 2.0
         if not proof.holds:
             raise NotProven(done)
         if done.fused and timed:
-            learns = bool(proof.gradients)
-            took = measured(
-                model,
-                model._call_impl,
-                after,
-                lambda backend: _entry(model, backend),
-                args,
-                kwargs,
-                learns,
-                float(timed),
-            )
+            calls = (model._call_impl, after, lambda backend: _entry(model, backend))
+            took = measured(model, *calls, args, kwargs, bool(proof.gradients), float(timed))
             done = replace(done, measured=took)
         fused = bool(done.fused)
     finally:
