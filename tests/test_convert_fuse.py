@@ -269,6 +269,17 @@ def test_the_report_tells_what_was_fused_and_what_was_not():
     assert found["measured"] is None
 
 
+def test_two_norms_in_one_module_are_told_apart():
+    class Both(Model):
+        def forward(self, x):
+            z = x + self.layers[0].f(x)
+            return F.layer_norm(z, (D,)) * torch.sigmoid(F.layer_norm(z, (D,), eps=1e-3))
+
+    done = fused(Both().eval(), X)
+    assert [(one.eps, one.fused) for one in done.boundaries] == [(1e-5, True), (1e-3, False)]
+    assert done.left[0].reason.startswith("its sum is fused with the norm in")
+
+
 def test_what_is_measured_is_measured():
     done = addnorm.fuse(Model(p=0.1).train(), X)
     took = done.measured

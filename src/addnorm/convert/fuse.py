@@ -168,7 +168,7 @@ def _entry(model: nn.Module, backend: Backend) -> Callable[..., Any]:
     code = forward.__code__.replace(co_name=f"fused_{type(model).__name__}")
     function = types.FunctionType(code, forward.__globals__, code.co_name, None, forward.__closure__)
     apart = {name: value for name, value in APART.items() if name in python.signature(torch.compile).parameters}
-    compiled: Callable[..., Any] = torch.compile(function, backend=backend, **apart)  # type: ignore[call-overload]
+    compiled: Callable[..., Any] = torch.compile(function, backend=backend, **apart)  # type: ignore[call-overload]  # mypy cannot read **apart
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with _hooks:

@@ -92,8 +92,8 @@ class Graphs:
         """Those of one run, in order; one that is left with gradients or without counts as left; then those that no graph has."""
         runs = [[one for graph in graphs for one in graph] for graphs in self.ran.values()]
         most = max(runs, key=len, default=[])
-        left = {(one.add, one.norm): one for run in runs for one in run if one.reason is not None}
-        found = tuple(left.get((one.add, one.norm), one) for one in most)
+        alike = [run for run in runs if [_key(one) for one in run] == [_key(one) for one in most]]
+        found = tuple(next((one for one in same if not one.fused), same[0]) for same in zip(*alike, strict=True))
         if self.count == 1 and not self._bodies:
             return found
         return found + self._between(model, args, kwargs, found)
@@ -114,6 +114,10 @@ class Graphs:
             if seen[one.norm, one.kind] < 0:
                 left.append(one)
         return tuple(left)
+
+
+def _key(one: Boundary) -> tuple[str, str, str]:
+    return one.add, one.norm, one.kind
 
 
 def _moved(one: Boundary, norm: str | None) -> Boundary:
