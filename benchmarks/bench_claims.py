@@ -3,8 +3,8 @@
     python benchmarks/bench_claims.py            measures, and judges
     python benchmarks/bench_claims.py --judge    judges the numbers that are there once more, when a criterion has changed
 
-Untrained stacks are the toy model of the theory (`addnorm.bench.toy`); trained ones a tiny character model
-(`addnorm.bench.tiny_lm`). The criteria are in `addnorm.bench.claims`, and the verdicts are computed. One thread; a few minutes.
+Untrained stacks are the toy model of the theory (`addnorm.lab.toy`); trained ones a tiny character model
+(`addnorm.lab.tiny_lm`). The criteria are in `addnorm.bench.claims`, and the verdicts are computed. One thread; a few minutes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch import Tensor, nn
 import addnorm
 from addnorm import ResidualStack, Wiring, wirings
 from addnorm.bench import claims, machine
-from addnorm.bench.tiny_lm import Attention, TinyLM, unigram_entropy
-from addnorm.bench.toy import Toy, geometric_mean, likeness
+from addnorm.lab.tiny_lm import Attention, TinyLM, unigram_entropy
+from addnorm.lab.toy import Toy, geometric_mean, likeness
 
 RESULTS = Path(__file__).parent / "results" / "claims.json"
 SCHEMA = 1

@@ -24,7 +24,7 @@ BELOW = {
     "lab": {"reference", "ops", "functional", "nn", "stream"},
     "report": {"reference", "ops", "functional", "nn", "stream", "convert", "lab", "trace"},
     "trace": set(),
-    "bench": {"reference", "ops", "functional", "nn", "stream", "convert", "addnorm"},
+    "bench": {"reference", "ops", "functional", "nn", "stream", "convert", "lab", "addnorm"},
     "demo": {"reference", "ops", "functional", "nn", "trace", "bench", "addnorm", "stream", "convert", "lab", "report"},
 }
 BELOW["demo_stream"] = {"stream", "addnorm"}
@@ -35,6 +35,10 @@ BELOW["cli_trace"] = {"trace"}
 BELOW["cli_wirings"] = {"nn"}
 BELOW["cli_stream"] = {"stream", "addnorm"}
 BELOW["cli_record"] = {"stream", "cli_stream", "addnorm"}
+BELOW["cli_report"] = {"stream", "report", "cli_stream", "cli_record", "addnorm"}
+BELOW["cli_compare"] = {"nn", "lab", "report", "cli_wirings", "cli_stream", "addnorm"}
+BELOW["demo_compare"] = {"lab", "report", "demo_stream", "stream", "addnorm"}
+BELOW["demo"] |= {"demo_compare"}
 BELOW["cli_fuse"] = {"stream", "convert", "cli_stream", "addnorm"}
 BELOW["explorer"] = BELOW["report"] | {"report"}
 BELOW["cli"] = set(BELOW) | {"addnorm"}

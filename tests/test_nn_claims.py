@@ -13,7 +13,7 @@ from torch import nn
 
 import addnorm
 from addnorm import LayerNorm, ResidualStack, RMSNorm, SublayerConnection, wirings
-from addnorm.bench.toy import Toy, streams
+from addnorm.lab.toy import Toy, streams
 
 D = 16
 

@@ -1,4 +1,4 @@
-"""What the papers prove about wirings before training, on the model they prove it for (`addnorm.bench.toy`).
+"""What the papers prove about wirings before training, on the model they prove it for (`addnorm.lab.toy`).
 
 Expectations are means over seeds, ratios and slopes come from geometric means. The margins are those of the theory; the seeds
 were not chosen (`ADDNORM_SEEDS=1000 pytest tests/test_nn_theory.py` takes others).
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Row, Wiring, wirings
-from addnorm.bench.toy import Toy, geometric_mean, likeness, r_squared, slope
+from addnorm.lab.toy import Toy, geometric_mean, likeness, r_squared, slope
 from addnorm.nn.init import Draw
 
 FIRST = int(os.environ.get("ADDNORM_SEEDS", "0"))

@@ -1,4 +1,4 @@
-"""addnorm.bench.toy and addnorm.bench.tiny_lm: what the measurements stand on."""
+"""addnorm.lab.toy and addnorm.lab.tiny_lm: what the measurements stand on."""
 
 import math
 
@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from addnorm import wirings
-from addnorm.bench.tiny_lm import TinyLM, characters, unigram_entropy
-from addnorm.bench.toy import Toy, UniformAttention, geometric_mean, likeness, r_squared, slope, streams
+from addnorm.lab.tiny_lm import TinyLM, characters, unigram_entropy
+from addnorm.lab.toy import Toy, UniformAttention, geometric_mean, likeness, r_squared, slope, streams
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm.bench.toy import Passed, Wired, passed
+from addnorm.lab.toy import Passed, Wired, passed
 from addnorm.nn import ResidualStack
 
 __all__ = ["Attention", "TinyLM", "characters", "unigram_entropy"]

@@ -1,0 +1,1 @@
+"""Wirings compared: small real training runs, and what is measured on them."""
