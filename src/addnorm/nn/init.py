@@ -22,9 +22,21 @@ from addnorm.nn.equation import number
 if TYPE_CHECKING:  # wiring.py stands on this file
     from addnorm.nn.wiring import Place, Wiring
 
-__all__ = ["Draw", "InitRule", "depth_scaled", "gpt2", "init_", "weight_roles", "xavier", "xavier_normal", "zero_out"]
+__all__ = [
+    "Draw",
+    "InitRule",
+    "depth_scaled",
+    "gpt2",
+    "init_",
+    "weight_roles",
+    "xavier",
+    "xavier_normal",
+    "xavier_packed",
+    "zero_out",
+]
 
 ROLES = ("query", "key", "value", "out", "up", "gate", "down")
+PACKED = ("query", "key", "value")  # one matrix in most implementations
 WRITES = ("out", "down")  # the last projection of a sublayer: what it returns is linear in it
 
 
@@ -64,6 +76,14 @@ def xavier(role: str | None, at: Place, **_: Any) -> Draw:
     return Draw("xavier_uniform")
 
 
+def xavier_packed(role: str | None, at: Place, **_: Any) -> Draw:
+    """Xavier-uniform over queries, keys and values as one matrix of 3d rows: for each the bound is smaller by the root of 2.
+
+    So `torch.nn.Transformer` and fairseq draw them, and most models that were trained with "Xavier".
+    """
+    return Draw("xavier_uniform", 1 / math.sqrt(2) if known(role) in PACKED else 1.0)
+
+
 def xavier_normal(role: str | None, at: Place, **_: Any) -> Draw:
     """Xavier-normal: standard deviation sqrt(2 / (fan_in + fan_out))."""
     return Draw("xavier_normal")
@@ -87,7 +107,9 @@ def zero_out(role: str | None, at: Place, **_: Any) -> Draw:
     return Draw("zeros") if known(role) in WRITES else Draw("xavier_uniform")
 
 
-RULES: dict[str, InitRule] = {rule.__name__: rule for rule in (xavier, xavier_normal, gpt2, depth_scaled, zero_out)}
+RULES: dict[str, InitRule] = {
+    rule.__name__: rule for rule in (xavier, xavier_packed, xavier_normal, gpt2, depth_scaled, zero_out)
+}
 
 
 def known(role: str | None) -> str:

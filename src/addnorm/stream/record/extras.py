@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-EXTRAS = {"matplotlib": "plot", "pandas": "data", "pyarrow": "data"}
+EXTRAS = {"matplotlib": "plot", "pandas": "data", "pyarrow": "data", "joblib": "lab", "distributed": "lab"}
 
 
 def need(module: str, to: str) -> Any:
