@@ -29,6 +29,26 @@ def test_uniform_attention_is_softmax_attention_whose_queries_and_keys_are_zero(
     torch.testing.assert_close(attention(x), weights @ attention.value(x))
 
 
+MASKS = {"mean": torch.zeros(5, 5), "causal": torch.full((5, 5), -torch.inf).triu(1),
+         "none": torch.full((5, 5), -torch.inf).fill_diagonal_(0.0)}  # fmt: skip
+
+
+@pytest.mark.parametrize("mixing", MASKS)
+def test_which_tokens_are_mixed_is_a_mask_of_that_attention(mixing):
+    attention, x = UniformAttention(8, mixing).double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    torch.testing.assert_close(attention(x), MASKS[mixing].double().softmax(-1) @ attention.value(x))
+
+
+def test_models_that_mix_differently_have_the_same_weights_and_data():
+    one, *others = (Toy(2, "pre_ln", 0, mixing=mixing) for mixing in MASKS)
+    for other in others:
+        assert torch.equal(one.x, other.x)
+        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+        assert float(other().detach()) != float(one().detach())
+    with pytest.raises(ValueError, match="mixing is 'some', expected one of mean, causal, none"):
+        Toy(2, "pre_ln", 0, mixing="some")
+
+
 def test_weights_have_variance_one_over_d_and_the_norms_have_none():
     model = Toy(8, "post_ln", 0)
     weights = torch.cat([parameter.detach().flatten() for parameter in model.stack.parameters()])

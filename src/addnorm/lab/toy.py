@@ -3,6 +3,7 @@
 It is the model of Xiong et al. 2020 (arXiv 2002.04745), section 3: attention whose queries and keys are zero, so that every
 token reads the mean over tokens, times W_v; a feed-forward block relu(x W_1) W_2 as wide as the stream; norms without weights;
 all weights N(0, 1/d) and x_0 ~ N(0, 1); a head, and the mean cross-entropy of random targets. All is drawn from a seed.
+Which tokens are averaged is a choice (`Mixing`): all of them, those up to one's own place, or one's own alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +19,38 @@ from torch import Tensor, nn
 
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring
 
-__all__ = ["Toy", "UniformAttention", "geometric_mean", "likeness", "r_squared", "slope", "streams"]
+__all__ = ["Mixing", "Passed", "Toy", "UniformAttention", "geometric_mean", "likeness", "r_squared", "slope", "streams"]
 
 Wired = Wiring | str
+Mixing = Literal["mean", "causal", "none"]
+
+
+def _mean_so_far(x: Tensor) -> Tensor:
+    """Of each token and those before it."""
+    return x.cumsum(-2) / torch.arange(1, x.shape[-2] + 1, device=x.device, dtype=x.dtype).unsqueeze(-1)
+
+
+# What every token reads, where queries and keys are zero: softmax(0) under no mask, a causal one, that of the diagonal.
+_MIXED: dict[Mixing, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: x.mean(-2, keepdim=True),
+    "causal": _mean_so_far,
+    "none": lambda x: x,
+}
 
 
 class UniformAttention(nn.Module):
-    """Attention with zero queries and keys: the mean over tokens, times W_v."""
+    """Attention with zero queries and keys: the mean over the tokens that the mask leaves, times W_v.
 
-    def __init__(self, d: int) -> None:
+    Args:
+        d: the width.
+        mixing: "mean" of all tokens, "causal": of those up to one's own, "none": of one's own alone.
+    """
+
+    def __init__(self, d: int, mixing: Mixing = "mean") -> None:
         super().__init__()
+        if mixing not in get_args(Mixing):
+            raise ValueError(f"mixing is {mixing!r}, expected one of {', '.join(get_args(Mixing))}.")
+        self.mixing: Mixing = mixing
         self.value = nn.Linear(d, d, bias=False)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
@@ -35,8 +58,8 @@ class UniformAttention(nn.Module):
         return [("value", self.value.weight)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(*, n, d)` to the same shape; every token gets the same."""
-        mixed: Tensor = self.value(x.mean(-2, keepdim=True))
+        """`(*, n, d)` to the same shape; by "mean" every token gets the same."""
+        mixed: Tensor = self.value(_MIXED[self.mixing](x))
         return mixed.expand(x.shape)
 
 
@@ -53,6 +76,7 @@ class Toy(nn.Module):
         judged: how many tokens the loss is the mean of; None: all. The paper's bounds are for each token's own loss: in a mean
             the gradients of different tokens cancel, and the less so the more alike the tokens are, which is another story.
         d: the width, and the number of classes.
+        mixing: which tokens the attention averages; the same weights and data are drawn for each.
 
     Attributes:
         stack: the `ResidualStack`.
@@ -62,6 +86,7 @@ class Toy(nn.Module):
     def __init__(
         self, n_layers: int, wiring: Wired, seed: int, *,
         init: bool = False, sequences: int = 1, tokens: int = 32, d: int = 64, judged: int | None = None,
+        mixing: Mixing = "mean",
     ) -> None:  # fmt: skip
         super().__init__()
         with torch.random.fork_rng(devices=()):
@@ -71,7 +96,7 @@ class Toy(nn.Module):
             sublayers: list[nn.Module] = []
             for _ in range(n_layers):
                 up, down = nn.Linear(d, d, bias=False), nn.Linear(d, d, bias=False)
-                sublayers += [UniformAttention(d), nn.Sequential(up, nn.ReLU(), down)]
+                sublayers += [UniformAttention(d, mixing), nn.Sequential(up, nn.ReLU(), down)]
             self.stack = ResidualStack(sublayers, d, wiring, elementwise_affine=False)
             self.head = nn.Linear(d, d, bias=False)
             for parameter in self.parameters():
