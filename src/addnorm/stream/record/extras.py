@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-EXTRAS = {"matplotlib": "plot", "pandas": "data", "pyarrow": "data"}
+EXTRAS = {"matplotlib": "plot", "jinja2": "plot", "pandas": "data", "pyarrow": "data"}
 
 
 def need(module: str, to: str) -> Any:
