@@ -8,6 +8,7 @@ A `Page` is data, `Section`s of blocks; what knows a subject (`model.py`) makes 
 
 from addnorm.report.blocks import Facts, Figure, Finding, Findings, Formula, Page, Section, Table
 from addnorm.report.figure import drawn
+from addnorm.report.model import of_model, versions
 from addnorm.report.page import check, render, write
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Table",
     "check",
     "drawn",
+    "of_model",
     "render",
+    "versions",
     "write",
 ]
