@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-EXTRAS = {"matplotlib": "plot", "pandas": "data", "pyarrow": "data", "joblib": "lab", "distributed": "lab"}
+EXTRAS = {
+    "matplotlib": "plot", "jinja2": "plot", "pandas": "data", "pyarrow": "data", "joblib": "lab", "distributed": "lab",
+}  # fmt: skip
 
 
 def need(module: str, to: str) -> Any:

@@ -1,0 +1,100 @@
+"""What a report's page has to be, for every test that makes one: whole, without scripts, in need of nothing."""
+
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+VOID = {"meta", "link", "br", "hr", "img", "input", "path", "use"}
+HEADINGS = ("h1", "h2", "h3", "h4")
+
+
+class Document(HTMLParser):
+    """A page, parsed: its elements with their attributes and the text within each; nesting is checked on the way."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.text, self.open, self.elements = text, [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        names = [name for name, _ in attributes]
+        assert len(names) == len({*names}), f"<{tag}> has an attribute twice"
+        element = {"tag": tag, "text": "", "inside": [one["tag"] for one in self.open], **dict(attributes)}
+        self.elements.append(element)
+        if tag not in VOID or "svg" in element["inside"]:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if self.open and self.open[-1] is self.elements[-1]:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1]["tag"] == tag, f"</{tag}> closes <{self.open[-1]['tag']}>"
+        self.open.pop()
+
+    def handle_data(self, data):
+        for one in self.open:
+            one["text"] += data
+
+    def all(self, tag):
+        return [one for one in self.elements if one["tag"] == tag]
+
+
+def checked(text):
+    """The page as a `Document`, if it is what every page has to be."""
+    page = Document(text)
+    assert text.startswith("<!DOCTYPE html>\n")
+    (html,) = page.all("html")
+    assert html["lang"] == "en"
+    assert not {one["tag"] for one in page.elements} & {"script", "iframe", "object", "embed", "link", "img", "form"}
+    for one in page.elements:
+        assert not [name for name in one if name.startswith("on")], one
+        for name in ("src", "href", "srcset", "data", "action"):
+            assert one.get(name, "#").startswith(("#", "data:image/png;base64,")), one
+    assert "@import" not in text
+    assert {*re.findall(r"url\((.)", text)} <= {"#"}
+    ids = [one["id"] for one in page.elements if "id" in one]
+    assert len(ids) == len({*ids})
+    references = {*re.findall(r'href="#([^"]+)"', text), *re.findall(r"url\(#([^)]+)\)", text)}
+    references |= {
+        one[name] for one in page.elements for name in ("aria-labelledby", "aria-describedby") if name in one
+    }
+    assert references <= {*ids}
+    variables = {*re.findall(r"var\((--[\w-]+)", text)}
+    assert variables <= {*re.findall(r"(--[\w-]+):", text)}
+    levels = [int(one["tag"][1]) for one in page.elements if one["tag"] in HEADINGS]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    for figure in (figures := page.all("figure")):
+        place = page.elements.index(figure)
+        inside = [one["tag"] for one in page.elements[place:] if "figure" in one["inside"]]
+        assert {"figcaption", "svg", "details", "summary", "table"} <= {*inside}
+    for svg in page.all("svg"):
+        assert svg["role"] == "img"
+        assert svg["aria-label"]
+        assert {"viewbox"} <= {*svg}
+        assert not {"width", "height", "xmlns"} & {*svg}
+    assert len(page.all("svg")) == 2 * len(figures)  # wide and narrow
+    for head in page.all("th"):
+        assert head["scope"] in ("col", "row")
+    return page
+
+
+def tables(page):
+    """The cells of each table, row by row: the number where one is given, else the text."""
+    found = []
+    for one in page.elements:
+        if one["tag"] == "table":
+            found.append([])
+        elif one["tag"] == "tr":
+            found[-1].append([])
+        elif one["tag"] in ("th", "td"):
+            found[-1][-1].append(one["text"])
+        elif one["tag"] == "data":
+            found[-1][-1][-1] = float(one["value"])
+    return found

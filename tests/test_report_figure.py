@@ -1,0 +1,172 @@
+"""A drawing in a page: themed, with ids of its own, the same at every run, seen in light and in dark."""
+
+import re
+from importlib import resources
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+import matplotlib
+
+from addnorm.report import Table, drawn
+from addnorm.report.figure import unicode
+from addnorm.report.svg import PAPER, THEMED
+from addnorm.stream.record import axes
+from addnorm.stream.record.recording import RecordedSite, Recording
+
+TABLE = Table(["sublayer", "value"], [["1", 0.5]])
+MADE = {"title": "A title", "caption": "A caption.", "table": TABLE}
+
+
+def recording(value=lambda k: 1.0 + k):
+    kinds = ("attention", "feed-forward")
+    rec = Recording([RecordedSite(f"layers.{k}", "", kinds[k % 2], k // 2) for k in range(4)], {"model": "Toy"})
+    for k in range(4):
+        for role, statistic in (("out", "rms"), ("out", "max"), ("write", "ratio"), ("write", "cosine")):
+            rec.add(0, k, role, statistic, value(k))
+    return rec
+
+
+def stream(name="stream", rec=None):
+    rec = rec or recording()
+    return drawn(name, lambda figure: rec.plot.stream(ax=figure.add_subplot()), **MADE)
+
+
+def heat_map(n):
+    rec = recording()
+    rec.maps = {"stream": ([f"s{k}" for k in range(n)], [[1 / n] * n] * n)}
+    return drawn("map", lambda figure: rec.plot.memory_map(ax=figure.add_subplot()), **MADE)
+
+
+def colours(svg):
+    return {*re.findall(r"#[0-9a-fA-F]{6}\b", svg)}
+
+
+def test_a_drawing_has_only_colours_of_the_page():
+    figure = stream(rec=recording(lambda k: float("nan") if k == 2 else 1.0 + k))
+    for svg in (figure.svg, figure.narrow):
+        assert colours(svg) == set()
+        used = {*re.findall(r"var\((--[\w-]+)\)", svg)}
+        assert {"--series-1", "--series-2", "--ink", "--muted", "--grid", "--paper", "--font", "--alarm"} == used
+
+
+def test_every_colour_of_the_drawings_is_a_variable():
+    assert {colour.lower() for colour in (*axes.COLOURS, axes.GREY, axes.ALARM)} <= {*THEMED}
+
+
+def test_it_is_a_part_of_a_page_and_no_file():
+    figure = stream()
+    root = ElementTree.fromstring(figure.svg)
+    assert root.attrib.keys() == {"class", "viewBox", "role", "aria-label"}
+    assert root.get("aria-label") == "A title. A caption."
+    assert (root.get("class"), ElementTree.fromstring(figure.narrow).get("class")) == ("chart wide", "chart narrow")
+    assert not {one.tag for one in root.iter()} & {"metadata", "title", "style", "script", "image"}
+    for word in ("<?xml", "<!DOCTYPE", "http", "xlink", "DejaVu", "A title</text>", "The residual stream by depth"):
+        assert word not in figure.svg
+    assert {"rms", "max", "attention", "depth in sublayers", "4"} <= {one.text for one in root.iter("text")}
+
+
+def test_drawings_on_one_page_share_no_id():
+    ids = []
+    for name in ("one", "two"):
+        figure = stream(name)
+        for svg in (figure.svg, figure.narrow):
+            own = re.findall(r' id="([^"]+)"', svg)
+            assert own
+            assert all(one.startswith(f"{name}-") for one in own)
+            assert {*re.findall(r"#([\w-]+)", svg)} == {*own}  # and none that nothing refers to
+            ids += own
+    assert len(ids) == len({*ids})
+
+
+def test_the_same_drawing_is_the_same_text_and_no_setting_stays():
+    before = dict(matplotlib.rcParams)
+    assert stream() == stream()
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_a_small_heat_map_is_drawn_and_a_large_one_is_a_picture_in_the_page():
+    small, large = heat_map(12).svg, heat_map(40).svg
+    assert len(colours(small)) >= 1  # of the map, which are the same in the dark
+    assert small.count("<image") == 1  # the colour bar
+    assert large.count("<image") == 2
+    assert {*re.findall(r'href="(data:image/png;base64,|#)', large)} == {"data:image/png;base64,", "#"}
+
+
+def test_numbers_in_a_map_keep_the_ink_that_is_read_on_its_colours():
+    svg = heat_map(3).svg
+    fills = {re.search(r"fill: ([^;]+)", one.get("style"))[1] for one in ElementTree.fromstring(svg).iter("text")}
+    assert fills <= {"var(--ink)", "#000000", "#ffffff"}
+    assert len(fills) == 2
+    assert "#ffffff" not in THEMED
+    assert PAPER != "#ffffff"
+
+
+def test_small_numbers_have_no_factor_beside_the_axis():
+    svg = stream(rec=recording(lambda k: 1e-6 * (k + 5))).svg
+    texts = [one.text for one in ElementTree.fromstring(svg).iter("text")]
+    assert "2e−6" in texts
+    assert texts.count("1e−6") == 1  # a tick's
+
+
+def test_mathtext_becomes_letters_that_every_font_has():
+    assert [unicode(text) for text in ("$x_0$", "$10^{-2}$", "$10^{3}$", "5", "")] == ["x₀", "10⁻²", "10³", "5", ""]
+    svg = stream(rec=recording(lambda k: 10.0 ** (-2 * k))).svg
+    assert "10⁻⁴" in svg
+    assert "$" not in svg
+
+
+def test_a_name_that_makes_no_id_is_refused():
+    with pytest.raises(ValueError, match="name is 'a b', expected letters"):
+        stream("a b")
+
+
+def test_matplotlib_that_is_missing_is_told(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(
+        ImportError, match=r"matplotlib is not installed, and is needed to draw: pip install 'addnorm\[plot\]'"
+    ):
+        stream(rec=recording())
+
+
+# Light and dark.
+
+
+def themes():
+    """The variables of each theme of style.css, colours only; print is the third."""
+    style = resources.files("addnorm.report").joinpath("style.css").read_text()
+    roots = re.findall(r":root \{(.*?)\}", style, re.S)
+    assert len(roots) == 3
+    assert "(prefers-color-scheme: dark)" in style
+    return dict(
+        zip(
+            ("light", "dark", "print"),
+            (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", one)) for one in roots),
+            strict=True,
+        )
+    )
+
+
+def contrast(one, other):
+    def luminance(colour):
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "print"])
+def test_series_are_seen_and_texts_are_read_on_their_background(theme):
+    colour = themes()[theme]
+    assert colour["paper"] == ("#121417" if theme == "dark" else "#ffffff")
+    for k in range(1, 5):
+        assert contrast(colour[f"series-{k}"], colour["paper"]) >= 3
+    for name in ("ink", "soft", "muted", "accent", "alarm", "proved"):
+        for background in ("paper", "tint"):
+            assert contrast(colour[name], colour[background]) >= 4.5, (name, background)
+    if theme != "dark":
+        assert [colour[f"series-{k + 1}"] for k in range(4)] == [one.lower() for one in axes.COLOURS]
