@@ -57,7 +57,9 @@ def count(least: int) -> click.IntRange:
 
 @click.command()
 @click.argument("compared", nargs=-1, metavar="[WIRING]...")
-@click.option("--text", type=FILE, metavar="FILE", help="What the models learn, UTF-8; Python's documentation by default.")
+@click.option(
+    "--text", type=FILE, metavar="FILE", help="What the models learn, UTF-8; Python's documentation by default."
+)
 @click.option("--full", is_flag=True, help="The honest protocol: depths, a grid of rates, seeds. Hours, not minutes.")
 @click.option("--init-only", is_flag=True, help="Train nothing: the figures at init, of no_norm and no_residual too.")
 @click.option("--out", type=FILE, default=OUT, metavar="DIR", help=f"Results, and what is open (default {OUT}).")
@@ -109,9 +111,7 @@ def compare(
     if as_json:
         click.echo(json.dumps(document(found), indent=2, allow_nan=False))
     else:
-        from addnorm.cli import wide
-
-        wide().print(found)
+        cli_stream.wide().print(found)
     errors.print(Text(f"Written: {written(found, target)}"), soft_wrap=True)
 
 
@@ -123,7 +123,9 @@ def wiring(spec: str) -> Wiring:
     try:
         return cli_wirings.made(name, options.split(",") if options else ())
     except ValueError as error:
-        raise Refused(str(error).replace("--set came with", f"{spec!r} came with").replace("--set k=3", "mix_ln:k=3")) from None
+        raise Refused(
+            str(error).replace("--set came with", f"{spec!r} came with").replace("--set k=3", "mix_ln:k=3")
+        ) from None
 
 
 def chosen(protocol: Protocol, given: dict[str, Any]) -> Protocol:
@@ -146,9 +148,12 @@ PLAIN = " joblib distributed matplotlib jinja2 "  # what a sentence may begin wi
 
 def check_report(target: Path) -> None:
     """Refuses a place for the report that cannot be written to, before anything runs."""
-    from addnorm.report import check_target
+    from addnorm import report
 
-    check_target(target)
+    try:
+        report.check(target)
+    except (ValueError, OSError) as error:
+        raise Refused(re.sub("^path is", "--report is", str(error))) from None
 
 
 def document(found: Comparison) -> Any:

@@ -7,6 +7,7 @@ A `Page` is data, `Section`s of blocks; what knows a subject (`model.py`) makes 
 """
 
 from addnorm.report.blocks import Facts, Figure, Finding, Findings, Formula, Page, Section, Table
+from addnorm.report.comparison import of_comparison
 from addnorm.report.figure import drawn
 from addnorm.report.model import of_model, versions
 from addnorm.report.page import check, render, write
@@ -22,6 +23,7 @@ __all__ = [
     "Table",
     "check",
     "drawn",
+    "of_comparison",
     "of_model",
     "render",
     "versions",

@@ -1,0 +1,226 @@
+"""Drawings of a comparison. Each takes and returns its Axes, and none calls `show`; they look as those of a recording do.
+
+Series are told apart by colour, dash and filling. Nothing is left out in silence: a run that diverged is a cross at the top.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from addnorm.lab.comparison import Comparison, Group
+from addnorm.lab.measure import Numbers
+from addnorm.stream.record import axes
+from addnorm.stream.record.axes import Depths, Line
+from addnorm.stream.record.vocabulary import RecordedSite
+
+if TYPE_CHECKING:  # matplotlib is imported where it is used
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "Curve",
+    "ablation",
+    "by_depth",
+    "chosen",
+    "curves",
+    "lines",
+    "rates",
+    "sites_of",
+    "smoothed",
+]
+
+Points = Sequence[tuple[float, float]]
+Panel = tuple[str, str, tuple[float, float] | None]  # a number by depth, its name on the axis, limits
+
+FORWARD: tuple[Panel, ...] = (
+    ("stream", "stream, rms", None),
+    ("ratio", "‖write‖ / ‖stream‖", None),
+    ("similarity", "cos(token, token)", (0.0, 1.0)),
+)
+BACKWARD: tuple[Panel, ...] = (
+    ("gradient", "‖∂loss / ∂stream‖", None),
+    ("parameters", "‖∂loss / ∂parameters‖", None),
+)
+WINDOW = 10  # steps over which a learning curve is smoothed
+
+
+class Curve(NamedTuple):
+    """A series: what it is called, its points, and whether those that are infinite are marked."""
+
+    label: str
+    points: Points
+
+
+def chosen(of: Comparison, n_layers: int) -> list[tuple[str, Group]]:
+    """What a figure of trained models shows of a depth: each wiring with and without warm-up, at its best rate."""
+    found = []
+    for arm in (arm for arm in of.arms if arm.n_layers == n_layers):
+        both = [arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)]
+        groups = [group for group in both if group is not None]
+        for group in groups:
+            named = f"{arm.wiring}, {'warm-up' if group.warm_up else 'no warm-up'}" if len(groups) > 1 else arm.wiring
+            found.append((named, group))
+    return found
+
+
+def smoothed(losses: Sequence[float], window: int = WINDOW) -> list[float]:
+    """The mean of each value and the few before it."""
+    return [statistics.fmean(losses[max(0, k - window + 1) : k + 1]) for k in range(len(losses))]
+
+
+def learning(group: Group) -> Points:
+    """The smoothed loss by step, the mean over the seeds that were still numbers."""
+    every = [smoothed(run["losses"]) for run in group.runs]
+    longest = max(map(len, every))
+    return [
+        (float(step + 1), statistics.fmean(loss[step] for loss in every if step < len(loss))) for step in range(longest)
+    ]
+
+
+def curves(of: Comparison, n_layers: int, ax: Axes) -> Axes:
+    """The loss while training, smoothed; beside what knowing only how often each character occurs gives."""
+    found = [Curve(name, learning(group)) for name, group in chosen(of, n_layers)]
+    lines(ax, found, "step", "training loss, nats a character", marked=False)
+    entropy = of.text["entropy"]
+    ax.axhline(entropy, color=axes.GREY, linewidth=0.9, linestyle=(0, (1, 2)))
+    ax.annotate("frequencies alone", (1.0, entropy), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+                fontsize="x-small", color=axes.GREY)  # fmt: skip
+    last = [y for curve in found for _, y in curve.points if math.isfinite(y)]
+    if last:
+        ax.set_ylim(min(last) - 0.1, min(max(last), of.text["uniform"] + 0.6) + 0.1)
+    return ax
+
+
+def rates(of: Comparison, n_layers: int, ax: Axes) -> Axes:
+    """The test loss against the learning rate, a point for each seed; the line is the mean."""
+    found: list[Curve] = []
+    seeds: list[Points] = []
+    for arm in (arm for arm in of.arms if arm.n_layers == n_layers):
+        for warm_up in sorted({group.warm_up for group in arm.groups}):
+            groups = sorted((g for g in arm.groups if g.warm_up == warm_up), key=lambda g: g.lr)
+            label = f"{arm.wiring}, {'warm-up' if warm_up else 'no warm-up'}"
+            found.append(Curve(label, [(group.lr, group.loss()) for group in groups]))
+            seeds.append([(group.lr, loss) for group in groups for loss in group.losses()])
+    lines(ax, found, "learning rate", "test loss, nats a character", log_x=True)
+    for number, points in enumerate(seeds):
+        finite = [(x, y) for x, y in points if math.isfinite(y)]
+        ax.plot(
+            [x for x, _ in finite], [y for _, y in finite], ".", color=axes.COLOURS[number % 4], markersize=4, alpha=0.7
+        )
+    ticks = sorted({x for curve in found for x, _ in curve.points})
+    ax.set_xticks(ticks, labels=[f"{x:g}" for x in ticks])
+    ax.minorticks_off()
+    return ax
+
+
+def lines(
+    ax: Axes,
+    found: Iterable[Curve],
+    xlabel: str,
+    ylabel: str,
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    marked: bool = True,
+) -> Axes:
+    """Series over numbers; a value that is no number, or infinite, is a cross at the top."""
+    for number, curve in enumerate(found):
+        again = number // len(axes.COLOURS)
+        filling = (number + again) % 4
+        style: dict[str, Any] = {
+            "color": axes.COLOURS[number % 4], "linestyle": axes.DASHES[filling], "linewidth": 1.7, "label": curve.label,
+        }  # fmt: skip
+        if marked:
+            style |= {"marker": "o", "markersize": 5.0, "markeredgewidth": 1.2}
+            style |= {"markerfacecolor": ax.get_facecolor()} if axes.FILLINGS[filling] == "none" else {}
+        finite = [(x, y) for x, y in curve.points if math.isfinite(y) and (y > 0 or not log_y)]
+        lost = [x for x, y in curve.points if not math.isfinite(y)]
+        ax.plot([x for x, _ in finite], [y for _, y in finite], **style)
+        ax.plot(lost, [0.97] * len(lost), "x", color=axes.ALARM, markersize=6.5, markeredgewidth=1.8, clip_on=False,
+                transform=ax.get_xaxis_transform())  # fmt: skip
+    if log_x:
+        ax.set_xscale("log")
+    if log_y:
+        ax.set_yscale("log")
+    ax.set_xlabel(xlabel, fontsize="small")
+    ax.set_ylabel(ylabel, fontsize="small")
+    dress(ax)
+    return ax
+
+
+def dress(ax: Axes) -> None:
+    """As the drawings of a recording: a grid across, no frame, the legend above."""
+    ax.tick_params(labelsize="small")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#DDDDDD", linewidth=0.7)
+    ax.set_axisbelow(True)
+    handles, _ = ax.get_legend_handles_labels()
+    wide = ax.get_window_extent().width / ax.figure.dpi > 5
+    if handles:
+        ax.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4 if wide else 2, frameon=False, fontsize="small",
+            borderaxespad=0.15, borderpad=0.2, handlelength=2.6, columnspacing=1.4, handletextpad=0.5, labelspacing=0.3,
+        )  # fmt: skip
+
+
+# By depth.
+
+
+def sites_of(run: Numbers) -> list[RecordedSite]:
+    """The places by depth, as a recording has them."""
+    return [RecordedSite(one["id"], one["id"], one["kind"], one["layer"]) for one in run["sites"]]
+
+
+def mean_by_depth(group: Group, name: str, after: bool) -> list[float | None]:
+    """A number at each place, the mean over the seeds: at the first step, or after training."""
+    found = []
+    for run in group.runs:
+        if after and "after" in run:
+            found.append(run["after"][name])
+        elif not after and run["recorded"]["steps"]:
+            found.append(run["recorded"][name][0])
+    return [
+        statistics.fmean(value for value in at) if all(value is not None for value in at) else None
+        for at in zip(*found, strict=True)
+    ]
+
+
+def by_depth(groups: Mapping[str, Group], panels: Sequence[Panel], ax: Axes, *, after: bool) -> Axes:
+    """Panels above one another with the same depths: the first step of training, or after it."""
+    with_sites = [group for group in groups.values() if group.runs[0]["sites"]]
+    if not with_sites:
+        raise ValueError("nothing was recorded by depth, expected runs with every > 0.")
+    depths = Depths(sites_of(with_sites[0].runs[0]))
+    where = ax
+    for place, (name, ylabel, limits) in enumerate(panels):
+        where = axes.below(ax, name, depths, height=1.0) if place else ax
+        for label, group in groups.items():
+            values = mean_by_depth(group, name, after) if group.runs[0]["sites"] else []
+            points = [
+                (site, value) for site, value in zip(sites_of(group.runs[0]), values, strict=False) if value is not None
+            ]
+            if points:
+                axes.add(where, depths, Line(label, points, {}))
+        axes.finish(where, [], ylabel, limits, legend=not place)
+    return ax
+
+
+def ablation(groups: Mapping[str, Group], ax: Axes) -> Axes:
+    """How much the loss rises without each sublayer, the mean over the seeds."""
+    depths = None
+    for label, group in groups.items():
+        runs = [run for run in group.runs if run.get("ablation")]
+        if not runs:
+            continue
+        sites = [RecordedSite(one["site"], one["site"], one["kind"], None) for one in runs[0]["ablation"]]
+        depths = depths or Depths(sites)
+        rises = [statistics.fmean(run["ablation"][k]["rise"] for run in runs) for k in range(len(sites))]
+        axes.add(ax, depths, Line(label, [*zip(sites, rises, strict=True)], {}))
+    if depths is None:
+        raise ValueError("nothing was ablated, expected a run that did not diverge.")
+    axes.finish(ax, [], "rise of the loss, nats", None, legend=True)
+    return ax

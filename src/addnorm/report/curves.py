@@ -1,0 +1,114 @@
+"""The figures of models that were trained: learning curves, rates, by depth, memory, ablation. Each has its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from addnorm.lab import plot
+from addnorm.lab.comparison import Comparison, Group
+from addnorm.report import drawings
+from addnorm.report.blocks import Cell, Figure, Table
+from addnorm.report.figure import drawn
+from addnorm.stream.record.recording import Recording
+
+__all__ = ["ablation", "by_depth", "has_map", "learning", "memory", "rates"]
+
+EVERY = 10  # steps between two rows of a learning curve's table
+NAMES = {
+    "stream": "stream, rms", "ratio": "write / stream", "similarity": "similarity of tokens",
+    "gradient": "gradient at the stream", "parameters": "gradient of the parameters",
+}  # fmt: skip
+
+
+def learning(found: Comparison, n: int) -> Figure:
+    """The loss while training."""
+    groups = plot.chosen(found, n)
+    curves = {name: dict(plot.learning(group)) for name, group in groups}
+    steps = sorted({step for curve in curves.values() for step in curve if step == 1 or step % EVERY == 0})
+    rows: list[list[Cell]] = [[int(step), *(curve.get(step) for curve in curves.values())] for step in steps]
+    return drawn(
+        f"learning-{n}", lambda figure: plot.curves(found, n, figure.add_subplot()), title=f"Learning, {n} layers",
+        caption=f"The loss of each batch before it was learned from, as the mean of {plot.WINDOW} steps. Each curve is a wiring at its "
+        "best learning rate. The dotted line is what knowing only how often each character occurs gives.",
+        table=Table(["step", *curves], rows, f"Training loss, the mean of {plot.WINDOW} steps"), height=4.2,
+    )  # fmt: skip
+
+
+def rates(found: Comparison, n: int) -> Figure:
+    """The loss against the learning rate."""
+    groups = [group for group in found.groups if group.n_layers == n]
+    rows: list[list[Cell]] = [
+        [group.wiring, "yes" if group.warm_up else "no", group.lr, group.loss(), group.diverged, len(group.runs)]
+        for group in groups
+    ]
+    return drawn(
+        f"rates-{n}", lambda figure: plot.rates(found, n, figure.add_subplot()), title=f"Each wiring at each rate, {n} layers",
+        caption="The test loss after training: a dot for each seed, a line through the means. A cross is a rate at which a seed "
+        "diverged.",
+        table=Table(["wiring", "warm-up", "rate", "test loss", "diverged", "seeds"], rows, "Test loss, the mean of the seeds"),
+        height=4.2,
+    )  # fmt: skip
+
+
+def by_depth(name: str, groups: Mapping[str, Group], n: int, *, after: bool) -> Figure:
+    """Forward and backward on one axis of depth, at the first step or after training."""
+    panels = (*plot.FORWARD, *plot.BACKWARD)
+    sites = next(plot.sites_of(group.runs[0]) for group in groups.values() if group.runs[0]["sites"])
+    columns = {
+        f"{label}: {NAMES[what]}": plot.mean_by_depth(group, what, after)
+        for label, group in groups.items()
+        for what, *_ in panels
+    }
+    rows: list[list[Cell]] = [
+        [site.id, site.kind, *(column[k] if k < len(column) else None for column in columns.values())]
+        for k, site in enumerate(sites)
+    ]
+    when = "after training" if after else "before training"
+    on = "text that was not learned from" if after else "the first batch"
+    return drawn(
+        name, lambda figure: plot.by_depth(groups, panels, figure.add_subplot(), after=after),
+        title=f"Forward and backward by depth, {when}",
+        caption=f"On {on}, from above: the size of the stream after each sublayer; how long each write is beside it; how alike the "
+        "tokens are; the gradient of the loss at the stream, mean length of a token's; and of each sublayer's parameters.",
+        table=Table(["sublayer", "kind", *columns], rows, f"By depth, {when}"), height=10.5,
+    )  # fmt: skip
+
+
+def has_map(group: Group) -> bool:
+    """Whether the stream could be taken apart."""
+    return bool(group.runs and (group.runs[0].get("after") or {}).get("map"))
+
+
+def memory(name: str, wiring: str, group: Group) -> Figure:
+    """Of what the stream of a trained model is made."""
+    run = group.runs[0]
+    found = run["after"]["map"]
+    rec = Recording(plot.sites_of(run), {}, {"stream": (found["sources"], found["shares"])})
+    caption = (
+        "Each row is a source, each column the stream at a depth; a column sums to one. What a source wrote is followed through the "
+        "norms after it, exactly."
+    )
+    made = drawings.made_of(rec, "stream", name, caption)
+    assert made is not None
+    return Figure(f"Of what the stream of {wiring} is made, after training", caption, made.svg, made.table, made.narrow)
+
+
+def ablation(name: str, groups: Mapping[str, Group]) -> Figure:
+    """What the loss rises by without each sublayer."""
+    with_any = {label: [run for run in group.runs if run.get("ablation")] for label, group in groups.items()}
+    with_any = {label: runs for label, runs in with_any.items() if runs}
+    first = next(iter(with_any.values()))[0]["ablation"]
+    rows: list[list[Cell]] = [
+        [
+            one["site"],
+            one["kind"],
+            *(sum(run["ablation"][k]["rise"] for run in runs) / len(runs) for runs in with_any.values()),
+        ]
+        for k, one in enumerate(first)
+    ]
+    return drawn(
+        name, lambda figure: plot.ablation(groups, figure.add_subplot()), title="Without each sublayer",
+        caption="Each sublayer's write was left out in turn: by how much the loss rises, on text that was not learned from. Each "
+        "wiring at its best setting.",
+        table=Table(["without", "kind", *with_any], rows, "Rise of the loss, nats a character"), height=3.6,
+    )  # fmt: skip
