@@ -263,16 +263,22 @@ _float64 = click.option("--float64", is_flag=True, help="Computed by a copy of t
 @main.command()
 @_of_a_model
 @_float64
-def inspect(model: Any, **options: Any) -> str | None:
+@click.option("--report", type=_FILE, metavar="FILE", help="Write what was found, measured and proved to FILE.html.")
+def inspect(model: Any, report: Path | None, **options: Any) -> str | None:
     r"""Find the residual streams of a model, and prove each by computing it again.
 
     MODEL is minilm, a directory with a config.json, a transformers model type, which is built small with random weights,
-    or module.path:factory, a function of your own that returns (model, args, kwargs).
+    or module.path:factory, a function of your own that returns (model, args, kwargs). With --report it is also recorded
+    forward and backward, and run without each sublayer: one file of HTML, for any browser.
 
     \b
-      addnorm inspect minilm
+      addnorm inspect minilm --report minilm.html
       addnorm inspect llama --layers 4
     """
+    if report is not None:
+        from addnorm import cli_report
+
+        return cli_report.inspect(model, _wide(), report=report, **options)
     from addnorm import cli_stream
 
     return cli_stream.inspect(model, _wide(), **options)

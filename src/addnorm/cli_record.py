@@ -38,7 +38,7 @@ from addnorm.stream.models.texts import read_texts
 from addnorm.stream.record.extras import need
 from addnorm.stream.record.recording import Map, Recording
 
-__all__ = ["record"]
+__all__ = ["Probe", "record", "step_of", "tell"]
 
 BATCH = 8  # texts a step
 FORMATS = {".json": None, ".parquet": "pyarrow"}  # of a recording, and what is needed to write it
@@ -75,7 +75,7 @@ def record(
     with quiet(), addnorm.record(loaded.model, grads=grads, layers=layers, tokens=masked) as rec, _bar() as bar:
         try:
             for kwargs in bar.track(batches, description=f"record {found.model}"):
-                _step(loaded, kwargs, probe if grads else None)
+                step_of(loaded, kwargs, probe if grads else None)
                 finished, maps = finished + 1, dict(rec.maps)
         except KeyboardInterrupt:
             if not finished:
@@ -128,7 +128,7 @@ class Probe:
         return products[mask].mean() if mask is not None and mask.shape == products.shape else products.mean()
 
 
-def _step(loaded: Loaded, kwargs: dict[str, Any], probe: Probe | None) -> None:
+def step_of(loaded: Loaded, kwargs: dict[str, Any], probe: Probe | None) -> None:
     """One forward, and with a probe one backward."""
     try:
         if probe is None:
@@ -251,14 +251,14 @@ def _write(rec: Recording, out: Path | None, plots: Path | None) -> None:
     """The files that were asked for, each whole or not at all."""
     if out is not None:
         try:
-            _tell(f"Written: {rec.save(out)}")
+            tell(f"Written: {rec.save(out)}")
         except OSError as error:
             raise _unwritable("--out", out, error) from None
     if plots is not None:
         for name in PLOTS:
             path = plots / f"{name}.png"
             try:
-                _tell(f"Written: {path}" if _draw(getattr(rec.plot, name), path) else f"Nothing to draw: {path.name}")
+                tell(f"Written: {path}" if _draw(getattr(rec.plot, name), path) else f"Nothing to draw: {path.name}")
             except OSError as error:
                 raise _unwritable("--plots", path, error) from None
 
@@ -281,7 +281,8 @@ def _draw(plot: Callable[..., Any], path: Path) -> bool:
     return True
 
 
-def _tell(sentence: str) -> None:
+def tell(sentence: str) -> None:
+    """On stderr, in one line."""
     Console(stderr=True, highlight=False).print(Text(sentence), soft_wrap=True)
 
 

@@ -30,7 +30,7 @@ from addnorm.stream.record.store import plain
 
 __all__ = [
     "FIELDS", "Given", "Refused", "ablate", "decompose", "inputs_of", "inspect", "inspected", "loaded_of", "mask_of",
-    "notes", "print_json", "said", "show_shares", "unproved", "working",
+    "notes", "print_json", "said", "show_inspection", "show_shares", "unproved", "working",
 ]  # fmt: skip
 
 WIDEST = 100
@@ -73,12 +73,17 @@ def inspect(given: Given, screen: Console, *, as_json: bool, float64: bool) -> s
     """The table of the sublayers."""
     loaded = loaded_of(given)
     found = inspected(loaded, float64)
+    show_inspection(screen, loaded, found, as_json)
+    return unproved(found)
+
+
+def show_inspection(screen: Console, loaded: Loaded, found: Inspection, as_json: bool) -> None:
+    """The table, or the document."""
     if as_json:
         print_json({**said(loaded), **found.to_dict()})
     else:
         screen.print(found)
         notes(screen, inputs_of(loaded), loaded.source)
-    return unproved(found)
 
 
 def decompose(given: Given, screen: Console, *, as_json: bool, float64: bool) -> str | None:

@@ -20,11 +20,11 @@ UNEVEN = 10.0
 
 
 def called(site: Site | RecordedSite, several: bool = False) -> str:
-    """A sublayer in words: attention of layer 3."""
+    """A sublayer in words: the attention of layer 3."""
     if site.kind in ("start", "final"):
-        return "x_0" if site.kind == "start" else "the final norm"
+        return "x₀" if site.kind == "start" else "the final norm"
     of = f" of the {site.stream}" if several else ""
-    kind = site.id if site.kind == "other" else site.kind
+    kind = site.id if site.kind == "other" else f"the {site.kind}"
     return kind if site.layer is None else f"{kind} of layer {site.layer + 1}{of}"
 
 
@@ -59,11 +59,11 @@ def _proof(found: Inspection) -> Iterator[Finding]:
             "refuted",
         )
     for stream in found.streams:
-        name = "x_L" if len(found.streams) == 1 else f"The end of the {stream.name}"
+        name = "The stream" if len(found.streams) == 1 else f"The stream of the {stream.name}"
         if stream.closure is not None:
             holds = "is" if stream.closes else "is not"
             yield Finding(
-                f"{name} {holds} x_0 and the sum of all writes: relative error {number(stream.closure, 2)}.",
+                f"{name} at its end {holds} x₀ and the sum of all writes: relative error {number(stream.closure, 2)}.",
                 "proved" if stream.closes else "refuted",
             )
     if found.unknown:
@@ -141,7 +141,7 @@ def _alike(rec: Recording, stream: str | None) -> Iterator[str]:
     if len(values) > 1:
         (first, start), (_, end) = values[0], values[-1]
         verdict = ": nearly one vector for all, a collapse of rank" if end > ALIKE else ""
-        begin = "at x_0" if first.kind == "start" else f"after {called(first)}"
+        begin = "at x₀" if first.kind == "start" else f"after {called(first)}"
         yield f"The mean cosine of two tokens is {number(start, 2)} {begin} and {number(end, 2)} at the end{verdict}."
 
 
@@ -163,7 +163,7 @@ def _backward(rec: Recording, stream: str | None) -> Iterator[str]:
         (first, start), (_, end) = values[0], values[-1]
         times = start / end
         how = f"{number(times, 2)} times that at its end" if not 0.9 < times < 1.1 else "as large as that at its end"
-        begin = "at x_0" if first.kind == "start" else f"after {called(first)}"
+        begin = "at x₀" if first.kind == "start" else f"after {called(first)}"
         yield f"The gradient at the stream {begin} is {how}."
     weights = [one for one in _finite(rec, "params", "grad_l2", stream) if one[1] > 0]
     if len(weights) > 1:
@@ -191,8 +191,8 @@ def _made_of(rec: Recording, stream: str | None) -> Iterator[str]:
             sites = {site.id: site for site in rec.sites}
             writers = {source: share for source, share in end.items() if source in sites and source != "x_0"}
             most = max(writers, key=writers.__getitem__, default=None)
-            largest = f"; the largest part is of {called(sites[most])}, {percent(writers[most])}" if most else ""
-            yield f"At its end {percent(end['x_0'])} of the stream is x_0{largest}."
+            largest = f"; the largest part is from {called(sites[most])}, {percent(writers[most])}" if most else ""
+            yield f"At its end {percent(end['x_0'])} of the stream is x₀{largest}."
 
 
 def of_ablations(done: Sequence[Ablation]) -> list[Finding]:
@@ -213,8 +213,8 @@ def of_ablations(done: Sequence[Ablation]) -> list[Finding]:
         best = min(better, key=lambda one: one.loss_change or 0.0)
         found.append(
             Finding(
-                f"Without {out_of(len(better), len(done), 'sublayers')} the loss is lower on these inputs, most of all without "
-                f"{called(best.site, several)}: {number(best.loss_change, 3)}."
+                f"Left out one at a time, {out_of(len(better), len(done), 'sublayers')} would lower the loss on these inputs, "
+                f"most of all {called(best.site, several)}: {number(best.loss_change, 3)}."
             )
         )
     return found

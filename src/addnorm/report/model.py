@@ -118,7 +118,8 @@ def _verdict(found: Inspection) -> list[Finding]:
         if stream.wiring is None:
             said.append(Finding(f"{of} is none of the known wirings: its rows are below."))
         else:
-            said.append(Finding(f"{of} is {stream.wiring.name}. {stream.wiring.describe()}"))
+            words = stream.wiring.describe().replace("x_0", "x₀")  # as the figures have it
+            said.append(Finding(f"{of} is {stream.wiring.name}. {words}"))
     return said
 
 
@@ -137,7 +138,7 @@ def _wiring(stream: Stream) -> list[Block]:
                     f"{norm.path or 'in the model itself'}.") for what, norm in ends if norm is not None]  # fmt: skip
     said += [Finding(remark[0].upper() + remark[1:].rstrip(".") + ".") for remark in stream.remarks]
     if stream.wiring is not None:
-        said.append(Finding(f"{stream.wiring.name}: {stream.wiring.source}. It is used {stream.wiring.use}"))
+        said.append(Finding(f"Source: {stream.wiring.source}. When to use {stream.wiring.name}: {stream.wiring.use}"))
     rows: list[list[Cell]] = [
         [site.where, site.layer + 1, site.kind, site.equation, _norms(site), f"{site.closure:.0e}".replace("e-0", "e-")]
         for site in stream.sites
