@@ -6,20 +6,18 @@ Exit codes: 0 done; 2 the arguments were wrong; 3 a proof failed; 130 interrupte
 from __future__ import annotations
 
 import functools
-import io
 import json
-import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
 
 import addnorm
 from addnorm import cli_trace
+from addnorm.cli_compare import compare
+from addnorm.cli_screen import screen, wide
 from addnorm.trace import PRESETS
 from addnorm.trace import trace as follow
 
@@ -124,7 +122,7 @@ def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: 
       addnorm trace --preset lesson-001 --placement pre
     """
     if listing:
-        cli_trace.list_presets(as_json, _screen())
+        cli_trace.list_presets(as_json, screen())
         return
     options = {name: value for name, value in given.items() if value is not None}
     vector, scale = cli_trace.numbers, cli_trace.scale
@@ -151,7 +149,7 @@ def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: 
     if as_json:
         click.echo(json.dumps(followed.to_dict(), indent=2, allow_nan=False))
     else:
-        cli_trace.show_steps(followed, _screen())
+        cli_trace.show_steps(followed, screen())
 
 
 @main.command()
@@ -189,7 +187,7 @@ def wirings(
         if as_json:
             click.echo(json.dumps(cli_wirings.listed(), indent=2))
         else:
-            cli_wirings.show_all(_screen())
+            cli_wirings.show_all(screen())
         return
     try:
         wiring = cli_wirings.made(name, settings)
@@ -200,7 +198,7 @@ def wirings(
     if as_json:
         click.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
-        cli_wirings.show(wiring, stacks, _screen())
+        cli_wirings.show(wiring, stacks, screen())
 
 
 # The commands that run a model.
@@ -278,10 +276,10 @@ def inspect(model: Any, report: Path | None, **options: Any) -> str | None:
     if report is not None:
         from addnorm import cli_report
 
-        return cli_report.inspect(model, _wide(), report=report, **options)
+        return cli_report.inspect(model, wide(), report=report, **options)
     from addnorm import cli_stream
 
-    return cli_stream.inspect(model, _wide(), **options)
+    return cli_stream.inspect(model, wide(), **options)
 
 
 @main.command()
@@ -303,7 +301,7 @@ def record(model: Any, **options: Any) -> str | None:
     """
     from addnorm import cli_record
 
-    return cli_record.record(model, _wide(), **options)
+    return cli_record.record(model, wide(), **options)
 
 
 @main.command()
@@ -316,7 +314,7 @@ def decompose(model: Any, **options: Any) -> str | None:
     """
     from addnorm import cli_stream
 
-    return cli_stream.decompose(model, _wide(), **options)
+    return cli_stream.decompose(model, wide(), **options)
 
 
 @main.command()
@@ -331,7 +329,7 @@ def ablate(model: Any, **options: Any) -> str | None:
     """
     from addnorm import cli_stream
 
-    return cli_stream.ablate(model, _wide(), **options)
+    return cli_stream.ablate(model, wide(), **options)
 
 
 @main.command()
@@ -351,20 +349,7 @@ def fuse(model: Any, **options: Any) -> str | None:
     """
     from addnorm import cli_fuse
 
-    return cli_fuse.fuse(model, _wide(), **options)
-
-
-def _screen() -> Console:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters gets ?, not a traceback
-    return Console(highlight=False)
-
-
-def _wide() -> Console:
-    """A screen for tables with the names of modules: 100 columns where nobody says how many there are."""
-    screen = _screen()
-    known = screen.is_terminal or "COLUMNS" in os.environ
-    return screen if known else Console(highlight=False, width=100)
+    return cli_fuse.fuse(model, wide(), **options)
 
 
 def _exit(code: int) -> None:
@@ -372,6 +357,7 @@ def _exit(code: int) -> None:
         click.get_current_context().exit(code)
 
 
+main.add_command(compare)
 for _command in main.commands.values():  # click keeps lines as they are after a backspace, which docstrings write as \b
     _command.help = (_command.help or "").replace(r"\b", "\b")
 

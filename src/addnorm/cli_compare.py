@@ -13,6 +13,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from addnorm.cli_screen import wide
+
 if TYPE_CHECKING:  # what it needs is imported when it runs
     from addnorm.lab import Comparison, Protocol
     from addnorm.nn import Wiring
@@ -31,7 +33,7 @@ class Refused(click.ClickException):
     exit_code = 2
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType[Any]):
     """Numbers with commas."""
 
     name = "numbers"
@@ -111,7 +113,7 @@ def compare(
     if as_json:
         click.echo(json.dumps(document(found), indent=2, allow_nan=False))
     else:
-        cli_stream.wide().print(found)
+        wide().print(found)
     errors.print(Text(f"Written: {written(found, target)}"), soft_wrap=True)
 
 

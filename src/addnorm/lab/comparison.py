@@ -115,7 +115,7 @@ class Comparison:
         for run in self.runs:
             of = run["settings"]
             found.setdefault((of["wiring"], of["n_layers"], of["lr"], of["warm_up"]), []).append(run)
-        return tuple(Group(*key, tuple(runs)) for key, runs in found.items())
+        return tuple(Group(key[0], key[1], key[2], key[3], tuple(runs)) for key, runs in found.items())
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:

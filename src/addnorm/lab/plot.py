@@ -18,6 +18,7 @@ from addnorm.stream.record.vocabulary import RecordedSite
 
 if TYPE_CHECKING:  # matplotlib is imported where it is used
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
     "BACKWARD",
@@ -159,12 +160,8 @@ def dress(ax: Axes) -> None:
     ax.grid(axis="y", color="#DDDDDD", linewidth=0.7)
     ax.set_axisbelow(True)
     handles, _ = ax.get_legend_handles_labels()
-    wide = ax.get_window_extent().width / ax.figure.dpi > 5
     if handles:
-        ax.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4 if wide else 2, frameon=False, fontsize="small",
-            borderaxespad=0.15, borderpad=0.2, handlelength=2.6, columnspacing=1.4, handletextpad=0.5, labelspacing=0.3,
-        )  # fmt: skip
+        axes.legend_above(ax, handles)
 
 
 # By depth.
@@ -189,24 +186,24 @@ def mean_by_depth(group: Group, name: str, after: bool) -> list[float | None]:
     ]
 
 
-def by_depth(groups: Mapping[str, Group], panels: Sequence[Panel], ax: Axes, *, after: bool) -> Axes:
-    """Panels above one another with the same depths: the first step of training, or after it."""
+def by_depth(groups: Mapping[str, Group], panels: Sequence[Panel], figure: Figure, *, after: bool) -> Figure:
+    """Panels above one another with the same depths: the first step of training, or after it. Takes a figure, and returns it."""
     with_sites = [group for group in groups.values() if group.runs[0]["sites"]]
     if not with_sites:
         raise ValueError("nothing was recorded by depth, expected runs with every > 0.")
     depths = Depths(sites_of(with_sites[0].runs[0]))
-    where = ax
-    for place, (name, ylabel, limits) in enumerate(panels):
-        where = axes.below(ax, name, depths, height=1.0) if place else ax
+    places = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (name, ylabel, limits) in zip(places, panels, strict=True):
+        first = ax is places[0]
+        axes.panel_of(ax, depths).tells_kinds = first
+        ax.tick_params(labelbottom=ax is places[-1])
         for label, group in groups.items():
             values = mean_by_depth(group, name, after) if group.runs[0]["sites"] else []
-            points = [
-                (site, value) for site, value in zip(sites_of(group.runs[0]), values, strict=False) if value is not None
-            ]
-            if points:
-                axes.add(where, depths, Line(label, points, {}))
-        axes.finish(where, [], ylabel, limits, legend=not place)
-    return ax
+            sites = sites_of(group.runs[0])
+            points = [(site, value) for site, value in zip(sites, values, strict=False) if value is not None]
+            axes.add(ax, depths, Line(label, points, {}))
+        axes.finish(ax, [], ylabel, limits, legend=first)
+    return figure
 
 
 def ablation(groups: Mapping[str, Group], ax: Axes) -> Axes:

@@ -129,7 +129,7 @@ class Training:
         before = measure.logits(self.model, self.probe) if records else None
         loss = measure.judge(self.model(read), following)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        loss.backward()
         for group in self.optimizer.param_groups:
             group["lr"] = run.lr * min(1.0, (step + 1) / (run.warm_up + 1))
         self.optimizer.step()

@@ -5,7 +5,6 @@ Every sentence and every number is computed from the results; what was not measu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from addnorm.lab.comparison import Comparison
@@ -53,8 +52,8 @@ def of_comparison(found: Comparison, facts: Mapping[str, str] | None = None) -> 
 
 
 _LEARNING = (
-    "The same batches in the same order for every wiring, and the same weights wherever two wirings draw them alike. The loss is in "
-    "nats a character."
+    "The same batches in the same order for every wiring, and the same weights wherever two wirings draw them alike. The loss is "
+    "in nats a character."
 )
 
 
@@ -109,7 +108,8 @@ def _settings_tried(found: Comparison) -> Table:
     best = {id(arm.best) for arm in found.arms}
     rows: list[list[Cell]] = [
         [
-            group.wiring, group.n_layers, constant(group.lr), str(group.warm_up or "none"), group.loss("validation"), group.loss(),
+            group.wiring, group.n_layers, constant(group.lr), str(group.warm_up or "none"),
+            group.loss("validation"), group.loss(),
             ", ".join(number(loss, 4) for loss in group.losses()), str(group.diverged or "none"),
             "yes" if id(group) in best else "",
         ]
@@ -159,16 +159,16 @@ def _settings(found: Comparison) -> dict[str, str]:
             "batch": f"{p.batch} sequences of {p.tokens} characters",
             "optimizer": "Adam, constant rate after a linear warm-up, no clipping, no weight decay",
             "weights": "by each wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
-            "text": f"{text['name']}, {text['characters']:,} characters, SHA-256 {text['digest']}; 80 % to train on, 10 % to choose "
-            "by, 10 % to judge by",
+            "text": f"{text['name']}, {text['characters']:,} characters, SHA-256 {text['digest']}; 80 % to train on, 10 % to "
+            "choose by, 10 % to judge by",
             "knowing nothing": f"{text['uniform']:.3f} nats; the frequencies alone: {text['entropy']:.3f}",
             "one thread a run": f"{sum(run['seconds'] for run in found.runs):,.0f} s of training in all",
         }  # fmt: skip
     if found.at_init:
         seeds = sorted({seed for row in found.at_init for seed in row["seeds"]})
         told["stacks at init"] = (
-            f"{_listed(sorted({row['n_layers'] for row in found.at_init}))} layers, {len(seeds)} seeds from {seeds[0]}, width 64, one "
-            "sequence of 32 tokens"
+            f"{_listed(sorted({row['n_layers'] for row in found.at_init}))} layers, {len(seeds)} seeds, width 64, one sequence "
+            "of 32 tokens"
         )
     return told
 

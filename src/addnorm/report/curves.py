@@ -28,8 +28,8 @@ def learning(found: Comparison, n: int) -> Figure:
     rows: list[list[Cell]] = [[int(step), *(curve.get(step) for curve in curves.values())] for step in steps]
     return drawn(
         f"learning-{n}", lambda figure: plot.curves(found, n, figure.add_subplot()), title=f"Learning, {n} layers",
-        caption=f"The loss of each batch before it was learned from, as the mean of {plot.WINDOW} steps. Each curve is a wiring at its "
-        "best learning rate. The dotted line is what knowing only how often each character occurs gives.",
+        caption=f"The loss of each batch before it was learned from, as the mean of {plot.WINDOW} steps. Each curve is a wiring "
+        "at its best learning rate. The dotted line is what knowing only how often each character occurs gives.",
         table=Table(["step", *curves], rows, f"Training loss, the mean of {plot.WINDOW} steps"), height=4.2,
     )  # fmt: skip
 
@@ -66,10 +66,10 @@ def by_depth(name: str, groups: Mapping[str, Group], n: int, *, after: bool) -> 
     when = "after training" if after else "before training"
     on = "text that was not learned from" if after else "the first batch"
     return drawn(
-        name, lambda figure: plot.by_depth(groups, panels, figure.add_subplot(), after=after),
+        name, lambda figure: plot.by_depth(groups, panels, figure, after=after),
         title=f"Forward and backward by depth, {when}",
-        caption=f"On {on}, from above: the size of the stream after each sublayer; how long each write is beside it; how alike the "
-        "tokens are; the gradient of the loss at the stream, mean length of a token's; and of each sublayer's parameters.",
+        caption=f"On {on}, from above: the size of the stream after each sublayer; how long each write is beside it; how alike "
+        "the tokens are; the gradient of the loss at the stream, mean length of a token's; and of each sublayer's parameters.",
         table=Table(["sublayer", "kind", *columns], rows, f"By depth, {when}"), height=10.5,
     )  # fmt: skip
 
@@ -85,8 +85,8 @@ def memory(name: str, wiring: str, group: Group) -> Figure:
     found = run["after"]["map"]
     rec = Recording(plot.sites_of(run), {}, {"stream": (found["sources"], found["shares"])})
     caption = (
-        "Each row is a source, each column the stream at a depth; a column sums to one. What a source wrote is followed through the "
-        "norms after it, exactly."
+        "Each row is a source, each column the stream at a depth; a column sums to one. What a source wrote is followed through "
+        "the norms after it, exactly."
     )
     made = drawings.made_of(rec, "stream", name, caption)
     assert made is not None

@@ -1,4 +1,4 @@
-"""The part of a report about stacks before training: stream and gradient by depth, the first step, and what papers say of them."""
+"""The part of a report about stacks before training: stream and gradient by depth, the first step, and what papers say."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Panel = tuple[str, Callable[[Row], Any]]  # what stands on the y axis, and the n
 MOST = 8  # series in a drawing; all are in its table
 LEAD = (
     "The toy transformer for which the papers prove what they say: attention that takes the mean of all tokens, a feed-forward "
-    "block as wide as the stream, weights N(0, 1/d), a random target for each token. DeepNorm is drawn by its own rule. Means over "
-    "the seeds, geometric ones of norms and ratios."
+    "block as wide as the stream, weights N(0, 1/d), a random target for each token. DeepNorm is drawn by its own rule. Means "
+    "over the seeds, geometric ones of norms and ratios."
 )
 
 
@@ -47,8 +47,8 @@ def sections(found: Comparison) -> list[Section]:
         ),
         _against_depth(
             found, names, "init-step", "How far the first step moves the logits",
-            "Relative change of the logits by one step of SGD (rate 0.1) and of Adam (rate 1e-3), without mixing of tokens. This is what "
-            "warm-up tames.",
+            "Relative change of the logits by one step of SGD (rate 0.1) and of Adam (rate 1e-3), without mixing of tokens. This "
+            "is what warm-up tames.",
             [("after SGD", lambda row: row["step_sgd"]), ("after Adam", lambda row: row["step_adam"])],
         ),
         _by_layer(
@@ -124,9 +124,9 @@ def _by_layer(
             if place:
                 ax.get_legend().remove()
 
-    body: list[list[Cell]] = []
-    for k in range(2 * n + 1):
-        body.append([f"{k / 2:g}", *(value(rows[wiring])[k] for wiring in there for _, value in panels)])
+    body: list[list[Cell]] = [
+        [f"{k / 2:g}", *(value(rows[wiring])[k] for wiring in there for _, value in panels)] for k in range(2 * n + 1)
+    ]
     head = ["layer", *(f"{wiring}: {ylabel}" for wiring in there for ylabel, _ in panels)]
     return drawn(name, draw, title=title, caption=caption, table=Table(head, body, title), height=8.6)
 

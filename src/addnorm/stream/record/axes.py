@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # matplotlib is imported where it is used
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-__all__ = ["Depths", "Line", "add", "below", "finish", "new_axes"]
+__all__ = ["Depths", "Line", "add", "below", "finish", "legend_above", "new_axes", "panel_of", "x_axis"]
 
 # Okabe and Ito's colours that have a contrast of 3:1 and more on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
@@ -303,6 +303,11 @@ def _legend(ax: Axes, panel: Panel, said: Sequence[tuple[str, str, str]], *, ser
         old.remove()
     if not handles:
         return 0
+    return legend_above(ax, handles)
+
+
+def legend_above(ax: Axes, handles: Sequence[Any]) -> int:
+    """A legend above the Axes, with as many columns as fit; its rows."""
     widths = [len(str(handle.get_label())) * 4.5 + 40 for handle in handles]
     columns = next((n for n in range(len(widths), 1, -1) if _row_width(widths, n) <= _width(ax)), 1)
     ax.legend(
