@@ -221,9 +221,9 @@ def stream() -> str:
     bits = entry("Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.")["measured"]
     found = entry("Removing one sublayer rarely breaks the model.")["measured"]["pre_ln"]
     return (
-        f"Measured: after 24 sublayers x_L and the sum differ by {n(closed)} of the stream's length, which is rounding. On its way "
-        f"back along the residual {count(bits[next(iter(bits))])} of a gradient's numbers is changed. Of the {found['of']} "
-        f"sublayers of two small trained pre-LN models {count(found['broken after training'])} breaks the model by its absence; "
+        f"Measured: after 24 sublayers x_L and the sum differ by {n(closed)} of the stream's length, which is rounding. On the "
+        f"way back along the residual, {count(bits[next(iter(bits))])} of a gradient's numbers is changed. Of the {found['of']} "
+        f"sublayers of two small trained pre-LN models, {count(found['broken after training'])} breaks the model by its absence; "
         f"the loss rises by {found['median rise']:.2f} in the median, and by {found['largest rise']:.2f} at most "
         "([claims](claims.md#the-claims))."
     )

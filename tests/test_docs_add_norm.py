@@ -109,7 +109,7 @@ def test_the_comments_beside_the_prints_are_what_is_printed():
         exec("\n".join(blocks), namespace)
     assert len(told) == 6
     assert [line for line in told if line not in printed.getvalue().splitlines()] == []
-    sentence = re.search(r"```text\n(branch has .*)\n```", PAGE.read_text())
+    sentence = re.search(r"^> (branch has .*)$", PAGE.read_text(), re.M)
     assert sentence[1] in printed.getvalue().splitlines(), "the sentence of the shape rule is the library's own"
 
 

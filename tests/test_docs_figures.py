@@ -13,6 +13,7 @@ from addnorm import trace
 from addnorm.lab.toy import Toy
 from loading import ROOT, load
 
+PAGE = ROOT / "docs/add_norm.md"
 FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer")
 
 
@@ -93,6 +94,31 @@ def test_numbers_are_told_to_two_places_where_they_need_them(numbers, value, tex
     assert numbers.places(value) == text
 
 
+def test_what_is_drawn_by_depth_is_what_was_measured(figures, stacks):
+    left, right = figures.signal_and_scale().axes
+    drawn = {line.get_label(): list(line.get_ydata()) for line in left.lines}
+    assert drawn == {stacks[wiring].name: stacks[wiring].cosine for wiring in ("pre_ln", "post_ln", "no_residual")}
+    drawn = {line.get_label(): list(line.get_ydata()) for line in right.lines}
+    assert drawn == {stacks[wiring].name: stacks[wiring].rms for wiring in ("no_norm", "pre_ln", "post_ln")}
+    assert f"pre-LN falls slowly to {stacks['pre_ln'].cosine[-1]:.2f}" in PAGE.read_text()
+
+
+def test_the_bars_are_the_vectors_of_the_trace(figures, numbers):
+    names = ("x", "sublayer", "z", "centred", "normalized")
+    for ax, name in zip(figures.add_then_norm().axes, names, strict=True):
+        assert tuple(bar.get_height() for bar in ax.patches) == pytest.approx(numbers.example()[name].value)
+
+
+def test_the_heat_maps_are_the_flow_through_the_layer_on_one_scale_that_leaves_little_out(figures, numbers):
+    flow = numbers.encoder_layer()
+    order = (flow.x, flow.attention, flow.z, flow.y, flow.y, flow.feed_forward, flow.z_2, flow.y_2)
+    for ax, values in zip(figures.encoder_layer().axes, order, strict=False):  # the last is that of the colours
+        mesh = ax.collections[0]
+        assert mesh.get_array().tolist() == pytest.approx(values.numpy())
+        assert mesh.get_clim() == (-4, 4)
+    assert (torch.stack(order).abs() > 4).float().mean() < 0.02
+
+
 def test_figures_are_written_whole_and_again_the_same(figures, tmp_path, monkeypatch):
     assert figures.main([str(tmp_path)]) == 0
     written = {path.stem: path.read_text() for path in tmp_path.iterdir()}
@@ -122,6 +148,6 @@ def test_a_figure_of_the_page_is_there_and_stands_in_it_with_words(name):
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "<text" not in path.read_text(), "letters are paths: the reader's fonts do not matter"
-    words = re.search(rf"!\[([^\]]+)\]\(figures/{name}\.svg\)", (ROOT / "docs/add_norm.md").read_text())
+    words = re.search(rf"!\[([^\]]+)\]\(figures/{name}\.svg\)", PAGE.read_text())
     assert words, f"add_norm.md does not show {name}.svg"
     assert len(words[1]) > 60, "words for those who do not see it"
