@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import page
+
 from addnorm.stream.record.vocabulary import ROLES, STATISTICS, Statistic
 
 PAGE = Path(__file__).parent / "streams.md"
@@ -17,40 +19,23 @@ PAGE = Path(__file__).parent / "streams.md"
 
 def statistics() -> str:
     """The roles, and each statistic with the roles that have it."""
-    roles = ["| role | |", "| :-- | :-- |", *(f"| `{role}` | {meaning} |" for role, meaning in ROLES.items())]
-    lines = ["| statistic | | formula | of |", "| :-- | :-- | :-- | :-- |"]
+    roles = page.table(["role", ""], [[f"`{role}`", meaning] for role, meaning in ROLES.items()])
     having: dict[tuple[str, str], list[Statistic]] = {}
     for one in STATISTICS:
         having.setdefault((one.name, one.meaning), []).append(one)
-    for (name, meaning), found in having.items():
-        of = ", ".join(f"`{one.role}`" for one in found)
-        lines.append(f"| `{name}` | {meaning} | {escaped(found[0].formula)} | {of} |")
-    return "\n".join([*roles, "", *lines])
+    rows = [
+        [f"`{name}`", meaning, page.cell(found[0].formula), ", ".join(f"`{one.role}`" for one in found)]
+        for (name, meaning), found in having.items()
+    ]
+    return f"{roles}\n\n{page.table(['statistic', '', 'formula', 'of'], rows)}"
 
 
-def escaped(formula: str) -> str:
-    """A formula in a cell: its bars are none of the table's."""
-    return formula.replace("|", r"\|")
-
-
-def replaced(text: str) -> str:
-    """The page with the table between its two comments."""
-    begin, end = "<!-- streams:statistics -->", "<!-- /streams:statistics -->"
-    if text.count(begin) != 1 or text.count(end) != 1:
-        raise SystemExit(f"{PAGE.name} needs one {begin} and one {end}: add the two lines where the table belongs.")
-    return f"{text.split(begin)[0]}{begin}\n{statistics()}\n{end}{text.split(end)[1]}"
+SECTIONS = {"streams:statistics": statistics}
 
 
 def main(words: Sequence[str]) -> int:
     """Replace, or check."""
-    text = PAGE.read_text(encoding="utf-8")
-    wanted = replaced(text)
-    if list(words) != ["--check"]:
-        PAGE.write_text(wanted, encoding="utf-8")
-    elif text != wanted:
-        print(f"{PAGE.name} is not what the table says: run docs/streams.py")
-        return 1
-    return 0
+    return page.main(words, PAGE, SECTIONS, "the table says")
 
 
 if __name__ == "__main__":

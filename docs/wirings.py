@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import page
+
 from addnorm.nn import Wiring, wirings
 from addnorm.nn.equation import one_line
 
@@ -20,12 +22,11 @@ PAGE = Path(__file__).parent / "wirings.md"
 
 def table() -> str:
     """All of them, a line each."""
-    head = "| wiring | equation | when | source |\n| :-- | :-- | :-- | :-- |"
-    lines = (
-        f"| [{one.name}](#{one.name}) | `{re.sub(' +', ' ', one_line(one))}` | {one.use.rstrip('.')} | {linked(one.source)} |"
+    rows = [
+        [f"[{one.name}](#{one.name})", f"`{re.sub(' +', ' ', one_line(one))}`", one.use.rstrip("."), linked(one.source)]
         for one in wirings.every()
-    )
-    return "\n".join([head, *lines])
+    ]
+    return page.table(["wiring", "equation", "when", "source"], rows)
 
 
 def each() -> str:
@@ -68,32 +69,12 @@ def linked(source: str) -> str:
     return re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
 
 
-SECTIONS = {"table": table, "each": each, "not-offered": not_offered}
-
-
-def replaced(text: str) -> str:
-    """The page with each section between its two comments."""
-    for name, make in SECTIONS.items():
-        begin, end = f"<!-- wirings:{name} -->", f"<!-- /wirings:{name} -->"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise SystemExit(
-                f"{PAGE.name} needs one {begin} and one {end}: add the two lines where the section belongs."
-            )
-        before, after = text.split(begin)[0], text.split(end)[1]
-        text = f"{before}{begin}\n{make()}\n{end}{after}"
-    return text
+SECTIONS = {"wirings:table": table, "wirings:each": each, "wirings:not-offered": not_offered}
 
 
 def main(words: Sequence[str]) -> int:
     """Replace, or check."""
-    text = PAGE.read_text(encoding="utf-8")
-    wanted = replaced(text)
-    if list(words) != ["--check"]:
-        PAGE.write_text(wanted, encoding="utf-8")
-    elif text != wanted:
-        print(f"{PAGE.name} is not what the wirings say: run docs/wirings.py")
-        return 1
-    return 0
+    return page.main(words, PAGE, SECTIONS, "the wirings say")
 
 
 if __name__ == "__main__":

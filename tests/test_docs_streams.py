@@ -1,11 +1,11 @@
 """docs/streams.md: what it says of the statistics is what docs/streams.py makes of their table."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from addnorm.stream.record.vocabulary import ROLES, STATISTICS
+from loading import load
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -13,9 +13,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """The script, with a copy of the page that may be changed."""
-    spec = importlib.util.spec_from_file_location("docs_streams", DOCS / "streams.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load("docs/streams.py")
     copy = tmp_path / "streams.md"
     copy.write_text((DOCS / "streams.md").read_text())
     monkeypatch.setattr(module, "PAGE", copy)

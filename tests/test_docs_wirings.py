@@ -1,6 +1,5 @@
 """docs/wirings.md: what it says of each wiring is what docs/wirings.py makes of the wirings."""
 
-import importlib.util
 import re
 from contextlib import redirect_stdout
 from io import StringIO
@@ -10,16 +9,14 @@ import pytest
 
 from addnorm.nn import wirings
 from addnorm.nn.wirings import CONSTRUCTORS, NOT_OFFERED
+from loading import load
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 @pytest.fixture
 def script():
-    spec = importlib.util.spec_from_file_location("docs_wirings", DOCS / "wirings.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("docs/wirings.py")
 
 
 @pytest.fixture

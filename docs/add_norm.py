@@ -1,0 +1,262 @@
+"""What add_norm.md says was measured, made from the results in benchmarks/results.
+
+python docs/add_norm.py            replaces what stands between the add_norm comments of the page
+python docs/add_norm.py --check    changes nothing; 1 if the page is not what the results say
+
+Numbers come from claims.json, stack.json and fuse.json, and verdicts from claims.json, where they were computed from a stated
+criterion. Nothing is judged here. An advantage that the numbers refute stays in the table, with them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import page
+
+from addnorm import wirings
+
+PAGE = Path(__file__).parent / "add_norm.md"
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+DEEPEST = "64"
+
+Measured = dict[str, Any]
+
+
+class Said(NamedTuple):
+    """A line of a table: what is said of Add & Norm, the claim of claims.json that judges it, and its numbers in words."""
+
+    said: str
+    claim: str
+    words: Callable[[Measured], str]
+    more: str = "claims.md#the-claims"
+
+
+def document(name: str) -> Measured:
+    """The results of that name."""
+    found: Measured = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def entry(claim: str) -> Measured:
+    """The entry of a claim: its numbers, its verdict."""
+    found = {one["claim"]: one for one in document("claims")["claims"]}
+    if claim not in found:
+        raise SystemExit(f"claims.json has no claim {claim!r}: docs/add_norm.py must follow addnorm.bench.claims.")
+    return found[claim]
+
+
+def n(value: float) -> str:
+    """Three digits; two where there is an exponent."""
+    text = f"{value:.3g}"
+    return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.1e}") if "e" in text else text
+
+
+def count(value: int) -> str:
+    """How many."""
+    return str(value) if value else "none"
+
+
+def percent(*values: float) -> str:
+    """One or several shares."""
+    return " and ".join(f"{100 * value:.2g}" for value in values) + " %"
+
+
+# ------------------------------------------------------------------------------------------ the numbers, in words
+
+
+def kept(m: Measured) -> str:
+    """Of x_0, at two depths."""
+    names = {"pre_ln": "pre-LN", "post_ln": "post-LN", "no_residual": "without the residual"}
+    at = {
+        layers: ", ".join(f"{name} {round(m[key][layers], 2) + 0.0:.2f}" for key, name in names.items())  # + 0.0: no -0
+        for layers in ("8", DEEPEST)
+    }
+    return f"cosine of a token with its input after 8 layers: {at['8']}; after {DEEPEST}: {at[DEEPEST]}"
+
+
+def arrives(m: Measured) -> str:
+    """Of the gradient."""
+    without = entry("Without the residual, the gradient vanishes or explodes in a deep stack.")["measured"]
+    return (
+        f"gradient at the first of {DEEPEST} layers, over that at the last: pre-LN {n(m['pre_ln'][DEEPEST])}, "
+        f"post-LN {n(m['post_ln'][DEEPEST])}; with neither residual nor norm {n(without['no_residual, no norm'][DEEPEST])}"
+    )
+
+
+def scale(m: Measured) -> str:
+    """Of the stream."""
+    return (
+        f"size of the stream (rms) after {DEEPEST} layers: post-LN {n(m['post_ln'][DEEPEST])}, "
+        f"pre-LN {n(m['pre_ln'][DEEPEST])}; without norms {n(m['no_norm'][DEEPEST])}"
+    )
+
+
+def stacked(m: Measured) -> str:
+    """Losses of a deep model."""
+    return (
+        f"{m['n_layers']} layers, 300 steps without warm-up, loss: pre-LN {m['pre_ln']:.2f}, DeepNorm {m['deepnorm']:.2f}, "
+        f"post-LN {m['post_ln']:.2f}, no residual {m['no_residual']:.2f}, no norm {m['no_norm']:.0f}; "
+        f"having learned nothing is {m['nothing learned']:.2f}"
+    )
+
+
+def loud(m: Measured) -> str:
+    """One sublayer, a hundred times too loud."""
+    return (
+        "one sublayer of 24 made 100 times as loud moves the output, in distances to another input's output: by "
+        f"{n(m['distorted, pre_ln'])} in pre-LN, {n(m['distorted, post_ln'])} in post-LN, {n(m['distorted, no_norm'])} without "
+        f"norms; by {n(m['distorted, reordered'])} where the branch itself is normalized (`reordered`)"
+    )
+
+
+def cost(m: Measured) -> str:
+    """Shares of a block and of a model, and what fusing brings a whole encoder."""
+    shares = [row["share"] for row in document("fuse")["rows"] if row["variant"] == "plain"]
+    mean = next(one for one in document("stack")["summary"] if one["name"] == "inference: mean, against plain PyTorch")
+    narrow, wide = m["d 256"], m["d 768"]
+    parameters, eager, fused = (percent(narrow[key], wide[key]) for key in ("parameters", "eager", "addnorm"))
+    return (
+        f"of an encoder block of width 256 and 768: {parameters} of the parameters, {eager} of the time, fused {fused}; "
+        f"of MiniLM's time {100 * min(shares):.1f} to {percent(max(shares))}; a whole encoder of this library runs "
+        f"{mean['value']:.2f} times as fast as one in plain PyTorch"
+    )
+
+
+def shapes(m: Measured) -> str:
+    """Which were refused."""
+    return f"{m['wrong shapes refused']} of {m['wrong shapes']} wrong shapes are refused, with a sentence that says what to do"
+
+
+def unsolved(m: Measured) -> str:
+    """What a norm at every sublayer did not prevent."""
+    after = m["trained at 0.001, L = 12"]["in all"]
+    return (
+        "post-LN has a norm after every sublayer; yet after 300 steps without warm-up the gradient at the first of 12 layers is "
+        f"{n(after)} of that at the last"
+    )
+
+
+def places(m: Measured) -> str:
+    """What the place decides, and how many there are."""
+    return (
+        f"{m['n_layers']} layers, loss without and with warm-up: post-LN {m['post_ln']:.2f} and {m['post_ln, warm-up']:.2f}, "
+        f"pre-LN {m['pre_ln']:.2f} and {m['pre_ln, warm-up']:.2f}; {len(wirings.CONSTRUCTORS)} wirings are known here, and "
+        "`addnorm.inspect` tells which one a model has"
+    )
+
+
+def rest(m: Measured) -> str:
+    """What of a block is not Add & Norm."""
+    wide = m["d 768"]
+    return (
+        f"{100 * (1 - wide['parameters']):.2f} % of the parameters and {100 * (1 - wide['eager']):.1f} % of the time of a block "
+        "of width 768 are attention and feed-forward"
+    )
+
+
+PROS = (
+    Said("It keeps the input, on the residual path.", "Add preserves the original input through the residual path.", kept,
+         "claims.md#by-depth-untrained"),
+    Said("It helps the gradient through a deep network.", "With the residual, the gradient reaches the first layer.", arrives,
+         "claims.md#by-depth-untrained"),
+    Said("It steadies the scale of what a block puts out.", "Norm keeps the scale of the stream stable.", scale,
+         "claims.md#by-depth-untrained"),
+    Said("It makes blocks stack more reliably.", "Add & Norm lets sublayers be stacked deep without training falling apart.",
+         stacked, "claims.md#trained"),
+    Said("It lowers the risk that one sublayer spoils everything.",
+         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", loud,
+         "claims.md#what-it-means"),
+)  # fmt: skip
+
+COSTS = "Add & Norm adds extra computation and learned parameters."
+CONS = (
+    Said("It costs computation and parameters.", COSTS, cost, "fusing.md"),
+    Said("x and Sublayer(x) must have the same shape.", "x and Sublayer(x) must have the same shape.", shapes, "#the-shape-rule"),
+    Said("The norm does not solve every training problem.",
+         "In post-LN a norm sits on the +1 path at each step, and their product can blow up or shrink.", unsolved,
+         "claims.md#what-it-means"),
+    Said("Some models norm before the sublayer, some after: that confuses.",
+         "Pre-LN trains without the warm-up that post-LN demands.", places, "wirings.md"),
+    Said("It does not explain the transformer by itself.", COSTS, rest),
+)  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ the sections
+
+
+def verdict(claim: str) -> str:
+    """Of claims.json, in one word or two; the parts stand there."""
+    said = entry(claim)["verdict"]
+    if said in ("holds", "refuted"):
+        return str(said)
+    return "in part"
+
+
+def pros() -> str:
+    """What speaks for it."""
+    rows = [[one.said, one.words(entry(one.claim)["measured"]), f"[{verdict(one.claim)}]({one.more})"] for one in PROS]
+    return page.table(["for it", "measured", "is it so?"], rows)
+
+
+def cons() -> str:
+    """What speaks against it, and when all was measured."""
+    rows = [[one.said, f"{one.words(entry(one.claim)['measured'])} ([more]({one.more}))"] for one in CONS]
+    return f"{page.table(['against it', 'measured'], rows)}\n\n{where()}"
+
+
+def where() -> str:
+    """On what, and when."""
+    found = document("claims")
+    return f"{found['machine']['cpu']}, torch {found['versions']['torch']}, {found['date'][:10]}, commit {found['commit'][:10]}."
+
+
+def stream() -> str:
+    """What the picture of the stream promises."""
+    closed = entry("Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs.")["measured"]["closure of pre-LN"]
+    bits = entry("Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.")["measured"]
+    found = entry("Removing one sublayer rarely breaks the model.")["measured"]["pre_ln"]
+    return (
+        f"Measured: after 24 sublayers x_L and the sum differ by {n(closed)} of the stream's length, which is rounding. On the "
+        f"way back along the residual, {count(bits[next(iter(bits))])} of a gradient's numbers is changed. Of the {found['of']} "
+        f"sublayers of two small trained pre-LN models, {count(found['broken after training'])} breaks the model by its absence; "
+        f"the loss rises by {found['median rise']:.2f} in the median, and by {found['largest rise']:.2f} at most "
+        "([claims](claims.md#the-claims))."
+    )
+
+
+def zeros() -> str:
+    """A sublayer that returns nothing."""
+    m = entry("A sublayer that has learned nothing useful leaves the output as good as the input.")["measured"]
+    return (
+        f"Measured: 24 sublayers that return zeros change the stream of pre-LN by {n(m['change by zeros, pre-LN'])}, and that of "
+        f"post-LN by {n(m['change by zeros, post-LN'])} of its length: its norms still act ([claims](claims.md#the-claims))."
+    )
+
+
+def batch() -> str:
+    """LayerNorm and BatchNorm, the token alone and in a batch."""
+    m = entry("A token's LayerNorm does not depend on the other examples of its batch, unlike BatchNorm.")["measured"]
+    return (
+        f"Measured: {m['tokens']} tokens, each in one batch with the others and then alone. Under LayerNorm "
+        f"{count(m['tokens changed by their batch, LayerNorm'])} of them differs by as much as a bit, under BatchNorm "
+        f"{count(m['tokens changed by their batch, BatchNorm'])} ([claims](claims.md#the-claims))."
+    )
+
+
+SECTIONS = {
+    "add_norm:zeros": zeros, "add_norm:stream": stream, "add_norm:batch": batch, "add_norm:pros": pros, "add_norm:cons": cons,
+}  # fmt: skip
+
+
+def main(words: Sequence[str]) -> int:
+    """Replace, or check."""
+    return page.main(words, PAGE, SECTIONS, "the results say")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

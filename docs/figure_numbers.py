@@ -1,0 +1,126 @@
+"""The numbers of the figures of add_norm.md: each function computes those of one, and draws nothing.
+
+All come from the library: worked examples from `addnorm.trace`, stacks from the toy model of the theory (`addnorm.lab.toy`), the
+layer from `addnorm.nn.Encoder`. Random numbers have a seed, and torch's own generator is left as it was.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import addnorm
+from addnorm.lab.toy import Toy
+from addnorm.trace import PRESETS, Trace, show
+
+LAYERS, SEEDS = 16, range(4)
+STACKS = {
+    "pre_ln": "pre-LN", "post_ln": "post-LN", "no_residual": "norm, no residual", "no_norm": "residual, no norm",
+}  # fmt: skip
+TOKEN_SIZES = (0.5, 1.0, 2.0, 4.0, 1.0)
+WIDTH = 12
+MINUS = "−"
+
+
+class Depth(NamedTuple):
+    """One stack, by depth in sublayers: x_0 first."""
+
+    name: str
+    cosine: list[float]  # of a token's x_l and its x_0, mean over tokens and seeds
+    rms: list[float]  # root mean square of the stream, mean over the seeds
+
+
+class Stage(NamedTuple):
+    """A step of the workflow: what happens, and what it is for the worked example."""
+
+    title: str
+    numbers: str
+
+
+class Flow(NamedTuple):
+    """What an encoder layer makes of its tokens, `(tokens, d)` each, in the order in which it happens."""
+
+    x: Tensor
+    attention: Tensor
+    z: Tensor
+    y: Tensor
+    feed_forward: Tensor
+    z_2: Tensor
+    y_2: Tensor
+
+
+def by_depth() -> dict[str, Depth]:
+    """Untrained stacks, whose sublayers all have the same random weights: only the wiring differs."""
+    return {wiring: _stack(wiring, name) for wiring, name in STACKS.items()}
+
+
+def _stack(wiring: str, name: str) -> Depth:
+    found = [Toy(LAYERS, wiring, seed).passed().streams for seed in SEEDS]
+    places = range(2 * LAYERS + 1)
+
+    def mean(of: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
+        return [statistics.fmean(float(of(streams[0], streams[place])) for streams in found) for place in places]
+
+    cosine = mean(lambda x_0, x: F.cosine_similarity(x_0, x, dim=-1).mean())
+    return Depth(name, cosine, mean(lambda _, x: x.square().mean().sqrt()))
+
+
+def example() -> Trace:
+    """The worked example: x = [1, 2, 3], Sublayer(x) = [0.5, -1, 1.5]."""
+    return PRESETS["lesson-000"].trace()
+
+
+def workflow() -> list[Stage]:
+    """The seven steps with the numbers of the worked example."""
+    t = example()
+
+    def shown(name: str) -> str:
+        return places(t[name].value)
+
+    return [
+        Stage("Start with a token vector x", f"x = {shown('x')}"),
+        Stage("Pass it through the sublayer", "attention, or feed-forward"),
+        Stage("Get what the sublayer returned", f"Sublayer(x) = {shown('sublayer')}"),
+        Stage("Add: z = x + Sublayer(x)", f"z = {shown('z')}"),
+        Stage(
+            "Normalize over the features",
+            f"μ = {shown('mean')}    σ² = {shown('variance')}    √(σ² + ε) = {shown('root')}\n"
+            f"(z − μ) / √(σ² + ε) = {shown('normalized')}",
+        ),
+        Stage("Scale and shift by γ and β", f"γ = {show(t.weight)}    β = {show(t.bias)}"),
+        Stage("Send y to the next block", f"y = {shown('shifted')}"),
+    ]
+
+
+def places(value: float | tuple[float, ...], digits: int = 2) -> str:
+    """To so many places; a vector that needs none is written without."""
+    if isinstance(value, tuple):
+        exact = all(round(one, 1) == one for one in value)
+        return f"[{', '.join(f'{one:g}' if exact else f'{one:.{digits}f}' for one in value)}]".replace("-", MINUS)
+    return f"{value:.{digits}f}".replace("-", MINUS)
+
+
+@torch.no_grad()
+def encoder_layer() -> Flow:
+    """One post-LN layer of `addnorm.nn.Encoder`, as it is drawn, and tokens of different sizes through it."""
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        encoder = addnorm.nn.Encoder(1, WIDTH, 2, wiring="post_ln").eval()
+        x = torch.randn(1, len(TOKEN_SIZES), WIDTH) * torch.tensor(TOKEN_SIZES)[:, None]
+    writes, streams = [], [x]
+    for connection in encoder.stack.connections:
+        hook = connection.sublayer.register_forward_hook(lambda module, args, output: writes.append(output.clone()))
+        streams.append(connection(streams[-1]))
+        hook.remove()
+    sums = [stream + write for stream, write in zip(streams[:-1], writes, strict=True)]
+    return Flow(*(one[0] for one in (x, writes[0], sums[0], streams[1], writes[1], sums[1], streams[2])))
+
+
+def token_rms(x: Tensor) -> list[float]:
+    """The root mean square of each token."""
+    return [float(one) for one in x.square().mean(-1).sqrt()]

@@ -1,0 +1,236 @@
+"""The figures of add_norm.md, drawn from the numbers of figure_numbers.py.
+
+python docs/figures.py            writes docs/figures/*.svg
+python docs/figures.py FOLDER     writes them elsewhere
+
+On a white ground, which reads well on a light page and on a dark one. Letters are paths: no font has to be there. The same
+numbers give the same file.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import figure_numbers as numbers
+import page
+
+from addnorm.stream.record.axes import COLOURS, DASHES, GREY
+
+if TYPE_CHECKING:  # matplotlib is imported where it is used
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+FOLDER = Path(__file__).parent / "figures"
+BLUE, ORANGE, GREEN, PINK = COLOURS
+INK, PALE = "#222222", "#F3F4F6"
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "path", "svg.hashsalt": "addnorm", "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK,
+    "axes.edgecolor": GREY, "axes.labelcolor": INK, "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9.5,
+    "axes.titleweight": "bold", "axes.titlelocation": "left", "figure.facecolor": "white", "savefig.facecolor": "white",
+}  # fmt: skip
+LOOKS = {
+    "pre_ln": (BLUE, DASHES[0], "o"), "post_ln": (GREEN, DASHES[1], "s"), "no_residual": (ORANGE, DASHES[2], "^"),
+    "no_norm": (PINK, DASHES[3], "D"),
+}  # fmt: skip
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty one, of no window."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), layout="constrained")
+    made.get_layout_engine().set(w_pad=0.08, h_pad=0.09)
+    return made
+
+
+def signal_and_scale() -> Figure:
+    """Add keeps the signal, Norm keeps the scale: four stacks by depth."""
+    stacks = numbers.by_depth()
+    made = figure(8.2, 3.5)
+    left, right = made.subplots(1, 2)
+    for ax, key, shown in ((left, "cosine", "pre_ln post_ln no_residual"), (right, "rms", "no_norm pre_ln post_ln")):
+        for wiring in shown.split():
+            colour, dash, marker = LOOKS[wiring]
+            values = getattr(stacks[wiring], key)
+            ax.plot(
+                values, color=colour, linestyle=dash, marker=marker, markevery=4, markersize=4.5, linewidth=1.7,
+                label=stacks[wiring].name,
+            )  # fmt: skip
+        ax.set_xlabel("depth in sublayers")
+        ax.set_xticks(range(0, 2 * numbers.LAYERS + 1, 8))
+        ax.grid(axis="y", color="#E2E2E2", linewidth=0.7)
+        ax.set_axisbelow(True)
+    left.set_title("Add keeps the signal")
+    left.set_ylabel("cosine of $x_l$ with the input $x_0$")
+    left.set_ylim(-0.08, 1.04)
+    right.set_title("Norm keeps the scale")
+    right.set_ylabel("size of the stream $x_l$ (rms)")
+    right.set_yscale("log")
+    right.set_ylim(0.6, None)
+    for ax in (left, right):
+        ax.legend(frameon=False, loc="upper right" if ax is left else "upper left", handlelength=3.2)
+    return made
+
+
+def add_then_norm() -> Figure:
+    """One vector through the add and the norm, as bars."""
+    t = numbers.example()
+    made = figure(8.6, 3.0)
+    panels = made.subplots(1, 5, sharey=True)
+    steps = (
+        ("x", "x", BLUE, ""), ("sublayer", "Sublayer(x)", ORANGE, "+"), ("z", "z", GREEN, "="),
+        ("centred", "z − μ", GREEN, "→"), ("normalized", "(z − μ) / √(σ² + ε)", PINK, "→"),
+    )  # fmt: skip
+    below = {
+        "z": f"μ = {numbers.places(t['mean'].value)}", "centred": f"σ² = {numbers.places(t['variance'].value)}",
+        "normalized": "mean 0, variance 1",
+    }  # fmt: skip
+    for ax, (name, title, colour, sign) in zip(panels, steps, strict=True):
+        bars(ax, t[name].value, colour)
+        ax.set_title(title, loc="center")
+        ax.text(-0.09, 0.5, sign, transform=ax.transAxes, ha="center", va="center", fontsize=15, color=INK)
+        ax.set_xlabel(below.get(name, ""))
+    panels[2].axhline(t["mean"].value, color=INK, linewidth=1, linestyle=DASHES[1])
+    panels[2].text(0.5, t["mean"].value + 0.12, "μ", ha="center")
+    return made
+
+
+def bars(ax: Axes, values: Sequence[float], colour: str) -> None:
+    """The features of a vector, each with its number."""
+    ax.bar(range(len(values)), values, width=0.62, color=colour)
+    ax.axhline(0, color=GREY, linewidth=0.8)
+    for place, value in enumerate(values):
+        up = value >= 0
+        ax.text(place, value + (0.12 if up else -0.15), numbers.places((value,))[1:-1],
+                ha="center", va="bottom" if up else "top", fontsize=8.5)  # fmt: skip
+    ax.set_ylim(-2.2, 5.3)
+    ax.set_xlim(-0.65, len(values) - 0.35)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+
+
+def workflow() -> Figure:
+    """The seven steps, with the path that goes around the sublayer."""
+    from matplotlib.patches import FancyBboxPatch
+
+    stages = numbers.workflow()
+    made = figure(7.6, 5.4)
+    ax = made.subplots()
+    ax.set_axis_off()
+    ax.set_xlim(0, 10)
+    ax.set_ylim(-0.45, len(stages) - 0.45)
+    fills = [BLUE, ORANGE, ORANGE, GREEN, PINK, PINK, INK]
+    heights = [len(stages) - 1 - k for k in range(len(stages))]
+    for k, (stage, y, colour) in enumerate(zip(stages, heights, fills, strict=True)):
+        ax.add_patch(
+            FancyBboxPatch((1.5, y - 0.29), 8.3, 0.58, boxstyle="round,pad=0,rounding_size=0.12", facecolor=PALE,
+                           edgecolor=colour, linewidth=1.5)
+        )  # fmt: skip
+        ax.text(1.85, y, f"{k + 1}", ha="center", va="center", fontsize=12, fontweight="bold", color=colour)
+        ax.text(2.2, y, stage.title, va="center", fontweight="bold")
+        ax.text(5.75, y, stage.numbers, va="center", linespacing=1.35, fontsize=8.5)
+        if k:
+            arrow(ax, (4.0, y + 0.71), (4.0, y + 0.29), INK)
+    around = [(1.5, heights[0]), (0.9, heights[0]), (0.9, heights[3]), (1.5, heights[3])]
+    ax.plot(*zip(*around[:3], strict=True), color=BLUE, linewidth=2, solid_joinstyle="round")
+    arrow(ax, around[2], around[3], BLUE, width=2)
+    ax.text(0.55, (heights[0] + heights[3]) / 2, "the residual connection: x itself", rotation=90, ha="center",
+            va="center", color=BLUE)  # fmt: skip
+    return made
+
+
+def arrow(ax: Axes, begin: tuple[float, float], end: tuple[float, float], colour: str, width: float = 1.2) -> None:
+    """From one place to another."""
+    style = {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
+    ax.annotate("", xy=end, xytext=begin, arrowprops=style)
+
+
+def encoder_layer() -> Figure:
+    """The tokens of an encoder layer at each place, and the size of each."""
+    flow = numbers.encoder_layer()
+    limit = 4.0
+    made = figure(8.8, 4.4)
+    rows = (
+        ((flow.x, "x"), (flow.attention, "attention write"), (flow.z, "z = x + write"), (flow.y, "y = LayerNorm(z)")),
+        ((flow.y, "y"), (flow.feed_forward, "feed-forward write"), (flow.z_2, "z' = y + write"),
+         (flow.y_2, "y' = LayerNorm(z')")),
+    )  # fmt: skip
+    panels = made.subplots(2, 4)
+    for line, row in zip(panels, rows, strict=True):
+        for ax, (values, title), sign in zip(line, row, ("", "+", "=", "→"), strict=True):
+            drawn = heat(ax, values, limit)
+            ax.set_title(title, fontsize=8.5)
+            ax.text(-0.1, 0.5, sign, transform=ax.transAxes, ha="center", va="center", fontsize=15, color=INK)
+        line[0].set_ylabel("tokens")
+    for ax in panels[1]:
+        ax.set_xlabel("features", fontsize=8)
+    bar = made.colorbar(drawn, ax=panels, shrink=0.62, aspect=24, pad=0.02, extend="both", ticks=(-4, -2, 0, 2, 4))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8)
+    return made
+
+
+def heat(ax: Axes, values: Tensor, limit: float) -> Any:
+    """A token a row, its features as colours, and at its end its root mean square."""
+    tokens, d = values.shape
+    drawn = ax.pcolormesh(values.tolist(), cmap="PuOr_r", vmin=-limit, vmax=limit, clip_on=False)
+    ax.hlines(range(1, tokens), 0, d, color="white", linewidth=1.2)
+    ax.vlines(range(1, d), 0, tokens, color="white", linewidth=0.6)
+    ax.set_xlim(0, d)
+    ax.set_ylim(tokens, 0)
+    for place, size in enumerate(numbers.token_rms(values)):
+        ax.text(d + 0.4, place + 0.5, f"{size:.2f}", va="center", fontsize=7.5)
+    ax.text(d + 0.4, -0.12, "rms", va="bottom", fontsize=7.5, color=GREY)
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.spines[:].set_visible(False)
+    return drawn
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "signal-and-scale": signal_and_scale, "add-then-norm": add_then_norm, "workflow": workflow,
+    "encoder-layer": encoder_layer,
+}  # fmt: skip
+
+
+def svg(draw: Callable[[], Figure]) -> str:
+    """A figure as the text of a file, without date or name of a program."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        text = io.StringIO()
+        draw().savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    short = re.sub(r' d="[^"]*"', lambda path: NUMBER.sub(hundredths, path[0]), text.getvalue())
+    return "\n".join(line.rstrip() for line in short.splitlines()) + "\n"
+
+
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+def hundredths(number: re.Match[str]) -> str:
+    """A coordinate as exact as can be seen: matplotlib's six places would be a third of the file."""
+    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def main(words: Sequence[str]) -> int:
+    """Draws all, then writes all."""
+    if len(words) > 1 or words[:1] == ["--help"]:
+        raise SystemExit("docs/figures.py takes one folder at most, or none for docs/figures.")
+    folder = Path(words[0]) if words else FOLDER
+    drawn = {name: svg(draw) for name, draw in FIGURES.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in drawn.items():
+        page.write(folder / f"{name}.svg", text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
