@@ -228,7 +228,7 @@ CONSTANTS = "DeepNorm's constants are (2N)^(1/4) and (8N)^(-1/4)."
 # Each check's name begins so; what is planted, so that it must not hold, and no other way.
 PLANTED = [
     ("The stream of pre-LN grows", curve("pre_ln", "variance", [1 + 0.2 * i for i in SUBLAYERS])),
-    ("The stream of pre-LN grows", curve("pre_ln", "variance", [1 + 0.8 * i for i in SUBLAYERS])),
+    ("The stream of pre-LN grows", curve("pre_ln", "variance", [1 + i for i in SUBLAYERS])),
     ("And it is a straight", curve("pre_ln", "variance", [1 + math.log(1 + i) for i in SUBLAYERS])),
     ("And it is a straight", curve("pre_ln", "variance", [1.1**i for i in SUBLAYERS])),
     ("What enters", curve("post_ln", "before_norm", [1.5, 2.0] * 64)),

@@ -32,7 +32,7 @@ Numbers = dict[str, Any]
 DEPTHS = (2, 4, 8, 16, 32, 64)
 SEEDS = 8
 SEQUENCES = (
-    4  # halves the scatter of the stream's figures from seed to seed; 16 hardly do more, the weights scatter too
+    4  # halve the scatter of the first layers' figures; that of the last is the weights', and only more seeds help
 )
 WIRINGS = ("post_ln", "pre_ln", "deepnorm", "layernorm_scaling", "peri_ln", "no_norm", "no_residual")
 
