@@ -31,6 +31,9 @@ Numbers = dict[str, Any]
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 SEEDS = 8
+SEQUENCES = (
+    4  # halve the scatter of the first layers' figures; that of the last is the weights', and only more seeds help
+)
 WIRINGS = ("post_ln", "pre_ln", "deepnorm", "layernorm_scaling", "peri_ln", "no_norm", "no_residual")
 
 # Wirings whose factors and weights belong together; the others get N(0, 1/d), so that only the wiring differs.
@@ -85,14 +88,14 @@ def label(wiring: Wiring) -> str:
         ('no_residual', 'no_residual(norm=False)')
     """
     text = repr(wiring).removesuffix("()")
-    return text if text.startswith(wiring.name) else wiring.name
+    return text if text.partition("(")[0] == wiring.name else wiring.name
 
 
 def at_init(job: AtInit) -> Numbers:
     """The figures of one stack of L layers, before training. i counts sublayers, 2L of them; x_i is the stream after i.
 
-    One sequence of 32 tokens of width 64. More would not tell more: what differs from seed to seed is the weights. And in a
-    mean over sequences their gradients cancel, the less so the more alike they have become, which is another story.
+    The loss is that of the first of `SEQUENCES` sequences: in a mean over several their gradients cancel, the less so the more
+    alike they have become, which is another story. The others are there for the figures of the stream.
 
     Returns:
         A dict with the job's `wiring` (its `label`), `n_layers`, `seed`, and
@@ -106,7 +109,7 @@ def at_init(job: AtInit) -> Numbers:
         `last_move`: 1 - the mean cosine of a token before and after the last layer.
         `step_sgd`, `step_adam`: see `one_step`.
     """
-    model = Toy(job.n_layers, job.wiring, job.seed, init=job.own_init)
+    model = _toy(job)
     found = model.passed()
     x = found.streams
     connections: list[Any] = list(model.stack.connections)
@@ -123,7 +126,7 @@ def at_init(job: AtInit) -> Numbers:
         "gradient_ratio": found.gradient_ratio(),
         "weight_gradient": model.feed_forward_gradients(),
         "last_move": 1 - float(F.cosine_similarity(x[-3].double(), x[-1].double(), dim=-1).mean()),
-        **{f"step_{name}": value for name, value in one_step(job).items()},
+        **{f"step_{name}": value for name, value in _stepped(model.mix("none")).items()},
     }  # fmt: skip
 
 
@@ -141,14 +144,24 @@ def write(here: Any, x: Tensor) -> Tensor:
 
 
 def one_step(job: AtInit) -> dict[str, float]:
-    """|logits' - logits| / |logits| by one step of each of `STEPS`, on the data that it was made with.
+    """|logits' - logits| / |logits| by one step of each of `STEPS`, on the sequence that it was made with.
 
     All weights step, the head's too. The tokens are not mixed, so that each is an example of its own. Infinity where the logits
     overflow.
     """
-    model = Toy(job.n_layers, job.wiring, job.seed, init=job.own_init, mixing="none")
+    return _stepped(_toy(job).mix("none"))
+
+
+def _toy(job: AtInit) -> Toy:
+    tokens = 32
+    return Toy(job.n_layers, job.wiring, job.seed, init=job.own_init, sequences=SEQUENCES, tokens=tokens, judged=tokens)
+
+
+def _stepped(model: Toy) -> dict[str, float]:
+    """`one_step`; the model's weights are not what they were."""
+    x = model.x[:1]
     weights = list(model.parameters())
-    y = model.stack(model.x)
+    y = model.stack(x)
     gradients = torch.autograd.grad(model.loss(y), weights)
     found = {}
     with torch.no_grad():
@@ -156,7 +169,7 @@ def one_step(job: AtInit) -> dict[str, float]:
         for name, step in STEPS.items():
             for weight, at, gradient in zip(weights, start, gradients, strict=True):
                 weight.copy_(at - step(gradient))
-            moved = norm(model.head(model.stack(model.x)) - before) / norm(before)
+            moved = norm(model.head(model.stack(x)) - before) / norm(before)
             found[name] = math.inf if math.isnan(moved) else moved
     return found
 

@@ -113,6 +113,13 @@ class Toy(nn.Module):
         """The loss, by the fused stack."""
         return self.loss(self.stack(self.x))
 
+    def mix(self, mixing: Mixing) -> Toy:
+        """The attention averages other tokens from now on."""
+        for module in self.modules():
+            if isinstance(module, UniformAttention):
+                module.mixing = mixing
+        return self
+
     def feed_forward_gradients(self) -> list[float]:
         """The norm of the gradient of W_2, layer by layer."""
         blocks: list[Any] = [layer[-1].sublayer for layer in self.stack.layers()]
