@@ -89,9 +89,8 @@ def _recorded(loaded: Loaded, found: Inspection, probe: Probe) -> Recording:
     """One forward, and a backward where the model has parameters that learn."""
     grads = any(parameter.requires_grad for parameter in loaded.model.parameters())
     masked = "attention_mask" if mask_of(loaded.kwargs) is not None else None
-    with working(f"record {found.model}"), quiet():
-        with addnorm.record(loaded.model, grads=grads, tokens=masked) as rec:
-            step_of(loaded, loaded.kwargs, probe if grads else None)
+    with working(f"record {found.model}"), quiet(), addnorm.record(loaded.model, grads=grads, tokens=masked) as rec:
+        step_of(loaded, loaded.kwargs, probe if grads else None)
     return rec
 
 

@@ -28,6 +28,7 @@ WRITES = {"write / stream": ("write", "ratio"), "cosine with the stream": ("writ
 SIMILARITY = {"similarity of tokens": ("out", "similarity")} | {
     f"σ of {name}": (name, "sigma") for name in ("norm_in", "norm_branch", "norm_out", "norm_final")
 }
+NARROW = 6.0  # inches: there is less room for words
 FILLED, STRIPED = {"facecolor": axes.COLOURS[0]}, {"facecolor": axes.COLOURS[1], "hatch": "////"}
 DOTTED = {"facecolor": axes.COLOURS[2], "hatch": "...."}
 BARS = {"attention": FILLED, "feed-forward": STRIPED, "cross-attention": DOTTED}
@@ -92,8 +93,13 @@ def similarity(rec: Recording, caption: str) -> Figure | None:
     columns = _columns(rec, SIMILARITY)
     if not any(columns.values()):
         return None
+
+    def draw(figure: Canvas) -> None:
+        rec.plot.similarity(ax=figure.add_subplot())
+        _shorter_title(figure.axes[-1])
+
     return drawn(
-        "similarity", lambda figure: rec.plot.similarity(ax=figure.add_subplot()),
+        "similarity", draw,
         title="How alike the tokens are, and what the norms divide by", caption=caption,
         table=by_depth(columns, rec.sites), height=4.8,
     )  # fmt: skip
@@ -108,9 +114,21 @@ def made_of(rec: Recording, stream: str, name: str, caption: str) -> Figure | No
     head = ["source", *("x_0" if not k else f"depth {k}" for k in range(len(shares)))]
     rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
     table = Table(head, rows, "Share of each source in the stream; a column sums to one")
+    sites = {site.id: site for site in rec.sites}
     of = f" {stream}" if len(rec.maps) > 1 else ""
+
+    def draw(figure: Canvas) -> None:
+        ax = rec.plot.memory_map(ax=figure.add_subplot(), stream=stream)
+        rows = [int(place) for place in ax.get_yticks()]
+        ax.set_yticks(rows, labels=[_writer(sources[place], sites.get(sources[place])) for place in rows])
+        ax.set_ylabel("layer and sublayer that wrote it", fontsize="small")
+        if figure.get_figwidth() < NARROW:
+            columns = [*range(0, len(shares), -(-len(shares) // 6))]
+            ax.set_xticks(columns, labels=["x₀" if not place else str(place) for place in columns])
+            figure.axes[-1].set_ylabel("share of the stream")
+
     return drawn(
-        name, lambda figure: rec.plot.memory_map(ax=figure.add_subplot(), stream=stream),
+        name, draw,
         title=f"Of what the stream{of} is made, by depth", caption=caption, table=table,
         height=min(max(1.5 + 0.27 * len(sources), 3.2), 8.5),
     )  # fmt: skip
@@ -174,6 +192,15 @@ def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *
             handles=[*handles, *(crosses if lost else [])], loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2,
             frameon=False, fontsize="small", borderaxespad=0.15, handlelength=1.6, columnspacing=1.4,
         )  # fmt: skip
+
+
+def _writer(source: str, site: RecordedSite | None) -> str:
+    """A source in the few letters that a map has room for: its layer and kind."""
+    if source == "x_0" or (site is not None and site.kind == "start"):
+        return "x₀"
+    if site is not None and site.kind != "other" and site.layer is not None:
+        return f"{site.layer + 1} {site.kind}"
+    return source if len(source) <= 22 else f"…{source[-21:]}"
 
 
 def _columns(rec: Recording, statistics: Mapping[str, tuple[str, str]]) -> dict[str, Values]:

@@ -22,6 +22,7 @@ from addnorm.stream.record.recording import Recording
 __all__ = ["of_model", "versions"]
 
 LONG = 48  # rows of a table that are seen at once
+EMBEDDING = "with a norm of the embedding"  # a remark that the wiring's section makes itself
 SAID = {  # how to read each figure
     "depth": "Above, the size of the stream's elements after each sublayer; below, how much the loss depends on the stream "
     "there, and on the parameters of each sublayer.",
@@ -136,7 +137,9 @@ def _wiring(stream: Stream) -> list[Block]:
     ends = [("An embedding norm", stream.embedding_norm), ("A final norm", stream.final_norm)]
     said = [Finding(f"{what} stands {'before the first' if 'emb' in what else 'after the last'} sublayer: {norm_text(norm)}, "
                     f"{norm.path or 'in the model itself'}.") for what, norm in ends if norm is not None]  # fmt: skip
-    said += [Finding(remark[0].upper() + remark[1:].rstrip(".") + ".") for remark in stream.remarks]
+    said += [
+        Finding(remark[0].upper() + remark[1:].rstrip(".") + ".") for remark in stream.remarks if remark != EMBEDDING
+    ]
     if stream.wiring is not None:
         said.append(Finding(f"Source: {stream.wiring.source}. When to use {stream.wiring.name}: {stream.wiring.use}"))
     rows: list[list[Cell]] = [
