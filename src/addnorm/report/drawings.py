@@ -115,7 +115,7 @@ def made_of(rec: Recording, stream: str, name: str, caption: str) -> Figure | No
     rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
     table = Table(head, rows, "Share of each source in the stream; a column sums to one")
     sites = {site.id: site for site in rec.sites}
-    of = f" {stream}" if len(rec.maps) > 1 else ""
+    of = f"stream of the {stream}" if len(rec.maps) > 1 else "stream"
 
     def draw(figure: Canvas) -> None:
         ax = rec.plot.memory_map(ax=figure.add_subplot(), stream=stream)
@@ -129,7 +129,7 @@ def made_of(rec: Recording, stream: str, name: str, caption: str) -> Figure | No
 
     return drawn(
         name, draw,
-        title=f"Of what the stream{of} is made, by depth", caption=caption, table=table,
+        title=f"Of what the {of} is made, by depth", caption=caption, table=table,
         height=min(max(1.5 + 0.27 * len(sources), 3.2), 8.5),
     )  # fmt: skip
 
@@ -144,8 +144,8 @@ def ablation(done: Sequence[Ablation], caption: str) -> Figure | None:
 
     def draw(figure: Canvas) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True)
-        depths = axes.Depths(sites)
-        _bars(upper, depths, [one.output_change for one in done], "‖change‖ / ‖output‖", legend=True)
+        depths, columns = axes.Depths(sites), 2 if figure.get_figwidth() < NARROW else 5
+        _bars(upper, depths, [one.output_change for one in done], "‖change‖ / ‖output‖", legend=columns)
         _bars(lower, depths, below, "change of the loss" if loss else "KL divergence, nats")
         axes.x_axis(lower, depths)
         upper.tick_params(which="both", labelbottom=False)
@@ -159,8 +159,16 @@ def ablation(done: Sequence[Ablation], caption: str) -> Figure | None:
     return drawn("ablation", draw, title=title, caption=caption, table=Table(head, rows, title), height=4.4)
 
 
-def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *, legend: bool = False) -> None:
-    """A bar for each sublayer; kinds differ by colour and by stripes, and what is no number is a cross."""
+def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *, legend: int = 0) -> None:
+    """A bar for each sublayer; kinds differ by colour and by stripes, and what is no number is a cross.
+
+    Args:
+        ax: where.
+        depths: of the sublayers.
+        values: one for each.
+        ylabel: what they are.
+        legend: how many columns it has; 0 is none.
+    """
     from matplotlib.patches import Patch
 
     kinds = dict.fromkeys(site.kind for site in depths.sites)
@@ -189,7 +197,7 @@ def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *
     if legend:
         handles = [Patch(label=axes.NAMES.get(kind, kind), **style) for kind, style in styles.items()]
         ax.legend(
-            handles=[*handles, *(crosses if lost else [])], loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2,
+            handles=[*handles, *(crosses if lost else [])], loc="lower left", bbox_to_anchor=(0, 1.0), ncols=legend,
             frameon=False, fontsize="small", borderaxespad=0.15, handlelength=1.6, columnspacing=1.4,
         )  # fmt: skip
 
