@@ -61,8 +61,10 @@ def drawn(
         svgs = []
         for form, width in (("wide", WIDE), ("narrow", NARROW)):
             figure = figures.Figure(figsize=(width, height), layout="constrained")
+            figure.get_layout_engine().set(h_pad=0.09)  # inches between panels
             draw(figure)
             _prepare(figure)
+            _align(figure)
             svgs.append(themed(_saved(figure), f"{name}-{form}", label, f"chart {form}"))
     return Figure(title, caption, svgs[0], table, svgs[1])
 
@@ -80,6 +82,19 @@ def _prepare(figure: Canvas) -> None:
             cells = mesh.get_array()
             if cells is not None and cells.size > VECTORS:
                 mesh.set_rasterized(True)
+
+
+def _align(figure: Canvas) -> None:
+    """Panels that stand below one another have the same depths at the same places, whatever their ticks are as wide as."""
+    if len(figure.axes) < 2 or any(ax.get_label() == "<colorbar>" for ax in figure.axes):
+        return
+    figure.draw_without_rendering()  # which lays it out
+    figure.set_layout_engine("none")
+    boxes = [ax.get_position() for ax in figure.axes]
+    left, right = max(box.x0 for box in boxes), min(box.x1 for box in boxes)
+    for ax, box in zip(figure.axes, boxes, strict=True):
+        ax.set_position((left, box.y0, right - left, box.height))
+    figure.align_ylabels()
 
 
 def _plain(axis: Any) -> None:
