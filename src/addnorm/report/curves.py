@@ -107,7 +107,7 @@ def memory(name: str, shown: Sequence[Chosen]) -> Figure | None:
     head = ["wiring", "source", *("x_0" if not k else f"depth {k}" for k in range(depth))]
     return drawn(
         name, draw, title="Of what the stream is made, after training",
-        caption="Each row is a source, each column the stream at a depth; a column sums to one (colours by the square root). What "
+        caption="Each row is a source, each column the stream at a depth; a column sums to one (colours by its root). What "
         "a source wrote is followed through the norms after it, exactly.",
         table=Table(head, rows, "Share of each source in the stream"), height=min(max(1.5 + 0.2 * len(sources), 3.2), 8.5),
     )  # fmt: skip
