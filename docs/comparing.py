@@ -1,7 +1,7 @@
-"""What comparing.md and README.md say of the default comparison, made from benchmarks/results/compare.json.
+"""What comparing.md says of the default comparison, made from benchmarks/results/compare.json.
 
-python docs/comparing.py            replaces what stands between the comparing comments of the pages
-python docs/comparing.py --check    changes nothing; 1 if a page is not what the results say
+python docs/comparing.py            replaces what stands between the comparing comments of the page
+python docs/comparing.py --check    changes nothing; 1 if the page is not what the results say
 
 The sentences are the comparison's own verdict. Nothing is judged here.
 """
@@ -17,9 +17,8 @@ from typing import Any
 import page
 
 ROOT = Path(__file__).parent.parent
-PAGE, README = ROOT / "docs" / "comparing.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "comparing.md"
 RESULTS = ROOT / "benchmarks" / "results" / "compare.json"
-SOURCE = "the comparison says"
 SHORT = ("loss", "warm-up", "gradient", "memory")  # what README says
 
 
@@ -51,33 +50,17 @@ def table() -> str:
 
 
 def short() -> str:
-    """The sentences for a reader in a hurry."""
+    """The sentences for a reader in a hurry, for README.md."""
     told = [one["sentence"] for one in document()["comparison"]["verdict"] if one["about"] in SHORT]
     return "\n".join(f"- {sentence}" for sentence in told)
 
 
-PAGES = {
-    PAGE: {"comparing:verdict": verdict, "comparing:table": table},
-    README: {"comparing:short": short},
-}
+SECTIONS = {"comparing:verdict": verdict, "comparing:table": table}
 
 
 def main(words: Sequence[str]) -> int:
-    """Both pages."""
-    if [*words] not in ([], ["--check"]):
-        raise SystemExit(f"docs/comparing.py was called with {' '.join(words)}, expected nothing or --check.")
-    stale = 0
-    for path, sections in PAGES.items():
-        text = path.read_text(encoding="utf-8")
-        wanted = page.replaced(path.name, text, {name: make() for name, make in sections.items()})
-        if text == wanted:
-            continue
-        if words:
-            print(f"{path.name} is not what {SOURCE}: run docs/comparing.py")
-            stale = 1
-        else:
-            page.write(path, wanted)
-    return stale
+    """What `page.main` does."""
+    return page.main(words, PAGE, SECTIONS, "the comparison says")
 
 
 if __name__ == "__main__":
