@@ -35,6 +35,13 @@ def toy():
 def frozen():
     return Toy().requires_grad_(False), (torch.randn(2, 3, 8),)
 
+class Detached(Toy):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+def detached():
+    return Detached(), (torch.randn(2, 3, 8),)
+
 def none():
     return nn.Linear(8, 8), (torch.randn(2, 3, 8),)
 """
@@ -66,8 +73,9 @@ def test_it_writes_a_page_and_says_where(place):
     assert any("The loss needs no labels" in fact for fact in facts)
 
 
-def test_a_model_without_gradients_is_reported_forward_only(place):
-    done = run("report_models:frozen", "--report", "a.html", "--json")
+@pytest.mark.parametrize("name", ["frozen", "detached"])
+def test_a_model_without_gradients_is_reported_forward_only(place, name):
+    done = run(f"report_models:{name}", "--report", "a.html", "--json")
     assert done.exit_code == 0
     assert done.stdout.startswith("{")
     text = (place / "a.html").read_text(encoding="utf-8")
