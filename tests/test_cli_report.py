@@ -13,7 +13,10 @@ pytest.importorskip("jinja2")
 
 from addnorm import cli_stream
 from addnorm.cli import main
+from addnorm.report import Figure
 from pages import checked
+
+SVG = '<svg viewBox="0 0 1 1" role="img" aria-label="x"></svg>'
 
 FACTORIES = """
 import torch
@@ -35,6 +38,13 @@ def toy():
 def frozen():
     return Toy().requires_grad_(False), (torch.randn(2, 3, 8),)
 
+class Detached(Toy):
+    def forward(self, x):
+        return super().forward(x).detach()
+
+def detached():
+    return Detached(), (torch.randn(2, 3, 8),)
+
 def none():
     return nn.Linear(8, 8), (torch.randn(2, 3, 8),)
 """
@@ -48,6 +58,16 @@ def place(tmp_path, monkeypatch, threads):
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     sys.modules.pop("report_models", None)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Figures without their drawings, which other tests look at."""
+
+    def drawn(name, draw, *, title, caption, table, height):
+        return Figure(title, caption, SVG, table, SVG)
+
+    monkeypatch.setattr("addnorm.report.drawings.drawn", drawn)
 
 
 def run(*arguments):
@@ -66,8 +86,9 @@ def test_it_writes_a_page_and_says_where(place):
     assert any("The loss needs no labels" in fact for fact in facts)
 
 
-def test_a_model_without_gradients_is_reported_forward_only(place):
-    done = run("report_models:frozen", "--report", "a.html", "--json")
+@pytest.mark.parametrize("name", ["frozen", "detached"])
+def test_a_model_without_gradients_is_reported_forward_only(place, name, quick):
+    done = run(f"report_models:{name}", "--report", "a.html", "--json")
     assert done.exit_code == 0
     assert done.stdout.startswith("{")
     text = (place / "a.html").read_text(encoding="utf-8")
@@ -76,7 +97,7 @@ def test_a_model_without_gradients_is_reported_forward_only(place):
     assert "gradient of the loss" not in text
 
 
-def test_in_float64_and_in_training(place):
+def test_in_float64_and_in_training(place, quick):
     done = run("report_models:toy", "--float64", "--train", "--report", "a.html")
     assert done.exit_code == 0
     text = (place / "a.html").read_text(encoding="utf-8")
@@ -84,7 +105,7 @@ def test_in_float64_and_in_training(place):
     assert "training" in text
 
 
-def test_what_is_not_proved_exits_with_3_and_has_its_page(place, monkeypatch):
+def test_what_is_not_proved_exits_with_3_and_has_its_page(place, monkeypatch, quick):
     inspected = cli_stream.inspected
 
     def broken(*arguments):
@@ -133,7 +154,7 @@ def test_a_package_that_is_missing_is_told_before_anything_runs(monkeypatch, pac
     assert "pip install 'addnorm[plot]'" in done.stderr
 
 
-def test_a_full_disk_leaves_nothing_half_written(place, monkeypatch):
+def test_a_full_disk_leaves_nothing_half_written(place, monkeypatch, quick):
     def full(self, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["drawn"]
 
 WIDE, NARROW = 9.6, 3.9  # inches; a page shows them at 1.4 and 1.2 times the size
+DPI = 200  # of pictures
 VECTORS = 1000  # a heat map of more cells is a picture
 SETTINGS = {
     "svg.fonttype": "none", "axes.facecolor": PAPER, "figure.facecolor": "none", "axes.edgecolor": "#6b6b6b",
@@ -128,5 +129,5 @@ def unicode(text: str) -> str:
 
 def _saved(figure: Canvas) -> str:
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(file, format="svg", dpi=DPI, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return file.getvalue()

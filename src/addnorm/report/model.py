@@ -16,7 +16,7 @@ from addnorm.nn.equation import number as constant
 from addnorm.report import drawings, findings
 from addnorm.report.blocks import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.inspected import NORMS, norm_text
+from addnorm.stream.find.inspected import NORMS, merged, norm_text, starred
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.record.recording import Recording
 
@@ -156,7 +156,11 @@ def _wiring(stream: Stream) -> list[Block]:
     wrong = [place for place, site in enumerate(stream.sites) if not site.closes]
     caption = f"The {_count(len(rows), 'sublayer')} of the {stream.name}, each with the relative error of its equation"
     table = Table(["module", "layer", "kind", "equation", "norm, eps", "error"], rows, caption, len(rows) > LONG, wrong)
-    notes = [Finding(f"{site.id}: {note}.") for site in stream.sites for note in site.notes]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for site in stream.sites:
+        for note in site.notes:
+            alike.setdefault((note, starred(site.id)), []).append(site.id)
+    notes = [Finding(f"{merged(ids)}: {note}.") for (note, _), ids in alike.items()]
     return [Formula(lines, text), *([Findings(said)] if said else []), table, *([Findings(notes)] if notes else [])]
 
 
