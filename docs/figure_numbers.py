@@ -6,8 +6,10 @@ layer from `addnorm.nn.Encoder`. Random numbers have a seed, and torch's own gen
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,9 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import addnorm
+from addnorm.lab import Comparison, Protocol
+from addnorm.lab.journal import restored
 from addnorm.lab.toy import Toy
 from addnorm.trace import PRESETS, Trace, show
 
+COMPARED = Path(__file__).parent.parent / "benchmarks" / "results" / "compare.json"
 LAYERS, SEEDS = 16, range(4)
 STACKS = {
     "pre_ln": "pre-LN", "post_ln": "post-LN", "no_residual": "norm, no residual", "no_norm": "residual, no norm",
@@ -52,6 +57,14 @@ class Flow(NamedTuple):
     feed_forward: Tensor
     z_2: Tensor
     y_2: Tensor
+
+
+def comparison() -> Comparison:
+    """The default comparison, as benchmarks/results/compare.json has it."""
+    document = restored(json.loads(COMPARED.read_text(encoding="utf-8")))
+    found = document["comparison"]
+    protocol = {key: tuple(value) if isinstance(value, list) else value for key, value in found["protocol"].items()}
+    return Comparison(tuple(found["compared"]), Protocol(**protocol), document["rows"], [], found["text"])
 
 
 def by_depth() -> dict[str, Depth]:

@@ -1,4 +1,4 @@
-"""The figures of add_norm.md, drawn from the numbers of figure_numbers.py.
+"""The figures of add_norm.md, comparing.md and README.md, drawn from the numbers of figure_numbers.py.
 
 python docs/figures.py            writes docs/figures/*.svg
 python docs/figures.py FOLDER     writes them elsewhere
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import figure_numbers as numbers
 import page
 
+from addnorm.lab import plot
 from addnorm.stream.record.axes import COLOURS, DASHES, GREY
 
 if TYPE_CHECKING:  # matplotlib is imported where it is used
@@ -195,9 +196,23 @@ def heat(ax: Axes, values: Tensor, limit: float) -> Any:
     return drawn
 
 
+def comparison() -> Figure:
+    """Two wirings trained: the loss by step, and after training the gradient by depth."""
+    found = numbers.comparison()
+    n = found.protocol.n_layers[0]
+    made = figure(9.6, 3.9)
+    left, right = made.subfigures(1, 2)
+    plot.curves(found, n, left.subplots())
+    gradient = [panel for panel in plot.BACKWARD if panel[0] == "gradient"]
+    plot.by_depth(plot.chosen(found, n), gradient, right, after=True)
+    for ax, title in ((left.axes[0], "Learning"), (right.axes[0], "The gradient after training")):
+        ax.set_title(title, loc="left", pad=34)
+    return made
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "signal-and-scale": signal_and_scale, "add-then-norm": add_then_norm, "workflow": workflow,
-    "encoder-layer": encoder_layer,
+    "encoder-layer": encoder_layer, "comparison": comparison,
 }  # fmt: skip
 
 

@@ -14,16 +14,17 @@ from pathlib import Path
 Sections = Mapping[str, Callable[[], str]]
 
 
-def main(words: Sequence[str], page: Path, sections: Sections, source: str) -> int:
+def main(words: Sequence[str], page: Path, sections: Sections, source: str, script: str = "") -> int:
     """Replaces the sections of a page, or with `--check` says whether they are what they should be.
 
     Args:
         words: of the command line: nothing, or `--check`.
-        page: the page. Its script is the file beside it of the same name.
+        page: the page.
         sections: what makes each.
         source: what they are made from, and its verb: "the wirings say".
+        script: what writes it; by default the file beside it of the same name.
     """
-    script = f"docs/{page.stem}.py"
+    script = script or f"docs/{page.stem}.py"
     if [*words] not in ([], ["--check"]):
         raise SystemExit(f"{script} was called with {' '.join(words)}, expected nothing or --check.")
     text = page.read_text(encoding="utf-8")

@@ -65,6 +65,16 @@ def test_a_page_without_verdict_tiles_and_foot():
     assert not found.all("footer")
 
 
+def test_two_figures_of_one_name_are_refused():
+    svg = SVG.replace("></svg>", '><path id="a-1" /></svg>')
+    figure = Figure("t", "c", svg, Table(["a"], [["b"]]))
+    render(Page("t", "s", [], [Section("one", "", [figure])]))
+    with pytest.raises(
+        ValueError, match="2 drawings have the id 'a-1', expected each figure drawn with a name of its own"
+    ):
+        render(Page("t", "s", [], [Section("one", "", [figure]), Section("two", "", [figure])]))
+
+
 def test_the_same_page_is_the_same_text():
     assert render(page()) == render(page())
 

@@ -263,6 +263,16 @@ def test_the_memory_map_may_have_negative_shares_many_sources_and_keywords():
     rec.maps = {"stream": (["a", "b"], [[1.5, -0.5]])}
     mesh = rec.plot.memory_map().collections[0]
     assert (mesh.norm.vmin, mesh.norm.vmax) == (-0.5, 1.5)
+    assert mesh.norm(1.5) == pytest.approx(1)
+    assert mesh.norm(-0.5) == pytest.approx(0)
+
+
+def test_a_share_a_little_below_zero_leaves_the_small_ones_apart():
+    rec = recorded(30)
+    rec.maps = {"stream": (["a", "b", "c"], [[0.981, 0.02, -0.001]])}
+    norm = rec.plot.memory_map().collections[0].norm
+    assert norm(0.02) - norm(-0.001) > 0.1
+    assert norm.inverse(norm(0.02)) == pytest.approx(0.02)
 
 
 def test_the_memory_map_of_each_stream_stands_below_the_other():

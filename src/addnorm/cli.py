@@ -74,7 +74,7 @@ def bench(
 
 @main.command()
 def demo() -> None:
-    """Show in a few seconds what addnorm does: the formula, the numbers, the errors, the speed."""
+    """Show in two minutes what addnorm does; the reports it writes lie in addnorm-demo."""
     from addnorm import demo as demonstration
 
     _exit(0 if demonstration.run() else 3)

@@ -38,7 +38,7 @@ from addnorm.stream.models.texts import read_texts
 from addnorm.stream.record.extras import need
 from addnorm.stream.record.recording import Map, Recording
 
-__all__ = ["Probe", "record", "step_of", "tell"]
+__all__ = ["NoGradients", "Probe", "record", "step_of", "tell"]
 
 BATCH = 8  # texts a step
 FORMATS = {".json": None, ".parquet": "pyarrow"}  # of a recording, and what is needed to write it
@@ -102,6 +102,10 @@ def record(
     return unproved(found)
 
 
+class NoGradients(Refused):
+    """The output depends on no parameter."""
+
+
 class Probe:
     """A loss that needs no labels: each token's output times a fixed random vector of its own, N(0, 1/d), mean over the tokens.
 
@@ -139,7 +143,7 @@ def step_of(loaded: Loaded, kwargs: dict[str, Any], probe: Probe | None) -> None
         if loss.requires_grad:
             loss.backward()
         else:
-            raise Refused(
+            raise NoGradients(
                 f"MODEL {loaded.name!r} has no gradients, its output depends on no parameter: use --no-grads."
             )
     except Refused:

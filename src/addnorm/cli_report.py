@@ -16,7 +16,7 @@ from rich.console import Console
 
 import addnorm
 from addnorm import report as pages
-from addnorm.cli_record import Probe, step_of, tell
+from addnorm.cli_record import NoGradients, Probe, step_of, tell
 from addnorm.cli_stream import (
     Given,
     Refused,
@@ -86,12 +86,19 @@ def _told() -> Iterator[None]:
 
 
 def _recorded(loaded: Loaded, found: Inspection, probe: Probe) -> Recording:
-    """One forward, and a backward where the model has parameters that learn."""
-    grads = any(parameter.requires_grad for parameter in loaded.model.parameters())
+    """One forward and one backward; a forward alone where the output depends on no parameter."""
     masked = "attention_mask" if mask_of(loaded.kwargs) is not None else None
-    with working(f"record {found.model}"), quiet():
-        with addnorm.record(loaded.model, grads=grads, tokens=masked) as rec:
-            step_of(loaded, loaded.kwargs, probe if grads else None)
+    for grads in (True, False):
+        try:
+            with (
+                working(f"record {found.model}"),
+                quiet(),
+                addnorm.record(loaded.model, grads=grads, tokens=masked) as rec,
+            ):
+                step_of(loaded, loaded.kwargs, probe if grads else None)
+            break
+        except NoGradients:
+            continue
     return rec
 
 

@@ -1,8 +1,8 @@
-"""What addnorm does, in a few seconds: `addnorm demo`, which `make demo` runs.
+"""What addnorm does, in two minutes: `addnorm demo`, which `make demo` runs.
 
-Seven parts, each a sentence that says what to see, and a table: one token step by step, real tensors against PyTorch, the
-bias gradient in bfloat16, the speed, a real model's wiring, the same by depth, the same fused. Where something is proved, `run`
-is False if it failed.
+Nine parts, each a sentence that says what to see, and a table: one token step by step, real tensors against PyTorch, the
+bias gradient in bfloat16, the speed, a real model's wiring, the same by depth, the same fused; then two wirings trained, and the
+reports. Where something is proved, `run` is False if it failed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from addnorm import bench, demo_fuse, demo_stream
+from addnorm import bench, demo_compare, demo_fuse, demo_stream
 from addnorm.bench import facts
 from addnorm.bench.jobs import DTYPES, JOBS, NORMS, PLAIN, matrix
 from addnorm.bench.summary import by_cell
@@ -147,7 +147,8 @@ def speed(screen: Console) -> None:
 
 # Each returns whether what it proves held, and None where it proves nothing.
 PARTS: tuple[Callable[[Console], bool | None], ...] = (
-    one_token, real_tensors, bias_gradient, speed, demo_stream.real_model, demo_stream.recorded, demo_fuse.fused
+    one_token, real_tensors, bias_gradient, speed, demo_stream.real_model, demo_stream.recorded, demo_fuse.fused,
+    demo_compare.compared, demo_compare.reports,
 )  # fmt: skip
 
 

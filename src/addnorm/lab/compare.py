@@ -98,7 +98,7 @@ def compare(
     return Comparison(
         tuple(label(one) for one in given), protocol, [one for one in found if one["kind"] == "run"],
         [row for one in found if one["kind"] == "init" for row in one["found"]],
-        {"text": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
+        {"name": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
          "entropy": text.entropy, "uniform": text.uniform},
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ def _at_init(given: Sequence[Wiring]) -> list[_Job]:
         for n in theory.DEPTHS:
             stacks = tuple(theory.jobs([wiring], [n]))
             what = {"schema": SCHEMA, "init": does(wiring, n), "seeds": [one.seed for one in stacks], "n": n,
-                    "own": stacks[0].own_init, "wiring": label(wiring)}  # fmt: skip
+                    "own": stacks[0].own_init, "wiring": label(wiring), "sequences": theory.SEQUENCES}  # fmt: skip
             found.append(_Job(digest(what), f"init {label(wiring)}, {n} layers", INIT_STEPS, stacks))
     return found
 

@@ -19,7 +19,7 @@ from addnorm.lab.models import CharLM
 from addnorm.stream.ablate import ablate_each
 from addnorm.stream.find.inspect import inspect
 from addnorm.stream.record.recorder import record
-from addnorm.stream.record.recording import Map, Recording
+from addnorm.stream.record.recording import Recording
 
 __all__ = [
     "BY_DEPTH",
@@ -30,7 +30,7 @@ __all__ = [
     "judge",
     "logits",
     "loss_on",
-    "maps_of",
+    "map_of",
     "moved",
     "probed",
 ]
@@ -77,9 +77,22 @@ def moved(before: Tensor, after: Tensor) -> float:
     return float((after.double() - before.double()).norm() / before.double().norm())
 
 
+def name_of(kind: str, layer: int | None) -> str:
+    """What a sublayer is called here: "attention 3" is that of the third layer."""
+    return kind if layer is None else f"{kind} {layer + 1}"
+
+
 def sites_of(recording: Recording) -> list[Numbers]:
     """The places by depth: x_0, then the sublayers."""
-    return [{"id": site.id, "kind": site.kind, "layer": site.layer} for site in recording.sites if site.kind != "final"]
+    return [
+        {
+            "id": "x_0" if site.kind == "start" else name_of(site.kind, site.layer),
+            "kind": site.kind,
+            "layer": site.layer,
+        }
+        for site in recording.sites
+        if site.kind != "final"
+    ]
 
 
 def by_depth(recording: Recording, step: int) -> Numbers:
@@ -95,9 +108,12 @@ def by_depth(recording: Recording, step: int) -> Numbers:
     return found
 
 
-def maps_of(maps: dict[str, Map]) -> Numbers | None:
-    """The memory map, where there is one: of what each state of the stream is made."""
-    return next(({"sources": sources, "shares": shares} for sources, shares in maps.values()), None)
+def map_of(recording: Recording) -> Numbers | None:
+    """The memory map of the last recorded step, where there is one: of what each state of the stream is made."""
+    names = {site.id: name_of(site.kind, site.layer) for site in recording.sites if site.kind not in ("start", "final")}
+    for sources, shares in recording.maps.values():
+        return {"sources": [names.get(source, source) for source in sources], "shares": shares}
+    return None
 
 
 def probed(model: CharLM, text: Text, tokens: int) -> Numbers:
@@ -106,8 +122,8 @@ def probed(model: CharLM, text: Text, tokens: int) -> Numbers:
     apart = copy.deepcopy(model)
     with record(apart) as found:
         judge(apart(read), following).backward()
-        maps = maps_of(found.maps)
-    return {**by_depth(found, 0), "map": maps}
+        made_of = map_of(found)
+    return {**by_depth(found, 0), "map": made_of}
 
 
 def ablation(model: CharLM, text: Text, tokens: int, told: Callable[[], None] | None = None) -> list[Numbers]:
@@ -117,7 +133,7 @@ def ablation(model: CharLM, text: Text, tokens: int, told: Callable[[], None] | 
         sites = inspect(model, read)
     found = []
     for one in ablate_each(sites, read, loss=lambda y: judge(y, following)):
-        found.append({"site": one.site.id, "kind": one.site.kind, "rise": one.loss_change})
+        found.append({"site": name_of(one.site.kind, one.site.layer), "kind": one.site.kind, "rise": one.loss_change})
         if told is not None:
             told()
     return found

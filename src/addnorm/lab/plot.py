@@ -23,8 +23,10 @@ if TYPE_CHECKING:  # matplotlib is imported where it is used
 __all__ = [
     "BACKWARD",
     "FORWARD",
+    "Chosen",
     "Curve",
     "ablation",
+    "best",
     "by_depth",
     "chosen",
     "curves",
@@ -32,6 +34,7 @@ __all__ = [
     "rates",
     "sites_of",
     "smoothed",
+    "style_of",
 ]
 
 Points = Sequence[tuple[float, float]]
@@ -50,22 +53,48 @@ WINDOW = 10  # steps over which a learning curve is smoothed
 
 
 class Curve(NamedTuple):
-    """A series: what it is called, its points, and whether those that are infinite are marked."""
+    """A series: what it is called, its points, and what of its style is not by its place."""
 
     label: str
     points: Points
+    style: Mapping[str, Any] = {}
 
 
-def chosen(of: Comparison, n_layers: int) -> list[tuple[str, Group]]:
+class Chosen(NamedTuple):
+    """Runs that are drawn: what they are called, and their style, in which a colour is a wiring and a dash is warm-up."""
+
+    label: str
+    group: Group
+    style: dict[str, Any]
+
+
+def chosen(of: Comparison, n_layers: int) -> list[Chosen]:
     """What a figure of trained models shows of a depth: each wiring with and without warm-up, at its best rate."""
     found = []
-    for arm in (arm for arm in of.arms if arm.n_layers == n_layers):
+    for number, arm in enumerate(arm for arm in of.arms if arm.n_layers == n_layers):
         both = [arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)]
         groups = [group for group in both if group is not None]
         for group in groups:
-            named = f"{arm.wiring}, {'warm-up' if group.warm_up else 'no warm-up'}" if len(groups) > 1 else arm.wiring
-            found.append((named, group))
+            warm = bool(group.warm_up)
+            label = f"{arm.wiring}, {'warm-up' if warm else 'no warm-up'}" if len(groups) > 1 else arm.wiring
+            found.append(Chosen(label, group, style_of(number, warm if len(groups) > 1 else number % 2 == 1)))
     return found
+
+
+def best(of: Comparison, n_layers: int) -> list[Chosen]:
+    """Each wiring of a depth at its best setting."""
+    arms = (arm for arm in of.arms if arm.n_layers == n_layers)
+    return [Chosen(arm.wiring, arm.best, style_of(number, number % 2 == 1)) for number, arm in enumerate(arms)]
+
+
+def style_of(number: int, dashed: bool) -> dict[str, Any]:
+    """The colour of a wiring, by its place; dashed and hollow, or solid and filled."""
+    again = 2 * (number // len(axes.COLOURS))  # a second round of colours has other dashes
+    which = again % 4 + dashed
+    return {
+        "color": axes.COLOURS[number % 4], "linestyle": axes.DASHES[which],
+        "fillstyle": axes.FILLINGS[which],
+    }  # fmt: skip
 
 
 def smoothed(losses: Sequence[float], window: int = WINDOW) -> list[float]:
@@ -84,7 +113,7 @@ def learning(group: Group) -> Points:
 
 def curves(of: Comparison, n_layers: int, ax: Axes) -> Axes:
     """The loss while training, smoothed; beside what knowing only how often each character occurs gives."""
-    found = [Curve(name, learning(group)) for name, group in chosen(of, n_layers)]
+    found = [Curve(one.label, learning(one.group), one.style) for one in chosen(of, n_layers)]
     lines(ax, found, "step", "training loss, nats a character", marked=False)
     entropy = of.text["entropy"]
     ax.axhline(entropy, color=axes.GREY, linewidth=0.9, linestyle=(0, (1, 2)))
@@ -100,17 +129,17 @@ def rates(of: Comparison, n_layers: int, ax: Axes) -> Axes:
     """The test loss against the learning rate, a point for each seed; the line is the mean."""
     found: list[Curve] = []
     seeds: list[Points] = []
-    for arm in (arm for arm in of.arms if arm.n_layers == n_layers):
+    for number, arm in enumerate(arm for arm in of.arms if arm.n_layers == n_layers):
         for warm_up in sorted({group.warm_up for group in arm.groups}):
             groups = sorted((g for g in arm.groups if g.warm_up == warm_up), key=lambda g: g.lr)
             label = f"{arm.wiring}, {'warm-up' if warm_up else 'no warm-up'}"
-            found.append(Curve(label, [(group.lr, group.loss()) for group in groups]))
+            found.append(Curve(label, [(group.lr, group.loss()) for group in groups], style_of(number, warm_up > 0)))
             seeds.append([(group.lr, loss) for group in groups for loss in group.losses()])
     lines(ax, found, "learning rate", "test loss, nats a character", log_x=True)
-    for number, points in enumerate(seeds):
+    for curve, points in zip(found, seeds, strict=True):
         finite = [(x, y) for x, y in points if math.isfinite(y)]
         ax.plot(
-            [x for x, _ in finite], [y for _, y in finite], ".", color=axes.COLOURS[number % 4], markersize=4, alpha=0.7
+            [x for x, _ in finite], [y for _, y in finite], ".", color=curve.style["color"], markersize=4, alpha=0.7
         )
     ticks = sorted({x for curve in found for x, _ in curve.points})
     ax.set_xticks(ticks, labels=[f"{x:g}" for x in ticks])
@@ -130,19 +159,22 @@ def lines(
 ) -> Axes:
     """Series over numbers; a value that is no number, or infinite, is a cross at the top."""
     for number, curve in enumerate(found):
-        again = number // len(axes.COLOURS)
-        filling = (number + again) % 4
         style: dict[str, Any] = {
-            "color": axes.COLOURS[number % 4], "linestyle": axes.DASHES[filling], "linewidth": 1.7, "label": curve.label,
-        }  # fmt: skip
+            **style_of(number, number % 2 == 1),
+            **curve.style,
+            "linewidth": 1.7,
+            "label": curve.label,
+        }
+        hollow = style.pop("fillstyle") == "none"
         if marked:
             style |= {"marker": "o", "markersize": 5.0, "markeredgewidth": 1.2}
-            style |= {"markerfacecolor": ax.get_facecolor()} if axes.FILLINGS[filling] == "none" else {}
+            style |= {"markerfacecolor": ax.get_facecolor()} if hollow else {}
         finite = [(x, y) for x, y in curve.points if math.isfinite(y) and (y > 0 or not log_y)]
         lost = [x for x, y in curve.points if not math.isfinite(y)]
         ax.plot([x for x, _ in finite], [y for _, y in finite], **style)
-        ax.plot(lost, [0.97] * len(lost), "x", color=axes.ALARM, markersize=6.5, markeredgewidth=1.8, clip_on=False,
-                transform=ax.get_xaxis_transform())  # fmt: skip
+        if lost:  # an empty line that is not clipped has its corner at the origin, to which the layout would make room
+            ax.plot(lost, [0.97] * len(lost), "x", color=axes.ALARM, markersize=6.5, markeredgewidth=1.8, clip_on=False,
+                    transform=ax.get_xaxis_transform())  # fmt: skip
     if log_x:
         ax.set_xscale("log")
     if log_y:
@@ -186,9 +218,9 @@ def mean_by_depth(group: Group, name: str, after: bool) -> list[float | None]:
     ]
 
 
-def by_depth(groups: Mapping[str, Group], panels: Sequence[Panel], figure: Figure, *, after: bool) -> Figure:
+def by_depth(shown: Sequence[Chosen], panels: Sequence[Panel], figure: Figure, *, after: bool) -> Figure:
     """Panels above one another with the same depths: the first step of training, or after it. Takes a figure, and returns it."""
-    with_sites = [group for group in groups.values() if group.runs[0]["sites"]]
+    with_sites = [one.group for one in shown if one.group.runs[0]["sites"]]
     if not with_sites:
         raise ValueError("nothing was recorded by depth, expected runs with every > 0.")
     depths = Depths(sites_of(with_sites[0].runs[0]))
@@ -197,26 +229,26 @@ def by_depth(groups: Mapping[str, Group], panels: Sequence[Panel], figure: Figur
         first = ax is places[0]
         axes.panel_of(ax, depths).tells_kinds = first
         ax.tick_params(labelbottom=ax is places[-1])
-        for label, group in groups.items():
+        for label, group, style in shown:
             values = mean_by_depth(group, name, after) if group.runs[0]["sites"] else []
             sites = sites_of(group.runs[0])
             points = [(site, value) for site, value in zip(sites, values, strict=False) if value is not None]
-            axes.add(ax, depths, Line(label, points, {}))
+            axes.add(ax, depths, Line(label, points, style))
         axes.finish(ax, [], ylabel, limits, legend=first)
     return figure
 
 
-def ablation(groups: Mapping[str, Group], ax: Axes) -> Axes:
+def ablation(shown: Sequence[Chosen], ax: Axes) -> Axes:
     """How much the loss rises without each sublayer, the mean over the seeds."""
     depths = None
-    for label, group in groups.items():
+    for label, group, style in shown:
         runs = [run for run in group.runs if run.get("ablation")]
         if not runs:
             continue
         sites = [RecordedSite(one["site"], one["site"], one["kind"], None) for one in runs[0]["ablation"]]
         depths = depths or Depths(sites)
         rises = [statistics.fmean(run["ablation"][k]["rise"] for run in runs) for k in range(len(sites))]
-        axes.add(ax, depths, Line(label, [*zip(sites, rises, strict=True)], {}))
+        axes.add(ax, depths, Line(label, [*zip(sites, rises, strict=True)], style))
     if depths is None:
         raise ValueError("nothing was ablated, expected a run that did not diverge.")
     axes.finish(ax, [], "rise of the loss, nats", None, legend=True)

@@ -29,7 +29,7 @@ __all__ = ["DEPTHS", "SEEDS", "WIRINGS", "AtInit", "at_init", "jobs", "label", "
 
 Numbers = dict[str, Any]
 
-DEPTHS = (2, 4, 8, 16, 32, 64)
+DEPTHS = (2, 4, 8, 16, 24, 32, 64)
 SEEDS = 8
 SEQUENCES = (
     4  # halve the scatter of the first layers' figures; that of the last is the weights', and only more seeds help

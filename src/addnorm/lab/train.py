@@ -146,7 +146,7 @@ class Training:
             self.recorded[name].append(values)
         if self.step == 1:
             self.places = measure.sites_of(recording)
-            self.map = measure.maps_of(recording.maps)
+            self.map = measure.map_of(recording)
 
     # The checkpoint.
 

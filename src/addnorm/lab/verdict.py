@@ -142,10 +142,11 @@ def _warm_ups(of: Comparison) -> Iterator[Finding]:
                 continue
             off = difference(without, with_it)
             numbers[arm.wiring], criterion = off.mean, off.criterion
+            both = f" ({_loss(without.loss())} without, {_loss(with_it.loss())} with)"
             if math.isnan(off.mean):
                 said.append(f"{arm.wiring} trains neither way")
             elif not off.clear:
-                said.append(f"{arm.wiring} is not told apart with and without it ({_signed(-off.mean)})")
+                said.append(f"{arm.wiring} is not told apart with and without it{both}")
             else:
                 verb = (
                     "needs it"
@@ -154,7 +155,7 @@ def _warm_ups(of: Comparison) -> Iterator[Finding]:
                     if off.mean > 0
                     else "loses by it"
                 )
-                said.append(f"{arm.wiring} {verb} ({_loss(without.loss())} without, {_loss(with_it.loss())} with)")
+                said.append(f"{arm.wiring} {verb}{both}")
         if said:
             yield Finding("warm-up", f"Warm-up, at {n} layers: {_listed(said)}.", criterion, numbers)
 
@@ -176,7 +177,7 @@ def _failed(of: Comparison) -> Iterator[Finding]:
         if said:
             note = (
                 "" if what == "diverged"
-                else f": within {LEARNED:g} nats of {entropy:.2f}, what knowing only how often each character occurs gives"
+                else f": they are not {LEARNED:g} nats below {entropy:.2f}, what the frequencies of the characters alone give"
             )  # fmt: skip
             criterion = f"diverged: no number, or above {of.text['uniform']:.2f} nats, what knowing nothing gives"
             yield Finding("failures", f"{_listed(said)} {what}{note}.", criterion if not note else "",
@@ -289,7 +290,7 @@ def _signed(value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{value:.0%}" if abs(value) >= 0.095 else f"{value:.1%}" if abs(value) >= 0.0005 else "0 %"
+    return f"{value:.0%}" if abs(value) >= 0.095 else f"{value:.1%}" if abs(value) >= 0.005 else "nothing"
 
 
 def _times(value: float) -> str:

@@ -13,6 +13,7 @@ from addnorm.report.numbers import column
 
 __all__ = ["Block", "Cell", "Facts", "Figure", "Finding", "Findings", "Formula", "Page", "Section", "Shown", "Table"]
 
+LONG = 36  # characters
 Cell = str | float | None
 
 
@@ -23,6 +24,11 @@ class Shown:
     text: str
     value: str = ""  # of a float every digit, for programs
     number: bool = False
+
+    @property
+    def long(self) -> bool:
+        """Whether it may be broken into lines."""
+        return len(self.text) > LONG
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from addnorm.lab.comparison import Comparison
-from addnorm.lab.plot import chosen
+from addnorm.lab import plot
+from addnorm.lab.comparison import Arm, Comparison
 from addnorm.nn.equation import number as constant
 from addnorm.report import curves, initial
 from addnorm.report.blocks import Block, Cell, Facts, Finding, Findings, Page, Section, Table
@@ -123,21 +123,25 @@ def _settings_tried(found: Comparison) -> Table:
 
 def _trained(found: Comparison, n: int) -> list[Block]:
     """What trained models of a depth did to stream and gradient."""
-    groups = {name: group for name, group in chosen(found, n) if any(run["sites"] for run in group.runs)}
-    if not groups:
+    shown = [one for one in plot.chosen(found, n) if any(run["sites"] for run in one.group.runs)]
+    if not shown:
         return []
-    arms = {arm.wiring: arm.best for arm in found.arms if arm.n_layers == n}
-    blocks: list[Block] = [Findings(_of_depth(found, n, "gradient"))]
-    before = {arm.wiring: arm.groups[0] for arm in found.arms if arm.n_layers == n}
-    blocks.append(curves.by_depth(f"before-{n}", before, n, after=False))
-    if any("after" in run for group in groups.values() for run in group.runs):
-        blocks.append(curves.by_depth(f"after-{n}", groups, n, after=True))
-    blocks.append(Findings(_of_depth(found, n, "memory")))
-    blocks += [curves.memory(f"map-{n}-{k}", name, group) for k, (name, group) in enumerate(arms.items(), 1)
-               if curves.has_map(group)]  # fmt: skip
-    if any(run.get("ablation") for group in arms.values() for run in group.runs):
-        blocks += [Findings(_of_depth(found, n, "ablation")), curves.ablation(f"ablation-{n}", arms)]
-    return [block for block in blocks if not (isinstance(block, Findings) and not block.items)]
+    at_best = plot.best(found, n)
+    first = [one._replace(group=arm.groups[0]) for one, arm in zip(at_best, _arms(found, n), strict=True)]
+    blocks: list[Block | None] = [
+        Findings(_of_depth(found, n, "gradient")),
+        curves.by_depth(f"before-{n}", first, after=False),
+    ]
+    if any("after" in run for one in shown for run in one.group.runs):
+        blocks.append(curves.by_depth(f"after-{n}", shown, after=True))
+    blocks += [Findings(_of_depth(found, n, "memory")), curves.memory(f"map-{n}", at_best)]
+    if any(run.get("ablation") for one in at_best for run in one.group.runs):
+        blocks += [Findings(_of_depth(found, n, "ablation")), curves.ablation(f"ablation-{n}", at_best)]
+    return [block for block in blocks if block is not None and not (isinstance(block, Findings) and not block.items)]
+
+
+def _arms(found: Comparison, n: int) -> list[Arm]:
+    return [arm for arm in found.arms if arm.n_layers == n]
 
 
 def _of_depth(found: Comparison, n: int, about: str) -> Sequence[Finding]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from addnorm.lab import plot
-from addnorm.lab.comparison import Comparison, Group
-from addnorm.report import drawings
+from addnorm.lab.comparison import Comparison
+from addnorm.lab.plot import Chosen
 from addnorm.report.blocks import Cell, Figure, Table
 from addnorm.report.figure import drawn
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["ablation", "by_depth", "has_map", "learning", "memory", "rates"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
 
+__all__ = ["ablation", "by_depth", "learning", "memory", "rates"]
+
+BESIDE = 6.0  # inches from which drawings stand side by side
 EVERY = 10  # steps between two rows of a learning curve's table
 NAMES = {
     "stream": "stream, rms", "ratio": "write / stream", "similarity": "similarity of tokens",
@@ -22,8 +27,7 @@ NAMES = {
 
 def learning(found: Comparison, n: int) -> Figure:
     """The loss while training."""
-    groups = plot.chosen(found, n)
-    curves = {name: dict(plot.learning(group)) for name, group in groups}
+    curves = {one.label: dict(plot.learning(one.group)) for one in plot.chosen(found, n)}
     steps = sorted({step for curve in curves.values() for step in curve if step == 1 or step % EVERY == 0})
     rows: list[list[Cell]] = [[int(step), *(curve.get(step) for curve in curves.values())] for step in steps]
     return drawn(
@@ -50,13 +54,13 @@ def rates(found: Comparison, n: int) -> Figure:
     )  # fmt: skip
 
 
-def by_depth(name: str, groups: Mapping[str, Group], n: int, *, after: bool) -> Figure:
+def by_depth(name: str, shown: Sequence[Chosen], *, after: bool) -> Figure:
     """Forward and backward on one axis of depth, at the first step or after training."""
     panels = (*plot.FORWARD, *plot.BACKWARD)
-    sites = next(plot.sites_of(group.runs[0]) for group in groups.values() if group.runs[0]["sites"])
+    sites = next(plot.sites_of(group.runs[0]) for _, group, _ in shown if group.runs[0]["sites"])
     columns = {
         f"{label}: {NAMES[what]}": plot.mean_by_depth(group, what, after)
-        for label, group in groups.items()
+        for label, group, _ in shown
         for what, *_ in panels
     }
     rows: list[list[Cell]] = [
@@ -66,7 +70,7 @@ def by_depth(name: str, groups: Mapping[str, Group], n: int, *, after: bool) -> 
     when = "after training" if after else "before training"
     on = "text that was not learned from" if after else "the first batch"
     return drawn(
-        name, lambda figure: plot.by_depth(groups, panels, figure, after=after),
+        name, lambda figure: plot.by_depth(shown, panels, figure, after=after),
         title=f"Forward and backward by depth, {when}",
         caption=f"On {on}, from above: the size of the stream after each sublayer; how long each write is beside it; how alike "
         "the tokens are; the gradient of the loss at the stream, mean length of a token's; and of each sublayer's parameters.",
@@ -74,28 +78,44 @@ def by_depth(name: str, groups: Mapping[str, Group], n: int, *, after: bool) -> 
     )  # fmt: skip
 
 
-def has_map(group: Group) -> bool:
-    """Whether the stream could be taken apart."""
-    return bool(group.runs and (group.runs[0].get("after") or {}).get("map"))
+def memory(name: str, shown: Sequence[Chosen]) -> Figure | None:
+    """Of what the streams of trained models are made, beside one another with the same colours."""
+    maps = [(label, group.runs[0]) for label, group, _ in shown if (group.runs[0].get("after") or {}).get("map")]
+    if not maps:
+        return None
+
+    def draw(figure: Canvas) -> None:
+        from matplotlib.colors import PowerNorm
+
+        beside = figure.get_figwidth() > BESIDE
+        places = figure.subplots(*((1, len(maps)) if beside else (len(maps), 1)), squeeze=False).flat
+        for ax, (label, run) in zip(places, maps, strict=True):
+            found = run["after"]["map"]
+            rec = Recording(plot.sites_of(run), {}, {"stream": (found["sources"], found["shares"])})
+            rec.plot.memory_map(ax=ax, norm=PowerNorm(0.5, 0.0, 1.0))
+            ax.set_title("", loc="left")
+            ax.set_title(label, fontsize="medium")
+
+    first = maps[0][1]["after"]["map"]
+    sources = [*dict.fromkeys(source for _, run in maps for source in run["after"]["map"]["sources"])]
+    depth = len(first["shares"])
+    rows: list[list[Cell]] = []
+    for label, run in maps:
+        found = run["after"]["map"]
+        for k, source in enumerate(found["sources"]):
+            rows.append([label, source, *(at[k] for at in found["shares"])])
+    head = ["wiring", "source", *("x_0" if not k else f"depth {k}" for k in range(depth))]
+    return drawn(
+        name, draw, title="Of what the stream is made, after training",
+        caption="Each row is a source, each column the stream at a depth; a column sums to one (colours by its root). What "
+        "a source wrote is followed through the norms after it, exactly.",
+        table=Table(head, rows, "Share of each source in the stream"), height=min(max(1.5 + 0.2 * len(sources), 3.2), 8.5),
+    )  # fmt: skip
 
 
-def memory(name: str, wiring: str, group: Group) -> Figure:
-    """Of what the stream of a trained model is made."""
-    run = group.runs[0]
-    found = run["after"]["map"]
-    rec = Recording(plot.sites_of(run), {}, {"stream": (found["sources"], found["shares"])})
-    caption = (
-        "Each row is a source, each column the stream at a depth; a column sums to one. What a source wrote is followed through "
-        "the norms after it, exactly."
-    )
-    made = drawings.made_of(rec, "stream", name, caption)
-    assert made is not None
-    return Figure(f"Of what the stream of {wiring} is made, after training", caption, made.svg, made.table, made.narrow)
-
-
-def ablation(name: str, groups: Mapping[str, Group]) -> Figure:
+def ablation(name: str, shown: Sequence[Chosen]) -> Figure:
     """What the loss rises by without each sublayer."""
-    with_any = {label: [run for run in group.runs if run.get("ablation")] for label, group in groups.items()}
+    with_any = {label: [run for run in group.runs if run.get("ablation")] for label, group, _ in shown}
     with_any = {label: runs for label, runs in with_any.items() if runs}
     first = next(iter(with_any.values()))[0]["ablation"]
     rows: list[list[Cell]] = [
@@ -107,7 +127,7 @@ def ablation(name: str, groups: Mapping[str, Group]) -> Figure:
         for k, one in enumerate(first)
     ]
     return drawn(
-        name, lambda figure: plot.ablation(groups, figure.add_subplot()), title="Without each sublayer",
+        name, lambda figure: plot.ablation(shown, figure.add_subplot()), title="Without each sublayer",
         caption="Each sublayer's write was left out in turn: by how much the loss rises, on text that was not learned from. Each "
         "wiring at its best setting.",
         table=Table(["without", "kind", *with_any], rows, "Rise of the loss, nats a character"), height=3.6,

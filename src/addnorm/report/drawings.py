@@ -28,6 +28,7 @@ WRITES = {"write / stream": ("write", "ratio"), "cosine with the stream": ("writ
 SIMILARITY = {"similarity of tokens": ("out", "similarity")} | {
     f"σ of {name}": (name, "sigma") for name in ("norm_in", "norm_branch", "norm_out", "norm_final")
 }
+NARROW = 6.0  # inches: there is less room for words
 FILLED, STRIPED = {"facecolor": axes.COLOURS[0]}, {"facecolor": axes.COLOURS[1], "hatch": "////"}
 DOTTED = {"facecolor": axes.COLOURS[2], "hatch": "...."}
 BARS = {"attention": FILLED, "feed-forward": STRIPED, "cross-attention": DOTTED}
@@ -92,8 +93,13 @@ def similarity(rec: Recording, caption: str) -> Figure | None:
     columns = _columns(rec, SIMILARITY)
     if not any(columns.values()):
         return None
+
+    def draw(figure: Canvas) -> None:
+        rec.plot.similarity(ax=figure.add_subplot())
+        _shorter_title(figure.axes[-1])
+
     return drawn(
-        "similarity", lambda figure: rec.plot.similarity(ax=figure.add_subplot()),
+        "similarity", draw,
         title="How alike the tokens are, and what the norms divide by", caption=caption,
         table=by_depth(columns, rec.sites), height=4.8,
     )  # fmt: skip
@@ -108,10 +114,22 @@ def made_of(rec: Recording, stream: str, name: str, caption: str) -> Figure | No
     head = ["source", *("x_0" if not k else f"depth {k}" for k in range(len(shares)))]
     rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
     table = Table(head, rows, "Share of each source in the stream; a column sums to one")
-    of = f" {stream}" if len(rec.maps) > 1 else ""
+    sites = {site.id: site for site in rec.sites}
+    of = f"stream of the {stream}" if len(rec.maps) > 1 else "stream"
+
+    def draw(figure: Canvas) -> None:
+        ax = rec.plot.memory_map(ax=figure.add_subplot(), stream=stream)
+        rows = [int(place) for place in ax.get_yticks()]
+        ax.set_yticks(rows, labels=[_writer(sources[place], sites.get(sources[place])) for place in rows])
+        ax.set_ylabel("layer and sublayer that wrote it", fontsize="small")
+        if figure.get_figwidth() < NARROW:
+            columns = [*range(0, len(shares), -(-len(shares) // 6))]
+            ax.set_xticks(columns, labels=["x₀" if not place else str(place) for place in columns])
+            figure.axes[-1].set_ylabel("share of the stream")
+
     return drawn(
-        name, lambda figure: rec.plot.memory_map(ax=figure.add_subplot(), stream=stream),
-        title=f"Of what the stream{of} is made, by depth", caption=caption, table=table,
+        name, draw,
+        title=f"Of what the {of} is made, by depth", caption=caption, table=table,
         height=min(max(1.5 + 0.27 * len(sources), 3.2), 8.5),
     )  # fmt: skip
 
@@ -126,8 +144,8 @@ def ablation(done: Sequence[Ablation], caption: str) -> Figure | None:
 
     def draw(figure: Canvas) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True)
-        depths = axes.Depths(sites)
-        _bars(upper, depths, [one.output_change for one in done], "‖change‖ / ‖output‖", legend=True)
+        depths, columns = axes.Depths(sites), 2 if figure.get_figwidth() < NARROW else 5
+        _bars(upper, depths, [one.output_change for one in done], "‖change‖ / ‖output‖", legend=columns)
         _bars(lower, depths, below, "change of the loss" if loss else "KL divergence, nats")
         axes.x_axis(lower, depths)
         upper.tick_params(which="both", labelbottom=False)
@@ -141,8 +159,16 @@ def ablation(done: Sequence[Ablation], caption: str) -> Figure | None:
     return drawn("ablation", draw, title=title, caption=caption, table=Table(head, rows, title), height=4.4)
 
 
-def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *, legend: bool = False) -> None:
-    """A bar for each sublayer; kinds differ by colour and by stripes, and what is no number is a cross."""
+def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *, legend: int = 0) -> None:
+    """A bar for each sublayer; kinds differ by colour and by stripes, and what is no number is a cross.
+
+    Args:
+        ax: where.
+        depths: of the sublayers.
+        values: one for each.
+        ylabel: what they are.
+        legend: how many columns it has; 0 is none.
+    """
     from matplotlib.patches import Patch
 
     kinds = dict.fromkeys(site.kind for site in depths.sites)
@@ -171,9 +197,18 @@ def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *
     if legend:
         handles = [Patch(label=axes.NAMES.get(kind, kind), **style) for kind, style in styles.items()]
         ax.legend(
-            handles=[*handles, *(crosses if lost else [])], loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2,
+            handles=[*handles, *(crosses if lost else [])], loc="lower left", bbox_to_anchor=(0, 1.0), ncols=legend,
             frameon=False, fontsize="small", borderaxespad=0.15, handlelength=1.6, columnspacing=1.4,
         )  # fmt: skip
+
+
+def _writer(source: str, site: RecordedSite | None) -> str:
+    """A source in the few letters that a map has room for: its layer and kind."""
+    if source == "x_0" or (site is not None and site.kind == "start"):
+        return "x₀"
+    if site is not None and site.kind != "other" and site.layer is not None:
+        return f"{site.layer + 1} {site.kind}"
+    return source if len(source) <= 22 else f"…{source[-21:]}"
 
 
 def _columns(rec: Recording, statistics: Mapping[str, tuple[str, str]]) -> dict[str, Values]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["drawn"]
 
 WIDE, NARROW = 9.6, 3.9  # inches; a page shows them at 1.4 and 1.2 times the size
+DPI = 200  # of pictures
 VECTORS = 1000  # a heat map of more cells is a picture
 SETTINGS = {
     "svg.fonttype": "none", "axes.facecolor": PAPER, "figure.facecolor": "none", "axes.edgecolor": "#6b6b6b",
@@ -61,8 +62,10 @@ def drawn(
         svgs = []
         for form, width in (("wide", WIDE), ("narrow", NARROW)):
             figure = figures.Figure(figsize=(width, height), layout="constrained")
+            figure.get_layout_engine().set(h_pad=0.09)  # inches between panels
             draw(figure)
             _prepare(figure)
+            _align(figure)
             svgs.append(themed(_saved(figure), f"{name}-{form}", label, f"chart {form}"))
     return Figure(title, caption, svgs[0], table, svgs[1])
 
@@ -80,6 +83,19 @@ def _prepare(figure: Canvas) -> None:
             cells = mesh.get_array()
             if cells is not None and cells.size > VECTORS:
                 mesh.set_rasterized(True)
+
+
+def _align(figure: Canvas) -> None:
+    """Panels that stand below one another have the same depths at the same places, whatever their ticks are as wide as."""
+    if len(figure.axes) < 2 or any(ax.get_label() == "<colorbar>" for ax in figure.axes):
+        return
+    figure.draw_without_rendering()  # which lays it out
+    figure.set_layout_engine("none")
+    boxes = [ax.get_position() for ax in figure.axes]
+    left, right = max(box.x0 for box in boxes), min(box.x1 for box in boxes)
+    for ax, box in zip(figure.axes, boxes, strict=True):
+        ax.set_position((left, box.y0, right - left, box.height))
+    figure.align_ylabels()
 
 
 def _plain(axis: Any) -> None:
@@ -113,5 +129,5 @@ def unicode(text: str) -> str:
 
 def _saved(figure: Canvas) -> str:
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(file, format="svg", dpi=DPI, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return file.getvalue()

@@ -131,6 +131,9 @@ def _against(rec: Recording, stream: str | None) -> Iterator[str]:
     against = [one for one in cosines if one[1] < AGAINST]
     if against:
         most, cosine = min(against, key=_value)
+        if len(against) == 1:
+            yield f"{_capital(called(most))} writes against the stream and takes from it: cosine {number(cosine, 2)}."
+            return
         them = _capital(out_of(len(against), len(cosines), "sublayers"))
         how = f"most of all {called(most)}: cosine {number(cosine, 2)}"
         yield f"{them} write against the stream and take from it, {how}."
@@ -162,9 +165,9 @@ def _backward(rec: Recording, stream: str | None) -> Iterator[str]:
     if len(values) > 1 and values[-1][1] > 0:
         (first, start), (_, end) = values[0], values[-1]
         times = start / end
-        how = f"{number(times, 2)} times that at its end" if not 0.9 < times < 1.1 else "as large as that at its end"
-        begin = "at x₀" if first.kind == "start" else f"after {called(first)}"
-        yield f"The gradient at the stream {begin} is {how}."
+        how = "as large as" if 0.9 < times < 1.1 else f"{number(times, 2)} times"
+        begin = "at x₀" if first.kind == "start" else f"at the stream after {called(first)}"
+        yield f"The gradient {begin} is {how} that at the stream's end."
     weights = [one for one in _finite(rec, "params", "grad_l2", stream) if one[1] > 0]
     if len(weights) > 1:
         (most, high), (least, low) = max(weights, key=_value), min(weights, key=_value)

@@ -16,6 +16,7 @@ from addnorm.report.numbers import number
 from addnorm.stream.record import axes
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
 __all__ = ["sections"]
@@ -23,11 +24,13 @@ __all__ = ["sections"]
 Row = dict[str, Any]
 Panel = tuple[str, Callable[[Row], Any]]  # what stands on the y axis, and the number of a row
 
+EXPLODING = ("no_norm",)  # leaves its drawings at the top, or at the bottom
 MOST = 8  # series in a drawing; all are in its table
 LEAD = (
     "The toy transformer for which the papers prove what they say: attention that takes the mean of all tokens, a feed-forward "
     "block as wide as the stream, weights N(0, 1/d), a random target for each token. DeepNorm is drawn by its own rule. Means "
-    "over the seeds, geometric ones of norms and ratios."
+    "over the seeds, geometric ones of norms and ratios. Without norms stream and gradient explode: "
+    "no_norm leaves some drawings, and has its numbers in the tables."
 )
 
 
@@ -89,6 +92,7 @@ def _against_depth(
                 for wiring in names[:MOST]
             ]
             plot.lines(ax, curves, "layers" if ax is places[-1] else "", ylabel, log_x=True, log_y=True)
+            _within(ax, curves)
             ax.set_xticks(depths, labels=[str(n) for n in depths])
             ax.minorticks_off()
             if place:
@@ -121,6 +125,8 @@ def _by_layer(
             finite = [y for curve in curves for _, y in curve.points if math.isfinite(y) and y > 0]
             log = bool(finite) and max(finite) > axes.WIDE * min(finite) and "cos" not in ylabel
             plot.lines(ax, curves, "layer" if ax is places[-1] else "", ylabel, log_y=log, marked=False)
+            if log:
+                _within(ax, curves)
             if place:
                 ax.get_legend().remove()
 
@@ -129,6 +135,15 @@ def _by_layer(
     ]
     head = ["layer", *(f"{wiring}: {ylabel}" for wiring in there for ylabel, _ in panels)]
     return drawn(name, draw, title=title, caption=caption, table=Table(head, body, title), height=8.6)
+
+
+def _within(ax: Axes, curves: Sequence[Curve]) -> None:
+    """Room on a logarithmic axis for all but what explodes: without norms that would leave the others one line."""
+    finite = [
+        y for curve in curves if curve.label not in EXPLODING for _, y in curve.points if math.isfinite(y) and y > 0
+    ]
+    if finite:
+        ax.set_ylim(min(finite) / 1.5, max(finite) * 3)
 
 
 def _checked(judged: Sequence[Check]) -> Table:

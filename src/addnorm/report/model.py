@@ -11,17 +11,19 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from addnorm.nn.equation import GAP
 from addnorm.nn.equation import number as constant
 from addnorm.report import drawings, findings
 from addnorm.report.blocks import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.inspected import NORMS, norm_text
+from addnorm.stream.find.inspected import NORMS, merged, norm_text, starred
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.record.recording import Recording
 
 __all__ = ["of_model", "versions"]
 
 LONG = 48  # rows of a table that are seen at once
+EMBEDDING = "with a norm of the embedding"  # a remark that the wiring's section makes itself
 SAID = {  # how to read each figure
     "depth": "Above, the size of the stream's elements after each sublayer; below, how much the loss depends on the stream "
     "there, and on the parameters of each sublayer.",
@@ -113,13 +115,19 @@ def _tiles(found: Inspection) -> dict[str, str]:
 
 def _verdict(found: Inspection) -> list[Finding]:
     said = findings.of_inspection(found)
+    alike: dict[tuple[str, str], list[Stream]] = {}
     for stream in found.streams:
-        of = f"The {stream.name}" if len(found.streams) > 1 else "The wiring"
-        if stream.wiring is None:
-            said.append(Finding(f"{of} is none of the known wirings: its rows are below."))
-        else:
-            words = stream.wiring.describe().replace("x_0", "x₀")  # as the figures have it
-            said.append(Finding(f"{of} is {stream.wiring.name}. {words}"))
+        words = stream.wiring.describe().replace("x_0", "x₀") if stream.wiring else ""  # as the figures have it
+        alike.setdefault((_name(stream), words), []).append(stream)
+    for (name, words), streams in alike.items():
+        of = (
+            "The wiring"
+            if len(found.streams) == 1
+            else f"The wiring of {' and '.join(f'the {s.name}' for s in streams)}"
+        )
+        said.append(
+            Finding(f"{of} is {name}. {words}" if words else f"{of} is none of those known: its rows are below.")
+        )
     return said
 
 
@@ -131,12 +139,14 @@ def _wirings(found: Inspection) -> list[Section]:
 
 
 def _wiring(stream: Stream) -> list[Block]:
-    lines = stream.equation.split("\n")
+    lines = [line.strip() for line in stream.equation.replace(GAP, "\n").split("\n")]
     text = "N is a norm, f the sublayer, x the stream before it and x' the stream after it."
     ends = [("An embedding norm", stream.embedding_norm), ("A final norm", stream.final_norm)]
     said = [Finding(f"{what} stands {'before the first' if 'emb' in what else 'after the last'} sublayer: {norm_text(norm)}, "
                     f"{norm.path or 'in the model itself'}.") for what, norm in ends if norm is not None]  # fmt: skip
-    said += [Finding(remark[0].upper() + remark[1:].rstrip(".") + ".") for remark in stream.remarks]
+    said += [
+        Finding(remark[0].upper() + remark[1:].rstrip(".") + ".") for remark in stream.remarks if remark != EMBEDDING
+    ]
     if stream.wiring is not None:
         said.append(Finding(f"Source: {stream.wiring.source}. When to use {stream.wiring.name}: {stream.wiring.use}"))
     rows: list[list[Cell]] = [
@@ -146,7 +156,11 @@ def _wiring(stream: Stream) -> list[Block]:
     wrong = [place for place, site in enumerate(stream.sites) if not site.closes]
     caption = f"The {_count(len(rows), 'sublayer')} of the {stream.name}, each with the relative error of its equation"
     table = Table(["module", "layer", "kind", "equation", "norm, eps", "error"], rows, caption, len(rows) > LONG, wrong)
-    notes = [Finding(f"{site.id}: {note}.") for site in stream.sites for note in site.notes]
+    alike: dict[tuple[str, str], list[str]] = {}
+    for site in stream.sites:
+        for note in site.notes:
+            alike.setdefault((note, starred(site.id)), []).append(site.id)
+    notes = [Finding(f"{merged(ids)}: {note}.") for (note, _), ids in alike.items()]
     return [Formula(lines, text), *([Findings(said)] if said else []), table, *([Findings(notes)] if notes else [])]
 
 

@@ -6,12 +6,14 @@ A file is written whole or not at all. The same page is the same text: what chan
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
-from addnorm.report.blocks import Page
+from addnorm.report.blocks import Figure, Page
 from addnorm.stream.record.extras import need
 
 __all__ = ["check", "render", "write"]
@@ -24,7 +26,9 @@ def render(page: Page) -> str:
 
     Raises:
         ImportError: jinja2 is not installed.
+        ValueError: two figures were drawn with one name.
     """
+    _check_ids(page)
     jinja2 = need("jinja2", "write a report")
     environment = jinja2.Environment(
         autoescape=True,
@@ -77,6 +81,17 @@ def check(path: str | Path) -> None:
             pass
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise _unwritable(path, error) from error
+
+
+def _check_ids(page: Page) -> None:
+    """One drawing's stripes and clippings would be the other's."""
+    figures = [one for section in page.sections for one in section.blocks if isinstance(one, Figure)]
+    ids = [found for one in figures for found in re.findall(r' id="([^"]+)"', one.svg + one.narrow)]
+    for found, count in Counter(ids).items():
+        if count > 1:
+            raise ValueError(
+                f"{count} drawings have the id {found!r}, expected each figure drawn with a name of its own."
+            )
 
 
 def _unwritable(path: Path, error: Exception) -> OSError:

@@ -88,6 +88,9 @@ def _ids(root: ElementTree.Element, name: str) -> dict[str, str]:
 
 def _restyle(element: ElementTree.Element) -> None:
     """The page's fonts and colours; no more decimals than a screen has."""
+    for key in ("fill", "stroke"):  # of a pattern's parts; a variable has no place in an attribute
+        if element.get(key, "").lower() in THEMED:
+            element.set("style", f"{key}: {element.attrib.pop(key)}; {element.get('style', '')}".rstrip("; "))
     style = element.get("style")
     if style is not None:
         if element.tag == "text" and not re.search(r"(^|[; ])fill:", style):

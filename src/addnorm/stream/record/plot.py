@@ -241,7 +241,7 @@ Panel = tuple[str, Values, Limits]
 
 def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, mesh: dict[str, Any]) -> None:
     """One heat map: sources from below upwards, depths from left to right; what is not yet written is left blank."""
-    from matplotlib.colors import PowerNorm
+    from matplotlib.colors import FuncNorm
 
     begins = [next((k for k, row in enumerate(shares) if row[source]), 0) for source in range(len(sources))]
     cells = [
@@ -250,11 +250,13 @@ def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, me
     ]
     finite = [value for row in cells for value in row if math.isfinite(value)]
     low, high = min([*finite, 0.0]), max([*finite, 0.0]) or 1.0
-    power = 1.0 if low < 0 else 0.5  # shares of a deep stream are small, but for x_0's where all begins
-    style = {"cmap": "cividis", **({} if "norm" in mesh else {"norm": PowerNorm(power, low, high)}), **mesh}
+    # Shares of a deep stream are small, of either sign, but for x_0's where all begins.
+    own = {} if "norm" in mesh else {"norm": FuncNorm((_root, _square), low, high)}
+    style = {"cmap": "cividis", **own, **mesh}
     edges = ([k - 0.5 for k in range(n + 1)] for n in (len(shares), len(sources)))
     drawn = ax.pcolormesh(*edges, cells, **style)
-    root = " (colours by its square root)" if power == 0.5 and "norm" not in mesh else ""
+    scale: Any = drawn.norm
+    root = " (colours by its square root)" if own else ""
     bar = ax.figure.colorbar(drawn, ax=ax, pad=0.02)
     bar.set_label(f"share of the stream{root}", fontsize="small")
     bar.ax.tick_params(labelsize="small")
@@ -263,7 +265,7 @@ def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, me
         for source, row in enumerate(cells):
             for depth, value in enumerate(row):
                 if math.isfinite(value):
-                    ink = "white" if ((value - low) / (high - low)) ** power < 0.55 else "black"
+                    ink = "white" if scale(value) < 0.55 else "black"
                     ax.text(depth, source, f"{value:.2f}", ha="center", va="center", fontsize="small", color=ink)
     columns = [*range(0, len(shares), max(1, -(-len(shares) // 13)))]
     ax.set_xticks(columns, labels=["$x_0$" if not k and any(begins) else str(k) for k in columns], fontsize="small")
@@ -274,6 +276,15 @@ def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, me
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     ax.set_title(title, loc="left", fontsize="medium", fontweight="bold")
+
+
+def _root(share: Any) -> Any:
+    """The square root, with the sign of the share."""
+    return abs(share) ** 0.5 * ((share > 0) * 2.0 - 1.0)
+
+
+def _square(root: Any) -> Any:
+    return abs(root) * root
 
 
 def _short(name: str) -> str:
