@@ -77,9 +77,9 @@ class PlainBlock(nn.Module):
         """`(batch, tokens, d)` to the same shape."""
         if self.pre:
             x = x + self.attend(self.norm_1(x))
-            return x + self.feed(self.norm_2(x))  # type: ignore[no-any-return]  # torch does not type a module's call
+            return x + self.feed(self.norm_2(x))
         x = self.norm_1(x + self.attend(x))
-        return self.norm_2(x + self.feed(x))  # type: ignore[no-any-return]  # the same
+        return self.norm_2(x + self.feed(x))  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def attend(self, x: Tensor) -> Tensor:
         """Causal self-attention."""
@@ -114,7 +114,8 @@ class Plain(nn.Module):
             _copy(self.norm, stack.norm_final)
         blocks: list[Any] = list(self.blocks)
         for block, (attention, feed) in zip(blocks, stack.layers(), strict=True):
-            of_attention, of_feed = attention.sublayer, feed.sublayer
+            of_attention: Any = attention.sublayer
+            of_feed: Any = feed.sublayer
             pairs = {
                 block.qkv: of_attention.in_proj, block.out: of_attention.out_proj, block.up: of_feed.up, block.down: of_feed.down,
                 block.norm_1: attention.norm_in if pre else attention.norm_out,
