@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from what is in results/: functional, stack, stream, fuse, lab and claims.
+"""The tables of README.md and docs/, made from the JSON in results/: functional, stack, stream, fuse, lab and claims.
 
 python benchmarks/table.py            replaces what stands between the bench comments of each page
 python benchmarks/table.py --check    changes nothing; 1 if a page is not what the results say
@@ -188,15 +188,8 @@ def stack_targets(document: Document) -> str:
 
 def looking(document: Document) -> str:
     """What it costs to record, inspect and decompose: a line a size."""
-    head = [
-        "batch x tokens",
-        "plain step, ms",
-        "recorded",
-        "without gradients",
-        "inspect, s",
-        "decompose, s",
-        "closures",
-    ]
+    head = ["batch x tokens", "plain step, ms", "recorded", "without gradients", "inspect, s", "decompose, s",
+            "closures"]  # fmt: skip
     lines = [head, ["--:"] * len(head)]
     for cell in dict.fromkeys((row["batch"], row["tokens"]) for row in document["rows"]):
         times = {row["variant"]: row["median_us"] for row in document["rows"] if (row["batch"], row["tokens"]) == cell}
@@ -238,27 +231,18 @@ def fused(document: Document) -> str:
 
 def lab(document: Document) -> str:
     """The lab's training beside a loop by hand, and with recording: a line a model."""
-    every, missed = document["protocol"]["every"], [one for one in document["summary"] if one["met"] is False]
-    head = [
-        "wiring",
-        "layers x d",
-        "plain PyTorch",
-        "the lab",
-        "times as fast",
-        f"recording every {every}th",
-        "the first",
-    ]
+    head = ["wiring", "layers x d", "batch x tokens", "plain PyTorch", "the lab", "times as fast",
+            f"recording every {document['protocol']['every']}th", "the first"]  # fmt: skip
     lines = [head, [":--", *["--:"] * (len(head) - 1)]]
     for cell, found in labs.by_cell(document["rows"]).items():
+        size = [f"`{cell.wiring}`", f"{cell.n_layers} x {cell.d}", f"{cell.batch} x {cell.tokens}"]
         rates = [digits(1e6 / found[name]["median_us"]) for name in ("plain", "addnorm")]
         costs = [f"**{labs.recording(found) - 1:+.1%}**", f"{labs.looking(found):+.2f} s"]
-        lines.append([f"`{cell.wiring}`", f"{cell.n_layers} x {cell.d}", *rates, f"**{labs.fast(found):.2f}**", *costs])
+        lines.append([*size, *rates, f"**{labs.fast(found):.2f}**", *costs])
     targets = f"{labs.LEAST:g} times as fast at least, recording {labs.MOST - 1:.0%} at most"
-    each = "; ".join(f"{one['name']} ({digits(one['value'])})" for one in missed)
-    said = f"Missed: {each}" if missed else "Both targets are met"
-    title = (
-        "Training steps a second on one thread; and what a run takes longer that records, and its first recorded step:"
-    )
+    missed = [f"{one['name']} ({digits(one['value'])})" for one in document["summary"] if one["met"] is False]
+    said = f"Missed: {'; '.join(missed)}" if missed else "Both targets are met"
+    title = "Training steps a second, on one thread; what recording adds to the time of a run, and to its first step:"
     return f"{title}\n\n{_markdown(lines)}\n\n{said} ({targets}). {headline(document)}."
 
 
@@ -338,8 +322,6 @@ def main(words: Sequence[str]) -> int:
     stale = 0
     for page, sections in PAGES.items():
         measured = {name: make for name, make in sections.items() if results_of(name) in documents}
-        if not measured:
-            continue
         text = page.read_text(encoding="utf-8")
         made = {name: make(documents[results_of(name)]) for name, make in measured.items()}
         wanted = replaced(page, text, made)

@@ -32,7 +32,7 @@ __all__ = ["ROUNDS", "Cell", "Plain", "cells", "measure", "run", "summarize"]
 
 SCHEMA = 1
 WIRINGS = ("post_ln", "pre_ln")
-SIZES = ((12, 64, 16), (6, 256, 16))  # layers, d, sequences in a step; the first is the lab's own
+SIZES = ((12, 64, 16), (6, 256, 4))  # layers, d, sequences in a step; the first is the lab's own
 TOKENS = 64
 HEADS = 4
 EVERY = 20  # the lab's own too
