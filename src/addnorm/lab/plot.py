@@ -117,7 +117,7 @@ def curves(of: Comparison, n_layers: int, ax: Axes) -> Axes:
     lines(ax, found, "step", "training loss, nats a character", marked=False)
     entropy = of.text["entropy"]
     ax.axhline(entropy, color=axes.GREY, linewidth=0.9, linestyle=(0, (1, 2)))
-    ax.annotate("frequencies alone", (1.0, entropy), xycoords=("axes fraction", "data"), ha="right", va="bottom",
+    ax.annotate("frequencies alone", (0.005, entropy), xycoords=("axes fraction", "data"), ha="left", va="top",
                 fontsize="x-small", color=axes.GREY)  # fmt: skip
     last = [y for curve in found for _, y in curve.points if math.isfinite(y)]
     if last:
