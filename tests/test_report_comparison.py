@@ -180,3 +180,135 @@ def test_runs_of_which_nothing_was_recorded_have_curves_alone(made):
 def test_the_same_results_are_the_same_page(made):
     few = replace(made, stacks=[], runs=[{**run, "sites": []} for run in made.runs])
     assert report.render(report.of_comparison(few)) == report.render(report.of_comparison(few))
+
+
+def of_places(run, kinds, wiring):
+    """The run, as one of another wiring, whose sublayers have other names."""
+    sites = [{"id": "x_0", "kind": "start", "layer": None}]
+    sites += [{"id": f"{kind} {k // 2 + 1}", "kind": kind, "layer": k // 2} for k, kind in enumerate(kinds)]
+    size = len(sites)
+
+    def cut(values):
+        return [*values[:size], *[None] * (size - len(values))]
+
+    by_depth = ("stream", "ratio", "similarity", "gradient", "parameters")
+    recorded = {**run["recorded"], **{name: [cut(values) for values in run["recorded"][name]] for name in by_depth}}
+    run = {
+        "after": run["recorded"] | {name: run["recorded"][name][0] for name in by_depth}
+    } | run  # of one that diverged
+    after = {**run["after"], **{name: cut(run["after"][name]) for name in by_depth}}
+    after["map"] = {"sources": [site["id"] for site in sites], "shares": [[1.0] + [0.0] * (size - 1)] * size}
+    gone = [{"site": site["id"], "kind": site["kind"], "rise": 0.5} for site in sites[1:]]
+    return {**run, "settings": {**run["settings"], "wiring": wiring}, "sites": sites, "recorded": recorded, "after": after,
+            "ablation": gone}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_wirings_whose_sublayers_differ_are_drawn_by_their_place(made, first):
+    """Parallel sublayers are one add; B2T has an add more: other names, names that occur twice, other numbers of places."""
+    runs = [run for run in made.runs if run["settings"]["wiring"] == "pre_ln"]
+    odd = [of_places(run, ["attention", "other", "other", "attention", "other", "other"], "b2t") for run in runs]
+    names = ("pre_ln", "b2t") if first else ("b2t", "pre_ln")
+    page = report.of_comparison(replace(made, compared=names, runs=[*runs, *odd], stacks=[]))
+    checked(report.render(page))
+    table = figure(page, "before training").table
+    assert [row[0] for row in table.rows][:3] in (
+        ["x_0", "attention 1", "feed-forward 1 / other 1"], ["x_0", "attention 1", "other 1 / feed-forward 1"],
+    )  # fmt: skip
+    assert len(table.rows) == 7
+    assert {len(figure(page, f"Without each sublayer, {n} sublayers").table.rows) for n in (4, 6)} == {4, 6}
+    assert len(figure(page, "Of what the stream is made").table.head) == 2 + 7
+
+
+def many(made, count):
+    """So many wirings, each with the runs of another."""
+    names = [f"wiring({k}, norm='<b>&\"')" for k in range(count)]
+    own = [run for run in made.runs if run["settings"]["wiring"] == "pre_ln"]
+    runs = [{**run, "settings": {**run["settings"], "wiring": name}} for name in names for run in own]
+    return replace(made, compared=tuple(names), runs=runs, stacks=[])
+
+
+def test_many_wirings_are_drawn_a_few_at_a_time(made):
+    found = many(made, 12)
+    page = report.of_comparison(found)
+    text = report.render(page)
+    checked(text)
+    assert page.title == "12 residual wirings compared"
+    titles = [one.title for section in page.sections for one in section.blocks if isinstance(one, Figure)]
+    for what in ("Learning, 2 layers", "Forward and backward by depth, after training", "Without each sublayer"):
+        parts = [title for title in titles if title.startswith(what)]
+        assert len(parts) == 2, "no two wirings of a drawing look alike"
+        assert all(sum(name in title for title in parts) == 1 for name in found.compared)
+    assert "<b>" not in text
+
+
+def test_maps_stand_in_lines_that_have_room(made, recwarn):
+    page = report.of_comparison(many(made, 5))
+    svg = figure(page, "Of what the stream is made").svg
+    assert float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', svg)[1]) > 6 * 72
+    assert svg.count("share of the stream") == 1, "one scale for all"
+    assert not [one for one in recwarn if "collapsed" in str(one.message)]
+
+
+def test_the_tiles_have_the_best(made):
+    found = many(made, 6)
+    runs = [
+        {**run, "test": 1.0, "validation": 1.0} if "(5," in run["settings"]["wiring"] else run for run in found.runs
+    ]
+    tiles = report.of_comparison(replace(found, runs=runs)).tiles
+    assert len(tiles) == 5
+    assert any("(5," in name for name in tiles)
+    lost = [{**run, "diverged": True} for run in runs]
+    assert "diverged" in report.of_comparison(replace(found, runs=lost)).tiles.values()
+
+
+def test_a_sentence_stands_with_the_depth_that_it_is_about(made):
+    """At 2 layers nothing was measured by depth, at 3 it was."""
+    deeper = [{**run, "settings": {**run["settings"], "n_layers": 3}} for run in made.runs]
+    bare = [{name: value for name, value in run.items() if name not in ("after", "ablation")} for run in made.runs]
+    page = report.of_comparison(replace(made, runs=[*bare, *deeper], stacks=[]))
+    for section in page.sections:
+        if n := re.fullmatch(r"By depth: (\d) layers", section.title):
+            said = [item.text for block in section.blocks if isinstance(block, Findings) for item in block.items]
+            assert said
+            assert all(re.search(rf"\b{n[1]} (trained )?layers", text) for text in said)
+
+
+def test_what_has_no_numbers_is_told_and_not_in_the_legend(made):
+    """A comparison that was killed: of post_ln the second seed alone was probed, of pre_ln none."""
+    runs = []
+    for run in made.runs:
+        of = run["settings"]
+        gone = of["wiring"] == "pre_ln" or of["seed"] == 0
+        runs.append(
+            {**run, "after": None, "ablation": [], **({"sites": []} if gone and of["seed"] == 0 else {})}
+            if gone
+            else run
+        )
+    page = report.of_comparison(replace(made, runs=runs[1:], stacks=[]))
+    checked(report.render(page))
+    one = figure(page, "after training")
+    assert not one.caption.endswith("parameters."), "the caption says of what there is nothing"
+    assert "pre_ln" not in re.sub(r'aria-label="[^"]*"', "", one.svg)
+
+
+def test_the_learning_curves_last_step_is_in_the_table(made):
+    runs = [{**run, "losses": [3.0 + 1 / (k + 1) for k in range(250)]} for run in made.runs]
+    table = figure(report.of_comparison(replace(made, runs=runs, stacks=[])), "Learning").table
+    steps = [row[0] for row in table.rows]
+    assert steps[0] == 1
+    assert steps[-1] == 250
+    assert 50 < len(steps) <= 102
+
+
+def test_wirings_that_are_not_drawn_before_training_are_named(made):
+    names = [f"w{k}" for k in range(9)]
+    stacks = [{**one, "wiring": name} for name in names for one in made.stacks if one["wiring"] == "pre_ln"]
+    page = report.of_comparison(replace(made, compared=tuple(names), runs=[], stacks=stacks))
+    assert figure(page, "Gradients against depth").caption.endswith("Not drawn, and in the data: w8.")
+
+
+def test_the_settings_name_the_versions_also_where_nothing_was_trained(made):
+    page = report.of_comparison(replace(made, runs=[]))
+    (facts,) = page.sections[-1].blocks
+    assert "Python" in facts.items["this report"]

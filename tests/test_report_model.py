@@ -233,3 +233,40 @@ def test_streams_side_by_side():
     assert figure(page, "the stream of the decoder is made")
     assert any(text.startswith("In the decoder: the stream") for text in said(page))
     checked(render(page))
+
+
+class One(torch.nn.Module):
+    """One sublayer, pre-LN, without the final norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.f = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.f(self.norm(x))
+
+
+def test_one_sublayer_is_no_plural_and_a_final_norm_that_is_not_there_is_not_told():
+    torch.manual_seed(0)
+    model, x = One(), torch.randn(2, 4, 8)
+    found = addnorm.inspect(model, x)
+    with addnorm.record(model, grads=False) as rec:
+        model(x)
+    page = of_model(found, rec)
+    assert page.verdict[0].text.startswith("The only sublayer is computed again in float64 from its equation")
+    wiring = next(one.text for one in page.verdict if one.text.startswith("The wiring is pre_ln"))
+    assert "A final norm follows" not in wiring
+    (beside,) = (text for text in said(page) if text.startswith("Beside its stream"))
+    assert "least" not in beside
+
+
+def test_a_map_of_nans_is_no_empty_drawing():
+    model, x = One(), torch.randn(2, 4, 8)
+    x[0, 0, 0] = math.nan
+    found = addnorm.inspect(model, x)
+    with addnorm.record(model, grads=False) as rec:
+        model(x)
+    page = of_model(found, rec)
+    checked(render(page))
+    assert "What the stream is made of" not in [section.title for section in page.sections]
+    assert any(text.startswith("The recorded") or "NaN or infinite" in text for text in said(page))

@@ -91,7 +91,7 @@ def test_it_is_light_and_dark_wide_and_narrow_on_screen_and_paper():
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.0, "0"), (0, "0"), (12, "12"), (1.23456, "1.235"), (123456.0, "123456"), (0.00123456, "0.001235"), (9.87654e-7, "9.877e-7"),
-     (-1.5e12, "-1.500e12"), (math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity"), (None, ""), (99.9999, "100.00")],
+     (-1.5e12, "-1.500e12"), (math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity"), (None, ""), (99.9999, "100.0"), (0.99999, "1.000")],
 )  # fmt: skip
 def test_a_number_has_four_digits_or_is_a_word(value, text):
     assert number(value) == text

@@ -5,13 +5,17 @@ Every sentence and every number is computed from the results; what was not measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from addnorm.lab import plot
-from addnorm.lab.comparison import Arm, Comparison
+from addnorm.lab.comparison import Comparison
 from addnorm.nn.equation import number as constant
 from addnorm.report import curves, initial
 from addnorm.report.blocks import Block, Cell, Facts, Finding, Findings, Page, Section, Table
+from addnorm.report.model import versions
 from addnorm.report.numbers import number
 
 __all__ = ["of_comparison"]
@@ -24,6 +28,12 @@ TOP = (
     "grid",
     "at init",
 )  # what the verdict has; the rest stands beside its figures
+
+
+NAMED = 5  # wirings in the title
+TILES = 4  # losses that are shown large
+ABREAST = 8  # wirings in one drawing: as many as colours and dashes tell apart
+LONG = 48  # rows of a table that are seen at once
 
 
 def of_comparison(found: Comparison, facts: Mapping[str, str] | None = None) -> Page:
@@ -59,15 +69,23 @@ _LEARNING = (
 
 def _title(found: Comparison) -> str:
     names = [*found.compared]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) + (" compared" if len(names) > 1 else "")
+    if len(names) > NAMED:
+        return f"{len(names)} residual wirings compared"
+    return f"{_and(names)} {'compared' if len(names) > 1 else 'measured'}"
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _subtitle(found: Comparison) -> str:
+    one = len(found.compared) == 1
+    them, each, learn = ("A residual wiring", "it", "it learns") if one else ("Residual wirings", "each", "each learns")
     if not found.runs:
-        return "Residual wirings before training: what each does to the stream and to its gradient, by depth."
+        return f"{them} before training: what {each} does to the stream and to its gradient, by depth."
     return (
-        f"Residual wirings of a character model, trained on {found.text['name']}: how well each learns, and what it does to the "
-        "stream and to its gradient."
+        f"{them} of a character model, trained on {found.text['name']}: how well {learn}, and what it does to the stream and to "
+        "its gradient."
     )
 
 
@@ -90,16 +108,43 @@ def _tiles(found: Comparison) -> dict[str, str]:
         judged = [check for check in found.checks if check.holds is not None]
         return {"Figures met": f"{sum(bool(check.holds) for check in judged)} of {len(judged)}"}
     n, arms = depths[-1]
-    tiles = {f"{arm.wiring}, {n} layers": number(arm.best.loss(), 3) for arm in arms[:4]}
+    lowest = sorted(arms, key=lambda arm: arm.best.loss())[:TILES]
+    tiles = {f"{arm.wiring}, {n} layers": _loss(arm.best.loss()) for arm in arms if arm in lowest}
     return tiles | {"Frequencies alone": number(found.text["entropy"], 3)}
+
+
+def _loss(loss: float) -> str:
+    return number(loss, 3) if math.isfinite(loss) else "diverged"
+
+
+class Part(NamedTuple):
+    """Some of the wirings, in drawings of their own."""
+
+    found: Comparison
+    name: str  # what the names of its drawings end in
+    of: str  # what their titles end in
+
+
+def _parts(found: Comparison) -> Iterator[Part]:
+    """All wirings, or where these are more than one can tell apart, some at a time."""
+    there = [name for name in found.compared if any(run["settings"]["wiring"] == name for run in found.runs)]
+    count = -(-len(there) // ABREAST)
+    size = -(-len(there) // max(count, 1))
+    for k in range(count):
+        names = there[k * size : (k + 1) * size]
+        runs = [run for run in found.runs if run["settings"]["wiring"] in names]
+        own = (f"-{k + 1}", f": {_and(names)}") if count > 1 else ("", "")
+        yield Part(replace(found, runs=runs), *own)
 
 
 def _learning(found: Comparison) -> list[Block]:
     blocks: list[Block] = []
     for n, _ in found.by_depth():
-        blocks.append(curves.learning(found, n))
-        if len(found.protocol.rates) > 1:
-            blocks.append(curves.rates(found, n))
+        for part in _parts(found):
+            if any(run["settings"]["n_layers"] == n for run in part.found.runs):
+                blocks.append(curves.learning(part.found, n, part.name, part.of))
+                if len(found.protocol.rates) > 1:
+                    blocks.append(curves.rates(part.found, n, part.name, part.of))
     return [*blocks, _settings_tried(found)]
 
 
@@ -110,45 +155,38 @@ def _settings_tried(found: Comparison) -> Table:
         [
             group.wiring, group.n_layers, constant(group.lr), str(group.warm_up or "none"),
             group.loss("validation"), group.loss(),
-            ", ".join(number(loss, 4) for loss in group.losses()), str(group.diverged or "none"),
+            curves.listed(group.losses()), str(group.diverged or "none"),
             "yes" if id(group) in best else "",
         ]
         for group in found.groups
     ]  # fmt: skip
     head = ["wiring", "layers", "rate", "warm-up", "validation", "test", "test by seed", "diverged", "judged by this"]
-    return Table(
-        head, rows, "Every setting: chosen by the loss on the validation part, judged by that on the test part"
-    )
+    caption = "Every setting: chosen by the loss on the validation part, judged by that on the test part"
+    return Table(head, rows, caption, len(rows) > LONG)
 
 
 def _trained(found: Comparison, n: int) -> list[Block]:
     """What trained models of a depth did to stream and gradient."""
-    shown = [one for one in plot.chosen(found, n) if any(run["sites"] for run in one.group.runs)]
-    if not shown:
-        return []
-    at_best = plot.best(found, n)
-    first = [one._replace(group=arm.groups[0]) for one, arm in zip(at_best, _arms(found, n), strict=True)]
-    blocks: list[Block | None] = [
-        Findings(_of_depth(found, n, "gradient")),
-        curves.by_depth(f"before-{n}", first, after=False),
-    ]
-    if any("after" in run for one in shown for run in one.group.runs):
-        blocks.append(curves.by_depth(f"after-{n}", shown, after=True))
-    blocks += [Findings(_of_depth(found, n, "memory")), curves.memory(f"map-{n}", at_best)]
-    if any(run.get("ablation") for one in at_best for run in one.group.runs):
-        blocks += [Findings(_of_depth(found, n, "ablation")), curves.ablation(f"ablation-{n}", at_best)]
-    return [block for block in blocks if block is not None and not (isinstance(block, Findings) and not block.items)]
-
-
-def _arms(found: Comparison, n: int) -> list[Arm]:
-    return [arm for arm in found.arms if arm.n_layers == n]
-
-
-def _of_depth(found: Comparison, n: int, about: str) -> Sequence[Finding]:
-    """What the verdict says of a matter at a depth."""
-    at = [depth for depth, _ in found.by_depth()].index(n)
-    said = _said(found, about)
-    return said[at : at + 1]
+    at = replace(found, runs=[run for run in found.runs if run["settings"]["n_layers"] == n], stacks=[])
+    before: list[Block | None] = []
+    maps: list[Block | None] = []
+    without: list[Block] = []
+    for part in _parts(at):
+        best = plot.best(part.found, n)
+        first = [one._replace(group=arm.groups[0]) for one, arm in zip(best, part.found.arms, strict=True)]
+        before += [
+            curves.by_depth(f"before-{n}{part.name}", first, after=False, of=part.of),
+            curves.by_depth(f"after-{n}{part.name}", plot.chosen(part.found, n), after=True, of=part.of),
+        ]
+        maps.append(curves.memory(f"map-{n}{part.name}", best, part.of))
+        without += curves.ablation(f"ablation-{n}{part.name}", best, part.of)
+    blocks: list[Block] = []
+    for about, figures in (("gradient", before), ("memory", maps), ("ablation", without)):
+        drawings: list[Block] = [one for one in figures if one is not None]
+        if drawings:  # and else the numbers of which it tells are not there
+            said = _said(at, about)
+            blocks += [*([Findings(said)] if said else []), *drawings]
+    return blocks
 
 
 def _settings(found: Comparison) -> dict[str, str]:
@@ -165,8 +203,8 @@ def _settings(found: Comparison) -> dict[str, str]:
             "weights": "by each wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
             "text": f"{text['name']}, {text['characters']:,} characters, SHA-256 {text['digest']}; 80 % to train on, 10 % to "
             "choose by, 10 % to judge by",
-            "knowing nothing": f"{text['uniform']:.3f} nats; the frequencies alone: {text['entropy']:.3f}",
-            "one thread a run": f"{sum(run['seconds'] for run in found.runs):,.0f} s of training in all",
+            "loss of knowing nothing": f"{text['uniform']:.3f} nats; of knowing the frequencies alone: {text['entropy']:.3f}",
+            "time": f"{sum(run['seconds'] for run in found.runs):,.0f} s of training in all, on one thread a run",
         }  # fmt: skip
     if found.at_init:
         seeds = sorted({seed for row in found.at_init for seed in row["seeds"]})
@@ -174,7 +212,7 @@ def _settings(found: Comparison) -> dict[str, str]:
             f"{_listed(sorted({row['n_layers'] for row in found.at_init}))} layers, {len(seeds)} seeds, width 64, one sequence "
             "of 32 tokens"
         )
-    return told
+    return told | {"this report": ", ".join(f"{name} {version}" for name, version in versions().items())}
 
 
 def _listed(values: Sequence[float]) -> str:
@@ -187,4 +225,13 @@ def _foot(found: Comparison) -> list[str]:
     versions = dict.fromkeys(f"addnorm {one['addnorm']}, torch {one['torch']}" for one in made)
     dates = sorted(one["date"] for one in made)
     lines = ["Made with " + "; ".join(versions) + "."] if versions else []
-    return lines + ([f"Results of {dates[0]} to {dates[-1]}."] if dates else [])
+    ends = (
+        [
+            *dict.fromkeys(
+                date[:16].replace("T", " ") + (" UTC" if "T" in date else "") for date in (dates[0], dates[-1])
+            )
+        ]
+        if dates
+        else []
+    )
+    return lines + ([f"Results of {' to '.join(ends)}."] if ends else [])

@@ -111,6 +111,8 @@ def made_of(rec: Recording, stream: str, name: str, caption: str) -> Figure | No
     if found is None or not found[0] or not found[1]:
         return None
     sources, shares = found
+    if not any(share and math.isfinite(share) for row in shares for share in row):
+        return None  # every cell would be empty
     head = ["source", *("x_0" if not k else f"depth {k}" for k in range(len(shares)))]
     rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
     table = Table(head, rows, "Share of each source in the stream; a column sums to one")

@@ -24,6 +24,7 @@ __all__ = ["drawn"]
 
 WIDE, NARROW = 9.6, 3.9  # inches; a page shows them at 1.4 and 1.2 times the size
 DPI = 200  # of pictures
+TWO_ROWS = 0.4  # inches, of a legend
 VECTORS = 1000  # a heat map of more cells is a picture
 SETTINGS = {
     "svg.fonttype": "none", "axes.facecolor": PAPER, "figure.facecolor": "none", "axes.edgecolor": "#6b6b6b",
@@ -36,8 +37,9 @@ SUPERSCRIPT, SUBSCRIPT = (str.maketrans("-0123456789L", line) for line in ("â»â
 
 
 def drawn(
-    name: str, draw: Callable[[Canvas], object], *, title: str, caption: str, table: Table, height: float = 3.6
-) -> Figure:
+    name: str, draw: Callable[[Canvas], object], *, title: str, caption: str, table: Table,
+    height: float | Callable[[bool], float] = 3.6,
+) -> Figure:  # fmt: skip
     """A figure of a page.
 
     Args:
@@ -47,7 +49,8 @@ def drawn(
         title: what it shows.
         caption: how to read it, and what is to be seen.
         table: the numbers that are drawn.
-        height: in inches; 9.6 of them are as wide as the page.
+        height: in inches; 9.6 of them are as wide as the page. Or what gives it, called with whether the page is wide. A
+            legend of more than two rows is given room beside it.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -62,13 +65,21 @@ def drawn(
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts write it, not matplotlib's
         svgs = []
         for form, width in (("wide", WIDE), ("narrow", NARROW)):
-            figure = figures.Figure(figsize=(width, height), layout="constrained")
+            inches = height(width == WIDE) if callable(height) else height
+            figure = figures.Figure(figsize=(width, inches), layout="constrained")
             figure.get_layout_engine().set(h_pad=0.09)  # inches between panels
             draw(figure)
+            figure.set_figheight(inches + _legends(figure))
             _prepare(figure)
             _align(figure)
             svgs.append(themed(_saved(figure), f"{name}-{form}", label, f"chart {form}"))
     return Figure(title, caption, svgs[0], table, svgs[1])
+
+
+def _legends(figure: Canvas) -> float:
+    """How much higher than two rows the legends are, in inches: what they would take from the drawing."""
+    legends = [found for ax in figure.axes if (found := ax.get_legend()) is not None]
+    return sum(max(legend.get_window_extent().height / figure.dpi - TWO_ROWS, 0.0) for legend in legends)
 
 
 def _prepare(figure: Canvas) -> None:

@@ -29,7 +29,9 @@ def called(site: Site | RecordedSite, several: bool = False) -> str:
 
 
 def out_of(count: int, of: int, what: str) -> str:
-    """A number of things: "2 of 12 sublayers", "all 12 sublayers"."""
+    """A number of things: "2 of 12 sublayers", "all 12 sublayers", "the only sublayer"."""
+    if count == of == 1:
+        return f"the only {what.removesuffix('s')}"
     return f"all {of} {what}" if count == of else f"{count} of {of} {what}"
 
 
@@ -45,16 +47,21 @@ def _proof(found: Inspection) -> Iterator[Finding]:
     closed = [site for site in found.sites if site.closes]
     if closed:
         worst = max(site.closure for site in closed)
-        them = "its equation" if len(found.sites) == 1 else "their equations"
+        them = (
+            "is computed again in float64 from its equation"
+            if len(found.sites) == 1
+            else "computed again in float64 from their equations"
+        )
         yield Finding(
-            f"{_capital(out_of(len(closed), len(found.sites), 'sublayers'))} computed again in float64 from {them}: what the "
+            f"{_capital(out_of(len(closed), len(found.sites), 'sublayers'))} {them}: what the "
             f"model itself made differs by {number(worst, 2)} at most, relative.",
             "proved",
         )
     if open_:
         worst_site = max(open_, key=lambda site: site.closure if math.isfinite(site.closure) else math.inf)
+        do = "does" if len(found.sites) == 1 else "do"
         yield Finding(
-            f"{_capital(out_of(len(open_), len(found.sites), 'sublayers'))} do not close: {worst_site.equation} is off by "
+            f"{_capital(out_of(len(open_), len(found.sites), 'sublayers'))} {do} not close: {worst_site.equation} is off by "
             f"{number(worst_site.closure, 2)}, relative, at {worst_site.id}.",
             "refuted",
         )
@@ -113,7 +120,10 @@ def _growth(rec: Recording, stream: str | None) -> Iterator[str]:
 
 def _largest_writes(rec: Recording, stream: str | None) -> Iterator[str]:
     ratios = _finite(rec, "write", "ratio", stream)
-    if ratios:
+    if len(ratios) == 1:
+        ((only, ratio),) = ratios
+        yield f"Beside its stream {called(only)} writes {percent(ratio)} of its length."
+    elif ratios:
         (most, high), (least, low) = max(ratios, key=_value), min(ratios, key=_value)
         yield (
             f"Beside its stream {called(most)} writes most, {percent(high)} of its length, and {called(least)} least, "

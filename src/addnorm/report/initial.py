@@ -103,6 +103,7 @@ def _against_depth(
         for n in depths
         if (wiring, n) in rows
     ]
+    caption += _left_out(names)
     table = Table(["wiring", "layers", *(ylabel for ylabel, _ in panels)], body, title)
     return drawn(name, draw, title=title, caption=caption, table=table, height=6.6)
 
@@ -132,8 +133,15 @@ def _by_layer(
     body: list[list[Cell]] = [
         [f"{k / 2:g}", *(value(rows[wiring])[k] for wiring in there for _, value in panels)] for k in range(2 * n + 1)
     ]
+    caption += _left_out(there)
     head = ["layer", *(f"{wiring}: {ylabel}" for wiring in there for ylabel, _ in panels)]
     return drawn(name, draw, title=title, caption=caption, table=Table(head, body, title), height=8.6)
+
+
+def _left_out(names: Sequence[str]) -> str:
+    """What is in the table alone."""
+    more = names[MOST:]
+    return f" Not drawn, and in the data: {', '.join(more)}." if more else ""
 
 
 def _within(ax: Axes, curves: Sequence[Curve]) -> None:

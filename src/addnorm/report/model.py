@@ -24,6 +24,7 @@ __all__ = ["of_model", "versions"]
 
 LONG = 48  # rows of a table that are seen at once
 EMBEDDING = "with a norm of the embedding"  # a remark that the wiring's section makes itself
+FINAL = "A final norm follows the last sublayer."  # of a wiring's description
 SAID = {  # how to read each figure
     "depth": "Above, the size of the stream's elements after each sublayer; below, how much the loss depends on the stream "
     "there, and on the parameters of each sublayer.",
@@ -118,6 +119,8 @@ def _verdict(found: Inspection) -> list[Finding]:
     alike: dict[tuple[str, str], list[Stream]] = {}
     for stream in found.streams:
         words = stream.wiring.describe().replace("x_0", "x₀") if stream.wiring else ""  # as the figures have it
+        if stream.final_norm is None:  # the wiring has one, this model has not
+            words = words.replace(FINAL, "").rstrip()
         alike.setdefault((_name(stream), words), []).append(stream)
     for (name, words), streams in alike.items():
         of = (
@@ -126,7 +129,7 @@ def _verdict(found: Inspection) -> list[Finding]:
             else f"The wiring of {' and '.join(f'the {s.name}' for s in streams)}"
         )
         said.append(
-            Finding(f"{of} is {name}. {words}" if words else f"{of} is none of those known: its rows are below.")
+            Finding(f"{of} is {name}. {words}" if words else f"{of} is none of those known: the rows are below.")
         )
     return said
 

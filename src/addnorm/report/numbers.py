@@ -31,7 +31,7 @@ def number(value: float | None, digits: int = DIGITS) -> str:
     if value == 0:
         return "0"
     if SMALL <= abs(value) < LARGE:
-        return f"{value:.{max(digits - 1 - math.floor(math.log10(abs(value))), 0)}f}"
+        return f"{value:.{_decimals(value, digits)}f}"
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     return f"{mantissa}e{int(exponent)}"
 
@@ -41,13 +41,19 @@ def column(values: Sequence[float | None], digits: int = DIGITS) -> list[str]:
     sizes = [abs(v) for v in values if v is not None and not isinstance(v, int) and math.isfinite(v) and v]
     if not sizes or not (min(sizes) >= SMALL and max(sizes) < LARGE):
         return [number(value, digits) for value in values]
-    decimals = max(digits - 1 - math.floor(math.log10(max(sizes))), 0)
+    decimals = _decimals(max(sizes), digits)
     if min(sizes) < 10.0 ** (1 - decimals):
         return [number(value, digits) for value in values]
     return [
         f"{value:.{decimals}f}" if isinstance(value, float) and math.isfinite(value) else number(value, digits)
         for value in values
     ]
+
+
+def _decimals(value: float, digits: int) -> int:
+    """Behind the point, for so many digits of the number as it is rounded: 0.99999 has one digit before it."""
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    return max(digits - 1 - exponent, 0)
 
 
 def percent(share: float) -> str:
