@@ -48,7 +48,8 @@ class Live:
     def __enter__(self) -> Live:
         if self.moves:
             self._bar.start()
-            self._task = self._bar.add_task("", total=max(self.total, 1))
+            begun = sum(step for step, _ in self.standing().values())  # before, which says nothing of how fast it goes
+            self._task = self._bar.add_task("", total=max(self.total, 1), completed=begun)
             self._watcher.start()
         return self
 

@@ -108,14 +108,23 @@ class Training:
         with ExitStack() as stack:
             recording = self._listen(stack)
             while self.step < self.run.steps and not self.diverged:
-                self._advance(recording, first)
+                try:
+                    self._advance(recording, first)
+                except ValueError as error:
+                    if recording is None or self.step > first:
+                        raise
+                    self.trouble = str(error)  # the recorder does not understand the model, which trains all the same
+                    stack.close()
+                    recording = None
+                    continue
                 self.seconds = before + time.monotonic() - begun
                 if told is not None:
                     told(self.step, self.losses[-1])
                 # A continued run must record at the same steps, and its recorder counts from where it begins.
                 whole = not self.run.every or self.step % self.run.every == 0
                 if checkpoint is not None and whole and time.monotonic() - saved >= seconds:
-                    self.save(checkpoint)
+                    with suppress(OSError, RuntimeError):  # of a full disk: a run is not worse for what it cannot keep
+                        self.save(checkpoint)
                     saved = time.monotonic()
 
     def _listen(self, stack: ExitStack) -> Recording | None:
@@ -186,13 +195,13 @@ class Training:
             "kind": "run", "key": self.key, "settings": run.settings(), "text": text.name, "digest": text.digest,
             "entropy": text.entropy, "uniform": text.uniform, "torch": torch.__version__,
             "seconds": self.seconds, "resumed": self.resumed, "losses": self.losses, "sites": self.places,
-            "recorded": self.recorded, "map": self.map,
+            "recorded": self.recorded, "map": self.map, "trouble": self.trouble,
         }  # fmt: skip
         ended = {part: math.nan if self.diverged else measure.loss_on(self.model, text, part, run.tokens)
                  for part in ("validation", "test")}  # fmt: skip
         found |= ended
-        found["diverged"] = not all(loss <= text.uniform for loss in ended.values())
-        if run.every and math.isfinite(ended["test"]):
+        found["diverged"] = not all(loss <= max(text.uniform, self.losses[0]) for loss in ended.values())
+        if run.every and not self.trouble and math.isfinite(ended["test"]):
             found["after"] = measure.probed(self.model, text, run.tokens)
             found["ablation"] = measure.ablation(self.model, text, run.tokens)
         return found
