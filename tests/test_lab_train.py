@@ -58,7 +58,7 @@ def test_a_run_is_a_loop_that_anybody_would_write(options):
 def streams_of(model, x):
     """x_0 and the stream after each sublayer, and every write, from the modules alone."""
     states, writes = [x], []
-    for connection in model.decoder.stack.connections if hasattr(model.decoder, "stack") else model.decoder.connections:
+    for connection in model.decoder.stack.connections:
         read = states[-1] if connection.norm_in is None else connection.norm_in(states[-1])
         write = connection.sublayer(read)
         summed = states[-1] + write
@@ -77,26 +77,26 @@ def test_the_numbers_by_depth_are_those_of_the_model_in_float64(wiring):
     states, writes = streams_of(model, model.embed(read))
     for state in states:
         state.retain_grad()
-    last = states[-1] if model.decoder.norm_final is None else model.decoder.norm_final(states[-1])
+    last = states[-1] if model.decoder.stack.norm_final is None else model.decoder.stack.norm_final(states[-1])
     F.cross_entropy(model.head(last).flatten(0, 1), following.flatten()).backward()
     before = model(probe).detach()
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr)
     gradients = [math.sqrt(sum(float(p.grad.square().sum()) for p in c.sublayer.parameters()))
-                 for c in model.decoder.connections]  # fmt: skip
+                 for c in model.decoder.stack.connections]  # fmt: skip
     optimizer.step()
 
     def token(t):
         return t.flatten(0, -2).norm(dim=-1)
 
     exact = {
-        "stream": [float(t.detach().square().mean(-1).sqrt().mean()) for t in states],
+        "stream": [float(t.detach().square().mean().sqrt()) for t in states],
         "ratio": [None, *(float((token(w) / token(x)).mean().detach()) for w, x in zip(writes, states, strict=False))],
         "gradient": [float(token(t.grad).mean()) for t in states],
     }
     for name, values in exact.items():
         assert found[name][0] == pytest.approx(values, rel=1e-4), name
     assert found["parameters"][0][0] is None
-    assert found["parameters"][0][1:] == pytest.approx(gradients, rel=0.2)
+    assert found["parameters"][0][1:] == pytest.approx(gradients, rel=1e-4)
     assert found["moved"] == [pytest.approx(float((model(probe).detach() - before).norm() / before.norm()), rel=1e-3)]
 
 
@@ -138,12 +138,12 @@ def stopped(run, path, at, seconds=0.0):
 def test_a_run_that_was_stopped_and_goes_on_is_one_that_was_not(wiring, at, tmp_path):
     run = small(wiring, steps=15, warm_up=8)
     whole = train(run, TEXT)
+    stopped(run, tmp_path / "one.pt", 3)
     stopped(run, tmp_path / "one.pt", at)
-    stopped(run, tmp_path / "one.pt", at + 1)
     assert [path.name for path in tmp_path.iterdir()] == ["one.pt"]
     told = []
     found = train(run, TEXT, checkpoint=tmp_path / "one.pt", told=lambda step, loss: told.append(step))
-    assert told[0] == (at - 1) // 5 * 5 + 1, "it begins after the last checkpoint"
+    assert told[0] == at, "it begins after the last checkpoint"
     assert found["resumed"] == 2
     assert measured(found) == measured(whole)
 
@@ -204,9 +204,9 @@ def test_every_wiring_trains_and_is_recorded(wiring):
     found = train(small(wiring, steps=2, every=1), TEXT)
     assert len(found["losses"]) == 2
     assert found["trouble"] == ""
-    assert len(found["sites"]) == (7 if wiring.name == "b2t" else 5)
+    assert len({one["id"] for one in found["sites"]}) == 5
     assert all(value is not None and value > 0 for value in found["recorded"]["gradient"][1])
-    assert len(found["ablation"]) == len(found["sites"]) - 1
+    assert len(found["ablation"]) == (6 if wiring.name == "b2t" else 4)
     json.dumps(plain(found), allow_nan=False)
 
 
