@@ -48,11 +48,17 @@ MODULES = (
            "what each sublayer writes. [streams.md](streams.md) explains.", alone=True),
     Module("addnorm.convert", "Fusing a model you have", "For the engineer with a model already: its Add & Norms as fused calls, "
            "with a proof. [fusing.md](fusing.md) explains."),
+    Module("addnorm.lab", "Wirings compared", "For the researcher: `from addnorm import lab`. "
+           "[comparing.md](comparing.md) explains.",
+           alone=True),
+    Module("addnorm.report", "The report", "For whoever shows others what was found: `from addnorm import report`.", alone=True),
     Module("addnorm.trace", "One token, step by step", "For the learner: `import addnorm.trace`. It needs nothing but Python. "
            "[add_norm.md](add_norm.md) explains.", alone=True),
 )  # fmt: skip
 
 CONSTANTS = {
+    "addnorm.lab.FULL": "The honest `Protocol`: three depths, four rates, with and without warm-up, three seeds.",
+    "addnorm.lab.ILLUSTRATION": "The default `Protocol`: one depth, one rate, with and without warm-up, one seed.",
     "addnorm.trace.PRESETS": "The worked examples by name, each a `Preset`.",
     "addnorm.trace.SECTIONS": "The sections of a trace, in their order.",
 }

@@ -35,8 +35,8 @@ def limits() -> str:
     )
     as_good = (
         "- **PyTorch is as good** where there is little to do: with gradients and one row the operation runs "
-        f"{min(one_row):.2f} to {max(one_row):.2f} times as fast as eager, and encoders of this library run {plain[0]:.2f} times as "
-        f"fast as the same in plain PyTorch in inference, {plain[1]:.2f} times in training, on average over "
+        f"{min(one_row):.2f} to {max(one_row):.2f} times as fast as eager, and encoders of this library run {plain[0]:.2f} times "
+        f"as fast as the same in plain PyTorch in inference, {plain[1]:.2f} times in training, on average over "
         "[many sizes](docs/performance.md)."
     )
     return f"{share}\n{as_good}"

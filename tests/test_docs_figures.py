@@ -14,7 +14,8 @@ from addnorm.lab.toy import Toy
 from loading import ROOT, load
 
 PAGE = ROOT / "docs/add_norm.md"
-FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer")
+FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison")
+PAGES = {"comparison": ROOT / "docs/comparing.md"}  # the others stand in add_norm.md
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,7 @@ def test_a_figure_of_the_page_is_there_and_stands_in_it_with_words(name):
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "<text" not in path.read_text(), "letters are paths: the reader's fonts do not matter"
-    words = re.search(rf"!\[([^\]]+)\]\(figures/{name}\.svg\)", PAGE.read_text())
-    assert words, f"add_norm.md does not show {name}.svg"
+    page = PAGES.get(name, PAGE)
+    words = re.search(rf"!\[([^\]]+)\]\(figures/{name}\.svg\)", page.read_text())
+    assert words, f"{page.name} does not show {name}.svg"
     assert len(words[1]) > 60, "words for those who do not see it"

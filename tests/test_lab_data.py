@@ -5,10 +5,10 @@ import pickle
 
 import pytest
 import torch
-from lab_runs import TEXT
 
 from addnorm.lab import Text, read, topics
 from addnorm.lab.data import PARTS
+from lab_runs import TEXT
 
 
 def test_a_batch_depends_on_the_seed_and_the_step_alone():
@@ -63,7 +63,9 @@ def test_the_losses_of_knowing_nothing_and_of_knowing_the_frequencies():
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 8, 63, 64, 65, 100, 257])
 def test_a_text_as_long_as_the_refusal_asks_for_is_taken(tokens):
-    with pytest.raises(ValueError, match=rf"text 'short' has 9 characters.* give a text of {(tokens + 3) * 10} characters"):
+    with pytest.raises(
+        ValueError, match=rf"text 'short' has 9 characters.* give a text of {(tokens + 3) * 10} characters"
+    ):
         Text("short", "abcabcabc").fits(tokens)
     text = Text("long", ("ab" * 2000)[: (tokens + 3) * 10]).fits(tokens)
     assert text.batch(0, 0, 2, tokens)[0].shape == (2, tokens)
@@ -84,7 +86,11 @@ def test_a_file_is_read_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(None, "there is no such file"), (b"ab\xff\xfe", "expected UTF-8, byte 2 is not: iconv"), ("directory", "a directory, expected")],
+    [
+        (None, "there is no such file"),
+        (b"ab\xff\xfe", "expected UTF-8, byte 2 is not: iconv"),
+        ("directory", "a directory, expected"),
+    ],
 )
 def test_what_is_no_text_is_refused_in_a_sentence(content, says, tmp_path):
     file = tmp_path / "text"

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from stacks import ALL
 
 from addnorm import Row, wirings
 from addnorm.lab.models import CharLM
 from addnorm.lab.run import wired
+from stacks import ALL
 
 
 def model(wiring, seed=0, **options):

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from lab_runs import SIZE, TEXT, quick, small
 
 from addnorm import Row, Wiring, wirings
 from addnorm.lab import FULL, ILLUSTRATION, Protocol, Text
 from addnorm.lab.run import does, label, wired
 from addnorm.nn.init import gpt2
+from lab_runs import SIZE, TEXT, quick, small
 
 OTHER = {"n_layers": 3, "d": 32, "n_heads": 4, "tokens": 9, "batch": 5, "steps": 11, "lr": 2e-3, "warm_up": 1, "seed": 1,
          "norm": "rms", "every": 4, "wiring": "post_ln"}  # fmt: skip

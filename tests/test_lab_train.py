@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lab_runs import TEXT, measured, small
-from stacks import ALL
 
 from addnorm.lab import train as train_module_or_function
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, train
 from addnorm.stream.record.store import plain
+from lab_runs import TEXT, measured, small
+from stacks import ALL
 
 f64 = torch.float64
 
@@ -42,7 +42,9 @@ def by_hand(run):
     return losses, model
 
 
-@pytest.mark.parametrize("options", [{"warm_up": 4}, {"wiring": "post_ln", "seed": 2}, {"wiring": "admin"}, {"norm": "rms"}])
+@pytest.mark.parametrize(
+    "options", [{"warm_up": 4}, {"wiring": "post_ln", "seed": 2}, {"wiring": "admin"}, {"norm": "rms"}]
+)
 def test_a_run_is_a_loop_that_anybody_would_write(options):
     run = small(**options)
     found = train(run, TEXT)
@@ -111,7 +113,13 @@ def test_recording_changes_no_loss_to_the_bit():
 
 def test_each_place_has_its_numbers_and_each_sublayer_is_ablated():
     found = train(small("post_ln", steps=3, every=2), TEXT)
-    assert [one["id"] for one in found["sites"]] == ["x_0", "attention 1", "feed-forward 1", "attention 2", "feed-forward 2"]
+    assert [one["id"] for one in found["sites"]] == [
+        "x_0",
+        "attention 1",
+        "feed-forward 1",
+        "attention 2",
+        "feed-forward 2",
+    ]
     assert all(len(values) == 5 for name in ("stream", "gradient") for values in found["recorded"][name])
     assert [one["site"] for one in found["ablation"]] == [one["id"] for one in found["sites"][1:]]
     assert sum(found["map"]["shares"][-1]) == pytest.approx(1)

@@ -16,6 +16,7 @@ from addnorm import lab, report
 from addnorm.demo_stream import MODEL, heading, minilm
 from addnorm.lab.data import topics
 from addnorm.stream.models.load import quiet
+from addnorm.stream.record.extras import need
 
 __all__ = ["compared", "reports"]
 
@@ -23,6 +24,7 @@ FOLDER = Path("addnorm-demo")
 COMPARED = ("post_ln", "pre_ln")
 PROTOCOL = lab.ILLUSTRATION
 AT_INIT = True
+JOBS: int | None = None
 
 
 def compared(screen: Console) -> bool | None:
@@ -36,9 +38,12 @@ def compared(screen: Console) -> bool | None:
     )
     errors = Console(stderr=True, highlight=False)
     try:
-        found = lab.compare(COMPARED, PROTOCOL, out=FOLDER, at_init=AT_INIT, progress=errors)
-    except ImportError as error:
-        screen.print(Text(f"{error}.", "yellow"))
+        report.check(FOLDER / "compare.html")
+        for package, to in (("matplotlib", "draw"), ("joblib", "compare")):
+            need(package, to)
+        found = lab.compare(COMPARED, PROTOCOL, out=FOLDER, jobs=JOBS, at_init=AT_INIT, progress=errors)
+    except (ImportError, OSError) as error:
+        screen.print(Text(f"{str(error).rstrip('.')}.", "yellow"))
         return None
     screen.print()
     screen.print(found)
@@ -56,6 +61,12 @@ def reports(screen: Console) -> None:
     )  # fmt: skip
     loaded = minilm(screen)
     if loaded is None:
+        return
+    try:
+        report.check(FOLDER / "minilm.html")
+        need("matplotlib", "draw")
+    except (ImportError, OSError) as error:
+        screen.print(Text(f"{str(error).rstrip('.')}.", "yellow"))
         return
     mask = loaded.kwargs["attention_mask"].bool()
     with quiet():

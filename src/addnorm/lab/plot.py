@@ -115,13 +115,14 @@ def curves(of: Comparison, n_layers: int, ax: Axes) -> Axes:
     """The loss while training, smoothed; beside what knowing only how often each character occurs gives."""
     found = [Curve(one.label, learning(one.group), one.style) for one in chosen(of, n_layers)]
     lines(ax, found, "step", "training loss, nats a character", marked=False)
-    entropy = of.text["entropy"]
-    ax.axhline(entropy, color=axes.GREY, linewidth=0.9, linestyle=(0, (1, 2)))
-    ax.annotate("frequencies alone", (1.0, entropy), xycoords=("axes fraction", "data"), ha="right", va="bottom",
-                fontsize="x-small", color=axes.GREY)  # fmt: skip
     last = [y for curve in found for _, y in curve.points if math.isfinite(y)]
     if last:
         ax.set_ylim(min(last) - 0.1, min(max(last), of.text["uniform"] + 0.6) + 0.1)
+    entropy = of.text["entropy"]
+    if ax.get_ylim()[0] < entropy < ax.get_ylim()[1]:
+        ax.axhline(entropy, color=axes.GREY, linewidth=0.9, linestyle=(0, (1, 2)))
+        ax.annotate("frequencies alone", (0.005, entropy), xycoords=("axes fraction", "data"), ha="left", va="top",
+                    fontsize="x-small", color=axes.GREY)  # fmt: skip
     return ax
 
 

@@ -209,9 +209,7 @@ def _failed(of: Comparison) -> Iterator[Finding]:
                 "" if what == "diverged"
                 else f": they are not {LEARNED:g} nats below {entropy:.2f}, what the frequencies of the characters alone give"
             )  # fmt: skip
-            criterion = (
-                f"diverged: no number, or above where it began and the {of.text['uniform']:.2f} nats of knowing nothing"
-            )
+            criterion = f"diverged: no number, or above the first loss and {of.text['uniform']:.2f} nats, what knowing nothing gives"
             yield Finding("failures", f"{_listed(said)} {what}{note}.", criterion if not note else "",
                           {name: failed for name, (failed, _) in counts.items()})  # fmt: skip
 
@@ -236,11 +234,11 @@ def _gradients(of: Comparison) -> Iterator[Finding]:
             if math.isnan(start):
                 continue
             numbers[arm.wiring] = {"before": start, "after": end, "warm_up": group.warm_up}
-            after = "" if math.isnan(end) else f", {_times(end)} after"
-            said.append(f"in {arm.wiring} {_times(start)} before training{after}")
+            after = "" if math.isnan(end) else f" and {_times(end)} after"
+            said.append(f"{arm.wiring} {_times(start)} before training{after}")
         if said:
             warm = "" if any(found["warm_up"] for found in numbers.values()) else " (without warm-up)"
-            sentence = f"At {n} layers the gradient at x_0 is, of that at x_L: {'; '.join(said)}{warm}."
+            sentence = f"The gradient at x_0 over that at x_L, {n} layers: {', '.join(said)}{warm}."
             yield Finding("gradient", sentence, "mean length of a token's gradient, means over the seeds", numbers)
 
 
@@ -253,9 +251,9 @@ def _shares(of: Comparison) -> Iterator[Finding]:
             last = arm.best.mean(lambda run: share(run.get("after"), -1))
             if math.isfinite(x_0) and math.isfinite(last):
                 numbers[arm.wiring] = {"x_0": x_0, "last": last}
-                said.append(f"in {arm.wiring} {_percent(x_0)} is x_0 and {_percent(last)} the last write")
+                said.append(f"in {arm.wiring} x_0 has {_percent(x_0)} and the last write {_percent(last)}")
         if said:
-            sentence = f"Of the stream after {n} trained layers, {'; '.join(said)}."
+            sentence = f"Of the stream after {n} trained layers, {', '.join(said)}."
             yield Finding("memory", sentence, "shares <c, x> / |x|^2, which sum to one", numbers)
 
 
@@ -272,7 +270,9 @@ def _ablated(of: Comparison) -> Iterator[Finding]:
                 numbers[arm.wiring] = {"median": middle, "largest": most}
                 said.append(f"{arm.wiring} {_signed(middle)} in the median, {_signed(most)} at most")
         if said:
-            sentence = f"Without one sublayer of the {n} trained layers the loss rises, in nats: {'; '.join(said)}."
+            sentence = (
+                f"Without one sublayer of the {n} trained layers the loss changes by, in nats: {'; '.join(said)}."
+            )
             yield Finding("ablation", sentence, "each sublayer's write taken away in turn", numbers)
 
 
@@ -324,13 +324,11 @@ def _signed(value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    return f"{value:.0%}" if abs(value) >= 0.095 else f"{value:.1%}" if abs(value) >= 0.005 else "nothing"
+    return f"{100 * value:.0f} %" if abs(value) >= 0.095 else f"{100 * value:.1f} %" if abs(value) >= 0.0005 else "0 %"
 
 
 def _times(value: float) -> str:
-    if 0.95 <= value < 9.95:
-        return f"{value:.1f} times"
-    return f"{value:.2g} times" if 1e-3 <= value < 1e4 else f"{value:.0e} times"
+    return f"{value:.2g}" if 1e-4 <= value < 1e4 else f"{value:.0e}"
 
 
 def _listed(texts: list[Any]) -> str:

@@ -93,6 +93,9 @@ def memory(name: str, shown: Sequence[Chosen]) -> Figure | None:
             found = run["after"]["map"]
             rec = Recording(plot.sites_of(run), {}, {"stream": (found["sources"], found["shares"])})
             rec.plot.memory_map(ax=ax, norm=PowerNorm(0.5, 0.0, 1.0))
+            if not beside:  # no room for every name
+                names = [label.get_text() for label in ax.get_yticklabels()]
+                ax.set_yticks(ax.get_yticks()[:: 1 + (len(names) > 13)], labels=names[:: 1 + (len(names) > 13)])
             ax.set_title("", loc="left")
             ax.set_title(label, fontsize="medium")
 
