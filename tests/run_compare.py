@@ -1,4 +1,4 @@
-"""`addnorm compare` with few stacks at init, a checkpoint at once and no report: what the tests start, kill and start again."""
+"""`addnorm compare` with few stacks at init, checkpoints often and no report: what the tests start, kill and start again."""
 
 import sys
 from functools import partial
@@ -9,6 +9,6 @@ from addnorm.lab import theory
 
 if __name__ == "__main__":
     theory.DEPTHS, theory.WIRINGS = (2,), ()
-    lab.compare = partial(lab.compare, seconds=0.0)
+    lab.compare = partial(lab.compare, seconds=0.1)
     report.of_comparison, report.write = (lambda found: found), (lambda page, path: path)
     main(sys.argv[1:])

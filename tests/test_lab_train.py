@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from addnorm.lab import train as train_module_or_function
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, train
 from addnorm.stream.record.store import plain
@@ -96,7 +95,9 @@ def test_the_numbers_by_depth_are_those_of_the_model_in_float64(wiring):
         "gradient": [float(token(t.grad).mean()) for t in states],
     }
     for name, values in exact.items():
-        assert found[name][0] == pytest.approx(values, rel=1e-4), name
+        none = values.count(None)  # x_0 is no write
+        assert found[name][0][:none] == values[:none]
+        assert found[name][0][none:] == pytest.approx(values[none:], rel=1e-4), name
     assert found["parameters"][0][0] is None
     assert found["parameters"][0][1:] == pytest.approx(gradients, rel=1e-4)
     assert found["moved"] == [pytest.approx(float((model(probe).detach() - before).norm() / before.norm()), rel=1e-3)]
@@ -248,4 +249,3 @@ def test_threads_are_as_they_were_after_a_run(threads):
     threads(2)
     train(small(steps=1, every=0), TEXT)
     assert torch.get_num_threads() == 2
-    assert train_module_or_function is train

@@ -162,8 +162,8 @@ def _make(
     """Makes what is missing, and appends it as it comes."""
     if not todo:
         return
-    # The long ones first, so that no process is left with one at the end; wirings that do the same share a result.
-    todo = sorted({job.key: job for job in reversed(todo)}.values(), key=lambda job: -job.steps)
+    # Wirings that do the same share a result. The long ones first, so that no process is left with one at the end.
+    todo = sorted({job.key: job for job in todo}.values(), key=lambda job: -job.steps)
     names, steps = {job.key: job.name for job in todo}, {job.key: job.steps for job in todo}
     with _pool(jobs, cluster, len(todo)) as (parallel, delayed), Live(journal, steps, names, console) as live:
         local = None if cluster else os.getpid()

@@ -133,7 +133,9 @@ def _scope(of: Comparison) -> Finding:
         )
     one = [f"{len(found)} {name}{'s' * (len(found) != 1)}" for name, found in
            (("depth", p.n_layers), ("learning rate", p.rates), ("seed", p.seeds))]  # fmt: skip
-    size = f"{n} runs of {p.steps} steps ({', '.join(one)}; d = {p.d}, {p.tokens} characters x {p.batch})"
+    size = (
+        f"{n} run{'s' * (n != 1)} of {p.steps} steps ({', '.join(one)}; d = {p.d}, {p.tokens} characters x {p.batch})"
+    )
     if p.illustrates:
         sentence = f"An illustration, not evidence: {size}. For evidence: addnorm compare --full."
         return Finding("scope", sentence, "evidence needs three seeds and two learning rates at least")
@@ -209,7 +211,9 @@ def _failed(of: Comparison) -> Iterator[Finding]:
                 "" if what == "diverged"
                 else f": they are not {LEARNED:g} nats below {entropy:.2f}, what the frequencies of the characters alone give"
             )  # fmt: skip
-            criterion = f"diverged: no number, or above the first loss and {of.text['uniform']:.2f} nats, what knowing nothing gives"
+            criterion = (
+                f"diverged: no number, or above the first loss and the {of.text['uniform']:.2f} nats of knowing nothing"
+            )
             yield Finding("failures", f"{_listed(said)} {what}{note}.", criterion if not note else "",
                           {name: failed for name, (failed, _) in counts.items()})  # fmt: skip
 
@@ -278,7 +282,7 @@ def _ablated(of: Comparison) -> Iterator[Finding]:
 
 def _theory(of: Comparison) -> Iterator[Finding]:
     """How many published figures at init are met."""
-    judged = [check for check in of.checks if check.holds is not None]
+    judged = [check for check in of.checks if check.holds is not None] if of.stacks else []
     if judged:
         failed = [check.name for check in judged if not check.holds]
         but = f"; not: {_listed(failed)}" if failed else ""
