@@ -3,8 +3,8 @@
     python benchmarks/bench_claims.py            measures, and judges
     python benchmarks/bench_claims.py --judge    judges the numbers that are there once more, when a criterion has changed
 
-Untrained stacks are the toy model of the theory (`addnorm.lab.toy`); trained ones a tiny character model
-(`addnorm.lab.tiny_lm`). The criteria are in `addnorm.bench.claims`, and the verdicts are computed. One thread; a few minutes.
+Untrained stacks are the toy model of the theory (`addnorm.lab.toy`); trained ones the character models of the lab
+(`addnorm.lab.train`). The criteria are in `addnorm.bench.claims`, and the verdicts are computed. One thread; a few minutes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from torch import Tensor, nn
 import addnorm
 from addnorm import ResidualStack, Wiring, wirings
 from addnorm.bench import claims, machine
-from addnorm.lab.tiny_lm import Attention, TinyLM, unigram_entropy
-from addnorm.lab.toy import Toy, geometric_mean, likeness
+from addnorm.lab import Run, Text, measure, topics
+from addnorm.lab.models import CharLM
+from addnorm.lab.toy import Passed, Toy, geometric_mean, likeness, passed
+from addnorm.lab.train import Training
+from addnorm.nn import block
 
 RESULTS = Path(__file__).parent / "results" / "claims.json"
 SCHEMA = 1
@@ -37,6 +40,8 @@ TRAINED_SEEDS = (0, 1)
 STEPS, WARM_UP = 300, 100
 RATES = {6: (3e-4, 1e-3, 3e-3), 12: (3e-4, 1e-3)}
 D, EPS = 64, 1e-5
+HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained ones
+PROBED = 32  # sequences of the test part on which a trained model's gradient is taken
 DIVERGED = 1e30  # stands for what is no number, which JSON does not have
 
 WIRINGS: dict[str, Wiring] = {
@@ -66,20 +71,41 @@ def depth() -> Iterator[Row]:
             yield row
 
 
-def training() -> Iterator[tuple[Row, list[TinyLM]]]:
+def training(text: Text) -> Iterator[tuple[Row, list[CharLM]]]:
     """Each wiring at each learning rate, and the trained models."""
     runs = [(6, name, warm_up) for name in ("pre_ln", "post_ln") for warm_up in (0, WARM_UP)]
     runs += [(12, name, 0) for name in ("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm")]
     for n, name, warm_up in runs:
         for rate in RATES[n]:
-            models = [TinyLM(n, WIRINGS[name], seed) for seed in TRAINED_SEEDS]
-            before = geometric_mean(model.passed().gradient_ratio() for model in models)
-            found = [finite(model.fit(STEPS, rate, warm_up).held_out()) for model in models]
+            made = [Training(run_of(name, n, seed, rate, warm_up), text) for seed in TRAINED_SEEDS]
+            models = [one.model for one in made]
+            before = geometric_mean(through(model, text).gradient_ratio() for model in models)
+            for one in made:
+                one.go()
+            found = [finite(held_out(model, text)) for model in models]
             yield {
                 "wiring": name, "n_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(found),
                 "losses": found, "gradient_before": before,
-                "gradient_after": finite(geometric_mean(model.passed().gradient_ratio() for model in models)),
+                "gradient_after": finite(geometric_mean(through(model, text).gradient_ratio() for model in models)),
             }, models  # fmt: skip
+
+
+def run_of(name: str, n_layers: int, seed: int = 0, lr: float = 1e-3, warm_up: int = 0) -> Run:
+    """A training of the lab, unrecorded; as everywhere in the lab, queries, keys and values are drawn as one matrix."""
+    return Run(WIRINGS[name], n_layers, D, HEADS, TOKENS, BATCH, STEPS, lr, warm_up, seed, every=0)
+
+
+@torch.no_grad()
+def held_out(model: CharLM, text: Text, stack: ResidualStack | None = None) -> float:
+    """The loss on text that the model has not seen; of another stack in the place of its own, if given."""
+    read, following = text.held_out("test", measure.JUDGED, TOKENS)
+    return float(measure.judge(model.head((stack or model.decoder.stack)(model.embed(read))), following))
+
+
+def through(model: CharLM, text: Text) -> Passed:
+    """The stream of a model and its gradient at every sublayer, on sequences that are the same for all models."""
+    read, following = text.held_out("test", PROBED, TOKENS)
+    return passed(model.decoder.stack, model.embed(read), lambda y: measure.judge(model.head(y), following))
 
 
 def finite(value: float) -> float:
@@ -120,7 +146,7 @@ def moved(model: Toy, other: ResidualStack) -> float:
     return float((other(model.x) - y).norm() / (y.roll(1, 0) - y).norm())
 
 
-def removal(trained: dict[str, list[TinyLM]], unigram: float) -> Iterator[Row]:
+def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
     """Taking out one sublayer: of an untrained stack, and the rise of a trained model's loss."""
     for name, wiring in WIRINGS.items():
         if name in ("no_norm", "no_residual, no norm"):
@@ -128,17 +154,18 @@ def removal(trained: dict[str, list[TinyLM]], unigram: float) -> Iterator[Row]:
         row: Row = {"wiring": name, "moves": moves(wiring), "n_layers": None, "of": 0, "broken": 0, "loss": None,
                     "median_rise": None, "largest_rise": None}  # fmt: skip
         if name in trained:
-            losses = [model.held_out() for model in trained[name]]
+            losses = [held_out(model, text) for model in trained[name]]
             rises = [
-                [model.held_out(model.stack.without(i)) - loss for i in range(len(model.stack.connections))]
+                [held_out(model, text, stack.without(i)) - loss for i in range(len(stack.connections))]
                 for model, loss in zip(trained[name], losses, strict=True)
+                for stack in [model.decoder.stack]
             ]
             every = [rise for one in rises for rise in one]
             row |= {
                 "n_layers": len(rises[0]) // 2, "of": len(every), "loss": statistics.fmean(losses),
                 "median_rise": statistics.median(every), "largest_rise": max(every), "rises": rises,
                 "broken": sum(
-                    rise > 0.5 * (unigram - loss) for one, loss in zip(rises, losses, strict=True) for rise in one
+                    rise > 0.5 * (text.entropy - loss) for one, loss in zip(rises, losses, strict=True) for rise in one
                 ),
             }  # fmt: skip
         yield row
@@ -224,7 +251,7 @@ def cost(rounds: int = 21, tokens: int = 512) -> Iterator[Row]:
     """
     for d in (256, 768):
         torch.manual_seed(0)
-        sublayers = [Attention(d, d // 64), nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))]
+        sublayers = block(d, d // 64, causal=True, activation="gelu")
         norms = [addnorm.LayerNorm(d) for _ in sublayers]
         x, branch, cotangent = (torch.randn(1, tokens, d, requires_grad=True) for _ in range(3))
         runs = {
@@ -265,13 +292,14 @@ def count(modules: list[Any]) -> int:
 
 def measured(say: Callable[[str], None]) -> claims.Found:
     """Everything, raw."""
-    found: claims.Found = {"unigram": unigram_entropy(), "training": []}
+    text = topics()
+    found: claims.Found = {"unigram": text.entropy, "training": []}
     say("single numbers, and the share of time")
     found["exact"], found["cost"] = exact(), list(cost())
     say("untrained stacks")
     found["depth"] = list(depth())
-    trained: dict[str, tuple[float, list[TinyLM]]] = {}
-    for row, models in training():
+    trained: dict[str, tuple[float, list[CharLM]]] = {}
+    for row, models in training(text):
         say(
             f"trained {row['wiring']}, {row['n_layers']} layers, lr {row['lr']:g}, warm-up {row['warm_up']}: {row['loss']:.3f}"
         )
@@ -280,7 +308,7 @@ def measured(say: Callable[[str], None]) -> claims.Found:
         if known and row["loss"] < trained.get(row["wiring"], (float("inf"),))[0]:
             trained[row["wiring"]] = row["loss"], models
     say("taking sublayers out")
-    found["removal"] = list(removal({name: models for name, (_, models) in trained.items()}, found["unigram"]))
+    found["removal"] = list(removal({name: models for name, (_, models) in trained.items()}, text))
     return found
 
 
@@ -309,7 +337,9 @@ def main() -> int:
         "load": load,
         "protocol": {
             "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
-            "rates": RATES, "d": D, "seconds": round(time.monotonic() - begin),
+            "rates": RATES, "d": D, "n_heads": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
+            "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
+            "seconds": round(time.monotonic() - begin),
         },
         "claims": claims.judged(found),
         "found": found,

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from results/functional.json, stack.json, stream.json, fuse.json and claims.json.
+"""The tables of README.md and docs/, made from the JSON in results/: functional, stack, stream, fuse, lab and claims.
 
 python benchmarks/table.py            replaces what stands between the bench comments of each page
 python benchmarks/table.py --check    changes nothing; 1 if a page is not what the results say
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from addnorm import bench
-from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES, fuses, stacks
+from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES, fuses, labs, stacks
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.summary import by_cell
 from addnorm.bench.tables import digits, headline
@@ -26,6 +26,7 @@ CLAIMS = ROOT / "benchmarks" / "results" / "claims.json"
 STACK = ROOT / "benchmarks" / "results" / "stack.json"
 STREAM = ROOT / "benchmarks" / "results" / "stream.json"
 FUSE = ROOT / "benchmarks" / "results" / "fuse.json"
+LAB = ROOT / "benchmarks" / "results" / "lab.json"
 TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
 
@@ -187,15 +188,8 @@ def stack_targets(document: Document) -> str:
 
 def looking(document: Document) -> str:
     """What it costs to record, inspect and decompose: a line a size."""
-    head = [
-        "batch x tokens",
-        "plain step, ms",
-        "recorded",
-        "without gradients",
-        "inspect, s",
-        "decompose, s",
-        "closures",
-    ]
+    head = ["batch x tokens", "plain step, ms", "recorded", "without gradients", "inspect, s", "decompose, s",
+            "closures"]  # fmt: skip
     lines = [head, ["--:"] * len(head)]
     for cell in dict.fromkeys((row["batch"], row["tokens"]) for row in document["rows"]):
         times = {row["variant"]: row["median_us"] for row in document["rows"] if (row["batch"], row["tokens"]) == cell}
@@ -235,6 +229,23 @@ def fused(document: Document) -> str:
     return "\n\n".join([text, _markdown(lines), *beside, f"{said}. {took}. {headline(document)}."])
 
 
+def lab(document: Document) -> str:
+    """The lab's training beside a loop by hand, and with recording: a line a model."""
+    head = ["wiring", "layers x d", "batch x tokens", "plain PyTorch", "the lab", "times as fast",
+            f"recording every {document['protocol']['every']}th", "the first"]  # fmt: skip
+    lines = [head, [":--", *["--:"] * (len(head) - 1)]]
+    for cell, found in labs.by_cell(document["rows"]).items():
+        size = [f"`{cell.wiring}`", f"{cell.n_layers} x {cell.d}", f"{cell.batch} x {cell.tokens}"]
+        rates = [digits(1e6 / found[name]["median_us"]) for name in ("plain", "addnorm")]
+        costs = [f"**{labs.recording(found) - 1:+.1%}**", f"{labs.looking(found):+.2f} s"]
+        lines.append([*size, *rates, f"**{labs.fast(found):.2f}**", *costs])
+    targets = f"{labs.LEAST:g} times as fast at least, recording {labs.MOST - 1:.0%} at most"
+    missed = [f"{one['name']} ({digits(one['value'])})" for one in document["summary"] if one["met"] is False]
+    said = f"Missed: {'; '.join(missed)}" if missed else "Both targets are met"
+    title = "Training steps a second, on one thread; what recording adds to the time of a run, and to its first step:"
+    return f"{title}\n\n{_markdown(lines)}\n\n{said} ({targets}). {headline(document)}."
+
+
 INDUCTOR = {"inductor": "torch.compile alone", "fused, inductor": "fused and compiled"}
 
 
@@ -247,6 +258,7 @@ PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
     ROOT / "docs" / "numerics.md": {"accuracy": accuracy},
     ROOT / "docs" / "streams.md": {"streams": looking},
     ROOT / "docs" / "fusing.md": {"fuse": fused},
+    ROOT / "docs" / "comparing.md": {"lab": lab},
     ROOT / "docs" / "claims.md": {
         "claims": claims, "claims-by-depth": claims_by_depth, "claims-trained": claims_trained,
     },
@@ -255,7 +267,7 @@ PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
 
 def results_of(section: str) -> Path:
     """Where a section's numbers are."""
-    starts = {"claims": CLAIMS, "streams": STREAM, "stack": STACK, "fuse": FUSE}
+    starts = {"claims": CLAIMS, "streams": STREAM, "stack": STACK, "fuse": FUSE, "lab": LAB}
     return next((path for start, path in starts.items() if section.startswith(start)), RESULTS)
 
 
@@ -304,13 +316,13 @@ def replaced(page: Path, text: str, sections: dict[str, str]) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Replace, or check; a section without results stays as it is."""
-    others = (path for path in (CLAIMS, STACK, STREAM, FUSE) if path.exists())
+    others = (path for path in (CLAIMS, STACK, STREAM, FUSE, LAB) if path.exists())
     documents = {path: json.loads(path.read_text(encoding="utf-8")) for path in others}
     documents[RESULTS] = bench.read(RESULTS)
     stale = 0
     for page, sections in PAGES.items():
-        text = page.read_text(encoding="utf-8")
         measured = {name: make for name, make in sections.items() if results_of(name) in documents}
+        text = page.read_text(encoding="utf-8")
         made = {name: make(documents[results_of(name)]) for name, make in measured.items()}
         wanted = replaced(page, text, made)
         if list(words) != ["--check"]:

@@ -2,12 +2,16 @@
 
 import copy
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+import addnorm
 from addnorm.bench import claims
+from addnorm.lab import Text, measure
+from addnorm.lab.train import Training
 
 ROOT = Path(__file__).parent.parent
 
@@ -205,6 +209,61 @@ def test_measure_judge_and_write(bench_claims, tmp_path, monkeypatch, threads, c
     monkeypatch.setattr("sys.argv", ["bench_claims.py", "--judge"])
     assert bench_claims.main() == 0
     assert json.loads(bench_claims.RESULTS.read_text())["claims"] == written["claims"]
+
+
+TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
+
+
+@pytest.fixture
+def trained(bench_claims, monkeypatch, threads):
+    """A model of two layers after a few steps, and it before them."""
+    threads(1)
+    monkeypatch.setattr(bench_claims, "STEPS", 30)
+
+    def make(name):
+        training = Training(bench_claims.run_of(name, 2, lr=3e-3), TEXT)
+        before = copy.deepcopy(training.model)
+        training.go()
+        return training.model, before
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "no_residual"])
+def test_the_loss_is_the_labs_and_falls(bench_claims, trained, name):
+    model, before = trained(name)
+    loss = bench_claims.held_out(model, TEXT)
+    assert loss == pytest.approx(measure.loss_on(model, TEXT, "test", bench_claims.TOKENS), rel=1e-5)
+    assert loss < bench_claims.held_out(before, TEXT) - 0.1
+
+
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln"])
+def test_a_sublayer_is_taken_out_as_the_lab_takes_it_out(bench_claims, trained, name):
+    model, _ = trained(name)
+    probe = TEXT.held_out("test", measure.PROBE, bench_claims.TOKENS)
+    loss = float(measure.judge(measure.logits(model, probe[0]), probe[1]))
+    stack = model.decoder.stack
+    for i, one in enumerate(measure.ablation(model, TEXT, bench_claims.TOKENS)):
+        y = stack.without(i)(model.embed(probe[0]))
+        assert float(measure.judge(model.head(y), probe[1]).detach()) - loss == pytest.approx(one["rise"], abs=1e-5)
+        assert bench_claims.held_out(model, TEXT, stack.without(i)) != bench_claims.held_out(model, TEXT)
+    row = next(one for one in bench_claims.removal({name: [model]}, TEXT) if one["wiring"] == name)
+    assert (row["n_layers"], row["of"], len(row["rises"][0])) == (2, 4, 4)
+    assert row["loss"] == bench_claims.held_out(model, TEXT)
+
+
+def test_the_gradient_by_depth_is_that_of_the_recorder(bench_claims, trained):
+    model, _ = trained("post_ln")
+    read, following = TEXT.held_out("test", bench_claims.PROBED, bench_claims.TOKENS)
+    with addnorm.record(model) as found:
+        measure.judge(model(read), following).backward()
+    gradients = bench_claims.through(model, TEXT).gradients
+    recorded = [value for _, value in found.series("grad", "l2", 0)]
+    assert len(recorded) == len(gradients) == 5
+    lengths = [float(one.norm(dim=-1).mean()) for one in gradients]
+    assert [b / a for a, b in itertools.pairwise(recorded)] == pytest.approx(
+        [b / a for a, b in itertools.pairwise(lengths)], rel=1e-3
+    )
 
 
 def test_cost_is_a_share_of_the_block(bench_claims):

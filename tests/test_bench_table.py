@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from addnorm import bench
-from addnorm.bench import accuracy, fuses, machine, summary
+from addnorm.bench import accuracy, fuses, labs, machine, summary
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/performance.md", "docs/numerics.md", "docs/streams.md", "docs/fusing.md", "docs/claims.md")
+PAGES = ("README.md", "docs/performance.md", "docs/numerics.md", "docs/streams.md", "docs/fusing.md", "docs/comparing.md",
+         "docs/claims.md")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,34 @@ def test_what_fusing_brings_is_a_line_a_cell(table, pages, tmp_path, monkeypatch
     assert "| 8 x 128 | forward + backward | bfloat16 | 300 | 200 | **1.50** |  | 8.3% | 8.0 → 6.0 |" in text
     assert "With Inductor, inference, 8 x 128 tokens, float32, times as fast: torch.compile alone **1.50**." in text
     assert "Missed: cells in which the fused model is proven (1). To fuse and to prove took 4 to 4 seconds." in text
+
+
+def of_the_lab(seconds):
+    """A document of the lab: two models, a step of the plain loop in 10 ms, one of the lab's in so many."""
+    times = {"plain": 0.01, "addnorm": seconds, "recorded": 1.05 * seconds}
+    rows = [
+        {**cell._asdict(), "variant": name, "median_us": 1e6 * time, "first_us": 5e5 if name == "recorded" else 2e5}
+        for cell in labs.cells()[:2] for name, time in times.items()
+    ]  # fmt: skip
+    head = {key: value for key, value in made_up([], {}).items() if key != "rows"}
+    return {**head, "protocol": {"every": 20}, "losses": [], "summary": labs.summarize(rows), "rows": rows}
+
+
+def test_the_labs_training_is_a_line_a_model(table, pages, tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "LAB", tmp_path / "lab.json")
+    table.main([])
+    assert between(pages["comparing.md"].read_text(), "lab") == between((ROOT / "docs/comparing.md").read_text(), "lab")
+    bench.write(of_the_lab(0.008), table.LAB)
+    assert table.main(["--check"]) == 1
+    table.main([])
+    text = between(pages["comparing.md"].read_text(), "lab")
+    assert "| `post_ln` | 12 x 64 | 16 x 64 | 100 | 125 | **1.25** | **+5.0%** | +0.30 s |" in text
+    assert text.count("| 12 x 64 |") == 2
+    assert "Both targets are met (0.95 times as fast at least, recording 10% at most)." in text
+    bench.write(of_the_lab(0.02), table.LAB)
+    table.main([])
+    text = between(pages["comparing.md"].read_text(), "lab")
+    assert "Missed: post_ln, 12 layers, d = 64: times as fast as plain PyTorch (0.5); pre_ln, 12" in text
 
 
 def test_sections_without_results_are_empty(table, pages):

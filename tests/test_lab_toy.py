@@ -1,13 +1,8 @@
-"""addnorm.lab.toy and addnorm.lab.tiny_lm: what the measurements stand on."""
-
-import math
+"""addnorm.lab.toy: what the measurements stand on."""
 
 import pytest
 import torch
-from torch import nn
 
-from addnorm import wirings
-from addnorm.lab.tiny_lm import TinyLM, characters, unigram_entropy
 from addnorm.lab.toy import Toy, UniformAttention, geometric_mean, likeness, r_squared, slope, streams
 
 
@@ -106,45 +101,3 @@ def test_slope_mean_and_r_squared():
     assert r_squared(x, [1.0, -1.0, 1.0, -1.0]) < 0.5
     assert geometric_mean(iter([1.0, 100.0])) == pytest.approx(10)
     assert geometric_mean([1.0, 0.0]) == 0
-
-
-def test_the_text_is_ascii_and_its_entropy_that_of_english():
-    assert len(characters()) > 100_000
-    assert int(characters().max()) < 128
-    assert 3.0 < unigram_entropy() < 3.5
-    counts = characters().bincount(minlength=128).double()
-    share = counts[counts > 0] / counts.sum()
-    assert unigram_entropy() == pytest.approx(float(-(share * share.log()).sum()))
-
-
-def test_the_tiny_model_learns_and_sees_no_character_before_its_time():
-    model = TinyLM(2, "pre_ln", 0)
-    before = model.held_out()
-    assert before == pytest.approx(math.log(128), abs=1.0)
-    assert model.fit(30, 3e-3).held_out() < unigram_entropy() + 0.3 < before
-    text, _ = model.texts(1)
-    changed = text.clone()
-    changed[0, -1] += 1
-    y, other = model.stack(model.embed(text)), model.stack(model.embed(changed))
-    torch.testing.assert_close(y[0, :-1], other[0, :-1])
-    assert not torch.allclose(y[0, -1], other[0, -1])
-
-
-def test_warm_up_makes_the_first_step_small_and_the_loss_can_be_that_of_another_stack():
-    def moved(warm_up):
-        model = TinyLM(1, "pre_ln", 0)
-        before = model.head.weight.detach().clone()
-        return float((model.fit(1, 1e-2, warm_up).head.weight - before).detach().abs().max())
-
-    assert moved(99) == pytest.approx(moved(0) / 100, rel=1e-2)
-    model = TinyLM(2, "pre_ln", 0)
-    assert model.held_out(model.stack.without(1)) != model.held_out()
-
-
-def test_roles_of_the_attentions_are_those_of_its_rows():
-    """DeepNorm draws values and outputs smaller, queries and keys not."""
-    model = TinyLM(50, wirings.deepnorm(), 0)
-    roles = dict(model.stack.connections[0].sublayer.weight_roles())
-    ratio = float(roles["value"].std().detach() / roles["query"].std().detach())
-    assert ratio == pytest.approx((8 * 50) ** (-1 / 4), rel=0.1)
-    assert isinstance(model.stack.connections[1].sublayer, nn.Sequential)

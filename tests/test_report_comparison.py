@@ -115,10 +115,11 @@ def test_at_init_the_figures_are_those_of_the_stacks(made, page):
 
 
 def test_published_figures_stand_beside_what_was_measured(made, page):
-    (table,) = next(section for section in page.sections if section.title == "Published figures").blocks
-    assert isinstance(table, Table)
+    table, every, sources = next(section for section in page.sections if section.title == "Published figures").blocks
+    assert len(sources.rows) == len(made.checks)
+    assert [row[2] for row in every.rows] == [value for check in made.checks for value in check.measured.values()]
     assert [row[0] for row in table.rows] == [check.name for check in made.checks]
-    assert "not measured" in [row[4] for row in table.rows], "these stacks are too shallow for some"
+    assert "not measured" in [row[1] for row in table.rows], "these stacks are too shallow for some"
 
 
 def test_a_figure_that_is_not_met_stands_out(made):
@@ -126,9 +127,9 @@ def test_a_figure_that_is_not_met_stands_out(made):
         {**one, "variance": [9.0] * len(one["variance"])} if one["wiring"] == "post_ln" else one for one in made.stacks
     ]
     page = report.of_comparison(replace(made, runs=[], stacks=broken))
-    (table,) = next(section for section in page.sections if section.title == "Published figures").blocks
+    table = next(section for section in page.sections if section.title == "Published figures").blocks[0]
     assert table.marked
-    assert all(table.rows[k][4] == "does not hold" for k in table.marked)
+    assert all(table.rows[k][1] == "does not hold" for k in table.marked)
     assert [one.state for one in page.verdict if "published figures" in one.text] == ["refuted"]
 
 

@@ -40,9 +40,9 @@ def headline(document: dict[str, Any]) -> str:
     where, versions = document["machine"], document["versions"]
     found = document["commit"]
     at = f", commit {found[:10]}{' with changes' if document['dirty'] else ''}" if found else ""
-    kernels = document["isa"] or "no C++ kernels"
+    kernels, n = document["isa"] or "no C++ kernels", document["threads"]
     return (
-        f"{where['cpu']}, {kernels}, {document['threads']} threads; torch {versions['torch']}, "
+        f"{where['cpu']}, {kernels}, {n} thread{'s'[: n > 1]}; torch {versions['torch']}, "
         f"Python {versions['python']}, addnorm {versions['addnorm']}{at}; {document['date'][:10]}"
     )
 

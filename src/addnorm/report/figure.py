@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from addnorm.report.blocks import Figure, Table
 from addnorm.report.svg import INK, PAPER, themed
+from addnorm.stream.record.axes import short
 from addnorm.stream.record.extras import need
 
 if TYPE_CHECKING:
@@ -104,13 +105,9 @@ def _plain(axis: Any) -> None:
 
     formatter = axis.get_major_formatter()
     if type(formatter) is ScalarFormatter:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     elif isinstance(formatter, FixedFormatter | FuncFormatter):
         axis.set_major_formatter(FuncFormatter(lambda value, place: unicode(formatter(value, place))))
-
-
-def _short(value: float) -> str:
-    return re.sub(r"e([+-])0", r"e\1", f"{value:.4g}").replace("e+", "e").replace("-", "\N{MINUS SIGN}")
 
 
 def unicode(text: str) -> str:

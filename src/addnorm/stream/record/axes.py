@@ -8,6 +8,7 @@ axis triangles at the bottom, and the legend says so.
 from __future__ import annotations
 
 import math
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ if TYPE_CHECKING:  # matplotlib is imported where it is used
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-__all__ = ["Depths", "Line", "add", "below", "finish", "legend_above", "new_axes", "panel_of", "x_axis"]
+__all__ = ["Depths", "Line", "add", "below", "finish", "legend_above", "new_axes", "panel_of", "short", "x_axis"]
 
 # Okabe and Ito's colours that have a contrast of 3:1 and more on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
@@ -226,12 +227,26 @@ def _y_axis(ax: Axes, panel: Panel, limits: tuple[float, float] | None) -> list[
         zeros = [x for x, value in zip(panel.places, panel.values, strict=True) if value == 0]
         return _at_edge(ax, panel, zeros, 0.025, "v", GREY, "0, off the log axis")
     ax.set_yscale("linear")
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: short(value))
+    )  # a factor beside the axis lies over the legend
     low, high = (min(low, 0.0), max(high, 0.0)) if limits is None else (min(low, limits[0]), max(high, limits[1]))
     room = 0.06 * ((high - low) or 1.0)
     ax.set_ylim(low - room * (low < 0), high + room)
     if low < 0 < high:
         panel.marks.append(ax.axhline(0, color=GREY, linewidth=0.8, zorder=0.5))
     return []
+
+
+def short(value: float) -> str:
+    """A tick's label: four digits at most.
+
+    Example:
+        >>> from addnorm.stream.record.axes import short
+        >>> short(0.25), short(1e-6), short(12000000.0)
+        ('0.25', '1e−6', '1.2e7')
+    """
+    return re.sub(r"e([+-])0", r"e\1", f"{value:.4g}").replace("e+", "e").replace("-", "\N{MINUS SIGN}")
 
 
 def _log_label(value: float) -> str:
