@@ -263,7 +263,7 @@ def training(*arguments):
     return process
 
 
-STEPS = 600
+STEPS = 400
 PROTOCOL = {"n_layers": 2, "d": 16, "n_heads": 2, "tokens": 8, "batch": 4, "warm_ups": 0, "steps": STEPS}
 
 
@@ -300,6 +300,7 @@ def test_killed_in_the_middle_the_same_command_goes_on_and_no_process_is_left():
     assert measured(found["post_ln"]) == measured(alone.runs[0])
 
 
+@pytest.mark.slow
 def test_interrupted_it_says_so_and_keeps_everything():
     process = training("--steps", 10**6)
     workers = children(process.pid)

@@ -35,7 +35,7 @@ def often(monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.05)
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+@pytest.mark.parametrize("width", [40, 80, 160])
 def test_on_a_terminal_it_is_one_line_that_fits_with_the_time_that_is_left(tmp_path, width):
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", watched(tmp_path, width)).replace("\r", "\n").splitlines()
     bars = [line for line in lines if line.startswith("compare")]
@@ -50,8 +50,9 @@ def test_on_a_terminal_it_is_one_line_that_fits_with_the_time_that_is_left(tmp_p
 
 
 def test_nothing_of_the_line_is_left_at_the_end(tmp_path):
-    assert watched(tmp_path, 80).endswith("\x1b[2K")
-    assert watched(tmp_path, 80).count("\x1b[?25l") == watched(tmp_path, 80).count("\x1b[?25h"), "the cursor is back"
+    text = watched(tmp_path, 80)
+    assert text.endswith("\x1b[2K")
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor is back"
 
 
 def test_elsewhere_it_is_a_line_for_each_run_however_wide(tmp_path):

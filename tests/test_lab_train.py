@@ -203,9 +203,10 @@ def test_a_run_that_diverges_stops_and_says_so(options):
 
 
 def test_a_run_that_learned_nothing_yet_has_not_diverged():
-    found = train(small("no_norm", steps=1, lr=1e-9), TEXT)
-    assert found["uniform"] < found["test"] < found["losses"][0] * 1.1
-    assert found["diverged"] == (max(found["test"], found["validation"]) > found["losses"][0])
+    for seed in range(5):
+        found = train(small("no_norm", steps=1, lr=1e-9, every=0, seed=seed), TEXT)
+        assert found["uniform"] < found["test"]
+        assert not found["diverged"]
 
 
 @pytest.mark.parametrize("wiring", ALL, ids=lambda wiring: wiring.name)

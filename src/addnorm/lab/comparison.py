@@ -45,7 +45,7 @@ class Group:
 
     @property
     def diverged(self) -> int:
-        """How many runs ended in no number, or above both their first loss and that of knowing nothing."""
+        """How many runs ended in no number, or well above their first loss and above that of knowing nothing."""
         return sum(run["diverged"] for run in self.runs)
 
     def loss(self, part: str = "test") -> float:

@@ -197,7 +197,8 @@ class Training:
         ended = {part: math.nan if self.diverged else measure.loss_on(self.model, text, part, run.tokens)
                  for part in ("validation", "test")}  # fmt: skip
         found |= ended
-        most = max(text.uniform, self.losses[0])  # before training a loss is above that of knowing nothing
+        # Before training a loss is above that of knowing nothing, and that of one batch is a tenth off.
+        most = max(text.uniform, 1.1 * self.losses[0])
         found["diverged"] = not all(loss <= most for loss in ended.values())
         if run.every and not self.trouble and math.isfinite(ended["test"]):
             found["after"] = measure.probed(self.model, text, run.tokens)

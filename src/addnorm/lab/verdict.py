@@ -211,9 +211,7 @@ def _failed(of: Comparison) -> Iterator[Finding]:
                 "" if what == "diverged"
                 else f": they are not {LEARNED:g} nats below {entropy:.2f}, what the frequencies of the characters alone give"
             )  # fmt: skip
-            criterion = (
-                f"diverged: no number, or above the first loss and {of.text['uniform']:.2f}, that of knowing nothing"
-            )
+            criterion = f"diverged: no number, or above 1.1 times the first loss and {of.text['uniform']:.2f}, that of knowing nothing"
             yield Finding("failures", f"{_listed(said)} {what}{note}.", criterion if not note else "",
                           {name: failed for name, (failed, _) in counts.items()})  # fmt: skip
 
