@@ -86,6 +86,12 @@ def test_those_that_are_level_with_the_best_are_named():
     assert said("loss", planted("a")) == [], "of one wiring there is nothing to rank"
 
 
+def test_where_nothing_was_learned_nothing_is_ranked():
+    (one,) = said("loss", planted("a", 2.71), planted("b", 2.95))
+    assert one.startswith("At 2 layers no wiring learned more than how often each character occurs: a 2.710")
+    assert "a ends lowest" in said("loss", planted("a", 2.69), planted("b", 2.95))[0]
+
+
 def test_each_depth_has_its_own_verdict():
     runs = [planted("a", 1.0), planted("b", 2.0), planted("a", 2.0, n=4), planted("b", 1.0, n=4)]
     first, second = said("loss", *runs)

@@ -156,6 +156,8 @@ def _ranks(of: Comparison) -> Iterator[Finding]:
         level = [arm.wiring for arm, off in against if not off.clear]
         if not math.isfinite(first.best.loss()):
             sentence = f"At {n} layers no wiring trained with every seed"
+        elif first.best.loss() > of.text["entropy"] - LEARNED:
+            sentence = f"At {n} layers no wiring learned more than how often each character occurs"
         elif not behind:
             sentence = f"At {n} layers {_listed([arm.wiring for arm in best])} are not told apart"
         else:
@@ -211,7 +213,7 @@ def _failed(of: Comparison) -> Iterator[Finding]:
                 "" if what == "diverged"
                 else f": they are not {LEARNED:g} nats below {entropy:.2f}, what the frequencies of the characters alone give"
             )  # fmt: skip
-            criterion = f"diverged: no number, or above 1.1 times the first loss and {of.text['uniform']:.2f}, that of knowing nothing"
+            criterion = f"diverged: no number, or well above the first loss and {of.text['uniform']:.2f}, that of knowing nothing"
             yield Finding("failures", f"{_listed(said)} {what}{note}.", criterion if not note else "",
                           {name: failed for name, (failed, _) in counts.items()})  # fmt: skip
 
