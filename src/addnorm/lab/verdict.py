@@ -21,19 +21,8 @@ __all__ = ["Difference", "Finding", "difference", "findings", "setting"]
 MARGIN = 0.1  # nats: two seeds of one setting differed by up to 0.07 (post-LN, 12 layers, warm-up, 200 steps)
 # Student's t by the number of seeds, two-sided at 5 %: of three seeds two standard errors are chance in 18 of 100 comparisons.
 ERRORS = {
-    3: 4.30,
-    4: 3.18,
-    5: 2.78,
-    6: 2.57,
-    7: 2.45,
-    8: 2.36,
-    9: 2.31,
-    10: 2.26,
-    11: 2.23,
-    16: 2.13,
-    21: 2.09,
-    31: 2.04,
-}
+    3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 11: 2.23, 16: 2.13, 21: 2.09, 31: 2.04,
+}  # fmt: skip
 LEAST = 0.01  # nats: a smaller difference is told from nothing by nobody, however sure it is
 LEARNED = 0.1  # nats below the entropy of single characters: less is to have learned nothing
 

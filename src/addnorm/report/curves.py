@@ -68,7 +68,7 @@ def by_depth(name: str, shown: Sequence[Chosen], *, after: bool) -> Figure:
         for k, site in enumerate(sites)
     ]
     when = "after training" if after else "before training"
-    on = "text that was not learned from" if after else "the first batch"
+    on = "text that was not learned from" if after else "sequences of the first batch"
     return drawn(
         name, lambda figure: plot.by_depth(shown, panels, figure, after=after),
         title=f"Forward and backward by depth, {when}",
