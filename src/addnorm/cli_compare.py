@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,10 @@ __all__ = ["compare"]
 
 DEFAULT = ("post_ln", "pre_ln")
 OUT = Path("addnorm-compare")
-FLAGS = {"compared": "WIRINGS", "n_layers": "--layers", "warm_ups": "--warm-up", "n_heads": "--heads", "lr": "--rates"}
+FLAGS = {
+    name: f"--{name}" for name in ("text", "out", "seeds", "steps", "d", "tokens", "batch", "jobs", "cluster", "rates")
+}
+FLAGS |= {"compared": "WIRINGS", "n_layers": "--layers", "warm_up": "--warm-up", "n_heads": "--heads", "lr": "--rates"}
 FILE = click.Path(path_type=Path)
 
 
@@ -52,9 +56,9 @@ class Numbers(click.ParamType[Any]):
             self.fail(f"{value!r}, expected numbers with commas, as in {example}.", param, ctx)
 
 
-def count(least: int) -> click.IntRange:
+def count(least: int, most: int | None = None) -> click.IntRange:
     """A whole number from so many."""
-    return click.IntRange(least)
+    return click.IntRange(least, most)
 
 
 @click.command()
@@ -68,8 +72,10 @@ def count(least: int) -> click.IntRange:
 @click.option("--report", type=FILE, metavar="FILE", help="The report (default report.html in --out).")
 @click.option("--layers", "n_layers", type=Numbers(int), metavar="N,...", help="Depths (default 12).")
 @click.option("--rates", type=Numbers(float), metavar="X,...", help="Learning rates (default 1e-3).")
-@click.option("--warm-up", "warm_ups", type=Numbers(int), metavar="N,...", help="Steps of warm-up (default 0,100).")
-@click.option("--seeds", type=count(1), metavar="N", help="How many seeds (default 1).")
+@click.option(
+    "--warm-up", "warm_ups", type=Numbers(int), metavar="N,...", help="Steps of warm-up (default 0 and 100, or half)."
+)
+@click.option("--seeds", type=count(1, 1000), metavar="N", help="How many seeds (default 1).")
 @click.option("--steps", type=count(1), metavar="N", help="Of a run (default 200).")
 @click.option("--d", type=count(1), metavar="N", help="Width (default 64).")
 @click.option("--heads", "n_heads", type=count(1), metavar="N", help="Of the attention (default 4).")
@@ -99,22 +105,34 @@ def compare(
     target = out / "report.html" if report is None else report
     errors = Console(stderr=True, highlight=False)
     try:
-        check_report(target)
-        protocol = chosen(lab.FULL if full else lab.ILLUSTRATION, given)
-        found = lab.compare(
-            wirings, protocol, text=None if text is None else lab.read(text), out=out, jobs=jobs, cluster=cluster,
-            training=not init_only, progress=errors,
-        )  # fmt: skip
-    except (ValueError, ImportError) as error:
-        raise Refused(in_flags(str(error))) from None
+        with refusing():
+            check_report(target)
+            protocol = chosen(lab.FULL if full else lab.ILLUSTRATION, given)
+            found = lab.compare(
+                wirings, protocol, text=None if text is None else lab.read(text), out=out, jobs=jobs, cluster=cluster,
+                training=not init_only, progress=errors,
+            )  # fmt: skip
+        if as_json:
+            click.echo(json.dumps(document(found), indent=2, allow_nan=False))
+        else:
+            wide().print(found)
+        errors.print(Text(f"Written: {written(found, target)}"), soft_wrap=True)
+    except lab.RunError as error:
+        raise click.ClickException(f"{str(error).rstrip('.')}. What is finished is in {out}.") from None
+    except (ImportError, OSError) as error:  # of the report
+        raise click.ClickException(f"{str(error).rstrip('.')}. What is finished is in {out}.") from None
     except KeyboardInterrupt:
         errors.print(Text(f"Interrupted. What is finished is in {out}; the same command goes on."), soft_wrap=True)
         click.get_current_context().exit(130)
-    if as_json:
-        click.echo(json.dumps(document(found), indent=2, allow_nan=False))
-    else:
-        wide().print(found)
-    errors.print(Text(f"Written: {written(found, target)}"), soft_wrap=True)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What a function says of its arguments, as a sentence about the options."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        raise Refused(in_flags(str(error))) from None
 
 
 def wiring(spec: str) -> Wiring:
@@ -135,17 +153,16 @@ def chosen(protocol: Protocol, given: dict[str, Any]) -> Protocol:
     told = {name: value for name, value in given.items() if value is not None}
     if "seeds" in told:
         told["seeds"] = tuple(range(told["seeds"]))
+    if "steps" in told:  # else a short run would never reach its rate
+        told = {"warm_ups": tuple(min(n, told["steps"] // 2) for n in protocol.warm_ups)} | told
     return replace(protocol, **told)
 
 
 def in_flags(sentence: str) -> str:
     """What a function says of its argument, of the option; with a full stop."""
     name = re.match(r"\w+", sentence)
-    flag = FLAGS.get(name[0], f"--{name[0]}") if name and f" {name[0]} " not in PLAIN else ""
+    flag = FLAGS.get(name[0], "") if name else ""
     return (flag + sentence[len(name[0]) :] if flag and name else sentence).rstrip(".") + "."
-
-
-PLAIN = " joblib distributed matplotlib jinja2 "  # what a sentence may begin with that is no argument
 
 
 def check_report(target: Path) -> None:

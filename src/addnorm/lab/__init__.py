@@ -6,11 +6,23 @@
 `compare` trains and measures, `Comparison` has the numbers and what follows from them. Needs `addnorm[lab]`.
 """
 
-from addnorm.lab.compare import compare
+from addnorm.lab.compare import RunError, compare
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.data import Text, read, topics
 from addnorm.lab.protocol import FULL, ILLUSTRATION, Protocol
 from addnorm.lab.run import Run
 from addnorm.lab.train import train
 
-__all__ = ["FULL", "ILLUSTRATION", "Comparison", "Protocol", "Run", "Text", "compare", "read", "topics", "train"]
+__all__ = [
+    "FULL",
+    "ILLUSTRATION",
+    "Comparison",
+    "Protocol",
+    "Run",
+    "RunError",
+    "Text",
+    "compare",
+    "read",
+    "topics",
+    "train",
+]

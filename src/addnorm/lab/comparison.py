@@ -45,7 +45,7 @@ class Group:
 
     @property
     def diverged(self) -> int:
-        """How many runs ended in no number, or above both their first loss and that of knowing nothing."""
+        """How many runs ended in no number, or well above their first loss and above that of knowing nothing."""
         return sum(run["diverged"] for run in self.runs)
 
     def loss(self, part: str = "test") -> float:
@@ -86,7 +86,7 @@ class Arm:
     def at_the_edge(self) -> bool:
         """Whether the best rate is the smallest or the largest that was tried, so that a better one may lie beyond."""
         rates = sorted({group.lr for group in self.groups})
-        return len(rates) > 1 and self.best.lr in (rates[0], rates[-1])
+        return len(rates) > 1 and self.best.lr in (rates[0], rates[-1]) and math.isfinite(self.best.loss("validation"))
 
 
 @dataclass(frozen=True)

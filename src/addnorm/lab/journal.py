@@ -25,6 +25,7 @@ from addnorm.stream.record.store import plain
 
 __all__ = ["Journal", "restored", "step_of", "tell_step"]
 
+KINDS = ("run", "init")
 WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -42,7 +43,8 @@ class Journal:
         self.folder, self.file, self.open = folder, folder / "results.jsonl", folder / "open"
         try:
             self.open.mkdir(parents=True, exist_ok=True)
-            self.file.touch()
+            for file in (self.file, folder / "lock"):
+                file.open("a").close()
         except (OSError, ValueError) as error:  # ValueError: a null byte in the name
             raise ValueError(
                 f"out is '{folder}', which cannot be written to ({getattr(error, 'strerror', None) or error}): give another "
@@ -57,7 +59,7 @@ class Journal:
         with (self.folder / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which the kernel takes away with the process
-            except OSError:
+            except BlockingIOError:
                 raise ValueError(
                     f"out is '{self.folder}', to which another comparison is writing, expected one at a time: wait for it, or "
                     "give another directory."
@@ -80,21 +82,32 @@ class Journal:
         for number, line in enumerate(self.file.read_bytes().split(b"\n")[:-1], 1):
             try:
                 result = restored(json.loads(line))
-                self.found[result["key"]] = result
-            except (ValueError, TypeError, KeyError):
+                if result["kind"] in KINDS:  # another version may have added others
+                    self.found[result["key"]] = result
+            except (ValueError, TypeError, KeyError, RecursionError):
                 raise ValueError(
-                    f"{self.file} has in line {number} no result, expected an object with a key: take the line out, or give "
-                    "another directory."
+                    f"out is '{self.folder}', whose {self.file.name} has in line {number} no result, expected an object with a "
+                    "key and a kind: take the line out, or give another directory."
                 ) from None
         return self.found
 
     def append(self, result: Numbers) -> None:
-        """Adds a result, and waits until it is on the disk; its open files are taken away."""
-        line = json.dumps(plain(result), allow_nan=False, ensure_ascii=False).encode() + b"\n"
-        with self.file.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        """Adds a result, and waits until it is on the disk; its open files are taken away.
+
+        Raises:
+            ValueError: it cannot be written; what was written before stays.
+        """
+        line = json.dumps(plain(result), allow_nan=False).encode() + b"\n"
+        try:
+            with self.file.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ValueError(
+                f"out is '{self.folder}', where no more can be written ({error.strerror or error}): the same call goes on "
+                "when there is room."
+            ) from None
         self.found[result["key"]] = result
         self.close(result["key"])
 

@@ -84,15 +84,13 @@ def name_of(kind: str, layer: int | None) -> str:
 
 def sites_of(recording: Recording) -> list[Numbers]:
     """The places by depth: x_0, then the sublayers."""
-    return [
-        {
-            "id": "x_0" if site.kind == "start" else name_of(site.kind, site.layer),
-            "kind": site.kind,
-            "layer": site.layer,
-        }
-        for site in recording.sites
-        if site.kind != "final"
-    ]
+    found: list[Numbers] = []
+    for site in recording.sites:
+        if site.kind != "final":
+            name = "x_0" if site.kind == "start" else name_of(site.kind, site.layer)
+            again = sum(one["id"].partition("#")[0] == name for one in found)
+            found.append({"id": f"{name}#{again + 1}" if again else name, "kind": site.kind, "layer": site.layer})
+    return found
 
 
 def by_depth(recording: Recording, step: int) -> Numbers:

@@ -59,7 +59,7 @@ class CharLM(nn.Module):
             nn.init.xavier_uniform_(self.head.weight)
             nn.init.zeros_(self.head.bias)
             self.decoder = Decoder(n_layers, d, n_heads, d_ff, wiring, cross_attention=False, norm=norm)
-            torch.manual_seed(seed + 1)  # what is drawn from here on does not depend on what was drawn before
+            torch.manual_seed(seed + 2**31)  # what is drawn from here on does not depend on what was drawn before
             if wiring.profile is None:
                 wiring.init_(self.decoder)
             elif text is not None:

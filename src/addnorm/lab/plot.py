@@ -89,10 +89,12 @@ def best(of: Comparison, n_layers: int) -> list[Chosen]:
 
 def style_of(number: int, dashed: bool) -> dict[str, Any]:
     """The colour of a wiring, by its place; dashed and hollow, or solid and filled."""
-    again = 2 * (number // len(axes.COLOURS))  # a second round of colours has other dashes
-    which = again % 4 + dashed
+    again = number // len(
+        axes.COLOURS
+    )  # a second round of colours has other dashes, the third those of the first exchanged
+    which = (2 * again + (dashed != (again % 4 > 1))) % 4
     return {
-        "color": axes.COLOURS[number % 4], "linestyle": axes.DASHES[which],
+        "color": axes.COLOURS[number % len(axes.COLOURS)], "linestyle": axes.DASHES[which],
         "fillstyle": axes.FILLINGS[which],
     }  # fmt: skip
 

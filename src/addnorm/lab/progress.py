@@ -19,7 +19,7 @@ from addnorm.lab.measure import Numbers
 __all__ = ["Live"]
 
 EVERY = 0.25  # seconds between two looks at the open runs
-SHOWN = 4  # open runs that are told
+BESIDE = 40  # columns of what stands beside the bar and the open runs, of which those are told for which there is room
 
 
 class Live:
@@ -41,14 +41,18 @@ class Live:
         self.moves = console is not None and console.is_terminal
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
-        columns = (TextColumn("compare"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn(),
+        width = 0 if console is None else console.width
+        bar = max(1, min(width // 4, width - BESIDE))
+        self._room = width - bar - BESIDE
+        columns = (TextColumn("compare"), BarColumn(bar_width=bar), TextColumn("{task.percentage:.0f} %"), TimeElapsedColumn(),
                    TextColumn("·"), TimeRemainingColumn(), TextColumn("left  {task.description}"))  # fmt: skip
         self._bar = Progress(*columns, console=console, transient=True, disable=not self.moves)
 
     def __enter__(self) -> Live:
         if self.moves:
             self._bar.start()
-            self._task = self._bar.add_task("", total=max(self.total, 1))
+            begun = sum(step for step, _ in self.standing().values())  # before, which says nothing of how fast it goes
+            self._task = self._bar.add_task("", total=max(self.total, 1), completed=begun)
             self._watcher.start()
         return self
 
@@ -74,10 +78,11 @@ class Live:
         while not self._over.wait(EVERY):
             standing = self.standing()
             done = sum(self.steps[key] for key in self.finished) + sum(step for step, _ in standing.values())
-            told = [
-                f"{self.names[key].removeprefix('run ').split(', ')[0]} {step}/{self.steps[key]} {loss:.2f}"
-                for key, (step, loss) in [*standing.items()][:SHOWN]
-            ]
+            told: list[str] = []
+            for key, (step, loss) in standing.items():
+                more = f"{self.names[key].removeprefix('run ').split(', ')[0]} {step}/{self.steps[key]} {loss:.2f}"
+                if len("  ".join([*told, more])) <= self._room:
+                    told.append(more)
             self._bar.update(self._task, completed=done, description="  ".join(told))
 
     def standing(self) -> dict[str, tuple[int, float]]:

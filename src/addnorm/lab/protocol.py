@@ -73,4 +73,4 @@ class Protocol:
 
 
 ILLUSTRATION = Protocol()
-FULL = Protocol(n_layers=(6, 12, 24), rates=(3e-4, 1e-3, 3e-3, 1e-2), warm_ups=(0, 100), seeds=(0, 1, 2), steps=1000)
+FULL = Protocol(n_layers=(6, 12, 24), rates=(3e-4, 1e-3, 3e-3, 1e-2), warm_ups=(0, 100), seeds=(0, 1, 2), steps=500)

@@ -16,7 +16,8 @@ from addnorm.nn.wiring import Place, Row
 
 __all__ = ["SCHEMA", "Run", "digest", "does", "label", "wired"]
 
-SCHEMA = 1  # of what a run leaves behind: another number, and the runs of before are not taken for these
+MOST = {"n_layers": 10_000, "seed": 2**31 - 1}
+SCHEMA = 2  # of what a run leaves behind: another number, and the runs of before are not taken for these
 
 
 def wired(wiring: Wiring | Row | str) -> Wiring:
@@ -37,7 +38,8 @@ def label(wiring: Wiring) -> str:
 
 def does(wiring: Wiring, n_layers: int) -> list[str]:
     """What a wiring does at a depth, whatever it is called: its rows, and how their weights are drawn."""
-    ends = f"{wiring.embedding_norm}, {wiring.ends_in_norm(n_layers)}, {wiring.profile is not None}"
+    profile = getattr(wiring.profile, "__qualname__", wiring.profile)
+    ends = f"{wiring.embedding_norm}, {wiring.ends_in_norm(n_layers)}, {profile}"
     found = [f"{wiring.flow}, {ends}"]
     for i, row in enumerate(wiring.rows(n_layers)):
         at = Place(*divmod(i, 2), n_layers, 2)
@@ -92,6 +94,13 @@ class Run:
             checks.whole(name, getattr(self, name), 1)
         for name in ("warm_up", "seed", "every"):
             checks.whole(name, getattr(self, name), 0)
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at most {most}.")
+        if self.warm_up > self.steps:
+            raise ValueError(
+                f"warm_up is {self.warm_up}, expected at most steps = {self.steps}: the rate would never be reached."
+            )
         object.__setattr__(self, "lr", checks.number("lr", self.lr))
         if self.lr <= 0:
             raise ValueError(f"lr is {self.lr:g}, expected a number above 0.")
@@ -115,6 +124,7 @@ class Run:
     def key(self, text: Text) -> str:
         """What tells this run from others: its settings, the text, and what the wiring does, not what it is called."""
         what = {"schema": SCHEMA, **self.settings(), "text": text.digest, "does": does(self.wiring, self.n_layers)}
+        del what["wiring"]
         return digest(what)
 
     def __str__(self) -> str:

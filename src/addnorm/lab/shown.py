@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,7 +27,9 @@ def shown(of: Comparison, width: int) -> Iterator[RenderableType]:
     for finding in of.verdict:
         yield Text(
             "\n".join(
-                textwrap.wrap(finding.sentence, min(width, WIDEST) - 2, initial_indent="", subsequent_indent="  ")
+                textwrap.wrap(
+                    finding.sentence, max(20, min(width, WIDEST) - 2), initial_indent="", subsequent_indent="  "
+                )
             )
         )
     if of.groups:
@@ -35,8 +38,8 @@ def shown(of: Comparison, width: int) -> Iterator[RenderableType]:
             table.add_column(name, justify="left" if name in ("wiring", "by seed") else "right", overflow="fold")
         best = {id(arm.best) for arm in of.arms}
         for group in of.groups:
-            losses = " ".join(f"{loss:.3f}" for loss in group.losses())
-            cells = (group.wiring, str(group.n_layers), number(group.lr), str(group.warm_up), f"{group.loss():.3f}",
+            losses = " ".join(map(_loss, group.losses()))
+            cells = (group.wiring, str(group.n_layers), number(group.lr), str(group.warm_up), _loss(group.loss()),
                      losses if len(group.runs) > 1 else "", str(group.diverged or ""))  # fmt: skip
             table.add_row(*cells, style="bold" if id(group) in best else "")
         yield Text()
@@ -46,3 +49,7 @@ def shown(of: Comparison, width: int) -> Iterator[RenderableType]:
     for check in failed:
         measured = ", ".join(f"{name} {value:.3g}" for name, value in check.measured.items())
         yield Text(f"Not met: {check.name} ({check.criterion}): {measured}", "bold red")
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "-"

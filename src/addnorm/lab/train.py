@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from addnorm.lab import measure
 from addnorm.lab.data import Text
@@ -29,6 +30,7 @@ __all__ = ["Told", "Training", "train"]
 
 Told = Callable[[int, float], None]  # is told the number of steps that are done, and the last loss
 PROBE = 4  # sequences whose logits are compared before and after a step
+HEARD = 8  # sequences of the batch that are recorded: enough tokens for a mean, and half of the default's time
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def train(
         run: what to train.
         text: on what.
         checkpoint: a file; where it is there and of this run, the training goes on from it. The caller takes it away.
-        seconds: a checkpoint is written where so many have passed, at a step that is recorded.
+        seconds: between two checkpoints.
         told: is called after each step.
 
     Example:
@@ -104,49 +106,56 @@ class Training:
         """All steps that are left."""
         begun = saved = time.monotonic()
         before = self.seconds
-        first = self.step  # of the recorder's forwards, which it counts from 0
         with ExitStack() as stack:
-            recording = self._listen(stack)
+            recording = stack.enter_context(record(self.model)) if self.run.every else None
             while self.step < self.run.steps and not self.diverged:
-                self._advance(recording, first)
+                self._advance(recording)
                 self.seconds = before + time.monotonic() - begun
                 if told is not None:
                     told(self.step, self.losses[-1])
-                # A continued run must record at the same steps, and its recorder counts from where it begins.
-                whole = not self.run.every or self.step % self.run.every == 0
-                if checkpoint is not None and whole and time.monotonic() - saved >= seconds:
-                    self.save(checkpoint)
+                if checkpoint is not None and time.monotonic() - saved >= seconds:
+                    with suppress(OSError, RuntimeError):  # of a full disk: a run is not worse for what it cannot keep
+                        self.save(checkpoint)
                     saved = time.monotonic()
 
-    def _listen(self, stack: ExitStack) -> Recording | None:
-        return stack.enter_context(record(self.model, every=self.run.every)) if self.run.every else None
-
-    def _advance(self, recording: Recording | None, first: int) -> None:
-        """One step."""
+    def _advance(self, recording: Recording | None) -> None:
+        """One step; nothing in it depends on whether it is recorded."""
         step, run = self.step, self.run
-        records = recording is not None and step % run.every == 0
         read, following = self.text.batch(run.seed, step, run.batch, run.tokens)
+        records = (
+            recording is not None and step % run.every == 0 and self._record(recording, read[:HEARD], following[:HEARD])
+        )
         before = measure.logits(self.model, self.probe) if records else None
-        loss = measure.judge(self.model(read), following)
+        loss = measure.judge(self.model.forward(read), following)  # of which the recorder does not hear
         self.optimizer.zero_grad()
         loss.backward()
         for group in self.optimizer.param_groups:
             group["lr"] = run.lr * min(1.0, (step + 1) / (run.warm_up + 1))
         self.optimizer.step()
         self.losses.append(float(loss.detach()))
-        if records:
-            assert recording is not None
-            assert before is not None
-            self._keep(recording, step - first, measure.moved(before, measure.logits(self.model, self.probe)))
+        if before is not None:
+            self.recorded["moved"].append(measure.moved(before, measure.logits(self.model, self.probe)))
 
-    def _keep(self, recording: Recording, at: int, moved: float) -> None:
-        self.recorded["steps"].append(self.step - 1)
-        self.recorded["moved"].append(moved)
-        for name, values in measure.by_depth(recording, at).items():
+    def _record(self, recording: Recording, read: Tensor, following: Tensor) -> bool:
+        """Passes some of the batch forward and backward first, so that it is heard, and keeps the numbers; False: it cannot be.
+
+        The step is not taken with this gradient: norms that are listened to are not fused, and round otherwise.
+        """
+        if self.trouble:
+            return False
+        try:
+            loss = measure.judge(self.model(read), following)
+        except ValueError as error:
+            self.trouble = str(error)  # the recorder does not understand the model, which trains all the same
+            return False
+        loss.backward()
+        self.recorded["steps"].append(self.step)
+        for name, values in measure.by_depth(recording, recording.steps[-1]).items():
             self.recorded[name].append(values)
-        if self.step == 1:
+        if self.step == 0:
             self.places = measure.sites_of(recording)
             self.map = measure.map_of(recording)
+        return True
 
     # The checkpoint.
 
@@ -186,14 +195,15 @@ class Training:
             "kind": "run", "key": self.key, "settings": run.settings(), "text": text.name, "digest": text.digest,
             "entropy": text.entropy, "uniform": text.uniform, "torch": torch.__version__,
             "seconds": self.seconds, "resumed": self.resumed, "losses": self.losses, "sites": self.places,
-            "recorded": self.recorded, "map": self.map,
+            "recorded": self.recorded, "map": self.map, "trouble": self.trouble,
         }  # fmt: skip
         ended = {part: math.nan if self.diverged else measure.loss_on(self.model, text, part, run.tokens)
                  for part in ("validation", "test")}  # fmt: skip
         found |= ended
-        most = max(text.uniform, self.losses[0])  # before training a loss is above that of knowing nothing
+        # Before training a loss is above that of knowing nothing, and that of one batch is a tenth off.
+        most = max(text.uniform, 1.1 * self.losses[0])
         found["diverged"] = not all(loss <= most for loss in ended.values())
-        if run.every and math.isfinite(ended["test"]):
+        if run.every and not self.trouble and math.isfinite(ended["test"]):
             found["after"] = measure.probed(self.model, text, run.tokens)
             found["ablation"] = measure.ablation(self.model, text, run.tokens)
         return found

@@ -99,7 +99,7 @@ def by_depth(name: str, chosen: Sequence[Chosen], *, after: bool, of: str = "") 
         for k in range(max(map(len, places)))
     ]
     when = "after training" if after else "before training"
-    on = "text that was not learned from" if after else "the first batch"
+    on = "text that was not learned from" if after else "sequences of the first batch"
     missing = [one.label for one in chosen if one.label not in {there.label for there in shown}]
     without = f" There are no numbers of {'; '.join(missing)}." if missing else ""
     return drawn(
