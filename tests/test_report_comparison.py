@@ -312,3 +312,20 @@ def test_the_settings_name_the_versions_also_where_nothing_was_trained(made):
     page = report.of_comparison(replace(made, runs=[]))
     (facts,) = page.sections[-1].blocks
     assert "Python" in facts.items["this report"]
+
+
+def test_numbers_that_are_none_break_nothing(made):
+    runs = []
+    for run in made.runs:
+        if "after" in run:
+            after = run["after"]
+            size = len(after["map"]["sources"])
+            shares = [[math.nan] * size] * len(after["map"]["shares"])
+            gradient = [math.nan, math.inf, *after["gradient"][2:]]
+            runs.append({**run, "after": {**after, "gradient": gradient, "map": {**after["map"], "shares": shares}}})
+        else:
+            runs.append(run)
+    page = report.of_comparison(replace(made, runs=runs, stacks=[]))
+    checked(report.render(page))
+    titles = [one.title for section in page.sections for one in section.blocks if isinstance(one, Figure)]
+    assert "Of what the stream is made, after training" not in titles, "every cell would be empty"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ __all__ = ["ablation", "by_depth", "learning", "memory", "rates"]
 BESIDE = 6.0  # inches from which drawings stand side by side
 ROWS = 100  # of a learning curve's table
 ABREAST, SMALL = 3, 13  # maps side by side; and of how many sources at most: of more, one less
+LOW = 4.8  # inches: the most of a map on a narrow page
 CELL = 0.52  # inches of a map's whole width for a column that has a number in it
 NAMES = {
     "stream": "stream, rms", "ratio": "write / stream", "similarity": "similarity of tokens",
@@ -134,9 +136,7 @@ def _by_place(chosen: Sequence[Chosen], after: bool) -> list[Chosen]:
 
 def memory(name: str, shown: Sequence[Chosen], of: str = "") -> Figure | None:
     """Of what the streams of trained models are made, beside one another with the same colours."""
-    with_any = [
-        (label, [run for run in group.runs if (run.get("after") or {}).get("map")]) for label, group, _ in shown
-    ]
+    with_any = [(label, [run for run in group.runs if _has_map(run)]) for label, group, _ in shown]
     maps = [(label, runs[0]) for label, runs in with_any if runs]
     if not maps:
         return None
@@ -170,6 +170,8 @@ def memory(name: str, shown: Sequence[Chosen], of: str = "") -> Figure | None:
             if not wide:  # no room for every name
                 names = [label.get_text() for label in ax.get_yticklabels()]
                 ax.set_yticks(ax.get_yticks()[:: 1 + (len(names) > 13)], labels=names[:: 1 + (len(names) > 13)])
+                depths = [label.get_text() for label in ax.get_xticklabels()]
+                ax.set_xticks(ax.get_xticks()[:: 1 + (len(depths) > 9)], labels=depths[:: 1 + (len(depths) > 9)])
             ax.set_title("", loc="left")
             ax.set_title(label, fontsize="medium")
         for ax in places[len(maps) :]:
@@ -197,8 +199,14 @@ def memory(name: str, shown: Sequence[Chosen], of: str = "") -> Figure | None:
         name, draw, title=f"Of what the stream is made, after training{of}",
         caption="Each row is a source, each column the stream at a depth; a column sums to one (colours by its root). What "
         f"a source wrote is followed through the norms after it, exactly.{seed}{without}",
-        table=Table(head, rows, "Share of each source in the stream"), height=lambda wide: height * lines(wide),
+        table=Table(head, rows, "Share of each source in the stream"), height=lambda wide: (height if wide else min(height, LOW)) * lines(wide),
     )  # fmt: skip
+
+
+def _has_map(run: dict[str, Any]) -> bool:
+    """With a number in it."""
+    found = (run.get("after") or {}).get("map") or {"shares": []}
+    return any(share and math.isfinite(share) for at in found["shares"] for share in at)
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
