@@ -199,7 +199,8 @@ def memory(name: str, shown: Sequence[Chosen], of: str = "") -> Figure | None:
         name, draw, title=f"Of what the stream is made, after training{of}",
         caption="Each row is a source, each column the stream at a depth; a column sums to one (colours by its root). What "
         f"a source wrote is followed through the norms after it, exactly.{seed}{without}",
-        table=Table(head, rows, "Share of each source in the stream"), height=lambda wide: (height if wide else min(height, LOW)) * lines(wide),
+        table=Table(head, rows, "Share of each source in the stream"),
+        height=lambda wide: (height if wide else min(height, LOW)) * lines(wide),
     )  # fmt: skip
 
 
