@@ -95,12 +95,12 @@ def _tiles(found: Comparison) -> dict[str, str]:
 
 
 def _learning(found: Comparison) -> list[Block]:
-    blocks: list[Block] = []
+    blocks: list[Block | None] = []
     for n, _ in found.by_depth():
-        blocks.append(curves.learning(found, n))
+        blocks += [curves.learning(found, n), curves.training(found, n)]
         if len(found.protocol.rates) > 1:
             blocks.append(curves.rates(found, n))
-    return [*blocks, _settings_tried(found)]
+    return [*(block for block in blocks if block is not None), _settings_tried(found)]
 
 
 def _settings_tried(found: Comparison) -> Table:

@@ -15,7 +15,7 @@ from addnorm.stream.record.recording import Recording
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["ablation", "by_depth", "learning", "memory", "rates"]
+__all__ = ["ablation", "by_depth", "learning", "memory", "rates", "training"]
 
 BESIDE = 6.0  # inches from which drawings stand side by side
 EVERY = 10  # steps between two rows of a learning curve's table
@@ -35,6 +35,25 @@ def learning(found: Comparison, n: int) -> Figure:
         caption=f"The loss of each batch before it was learned from, as the mean of {plot.WINDOW} steps. Each curve is a wiring "
         "at its best learning rate. The dotted line is what knowing only how often each character occurs gives.",
         table=Table(["step", *curves], rows, f"Training loss, the mean of {plot.WINDOW} steps"), height=4.2,
+    )  # fmt: skip
+
+
+def training(found: Comparison, n: int) -> Figure | None:
+    """What training does to the step, the gradient and the tokens."""
+    shown = [one for one in plot.chosen(found, n) if any(run["recorded"]["steps"] for run in one.group.runs)]
+    if not shown:
+        return None
+    columns = {
+        f"{one.label}: {ylabel}": dict(plot.while_training(one.group, name))
+        for one in shown for name, (ylabel, _) in plot.WHILE.items()
+    }  # fmt: skip
+    steps = sorted({step for column in columns.values() for step in column})
+    rows: list[list[Cell]] = [[int(step), *(column.get(step) for column in columns.values())] for step in steps]
+    return drawn(
+        f"training-{n}", lambda figure: plot.over_steps(shown, figure), title=f"While training, {n} layers",
+        caption="At the steps that are recorded, from above: how far the step moves the logits, relative to their length; the "
+        "gradient at x_0 over that at x_L; how alike the tokens are after the last sublayer.",
+        table=Table(["step", *columns], rows, "While training"), height=7.4,
     )  # fmt: skip
 
 
