@@ -56,7 +56,7 @@ def test_the_page_is_one_file_that_needs_nothing(page):
 
 def test_every_figure_has_its_data_as_a_table(page):
     figures = [one for section in page.sections for one in section.blocks if isinstance(one, Figure)]
-    assert len(figures) == 9
+    assert len(figures) == 10
     for one in figures:
         assert one.table.rows, one.title
         assert one.svg != one.narrow
@@ -79,6 +79,18 @@ def test_the_learning_curves_are_the_losses(made, page):
     group = made.arms[0].best_where(lambda g: not g.warm_up)
     first = sum(run["losses"][0] for run in group.runs) / 2
     assert table.rows[0][1] == pytest.approx(first)
+
+
+def test_what_training_does_is_told_at_every_recorded_step(made, page):
+    table = figure(page, "While training").table
+    group = made.arms[1].best_where(lambda g: not g.warm_up)
+    assert [row[0] for row in table.rows] == group.runs[0]["recorded"]["steps"] == [0, 4]
+    for name, number in (("logits moved by a step", lambda recorded, k: recorded["moved"][k]),
+                         ("gradient at x₀ over x_L", lambda recorded, k: recorded["gradient"][k][0] / recorded["gradient"][k][-1]),
+                         ("cos(token, token) at x_L", lambda recorded, k: recorded["similarity"][k][-1])):  # fmt: skip
+        column = table.head.index(f"pre_ln, no warm-up: {name}")
+        for k, row in enumerate(table.rows):
+            assert row[column] == pytest.approx(sum(number(run["recorded"], k) for run in group.runs) / 2)
 
 
 def test_by_depth_has_every_number_of_every_wiring(made, page):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addnorm.lab.comparison import Comparison, Group
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # matplotlib is imported where it is used
 __all__ = [
     "BACKWARD",
     "FORWARD",
+    "WHILE",
     "Chosen",
     "Curve",
     "ablation",
@@ -31,10 +32,12 @@ __all__ = [
     "chosen",
     "curves",
     "lines",
+    "over_steps",
     "rates",
     "sites_of",
     "smoothed",
     "style_of",
+    "while_training",
 ]
 
 Points = Sequence[tuple[float, float]]
@@ -197,6 +200,50 @@ def dress(ax: Axes) -> None:
     handles, _ = ax.get_legend_handles_labels()
     if handles:
         axes.legend_above(ax, handles)
+
+
+WHILE: dict[str, tuple[str, Callable[[Numbers, int], float | None]]] = {
+    "moved": ("logits moved by a step", lambda recorded, k: recorded["moved"][k]),
+    "gradient": ("gradient at x₀ over x_L", lambda recorded, k: ends(recorded["gradient"][k])),
+    "similarity": ("cos(token, token) at x_L", lambda recorded, k: last_of(recorded["similarity"][k])),
+}
+"""What is drawn over the steps: the name on the axis, and the number of a recorded step."""
+
+
+def ends(values: Sequence[float | None]) -> float | None:
+    """The first over the last."""
+    there = [value for value in values if value is not None]
+    return there[0] / there[-1] if len(there) > 1 and there[-1] else None
+
+
+def last_of(values: Sequence[float | None]) -> float | None:
+    """The last that is there."""
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def while_training(group: Group, name: str) -> Points:
+    """A number at the recorded steps, the mean over the seeds that have it."""
+    found: dict[int, list[float]] = {}
+    for run in group.runs:
+        recorded = run["recorded"]
+        for k, step in enumerate(recorded["steps"]):
+            value = WHILE[name][1](recorded, k)
+            if value is not None:
+                found.setdefault(step, []).append(value)
+    return [(float(step), statistics.fmean(values)) for step, values in sorted(found.items())]
+
+
+def over_steps(shown: Sequence[Chosen], figure: Figure) -> Figure:
+    """What training does to the step, the gradient and the tokens, over the steps. Takes a figure, and returns it."""
+    places = figure.subplots(len(WHILE), 1, sharex=True, squeeze=False)[:, 0]
+    for ax, (name, (ylabel, _)) in zip(places, WHILE.items(), strict=True):
+        found = [Curve(one.label, while_training(one.group, name), one.style) for one in shown]
+        finite = [y for curve in found for _, y in curve.points if math.isfinite(y) and y > 0]
+        log = bool(finite) and max(finite) > axes.WIDE * min(finite) and name != "similarity"
+        lines(ax, found, "step" if ax is places[-1] else "", ylabel, log_y=log)
+        if ax is not places[0] and ax.get_legend() is not None:
+            ax.get_legend().remove()
+    return figure
 
 
 # By depth.

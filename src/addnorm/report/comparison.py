@@ -138,14 +138,15 @@ def _parts(found: Comparison) -> Iterator[Part]:
 
 
 def _learning(found: Comparison) -> list[Block]:
-    blocks: list[Block] = []
+    blocks: list[Block | None] = []
     for n, _ in found.by_depth():
         for part in _parts(found):
             if any(run["settings"]["n_layers"] == n for run in part.found.runs):
-                blocks.append(curves.learning(part.found, n, part.name, part.of))
+                of = (part.found, n, part.name, part.of)
+                blocks += [curves.learning(*of), curves.training(*of)]
                 if len(found.protocol.rates) > 1:
-                    blocks.append(curves.rates(part.found, n, part.name, part.of))
-    return [*blocks, _settings_tried(found)]
+                    blocks.append(curves.rates(*of))
+    return [*(block for block in blocks if block is not None), _settings_tried(found)]
 
 
 def _settings_tried(found: Comparison) -> Table:

@@ -18,7 +18,7 @@ from addnorm.stream.record.recording import Recording
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["ablation", "by_depth", "learning", "memory", "rates"]
+__all__ = ["ablation", "by_depth", "learning", "memory", "rates", "training"]
 
 BESIDE = 6.0  # inches from which drawings stand side by side
 ROWS = 100  # of a learning curve's table
@@ -53,6 +53,25 @@ def learning(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
         "at its best learning rate. Where losses come near it, a dotted line is what knowing only how often each character "
         f"occurs gives: {number(found.text['entropy'])}.",
         table=Table(["step", *curves], rows, f"{of_steps}{more}"), height=4.2,
+    )  # fmt: skip
+
+
+def training(found: Comparison, n: int, name: str = "", of: str = "") -> Figure | None:
+    """What training does to the step, the gradient and the tokens; `name` and `of` as in `learning`."""
+    shown = [one for one in plot.chosen(found, n) if any(run["recorded"]["steps"] for run in one.group.runs)]
+    if not shown:
+        return None
+    columns = {
+        f"{one.label}: {ylabel}": dict(plot.while_training(one.group, what))
+        for one in shown for what, (ylabel, _) in plot.WHILE.items()
+    }  # fmt: skip
+    steps = sorted({step for column in columns.values() for step in column})
+    rows: list[list[Cell]] = [[int(step), *(column.get(step) for column in columns.values())] for step in steps]
+    return drawn(
+        f"training-{n}{name}", lambda figure: plot.over_steps(shown, figure), title=f"While training, {n} layers{of}",
+        caption="At the steps that are recorded, from above: how far the step moves the logits, relative to their length; the "
+        "gradient at x_0 over that at x_L; how alike the tokens are after the last sublayer.",
+        table=Table(["step", *columns], rows, "While training"), height=7.4,
     )  # fmt: skip
 
 

@@ -28,9 +28,9 @@ EXPLODING = ("no_norm",)  # leaves its drawings at the top, or at the bottom
 MOST = 8  # series in a drawing; all are in its table
 LEAD = (
     "The toy transformer for which the papers prove what they say: attention that takes the mean of all tokens, a feed-forward "
-    "block as wide as the stream, weights N(0, 1/d), a random target for each token. The weights of DeepNorm are "
-    "drawn by its own rule. Means over the seeds, geometric ones of norms and ratios. What lies far above all others, as no_norm does in deep stacks, leaves "
-    "its drawing at the top; its numbers are in the table. A cross is infinite."
+    "block as wide as the stream, weights N(0, 1/d), a random target for each token. The weights of DeepNorm are drawn by its "
+    "own rule. Means over the seeds, geometric ones of norms and ratios. What lies far above all others, as no_norm does in deep "
+    "stacks, leaves its drawing at the top; its numbers are in the table. A cross is infinite."
 )
 
 
