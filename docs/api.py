@@ -137,6 +137,8 @@ def entry(one: Name) -> str:
 
 def signature(path: str, value: Any) -> str:
     """How it is called, and of a function what it returns; lines of a hundred letters."""
+    if isinstance(value, type) and issubclass(value, BaseException) and "__init__" not in vars(value):
+        return f"{path}(message)"
     found = inspect.signature(value)
     words, named = [], False
     for one in found.parameters.values():

@@ -66,6 +66,8 @@ def training(found: Comparison, n: int, name: str = "", of: str = "") -> Figure 
         for one in shown for what, (ylabel, _) in plot.WHILE.items()
     }  # fmt: skip
     steps = sorted({step for column in columns.values() for step in column})
+    if len(steps) < 2:
+        return None  # the first step stands in the figures by depth
     rows: list[list[Cell]] = [[int(step), *(column.get(step) for column in columns.values())] for step in steps]
     return drawn(
         f"training-{n}{name}", lambda figure: plot.over_steps(shown, figure), title=f"While training, {n} layers{of}",
