@@ -74,7 +74,7 @@ def bench(
 
 @main.command()
 def demo() -> None:
-    """Show in two minutes what addnorm does; the reports it writes lie in addnorm-demo."""
+    """Show in a few minutes what addnorm does; the reports it writes lie in addnorm-demo."""
     from addnorm import demo as demonstration
 
     _exit(0 if demonstration.run() else 3)

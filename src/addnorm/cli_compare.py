@@ -66,7 +66,7 @@ def count(least: int, most: int | None = None) -> click.IntRange:
 @click.option(
     "--text", type=FILE, metavar="FILE", help="What the models learn, UTF-8; Python's documentation by default."
 )
-@click.option("--full", is_flag=True, help="The honest protocol: depths, a grid of rates, seeds. Hours, not minutes.")
+@click.option("--full", is_flag=True, help="The honest protocol: depths, a grid of rates, seeds. About an hour.")
 @click.option("--init-only", is_flag=True, help="Train nothing: the figures at init, of no_norm and no_residual too.")
 @click.option("--out", type=FILE, default=OUT, metavar="DIR", help=f"Results, and what is open (default {OUT}).")
 @click.option("--report", type=FILE, metavar="FILE", help="The report (default report.html in --out).")
@@ -168,7 +168,10 @@ def in_flags(sentence: str) -> str:
 def check_report(target: Path) -> None:
     """Refuses a place for the report that cannot be written to, before anything runs."""
     from addnorm import report
+    from addnorm.stream.record.extras import need
 
+    for package, to in (("matplotlib", "draw"), ("jinja2", "write a report")):
+        need(package, to)
     try:
         report.check(target)
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What addnorm does, in two minutes: `addnorm demo`, which `make demo` runs.
+"""What addnorm does, in a few minutes: `addnorm demo`, which `make demo` runs.
 
 Nine parts, each a sentence that says what to see, and a table: one token step by step, real tensors against PyTorch, the
 bias gradient in bfloat16, the speed, a real model's wiring, the same by depth, the same fused; then two wirings trained, and the

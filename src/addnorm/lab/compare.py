@@ -61,7 +61,7 @@ def compare(
 
     Args:
         compared: the wirings.
-        protocol: which runs; `ILLUSTRATION` takes two minutes, `FULL` hours.
+        protocol: which runs; `ILLUSTRATION` takes two minutes, `FULL` about an hour.
         text: what the models learn; Python's documentation by default.
         out: a directory for the results. What is in it is not made again, so that the same call goes on where one was killed;
             None: nothing is kept.
@@ -105,10 +105,14 @@ def compare(
         found = [job.called(journal.found[job.key]) for job in todo]
     return Comparison(
         tuple(label(one) for one in given), protocol, [one for one in found if one["kind"] == "run"],
-        [row for one in found if one["kind"] == "init" for row in one["found"]],
+        [{**_made_with(one), **row} for one in found if one["kind"] == "init" for row in one["found"]],
         {"name": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
          "entropy": text.entropy, "uniform": text.uniform},
     )  # fmt: skip
+
+
+def _made_with(result: Numbers) -> Numbers:
+    return {name: result[name] for name in MADE_BY if name in result}
 
 
 def _refuse_twice(names: Sequence[str]) -> None:
@@ -252,6 +256,9 @@ def _made(job: _Job, folder: str, seconds: float) -> Numbers:
     assert job.text is not None
     checkpoint = Path(folder) / f"{job.key}.pt" if visible else None
     return train(job.what, job.text, checkpoint=checkpoint, seconds=seconds, told=told)
+
+
+MADE_BY = ("addnorm", "torch", "date")
 
 
 def made_by() -> Mapping[str, str]:

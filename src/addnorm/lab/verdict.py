@@ -198,14 +198,15 @@ def _failed(of: Comparison) -> Iterator[Finding]:
             for name in of.compared
             if (runs := [run for run in of.runs if run["settings"]["wiring"] == name])
         }
-        said = [f"{failed} of {all_} runs of {name}" for name, (failed, all_) in counts.items() if failed]
+        said = [_runs(failed, all_, name) for name, (failed, all_) in counts.items() if failed]
         if said:
             note = (
                 "" if what == "diverged"
-                else f": they are not {LEARNED:g} nats below {entropy:.2f}, what the frequencies of the characters alone give"
+                else f": less than {LEARNED:g} nats below {entropy:.2f}, what the frequencies of the characters alone give"
             )  # fmt: skip
             criterion = f"diverged: no number, or well above the first loss and {of.text['uniform']:.2f}, that of knowing nothing"
-            yield Finding("failures", f"{_listed(said)} {what}{note}.", criterion if not note else "",
+            told = _listed(said)
+            yield Finding("failures", f"{told[0].upper()}{told[1:]} {what}{note}.", criterion if not note else "",
                           {name: failed for name, (failed, _) in counts.items()})  # fmt: skip
 
 
@@ -314,8 +315,14 @@ def _loss(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "diverged"
 
 
+def _runs(count: int, of: int, name: str) -> str:
+    if count == of:
+        return f"the run of {name}" if of == 1 else f"all {of} runs of {name}"
+    return f"{count} of {of} runs of {name}"
+
+
 def _signed(value: float) -> str:
-    return f"{value:+.3f}"
+    return f"{round(value, 3) + 0.0:+.3f}"  # + 0.0: no -0
 
 
 def _percent(value: float) -> str:
@@ -323,7 +330,7 @@ def _percent(value: float) -> str:
 
 
 def _times(value: float) -> str:
-    return f"{value:.2g}" if 1e-4 <= value < 1e4 else f"{value:.0e}"
+    return f"{value:.0f}" if 100 <= value < 1e4 else f"{value:.2g}" if 1e-4 <= value < 100 else f"{value:.0e}"
 
 
 def _listed(texts: list[Any]) -> str:
