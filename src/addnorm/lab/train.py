@@ -30,7 +30,7 @@ __all__ = ["Told", "Training", "train"]
 
 Told = Callable[[int, float], None]  # is told the number of steps that are done, and the last loss
 PROBE = 4  # sequences whose logits are compared before and after a step
-HEARD = 8  # sequences of the batch that are recorded: enough tokens for a mean, and half of the default's time
+HEARD = 8  # sequences of a batch that are recorded at most, and half of it at most: enough tokens for a mean
 
 
 @contextmanager
@@ -122,9 +122,7 @@ class Training:
         """One step; nothing in it depends on whether it is recorded."""
         step, run = self.step, self.run
         read, following = self.text.batch(run.seed, step, run.batch, run.tokens)
-        records = (
-            recording is not None and step % run.every == 0 and self._record(recording, read[:HEARD], following[:HEARD])
-        )
+        records = recording is not None and step % run.every == 0 and self._record(recording, read, following)
         before = measure.logits(self.model, self.probe) if records else None
         loss = measure.judge(self.model.forward(read), following)  # of which the recorder does not hear
         self.optimizer.zero_grad()
@@ -143,6 +141,8 @@ class Training:
         """
         if self.trouble:
             return False
+        some = slice(max(1, min(HEARD, self.run.batch // 2)))
+        read, following = read[some], following[some]
         try:
             loss = measure.judge(self.model(read), following)
         except ValueError as error:
