@@ -169,7 +169,7 @@ def test_json_of_an_encoder_decoder_and_of_what_is_measured():
         (["admin", "--set", "profiled=7"], "profiled is 7, expected True or False."),
         (
             ["pre_ln", "--set", "init=gpt3"],
-            "init is 'gpt3', expected one of xavier, xavier_normal, gpt2, depth_scaled, zero_out.",
+            "init is 'gpt3', expected one of xavier, xavier_packed, xavier_normal, gpt2, depth_scaled, zero_out.",
         ),
         (
             ["residual_multiplier"],

@@ -48,9 +48,9 @@ def build(name, dtype):
 
 
 # By default those whose graphs or norms differ, each in one dtype; `make test-all` runs all of them in both.
-LOW = {"bert", "llama", "gemma2", "olmo2", "t5", "cohere", "glm4", "gpt_neox parallel"}
+LOW = {"bert", "llama", "gemma2", "t5", "gpt_neox parallel"}
 HIGH = {
-    "gpt2", "gptj", "whisper", "vit", "opt pre", "swinv2", "falcon 7B", "distilbert", "torch Encoder post_ln",
+    "gpt2", "whisper", "vit", "opt pre", "torch Encoder post_ln",
     "torch Encoder pre_ln with final norm", "torch Transformer post_ln", "wav2vec2 post",
 }  # fmt: skip
 CASES = [

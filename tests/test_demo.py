@@ -20,6 +20,7 @@ from addnorm.cli import main
 from addnorm.convert import measure
 from addnorm.convert.proof import Difference, Proof
 from addnorm.lab.expected import CHECKS
+from addnorm.report import Page
 from addnorm.stream.find.inspection import Inspection
 from pages import checked
 
@@ -32,6 +33,7 @@ def short(monkeypatch, threads, tmp_path):
     monkeypatch.setattr(demo_compare, "PROTOCOL", quick)
     monkeypatch.setattr(demo_compare, "AT_INIT", False)
     monkeypatch.setattr(demo_compare, "JOBS", 1)
+    monkeypatch.setattr(demo_compare, "TEXTS", 1)
     monkeypatch.setattr(timing, "SEGMENT_MS", 0.01)
     monkeypatch.setattr(demo, "SPEED_SHAPES", ((2, 8),))
     monkeypatch.setattr(demo, "SPEED_ROUNDS", 1)
@@ -137,6 +139,12 @@ def test_the_recording_has_a_line_for_each_sublayer():
     assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", text, re.M)) == 12
 
 
+@pytest.fixture
+def without_drawings(monkeypatch):
+    monkeypatch.setattr(demo_compare.report, "of_comparison", lambda *_: Page("a comparison", "", [], []))
+
+
+@pytest.mark.usefixtures("without_drawings")
 def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
     held, text = printed(demo_compare.compared)
     assert held is True
@@ -149,6 +157,7 @@ def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
     assert printed(demo_compare.compared) == (held, text)
 
 
+@pytest.mark.usefixtures("without_drawings")
 def test_a_published_figure_that_is_not_met_is_a_failed_proof(monkeypatch):
     broken = replace(CHECKS[0], band=(0.0, 0.0), measure=lambda rows: {"of a stack": 1.0})
     monkeypatch.setattr("addnorm.lab.expected.CHECKS", (broken,))

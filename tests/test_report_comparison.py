@@ -189,6 +189,7 @@ def test_runs_of_which_nothing_was_recorded_have_curves_alone(made):
     assert [section.title for section in page.sections] == ["Learning", "Settings"]
 
 
+@pytest.mark.slow
 def test_the_same_results_are_the_same_page(made):
     few = replace(made, stacks=[], runs=[{**run, "sites": []} for run in made.runs])
     assert report.render(report.of_comparison(few)) == report.render(report.of_comparison(few))
@@ -215,7 +216,7 @@ def of_places(run, kinds, wiring):
             "ablation": gone}  # fmt: skip
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_wirings_whose_sublayers_differ_are_drawn_by_their_place(made, first):
     """Parallel sublayers are one add; B2T has an add more: other names, names that occur twice, other numbers of places."""
     runs = [run for run in made.runs if run["settings"]["wiring"] == "pre_ln"]
@@ -240,6 +241,7 @@ def many(made, count):
     return replace(made, compared=tuple(names), runs=runs, stacks=[])
 
 
+@pytest.mark.slow
 def test_many_wirings_are_drawn_a_few_at_a_time(made):
     found = many(made, 12)
     page = report.of_comparison(found)
@@ -254,6 +256,7 @@ def test_many_wirings_are_drawn_a_few_at_a_time(made):
     assert "<b>" not in text
 
 
+@pytest.mark.slow
 def test_maps_stand_in_lines_that_have_room(made, recwarn):
     page = report.of_comparison(many(made, 5))
     svg = figure(page, "Of what the stream is made").svg
@@ -262,6 +265,7 @@ def test_maps_stand_in_lines_that_have_room(made, recwarn):
     assert not [one for one in recwarn if "collapsed" in str(one.message)]
 
 
+@pytest.mark.slow
 def test_the_tiles_have_the_best(made):
     found = many(made, 6)
     runs = [

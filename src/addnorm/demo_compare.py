@@ -25,6 +25,7 @@ COMPARED = ("post_ln", "pre_ln")
 PROTOCOL = lab.ILLUSTRATION
 AT_INIT = True
 JOBS: int | None = None
+TEXTS: int | None = None  # all of those that MiniLM reads
 
 
 def compared(screen: Console) -> bool | None:
@@ -59,7 +60,7 @@ def reports(screen: Console) -> None:
         "addnorm inspect minilm --report FILE: its wiring with the proof, stream and gradients by depth, what the stream is made "
         "of, and the model without each of its sublayers.",
     )  # fmt: skip
-    loaded = minilm(screen)
+    loaded = minilm(screen, TEXTS)
     if loaded is None:
         return
     try:

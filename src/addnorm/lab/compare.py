@@ -178,9 +178,7 @@ def _make(
                 live.done(result)
         except (RunError, ValueError, ImportError):
             raise
-        except (
-            Exception
-        ) as error:  # of the pool, whose kind depends on where it runs: a worker was killed, a scheduler has gone
+        except Exception as error:  # of the pool, by where it runs: a worker was killed, a scheduler has gone
             where = "of the cluster " if cluster else ""
             raise RunError(
                 f"a process {where}was lost ({type(error).__name__}), for want of memory perhaps: the same call goes on; fewer "
