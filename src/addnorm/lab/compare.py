@@ -217,7 +217,7 @@ def _work(job: _Job, folder: str, seconds: float, parent: int | None) -> Numbers
         _serve(parent)
     try:
         return {**_made(job, folder, seconds), **made_by()}
-    except Exception as error:
+    except Exception as error:  # whatever it was: in another process nobody sees which run it was in
         raise RunError(f"{job.name} has failed, {type(error).__name__}: {error}") from error
 
 
