@@ -1,0 +1,247 @@
+"""The recordings that the page can look at: the files of the command line, read once when it starts.
+
+A request names one by its number, never by a path. What is answered is bounded by the recording's sublayers: the values of one
+step and one stream, and of one statistic at one site over at most `MOST` steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from addnorm.explorer.badges import badges
+from addnorm.explorer.fields import shown
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.store import plain
+from addnorm.stream.record.vocabulary import BY_NAME, RecordedSite, expected
+
+__all__ = ["MOST", "SERIES", "Recordings"]
+
+MOST = 2000  # steps of a list or of a curve: more than a page has pixels
+ENDS = ("start", "final")
+FACTS = ("model", "weights", "mode", "dtype", "torch", "loss", "note", "interrupted")
+SERIES = {
+    "out": ("rms", "l2", "max", "similarity", "massive", "top"),
+    "write": ("ratio", "cosine", "unchanged", "rms", "l2"),
+    "grad": ("l2", "rms"),
+    "params": ("grad_l2", "l2"),
+    "norm_in": ("sigma",), "norm_branch": ("sigma",), "norm_out": ("sigma",), "norm_final": ("sigma",),
+}  # fmt: skip
+"""By role, the statistics that the page draws."""
+NAMES = tuple(f"{role}.{statistic}" for role, statistics in SERIES.items() for statistic in statistics)
+
+
+class Recordings:
+    """The files, in the order in which they were named.
+
+    Args:
+        paths: of files that `Recording.save` wrote.
+
+    Raises:
+        ValueError: one is no recording, has nothing in it, or cannot be read: in one sentence with its name.
+    """
+
+    def __init__(self, paths: Iterable[str | Path] = ()) -> None:
+        self.paths = [str(path) for path in paths]
+        self.loaded = [_load(path) for path in self.paths]
+
+    def __len__(self) -> int:
+        return len(self.loaded)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """What there is to choose from: of each file its name, model, streams and steps."""
+        names = [Path(path).name for path in self.paths]
+        return [
+            {
+                "name": name if names.count(name) == 1 else path, "path": path, "model": _text(rec.facts.get("model")),
+                "streams": [*rec.streams], "steps": _thinned(rec.steps), "count": len(rec.steps),
+            }
+            for name, path, rec in zip(names, self.paths, self.loaded, strict=True)
+        ]  # fmt: skip
+
+    def answer(self, number: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """What GET /api/recording/{number}?step=3&stream=encoder&site=layers.0.mlp&what=write.ratio is answered.
+
+        Args:
+            number: of the recording, from 0.
+            query: `step`, `stream`, `site` (an id) and `what` (role.statistic), each optional.
+
+        Raises:
+            ValueError: there is no such thing: one sentence with what there is.
+        """
+        for name in query:
+            if name not in ("step", "stream", "site", "what"):
+                raise ValueError(
+                    f"the request has {shown(name)}, which is unknown, expected step, stream, site or what."
+                )
+        step = query.get("step")
+        return self.of(
+            _whole("recording", number),
+            None if step is None else _whole("step", step),
+            query.get("stream"),
+            query.get("site"),
+            query.get("what"),
+        )
+
+    def of(
+        self, number: int, step: int | None = None, stream: str | None = None, site: str | None = None,
+        what: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """One step of one stream, as JSON types.
+
+        Args:
+            number: of the recording, from 0.
+            step: the last by default.
+            stream: the first by default.
+            site: whose values over the steps are wanted as well: its id.
+            what: which of them: "out.rms", one of the series.
+        """
+        if not 0 <= number < len(self.loaded):
+            there = (
+                f"from 0 to {len(self.loaded) - 1}" if self.loaded else "none: addnorm explore --recording FILE has one"
+            )
+            raise ValueError(f"recording is {number}, expected a number {there}.")
+        rec = self.loaded[number]
+        stream = rec.streams[0] if stream is None else stream
+        if stream not in rec.streams:
+            raise ValueError(f"stream is {shown(stream)}, expected {expected(stream, rec.streams)}.")
+        step = rec.steps[-1] if step is None else step
+        sites = [one for one in rec.sites if one.stream == stream]
+        found = {
+            "number": number, "path": self.paths[number], "stream": stream, "step": step, "last": step == rec.steps[-1],
+            "facts": {name: said for name in FACTS if (said := _text(rec.facts.get(name)))},
+            "sites": [asdict(one) | {"label": label} for one, label in zip(sites, labels(sites), strict=True)],
+            "series": _series(rec, sites, step, stream),
+            "badges": badges(rec, stream),
+            "map": _map(rec, stream, sites),
+            "balance": _balance(rec, stream, sites),
+        }  # fmt: skip
+        if site is not None or what is not None:
+            found["time"] = _time(rec, sites, site, what)
+        answer: dict[str, Any] = plain(found)
+        return answer
+
+
+def labels(sites: Sequence[RecordedSite]) -> list[str]:
+    """What each is called on an axis: "x_0", "attention 1", ..., "final norm"; with its id where two would be called the same."""
+    ends = {"start": "x_0", "final": "final norm"}
+    found = [ends.get(site.kind) or f"{site.kind} {1 + (site.layer or 0)}" for site in sites]
+    counts = Counter(found)
+    return [name if counts[name] == 1 else f"{name}, {site.id}" for name, site in zip(found, sites, strict=True)]
+
+
+def _load(path: str) -> Recording:
+    try:
+        rec = Recording.load(path)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}): addnorm record MODEL --out FILE writes one."
+        ) from None
+    except ImportError as error:
+        raise ValueError(f"{path} cannot be read: {str(error).rstrip('.')}.") from None
+    if not rec.sites or not rec.steps:
+        raise ValueError(f"{path} is a recording without a number, expected one of a step or more: record it again.")
+    return rec
+
+
+def _thinned(steps: Sequence[int]) -> list[int]:
+    """At most `MOST` of them, evenly; the first and the last are there."""
+    if len(steps) <= MOST:
+        return [*steps]
+    return [steps[round(k * (len(steps) - 1) / (MOST - 1))] for k in range(MOST)]
+
+
+def _series(rec: Recording, sites: Sequence[RecordedSite], step: int, stream: str) -> dict[str, list[float | None]]:
+    """By role.statistic the values at the sites, None where there is none; what no site has is left out."""
+    found = {}
+    for name in NAMES:
+        role, statistic = name.split(".")
+        values = {site.id: value for site, value in rec.series(role, statistic, step=step, stream=stream)}
+        if values:
+            found[name] = [values.get(site.id) for site in sites]
+    return found
+
+
+def _map(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any] | None:
+    """Sources and, at each depth, their shares; the depths have the names of the sublayers where each has an add of its own."""
+    found = rec.maps.get(stream)
+    if found is None:
+        return None
+    sources, shares = found
+    named = _named(sites)
+    depths = [name for site, name in zip(sites, labels(sites), strict=True) if site.kind != "final"]
+    if len(depths) != len(shares):
+        depths = ["x_0", *(f"after add {k}" for k in range(1, len(shares)))]
+    return {"sources": [named.get(one, one) for one in sources], "depths": depths[: len(shares)], "shares": shares}
+
+
+def _named(sites: Sequence[RecordedSite]) -> dict[str, str]:
+    """The label of a source, by its id."""
+    return {site.id: name for site, name in zip(sites, labels(sites), strict=True)}
+
+
+def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any]:
+    """The sheet: of each source what was written and what is left of it in the end, as an amount and as a part of the whole.
+
+    `refused` says why there is none. Of an older file, without amounts, the parts are those of the map: means of tokens' shares.
+    """
+    sheet, found, last = rec.balances.get(stream), rec.maps.get(stream), rec.steps[-1]
+    if sheet is not None and sheet.refused:
+        return {"refused": f"The components of the stream do not add up: {sheet.refused}."}
+    if sheet is None and found is None:
+        return {"refused": "Not recorded: this file has neither amounts nor shares. Record the model again."}
+    written = {site.id: value for site, value in rec.series("write", "l2", last, stream)}
+    start = next((value for site, value in rec.series("out", "l2", last, stream) if site.kind == "start"), None)
+    named, kinds = _named(sites), {site.id: site.kind for site in sites}
+    if sheet is not None:
+        amounts: list[float | None] = [*sheet.amounts]
+        parts = [amount / sheet.length if sheet.length else math.nan for amount in sheet.amounts]
+        sources: Sequence[str] = sheet.sources
+        facts: dict[str, Any] = {
+            "length": sheet.length,
+            "tokens": sheet.tokens,
+            "closure": sheet.closure,
+            "error": sheet.error,
+        }
+    else:
+        assert found is not None
+        sources, parts = found[0], found[1][-1]
+        amounts = [None] * len(sources)
+        facts = {"length": None, "tokens": None, "closure": None, "error": abs(1 - math.fsum(parts))}
+    rows = [
+        {
+            "source": source, "label": named.get(source, source), "kind": kinds.get(source, "start" if k == 0 else "other"),
+            "depth": k, "written": start if k == 0 else written.get(source), "amount": amount, "part": part,
+        }
+        for k, (source, amount, part) in enumerate(zip(sources, amounts, parts, strict=True))
+    ]  # fmt: skip
+    return {"refused": "", "step": last, "rows": rows, **facts}
+
+
+def _time(rec: Recording, sites: Sequence[RecordedSite], site: str | None, what: str | None) -> dict[str, Any]:
+    """One statistic of one site over the steps."""
+    ids = [one.id for one in sites]
+    if site not in ids:
+        raise ValueError(f"site is {shown(site)}, expected {expected(site, ids)}.")
+    if what not in NAMES:
+        raise ValueError(f"what is {shown(what)}, expected {expected(what, NAMES)}.")
+    role, statistic = str(what).split(".")
+    values = dict(rec.over_time(site, role, statistic))
+    steps = _thinned([*values])
+    meaning = BY_NAME[role, statistic].meaning
+    return {"site": site, "what": what, "meaning": meaning, "steps": steps, "values": [values[step] for step in steps]}
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
+        raise ValueError(f"{name} is {shown(text)}, expected a whole number.")
+    return int(text)
+
+
+def _text(value: Any) -> str:
+    """A fact of a file that anybody may have written, in a few hundred characters."""
+    return "" if value is None else str(value)[:400]
