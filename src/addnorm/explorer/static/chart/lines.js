@@ -168,7 +168,7 @@ export class LineChart extends ChartFigure {
   #drawLegend() {
     const kinds = new Set(this.data.kinds ?? []);
     const items = this.data.series.map((one) => ({ name: one.name, tone: one.tone ?? 1, ghost: one.ghost ?? false }));
-    const shapes = kinds.has("attention") && kinds.has("feed-forward") ? [{ name: "full: attention, hollow: feed-forward", tone: 0, ghost: false }] : [];
+    const shapes = kinds.has("attention") && kinds.has("feed-forward") ? [{ name: "● attention, ○ feed-forward", tone: 0, ghost: false }] : [];
     const wanted = [...items, ...shapes];
     const text = JSON.stringify([this.options.y, wanted]);
     if (text === this.legendText) return;
