@@ -1,7 +1,7 @@
 """The recordings that the page can look at: the files of the command line, read once when it starts.
 
 A request names one by its number, never by a path. What is answered is bounded by the recording's sublayers: the values of one
-step and one stream, and of one statistic at one site over at most `MOST` steps.
+step and one stream, and one statistic at one site over at most `MOST` steps.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from addnorm.explorer.badges import badges
 from addnorm.explorer.fields import shown
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.store import plain
 from addnorm.stream.record.vocabulary import BY_NAME, RecordedSite, expected
 
-__all__ = ["MOST", "SERIES", "Recordings"]
+__all__ = ["MOST", "SERIES", "Asked", "Recordings", "labels"]
 
 MOST = 2000  # steps of a list or of a curve: more than a page has pixels
 ENDS = ("start", "final")
@@ -33,6 +32,16 @@ SERIES = {
 }  # fmt: skip
 """By role, the statistics that the page draws."""
 NAMES = tuple(f"{role}.{statistic}" for role, statistics in SERIES.items() for statistic in statistics)
+
+
+class Asked(NamedTuple):
+    """What a request asks for, each thing checked."""
+
+    number: int  # of the recording
+    stream: str
+    step: int
+    what: str | None  # a statistic that is wanted over the steps as well
+    depth: int | None  # and where
 
 
 class Recordings:
@@ -63,67 +72,56 @@ class Recordings:
             for name, path, rec in zip(names, self.paths, self.loaded, strict=True)
         ]  # fmt: skip
 
-    def answer(self, number: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """What GET /api/recording/{number}?step=3&stream=encoder&site=layers.0.mlp&what=write.ratio is answered.
+    def asked(self, number: int, query: Mapping[str, str]) -> Asked:
+        """What GET /api/recording/{number}?step=3&stream=encoder&what=write.ratio&depth=2 asks for.
 
         Args:
             number: of the recording, from 0.
-            query: `step`, `stream`, `site` (an id) and `what` (role.statistic), each optional.
+            query: `step`, `stream`, `what` (role.statistic) and `depth` (a place among the stream's sites), each optional.
 
         Raises:
-            ValueError: there is no such thing: one sentence with what there is.
-        """
-        for name in query:
-            if name not in ("step", "stream", "site", "what"):
-                raise ValueError(
-                    f"the request has {shown(name)}, which is unknown, expected step, stream, site or what."
-                )
-        step = query.get("step")
-        return self.of(
-            _whole("recording", number),
-            None if step is None else _whole("step", step),
-            query.get("stream"),
-            query.get("site"),
-            query.get("what"),
-        )
-
-    def of(
-        self, number: int, step: int | None = None, stream: str | None = None, site: str | None = None,
-        what: str | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """One step of one stream, as JSON types.
-
-        Args:
-            number: of the recording, from 0.
-            step: the last by default.
-            stream: the first by default.
-            site: whose values over the steps are wanted as well: its id.
-            what: which of them: "out.rms", one of the series.
+            LookupError: there is no such recording.
+            ValueError: there is no such thing in it: one sentence with what there is.
         """
         if not 0 <= number < len(self.loaded):
             there = (
-                f"from 0 to {len(self.loaded) - 1}" if self.loaded else "none: addnorm explore --recording FILE has one"
+                f"a number from 0 to {len(self.loaded) - 1}"
+                if self.loaded
+                else "none: addnorm explore --recording FILE"
             )
-            raise ValueError(f"recording is {number}, expected a number {there}.")
+            raise LookupError(f"recording is {number}, expected {there}.")
         rec = self.loaded[number]
-        stream = rec.streams[0] if stream is None else stream
+        for name in query:
+            if name not in ("step", "stream", "what", "depth"):
+                raise ValueError(
+                    f"the request has {shown(name)}, which is unknown, expected step, stream, what, depth."
+                )
+        stream, what = query.get("stream", rec.streams[0]), query.get("what")
         if stream not in rec.streams:
             raise ValueError(f"stream is {shown(stream)}, expected {expected(stream, rec.streams)}.")
-        step = rec.steps[-1] if step is None else step
-        sites = [one for one in rec.sites if one.stream == stream]
-        found = {
-            "number": number, "path": self.paths[number], "stream": stream, "step": step, "last": step == rec.steps[-1],
+        if what is not None and what not in NAMES:
+            raise ValueError(f"what is {shown(what)}, expected {expected(what, NAMES)}.")
+        steps = rec.steps
+        step = _whole("step", query["step"]) if "step" in query else steps[-1]
+        if step not in steps:
+            raise ValueError(f"step is {step}, expected one that was recorded, from {steps[0]} to {steps[-1]}.")
+        return Asked(number, stream, step, what, _whole("depth", query["depth"]) if "depth" in query else None)
+
+    def answer(self, asked: Asked) -> dict[str, Any]:
+        """One step of one stream: facts, sites, series by depth, badges, map, balance sheet; and `what` over the steps."""
+        rec, stream, step = self.loaded[asked.number], asked.stream, asked.step
+        sites = [site for site in rec.sites if site.stream == stream]
+        return {
+            "number": asked.number, "path": self.paths[asked.number], "stream": stream, "step": step,
+            "last": step == rec.steps[-1],
             "facts": {name: said for name in FACTS if (said := _text(rec.facts.get(name)))},
             "sites": [asdict(one) | {"label": label} for one, label in zip(sites, labels(sites), strict=True)],
             "series": _series(rec, sites, step, stream),
             "badges": badges(rec, stream),
             "map": _map(rec, stream, sites),
             "balance": _balance(rec, stream, sites),
+            "time": None if asked.what is None else _time(rec, sites, asked.what, asked.depth),
         }  # fmt: skip
-        if site is not None or what is not None:
-            found["time"] = _time(rec, sites, site, what)
-        answer: dict[str, Any] = plain(found)
-        return answer
 
 
 def labels(sites: Sequence[RecordedSite]) -> list[str]:
@@ -222,18 +220,21 @@ def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict
     return {"refused": "", "step": last, "rows": rows, **facts}
 
 
-def _time(rec: Recording, sites: Sequence[RecordedSite], site: str | None, what: str | None) -> dict[str, Any]:
-    """One statistic of one site over the steps."""
-    ids = [one.id for one in sites]
-    if site not in ids:
-        raise ValueError(f"site is {shown(site)}, expected {expected(site, ids)}.")
-    if what not in NAMES:
-        raise ValueError(f"what is {shown(what)}, expected {expected(what, NAMES)}.")
-    role, statistic = str(what).split(".")
-    values = dict(rec.over_time(site, role, statistic))
+def _time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: int | None) -> dict[str, Any] | None:
+    """One statistic over the steps: at that site, or at the last one that has it; None where none has."""
+    role, statistic = what.split(".")
+    places = range(len(sites))
+    wanted = [depth] if depth in places else []
+    curves = ((k, dict(rec.over_time(sites[k], role, statistic))) for k in (*wanted, *reversed(places)))
+    at, values = next(((k, curve) for k, curve in curves if curve), (None, {}))
+    if at is None:
+        return None
     steps = _thinned([*values])
     meaning = BY_NAME[role, statistic].meaning
-    return {"site": site, "what": what, "meaning": meaning, "steps": steps, "values": [values[step] for step in steps]}
+    return {
+        "depth": at, "what": what, "meaning": meaning, "steps": steps, "values": [values[step] for step in steps],
+        "count": len(values),
+    }  # fmt: skip
 
 
 def _whole(name: str, text: str) -> int:

@@ -107,15 +107,22 @@ function mounted(root, app) {
 
   /** @param {any} asked */
   const path = ({ rec, ...query }) => `/api/recording/${rec}?${new URLSearchParams(query)}`;
-  const newest = new Latest(async (/** @type {any[]} */ questions, signal) => Promise.all(questions.map((one) => get(path(one), { signal }))));
+  // One after the other: of a page the server keeps one question waiting, and a newer one would take its place.
+  const newest = new Latest(async (/** @type {any[]} */ questions, signal) => {
+    const found = [];
+    for (const question of questions) found.push(await get(path(question), { signal }));
+    return found;
+  });
 
   /** What to ask for a state: the recording, and what it is compared with. @param {any} state */
   function questions(state) {
-    const own = { rec: state.rec, ...(state.rstep === LAST ? {} : { step: state.rstep }), ...(state.rstream ? { stream: state.rstream } : {}) };
+    const stream = state.rstream ? { stream: state.rstream } : {};
+    const step = state.rstep === LAST ? {} : { step: state.rstep };
+    const depth = state.rdepth === LAST ? {} : { depth: state.rdepth };
+    const time = all[state.rec].count > 1 ? { what: state.rwhat, ...depth } : {};
+    const own = { rec: state.rec, ...stream, ...step, ...time };
     if (state.rwith === "none") return [own];
-    const { stream: of } = /** @type {any} */ (own);
-    const first = state.rwith === "first";
-    return [own, { rec: first ? state.rec : Number(state.rwith), ...(first ? { step: all[state.rec].steps[0] } : {}), ...(of ? { stream: of } : {}) }];
+    return [own, state.rwith === "first" ? { rec: state.rec, ...stream, step: all[state.rec].steps[0] } : { rec: Number(state.rwith), ...stream }];
   }
 
   /** @param {any} state */
@@ -127,7 +134,6 @@ function mounted(root, app) {
       [answer, other] = [found[0], found[1] ?? null];
       set(wrong, { hidden: true, text: "" });
       draw();
-      await loadTime(state);
     } catch (error) {
       if (!(error instanceof Trouble)) throw error;
       set(wrong, { text: error.message });
@@ -135,26 +141,21 @@ function mounted(root, app) {
     }
   }
 
-  const newestTime = new Latest((/** @type {any} */ question, signal) => get(path(question), { signal }));
-
-  /** The chosen statistic over the steps, at the chosen depth. @param {any} state */
-  async function loadTime(state) {
+  /** The chosen statistic over the steps, at the chosen depth. */
+  function drawTime() {
     timeBox.hidden = all[answer.number].count < 2;
     if (timeBox.hidden) return;
-    const measured = answer.sites.map((/** @type {any} */ one, /** @type {number} */ k) => k).filter((/** @type {number} */ k) => (answer.series[state.rwhat]?.[k] ?? null) !== null);
-    const chosen = measured.includes(state.rdepth) ? state.rdepth : measured[measured.length - 1];
-    const site = answer.sites[chosen ?? 0];
-    const found = await newestTime.ask({ rec: answer.number, step: answer.step, stream: answer.stream, site: site.id, what: state.rwhat });
-    if (!found) return;
-    answer.time = found.time;
-    const { steps, values, meaning } = found.time;
-    const [, name] = /** @type {[string, string]} */ (WHAT.find(([one]) => one === state.rwhat));
-    const panel = /** @type {import("./panels.js").Panel} */ (PANELS.find((one) => one.lines.some(([line]) => line === state.rwhat)));
+    const { steps = [], values = [], meaning, depth, count } = answer.time ?? {};
+    const [name, title] = /** @type {[string, string]} */ (WHAT.find(([one]) => one === store.state.rwhat));
+    const panel = /** @type {import("./panels.js").Panel} */ (PANELS.find(({ lines }) => lines.some(([line]) => line === name)));
     const labels = steps.map((/** @type {number} */ one) => `step ${one}`);
-    Object.assign(time.options, { x: steps.every((/** @type {number} */ one, /** @type {number} */ k) => one === k) ? "step" : "recorded steps, counted from 0", y: panel.y, log: logarithmic(panel, values) });
-    const line = { name: `${name}, ${site.label}`, values, tone: /** @type {1} */ (1) };
-    const bound = steps.length < all[answer.number].count ? ` ${steps.length} of ${all[answer.number].count} steps are drawn.` : "";
-    time.show({ labels, series: [line], summary: `${site.label}: ${meaning}. ${steps.length ? sentence([line], labels) : "Not recorded here."}${bound}` });
+    const counted = steps.every((/** @type {number} */ one, /** @type {number} */ k) => one === k);
+    Object.assign(time.options, { x: counted ? "step" : "recorded steps, counted from 0", y: panel.y, log: logarithmic(panel, values) });
+    if (!answer.time) return void time.show({ labels: [], series: [], summary: "Not recorded on this stream." });
+    const { label } = answer.sites[depth];
+    const line = { name: `${title}, ${label}`, values, tone: /** @type {1} */ (1) };
+    const bound = steps.length < count ? ` ${steps.length} of its ${count} steps are drawn.` : "";
+    time.show({ labels, series: [line], summary: `${label}: ${meaning}. ${sentence([line], labels)}${bound}` });
     const at = steps.indexOf(answer.step);
     time.cursor(at < 0 ? null : at);
   }
@@ -185,6 +186,7 @@ function mounted(root, app) {
     set(quiet, { text: said.map((one) => `${one}.`).join(" ") });
     quiet.hidden = !said.length;
     drawMap();
+    drawTime();
     balance.show(answer.balance);
     const told = Object.entries({ file: answer.path, ...answer.facts });
     join(facts, told.flat(), (_, k) => h(k % 2 ? "dd" : "dt"), (element, value) => set(element, { text: value }));
@@ -227,11 +229,10 @@ function mounted(root, app) {
     /** @param {any} state @param {Set<string>} changed */
     show(state, changed) {
       controls(state);
-      const asked = ["rec", "rstep", "rstream", "rwith"].some((key) => changed.has(key));
+      const timed = all[state.rec].count > 1;
+      const asked = ["rec", "rstep", "rstream", "rwith", ...(timed ? ["rdepth", "rwhat"] : [])].some((key) => changed.has(key));
       if (!answer || asked) return load(state);
-      point(state.rdepth === LAST ? null : state.rdepth);
-      if (changed.has("rdepth") || changed.has("rwhat")) return loadTime(state);
-      return undefined;
+      return point(state.rdepth === LAST ? null : state.rdepth);
     },
     code: () => (answer ? code(answer) : ""),
     data: () => ({ recording: answer, compared: other }),
