@@ -11,9 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from addnorm.stream.record.balance import Balance
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["badges"]
+__all__ = ["badges", "closes"]
 
 Badge = dict[str, str]
 PROVED, OPEN, NONE = "proved", "open", "none"
@@ -38,10 +39,15 @@ def badges(rec: Recording, stream: str) -> list[Badge]:
     ]
 
 
+def closes(sheet: Balance) -> bool:
+    """Whether the amounts make the length of the stream, as nearly as its components make the stream."""
+    return sheet.error <= ROOM * sheet.closure + ROUNDING
+
+
 def _wiring(known: Mapping[str, Any], rec: Recording) -> Badge:
     if not known:
         name = rec.facts.get("wiring")
-        return _badge("wiring", NONE, str(name)[:80] if isinstance(name, str) else "not recorded", AGAIN)
+        return _badge("wiring", NONE, _titled(name) if isinstance(name, str) else "not recorded", AGAIN)
     equation = _text(known.get("equation")).replace("\n", "; ")
     said = [equation, *(f"{title}: {words}" for title, words in (
         ("norms", _text(known.get("norms"))), ("embedding norm", _text(known.get("embedding_norm"))),
@@ -52,7 +58,7 @@ def _wiring(known: Mapping[str, Any], rec: Recording) -> Badge:
     name = known.get("wiring")
     if not isinstance(name, str):
         return _badge("wiring", OPEN, "none of the known wirings", "; ".join(said))
-    return _badge("wiring", PROVED, name.replace("_", "-").replace("-ln", "-LN"), "; ".join(said))
+    return _badge("wiring", PROVED, _titled(name), "; ".join(said))
 
 
 def _equations(known: Mapping[str, Any], rec: Recording) -> Badge:
@@ -96,7 +102,7 @@ def _components(rec: Recording, stream: str) -> Badge:
         return _badge("balance", NONE, "not recorded", AGAIN)
     if sheet.refused:
         return _badge("balance", OPEN, "does not add up", f"{sheet.refused}.")
-    if not sheet.error <= ROOM * sheet.closure + ROUNDING:
+    if not closes(sheet):
         more = "The amounts do not make the length of the stream: they are not what the recorder wrote."
         return _badge("balance", OPEN, f"does not add up, error {sheet.error:.1e}", more)
     more = f"At every depth the components make the recorded stream, over {sheet.tokens} tokens of the last step."
@@ -105,14 +111,21 @@ def _components(rec: Recording, stream: str) -> Badge:
 
 def _understood(unknown: list[Any]) -> Badge:
     if not unknown:
-        return _badge("not understood", PROVED, "nothing", "Every part of the model's streams was understood.")
+        return _badge("understood", PROVED, "all of it", "Nothing of the model's streams was left over.")
     said = [f"{_text(one.get('path')) or 'the model'}: {_text(one.get('reason'))}" for one in map(_object, unknown)]
     more = f"; and {len(said) - SHOWN} more" if len(said) > SHOWN else ""
-    return _badge("not understood", OPEN, f"{len(said)} place{'s' * (len(said) > 1)}", "; ".join(said[:SHOWN]) + more)
+    return _badge(
+        "understood", OPEN, f"{len(said)} place{'s' * (len(said) > 1)} not understood", "; ".join(said[:SHOWN]) + more
+    )
 
 
 def _badge(name: str, state: str, text: str, more: str) -> Badge:
     return {"name": name, "state": state, "text": text, "more": more}
+
+
+def _titled(name: str) -> str:
+    """A wiring's name as the papers write it."""
+    return name[:80].replace("_", "-").replace("-ln", "-LN")
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from addnorm.explorer.badges import badges
+from addnorm.explorer.badges import badges, closes
 from addnorm.explorer.fields import shown
+from addnorm.stream.decompose import BIASES
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.vocabulary import BY_NAME, RecordedSite, expected
 
 __all__ = ["MOST", "SERIES", "Asked", "Recordings", "labels"]
 
 MOST = 2000  # steps of a list or of a curve: more than a page has pixels
-ENDS = ("start", "final")
+SHARES = 1e-4  # what shares, which were made in float32, may differ by from one
 FACTS = ("model", "weights", "mode", "dtype", "torch", "loss", "note", "interrupted")
 SERIES = {
     "out": ("rms", "l2", "max", "similarity", "massive", "top"),
@@ -166,10 +167,9 @@ def _series(rec: Recording, sites: Sequence[RecordedSite], step: int, stream: st
 
 def _map(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any] | None:
     """Sources and, at each depth, their shares; the depths have the names of the sublayers where each has an add of its own."""
-    found = rec.maps.get(stream)
-    if found is None:
+    sources, shares = rec.maps.get(stream, ([], []))
+    if not shares:
         return None
-    sources, shares = found
     named = _named(sites)
     depths = [name for site, name in zip(sites, labels(sites), strict=True) if site.kind != "final"]
     if len(depths) != len(shares):
@@ -177,9 +177,14 @@ def _map(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str
     return {"sources": [named.get(one, one) for one in sources], "depths": depths[: len(shares)], "shares": shares}
 
 
+def _source(site: RecordedSite) -> str:
+    """Its name as a source: in each stream what that begins with is x_0."""
+    return "x_0" if site.kind == "start" else site.id
+
+
 def _named(sites: Sequence[RecordedSite]) -> dict[str, str]:
-    """The label of a source, by its id."""
-    return {site.id: name for site, name in zip(sites, labels(sites), strict=True)}
+    """The label of a source, by its name."""
+    return {_source(site): name for site, name in zip(sites, labels(sites), strict=True)}
 
 
 def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any]:
@@ -187,33 +192,28 @@ def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict
 
     `refused` says why there is none. Of an older file, without amounts, the parts are those of the map: means of tokens' shares.
     """
-    sheet, found, last = rec.balances.get(stream), rec.maps.get(stream), rec.steps[-1]
+    sheet, (mapped, shares), last = rec.balances.get(stream), rec.maps.get(stream, ([], [])), rec.steps[-1]
     if sheet is not None and sheet.refused:
         return {"refused": f"The components of the stream do not add up: {sheet.refused}."}
-    if sheet is None and found is None:
+    if sheet is None and not shares:
         return {"refused": "Not recorded: this file has neither amounts nor shares. Record the model again."}
-    written = {site.id: value for site, value in rec.series("write", "l2", last, stream)}
-    start = next((value for site, value in rec.series("out", "l2", last, stream) if site.kind == "start"), None)
-    named, kinds = _named(sites), {site.id: site.kind for site in sites}
+    opening = [(site, value) for site, value in rec.series("out", "l2", last, stream) if site.kind == "start"]
+    written = {_source(site): value for site, value in (*opening, *rec.series("write", "l2", last, stream))}
+    named, kinds = _named(sites), {_source(site): site.kind for site in sites} | {BIASES: "norms"}
     if sheet is not None:
         amounts: list[float | None] = [*sheet.amounts]
         parts = [amount / sheet.length if sheet.length else math.nan for amount in sheet.amounts]
         sources: Sequence[str] = sheet.sources
-        facts: dict[str, Any] = {
-            "length": sheet.length,
-            "tokens": sheet.tokens,
-            "closure": sheet.closure,
-            "error": sheet.error,
-        }
+        facts = {name: getattr(sheet, name) for name in ("length", "tokens", "closure", "error")}
+        facts["closes"] = closes(sheet)
     else:
-        assert found is not None
-        sources, parts = found[0], found[1][-1]
-        amounts = [None] * len(sources)
-        facts = {"length": None, "tokens": None, "closure": None, "error": abs(1 - math.fsum(parts))}
+        sources, parts, amounts = mapped, shares[-1], [None] * len(mapped)
+        error = abs(1 - math.fsum(parts))
+        facts = {"length": None, "tokens": None, "closure": None, "error": error, "closes": error <= SHARES}
     rows = [
         {
-            "source": source, "label": named.get(source, source), "kind": kinds.get(source, "start" if k == 0 else "other"),
-            "depth": k, "written": start if k == 0 else written.get(source), "amount": amount, "part": part,
+            "source": source, "label": named.get(source, source), "kind": kinds.get(source, "other"),
+            "depth": len(sources) if source == BIASES else k, "written": written.get(source), "amount": amount, "part": part,
         }
         for k, (source, amount, part) in enumerate(zip(sources, amounts, parts, strict=True))
     ]  # fmt: skip
@@ -224,10 +224,10 @@ def _time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: int |
     """One statistic over the steps: at that site, or at the last one that has it; None where none has."""
     role, statistic = what.split(".")
     places = range(len(sites))
-    wanted = [depth] if depth in places else []
+    wanted = [depth] if depth is not None and depth in places else []
     curves = ((k, dict(rec.over_time(sites[k], role, statistic))) for k in (*wanted, *reversed(places)))
-    at, values = next(((k, curve) for k, curve in curves if curve), (None, {}))
-    if at is None:
+    at, values = next(((k, curve) for k, curve in curves if curve), (-1, {}))
+    if not values:
         return None
     steps = _thinned([*values])
     meaning = BY_NAME[role, statistic].meaning

@@ -6,7 +6,7 @@ import { h, join, set } from "../dom.js";
 /** @typedef {{name: string, state: "proved" | "open" | "none", text: string, more: string}} Badge */
 
 /** @type {Record<Badge["state"], [string, string]>} */
-const SIGNS = { proved: ["✓", "proved"], open: ["!", "open"], none: ["–", "no proof"] };
+const SIGNS = { proved: ["✓", "proved"], open: ["!", "open"], none: ["–", ""] };
 
 export class Badges {
   constructor() {
@@ -20,7 +20,7 @@ export class Badges {
       const [name, text, more] = li.lastElementChild.children;
       set(li, { class: `recording-badge ${badge.state}`, data: { state: badge.state } });
       set(li.firstElementChild, { text: sign });
-      set(name, { text: `${badge.name}: ${word}` });
+      set(name, { text: word ? `${badge.name}: ${word}` : badge.name });
       set(text, { text: badge.text });
       set(more, { text: badge.more });
     });

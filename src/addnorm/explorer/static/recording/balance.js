@@ -56,10 +56,10 @@ export class Balance {
     const lines = [
       ["sum of what is left", amounts ? show(sum, 6) : "", percent(parts)],
       ["closing: length of the stream", amounts ? show(sheet.length, 6) : "not recorded", percent(1)],
-      ["error", amounts ? show(Math.abs(sheet.length - sum), 2) : "", `${show(100 * sheet.error, 2)} %`],
+      [sheet.closes ? "error" : "error: it does not close", amounts ? show(Math.abs(sheet.length - sum), 2) : "", `${show(100 * sheet.error, 2)} %`],
     ];
-    this.foot.replaceChildren(...lines.map(([name, amount, part]) =>
-      h("tr", null, h("th", { scope: "row" }, name), h("td"), h("td.number", null, amount), h("td.number", null, part))));
+    this.foot.replaceChildren(...lines.map(([name, amount, part], k) =>
+      h(k === 2 && !sheet.closes ? "tr.wrong" : "tr", null, h("th", { scope: "row" }, name), h("td"), h("td.number", null, amount), h("td.number", null, part))));
   }
 
   /** @param {Column} column */
@@ -84,9 +84,8 @@ export class Balance {
     join(this.body, rows, () => line(), (tr, row) => {
       const [name, written, amount, part] = tr.children;
       const bar = part.lastElementChild;
-      set(name, { title: row.source });
-      set(name.firstElementChild, { text: row.kind === "start" ? "opening" : row.kind });
-      set(name.lastElementChild, { text: row.label });
+      set(name.firstElementChild, { text: row.label });
+      set(name.lastElementChild, { text: row.kind === "start" ? "opening" : row.source === row.label ? "" : row.source });
       set(written, { text: cell(row.written) });
       set(amount, { text: cell(row.amount), data: { source: row.source, value: row.amount ?? "" } });
       set(part.firstElementChild, { text: percent(row.part) });
@@ -98,7 +97,7 @@ export class Balance {
 
 const line = () =>
   h("tr", null,
-    h("th", { scope: "row" }, h("span.recording-kind"), " ", h("span")),
+    h("th", { scope: "row" }, h("span"), " ", h("span.recording-module")),
     h("td.number"), h("td.number"), h("td.number.recording-part", null, h("span"), h("span.recording-bar", { "aria-hidden": "true" })));
 
 /** The sheet in words. @param {any} sheet */
@@ -112,9 +111,10 @@ function told(sheet) {
     ? "This file has shares without amounts, from an older version"
     : `Means over ${sheet.tokens} token${sheet.tokens === 1 ? "" : "s"}; at every depth the components make the stream to ${show(sheet.closure, 2)}`;
   return [
-    `After the last sublayer, at step ${sheet.step}, the most of the stream is from ${top.label}, ${percent(top.part)};`,
-    opening && opening !== top ? `${percent(opening.part)} is left of the opening.` : "it is the opening itself.",
+    `After the last sublayer, at step ${sheet.step},`,
+    top === opening ? `the opening is still the largest part of the stream, ${percent(top.part)}.` : `the largest part of the stream is ${top.label}'s, ${percent(top.part)}.`,
+    opening && opening !== top ? `Of the opening ${percent(opening.part)} is left.` : "",
     against ? `${against} ${against === 1 ? "source points" : "sources point"} against the stream.` : "",
-    `${how}. Where norms stand on the stream, each deposit is carried through them with their recorded denominators.`,
+    `What is left of a source is its length along that stream, behind every norm on the way, with the norm's recorded denominator. ${how}.`,
   ].filter(Boolean).join(" ");
 }

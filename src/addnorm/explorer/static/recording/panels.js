@@ -43,6 +43,9 @@ export const PANELS = [
 /** A larger ratio of largest to smallest is drawn on a logarithm. */
 const WIDE = 10;
 
+/** @param {string} text */
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 /** @param {(number | null)[]} values */
 export const there = (values) => /** @type {number[]} */ (values.filter((value) => value !== null && value !== undefined));
 
@@ -74,6 +77,6 @@ export function sentence(lines, labels) {
     }
     if (odd.length) said.push(`${odd.length} not finite, the first at ${labels[odd[0].k]}`);
     const text = said.join(", ");
-    return lines.length > 1 ? `${name}: ${text}.` : `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
+    return `${capital(lines.length > 1 ? `${name}: ${text}` : text)}.`;
   }).join(" ");
 }

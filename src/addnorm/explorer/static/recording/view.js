@@ -65,7 +65,7 @@ function mounted(root, app) {
   const step = h("input", { type: "range", min: 0, step: 1, oninput: () => slid(false), onchange: () => slid(true) });
   const stepNow = h("output");
   const against = h("select", { onchange: () => store.set({ rwith: against.value }) });
-  const fields = { file: labelled("Recording", file), stream: labelled("Stream", stream), step: labelled("Step", step, { output: stepNow }), against: labelled("Compare with", against) };
+  const fields = { file: labelled("Recording", file), stream: labelled("Stream", stream), step: labelled("Step", step, { output: stepNow }), against: labelled("Compare", against) };
   const slid = (/** @type {boolean} */ commit) => {
     const { steps } = all[store.state.rec];
     const at = Number(step.value);
@@ -80,7 +80,7 @@ function mounted(root, app) {
     if (commit) store.set({ rdepth: index });
   };
   const x = "depth in sublayers";
-  const charts = PANELS.map((panel) => ({ panel, chart: new LineChart({ id: `recording-${panel.id}`, title: panel.title, x, y: panel.y, stems: panel.stems, from: panel.linear ? 0 : undefined, onCursor }) }));
+  const charts = PANELS.map((panel) => ({ panel, chart: new LineChart({ id: `recording-${panel.id}`, title: panel.title, x, y: panel.y, stems: panel.stems, onCursor }) }));
   const map = new HeatMap({ id: "recording-map", title: "What the stream is made of", x, y: "share of each source; a column sums to 1", onCursor });
   const quiet = h("p.recording-quiet");
   const what = h("select", { onchange: () => store.set({ rwhat: what.value }) }, ...WHAT.map(([name, title]) => option(name, `${PANELS.find((panel) => panel.lines.some(([one]) => one === name))?.title}: ${title}`)));
@@ -136,6 +136,7 @@ function mounted(root, app) {
       draw();
     } catch (error) {
       if (!(error instanceof Trouble)) throw error;
+      results.hidden = true;
       set(wrong, { text: error.message });
       wrong.hidden = false;
     }
@@ -150,7 +151,8 @@ function mounted(root, app) {
     const panel = /** @type {import("./panels.js").Panel} */ (PANELS.find(({ lines }) => lines.some(([line]) => line === name)));
     const labels = steps.map((/** @type {number} */ one) => `step ${one}`);
     const counted = steps.every((/** @type {number} */ one, /** @type {number} */ k) => one === k);
-    Object.assign(time.options, { x: counted ? "step" : "recorded steps, counted from 0", y: panel.y, log: logarithmic(panel, values) });
+    const log = logarithmic(panel, values);
+    Object.assign(time.options, { x: counted ? "step" : "recorded steps, counted from 0", y: panel.y, log, from: log ? undefined : 0 });
     if (!answer.time) return void time.show({ labels: [], series: [], summary: "Not recorded on this stream." });
     const { label } = answer.sites[depth];
     const line = { name: `${title}, ${label}`, values, tone: /** @type {1} */ (1) };
@@ -171,7 +173,7 @@ function mounted(root, app) {
     /** @type {string[]} */
     const missing = [];
     for (const { panel, chart } of charts) {
-      const lines = panel.lines.map(([name, title], k) => ({ name: title, values: answer.series[name], tone: /** @type {1 | 2 | 3 | 4} */ (k + 1), of: name })).filter((line) => line.values);
+      const lines = panel.lines.map(([name, title]) => ({ name: title, values: answer.series[name], of: name })).filter((line) => line.values).map((line, k) => ({ ...line, tone: /** @type {1 | 2 | 3 | 4} */ (k + 1) }));
       const values = lines.flatMap((line) => line.values);
       const worth = panel.least === undefined || Math.max(...there(values), 0) >= panel.least;
       chart.element.hidden = !lines.length || !worth;
@@ -179,7 +181,9 @@ function mounted(root, app) {
       else if (!worth && panel.quiet) said.push(panel.quiet);
       if (chart.element.hidden) continue;
       const ghosts = alike ? lines.filter((line) => other.series[line.of]).map((line) => ({ ...line, name: `${line.name}, ${nameOf(other)}`, values: other.series[line.of], ghost: true })) : [];
-      chart.options.log = logarithmic(panel, [...values, ...ghosts.flatMap((line) => line.values)]);
+      // Linear from 0: noise shall not look like much.
+      const log = logarithmic(panel, [...values, ...ghosts.flatMap((line) => line.values)]);
+      Object.assign(chart.options, { log, from: log ? undefined : 0 });
       chart.show({ labels, kinds, series: [...lines, ...ghosts], summary: [sentence(lines, labels), panel.more?.(answer.series, labels)].filter(Boolean).join(" ") });
     }
     if (missing.length) said.push(`Not recorded at this step: ${missing.join(", ")}`);
@@ -201,7 +205,7 @@ function mounted(root, app) {
     const top = end.indexOf(Math.max(...end));
     const values = sources.map((/** @type {string} */ _, /** @type {number} */ row) => shares.map((/** @type {number[]} */ column) => column[row] || null));
     const when = answer.last ? "" : ` The map is that of the last step, ${lastStep()}.`;
-    map.show({ columns: depths, rows: sources, values, summary: `At the end ${percent(end[top])} of the stream is from ${sources[top]}, ${percent(end[0])} from ${sources[0]}.${when}` });
+    map.show({ columns: depths, rows: sources, values, summary: `At the end ${percent(end[top])} of the stream is from ${sources[top]}${top ? `, ${percent(end[0])} from ${sources[0]}` : ""}.${when}` });
   }
 
   const nameOf = (/** @type {any} */ one) => (one.number === answer.number ? `step ${one.step}` : all[one.number].name);
