@@ -23,7 +23,7 @@ __all__ = ["MOST", "SERIES", "Asked", "Recordings", "labels"]
 
 MOST = 2000  # steps of a list or of a curve: more than a page has pixels
 SHARES = 1e-4  # what shares, which were made in float32, may differ by from one
-FACTS = ("model", "weights", "mode", "dtype", "torch", "loss", "note", "interrupted")
+FACTS = ("model", "name", "source", "inputs", "mode", "dtype", "torch", "loss", "note", "interrupted")
 SERIES = {
     "out": ("rms", "l2", "max", "similarity", "massive", "top"),
     "write": ("ratio", "cosine", "unchanged", "rms", "l2"),
