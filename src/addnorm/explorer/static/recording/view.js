@@ -114,6 +114,17 @@ function mounted(root, app) {
     return found;
   });
 
+  /** What a state can be compared with: its first or last step, and the other files. @param {any} state @returns {[string, string][]} */
+  function comparisons({ rec }) {
+    const several = all[rec].count > 1;
+    const first = several ? [["first", `its first step, ${all[rec].steps[0]}`]] : [];
+    const others = all.map((one, k) => [String(k), k === rec ? "its last step" : `${one.name}, last step`]);
+    return /** @type {[string, string][]} */ ([["none", "nothing"], ...first, ...others.filter((_, k) => k !== rec || several)]);
+  }
+
+  /** @param {any} state */
+  const compared = (state) => (comparisons(state).some(([value]) => value === state.rwith) ? state.rwith : "none");
+
   /** What to ask for a state: the recording, and what it is compared with. @param {any} state */
   function questions(state) {
     const stream = state.rstream ? { stream: state.rstream } : {};
@@ -121,8 +132,9 @@ function mounted(root, app) {
     const depth = state.rdepth === LAST ? {} : { depth: state.rdepth };
     const time = all[state.rec].count > 1 ? { what: state.rwhat, ...depth } : {};
     const own = { rec: state.rec, ...stream, ...step, ...time };
-    if (state.rwith === "none") return [own];
-    return [own, state.rwith === "first" ? { rec: state.rec, ...stream, step: all[state.rec].steps[0] } : { rec: Number(state.rwith), ...stream }];
+    const chosen = compared(state);
+    if (chosen === "none") return [own];
+    return [own, chosen === "first" ? { rec: state.rec, ...stream, step: all[state.rec].steps[0] } : { rec: Number(chosen), ...stream }];
   }
 
   /** @param {any} state */
@@ -142,10 +154,20 @@ function mounted(root, app) {
     }
   }
 
-  /** The chosen statistic over the steps, at the chosen depth. */
+  let timed = "";
+
+  /** The chosen statistic over the steps, at the chosen depth: drawn again where these are others, not at every step. */
   function drawTime() {
     timeBox.hidden = all[answer.number].count < 2;
     if (timeBox.hidden) return;
+    const of = [answer.number, answer.stream, store.state.rwhat, answer.time?.depth].join(" ");
+    if (of !== timed) drawCurve();
+    timed = of;
+    const at = answer.time ? answer.time.steps.indexOf(answer.step) : -1;
+    time.cursor(at < 0 ? null : at);
+  }
+
+  function drawCurve() {
     const { steps = [], values = [], meaning, depth, count } = answer.time ?? {};
     const [name, title] = /** @type {[string, string]} */ (WHAT.find(([one]) => one === store.state.rwhat));
     const panel = /** @type {import("./panels.js").Panel} */ (PANELS.find(({ lines }) => lines.some(([line]) => line === name)));
@@ -153,13 +175,14 @@ function mounted(root, app) {
     const counted = steps.every((/** @type {number} */ one, /** @type {number} */ k) => one === k);
     const log = logarithmic(panel, values);
     Object.assign(time.options, { x: counted ? "step" : "recorded steps, counted from 0", y: panel.y, log, from: log ? undefined : 0 });
-    if (!answer.time) return void time.show({ labels: [], series: [], summary: "Not recorded on this stream." });
+    if (!answer.time) {
+      time.show({ labels: [], series: [], summary: "Not recorded on this stream." });
+      return;
+    }
     const { label } = answer.sites[depth];
     const line = { name: `${title}, ${label}`, values, tone: /** @type {1} */ (1) };
     const bound = steps.length < count ? ` ${steps.length} of its ${count} steps are drawn.` : "";
     time.show({ labels, series: [line], summary: `${label}: ${meaning}. ${sentence([line], labels)}${bound}` });
-    const at = steps.indexOf(answer.step);
-    time.cursor(at < 0 ? null : at);
   }
 
   function draw() {
@@ -197,9 +220,14 @@ function mounted(root, app) {
     point(store.state.rdepth === LAST ? null : store.state.rdepth);
   }
 
+  let mapped = "";
+
+  /** The map, which is the same at every step of a stream: it may have ten thousand cells. */
   function drawMap() {
     map.element.hidden = !answer.map;
-    if (!answer.map) return;
+    const of = [answer.number, answer.stream, answer.last].join(" ");
+    if (!answer.map || of === mapped) return;
+    mapped = of;
     const { sources, depths, shares } = answer.map;
     const end = shares[shares.length - 1];
     const top = end.indexOf(Math.max(...end));
@@ -222,9 +250,9 @@ function mounted(root, app) {
     const at = state.rstep === LAST ? steps.length - 1 : steps.findIndex((one) => one >= state.rstep);
     set(step, { max: steps.length - 1, value: String(at < 0 ? steps.length - 1 : at), "aria-valuetext": `step ${steps[at] ?? state.rstep}` });
     set(stepNow, { text: `${state.rstep === LAST ? steps[steps.length - 1] : state.rstep} of ${steps[steps.length - 1]}` });
-    const choices = [["none", "nothing"], ...(count > 1 ? [["first", `its first step, ${steps[0]}`]] : []), ...all.map((one, k) => [String(k), k === state.rec ? "its last step" : `${one.name}, last step`]).filter(([k]) => Number(k) !== state.rec || count > 1)];
+    const choices = comparisons(state);
     join(against, choices, () => h("option"), (one, [value, name]) => set(one, { value, text: name }));
-    set(against, { value: choices.some(([value]) => value === state.rwith) ? state.rwith : "none" });
+    set(against, { value: compared(state) });
     fields.against.hidden = choices.length < 2;
     set(what, { value: state.rwhat });
   }
@@ -233,8 +261,8 @@ function mounted(root, app) {
     /** @param {any} state @param {Set<string>} changed */
     show(state, changed) {
       controls(state);
-      const timed = all[state.rec].count > 1;
-      const asked = ["rec", "rstep", "rstream", "rwith", ...(timed ? ["rdepth", "rwhat"] : [])].some((key) => changed.has(key));
+      const several = all[state.rec].count > 1;
+      const asked = ["rec", "rstep", "rstream", "rwith", ...(several ? ["rdepth", "rwhat"] : [])].some((key) => changed.has(key));
       if (!answer || asked) return load(state);
       return point(state.rdepth === LAST ? null : state.rdepth);
     },
