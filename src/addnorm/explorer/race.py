@@ -128,7 +128,7 @@ def _turns(trainings: list[Training]) -> Generator[int, None, None]:
         left = {k: stack.enter_context(closing(training.each_step())) for k, training in enumerate(trainings)}
         while left:
             for k in [*left]:
-                with one_thread():  # not over a yield: another thread may ask for the next step
+                with one_thread():  # not over a yield: others compute meanwhile, and another thread may ask for the next
                     taken = next(left[k], None) is not None
                 if taken:
                     yield k

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -33,15 +34,22 @@ PROBE = 4  # sequences whose logits are compared before and after a step
 HEARD = 8  # sequences of a batch that are recorded at most, and half of it at most: enough tokens for a mean
 
 
+_computing = threading.RLock()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes on one thread: small matrices gain nothing by more, and sums keep their order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    """torch computes on one thread, and for one of Python's: small matrices gain nothing by more, and sums keep their order.
+
+    While one thread records, torch has hooks on the modules of all, and norms that are listened to round otherwise.
+    """
+    with _computing:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def train(
