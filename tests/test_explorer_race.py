@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import threading
 
@@ -12,7 +13,7 @@ from torch.utils import checkpoint
 import addnorm
 from addnorm import lab
 from addnorm.explorer import race as module
-from addnorm.explorer.race import FIELDS, WIRINGS, about, race, runs, verdict
+from addnorm.explorer.race import FIELDS, WIRINGS, asked, meta, race, verdict
 from addnorm.lab.measure import BY_DEPTH
 from addnorm.lab.train import Training, train
 from addnorm.stream.record.store import plain
@@ -27,7 +28,7 @@ def one_thread(threads):
 
 
 def raced(on=TEXT, **settings):
-    return [*race({**SMALL, **settings}, on)]
+    return [*race(asked({**SMALL, **settings}), on)]
 
 
 def steps_of(events, racer):
@@ -48,7 +49,7 @@ def test_each_racer_is_the_labs_own_run_to_the_bit(settings):
     events = raced(**settings)
     assert [event["event"] for event in events] == ["start", *["step"] * 12, "end"]
     assert [event["racer"] for event in events[1:-1]] == [0, 1] * 6
-    for k, run in enumerate(runs({**SMALL, **settings})):
+    for k, run in enumerate(asked({**SMALL, **settings})):
         found = plain(train(run, TEXT))
         taken = steps_of(events, k)
         assert [step["step"] for step in taken] == [*range(6)]
@@ -63,7 +64,7 @@ def test_each_racer_is_the_labs_own_run_to_the_bit(settings):
 
 
 def test_the_numbers_by_depth_are_those_of_a_recorder():
-    run = runs(SMALL)[1]
+    run = asked(SMALL)[1]
     training = Training(run, TEXT)
     read_, following = TEXT.batch(run.seed, 0, run.batch, run.tokens)
     with addnorm.record(training.model) as rec:
@@ -77,7 +78,7 @@ def test_the_numbers_by_depth_are_those_of_a_recorder():
     assert len(first["stream"]) == len(first["ratio"]) == 5
 
 
-def test_the_start_tells_what_runs():
+def test_the_start_tells_what_asked():
     start = raced(left="parallel", right="resi_dual", layers=3)[0]
     assert start["settings"]["n_layers"] == 3
     assert start["text"] == {
@@ -87,7 +88,7 @@ def test_the_start_tells_what_runs():
     assert (left["name"], right["wiring"]) == ("parallel", "resi_dual")
     assert left["equation"] == addnorm.wirings.parallel().equation(3)
     assert left["parameters"] == sum(
-        p.numel() for p in Training(runs({**SMALL, "left": "parallel", "layers": 3})[0], TEXT).model.parameters()
+        p.numel() for p in Training(asked({**SMALL, "left": "parallel", "layers": 3})[0], TEXT).model.parameters()
     )
     assert len(left["places"]) == len(right["places"]) == 7
     assert (left["places"][0]["id"], left["trouble"]) == ("x_0", "")
@@ -109,11 +110,11 @@ def test_every_wiring_on_offer_races(wiring):
 
 
 def test_the_page_is_told_the_fields_and_the_equations():
-    said = json.loads(json.dumps(about()))
+    said = json.loads(json.dumps(meta()))
     assert said["fields"]["left"] == {"kind": "choice", "initial": "post_ln", "among": [*WIRINGS]}
     assert said["fields"]["steps"]["most"] == 500
     assert said["equations"]["post_ln"] == "x' = N(x + f(x))"
-    assert runs({})[0].settings() == {**runs({})[1].settings(), "wiring": "post_ln"}
+    assert asked({})[0].settings() == {**asked({})[1].settings(), "wiring": "post_ln"}
     assert all(width % said["heads"] == 0 for width in range(16, 129, 16))
 
 
@@ -128,12 +129,13 @@ def test_the_page_is_told_the_fields_and_the_equations():
         ({"lr": 0}, "lr is 0, expected a number from 1e-05 to 1."),
         ({"lr": True}, "lr is True, expected a number"),
         ({"steps": 2.5}, "steps is 2.5, expected a whole number from 1 to 500."),
+        ([1], "the request is [1], expected an object with left, right, "),
         ({"step": 1}, "the request has 'step', which is unknown, expected left, right, "),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once_with_a_sentence(settings, sentence):
-    with pytest.raises(ValueError, match="^" + sentence.replace("(", r"\(").replace(".", r"\.")):
-        race(settings, TEXT)
+    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+        asked(settings)
 
 
 def test_what_the_lab_refuses_is_refused_at_once(monkeypatch):
@@ -142,12 +144,12 @@ def test_what_the_lab_refuses_is_refused_at_once(monkeypatch):
     monkeypatch.setitem(module.wirings.CONSTRUCTORS, "odd", lambda: odd)
     monkeypatch.setitem(FIELDS, "left", module.Choice("odd", ("odd",)))
     with pytest.raises(ValueError, match=r"^wiring 'odd' measures its factors, which the lab can do of rows only"):
-        race(SMALL, TEXT)
+        asked(SMALL)
 
 
 def test_a_text_that_is_too_short_is_refused_at_once():
     with pytest.raises(ValueError, match=r"^text 'short' has 20 characters, "):
-        race(SMALL, lab.Text("short", "ab" * 10))
+        race(asked(SMALL), lab.Text("short", "ab" * 10))
 
 
 def test_a_racer_that_diverges_stops_and_the_other_goes_on():
@@ -227,7 +229,7 @@ def test_closed_in_the_middle_it_leaves_nothing_behind(taken, monkeypatch):
 
     monkeypatch.setattr(module, "Training", Kept)
     before, state = patched(), torch.get_rng_state()
-    events = race(SMALL, TEXT)
+    events = race(asked(SMALL), TEXT)
     for _ in range(taken):
         next(events)
     heard = [len(hooks(model)) for model in made]
@@ -244,12 +246,12 @@ def test_nothing_is_made_before_the_first_event_is_asked_for(monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(module, "Training", fail)
-    race(SMALL, TEXT).close()
+    race(asked(SMALL), TEXT).close()
 
 
 def test_any_thread_may_ask_for_the_next_event():
     whole, found = raced(), []
-    events = race(SMALL, TEXT)
+    events = race(asked(SMALL), TEXT)
     while len(found) < len(whole):
         thread = threading.Thread(target=lambda: found.append(next(events)))
         thread.start()
@@ -279,7 +281,7 @@ def test_races_in_several_threads_are_each_as_if_alone():
 
 def test_recorders_that_end_in_another_order_than_they_began_leave_torch_as_it_was():
     before = patched()
-    models = [Training(run, TEXT).model for run in runs(SMALL)]
+    models = [Training(run, TEXT).model for run in asked(SMALL)]
     first, second = (addnorm.record(model) for model in models)
     first.__enter__()
     second.__enter__()

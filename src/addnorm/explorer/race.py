@@ -1,6 +1,6 @@
 """The race: two wirings trained side by side by the lab, a step of the one and a step of the other, told as they happen.
 
-    for event in race({"left": "post_ln", "right": "pre_ln", "steps": 100}):
+    for event in race(asked({"left": "post_ln", "right": "pre_ln", "steps": 100})):
         ...                                     {"event": "start"}, then {"event": "step"} of both in turn, then {"event": "end"}
 
 What it guarantees: each racer is a `Run` of `addnorm.lab` with the same text, batches and seed, and its losses are to the bit
@@ -10,7 +10,7 @@ those of `addnorm.lab.train(run, topics())`. Closing the events ends both traini
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
 from functools import cache
 from itertools import chain
@@ -24,7 +24,7 @@ from addnorm.lab.train import Training, one_thread
 from addnorm.nn import wirings
 from addnorm.stream.record.store import plain
 
-__all__ = ["FIELDS", "HEADS", "Events", "about", "race", "runs"]
+__all__ = ["FIELDS", "Events", "asked", "meta", "race"]
 
 Events = Generator[Numbers, None, None]
 
@@ -47,7 +47,7 @@ FIELDS: dict[str, Field] = {
 text = cache(topics)
 
 
-def about() -> dict[str, Any]:
+def meta() -> dict[str, Any]:
     """What the page must know beforehand: the fields, the equation of each wiring, how many heads the attention has."""
     return {
         "fields": described(FIELDS),
@@ -56,26 +56,26 @@ def about() -> dict[str, Any]:
     }
 
 
-def runs(settings: Mapping[str, Any]) -> list[Run]:
-    """What is trained: the left one and the right one, alike in all but the wiring.
+def asked(given: Any) -> list[Run]:
+    """What a request asks for: the left run and the right one, alike in all but the wiring.
 
     Raises:
-        ValueError: a setting that fits no field, or that the lab refuses; one sentence.
+        ValueError: something in it fits no field, or the lab refuses it.
 
     Example:
-        >>> from addnorm.explorer.race import runs
-        >>> runs({"steps": 10, "warm_up": 20})
+        >>> from addnorm.explorer.race import asked
+        >>> asked({"steps": 10, "warm_up": 20})
         Traceback (most recent call last):
         ...
         ValueError: warm_up is 20, expected at most steps = 10: the rate would never be reached.
     """
-    found = read(FIELDS, dict(settings))
+    found = read(FIELDS, given)
     found["n_layers"] = found.pop("layers")
     names = found.pop("left"), found.pop("right")
     return [Run(name, n_heads=HEADS, every=1, **found) for name in names]
 
 
-def race(settings: Mapping[str, Any], on: Text | None = None) -> Events:
+def race(both: Sequence[Run], on: Text | None = None) -> Events:
     """Trains both, and tells each step: events of JSON types, NaN and inf as the words "NaN", "Infinity", "-Infinity".
 
     - start: `settings`, `text` (name, characters, uniform, entropy: the losses of knowing nothing, and of knowing how often each
@@ -84,29 +84,29 @@ def race(settings: Mapping[str, Any], on: Text | None = None) -> Events:
     - step: `racer` 0 or 1, `step` from 0, its `loss`, and `moved`, how far it moved the logits; and by depth, before the weights
       change, the numbers of `addnorm.lab.measure.BY_DEPTH`: stream, ratio, similarity, gradient, parameters (None where
       there is none, as that of a write at x_0). A racer whose loss is no number stops there.
-    - end: `racers` (two: steps, loss, validation, test, diverged, seconds) and `verdict`, sentences
+    - end: `racers` (two: name, steps, loss, validation, test, diverged, seconds) and `verdict`, sentences
 
-    Settings are checked at once, the training begins with the first event that is asked for. Any thread may ask for the next one.
+    The training begins with the first event that is asked for. Any thread may ask for the next one.
 
     Args:
-        settings: by `FIELDS`; what is left out is as it is at first.
+        both: what `asked` returns.
         on: the text; `addnorm.lab.topics()` by default.
 
     Raises:
-        ValueError: what `runs` refuses, or a text that is too short for the tokens.
+        ValueError: the text is too short for the tokens.
 
     Example:
-        >>> from addnorm.explorer.race import race
-        >>> events = race({"layers": 1, "steps": 2, "d": 16, "tokens": 8, "batch": 2})
+        >>> from addnorm.explorer.race import asked, race
+        >>> events = race(asked({"layers": 1, "steps": 2, "d": 16, "tokens": 8, "batch": 2}))
         >>> [event["event"] for event in events]
         ['start', 'step', 'step', 'step', 'step', 'end']
     """
-    both, on = runs(settings), on or text()
+    on = on or text()
     on.fits(both[0].tokens)
     return _events(both, on)
 
 
-def _events(both: list[Run], on: Text) -> Events:
+def _events(both: Sequence[Run], on: Text) -> Events:
     with one_thread():
         trainings = [Training(run, on) for run in both]
     names = [run.name for run in both]
@@ -128,7 +128,9 @@ def _turns(trainings: list[Training]) -> Generator[int, None, None]:
         left = {k: stack.enter_context(closing(training.each_step())) for k, training in enumerate(trainings)}
         while left:
             for k in [*left]:
-                with one_thread():  # not over a yield: others compute meanwhile, and another thread may ask for the next
+                with (
+                    one_thread()
+                ):  # not over a yield: others compute meanwhile, and another thread may ask for the next
                     taken = next(left[k], None) is not None
                 if taken:
                     yield k
