@@ -39,7 +39,8 @@ class Flip:
     """A stack at init, and everything that is chosen about it.
 
     x_0 is N(0, 1), weights are N(0, gain^2 / fan_in) without biases, DeepNorm's values, outputs and feed-forwards smaller by its
-    beta. The loss is <y, v>, y the output and v random of length one: its gradient at y is v, whatever the stack does.
+    beta. The loss is the sum over tokens of <y_t, v_t>, y the output and each v_t random of length one: its gradient at y is v,
+    whatever the stack does.
 
     Args:
         placement: one of `PLACEMENTS`.
@@ -124,7 +125,7 @@ class Flip:
             self._draw(sublayer, beta, generator)
         with torch.device("cpu"):
             stack = ResidualStack(sublayers, self.d, self.wiring, norm=self.norm, elementwise_affine=False)
-        return stack, x, v / v.norm()
+        return stack, x, v / v.norm(dim=-1, keepdim=True)
 
     def _draw(self, sublayer: Any, beta: float, generator: torch.Generator) -> None:
         for role, weight in sublayer.weight_roles():
@@ -137,7 +138,7 @@ class Flip:
         Returns:
             A dict of lists: `labels` and `kinds` of the places; `stream`, the length of a token over sqrt(d), mean over tokens,
             with `low` and `high`, between which nine of ten tokens are; `gradient`, the length of the loss's gradient at the
-            stream there; `parameters`, that of its gradient of the sublayer's weights; `ratio`, |write| / |x| mean over
+            stream there, of a token, mean over tokens; `parameters`, that of its gradient of the sublayer's weights; `ratio`, |write| / |x| mean over
             tokens, and `cosine` of the two; `similarity`, the mean cosine of two tokens (None for one token); `map`, the share
             of each source (x_0, every write) in the stream, row by row of sources, None before it writes; `closure`, by how much
             the sources miss the stream at most, relative. None where there is nothing, as for the parameters of x_0.
@@ -175,7 +176,7 @@ class Flip:
             "labels": ["x_0", *(f"{name} {i // 2 + 1}" for i, name in enumerate(names))],
             "kinds": ["start", *names],
             "stream": rms.mean(-1).tolist(), "low": low.tolist(), "high": high.tolist(),
-            "gradient": torch.cat(gradients).double().flatten(1).norm(dim=-1).tolist(),
+            "gradient": torch.cat(gradients).double().norm(dim=-1).mean(-1).tolist(),
             "parameters": [None, *(float(torch.cat([one.flatten() for one in some]).double().norm()) for some in of_weights)],
             "ratio": [None, *ratio.tolist()],
             "cosine": [None, *cosine.tolist()],
@@ -191,16 +192,17 @@ def _write(here: SublayerConnection, raw: Tensor) -> Tensor:
 
 def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) -> tuple[list[list[float | None]], float]:
     """Of every source at every place, and by how much they miss the stream at most: see `addnorm.decompose`."""
-    parts, columns, off = x[:1], [], 0.0
+    parts, columns, misses = x[:1], [], []
     for k, state in enumerate(x):
         if k:
             parts = _carried(connections[k - 1], parts, x[k - 1], writes[k - 1])
         total = parts.sum(0)
         size = state.square().sum(-1)
         columns.append(((parts * state).sum(-1) / size).mean(-1).tolist())
-        off = max(off, float((total - state).norm() / state.norm()))
+        misses.append((total - state).norm() / state.norm())
     n = len(columns)
-    return [[columns[c][r] if r <= c else None for c in range(n)] for r in range(n)], off
+    rows = [[columns[c][r] if r <= c else None for c in range(n)] for r in range(n)]
+    return rows, float(torch.stack(misses).max())  # of which a NaN is the largest
 
 
 def _carried(here: SublayerConnection, parts: Tensor, x: Tensor, write: Tensor) -> Tensor:
