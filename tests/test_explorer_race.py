@@ -113,7 +113,8 @@ def test_the_page_is_told_the_fields_and_the_equations():
     said = json.loads(json.dumps(meta()))
     assert said["fields"]["left"] == {"kind": "choice", "initial": "post_ln", "among": [*WIRINGS]}
     assert said["fields"]["steps"]["most"] == 500
-    assert said["equations"]["post_ln"] == "x' = N(x + f(x))"
+    assert said["wirings"]["post_ln"]["equation"] == "x' = N(x + f(x))"
+    assert [one["drawing"] for one in said["wirings"].values()] == [addnorm.wirings.get(name).draw() for name in WIRINGS]
     assert asked({})[0].settings() == {**asked({})[1].settings(), "wiring": "post_ln"}
     assert all(width % said["heads"] == 0 for width in range(16, 129, 16))
 

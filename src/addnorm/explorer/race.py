@@ -48,10 +48,14 @@ text = cache(topics)
 
 
 def meta() -> dict[str, Any]:
-    """What the page must know beforehand: the fields, the equation of each wiring, how many heads the attention has."""
+    """What the page must know beforehand: the fields, each wiring in symbols, in words and drawn, the heads of the attention."""
+    made = {name: wirings.get(name) for name in WIRINGS}
     return {
         "fields": described(FIELDS),
-        "equations": {name: wirings.get(name).equation() for name in WIRINGS},
+        "wirings": {
+            name: {"equation": one.equation(), "words": one.describe(), "drawing": one.draw()}
+            for name, one in made.items()
+        },
         "heads": HEADS,
     }
 

@@ -51,8 +51,8 @@ export class Controls {
   /** @param {any} meta @param {import("../state.js").Store} store */
   constructor(meta, store) {
     this.store = store;
-    const { fields: known, equations } = meta.race;
-    this.equations = equations;
+    const { fields: known, wirings } = meta.race;
+    this.wirings = wirings;
     this.selects = ["left", "right"].map((key) => {
       const input = h("select", { onchange: () => store.set({ [key]: input.value }) },
         ...known[key].among.map((/** @type {string} */ name) => h("option", { value: name }, name)));
@@ -76,11 +76,14 @@ export class Controls {
     });
     this.suggested = h("div.buttons", null, ...SUGGESTED.map(([name, some]) =>
       h("button.plain", { type: "button", onclick: () => store.set(this.#within(some)) }, name)));
-    this.settings = h("fieldset.race-settings", null, h("legend", null, "Both are trained with"),
-      ...this.typed.flatMap(({ element, wrong }) => [element, wrong]), ...this.sliders.map(({ element }) => element));
+    this.settings = h("fieldset", { "aria-label": "Training" }, ...this.typed.flatMap(({ element, wrong }) => [element, wrong]), ...this.sliders.map(({ element }) => element));
     this.pair = h("fieldset", null, h("legend", null, "Two wirings"), this.suggested,
       ...this.selects.flatMap(({ element, equation }) => [element, equation]));
-    this.element = h("div", null, this.pair, this.settings);
+    this.inShort = h("span");
+    this.details = h("details.race-training", { open: matchMedia("(min-width: 1000px)").matches },
+      h("summary", null, "Both are trained with ", this.inShort), this.settings);
+    this.drawings = h("div.race-drawings");
+    this.element = h("div", null, this.pair, this.details);
   }
 
   /** A warm-up is no longer than the training. @param {string} key @param {number} value */
@@ -117,8 +120,16 @@ export class Controls {
   show(state, changed, locked) {
     for (const { key, input, equation } of this.selects) {
       set(input, { value: state[key] });
-      join(equation, this.equations[state[key]].split("\n"), () => h("span"), (line, text) => set(line, { text }));
+      join(equation, this.wirings[state[key]].equation.split("\n"), () => h("span"), (line, text) => set(line, { text }));
     }
+    join(this.drawings, [state.left, state.right], () => h("div", null, h("h3"), h("pre", { tabindex: 0 }), h("p")), (element, name) => {
+      const { drawing, words } = this.wirings[name];
+      const [title, picture, text] = element.children;
+      set(title, { text: name });
+      set(picture, { text: drawing, role: "img", "aria-label": `${name} as a drawing` });
+      set(text, { text: words });
+    });
+    set(this.inShort, { text: `rate ${state.lr}, ${state.L} layers, ${state.steps} steps${state.warm ? `, warm-up ${state.warm}` : ""}` });
     for (const { key, input, output } of this.sliders) {
       set(input, { value: String(state[key]), "aria-valuetext": String(state[key]), ...(key === "warm" ? { max: state.steps } : {}) });
       set(output, { text: state[key] });

@@ -9,6 +9,9 @@ import { show } from "../numbers.js";
 /** @type {Name[]} */
 export const BY_DEPTH = ["stream", "gradient", "parameters", "ratio", "similarity"];
 
+/** From this mean cosine on tokens count as alike. */
+const ALIKE = 0.99;
+
 /** @param {number} value */
 const n = (value) => show(value, 3);
 
@@ -45,7 +48,7 @@ export class Recorded {
     if (event.event !== "step") return;
     this.steps[event.racer].push(event);
     for (const name of BY_DEPTH) this.#widen(name, event[name] ?? []);
-    this.#widen("loss", [event.loss]);
+    for (const name of ["loss", "moved"]) this.#widen(name, [event[name]]);
   }
 
   /** @param {string} name @param {(number | null)[]} values */
@@ -100,9 +103,9 @@ export class Recorded {
     };
   }
 
-  /** @returns {Series[]} */
-  losses() {
-    return [0, 1].map((racer) => ({ name: this.name(racer), tone: racer ? 2 : 1, values: this.steps[racer].map((step) => step.loss) }));
+  /** @param {"loss" | "moved"} name @returns {Series[]} */
+  byStep(name) {
+    return [0, 1].map((racer) => ({ name: this.name(racer), tone: racer ? 2 : 1, values: this.steps[racer].map((step) => step[name]) }));
   }
 
   /** By depth. @param {Name} name @param {number} step @returns {Series[]} */
@@ -135,6 +138,7 @@ export class Recorded {
       gradient: `At x_0 it is the gradient of the end times ${this.#each(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
       parameters: `The first layer's is that of the last times ${this.#each(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
       ratio: `The last sublayer writes ${this.#each(step, (f) => n(last(f.ratio)))} of the stream's length.`,
+      moved: `How much of what the model says, its logits, this step changes: ${this.#each(step, (f) => percent(f.moved))}.`,
       similarity: `At the end two tokens have a mean cosine of ${this.#each(step, (f) => n(last(f.similarity)))}: 1 is all alike.`,
     };
   }
@@ -155,12 +159,10 @@ export class Recorded {
         ? `Step ${step}: the losses are level at ${n(left.loss)}.`
         : `Step ${step}: ${this.name(ahead)} has a loss of ${n(Math.min(left.loss, right.loss))}, ${this.name(behind)} of ${n(Math.max(left.loss, right.loss))}.`);
     }
-    if (left.moved !== null && right.moved !== null) {
-      said.push(`The step changes what the model says (its logits) by ${this.#each(step, (f) => percent(f.moved))}.`);
-    }
-    for (const [racer, found] of [left, right].entries()) {
-      const alike = last(found.similarity);
-      if (alike > 0.95) said.push(`In ${this.name(racer)} the tokens have become alike (mean cosine ${n(alike)}): attention has little left to tell apart.`);
+    const alike = [left, right].map((found) => last(found.similarity));
+    const those = [0, 1].filter((racer) => alike[racer] > ALIKE);
+    if (those.length) {
+      said.push(`In ${those.map((racer) => this.name(racer)).join(" and in ")} the tokens have become alike (mean cosine ${those.map((racer) => show(alike[racer], 4)).join(", ")}): attention has little left to tell apart.`);
     }
     return said;
   }

@@ -43,7 +43,7 @@ export class Scrubber {
 
   /** @param {number} step @param {boolean} commit */
   go(step, commit) {
-    this.#stop();
+    this.halt();
     this.chosen(Math.max(0, Math.min(step, this.newest)), commit);
   }
 
@@ -69,12 +69,13 @@ export class Scrubber {
   pause() {
     if (this.position === null) return;
     const { step } = this;
-    this.#stop();
+    this.halt();
     this.chosen(step, true);
     this.redraw();
   }
 
-  #stop() {
+  /** Plays no more, wherever it was. */
+  halt() {
     clearInterval(this.timer);
     this.position = null;
   }

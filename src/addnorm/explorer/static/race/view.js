@@ -52,11 +52,13 @@ function mount(root, app) {
   const point = (index) => { for (const chart of Object.values(byDepth)) chart.cursor(index); };
   const loss = new LineChart({ id: "race-loss", title: "Loss", x: "step", y: "nats a character", onCursor: (index, commit) => scrubber.go(index, commit), height: 260 });
   const byDepth = Object.fromEntries(BY_DEPTH.map((name) => [name, new LineChart({ id: `race-${name}`, x: "depth, in sublayers", ...CHARTS[name], onCursor: point })]));
-  const charts = h("div.charts", null, h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element));
+  const moved = new LineChart({ id: "race-moved", title: "How far a step goes", x: "step", y: "|change of the logits| / |logits|", log: true, onCursor: (index, commit) => scrubber.go(index, commit) });
+  const charts = h("div.charts", null, h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element), moved.element);
   const before = h("div.race-before", null,
     h("p.lead", null, "Two models that differ in their wiring alone learn the same text, with the same seed, batches and rate: a step of the one, a step of the other. "
       + "Their stream and their gradients are drawn by depth at every step, while they train."),
-    h("p.lead", null, "The text is Python's documentation of its own language, read character by character. The race as it stands takes seconds to a few minutes, on this machine."));
+    h("p.lead", null, "The text is Python's documentation of its own language, read character by character. As it opens a race takes some ten seconds; one of many layers or steps takes minutes."),
+    controls.drawings);
   const after = h("div", { hidden: true }, ended, words, h("div.race-bar", null, scrubber.element), charts);
   root.append(
     h("h2", null, "Race two wirings"),
@@ -72,7 +74,7 @@ function mount(root, app) {
     const again = found !== null;
     found = new Recorded(settings);
     become("starting");
-    if (again && store.state.at >= 0) store.set({ at: -1 });
+    if (again && store.state.at >= 0) store.set({ at: -1 }, { commit: false });
     say("The race begins.");
     try {
       const response = await ask("/api/race", { body: settings, signal: mine.signal });
@@ -156,8 +158,10 @@ function mount(root, app) {
     const said = found.summaries(step);
     const range = found.range("loss");
     loss.options.log = range[1] > 5 * found.started.text.uniform; // one that diverges would leave no room for the other
-    loss.show({ labels: Array.from({ length: all }, (_, k) => `step ${k}`), series: found.losses(), summary: said.loss });
-    loss.cursor(step);
+    const steps = Array.from({ length: all }, (_, k) => `step ${k}`);
+    loss.show({ labels: steps, series: found.byStep("loss"), summary: said.loss });
+    moved.show({ labels: steps, series: found.byStep("moved"), summary: said.moved });
+    for (const chart of [loss, moved]) chart.cursor(step);
     const { labels, kinds } = found.places;
     for (const name of BY_DEPTH) {
       byDepth[name].show({ labels, kinds, series: found.series(name, step), summary: said[name], range: found.range(name) });
@@ -176,7 +180,7 @@ function mount(root, app) {
 
   return {
     show,
-    hide: () => scrubber.pause(),
+    hide: () => scrubber.halt(),
     code() {
       const { left, right, n_layers, ...others } = named(store.state);
       const given = Object.entries({ n_layers, ...others }).map(([name, value]) => `${name}=${value}`);
