@@ -5,6 +5,7 @@ import math
 import re
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from addnorm.lab.train import Training, train
 from addnorm.stream.record.store import plain
 from lab_runs import TEXT
 
+STATIC = Path(module.__file__).parent / "static"
 SMALL = {"layers": 2, "d": 16, "tokens": 8, "batch": 4, "steps": 6}
 
 
@@ -114,7 +116,9 @@ def test_the_page_is_told_the_fields_and_the_equations():
     assert said["fields"]["left"] == {"kind": "choice", "initial": "post_ln", "among": [*WIRINGS]}
     assert said["fields"]["steps"]["most"] == 500
     assert said["wirings"]["post_ln"]["equation"] == "x' = N(x + f(x))"
-    assert [one["drawing"] for one in said["wirings"].values()] == [addnorm.wirings.get(name).draw() for name in WIRINGS]
+    assert [one["drawing"] for one in said["wirings"].values()] == [
+        addnorm.wirings.get(name).draw() for name in WIRINGS
+    ]
     assert asked({})[0].settings() == {**asked({})[1].settings(), "wiring": "post_ln"}
     assert all(width % said["heads"] == 0 for width in range(16, 129, 16))
 
@@ -291,3 +295,97 @@ def test_recorders_that_end_in_another_order_than_they_began_leave_torch_as_it_w
     assert patched() != before, "the second still records"
     second.__exit__(None, None, None)
     assert patched() == before
+
+
+# The page's side of it, in Chromium: its modules alone, without a server.
+
+
+@pytest.fixture
+def modules(page):
+    """An empty page at which the explorer's modules can be imported."""
+    page.route("**/*", lambda route: route.fulfill(content_type="text/html", body=""))
+    for name in STATIC.rglob("*.js"):
+        address = f"http://explorer.invalid/{name.relative_to(STATIC)}"
+        page.route(address, lambda route, request, name=name: route.fulfill(path=name, content_type="text/javascript"))
+    page.goto("http://explorer.invalid/")
+    return page
+
+
+def test_events_are_read_wherever_their_bytes_are_cut(modules):
+    sent = (
+        ': a comment\r\n\r\ndata: {"text": "é€😀", "loss": "NaN"}\r\n\r\nevent: x\ndata: {"lines":\ndata: 2}\n\n'
+        'data:{"close": [1, null]}\r\rdata: {"never": "ended'
+    )
+    found = modules.evaluate(
+        """async (sent) => {
+          const { events } = await import("/race/events.js");
+          const bytes = new TextEncoder().encode(sent);
+          const all = [];
+          for (let size = 1; size <= bytes.length; size += 1) {
+            const pieces = [];
+            for (let k = 0; k < bytes.length; k += size) pieces.push(bytes.slice(k, k + size));
+            const body = new ReadableStream({ pull: (to) => (pieces.length ? to.enqueue(pieces.shift()) : to.close()) });
+            const read = [];
+            for await (const event of events(new Response(body))) read.push(event);
+            all.push(read);
+          }
+          return all;
+        }""",
+        sent,
+    )
+    assert len(found) == len(sent.encode())
+    for read in found:
+        assert math.isnan(read[0].pop("loss"))
+        assert read == [{"text": "é€😀"}, {"lines": 2}, {"close": [1, None]}]
+
+
+def test_a_connection_that_breaks_is_told_and_what_came_is_kept(modules):
+    found = modules.evaluate(
+        """async () => {
+          const { events } = await import("/race/events.js");
+          const said = [];
+          for (const error of [new TypeError("network error"), new DOMException("stopped", "AbortError")]) {
+            const pieces = [new TextEncoder().encode("data: 1\\n\\n")];
+            const body = new ReadableStream({ pull: (to) => (pieces.length ? to.enqueue(pieces.shift()) : to.error(error)) });
+            try {
+              for await (const event of events(new Response(body))) said.push(event);
+            } catch (caught) {
+              said.push(`${caught.name}: ${caught.message}`);
+            }
+          }
+          return said;
+        }"""
+    )
+    broke = "Error: The connection to the server broke. Is `addnorm explore` still running in its terminal?"
+    assert found == [1, broke, 1, "AbortError: stopped"]
+
+
+def test_the_page_keeps_what_the_server_told(modules):
+    events = raced(left="no_norm", layers=8, lr=1.0, steps=4)
+    found = modules.evaluate(
+        """async (events) => {
+          const { decoded } = await import("/numbers.js");
+          const { BY_DEPTH, Recorded } = await import("/race/recorded.js");
+          const race = new Recorded({ steps: 4 });
+          const newest = events.map((event) => (race.take(decoded(event)), race.newest));
+          return {
+            newest, names: BY_DEPTH, places: race.places, range: race.range("gradient"), losses: race.byStep("loss"),
+            stream: race.series("stream", 3), sentences: race.sentences(3), stopped: [race.stopped(0), race.stopped(1)],
+          };
+        }""",
+        events,
+    )
+    left, right = steps_of(events, 0), steps_of(events, 1)
+    assert (len(left), len(right)) == (2, 4), "the left one diverges at once"
+    assert found["newest"] == [-1, -1, 0, 0, 1, 2, 3, 3], "the last step that all have taken who still run"
+    assert found["stopped"] == [True, False]
+    assert set(found["names"]) == set(BY_DEPTH)
+    assert found["places"]["labels"] == [place["id"] for place in events[0]["racers"][0]["places"]]
+    assert found["losses"][1]["values"] == [step["loss"] for step in right]
+    numbers = [x for step in left + right for x in step["gradient"] if x not in ("NaN", "Infinity") and x > 0]
+    assert found["range"] == [min(numbers), max(numbers)]
+    of_left, of_right = found["stream"]
+    assert of_right["values"] == right[3]["stream"]
+    assert (of_left["name"], of_left["ghost"]) == ("no_norm, at its last step 1", True)
+    assert plain([float(x) for x in of_left["values"]]) == left[1]["stream"]
+    assert found["sentences"][0] == "no_norm has stopped: its loss at step 1 is nan."

@@ -28,7 +28,7 @@ const TYPED = [
 /** Races that are worth a look: what is chosen. @type {[string, Record<string, any>][]} */
 const SUGGESTED = [
   ["post-LN, pre-LN", { left: "post_ln", right: "pre_ln", warm: 0 }],
-  ["the same, warmed up", { left: "post_ln", right: "pre_ln", warm: 60 }],
+  ["with warm-up", { left: "post_ln", right: "pre_ln", warm: 60 }],
   ["post-LN, DeepNorm", { left: "post_ln", right: "deepnorm", warm: 0 }],
   ["pre-LN, no residual", { left: "pre_ln", right: "no_residual", warm: 0 }],
 ];

@@ -134,11 +134,11 @@ export class Recorded {
     const { entropy, uniform } = this.started.text;
     return {
       loss: `Nats a character, of each step's batch. To know nothing takes ${n(uniform)}, to know how often each character occurs ${n(entropy)}.`,
-      stream: `From x_0 to the end its length changes by the factor ${this.#each(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
-      gradient: `At x_0 it is the gradient of the end times ${this.#each(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
-      parameters: `The first layer's is that of the last times ${this.#each(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
-      ratio: `The last sublayer writes ${this.#each(step, (f) => n(last(f.ratio)))} of the stream's length.`,
-      moved: `How much of what the model says, its logits, this step changes: ${this.#each(step, (f) => percent(f.moved))}.`,
+      stream: `Its length at the end over that at x_0: ${this.#each(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
+      gradient: `The gradient at x_0 over that at the end: ${this.#each(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
+      parameters: `The first layer's over the last's: ${this.#each(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
+      ratio: `Of the stream's length the last sublayer writes ${this.#each(step, (f) => n(last(f.ratio)))}.`,
+      moved: `By this step what the model says, its logits, changes by ${this.#each(step, (f) => percent(f.moved))}.`,
       similarity: `At the end two tokens have a mean cosine of ${this.#each(step, (f) => n(last(f.similarity)))}: 1 is all alike.`,
     };
   }

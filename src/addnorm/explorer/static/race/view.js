@@ -54,7 +54,7 @@ function mount(root, app) {
   const byDepth = Object.fromEntries(BY_DEPTH.map((name) => [name, new LineChart({ id: `race-${name}`, x: "depth, in sublayers", ...CHARTS[name], onCursor: point })]));
   const moved = new LineChart({ id: "race-moved", title: "How far a step goes", x: "step", y: "|change of the logits| / |logits|", log: true, onCursor: (index, commit) => scrubber.go(index, commit) });
   const charts = h("div.charts", null, h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element), moved.element);
-  const before = h("div.race-before", null,
+  const opening = h("div.race-before", null,
     h("p.lead", null, "Two models that differ in their wiring alone learn the same text, with the same seed, batches and rate: a step of the one, a step of the other. "
       + "Their stream and their gradients are drawn by depth at every step, while they train."),
     h("p.lead", null, "The text is Python's documentation of its own language, read character by character. As it opens a race takes some ten seconds; one of many layers or steps takes minutes."),
@@ -64,17 +64,17 @@ function mount(root, app) {
     h("h2", null, "Race two wirings"),
     h("div.race-layout", null,
       h("div.race-side", null, h("div.buttons", null, go), bar, status, trouble, stale, controls.element),
-      h("div.race-main", null, before, after)));
+      h("div.race-main", null, opening, after)));
 
   // The race.
 
   async function start() {
     const mine = (controller = new AbortController());
     const settings = asked(store.state);
-    const again = found !== null;
+    const before = found;
     found = new Recorded(settings);
     become("starting");
-    if (again && store.state.at >= 0) store.set({ at: -1 }, { commit: false });
+    if (before && store.state.at >= 0) store.set({ at: -1 }, { commit: false });
     say("The race begins.");
     try {
       const response = await ask("/api/race", { body: settings, signal: mine.signal });
@@ -91,13 +91,13 @@ function mount(root, app) {
       become("over");
       say(`The race is over. ${found.ended.verdict.join(" ")}`);
     } catch (error) {
+      if (!found.events.length && before) found = before; // nothing came: the race before stays
       if (mine.signal.aborted) {
         become("stopped");
         say("The race is stopped.");
       } else {
-        const known = error instanceof Trouble;
-        become("failed", known ? error.message : "The connection to the server broke. Is `addnorm explore` still running in its terminal?");
-        if (!known) console.info(error);
+        become("failed", /** @type {Error} */ (error).message);
+        if (!(error instanceof Trouble)) console.error(error);
       }
     }
   }
@@ -144,7 +144,7 @@ function mount(root, app) {
     bar.hidden = !running();
     if (phase === "running") set(bar, { max: all, value: done });
     else bar.removeAttribute("value");
-    before.hidden = done > 0;
+    opening.hidden = done > 0;
     after.hidden = done === 0;
     if (!done) return;
     scrubber.newest = found.newest;
@@ -158,7 +158,7 @@ function mount(root, app) {
     const said = found.summaries(step);
     const range = found.range("loss");
     loss.options.log = range[1] > 5 * found.started.text.uniform; // one that diverges would leave no room for the other
-    const steps = Array.from({ length: all }, (_, k) => `step ${k}`);
+    const steps = Array.from({ length: running() ? all : done }, (_, k) => `step ${k}`);
     loss.show({ labels: steps, series: found.byStep("loss"), summary: said.loss });
     moved.show({ labels: steps, series: found.byStep("moved"), summary: said.moved });
     for (const chart of [loss, moved]) chart.cursor(step);
