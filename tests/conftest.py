@@ -2,11 +2,12 @@
 
 import os
 
-import explorer_process
 import pytest
 import torch
-from browser import ARGUMENTS, Watched, chromium
 from hypothesis import settings
+
+import explorer_process
+from browser import ARGUMENTS, Watched, chromium
 
 # The same examples at every run; HYPOTHESIS_PROFILE=thorough looks for new ones.
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=150)
