@@ -417,6 +417,31 @@ def test_parquet_of_others_is_refused(tmp_path):
         Recording.load(path)
 
 
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"step": [None]}, "a wrong number"),
+        ({"step": [0.5]}, "a wrong number"),
+        ({"site": ["b"]}, "a wrong number (site is -1"),
+        ({"value": ["1.0"]}, "a wrong number"),
+        ({"value": [None]}, "a wrong number"),
+        ({"role": [["out"]]}, "a table that cannot be read"),
+        ({"step": [[0]]}, "a table that cannot be read"),
+    ],
+)
+def test_parquet_of_other_types_is_refused_in_one_sentence(tmp_path, column, says):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"step": [0], "site": ["a"], "role": ["out"], "statistic": ["rms"], "value": [1.0]} | column
+    head = json.dumps(store._head(Recording([RecordedSite("a", "a", "other", 0)])))
+    path = tmp_path / "odd.parquet"
+    parquet.write_table(arrow.table(columns).replace_schema_metadata({"addnorm.recording": head}), path)
+    with pytest.raises(ValueError, match=r".") as raised:
+        Recording.load(path)
+    assert str(raised.value).startswith(f"{path} is ")
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
 def test_other_suffixes_and_files_that_are_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"run.pkl', expected one that ends in .json or .parquet"):
         Recording().save(tmp_path / "run.pkl")
