@@ -423,7 +423,7 @@ def test_parquet_of_others_is_refused(tmp_path):
         ({"step": [None]}, "a wrong number"),
         ({"step": [0.5]}, "a wrong number"),
         ({"site": ["b"]}, "a wrong number (site is -1"),
-        ({"value": ["1.0"]}, "a wrong number"),
+        ({"value": ["one"]}, "a wrong number"),
         ({"value": [None]}, "a wrong number"),
         ({"role": [["out"]]}, "a table that cannot be read"),
         ({"step": [[0]]}, "a table that cannot be read"),
