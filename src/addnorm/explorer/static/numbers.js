@@ -17,7 +17,15 @@ export function show(value, digits = 5) {
     const sign = power < 0 ? "-" : "+";
     return `${trimmed(mantissa)}e${sign}${String(Math.abs(power)).padStart(2, "0")}`;
   }
-  return trimmed(Number(`${mantissa}e${power}`).toFixed(Math.max(0, digits - 1 - power)));
+  return trimmed(shifted(mantissa, power));
+}
+
+/** The mantissa with its point moved: its digits are right already, and no number is rounded twice. @param {string} mantissa @param {number} power */
+function shifted(mantissa, power) {
+  const sign = mantissa.startsWith("-") ? "-" : "";
+  const figures = mantissa.replace(/[-.]/g, "");
+  if (power < 0) return `${sign}0.${"0".repeat(-power - 1)}${figures}`;
+  return `${sign}${figures.slice(0, power + 1)}.${figures.slice(power + 1)}`;
 }
 
 /** A vector, both ends of a long one. @param {number[]} values @param {number} [digits] */
@@ -41,7 +49,7 @@ function scientific(value, digits) {
 }
 
 /** @param {string} text */
-const trimmed = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+const trimmed = (text) => (text.includes(".") ? text.replace(/\.?0*$/, "") : text);
 
 const WORDS = new Map([["NaN", NaN], ["Infinity", Infinity], ["-Infinity", -Infinity]]);
 
