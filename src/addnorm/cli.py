@@ -17,6 +17,7 @@ import click
 import addnorm
 from addnorm import cli_trace
 from addnorm.cli_compare import compare
+from addnorm.cli_explore import explore
 from addnorm.cli_screen import screen, wide
 from addnorm.trace import PRESETS
 from addnorm.trace import trace as follow
@@ -358,6 +359,7 @@ def _exit(code: int) -> None:
 
 
 main.add_command(compare)
+main.add_command(explore)
 for _command in main.commands.values():  # click keeps lines as they are after a backspace, which docstrings write as \b
     _command.help = (_command.help or "").replace(r"\b", "\b")
 

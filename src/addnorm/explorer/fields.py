@@ -1,7 +1,7 @@
 """What a request may hold, as data: the server checks it with this table, and the page is sent it for its controls.
 
-    FIELDS = {"sublayers": Number(24, 2, 96, step=2), "placement": Choice("post", ("post", "pre"))}
-    read(FIELDS, {"sublayers": 48})  ->  {"sublayers": 48, "placement": "post"}
+FIELDS = {"sublayers": Number(24, 2, 96, step=2), "placement": Choice("post", ("post", "pre"))}
+read(FIELDS, {"sublayers": 48})  ->  {"sublayers": 48, "placement": "post"}
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ def read(fields: Mapping[str, Field], given: Any) -> dict[str, Any]:
     for name in given:
         if name not in fields:
             raise ValueError(f"the request has {shown(name)}, which is unknown, expected {', '.join(fields)}.")
-    return {
-        name: field.take(name, given[name]) if name in given else field.initial for name, field in fields.items()
-    }
+    return {name: field.take(name, given[name]) if name in given else field.initial for name, field in fields.items()}
 
 
 def described(fields: Mapping[str, Field]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 EXTRAS = {
     "matplotlib": "plot", "jinja2": "plot", "pandas": "data", "pyarrow": "data", "joblib": "lab", "distributed": "lab",
+    "starlette": "web", "uvicorn": "web",
 }  # fmt: skip
 
 

@@ -1,0 +1,201 @@
+// @ts-check
+/** The page: its views as tabs, the state in the address, and what every view can do: be linked, shown as code, saved. */
+
+import { get } from "./api.js";
+import { save } from "./chart/download.js";
+import { h, say, set } from "./dom.js";
+import { encoded } from "./numbers.js";
+import { view as race } from "./race/view.js";
+import { view as recording } from "./recording/view.js";
+import { view as stack } from "./stack/view.js";
+import { choice, format, Store } from "./state.js";
+import { view as trace } from "./trace/view.js";
+
+/**
+ * @typedef {object} App
+ * @property {any} meta  what the server can do
+ * @property {Store} store
+ * @property {(text: string) => void} say
+ */
+
+/**
+ * @typedef {object} Mounted
+ * @property {(state: import("./state.js").State, changed: Set<string>) => any} show
+ * @property {() => void} [hide]
+ * @property {() => string} code  Python that makes this state
+ * @property {() => any} data  what is shown, as JSON types
+ * @property {(key: string) => boolean} [key]  a letter or digit was pressed; whether it means something here
+ * @property {[string, string][]} [keys]  what they mean
+ */
+
+/**
+ * @typedef {object} View
+ * @property {string} name
+ * @property {string} title
+ * @property {(meta: any) => import("./state.js").Fields} fields
+ * @property {(root: HTMLElement, app: App) => Mounted} mount
+ */
+
+/** @type {View[]} */
+const VIEWS = [stack, trace, recording, race];
+
+/** A choice of the reader's that outlives the page. */
+const kept = {
+  get: (/** @type {string} */ name) => { try { return localStorage.getItem(name); } catch { return null; } },
+  set: (/** @type {string} */ name, /** @type {string} */ value) => { try { localStorage.setItem(name, value); } catch { /* not kept */ } },
+};
+
+/** @param {string[]} notices */
+function tell(notices) {
+  const place = /** @type {HTMLElement} */ (document.getElementById("notices"));
+  place.replaceChildren(...notices.map((text) => {
+    const line = h("p", null, h("span", null, text), h("button.quiet", { type: "button", "aria-label": "Dismiss", onclick: () => line.remove() }, "✕"));
+    return line;
+  }));
+}
+
+async function start() {
+  const main = /** @type {HTMLElement} */ (document.getElementById("main"));
+  theme(kept.get("addnorm-theme") ?? "auto");
+  let meta;
+  try {
+    meta = await get("/api/meta");
+  } catch (error) {
+    main.append(h("p.wrong", { role: "alert" }, /** @type {Error} */ (error).message));
+    return;
+  }
+  const fields = Object.assign({ view: choice(VIEWS[0].name, VIEWS.map((one) => one.name)) }, ...VIEWS.map((one) => one.fields(meta)));
+  const store = new Store(fields, tell);
+  /** @type {App} */
+  const app = { meta, store, say };
+  const panels = VIEWS.map((view) => ({
+    view,
+    tab: h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": `panel-${view.name}`, onclick: () => store.set({ view: view.name }) }, view.title),
+    root: h("section", { role: "tabpanel", id: `panel-${view.name}`, "aria-labelledby": `tab-${view.name}`, hidden: "" }),
+    /** @type {Mounted | undefined} */
+    mounted: undefined,
+  }));
+  const tabs = /** @type {HTMLElement} */ (document.getElementById("tabs"));
+  tabs.append(...panels.map((panel) => panel.tab));
+  main.append(...panels.map((panel) => panel.root));
+  const current = () => /** @type {typeof panels[number]} */ (panels.find((panel) => panel.view.name === store.state.view));
+  tabs.addEventListener("keydown", (event) => {
+    const at = panels.indexOf(current());
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: panels.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    const panel = panels[(to + panels.length) % panels.length];
+    store.set({ view: panel.view.name });
+    panel.tab.focus();
+  });
+
+  /** @param {import("./state.js").State} state @param {Set<string>} changed */
+  function show(state, changed) {
+    for (const panel of panels) {
+      const here = panel.view.name === state.view;
+      set(panel.tab, { "aria-selected": String(here), tabindex: here ? 0 : -1 });
+      if (!here && !panel.root.hidden) panel.mounted?.hide?.();
+      panel.root.hidden = !here;
+      if (here) {
+        document.title = `${panel.view.title} · addnorm explorer`;
+        set(/** @type {HTMLElement} */ (document.getElementById("heading")), { text: `addnorm explorer: ${panel.view.title}` });
+        panel.mounted ??= panel.view.mount(panel.root, app);
+        panel.mounted.show(state, changed);
+      }
+    }
+  }
+  tools(app, () => /** @type {Mounted} */ (current().mounted), () => current().view);
+  store.subscribe(show);
+  show(store.state, new Set(Object.keys(fields)));
+}
+
+/** @param {App} app @param {() => Mounted} mounted @param {() => View} view */
+function tools(app, mounted, view) {
+  const place = /** @type {HTMLElement} */ (document.getElementById("tools"));
+  const copied = h("span.unseen", { role: "status" });
+  /** @param {string} text @param {string} what */
+  const copy = async (text, what) => {
+    try {
+      await navigator.clipboard.writeText(text);
+      copied.textContent = `${what} copied.`;
+    } catch {
+      copied.textContent = `${what} could not be copied: the browser does not allow it.`;
+    }
+    say(copied.textContent);
+    tell([copied.textContent]);
+  };
+  const link = () => location.origin + location.pathname + format(app.store.state, app.store.fields);
+  const button = (/** @type {string} */ text, /** @type {() => void} */ onclick, /** @type {any} */ more = {}) => h("button.plain", { type: "button", onclick, ...more }, text);
+  const themes = ["auto", "light", "dark"];
+  const themed = button(`Theme: ${kept.get("addnorm-theme") ?? "auto"}`, () => {
+    const next = themes[(themes.indexOf(kept.get("addnorm-theme") ?? "auto") + 1) % themes.length];
+    kept.set("addnorm-theme", next);
+    theme(next);
+    themed.textContent = `Theme: ${next}`;
+  });
+  place.append(
+    button("Copy link", () => copy(link(), "The link")),
+    button("Show code", () => codeDialog(mounted().code(), copy)),
+    button("JSON", () => save(`addnorm-${view().name}.json`, "application/json", JSON.stringify(encoded(mounted().data()), null, 1))),
+    themed,
+    button("?", () => helpDialog(mounted()), { "aria-label": "Help and keys" }),
+    copied,
+  );
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    const at = /** @type {HTMLElement} */ (event.target);
+    if (kept.get("addnorm-keys") === "off" || at.matches?.("input:not([type=range]):not([type=radio]):not([type=checkbox]), select, textarea")) return;
+    if (event.key === "?") helpDialog(mounted());
+    else if (!mounted().key?.(event.key)) return;
+    event.preventDefault();
+  });
+}
+
+/** @param {...any} children */
+function dialog(...children) {
+  const box = h("dialog", { onclose: () => box.remove() }, ...children);
+  document.body.append(box);
+  box.showModal();
+  return box;
+}
+
+/** @param {string} code @param {(text: string, what: string) => void} copy */
+function codeDialog(code, copy) {
+  const box = dialog(
+    h("h2", null, "This, in Python"),
+    h("pre", { tabindex: 0 }, h("code", null, code)),
+    h("div.buttons", null,
+      h("button.plain", { type: "button", onclick: () => { box.close(); copy(code, "The code"); } }, "Copy"),
+      h("button.main", { type: "button", onclick: () => box.close() }, "Close")),
+  );
+}
+
+/** @param {Mounted} mounted */
+function helpDialog(mounted) {
+  /** @type {[string, string][]} */
+  const keys = [
+    ...(mounted.keys ?? []),
+    ["← →", "in a chart: the data cursor; with Shift ten places"],
+    ["↑ ↓", "in a chart: the next series is read out"],
+    ["Home End", "in a chart: the first and the last place"],
+    ["?", "this"],
+  ];
+  const on = kept.get("addnorm-keys") !== "off";
+  const box = dialog(
+    h("h2", null, "Keys"),
+    h("dl.keys", null, ...keys.flatMap(([key, meaning]) => [h("dt", null, ...key.split(" ").flatMap((one) => [h("kbd", null, one), " "])), h("dd", null, meaning)])),
+    h("label.choice", null,
+      h("input", { type: "checkbox", ...(on ? { checked: true } : {}), onchange: (/** @type {any} */ event) => kept.set("addnorm-keys", event.target.checked ? "on" : "off") }),
+      "Single keys do something"),
+    h("p.lead", null, "The address holds everything that is chosen. Each chart has its numbers as a table and as files. All is computed on this machine by the library; nothing is sent anywhere else."),
+    h("div.buttons", null, h("button.main", { type: "button", onclick: () => box.close() }, "Close")),
+  );
+}
+
+/** @param {string} name */
+function theme(name) {
+  if (name === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+}
+
+start();

@@ -1,0 +1,196 @@
+// @ts-check
+/**
+ * Values by depth, or by step: a line and marks for each series, told apart by colour, dash and the shape of the marks.
+ * Marks of attention are full, those of feed-forward hollow. What has no place on the axis (inf, nan, or 0 on a logarithm)
+ * stands at its edge as a sign of its own: it is never left out.
+ */
+
+import { h, join, s, set } from "../dom.js";
+import { show } from "../numbers.js";
+import { ChartFigure } from "./figure.js";
+import { scaleOf } from "./scale.js";
+
+/**
+ * @typedef {object} Series
+ * @property {string} name
+ * @property {(number | null)[]} values  null: there is none
+ * @property {1 | 2 | 3 | 4} [tone]
+ * @property {boolean} [ghost]  drawn behind, thin
+ * @property {[(number | null)[], (number | null)[]]} [band]  low and high
+ */
+
+/**
+ * @typedef {object} Shown
+ * @property {string[]} labels  of the places of the x axis
+ * @property {string[]} [kinds]  of the sublayers
+ * @property {Series[]} series
+ * @property {string} summary
+ */
+
+const MARGIN = { top: 10, right: 12, bottom: 40, left: 52 };
+const SIZE = 3.2;
+
+/** Marks by tone, as paths around 0, 0. @type {Record<number, (r: number) => string>} */
+const SHAPES = {
+  1: (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0z`,
+  2: (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}z`,
+  3: (r) => `M0,${-1.35 * r}L${1.25 * r},${0.9 * r}L${-1.25 * r},${0.9 * r}z`,
+  4: (r) => `M0,${-1.4 * r}L${1.4 * r},0L0,${1.4 * r}L${-1.4 * r},0z`,
+};
+
+export class LineChart extends ChartFigure {
+  /** @param {import("./figure.js").Options} options */
+  constructor(options) {
+    super(options);
+    /** @type {Shown} */
+    this.data = { labels: [], series: [], summary: "" };
+    this.layers = Object.fromEntries(["grid", "axis", "bands", "stems", "lines", "marks", "cursor"].map((name) => [name, this.svg.appendChild(s(`g.${name}`))]));
+    /** @type {import("./scale.js").Scale} */
+    this.scale = scaleOf([], {});
+  }
+
+  /** @param {Shown} data */
+  show(data) {
+    // The present state is drawn last, over the ghosts, and is first in legend, table and readout.
+    this.data = data;
+    const values = data.series.flatMap((one) => [...one.values, ...(one.band ? [...one.band[0], ...one.band[1]] : [])]);
+    this.scale = scaleOf(values, { log: this.options.log, from: this.options.from, room: this.height < 200 ? 4 : 6 });
+    this.shown(data.labels.length, data.summary);
+    this.#drawLegend();
+  }
+
+  rows() {
+    return Math.max(1, this.data.series.length);
+  }
+
+  places() {
+    const room = Math.max(1, this.width - MARGIN.left - MARGIN.right);
+    return { left: MARGIN.left, step: room / Math.max(1, this.count - 1) };
+  }
+
+  /** @param {number} index */
+  spoken(index) {
+    const series = this.data.series;
+    const said = series.map((one, k) => ({ k, text: `${one.name} ${this.#word(one.values[index])}` }));
+    said.sort((a, b) => Number(b.k === this.row) - Number(a.k === this.row) || a.k - b.k);
+    return `${this.data.labels[index]}: ${said.map((one) => one.text).join("; ")}`;
+  }
+
+  /** @param {number | null | undefined} value */
+  #word(value) {
+    return value === null || value === undefined ? "none" : show(value, 4);
+  }
+
+  table() {
+    return {
+      head: [this.options.x, ...this.data.series.map((one) => one.name)],
+      rows: this.data.labels.map((label, k) => [label, ...this.data.series.map((one) => one.values[k] ?? null)]),
+    };
+  }
+
+  draw() {
+    const { left, step } = this.places();
+    const inner = this.height - MARGIN.top - MARGIN.bottom;
+    const floor = MARGIN.top + inner;
+    const { labels, kinds } = this.data;
+    /** @param {number} k */
+    const x = (k) => left + k * step;
+    /** @param {number} value */
+    const y = (value) => floor - this.scale.place(value) * inner;
+    const edge = (/** @type {number} */ value) => (value === Infinity ? MARGIN.top + 4 : floor);
+    const fits = (/** @type {number | null} */ value) => value !== null && Number.isFinite(value) && !(this.options.log && value <= 0);
+    this.#drawAxes(x, y, floor);
+
+    const series = this.data.series.map((one, at) => ({ one, at })).reverse().sort((a, b) => Number(b.one.ghost ?? false) - Number(a.one.ghost ?? false));
+    join(this.layers.bands, series.filter(({ one }) => one.band), () => s("path"), (path, { one }) => {
+      const [low, high] = /** @type {[any[], any[]]} */ (one.band);
+      const there = one.values.map((_, k) => k).filter((k) => fits(low[k]) && fits(high[k]));
+      const points = [...there.map((k) => `${x(k).toFixed(1)},${y(high[k]).toFixed(1)}`), ...there.reverse().map((k) => `${x(k).toFixed(1)},${y(low[k]).toFixed(1)}`)];
+      set(path, { class: `band tone-${one.tone ?? 1}`, d: points.length ? `M${points.join("L")}z` : "" });
+    });
+    join(this.layers.lines, series, () => s("path"), (path, { one }) => {
+      let pen = "M";
+      let d = "";
+      one.values.forEach((value, k) => {
+        if (!fits(value)) { pen = "M"; return; }
+        const [px, py] = [x(k).toFixed(1), y(/** @type {number} */ (value)).toFixed(1)];
+        d += this.options.stems ? `M${px},${floor}V${py}` : `${pen}${px},${py}`;
+        pen = "L";
+      });
+      set(path, { class: `line tone-${one.tone ?? 1}${one.ghost ? " ghost" : ""}${this.options.stems ? " stem" : ""}`, d });
+    });
+    // Many marks grow small, and those of ghosts are smaller still.
+    const crowded = step < 7 ? Math.max(0.4, step / 9) : 1;
+    join(this.layers.marks, series, () => s("g"), (group, { one, at }) => {
+      set(group, { class: `marks tone-${one.tone ?? 1}${one.ghost ? " ghost" : ""}`, data: { series: one.name } });
+      const marks = one.values.map((value, k) => ({ value, k })).filter(({ value }) => value !== null && value !== undefined);
+      join(group, marks, () => s("path"), (mark, { value, k }) => {
+        const good = fits(value);
+        const r = SIZE * crowded * (one.ghost ? 0.55 : 1);
+        const odd = good ? "" : " odd";
+        set(mark, {
+          class: `mark${kinds?.[k] === "feed-forward" ? " hollow" : ""}${odd}`,
+          d: good ? SHAPES[one.tone ?? 1](r) : "M-4,-4L4,4M-4,4L4,-4",
+          transform: `translate(${x(k).toFixed(1)},${(good ? y(value) : edge(value)).toFixed(1)})`,
+          "data-series": one.name, "data-index": k, "data-value": String(value), "data-ghost": one.ghost ? at : null,
+        });
+      });
+    });
+    if (!labels.length) join(this.layers.marks, [], () => s("g"), () => {});
+  }
+
+  /** @param {(k: number) => number} x @param {(value: number) => number} y @param {number} floor */
+  #drawAxes(x, y, floor) {
+    const right = this.width - MARGIN.right;
+    join(this.layers.grid, this.scale.ticks, () => s("line"), (line, tick) => {
+      set(line, { x1: MARGIN.left, x2: right, y1: y(tick).toFixed(1), y2: y(tick).toFixed(1) });
+    });
+    const ticks = this.scale.ticks.map((tick) => ({ x: MARGIN.left - 7, y: y(tick) + 4, text: short(tick), anchor: "end" }));
+    const every = Math.max(1, Math.ceil((this.count - 1) / Math.max(2, Math.floor((right - MARGIN.left) / 56))));
+    const step = [1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 100, 200, 250, 500, 1000].find((k) => k >= every) ?? every;
+    for (let k = 0; k < this.count; k += step) ticks.push({ x: x(k), y: floor + 16, text: String(k), anchor: "middle" });
+    const names = [
+      { x: (MARGIN.left + right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
+    ];
+    join(this.layers.axis, [...ticks, ...names], () => s("text"), (text, one) => {
+      set(text, { x: one.x.toFixed(1), y: one.y.toFixed(1), "text-anchor": one.anchor, text: one.text });
+    });
+  }
+
+  drawCursor() {
+    const { left, step } = this.places();
+    const at = this.index === null ? [] : [left + this.index * step];
+    join(this.layers.cursor, at, () => s("line"), (line, px) => {
+      set(line, { x1: px.toFixed(1), x2: px.toFixed(1), y1: MARGIN.top, y2: this.height - MARGIN.bottom });
+    });
+  }
+
+  #drawLegend() {
+    const kinds = new Set(this.data.kinds ?? []);
+    const items = this.data.series.map((one) => ({ name: one.name, tone: one.tone ?? 1, ghost: one.ghost ?? false }));
+    const shapes = kinds.has("attention") && kinds.has("feed-forward") ? [{ name: "● attention, ○ feed-forward", tone: 0, ghost: false }] : [];
+    const wanted = [...items, ...shapes];
+    const text = JSON.stringify([this.options.y, wanted]);
+    if (text === this.legendText) return;
+    this.legendText = text;
+    this.legend.replaceChildren(
+      h("li.unit", null, this.options.y + (this.options.log ? ", logarithmic" : "")),
+      ...wanted.map((one) => h("li", null, one.tone ? sample(one.tone, one.ghost, this.options.stems) : null, one.name)),
+    );
+  }
+}
+
+/** A line with a mark, as in the legend. @param {number} tone @param {boolean} ghost @param {boolean} [stems] */
+function sample(tone, ghost, stems) {
+  const class_ = `tone-${tone}${ghost ? " ghost" : ""}`;
+  return s("svg", { width: 26, height: 10, viewBox: "0 0 26 10", "aria-hidden": "true", class: "sample" },
+    stems ? null : s("path", { class: `line ${class_}`, d: "M0,5H26" }),
+    s("g", { class: `marks ${class_}` }, s("path", { class: "mark", d: SHAPES[tone](ghost ? SIZE * 0.6 : SIZE), transform: "translate(13,5)" })));
+}
+
+/** A tick in few characters. @param {number} tick */
+function short(tick) {
+  const size = Math.abs(tick);
+  if (size >= 1e4 || (size > 0 && size < 1e-3)) return tick.toExponential().replace("e+", "e").replace(/\.0+e/, "e");
+  return show(tick, 4);
+}
