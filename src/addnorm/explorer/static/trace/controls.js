@@ -28,6 +28,7 @@ const CHOICES = /** @type {const} */ ([
   ["epsat", "eps_place", "ε", [["inside", "in the root"], ["outside", "outside"]]],
 ]);
 
+const OWN = "own";
 /** Field of an argument's error. */
 const KEYS = new Map([...TEXTS, ...CHOICES].map(([key, argument]) => [/** @type {string} */ (argument), /** @type {string} */ (key)]));
 
@@ -52,7 +53,7 @@ export class Controls {
     this.preset = h(
       "select",
       { onchange: () => preset(presets[Number(this.preset.value)]) },
-      h("option", { value: "", disabled: true, hidden: true }, "Your own numbers"),
+      h("option", { value: OWN, disabled: true }, "Your own numbers"),
       ...presets.map(({ title }, k) => h("option", { value: k }, title)),
     );
     for (const [key, , label, hint] of TEXTS) this.#text(key, label, hint);
@@ -62,7 +63,7 @@ export class Controls {
     });
     this.digitsSaid = h("output");
     this.sliders = h("div.trace-sliders");
-    this.drag = h("details.trace-drag", { open: true }, h("summary", null, "Drag the numbers"), this.sliders);
+    this.drag = h("details.trace-drag", { open: true }, h("summary", null, "Drag the numbers"), h("p.trace-slider", { "aria-hidden": "true" }, h("span"), h("span", null, "x"), h("span", null, "Sublayer")), this.sliders);
 
     const box = (/** @type {string} */ key) => this.fields[key].box;
     this.element = h(
@@ -90,7 +91,7 @@ export class Controls {
    */
   show(state, { preset, problem }) {
     this.state = state;
-    set(this.preset, { value: preset < 0 ? "" : String(preset) });
+    set(this.preset, { value: preset < 0 ? OWN : String(preset) });
     for (const [key] of TEXTS) {
       const { input } = this.fields[key];
       // what is being typed is not rewritten under the hand
@@ -179,7 +180,7 @@ export class Controls {
       parts[key] = { input, said: h("output") };
     }
     const { x, F } = parts;
-    return Object.assign(h("div.trace-slider", null, h("span.trace-index", { "aria-hidden": "true" }, k + 1), x.input, x.said, F.input, F.said), { parts });
+    return Object.assign(h("div.trace-slider", null, h("span.trace-index", { "aria-hidden": "true" }, k + 1), h("span", null, x.input, x.said), h("span", null, F.input, F.said)), { parts });
   }
 }
 

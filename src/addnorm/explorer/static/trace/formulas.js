@@ -10,7 +10,7 @@
  * elements that it has, so that a number under a moving hand is one text node changed.
  */
 
-import { h, m, set } from "../dom.js";
+import { h, join, m, set } from "../dom.js";
 
 /** @typedef {{tag: string, text?: string, of?: Part[], props?: Record<string, any>}} Part  an element to be */
 
@@ -57,7 +57,7 @@ class Reader {
 
   /** Sides of an equation, or things with commas between. @returns {Part[]} */
   line() {
-    const parts = this.sum();
+    const parts = this.next === "=" ? [] : this.sum();
     while (this.next === "=" || this.next === ",") parts.push(operator(this.tokens[this.at++].text), ...this.sum());
     return parts;
   }
@@ -145,7 +145,7 @@ class Reader {
     } while (this.took(","));
     this.took("]");
     this.depth -= 1;
-    return branch("mrow", [operator("["), branch("mtable", rows), operator("]")]);
+    return branch("mtable", rows, { class: "trace-column" }); // its brackets are borders: few fonts have any that grow
   }
 }
 
@@ -192,41 +192,46 @@ function indexed(parts) {
 /** Text of a formula to the parts of its picture. @param {string} text */
 export const parsed = (text) => new Reader(text).line();
 
-/**
- * Shows a formula in a math element, with as few changes to it as can be.
- * @param {Element & {shows?: string}} element
- * @param {string} text
- */
-export function typeset(element, text) {
-  if (element.shows === text) return;
-  element.shows = text;
-  set(/** @type {any} */ (element), { alttext: text, "aria-label": text });
-  patch(element, parsed(text));
-}
-
-/** A math element that shows a formula. @param {string} text @param {string} [classes] */
-export function formula(text, classes = "") {
-  const element = m(`math${classes}`, { display: "block" });
-  typeset(element, text);
-  return element;
-}
-
 /** @type {ResizeObserver | undefined} */
 let observer;
 
 /**
- * A box for a formula that may be wider than it: then it can be reached and scrolled by keyboard, else it is no stop of the tab key.
- * @param {Element} math
+ * A place for a formula, whose sides go to the next line where there is no room beside each other. What is still too wide can be
+ * reached and scrolled by keyboard; what is not is no stop of the tab key.
+ * @param {string} [classes]
  */
-export function scroller(math) {
+export function formula(classes = "") {
   observer ??= new ResizeObserver((seen) => {
     const boxes = [...new Set(seen.map(({ target }) => /** @type {HTMLElement} */ (target.closest(".trace-scroll"))))];
     const wide = boxes.map((box) => box.scrollWidth > box.clientWidth + 1);
     boxes.forEach((box, k) => set(box, { tabindex: wide[k] ? "0" : null, role: wide[k] ? "group" : null, "aria-label": wide[k] ? "Wide formula" : null }));
   });
-  const box = h("div.trace-scroll", null, math);
-  for (const target of [box, math]) observer.observe(target);
+  const box = h(`div.trace-scroll${classes}`);
+  observer.observe(box);
   return box;
+}
+
+/**
+ * Shows a formula, each side of its equation a math element, with as few changes as can be.
+ * @param {Element & {shows?: string}} box  from formula()
+ * @param {string} text
+ */
+export function typeset(box, text) {
+  if (box.shows === text) return;
+  box.shows = text;
+  const sides = text.split(/ (?==)/);
+  join(box, sides, () => observed(m("math")), (/** @type {Element & {shows?: string}} */ math, side) => {
+    if (math.shows === side) return;
+    math.shows = side;
+    set(/** @type {any} */ (math), { alttext: side, "aria-label": side });
+    patch(math, parsed(side));
+  });
+}
+
+/** @param {Element} math */
+function observed(math) {
+  observer?.observe(math);
+  return math;
 }
 
 /** @param {Element} parent @param {Part[]} parts */

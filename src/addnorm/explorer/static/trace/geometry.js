@@ -23,11 +23,11 @@ const LOOKS = {
   ],
 };
 const HALF = 150; // of the picture, in its own units
-const GRADIENT = 0.75 * R3; // how long the longest arrow of a gradient is drawn
+const GRADIENT = 0.6 * R3; // how long the longest arrow of a gradient is drawn
 
-/** What is drawn: class, and what it says in the legend. */
+/** What is drawn: class, and what the legend says of it; of the token the norm decides. */
 const LEGEND = [
-  ["token", "the token, less its mean"], ["push", "what the norm does"], ["landed", "the normalized token"],
+  ["token", ""], ["push", "what the norm does"], ["landed", "the normalized token"],
   ["grad", "the gradient g"], ["along", "its part along the token: taken away"], ["rest", "what survives"],
 ];
 
@@ -44,7 +44,7 @@ export class Geometry {
       null,
       this.#slider("times", "Stretch it: times", 0.1, 5, 0.1, change),
       this.#slider("plus", "Lift it: plus", -5, 5, 0.1, change),
-      h("button", { type: "button", onclick: () => change({ times: 1, plus: 0 }) }, "As it was"),
+      h("button.plain", { type: "button", onclick: () => change({ times: 1, plus: 0 }) }, "As it was"),
     );
     this.element = h("figure.trace-geometry", null, h("figcaption", null, this.title), this.views, this.legend, this.play, this.moved, this.says);
   }
@@ -78,7 +78,8 @@ export class Geometry {
     const moved = token.map((value) => value * times + plus);
     const landed = flat(step(normOf(of, moved), "normalized").value);
     const centre = of.norm === "layer" ? (/** @type {number[]} */ v) => v.map((value) => value - (v[0] + v[1] + v[2]) / 3) : (/** @type {number[]} */ v) => v;
-    const frame = Math.min(4 * R3, Math.max(1.8 * R3, 1.15 * length(centre(token))));
+    const frame = Math.min(4 * R3, Math.max(1.62 * R3, 1.15 * length(centre(token))));
+    set(this.legend.firstChild.lastChild, { text: of.norm === "layer" ? "the token, less its mean" : "the token" });
     join(this.views, LOOKS[of.norm], () => view(), (element, look) => draw(element, look, { frame, from: centre(moved), was: centre(token), landed, n, p, name: normalizedName(of) }));
     this.#toldMove(of, token, moved, n, landed, times, plus);
   }
@@ -150,7 +151,7 @@ function view() {
   const circle = s("circle.trace-g.circle", { cx: 0, cy: 0 });
   const dots = Object.fromEntries(["was", "token", "landed"].map((name) => [name, s(`circle.trace-g.dot.${name}`, { r: name === "landed" ? 5.5 : 4.5 })]));
   const labels = [0, 1, 2].map((k) => s("text.trace-axis", null, k + 1));
-  const names = [s("text.trace-name.token"), s("text.trace-name.landed")];
+  const names = [s("text.trace-name", null, s("tspan")), s("text.trace-name", null, "", s("tspan", { dy: 3 }, "norm"))];
   const caption = h("figcaption");
   const svg = s("svg", { viewBox: `${-HALF} ${-HALF} ${2 * HALF} ${2 * HALF}`, role: "img" }, marks.axes, circle, ...labels, marks.push, marks.grad, marks.along, marks.rest, dots.was, dots.token, dots.landed, ...names);
   return Object.assign(h("figure.trace-look", null, svg, caption), { parts: { svg, marks, circle, dots, labels, names, caption } });
@@ -185,11 +186,11 @@ function draw(element, look, { frame, from, was, landed, n, p, name }) {
   for (const [key, [x, y], value] of /** @type {[string, number[], number[]][]} */ ([["was", before, was], ["token", token, from], ["landed", point, landed]])) {
     set(dots[key], { cx: x.toFixed(2), cy: y.toFixed(2), data: { series: key, value: value.join(",") } });
   }
-  for (const [k, key] of Object.entries([dots.token, dots.landed])) {
-    const [x, y] = [Number(key.getAttribute("cx")), Number(key.getAttribute("cy"))];
-    const apart = k === "1" ? -1 : 1; // one beside the other where the two are close
-    set(names[Number(k)], { text: k === "0" ? `${name}${beyond ? ", far beyond" : ""}` : `${name}_norm`, x: clamp(x + 9 * apart), y: clamp(y + (apart > 0 ? -9 : 18)), "text-anchor": x * apart > 40 ? "end" : apart > 0 ? "start" : x > -40 ? "end" : "start" });
-  }
+  const [beside, under] = labelled(token, point, tip(p.rest));
+  set(names[0], { x: beside[0], y: beside[1] });
+  set(names[0].firstChild, { text: beyond ? `${name}, far out` : name });
+  set(names[1], { x: under[0], y: under[1] });
+  names[1].firstChild.nodeValue = name;
   set(caption, { text: look.title });
   set(svg, { "aria-label": `${look.title}: the circle of radius √3, ${name} at ${pair(place(from), unit)}, ${name}_norm at ${pair(point, unit)}, the surviving gradient as an arrow along the circle.` });
 }
@@ -211,8 +212,21 @@ function within(point) {
   return far > most ? [point.map((value) => (value / far) * most), true] : [point, false];
 }
 
-/** @param {number} value */
-const clamp = (value) => Math.max(-HALF + 12, Math.min(HALF - 6, value)).toFixed(1);
+/**
+ * Where the names of the token and of its point stand: on the side of the circle that the gradient does not go to.
+ * @param {number[]} token @param {number[]} point @param {number[]} tip
+ */
+function labelled(token, point, tip) {
+  const far = length(point) || 1;
+  const [ux, uy] = [point[0] / far, point[1] / far];
+  const side = -uy * (tip[0] - point[0]) + ux * (tip[1] - point[1]) > 0 ? 1 : -1;
+  const beside = (/** @type {number[]} */ [x, y], /** @type {number} */ by) => {
+    const [bx, down] = [x + side * uy * by, y - side * ux * by];
+    return [bx, down + 5].map((value) => Math.max(-HALF + 16, Math.min(HALF - 16, value)).toFixed(1));
+  };
+  const close = Math.hypot(token[0] - point[0], token[1] - point[1]) < 16;
+  return [beside(close ? token.map((value, k) => value + [ux, uy][k] * (length(token) < far ? -14 : 14)) : token, 18), beside(point, 28)];
+}
 
 /** @param {number[]} point */
 const at = ([x, y]) => `${x.toFixed(2)} ${y.toFixed(2)}`;

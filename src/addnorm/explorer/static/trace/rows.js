@@ -4,7 +4,7 @@
 import { h, join, set } from "../dom.js";
 import { show, showAll } from "../numbers.js";
 import { bars, drawBars, longest } from "./bars.js";
-import { formula, scroller, typeset } from "./formulas.js";
+import { formula, typeset } from "./formulas.js";
 import { SECTIONS } from "./trace.js";
 import { HEADINGS, straight, words } from "./words.js";
 
@@ -17,7 +17,7 @@ const PACE = 1800;
 /** All rows, in three sections. */
 export class Rows {
   /**
-   * @param {{choose: (name: string, commit: boolean) => void, flip: () => void, say: (text: string) => void}} on
+   * @param {{choose: (name: string, commit: boolean) => void, say: (text: string) => void}} on
    */
   constructor(on) {
     this.on = on;
@@ -30,13 +30,13 @@ export class Rows {
       const list = (this.lists[section] = h("ol.trace-steps", { "aria-label": `${HEADINGS[section][0]}, steps` }));
       return h(`section.trace-section.${section}`, null, h("h3", null, HEADINGS[section][0], h("small", null, HEADINGS[section][1])), list);
     });
-    this.play = h("button", { type: "button", class: "trace-play", onclick: () => this.#playing(!this.timer) }, "Play");
-    this.previous = h("button", { type: "button", "aria-label": "Previous step", onclick: () => this.move(-1) }, "‹");
-    this.following = h("button", { type: "button", "aria-label": "Next step", onclick: () => this.move(1) }, "›");
+    this.play = h("button", { type: "button", class: "main trace-play", onclick: () => this.#playing(!this.timer) }, "Play");
+    this.previous = h("button.plain", { type: "button", "aria-label": "Previous step", onclick: () => this.walkTo(-1) }, "‹");
+    this.following = h("button.plain", { type: "button", "aria-label": "Next step", onclick: () => this.walkTo(1) }, "›");
     this.place = h("p.trace-place");
     this.walk = h(
       "div.trace-walk",
-      { role: "group", "aria-label": "Steps: left and right arrow keys, or j and k, go through them, f flips the norm", tabindex: "0", onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event) },
+      { role: "group", "aria-label": "Steps: left and right arrow keys go through them", tabindex: "0", onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event) },
       ...sections,
     );
     this.player = h("div.trace-player", { role: "group", "aria-label": "Step by step", onkeydown: (/** @type {KeyboardEvent} */ event) => this.#key(event) }, this.previous, this.play, this.following, this.place);
@@ -56,15 +56,18 @@ export class Rows {
     for (const section of SECTIONS) {
       join(this.lists[section], said.filter(({ step }) => step.section === section), () => this.#row(), (row, { step, title, says, scale }) => {
         const text = showAll([step.value].flat(), 17);
-        const fresh = flipped && (!known.has(step.name) || this.before.get(step.name) !== text);
+        const fresh = flipped && known.size > 0 && (!known.has(step.name) || this.before.get(step.name) !== text);
         set(row, { class: `trace-step${straight(step.name, of) ? " straight" : ""}${fresh ? " fresh" : ""}`, "data-step": step.name });
         const { number, name, says: sentence, note, symbol, numbers, list } = row.parts;
         set(number, { text: this.names.indexOf(step.name) + 1, "aria-label": `Step ${this.names.indexOf(step.name) + 1}, ${title}` });
         set(name, { text: title });
         set(sentence, { text: says });
-        set(note, { text: step.note, hidden: !step.note });
+        const lesson = Math.max(0, `${step.note} the lesson prints`.indexOf("the lesson prints"));
+        set(note, { hidden: !step.note });
+        set(note.firstChild, { text: step.note.slice(0, lesson) });
+        set(note.lastChild, { text: step.note.slice(lesson) });
         typeset(symbol, step.formula ? `${step.symbol} = ${step.formula}` : step.symbol);
-        set(numbers.parentNode, { hidden: !step.numbers });
+        set(numbers, { hidden: !step.numbers });
         if (step.numbers) typeset(numbers, `= ${step.numbers}`);
         drawBars(list, { name: step.name, value: step.value, scale, most: most[scale] ?? 0, digits: of.digits });
       });
@@ -78,6 +81,12 @@ export class Rows {
     const at = this.names?.indexOf(this.current) ?? -1;
     const next = Math.min((this.names?.length ?? 1) - 1, Math.max(0, at + by));
     this.#choose(next);
+  }
+
+  /** One step on or back by hand: the player stops. @param {number} by */
+  walkTo(by) {
+    this.stop();
+    this.move(by);
   }
 
   /** Stops the player. */
@@ -118,8 +127,7 @@ export class Rows {
     const last = (this.names?.length ?? 1) - 1;
     /** @type {Record<string, () => void>} */
     const keys = {
-      ArrowRight: () => this.move(1), j: () => this.move(1), ArrowLeft: () => this.move(-1), k: () => this.move(-1),
-      Home: () => this.#choose(0), End: () => this.#choose(last), f: () => this.on.flip(),
+      ArrowRight: () => this.move(1), ArrowLeft: () => this.move(-1), Home: () => this.#choose(0), End: () => this.#choose(last),
     };
     if (!Object.hasOwn(keys, event.key)) return;
     event.preventDefault();
@@ -135,7 +143,7 @@ export class Rows {
     for (const row of rows) {
       const here = /** @type {HTMLElement} */ (row).dataset.step === current;
       set(/** @type {HTMLElement} */ (row), { "aria-current": here ? "step" : null });
-      if (here && moved) row.scrollIntoView({ block: "center", behavior: calm() ? "auto" : "smooth" });
+      if (here && moved) row.scrollIntoView({ block: "center", behavior: calm() ? "instant" : "smooth" });
     }
     const at = this.names?.indexOf(current) ?? -1;
     const title = this.trace && at >= 0 ? words(current, this.trace).title : "";
@@ -148,16 +156,16 @@ export class Rows {
     const number = h("button.trace-number", { type: "button", onclick: () => this.#choose(Number(number.textContent) - 1) });
     const name = h("h4");
     const says = h("p.trace-says");
-    const note = h("p.trace-note");
-    const symbol = formula("", ".trace-symbol");
-    const numbers = formula("", ".trace-numbers");
+    const note = h("p.trace-note", null, h("span"), h("span.trace-lesson"));
+    const symbol = formula(".trace-symbol");
+    const numbers = formula(".trace-numbers");
     const list = bars();
     const row = h(
       "li",
       null,
       h("div.trace-head", null, number, name),
       h("div.trace-text", null, says, note),
-      h("div.trace-math", null, scroller(symbol), scroller(numbers)),
+      h("div.trace-math", null, symbol, numbers),
       list,
     );
     return Object.assign(row, { parts: { number, name, says, note, symbol, numbers, list } });

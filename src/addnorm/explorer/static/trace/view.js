@@ -5,7 +5,7 @@ import { h, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { choice, number, text, whole } from "../state.js";
 import { Controls, keyOf, written } from "./controls.js";
-import { formula, scroller, typeset } from "./formulas.js";
+import { formula, typeset } from "./formulas.js";
 import { Geometry } from "./geometry.js";
 import { entries, float } from "./given.js";
 import { matching, noted } from "./presets.js";
@@ -84,17 +84,19 @@ function mount(root, { meta, store, say }) {
   };
   const controls = new Controls(presets, { change, preset: (preset) => change(stateOf(preset)) });
   const wire = new Wire(flip);
-  const rows = new Rows({ choose: (name, commit) => change({ step: name }, { commit }), flip, say });
+  const rows = new Rows({ choose: (name, commit) => change({ step: name }, { commit }), say });
   const geometry = new Geometry((some, how) => change(some, how));
-  const line = formula("", ".trace-equation");
+  const line = formula(".trace-equation");
   const title = h("p.trace-title");
   const told = h("p.trace-moral");
-  const button = h("button", { type: "button", class: "trace-flip", onclick: flip });
+  const button = h("button", { type: "button", class: "plain", onclick: flip });
+  const shape = h("button.plain.trace-shape", { type: "button", onclick: () => geometry.element.scrollIntoView({ block: "start" }) }, "The shape of it ↓");
   const result = h(
     "div.trace-result",
     null,
-    h("header.trace-hero", null, title, scroller(line), h("div.trace-stage", null, controls.fields.tplace.box, button), wire.element, told),
-    h("div.trace-body", null, rows.element, geometry.element),
+    h("header.trace-hero", null, title, line, h("div.trace-stage", null, controls.fields.tplace.box, button, shape), wire.element, told),
+    rows.element,
+    geometry.element,
   );
   root.classList.add("trace");
   root.append(h("h2", null, "One token, every step"), h("div.trace-page", null, controls.element, result));
@@ -139,6 +141,13 @@ function mount(root, { meta, store, say }) {
   return {
     show: display,
     hide: () => rows.stop(),
+    /** @param {string} key */
+    key(key) {
+      const does = { f: flip, j: () => rows.walkTo(1), k: () => rows.walkTo(-1) }[key];
+      does?.();
+      return Boolean(does);
+    },
+    keys: /** @type {[string, string][]} */ ([["f", "the norm moves: post-LN, pre-LN"], ["j k", "the next step, the one before"], ["← →", "in the steps: likewise"]]),
     code: () => code(last, presets),
     data: () => described(last.plain),
   };

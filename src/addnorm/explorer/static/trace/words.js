@@ -98,6 +98,6 @@ export function moral(post, pre, show) {
   const [came, through, kept] = [size(post, "grad"), size(post, "dx"), size(pre, "straight")];
   if (![came, through, kept].every(Number.isFinite)) return "With these numbers a gradient is no longer finite: look for the step that says why.";
   if (!came) return "No gradient comes in, so none goes on.";
-  const bare = `In post-LN the gradient of length ${show(came)} passes the norm, and ${show(through)} of it is left for x`;
-  return `${bare} (${show(through / came)} of what came). In pre-LN the add hands x the whole ${show(kept)} and what comes back through the sublayer on top.`;
+  const first = `In post-LN the gradient goes through the norm on its way to x: of its length ${show(came)}, ${show(through)} arrives.`;
+  return `${first} In pre-LN the add hands x all ${show(kept)} of it, and what comes back through the sublayer on top.`;
 }
