@@ -38,6 +38,7 @@ export function showAll(values, digits = 5) {
 /** Digits and exponent; JavaScript rounds a tie away from zero, Python to the even digit. @param {number} value @param {number} digits */
 function scientific(value, digits) {
   const up = value.toExponential(digits - 1);
+  if (!/5e/.test(value.toExponential(digits))) return up; // one digit more would be a 5 if it were a tie
   const exact = value.toExponential(100);
   const [mantissa] = exact.split("e");
   const rest = mantissa.replace(/[-.]/g, "").slice(digits);

@@ -36,15 +36,17 @@ export function drawBars(list, { name, value, scale, most, digits }) {
   const shape = `trace-bars ${scale}${values.length > 4 ? " many" : ""}${Array.isArray(value) ? "" : " lone"}`;
   set(list, { class: shape });
   join(list, values, make, (item, entry, index) => {
+    const shown = `${name} ${index} ${entry} ${most} ${digits} ${values.length}`;
+    if (item.shown === shown) return;
+    item.shown = shown;
     const [number, track, text] = item.children;
     const finite = Number.isFinite(entry);
     // halves of the track: 50 % is the longest bar of its scale
     const share = finite ? (most ? (Math.abs(entry) / most) * 50 : 0) : 50;
-    const [bar] = track.children;
-    const kind = finite ? (entry < 0 ? "negative" : "positive") : "unwell";
-    set(item, { class: kind, data: { series: name, index, value: entry } });
-    bar.style.width = `${share.toFixed(2)}%`;
-    bar.style.left = `${(entry < 0 ? 50 - share : 50).toFixed(2)}%`;
+    set(item, { class: finite ? "" : "unwell", "data-series": name, "data-index": index, "data-value": entry });
+    const { style } = track.firstChild;
+    style.width = `${share.toFixed(2)}%`;
+    style.left = `${(entry < 0 ? 50 - share : 50).toFixed(2)}%`;
     set(number, { text: Array.isArray(value) ? index + 1 : "" });
     set(text, { text: show(entry, digits).replace("-", "−") });
   });
