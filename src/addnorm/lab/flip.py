@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.lab.toy import likeness
+from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block, checks, wirings
 from addnorm.nn.norm import NormKind
 from addnorm.nn.wirings import deepnorm_constants
@@ -135,14 +136,21 @@ class Flip:
     def measure(self) -> dict[str, Any]:
         """What is to be seen, as JSON types (with NaN and inf as they are): one number for each place, x_0 and every sublayer.
 
+        On one thread, so that the numbers are the same whoever asks.
+
         Returns:
             A dict of lists: `labels` and `kinds` of the places; `stream`, the length of a token over sqrt(d), mean over tokens,
-            with `low` and `high`, between which nine of ten tokens are; `gradient`, the length of the loss's gradient at the
-            stream there, of a token, mean over tokens; `parameters`, that of its gradient of the sublayer's weights; `ratio`, |write| / |x| mean over
-            tokens, and `cosine` of the two; `similarity`, the mean cosine of two tokens (None for one token); `map`, the share
-            of each source (x_0, every write) in the stream, row by row of sources, None before it writes; `closure`, by how much
-            the sources miss the stream at most, relative. None where there is nothing, as for the parameters of x_0.
+            with `low` and `high`, between which nine of ten tokens are; `gradient`, the length of a token's gradient of the loss
+            at the stream there, mean over tokens; `parameters`, the length of its gradient of the sublayer's weights; `ratio`,
+            |write| / |x| mean over tokens, and `cosine` of the two; `similarity`, the mean cosine of two tokens (None for one
+            token); `map`, the share of each source (x_0, every write) in the stream, row by row of sources, None before it
+            writes; `closure`, by how much the sources miss the stream at most, relative. None where there is nothing, as for the
+            parameters of x_0.
         """
+        with one_thread():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         stack, x, v = self.build()
         raws: list[Tensor] = []
         connections: list[SublayerConnection] = list(stack.connections)  # type: ignore[arg-type]  # a ModuleList of them
