@@ -1,17 +1,11 @@
 """The page's trace against Python's, in a real browser: every word the same, every number to the bit."""
 
-import functools
 import itertools
 import json
 import math
-import os
 import random
 import re
-import shutil
 import struct
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,39 +14,11 @@ import addnorm
 from addnorm.explorer.presets import described
 from addnorm.trace import PRESETS, show, trace
 
-STATIC = Path(addnorm.__file__).parent / "explorer" / "static"
-ARGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
 
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture(scope="session")
-def blank(request):
-    """A page of the static files' own origin, with nothing on it."""
-    chromium = os.environ.get("ADDNORM_CHROMIUM") or shutil.which("chromium")
-    missing = [
-        name
-        for name, there in (("Chromium", chromium), ("pytest-playwright", find_spec("pytest_playwright")))
-        if not there
-    ]
-    if missing:
-        say = pytest.fail if os.environ.get("CI") == "1" else pytest.skip
-        say(f"{' and '.join(missing)} missing: the page's trace was not compared with Python's.")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=STATIC))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    browser = request.getfixturevalue("playwright").chromium.launch(executable_path=chromium, args=ARGS)
-    page = browser.new_page()
-    page.goto(f"http://127.0.0.1:{server.server_port}/trace/trace.js")
-    yield page
-    browser.close()
-    server.shutdown()
-    server.server_close()
+@pytest.fixture
+def blank(explorer):
+    """A page of the explorer with nothing on it, where its modules can be imported."""
+    return explorer.open("healthz")
 
 
 # Numbers go as 16 hexadecimal digits, since JSON has no nan, and loses which zero it is.
@@ -156,7 +122,7 @@ def test_the_trace_is_python_s_to_the_bit(blank):
     assert len(cases) > 1000
     found = blank.evaluate(
         f"""async (cases) => {{ {TELL}
-        const {{ trace }} = await import("/trace/trace.js");
+        const {{ trace }} = await import("/static/trace/trace.js");
         return cases.map(([x, sublayer, options]) => told(trace(given(x), given(sublayer),
           Object.fromEntries(Object.entries(options).map(([key, of]) => [key, given(of)])))));
         }}""",
@@ -179,7 +145,7 @@ def test_what_is_downloaded_is_what_the_command_prints(blank):
     cases += [([1e300, -1e300, 0.0], [0.0, 0.0, 0.0], {"title": "overflow"})]
     found = blank.evaluate(
         """async (cases) => {
-        const { described, trace } = await import("/trace/trace.js");
+        const { described, trace } = await import("/static/trace/trace.js");
         return cases.map(([x, sublayer, options]) => described(trace(x, sublayer, options)));
         }""",
         cases,
@@ -196,7 +162,7 @@ def test_numbers_are_shown_as_python_shows_them(blank):
     cases = [(value, draw.choice([1, 2, 3, 4, 5, 5, 6, 9, 10, 12, 15, 16, 17])) for value in values]
     found = blank.evaluate(
         f"""async (cases) => {{ {HEX}
-        const {{ show }} = await import("/numbers.js");
+        const {{ show }} = await import("/static/numbers.js");
         return cases.map(([value, digits]) => show(from(value), digits));
         }}""",
         [(struct.pack(">d", value).hex(), digits) for value, digits in cases],
@@ -215,8 +181,8 @@ def test_presets_and_their_notes(blank, grad):
     assert [preset["name"] for preset in presets] == list(PRESETS)
     found = blank.evaluate(
         f"""async ([presets, more]) => {{ {TELL}
-        const {{ trace }} = await import("/trace/trace.js");
-        const {{ matching, noted }} = await import("/trace/presets.js");
+        const {{ trace }} = await import("/static/trace/trace.js");
+        const {{ matching, noted }} = await import("/static/trace/presets.js");
         return presets.map((preset) => {{
           const plain = trace(preset.x, preset.sublayer, {{ ...preset.options, ...more }});
           const match = matching(presets, plain);
@@ -241,8 +207,8 @@ def test_a_lesson_s_numbers_belong_to_no_gradient():
 def test_no_preset_where_the_forward_is_another(blank):
     found = blank.evaluate(
         """async (presets) => {
-        const { trace } = await import("/trace/trace.js");
-        const { matching } = await import("/trace/presets.js");
+        const { trace } = await import("/static/trace/trace.js");
+        const { matching } = await import("/static/trace/presets.js");
         const others = [{ bias: 1 }, { weight: [1, 1, 2] }, { eps: 1e-3 }, { eps_place: "outside" }];
         const [{ x, sublayer }] = presets;
         return [...others.map((options) => trace(x, sublayer, options)), trace([1, 2, 4], sublayer), trace([1, 2], [0.5, -1])]
@@ -298,7 +264,7 @@ GOOD = [" 1.5\t", "1_000", "+.5", "5.", "1E5", "-1e-3", "-0", "1_0.2_5e1_0"]
 def test_errors_are_python_s_sentences(blank):
     found = blank.evaluate(
         """async (cases) => {
-        const { trace } = await import("/trace/trace.js");
+        const { trace } = await import("/static/trace/trace.js");
         return cases.map(([x, sublayer, options]) => { try { trace(x, sublayer, options); } catch (error) { return error.message; } return null; });
         }""",
         BAD,
@@ -311,6 +277,7 @@ def test_errors_are_python_s_sentences(blank):
 
 def test_texts_are_read_as_python_reads_them(blank):
     found = blank.evaluate(
-        """async (texts) => { const { float } = await import("/trace/given.js"); return texts.map(float); }""", GOOD
+        """async (texts) => { const { float } = await import("/static/trace/given.js"); return texts.map(float); }""",
+        GOOD,
     )
     assert found == [float(text) for text in GOOD]
