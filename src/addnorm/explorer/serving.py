@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from addnorm.explorer.guard import Guard
 
@@ -28,11 +30,24 @@ def serve(page: Guard, listening: socket.socket, ready: Callable[[], None]) -> N
         ready: called once, when it answers and can be ended.
     """
     config = uvicorn.Config(
-        page, http="h11", loop="asyncio", ws="none", lifespan="on", log_level="error", access_log=False, server_header=False,
+        page, http=_Protocol, loop="asyncio", ws="none", lifespan="on", log_level="error", access_log=False, server_header=False,
         date_header=False, proxy_headers=False, timeout_graceful_shutdown=1, timeout_keep_alive=IDLE, limit_concurrency=256,
     )  # fmt: skip
     with suppress(KeyboardInterrupt), _interrupted():
         _Server(config, page, ready).run(sockets=[listening])
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's, which fails with a traceback where a request goes wrong in its body while it is answered."""
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # its answer has nowhere to go
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):
