@@ -6,6 +6,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+import explorer_process
+from browser import ARGUMENTS, Watched, chromium
+
 # The same examples at every run; HYPOTHESIS_PROFILE=thorough looks for new ones.
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=150)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
@@ -24,3 +27,38 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+# The explorer: pytest-playwright's fixtures, with the system's Chromium.
+
+
+@pytest.fixture(scope="session")
+def browser_type_launch_args(browser_type_launch_args):
+    """How it is started."""
+    return browser_type_launch_args | {"executable_path": chromium(), "args": ARGUMENTS}
+
+
+@pytest.fixture(scope="session")
+def browser_context_args(browser_context_args):
+    """Nothing moves by itself: a test would click where something was."""
+    return browser_context_args | {"reduced_motion": "reduce"}
+
+
+@pytest.fixture(scope="session")
+def base_url():
+    """None: tests give whole addresses. (The plugin's own is written in a way that pytest 9 warns of.)"""
+
+
+@pytest.fixture(scope="session")
+def served():
+    """The address of `addnorm explore`, which runs while the tests do."""
+    with explorer_process.running() as address:
+        yield address
+
+
+@pytest.fixture
+def explorer(served, page):
+    """A page of it; at the end nothing may have left the machine, and nothing complained."""
+    watched = Watched(page, served)
+    yield watched
+    watched.unharmed()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
@@ -62,7 +63,7 @@ class Explorer:
         arguments = arguments if "--port" in arguments else ("--port", "0", *arguments)
         code = f"{before}\nfrom addnorm.cli import main\nmain(['explore', *{arguments!r}])"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-W", "error", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # whatever the tests run under
         )  # fmt: skip
@@ -145,3 +146,10 @@ class Explorer:
 
     def __exit__(self, *_):
         self.end()
+
+
+@contextmanager
+def running(*arguments):
+    """The address of one, while it runs."""
+    with Explorer(*map(str, arguments)) as explorer:
+        yield explorer.origin

@@ -41,7 +41,8 @@ BELOW["cli_compare"] = {"nn", "lab", "report", "stream", "cli_wirings", "cli_scr
 BELOW["demo_compare"] = {"lab", "report", "demo_stream", "stream", "addnorm"}
 BELOW["demo"] |= {"demo_compare"}
 BELOW["cli_fuse"] = {"stream", "convert", "cli_stream", "addnorm"}
-BELOW["explorer"] = BELOW["report"] | {"report"}
+BELOW["explorer"] = BELOW["report"] | {"report", "addnorm"}
+BELOW["cli_explore"] = {"explorer", "stream"}
 BELOW["cli"] = set(BELOW) | {"addnorm"}
 FILES = sorted(SOURCE.rglob("*.py"))
 

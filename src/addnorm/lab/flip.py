@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.lab.toy import likeness
+from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block, checks, wirings
 from addnorm.nn.norm import NormKind
 from addnorm.nn.wirings import deepnorm_constants
@@ -39,7 +40,8 @@ class Flip:
     """A stack at init, and everything that is chosen about it.
 
     x_0 is N(0, 1), weights are N(0, gain^2 / fan_in) without biases, DeepNorm's values, outputs and feed-forwards smaller by its
-    beta. The loss is <y, v>, y the output and v random of length one: its gradient at y is v, whatever the stack does.
+    beta. The loss is the sum over tokens of <y_t, v_t>, y the output and each v_t random of length one: its gradient at y is v,
+    whatever the stack does.
 
     Args:
         placement: one of `PLACEMENTS`.
@@ -124,7 +126,7 @@ class Flip:
             self._draw(sublayer, beta, generator)
         with torch.device("cpu"):
             stack = ResidualStack(sublayers, self.d, self.wiring, norm=self.norm, elementwise_affine=False)
-        return stack, x, v / v.norm()
+        return stack, x, v / v.norm(dim=-1, keepdim=True)
 
     def _draw(self, sublayer: Any, beta: float, generator: torch.Generator) -> None:
         for role, weight in sublayer.weight_roles():
@@ -134,14 +136,21 @@ class Flip:
     def measure(self) -> dict[str, Any]:
         """What is to be seen, as JSON types (with NaN and inf as they are): one number for each place, x_0 and every sublayer.
 
+        On one thread, so that the numbers are the same whoever asks.
+
         Returns:
             A dict of lists: `labels` and `kinds` of the places; `stream`, the length of a token over sqrt(d), mean over tokens,
-            with `low` and `high`, between which nine of ten tokens are; `gradient`, the length of the loss's gradient at the
-            stream there; `parameters`, that of its gradient of the sublayer's weights; `ratio`, |write| / |x| mean over
-            tokens, and `cosine` of the two; `similarity`, the mean cosine of two tokens (None for one token); `map`, the share
-            of each source (x_0, every write) in the stream, row by row of sources, None before it writes; `closure`, by how much
-            the sources miss the stream at most, relative. None where there is nothing, as for the parameters of x_0.
+            with `low` and `high`, between which nine of ten tokens are; `gradient`, the length of a token's gradient of the loss
+            at the stream there, mean over tokens; `parameters`, the length of its gradient of the sublayer's weights; `ratio`,
+            |write| / |x| mean over tokens, and `cosine` of the two; `similarity`, the mean cosine of two tokens (None for one
+            token); `map`, the share of each source (x_0, every write) in the stream, row by row of sources, None before it
+            writes; `closure`, by how much the sources miss the stream at most, relative. None where there is nothing, as for the
+            parameters of x_0.
         """
+        with one_thread():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         stack, x, v = self.build()
         raws: list[Tensor] = []
         connections: list[SublayerConnection] = list(stack.connections)  # type: ignore[arg-type]  # a ModuleList of them
@@ -175,7 +184,7 @@ class Flip:
             "labels": ["x_0", *(f"{name} {i // 2 + 1}" for i, name in enumerate(names))],
             "kinds": ["start", *names],
             "stream": rms.mean(-1).tolist(), "low": low.tolist(), "high": high.tolist(),
-            "gradient": torch.cat(gradients).double().flatten(1).norm(dim=-1).tolist(),
+            "gradient": torch.cat(gradients).double().norm(dim=-1).mean(-1).tolist(),
             "parameters": [None, *(float(torch.cat([one.flatten() for one in some]).double().norm()) for some in of_weights)],
             "ratio": [None, *ratio.tolist()],
             "cosine": [None, *cosine.tolist()],
@@ -191,16 +200,17 @@ def _write(here: SublayerConnection, raw: Tensor) -> Tensor:
 
 def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) -> tuple[list[list[float | None]], float]:
     """Of every source at every place, and by how much they miss the stream at most: see `addnorm.decompose`."""
-    parts, columns, off = x[:1], [], 0.0
+    parts, columns, misses = x[:1], [], []
     for k, state in enumerate(x):
         if k:
             parts = _carried(connections[k - 1], parts, x[k - 1], writes[k - 1])
         total = parts.sum(0)
         size = state.square().sum(-1)
         columns.append(((parts * state).sum(-1) / size).mean(-1).tolist())
-        off = max(off, float((total - state).norm() / state.norm()))
+        misses.append((total - state).norm() / state.norm())
     n = len(columns)
-    return [[columns[c][r] if r <= c else None for c in range(n)] for r in range(n)], off
+    rows = [[columns[c][r] if r <= c else None for c in range(n)] for r in range(n)]
+    return rows, float(torch.stack(misses).max())  # of which a NaN is the largest
 
 
 def _carried(here: SublayerConnection, parts: Tensor, x: Tensor, write: Tensor) -> Tensor:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 from torch import Tensor, nn
 
 from addnorm.nn import Wiring
 from addnorm.nn.norm import NormKind
 from addnorm.nn.transformer import Decoder
+from addnorm.stream.flow.threads import forked
 
 __all__ = ["CharLM"]
-
-# Weights are drawn from torch's one generator: of two models made in two threads each would get some of the other's.
-_drawing = threading.Lock()
 
 
 class CharLM(nn.Module):
@@ -50,7 +46,7 @@ class CharLM(nn.Module):
         tokens: int = 64, norm: NormKind = "layer", seed: int = 0, text: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        with _drawing, torch.random.fork_rng(devices=()):
+        with forked():  # of two models made in two threads each would get some of the other's numbers
             torch.manual_seed(seed)
             self.embedding, self.position = nn.Embedding(characters, d), nn.Embedding(tokens, d)
             self.head = nn.Linear(d, characters)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,22 @@ PROBE = 4  # sequences whose logits are compared before and after a step
 HEARD = 8  # sequences of a batch that are recorded at most, and half of it at most: enough tokens for a mean
 
 
+_computing = threading.RLock()
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes on one thread: small matrices gain nothing by more, and sums keep their order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    """torch computes on one thread, and for one of Python's: small matrices gain nothing by more, and sums keep their order.
+
+    While one thread records, torch has hooks on the modules of all, and norms that are listened to round otherwise.
+    """
+    with _computing:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def train(
@@ -104,19 +112,25 @@ class Training:
 
     def go(self, checkpoint: Path | None = None, seconds: float = 5.0, told: Told | None = None) -> None:
         """All steps that are left."""
-        begun = saved = time.monotonic()
-        before = self.seconds
-        with ExitStack() as stack:
-            recording = stack.enter_context(record(self.model)) if self.run.every else None
-            while self.step < self.run.steps and not self.diverged:
-                self._advance(recording)
-                self.seconds = before + time.monotonic() - begun
+        saved = time.monotonic()
+        with closing(self.each_step()) as steps:
+            for loss in steps:
                 if told is not None:
-                    told(self.step, self.losses[-1])
+                    told(self.step, loss)
                 if checkpoint is not None and time.monotonic() - saved >= seconds:
                     with suppress(OSError, RuntimeError):  # of a full disk: a run is not worse for what it cannot keep
                         self.save(checkpoint)
                     saved = time.monotonic()
+
+    def each_step(self) -> Generator[float, None, None]:
+        """Takes the steps that are left, one whenever the next loss is asked for; closed, it listens to the model no more."""
+        with ExitStack() as stack:
+            recording = stack.enter_context(record(self.model)) if self.run.every else None
+            while self.step < self.run.steps and not self.diverged:
+                begun = time.monotonic()
+                self._advance(recording)
+                self.seconds += time.monotonic() - begun
+                yield self.losses[-1]
 
     def _advance(self, recording: Recording | None) -> None:
         """One step; nothing in it depends on whether it is recorded."""
@@ -197,13 +211,18 @@ class Training:
             "seconds": self.seconds, "resumed": self.resumed, "losses": self.losses, "sites": self.places,
             "recorded": self.recorded, "map": self.map, "trouble": self.trouble,
         }  # fmt: skip
-        ended = {part: math.nan if self.diverged else measure.loss_on(self.model, text, part, run.tokens)
-                 for part in ("validation", "test")}  # fmt: skip
-        found |= ended
-        # Before training a loss is above that of knowing nothing, and that of one batch is a tenth off.
-        most = max(text.uniform, 1.1 * self.losses[0])
-        found["diverged"] = not all(loss <= most for loss in ended.values())
-        if run.every and not self.trouble and math.isfinite(ended["test"]):
+        found |= self.judged()
+        if run.every and not self.trouble and math.isfinite(found["test"]):
             found["after"] = measure.probed(self.model, text, run.tokens)
             found["ablation"] = measure.ablation(self.model, text, run.tokens)
         return found
+
+    def judged(self) -> Numbers:
+        """The losses on the two parts of the text that the model has not seen, and whether it has diverged."""
+        found: Numbers = {
+            part: math.nan if self.diverged else measure.loss_on(self.model, self.text, part, self.run.tokens)
+            for part in ("validation", "test")
+        }
+        # Before training a loss is above that of knowing nothing, and that of one batch is a tenth off.
+        most = max(self.text.uniform, 1.1 * self.losses[0])
+        return {**found, "diverged": not all(loss <= most for loss in found.values())}

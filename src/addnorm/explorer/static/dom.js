@@ -96,7 +96,8 @@ export function say(text) {
  * @param {{hint?: string, output?: any}} [more]
  */
 export function labelled(label, input, { hint, output } = {}) {
-  return h("label.field", { title: hint }, h("span.name", null, label), input, output);
+  input.id ||= unique("input");
+  return h("div.field", { title: hint || null }, h("label.name", { for: input.id }, label), input, output);
 }
 
 let count = 0;

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.flow import fused
-from addnorm.stream.flow.frames import Frames, eagerly
+from addnorm.stream.flow.frames import Frames, alone, eagerly
 from addnorm.stream.flow.graph import CONSTANT, DATA, FAMILY, NOISE, PARAMETER, Address, Flow, Frame, Op, Value
 from addnorm.stream.flow.memory import Memory, without_modes
 from addnorm.stream.flow.state import as_it_was, copied, tensors_in
@@ -86,12 +86,12 @@ class Capture(TorchDispatchMode):
                     self.leaf(tensor, DATA, k if tensor is given else -1)
         self.frames.start()
         with as_it_was(model), eagerly():
-            others, Frames.alone = Frames.alone, self.frames
+            others, alone.frames = alone.frames, self.frames
             try:
                 with self.frames.watching(), self:
                     result = model(*args, **kwargs)
             finally:
-                Frames.alone = others
+                alone.frames = others
                 self.flow.result = None
                 self._memory.restore()
                 for generator, state in self._generators.items():

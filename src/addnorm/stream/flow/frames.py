@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,14 +12,22 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from addnorm.stream.flow.graph import Frame
+from addnorm.stream.flow.threads import shared
 
-__all__ = ["Frames", "eagerly"]
+__all__ = ["Frames", "alone", "eagerly"]
+
+
+class Alone(threading.local):
+    """While some frames capture a run, it is no run for all the others; what other threads run is none of theirs."""
+
+    frames: Frames | None = None
+
+
+alone = Alone()
 
 
 class Frames:
     """Which call of which module is running, told by hooks on all modules."""
-
-    alone: Frames | None = None  # while these frames capture a run, it is no run for all the others
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -38,7 +47,7 @@ class Frames:
     @property
     def paused(self) -> bool:
         """Whether what runs now is not theirs."""
-        return Frames.alone is not None and Frames.alone is not self
+        return alone.frames is not None and alone.frames is not self
 
     def enter(self, module: nn.Module, args: Any = None) -> None:
         """A module is called."""
@@ -74,6 +83,7 @@ class Frames:
                 handle.remove()
 
 
+@shared
 @contextmanager
 def eagerly() -> Iterator[None]:
     """Every operator runs by itself: no compiled graph, no closed fast path."""

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from addnorm.stream.flow.threads import forked
+
 __all__ = ["UNMADE", "as_it_was", "copied", "tensors_in"]
 
 UNMADE = (UninitializedBuffer, UninitializedParameter)  # those of lazy modules
@@ -58,7 +60,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     of_numpy = numpy.random.get_state() if numpy is not None else None
     try:
-        with torch.random.fork_rng([*devices]):
+        with forked(devices):
             yield
     finally:
         random.setstate(python)

@@ -20,9 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.flow import fused
 from addnorm.stream.flow.capture import name_of, written_by
-from addnorm.stream.flow.frames import Frames, eagerly
+from addnorm.stream.flow.frames import Frames, alone, eagerly
 from addnorm.stream.flow.graph import FAMILY, Address, Frame, Op, Value
 from addnorm.stream.flow.memory import without_modes
+from addnorm.stream.flow.threads import shared
 
 __all__ = ["Edit", "Tap", "Watch", "checkpoints_with_graph", "gather", "watched", "without_checkpoints"]
 
@@ -156,7 +157,7 @@ def watched(
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if running and not _runs(callers[-1]):
             abandon()
-        if running or Frames.alone is not None:  # the model calls itself, or is being inspected
+        if running or alone.frames is not None:  # the model calls itself, or is being inspected
             running.append(None)
             return
         stack = ExitStack()
@@ -208,6 +209,7 @@ def _runs(frame: FrameType) -> bool:
     return here is not None
 
 
+@shared
 @contextmanager
 def checkpoints_with_graph() -> Iterator[None]:
     """Reentrant checkpoints run as the other kind, whose forward has a graph; the gradients are the same.
@@ -231,6 +233,7 @@ def checkpoints_with_graph() -> Iterator[None]:
         checkpoint.CheckpointFunction = real  # type: ignore[misc]  # as it was
 
 
+@shared
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
     """Checkpoints keep what they would compute again: nothing watches the backward, where what was edited would differ."""

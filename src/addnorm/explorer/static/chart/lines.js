@@ -25,6 +25,7 @@ import { scaleOf } from "./scale.js";
  * @property {string[]} [kinds]  of the sublayers
  * @property {Series[]} series
  * @property {string} summary
+ * @property {number[]} [range]  values that must be on the y axis too, so that it stays the same while others are shown
  */
 
 const MARGIN = { top: 10, right: 12, bottom: 40, left: 52 };
@@ -53,7 +54,7 @@ export class LineChart extends ChartFigure {
   show(data) {
     // The present state is drawn last, over the ghosts, and is first in legend, table and readout.
     this.data = data;
-    const values = data.series.flatMap((one) => [...one.values, ...(one.band ? [...one.band[0], ...one.band[1]] : [])]);
+    const values = [...(data.range ?? []), ...data.series.flatMap((one) => [...one.values, ...(one.band ? [...one.band[0], ...one.band[1]] : [])])];
     this.scale = scaleOf(values, { log: this.options.log, from: this.options.from, room: this.height < 200 ? 4 : 6 });
     this.shown(data.labels.length, data.summary);
     this.#drawLegend();

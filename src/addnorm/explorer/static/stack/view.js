@@ -4,7 +4,7 @@
 import { ask, Latest } from "../api.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
-import { h, join, say, set, unique } from "../dom.js";
+import { h, join, labelled, say, set, unique } from "../dom.js";
 import { decoded, show } from "../numbers.js";
 import { choice, flag, number, whole } from "../state.js";
 import { Diagram } from "./diagram.js";
@@ -109,11 +109,11 @@ function mount(root, app) {
       oninput: () => store.set({ [key]: Number(input.value) }, { commit: false }), onchange: () => store.set({ [key]: Number(input.value) }),
     });
     const output = h("output", { for: input.id });
-    return { key, input, output, text, element: labelled(label, hint, input, output) };
+    return { key, input, output, text, element: labelled(label, input, { hint, output }) };
   });
   const select = (/** @type {string} */ key, /** @type {string} */ label, /** @type {[string, string][]} */ options) => {
     const input = h("select", { onchange: () => store.set({ [key]: input.value }) }, ...options.map(([value, name]) => h("option", { value }, name)));
-    return { key, input, element: labelled(label, "", input) };
+    return { key, input, element: labelled(label, input) };
   };
   const selects = [
     select("norm", "Norm", [["layer", "LayerNorm"], ["rms", "RMSNorm"]]),
@@ -290,9 +290,6 @@ function mount(root, app) {
     keys: [["1 … 6", "the place of the norm"], ["p", "pin what is shown"], ["← →", "on the norm in the diagram: its next place"]],
   };
 }
-
-/** @param {string} label @param {string} hint @param {any} input @param {any} [output] */
-const labelled = (label, hint, input, output) => h("label.field", { title: hint }, h("span.name", null, label), input, output);
 
 /** @type {import("../app.js").View} */
 export const view = { name: "stack", title: "Stack", fields, mount };

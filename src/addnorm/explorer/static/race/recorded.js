@@ -1,0 +1,172 @@
+// @ts-check
+/** What came of a race: every step of both racers, the charts' series at any of them, and what they say in words. */
+
+import { show } from "../numbers.js";
+
+/** @typedef {import("../chart/lines.js").Series} Series */
+/** @typedef {"stream" | "gradient" | "parameters" | "ratio" | "similarity"} Name  what is there by depth */
+
+/** @type {Name[]} */
+export const BY_DEPTH = ["stream", "gradient", "parameters", "ratio", "similarity"];
+
+/** From this mean cosine on tokens count as alike. */
+const ALIKE = 0.99;
+
+/** @param {number} value */
+const n = (value) => show(value, 3);
+
+/** @param {any[] | null | undefined} values */
+const last = (values) => (values ? values[values.length - 1] : null);
+
+/** Of the weights of a layer, attention and feed-forward. @param {(number | null)[] | null} values @param {number} layer  0, or -1 */
+function ofLayer(values, layer) {
+  if (!values) return NaN;
+  return Math.hypot(.../** @type {number[]} */ (layer < 0 ? values.slice(-2) : values.slice(1, 3)));
+}
+
+export class Recorded {
+  /** @param {Record<string, any>} asked  the settings */
+  constructor(asked) {
+    this.asked = asked;
+    /** @type {any[]} */
+    this.events = [];
+    /** @type {any} */
+    this.started = null;
+    /** @type {any} */
+    this.ended = null;
+    /** @type {any[][]} of each racer, by step */
+    this.steps = [[], []];
+    /** @type {Map<string, [number, number]>} of all steps: while it is scrubbed a scale stays what it is */
+    this.ranges = new Map();
+  }
+
+  /** @param {any} event  as `addnorm.explorer.race` tells it */
+  take(event) {
+    this.events.push(event);
+    if (event.event === "start") this.started = event;
+    if (event.event === "end") this.ended = event;
+    if (event.event !== "step") return;
+    this.steps[event.racer].push(event);
+    for (const name of BY_DEPTH) this.#widen(name, event[name] ?? []);
+    for (const name of ["loss", "moved"]) this.#widen(name, [event[name]]);
+  }
+
+  /** @param {string} name @param {(number | null)[]} values */
+  #widen(name, values) {
+    const range = this.ranges.get(name) ?? [Infinity, -Infinity];
+    for (const value of values) {
+      if (value === null || !Number.isFinite(value) || (name !== "similarity" && value <= 0)) continue;
+      range[0] = Math.min(range[0], value);
+      range[1] = Math.max(range[1], value);
+    }
+    this.ranges.set(name, range);
+  }
+
+  /** @param {string} name @returns {number[]} */
+  range(name) {
+    return (this.ranges.get(name) ?? []).filter(Number.isFinite);
+  }
+
+  /** Whether a racer's loss became no number, so that it stopped. @param {number} racer */
+  stopped(racer) {
+    const step = last(this.steps[racer]);
+    return Boolean(step) && !Number.isFinite(step.loss);
+  }
+
+  /** The last step that both have taken, or the one that still runs; -1: none. */
+  get newest() {
+    const running = [0, 1].filter((racer) => !this.stopped(racer));
+    const lengths = (running.length ? running : [0, 1]).map((racer) => this.steps[racer].length);
+    return (running.length ? Math.min(...lengths) : Math.max(...lengths)) - 1;
+  }
+
+  /** Of a racer at a step; of one that stopped before, its last. @param {number} racer @param {number} step @returns {any} */
+  at(racer, step) {
+    return this.steps[racer][step] ?? (this.stopped(racer) ? last(this.steps[racer]) : undefined);
+  }
+
+  /** @param {number} racer @returns {string} */
+  name(racer) {
+    return this.started.racers[racer].name;
+  }
+
+  /** The names of the places by depth, and their kinds; of wirings that have others, both. */
+  get places() {
+    const [left, right] = this.started.racers.map((/** @type {any} */ racer) => racer.places);
+    const longer = left.length >= right.length ? left : right;
+    return {
+      labels: longer.map((/** @type {any} */ one, /** @type {number} */ k) => {
+        const [a, b] = [left[k]?.id ?? one.id, right[k]?.id ?? one.id];
+        return a === b ? a : `${a} | ${b}`;
+      }),
+      kinds: longer.map((/** @type {any} */ one) => one.kind),
+    };
+  }
+
+  /** @param {"loss" | "moved"} name @returns {Series[]} */
+  byStep(name) {
+    return [0, 1].map((racer) => ({ name: this.name(racer), tone: racer ? 2 : 1, values: this.steps[racer].map((step) => step[name]) }));
+  }
+
+  /** By depth. @param {Name} name @param {number} step @returns {Series[]} */
+  series(name, step) {
+    return [0, 1].flatMap((racer) => {
+      const found = this.at(racer, step);
+      if (!found?.[name]) return [];
+      const over = found.step < step;
+      return [{ name: this.name(racer) + (over ? `, at its last step ${found.step}` : ""), tone: racer ? 2 : 1, values: found[name], ghost: over }];
+    });
+  }
+
+  // In words.
+
+  /** The same said of both, where both are there. @param {number} step @param {(found: any) => string} say */
+  #each(step, say) {
+    const said = [0, 1].flatMap((racer) => {
+      const found = this.at(racer, step);
+      return found?.stream ? [`${say(found)} in ${this.name(racer)}`] : [];
+    });
+    return said.join(", ");
+  }
+
+  /** A sentence for each chart. @param {number} step @returns {Record<string, string>} */
+  summaries(step) {
+    const { entropy, uniform } = this.started.text;
+    return {
+      loss: `Nats a character, of each step's batch. To know nothing takes ${n(uniform)}, to know how often each character occurs ${n(entropy)}.`,
+      stream: `Its length at the end over that at x_0: ${this.#each(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
+      gradient: `The gradient at x_0 over that at the end: ${this.#each(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
+      parameters: `The first layer's over the last's: ${this.#each(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
+      ratio: `Of the stream's length the last sublayer writes ${this.#each(step, (f) => n(last(f.ratio)))}.`,
+      moved: `By this step what the model says, its logits, changes by ${this.#each(step, (f) => percent(f.moved))}.`,
+      similarity: `At the end two tokens have a mean cosine of ${this.#each(step, (f) => n(last(f.similarity)))}: 1 is all alike.`,
+    };
+  }
+
+  /** What there is to say of a step: the losses, and how far the models moved. @param {number} step @returns {string[]} */
+  sentences(step) {
+    const [left, right] = [0, 1].map((racer) => this.at(racer, step));
+    if (!left || !right) return [];
+    const said = [0, 1].flatMap((racer) => {
+      const found = this.at(racer, step);
+      return this.stopped(racer) && found.step <= step && found === last(this.steps[racer])
+        ? [`${this.name(racer)} has stopped: its loss at step ${found.step} is ${show(found.loss)}.`] : [];
+    });
+    if (!said.length) {
+      const [ahead, behind] = left.loss <= right.loss ? [0, 1] : [1, 0];
+      const gap = Math.abs(left.loss - right.loss);
+      said.push(gap < 0.0005
+        ? `Step ${step}: the losses are level at ${n(left.loss)}.`
+        : `Step ${step}: ${this.name(ahead)} has a loss of ${n(Math.min(left.loss, right.loss))}, ${this.name(behind)} of ${n(Math.max(left.loss, right.loss))}.`);
+    }
+    const alike = [left, right].map((found) => last(found.similarity));
+    const those = [0, 1].filter((racer) => alike[racer] > ALIKE);
+    if (those.length) {
+      said.push(`In ${those.map((racer) => this.name(racer)).join(" and in ")} the tokens have become alike (mean cosine ${those.map((racer) => show(alike[racer], 4)).join(", ")}): attention has little left to tell apart.`);
+    }
+    return said;
+  }
+}
+
+/** @param {number} share */
+const percent = (share) => (Number.isFinite(share) ? `${share >= 1 ? Math.round(100 * share) : show(100 * share, 2)} %` : show(share));

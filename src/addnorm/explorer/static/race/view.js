@@ -1,0 +1,218 @@
+// @ts-check
+/** Race: two wirings trained side by side by the library, drawn while they run, and any step of it afterwards. */
+
+import { ask, Trouble } from "../api.js";
+import { LineChart } from "../chart/lines.js";
+import { h, join, say, set } from "../dom.js";
+import { show as digits } from "../numbers.js";
+import { asked, Controls, fields } from "./controls.js";
+import { events } from "./events.js";
+import { BY_DEPTH, Recorded } from "./recorded.js";
+import { Scrubber } from "./scrubber.js";
+
+const FRAME = 120; // milliseconds between two drawings while it runs
+
+/** @type {Record<import("./recorded.js").Name, {title: string, y: string, log: boolean, from?: number, stems?: boolean}>} */
+const CHARTS = {
+  stream: { title: "The stream", y: "root mean square", log: true },
+  gradient: { title: "Gradient at the stream", y: "length, mean of the tokens", log: true },
+  parameters: { title: "Gradient of the weights", y: "length, by sublayer", log: true, stems: true },
+  ratio: { title: "What a sublayer writes", y: "|write| / |stream|", log: true },
+  similarity: { title: "How alike the tokens are", y: "mean cosine of two tokens", log: false, from: 0 },
+};
+
+/** @typedef {"idle" | "starting" | "running" | "stopped" | "failed" | "over"} Phase */
+
+/** @param {HTMLElement} root @param {import("../app.js").App} app @returns {import("../app.js").Mounted} */
+function mount(root, app) {
+  const { store, meta } = app;
+  /** @type {Recorded | null} */
+  let found = null;
+  /** @type {Phase} */
+  let phase = "idle";
+  /** @type {AbortController | null} */
+  let controller = null;
+  let began = 0; // when the first step came
+  let drawn = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let waiting;
+  const running = () => phase === "starting" || phase === "running";
+
+  // The page.
+  const controls = new Controls(meta, store);
+  const go = h("button.main", { type: "button", onclick: () => (running() ? controller?.abort() : start()) }, "Start");
+  const bar = h("progress", { "aria-label": "Progress of the race", hidden: true });
+  const status = h("p.race-status");
+  const trouble = h("p.wrong", { role: "alert", hidden: true });
+  const stale = h("p.race-note", { hidden: true }, "The settings have changed since: Start runs these.");
+  const scrubber = new Scrubber((at, commit) => store.set({ at }, { commit }), () => draw());
+  const words = h("div.race-verdict");
+  const ended = h("div.race-verdict.race-end", { hidden: true });
+  /** @param {number} index */
+  const point = (index) => { for (const chart of Object.values(byDepth)) chart.cursor(index); };
+  const loss = new LineChart({ id: "race-loss", title: "Loss", x: "step", y: "nats a character", onCursor: (index, commit) => scrubber.go(index, commit), height: 260 });
+  const byDepth = Object.fromEntries(BY_DEPTH.map((name) => [name, new LineChart({ id: `race-${name}`, x: "depth, in sublayers", ...CHARTS[name], onCursor: point })]));
+  const moved = new LineChart({ id: "race-moved", title: "How far a step goes", x: "step", y: "|change of the logits| / |logits|", log: true, onCursor: (index, commit) => scrubber.go(index, commit) });
+  const charts = h("div.charts", null, h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element), moved.element);
+  const opening = h("div.race-before", null,
+    h("p.lead", null, "Two models that differ in their wiring alone learn the same text, with the same seed, batches and rate: a step of the one, a step of the other. "
+      + "Their stream and their gradients are drawn by depth at every step, while they train."),
+    h("p.lead", null, "The text is Python's documentation of its own language, read character by character. As it opens a race takes some ten seconds; one of many layers or steps takes minutes."),
+    controls.drawings);
+  const after = h("div", { hidden: true }, ended, words, h("div.race-bar", null, scrubber.element), charts);
+  root.append(
+    h("h2", null, "Race two wirings"),
+    h("div.race-layout", null,
+      h("div.race-side", null, h("div.buttons", null, go), bar, status, trouble, stale, controls.element),
+      h("div.race-main", null, opening, after)));
+
+  // The race.
+
+  async function start() {
+    const mine = (controller = new AbortController());
+    const settings = asked(store.state);
+    const before = found;
+    found = new Recorded(settings);
+    become("starting");
+    if (before && store.state.at >= 0) store.set({ at: -1 }, { commit: false });
+    say("The race begins.");
+    try {
+      const response = await ask("/api/race", { body: settings, signal: mine.signal });
+      for await (const event of events(response)) {
+        if (event.event === "failed") throw new Trouble(event.error);
+        found.take(event);
+        if (event.event === "start") {
+          began = performance.now();
+          become("running");
+        }
+        later();
+      }
+      if (!found.ended) throw new Trouble("The race broke off before its end. Is `addnorm explore` still running in its terminal?");
+      become("over");
+      say(`The race is over. ${found.ended.verdict.join(" ")}`);
+    } catch (error) {
+      if (!found.events.length && before) found = before; // nothing came: the race before stays
+      if (mine.signal.aborted) {
+        become("stopped");
+        say("The race is stopped.");
+      } else {
+        become("failed", /** @type {Error} */ (error).message);
+        if (!(error instanceof Trouble)) console.error(error);
+      }
+    }
+  }
+
+  /** @param {Phase} next @param {string} [wrong] */
+  function become(next, wrong = "") {
+    phase = next;
+    set(trouble, { text: wrong });
+    trouble.hidden = !wrong;
+    root.dataset.phase = phase;
+    show(store.state, new Set());
+  }
+
+  /** Draws soon: steps may come faster than they can be drawn. */
+  function later() {
+    if (waiting !== undefined) return;
+    waiting = setTimeout(() => { waiting = undefined; draw(); }, Math.max(0, drawn + FRAME - performance.now()));
+  }
+
+  // What is shown.
+
+  /** @type {Record<Phase, (done: number, all: number) => string>} */
+  const STATUS = {
+    idle: () => "",
+    starting: () => "The models are made and looked through…",
+    running: (done, all) => `${done} of ${all} steps${left(done, all)}`,
+    stopped: (done, all) => `Stopped after ${done} of ${all} steps${done ? ": these are kept" : ""}.`,
+    failed: (done, all) => (done ? `${done} of ${all} steps came before that: these are kept.` : ""),
+    over: (done) => `${done} steps, ${digits(/** @type {any} */ (found).ended.racers.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.seconds, 0), 3)} seconds of training.`,
+  };
+
+  /** @param {number} done @param {number} all */
+  function left(done, all) {
+    const seconds = ((performance.now() - began) / 1000 / done) * (all - done);
+    return done >= 3 ? `, about ${seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.ceil(seconds / 60)} min`} left` : "";
+  }
+
+  function draw() {
+    if (!found || root.hidden) return;
+    drawn = performance.now();
+    const all = found.asked.steps;
+    const done = found.newest + 1;
+    set(status, { text: STATUS[phase](done, all) });
+    bar.hidden = !running();
+    if (phase === "running") set(bar, { max: all, value: done });
+    else bar.removeAttribute("value");
+    opening.hidden = done > 0;
+    after.hidden = done === 0;
+    if (!done) return;
+    scrubber.newest = found.newest;
+    scrubber.at = store.state.at;
+    const { step } = scrubber;
+    const sentences = found.sentences(step);
+    scrubber.show(found.newest, store.state.at, sentences[0] ?? "");
+    join(words, sentences, () => h("p"), (line, text) => set(line, { text }));
+    ended.hidden = !found.ended;
+    join(ended, found.ended?.verdict ?? [], () => h("p"), (line, text) => set(line, { text: String(text) }));
+    const said = found.summaries(step);
+    const range = found.range("loss");
+    loss.options.log = range[1] > 5 * found.started.text.uniform; // one that diverges would leave no room for the other
+    const steps = Array.from({ length: running() ? all : done }, (_, k) => `step ${k}`);
+    loss.show({ labels: steps, series: found.byStep("loss"), summary: said.loss });
+    moved.show({ labels: steps, series: found.byStep("moved"), summary: said.moved });
+    for (const chart of [loss, moved]) chart.cursor(step);
+    const { labels, kinds } = found.places;
+    for (const name of BY_DEPTH) {
+      byDepth[name].show({ labels, kinds, series: found.series(name, step), summary: said[name], range: found.range(name) });
+    }
+    root.dataset.step = String(step);
+  }
+
+  /** @param {import("../state.js").State} state @param {Set<string>} changed */
+  function show(state, changed) {
+    controls.show(state, changed, running());
+    set(go, { text: running() ? "Stop" : found ? "Start again" : "Start" });
+    stale.hidden = !found || running() || JSON.stringify(asked(state)) === JSON.stringify(found.asked);
+    set(status, { text: "" });
+    draw();
+  }
+
+  return {
+    show,
+    hide: () => scrubber.halt(),
+    code() {
+      const { left, right, n_layers, ...others } = named(store.state);
+      const given = Object.entries({ n_layers, ...others }).map(([name, value]) => `${name}=${value}`);
+      return [
+        "from addnorm import lab", "",
+        "text = lab.topics()",
+        `for wiring in ("${left}", "${right}"):`,
+        `    run = lab.Run(wiring, ${given.slice(0, 5).join(", ")},`,
+        `                  ${[...given.slice(5), "every=1"].join(", ")})`,
+        "    found = lab.train(run, text)",
+        '    print(run, "loss on unseen text:", found["validation"])',
+        '    print("stream by depth at the last step:", found["recorded"]["stream"][-1])', "",
+      ].join("\n");
+    },
+    data: () => ({ settings: asked(store.state), phase, raced: found && { settings: found.asked, events: found.events } }),
+    key(key) {
+      if (key === "[") scrubber.go(scrubber.step - 1, true);
+      else if (key === "]") scrubber.go(scrubber.step + 1, true);
+      else if (key === "p") scrubber.toggle();
+      else if (key === "n") scrubber.follow.click();
+      else return false;
+      return true;
+    },
+    keys: [["[ ]", "the step before, the step after"], ["p", "plays the race again, pauses"], ["n", "the newest step"]],
+  };
+
+  /** The settings as `addnorm.lab.Run` calls them. @param {import("../state.js").State} state @returns {Record<string, any>} */
+  function named(state) {
+    const { layers, ...others } = asked(state);
+    return { n_layers: layers, d: others.d, n_heads: meta.race.heads, ...others };
+  }
+}
+
+/** @type {import("../app.js").View} */
+export const view = { name: "race", title: "Race", fields, mount };
