@@ -1,21 +1,155 @@
-"""`addnorm explore` as a process of its own, on a free port."""
+"""`addnorm explore` as a process of its own, on a port that is free: what the tests of the server and of the page talk to.
 
-import re
+with Explorer() as explorer:
+    explorer.ask("POST", "/api/stack", {"placement": "pre"}).json
+"""
+
+import json
+import os
+import queue
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+START = 60  # seconds in which it says where it is; torch is imported meanwhile
+
+RACING = """
+import itertools, time
+from addnorm.explorer import race
+
+def endless(settings):
+    for k in itertools.count():
+        yield {"event": "step", "step": k}
+        time.sleep(0.02)
+
+race.race = endless
+"""
+"""A race that never ends, in place of a training."""
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict
+    body: bytes
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        return self.json["error"]
+
+
+class Explorer:
+    """The process; ended with the block.
+
+    Args:
+        arguments: of `addnorm explore`; `--port 0` unless there is a port among them.
+        before: Python that runs first in the process.
+    """
+
+    def __init__(self, *arguments: str, before: str = ""):
+        arguments = arguments if "--port" in arguments else ("--port", "0", *arguments)
+        code = f"{before}\nfrom addnorm.cli import main\nmain(['explore', *{arguments!r}])"
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # whatever the tests run under
+        )  # fmt: skip
+        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.errors: list[str] = []
+        self._readers = [threading.Thread(target=self._hear), threading.Thread(target=self._hear_errors)]
+        for one in self._readers:
+            one.start()
+        try:
+            self.url = self._address()
+        except BaseException:
+            self.end(signal.SIGKILL)
+            raise
+        split = urlsplit(self.url)
+        self.host, self.port, self.token = split.hostname, split.port, split.query.removeprefix("token=")
+        self.origin = f"http://{split.netloc}"
+
+    def _hear(self) -> None:
+        for line in self.process.stdout:
+            self._said.put(line)
+        self._said.put(None)
+
+    def _hear_errors(self) -> None:
+        self.errors.extend(self.process.stderr)
+
+    def _address(self) -> str:
+        until = time.monotonic() + START
+        while (line := self._said.get(timeout=max(0.0, until - time.monotonic()))) is not None:
+            if line.startswith("The explorer is at "):
+                return line.split()[-1]
+        self._readers[1].join()
+        raise AssertionError(f"the explorer ended before it began: {self.stderr}")
+
+    @property
+    def stderr(self) -> str:
+        """What it said there so far."""
+        return "".join(self.errors)
+
+    def ask(self, method, path, body=None, headers=None, timeout=30) -> Answer:
+        """One request on a connection of its own; a body that is no bytes is sent as JSON."""
+        sent = dict(headers or {})
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+            sent = {"Content-Type": "application/json"} | sent
+        connection = HTTPConnection(self.host, self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body, sent)
+            answer = connection.getresponse()
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def connect(self, timeout=30) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection((self.host, self.port), timeout)
+
+    def memory(self) -> int:
+        """Bytes that it holds; Linux only."""
+        with open(f"/proc/{self.process.pid}/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    def end(self, by=signal.SIGINT, within=10.0) -> int:
+        """Its exit code, after the signal."""
+        if self.process.poll() is None:
+            self.process.send_signal(by)
+        try:
+            return self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise
+        finally:
+            for one in self._readers:
+                one.join()
+            self.process.stdout.close()
+            self.process.stderr.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
 
 
 @contextmanager
 def running(*arguments):
-    """Its address, while it runs."""
-    command = [sys.executable, "-W", "error", "-m", "addnorm.cli", "explore", "--port", "0", *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            said = process.stdout.readline()
-            found = re.search(r"http://\S+?(?=/?\s)", said)
-            assert found, said + process.stderr.read()
-            yield found[0]
-        finally:
-            process.send_signal(signal.SIGINT)
+    """The address of one, while it runs."""
+    with Explorer(*map(str, arguments)) as explorer:
+        yield explorer.origin

@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import secrets
 import socket
+import threading
 import webbrowser
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 __all__ = ["explore"]
 
 PORT = 8017  # by default; another where it is taken
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # all addresses of this machine, and how it calls itself
 
 
 class Refused(click.ClickException):
@@ -52,59 +53,63 @@ def explore(port: int | None, host: str, recordings: tuple[Path, ...], opened: b
         raise Refused(f"{error}.") from None
     import torch
 
+    from addnorm.explorer.guard import LOOPBACK
     from addnorm.explorer.server import application
+    from addnorm.explorer.serving import serve
 
     token = None if host in LOOPBACK else secrets.token_urlsafe(16)
     with _bound(host, port) as listening:
         try:
-            page = application(recordings, hosts=frozenset(LOOPBACK) if token is None else None, token=token)
+            page = application(recordings, hosts=LOOPBACK if token is None else None, token=token)
         except (ValueError, ImportError, OSError) as error:
             raise Refused(f"--recording: {str(error).rstrip('.')}.") from None
         torch.set_num_threads(1)  # small matrices gain nothing by more, and two clients are computed at once
-        address = _address(host, listening, token)
-        click.echo(f"The explorer is at {address}\nCtrl-C ends it.")
-        if opened:
-            webbrowser.open(address)
-        _serve(page, listening)
+        serve(page, listening, partial(_ready, host, listening.getsockname()[1], token, opened))
     click.echo("Ended.", err=True)
 
 
 def _bound(host: str, port: int | None) -> socket.socket:
     """A socket that listens; where nobody asked for a port and the usual one is taken, at another."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    for attempt in (PORT, 0) if port is None else (port,):
+    tries = (PORT, 0) if port is None else (port,)
+    for attempt in tries:
         try:
-            listening.bind((host, attempt))
-            listening.listen(128)
-            return listening
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE and port is None and attempt:
+            return _listening(host, attempt)
+        except (OSError, UnicodeError) as error:
+            taken = getattr(error, "errno", None) == errno.EADDRINUSE
+            if taken and attempt != tries[-1]:
                 continue
-            listening.close()
-            if error.errno == errno.EADDRINUSE:
-                raise Refused(f"--port is {port}, which is in use: give another, or 0 for any that is free.") from None
-            name = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
-            given = host if name == "--host" else port
-            raise Refused(f"{name} is {given}, which cannot be listened at ({error.strerror or error}).") from None
+            if taken:
+                raise Refused(
+                    f"--port is {attempt}, which is in use: give another, or 0 for any that is free."
+                ) from None
+            refused, given = ("--port", attempt) if isinstance(error, PermissionError) else ("--host", host)
+            why = getattr(error, "strerror", None) or error
+            raise Refused(f"{refused} is {given}, which cannot be listened at ({why}).") from None
     raise AssertionError("unreachable")  # the last attempt returns or raises
 
 
-def _address(host: str, listening: socket.socket, token: str | None) -> str:
-    name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{listening.getsockname()[1]}/" + ("" if token is None else f"?token={token}")
-
-
-def _serve(page: Any, listening: socket.socket) -> None:
-    """Until Ctrl-C."""
-    import uvicorn
-
-    config = uvicorn.Config(
-        page, log_level="warning", access_log=False, server_header=False, date_header=False, lifespan="on",
-        timeout_graceful_shutdown=1, timeout_keep_alive=30, limit_concurrency=256, ws="none",
-    )  # fmt: skip
+def _listening(host: str, port: int) -> socket.socket:
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:  # uvicorn has ended, and raises the signal again
-        pass
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(128)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+def _ready(host: str, port: int, token: str | None, opened: bool) -> None:
+    """Says where it is, once it answers."""
+    here = ANY.get(host, host)
+    name = f"[{here}]" if ":" in here else here
+    address = f"http://{name}:{port}/" + ("" if token is None else f"?token={token}")
+    click.echo(f"The explorer is at {address}")
+    if host in ANY:
+        click.echo(f"From other machines: the same with this machine's name for {name}.")
+    click.echo("Ctrl-C ends it.")
+    if opened:
+        threading.Thread(
+            target=webbrowser.open, args=(address,), daemon=True
+        ).start()  # one in the terminal stays in it

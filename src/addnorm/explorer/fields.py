@@ -37,7 +37,9 @@ class Number:
         if not fits:
             steps = f" in steps of {self.step}" if self.step is not None and self.step > 1 else ""
             kind = "a whole number" if self.whole else "a number"
-            raise ValueError(f"{name} is {shown(value)}, expected {kind} from {self.least:g} to {self.most:g}{steps}.")
+            raise ValueError(
+                f"{name} is {shown(value)}, expected {kind} from {self.least:.15g} to {self.most:.15g}{steps}."
+            )
         return int(number) if self.whole else float(number)
 
 
@@ -99,5 +101,8 @@ def described(fields: Mapping[str, Field]) -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     """What came, in a few characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:  # it could just be read
+        return "deeply nested"
     return text if len(text) <= 40 else f"{text[:40]}..."

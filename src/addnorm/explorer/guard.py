@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from http.cookies import CookieError, SimpleCookie
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +25,7 @@ MOST = 64 * 1024  # bytes of a request
 PATIENCE = 10.0  # seconds in which it must be there
 COOKIE = "addnorm-token"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -45,9 +47,11 @@ class Refused(Exception):
         self.status = status
 
 
-def refusal(status: int, sentence: str) -> JSONResponse:
+def refusal(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The sentence, for the page to show."""
-    return JSONResponse({"error": sentence}, status)
+    if status == 408:  # the rest would come some time, and nobody reads it
+        headers = {"Connection": "close"}
+    return JSONResponse({"error": sentence}, status, headers)
 
 
 class Guard:
@@ -57,10 +61,17 @@ class Guard:
         app: what is behind it.
         hosts: the names by which the server may be called; None: any, with a token.
         token: what a request must bring, in `?token=` once and as a cookie from then on; None: nothing.
+        close: ends what still runs, before the server ends.
     """
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None = LOOPBACK, token: str | None = None) -> None:
-        self.app, self.hosts, self.token = app, hosts, token
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: frozenset[str] | None = LOOPBACK,
+        token: str | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.app, self.hosts, self.token, self.close = app, hosts, token, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -79,19 +90,17 @@ class Guard:
             await send(message)
 
         bring = None
-        headers = Headers(scope=scope)
         try:
-            self._check(headers)
-            bring = self._token(scope, headers)
+            self._check(scope["method"], Headers(scope=scope))
+            bring = self._token(HTTPConnection(scope))
         except Refused as error:
             await refusal(error.status, str(error))(scope, receive, guarded)
             return
         await self.app(scope, receive, guarded)
 
-    def _check(self, headers: Headers) -> None:
+    def _check(self, method: str, headers: Headers) -> None:
         host = headers.get("host", "")
-        name = _name(f"http://{host}")
-        if self.hosts is not None and name not in self.hosts:
+        if self.hosts is not None and _name(host) not in self.hosts:
             raise Refused(
                 421, f"Host is {host[:60]!r}, expected localhost: open the address that `addnorm explore` printed."
             )
@@ -100,30 +109,28 @@ class Guard:
             raise Refused(
                 403, f"Origin is {origin[:60]!r}, expected http://{host[:60]}: only this server's own page may ask."
             )
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        followed = method == "GET" and headers.get("sec-fetch-mode") == "navigate"  # a link to here, in a chat say
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not (
+            followed and headers.get("sec-fetch-dest") == "document"
+        ):
             raise Refused(403, "The request came from another site, expected this server's own page.")
 
-    def _token(self, scope: Scope, headers: Headers) -> str | None:
+    def _token(self, connection: HTTPConnection) -> str | None:
         """The token to be kept in a cookie, if it came in the address."""
         if self.token is None:
             return None
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if _same(given, self.token):
-            return given
-        try:
-            kept = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            kept = None
-        if kept is None or not _same(kept.value, self.token):
+        query = connection.scope["query_string"].decode("latin-1")
+        if _same(parse_qs(query).get("token", [""])[0], self.token):
+            return self.token
+        if not _same(connection.cookies.get(COOKIE, ""), self.token):
             raise Refused(401, "The token is missing: open the address that `addnorm explore` printed, with all of it.")
         return None
 
 
-def _name(address: str) -> str:
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
+def _name(host: str) -> str:
+    """The name in a Host, without the port: what is behind a tunnel has another."""
+    found = HOST.fullmatch(host)
+    return (found[1] or found[2]).lower() if found else ""
 
 
 def _same(one: str, other: str) -> bool:
@@ -136,7 +143,7 @@ async def body_of(request: Request) -> Any:
     Raises:
         Refused: it is too large, too slow, or no JSON.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which a form of another site cannot send
         raise Refused(415, f"Content-Type is {kind[:60]!r}, expected application/json.")
     found = bytearray()

@@ -12,8 +12,8 @@ GET  /healthz                "ok"
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 import addnorm
 from addnorm.explorer import presets, race, stack, tokens
-from addnorm.explorer.desk import Busy, Desk, Superseded
+from addnorm.explorer.desk import Busy, Desk, Ended, Gone, Superseded
 from addnorm.explorer.fields import described
 from addnorm.explorer.guard import LOOPBACK, Guard, Refused, body_of, refusal
 from addnorm.explorer.recordings import Recordings
@@ -59,18 +60,19 @@ def application(
         Route("/api/stack", server.stack, methods=["POST"]),
         Route("/api/trace", server.trace, methods=["POST"]),
         Route("/api/race", server.race, methods=["POST"]),
-        Route("/api/recording/{number:int}", server.recording),
+        Route("/api/recording/{number}", server.recording),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    handlers: dict[Any, Any] = {Refused: _refused, HTTPException: _missing, ClientDisconnect: _gone, Exception: _failed}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers, lifespan=server.lifespan), hosts, token)
+    app = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=server.lifespan)
+    app.router.redirect_slashes = False  # an address is right or wrong
+    return Guard(app, hosts, token, server.desk.close)
 
 
 class _Server:
     def __init__(self, recordings: Recordings) -> None:
         self.recordings = recordings
         self.desk = Desk()
-        self.known = plain(
+        self.known = _text(
             {
                 "version": addnorm.__version__,
                 "stack": {"fields": described(stack.FIELDS), "places": stack.places()},
@@ -97,44 +99,55 @@ class _Server:
 
     async def stack(self, request: Request) -> Response:
         asked = _taken(stack.flip, await body_of(request))
-        return await self._computed(request, partial(stack.answer, asked))
+        return await self._computed("stack", request, partial(stack.answer, asked))
 
     async def trace(self, request: Request) -> Response:
-        return _json(_taken(tokens.answer, await body_of(request)))
+        return _json(_text(_taken(tokens.answer, await body_of(request))))
 
     async def recording(self, request: Request) -> Response:
         asked = _taken(self.recordings.asked, request.path_params["number"], dict(request.query_params))
-        return await self._computed(request, partial(self.recordings.answer, asked))
+        return await self._computed("recording", request, partial(self.recordings.answer, asked))
 
     async def race(self, request: Request) -> Response:
         asked = _taken(race.asked, await body_of(request))
         events = self.desk.follow(_client(request), partial(race.race, asked))
         try:
-            first = await anext(events)
+            first = await anext(events, None)
         except Busy:
             raise Refused(503, "Two races run already: stop one, or wait until it has ended.") from None
-        return StreamingResponse(_sent(first, events), media_type="text/event-stream")
+        if first is None:
+            raise Refused(409, "The race was stopped before its first step.")
+        return _Events(_sent(first, events))
 
-    async def _computed(self, request: Request, work: Callable[[], Any]) -> Response:
+    async def _computed(self, kind: str, request: Request, work: Callable[[], Any]) -> Response:
+        gone = request.is_disconnected
+        return _json(await self.desk.compute(_client(request), lambda: _text(work()), kind=kind, gone=gone))
+
+
+class _Events(StreamingResponse):
+    """Server-sent events. They end with the answer, also where nobody hears them to their end."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[str, None]) -> None:
+        super().__init__(events)
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            return Response(
-                await self.desk.compute(_client(request), lambda: _text(work())), media_type="application/json"
-            )
-        except Superseded:
-            raise Refused(409, "A newer question came before this one was computed.") from None
-        except Busy:
-            raise Refused(503, "Too many questions wait: ask again in a moment.") from None
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.events.aclose()
 
 
-async def _sent(first: Any, events: AsyncIterator[Any]) -> AsyncIterator[str]:
-    yield f"data: {_text(first)}\n\n"
-    try:
-        async for event in events:
-            yield f"data: {_text(event)}\n\n"
-    except Exception as error:  # the answer has begun: it can only be told in it
-        yield f"data: {_text({'event': 'failed', 'error': str(error)})}\n\n"
-    finally:
-        await events.aclose()  # type: ignore[attr-defined]  # a generator
+async def _sent(first: Any, events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+    async with aclosing(events):
+        yield f"data: {_text(first)}\n\n"
+        try:
+            async for event in events:
+                yield f"data: {_text(event)}\n\n"
+        except Exception as error:  # the answer has begun: it can only be told in it
+            yield f"data: {_text({'event': 'failed', 'error': str(error)})}\n\n"
 
 
 def _taken(read: Callable[..., Any], *given: Any) -> Any:
@@ -158,8 +171,8 @@ def _text(found: Any) -> str:
     return json.dumps(plain(found), allow_nan=False, separators=(",", ":"))
 
 
-def _json(found: Any) -> Response:
-    return Response(_text(found), media_type="application/json")
+def _json(text: str) -> Response:
+    return Response(text, media_type="application/json")
 
 
 # What goes wrong, as a status and a sentence.
@@ -169,11 +182,15 @@ async def _refused(request: Request, error: Exception) -> Response:
     return refusal(error.status if isinstance(error, Refused) else 400, str(error))
 
 
+async def _undone(request: Request, error: Exception) -> Response:
+    return refusal(*UNDONE[type(error)])
+
+
 async def _missing(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    what = f"{request.method} {request.url.path[:80]}"
+    status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (404, None)
+    what = f"{request.method[:20]} {request.scope['path'][:80]}"
     sentence = {404: f"{what}: there is nothing here.", 405: f"{what}: this method is not for this address."}
-    return refusal(status, sentence.get(status, f"{what}: {status}."))
+    return refusal(status, sentence.get(status, f"{what}: {status}."), headers)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -182,3 +199,14 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     return refusal(500, f"The computation failed: {type(error).__name__}: {str(error)[:200]}")
+
+
+UNDONE = {
+    Superseded: (409, "A newer question came before this one was computed."),
+    Busy: (503, "Too many questions wait: ask again in a moment."),
+    Ended: (503, "The server ends."),
+}
+HANDLERS: dict[Any, Any] = {
+    Refused: _refused, HTTPException: _missing, ClientDisconnect: _gone, Gone: _gone, Exception: _failed,
+    **dict.fromkeys(UNDONE, _undone),
+}  # fmt: skip

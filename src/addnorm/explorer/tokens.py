@@ -36,8 +36,9 @@ def answer(given: Any) -> dict[str, Any]:
         if isinstance(value, list) and len(value) > LENGTH:
             raise ValueError(f"{name} has {len(value)} numbers, expected at most {LENGTH}.")
     for name in OTHERS:
-        if isinstance(given.get(name), list | dict):
-            raise ValueError(f"{name} is {shown(given[name])}, expected a {'number' if name == 'eps' else 'word'}.")
+        number = name == "eps"
+        if name in given and not (_number(given[name]) if number else isinstance(given[name], str)):
+            raise ValueError(f"{name} is {shown(given[name])}, expected a {'number' if number else 'word'}.")
     return trace(**given).to_dict()
 
 
