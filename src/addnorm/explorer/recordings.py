@@ -73,7 +73,7 @@ class Recordings:
             for name, path, rec in zip(names, self.paths, self.loaded, strict=True)
         ]  # fmt: skip
 
-    def asked(self, number: int, query: Mapping[str, str]) -> Asked:
+    def asked(self, number: int | str, query: Mapping[str, str]) -> Asked:
         """What GET /api/recording/{number}?step=3&stream=encoder&what=write.ratio&depth=2 asks for.
 
         Args:
@@ -84,6 +84,7 @@ class Recordings:
             LookupError: there is no such recording.
             ValueError: there is no such thing in it: one sentence with what there is.
         """
+        number = _whole("recording", str(number))
         if not 0 <= number < len(self.loaded):
             there = (
                 f"a number from 0 to {len(self.loaded) - 1}"
