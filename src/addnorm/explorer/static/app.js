@@ -105,6 +105,11 @@ async function start() {
     }
   }
   tools(app, () => /** @type {Mounted} */ (current().mounted), () => current().view);
+  // The address is the state's: the skip link moves the focus without it.
+  document.querySelector(".skip")?.addEventListener("click", (event) => {
+    event.preventDefault();
+    main.focus();
+  });
   store.subscribe(show);
   show(store.state, new Set(Object.keys(fields)));
 }

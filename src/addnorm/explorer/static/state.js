@@ -7,6 +7,8 @@
  */
 
 export const VERSION = "1";
+const RUN = 1000; // milliseconds between two changes of a run
+const TOLD = 8; // sentences about an address
 
 /**
  * @template T
@@ -112,7 +114,8 @@ export function parse(fragment, fields) {
       notices.push(`${key} is ${short(value)} in the address, expected ${/** @type {Error} */ (error).message}: ${taken || "nothing"} was taken.`);
     }
   }
-  return { state, notices };
+  const more = notices.length - TOLD;
+  return { state, notices: more > 0 ? [...notices.slice(0, TOLD), `And ${more} more of the kind.`] : notices };
 }
 
 /** The address of a state; what is as at first is left out. @param {State} state @param {Fields} fields */
@@ -138,6 +141,10 @@ export class Store {
     this.listeners = new Set();
     const { state, notices } = parse(location.hash, fields);
     this.state = state;
+    /** @type {{keys: string, from: string} | undefined} */
+    this.dragged = undefined; // what is dragged, and the address where that began
+    /** @type {{keys: string, at: number} | undefined} */
+    this.last = undefined; // step of Back's
     this.tell(notices);
     // A bad address is left as it is until something is chosen, so that what was wrong with it can be read.
     for (const event of ["popstate", "hashchange"]) window.addEventListener(event, () => this.read());
@@ -148,29 +155,49 @@ export class Store {
     if (location.hash === this.written) return;
     const { state, notices } = parse(location.hash, this.fields);
     this.written = location.hash;
+    this.dragged = this.last = undefined;
     this.tell(notices);
     this.#become(state);
   }
 
   /**
    * Changes some of it.
+   *
+   * While something is dragged the address follows in place; the end of the drag, which changes the same keys, is one step of
+   * Back's, from where it began. So is a run of keys on a slider: numbers that change again within a second.
    * @param {State} some
    * @param {{commit?: boolean}} [how]  commit: Back comes back to what was before; not while a slider is dragged
    */
   set(some, { commit = true } = {}) {
+    const keys = Object.keys(some).join();
     const before = format(this.state, this.fields);
     const state = { ...this.state, ...some };
     const address = format(state, this.fields);
-    if (address !== before || (commit && this.dragged)) {
-      // While a slider is dragged the address follows in place; its end is one step of Back's, from where the drag began.
-      if (!commit && this.dragged === undefined) this.dragged = before;
-      if (commit && this.dragged !== undefined) history.replaceState(null, "", this.dragged);
-      if (commit) history.pushState(null, "", address);
-      else history.replaceState(null, "", address);
-      if (commit) this.dragged = undefined;
-      this.written = address;
+    if (this.dragged?.keys !== keys) this.dragged = undefined; // it has no end: what it left in the address stays there
+    const from = this.dragged?.from ?? before;
+    if (!commit) {
+      if (address !== before) {
+        this.dragged ??= { keys, from };
+        history.replaceState(null, "", address);
+      }
+    } else if (address !== from && this.#goesOn(keys)) {
+      history.replaceState(null, "", address);
+    } else {
+      if (from !== before) history.replaceState(null, "", from);
+      if (address !== from) history.pushState(null, "", address);
     }
+    if (commit) {
+      if (address !== from) this.last = { keys, at: performance.now() };
+      this.dragged = undefined;
+    }
+    if (address !== before) this.written = location.hash;
     this.#become(state);
+  }
+
+  /** Whether the last step changed the same numbers a moment ago. @param {string} keys */
+  #goesOn(keys) {
+    const quick = this.last?.keys === keys && performance.now() - this.last.at < RUN;
+    return quick && keys.split(",").every((key) => "least" in this.fields[key]);
   }
 
   /** @param {(state: State, changed: Set<string>) => void} listener */

@@ -39,7 +39,6 @@ export class Diagram {
     const wire = (/** @type {string} */ d, /** @type {string} */ more = "") => s(`path.wire${more}`, { d });
     this.skip = wire("M62,172H202");
     this.alpha = s("g.alpha", null, s("circle", { cx: 137, cy: 172, r: 13 }), s("text", { x: 137, y: 176.5, "text-anchor": "middle" }, "α"));
-    this.finalNorm = s("g.chip.other", null, s("rect", { x: -18, y: -12, width: 36, height: 24, rx: 6 }), s("text", { y: 4.5, "text-anchor": "middle" }, "N"));
     this.slots = places.map((place) => {
       const { at, label } = SLOTS[place.name];
       return s("g.slot", { data: { place: place.name }, onclick: () => this.choose(place.name) },
@@ -59,7 +58,7 @@ export class Diagram {
       ...this.slots,
       s("circle.plus", { cx: 212, cy: 172, r: 10 }), wire("M207,172H217M212,167V177", ".cross"),
       this.alpha,
-      s("text.name", { x: 14, y: 162 }, "x"), s("text.name", { x: 296, y: 162 }, "x′"),
+      s("text.name", { x: 14, y: 162 }, "x"), s("text.name", { x: 302, y: 160 }, "x′"),
       this.second, this.chip);
     this.#listen();
   }

@@ -1,22 +1,22 @@
 // @ts-check
 /** Stack: move the LayerNorm, and watch the stream and the gradients of a stack before training, computed by the library. */
 
-import { ask, Latest } from "../api.js";
+import { get } from "../api.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
 import { h, join, labelled, say, set, unique } from "../dom.js";
-import { decoded, show } from "../numbers.js";
+import { show } from "../numbers.js";
 import { choice, flag, number, whole } from "../state.js";
 import { Diagram } from "./diagram.js";
-import { summaries, verdict } from "./verdict.js";
+import { spread, summaries, verdict } from "./verdict.js";
 
 /** Keys of the address, and what the library calls them. @type {Record<string, string>} */
 const KEYS = {
   place: "placement", norm: "norm", S: "sublayers", d: "d", T: "tokens", gain: "gain", alpha: "alpha", seed: "seed", res: "residual", final: "final",
 };
 const PINS = 3;
+const SEEDS = 8; // of which a survey is made
 const REMEMBERED = 24;
-const DEBOUNCE = 30; // milliseconds, while a slider is dragged
 
 /** @param {any} meta @returns {import("../state.js").Fields} */
 function fields(meta) {
@@ -50,10 +50,14 @@ function pinsOf(known) {
           const [key, value] = pair.split(":");
           if (key === "as" && value === "first") continue;
           if (!Object.hasOwn(known, key) || value === undefined) throw new Error(`settings such as place:pre,S:48`);
-          found[key] = known[key].parse(value);
+          try {
+            found[key] = known[key].parse(value);
+          } catch (error) {
+            throw new Error(`${key} to be ${/** @type {Error} */ (error).message}`);
+          }
         }
         return found;
-      });
+      }).filter((one, at, all) => all.findIndex((other) => same(one, other)) === at);
     },
     format: (pins) => pins.map((pin) => {
       const changed = Object.entries(known).filter(([key, field]) => field.format(pin[key]) !== field.format(field.initial));
@@ -61,6 +65,9 @@ function pinsOf(known) {
     }).join(";"),
   };
 }
+
+/** Whether two states ask for the same stack. @param {import("../state.js").State} a @param {import("../state.js").State} b */
+const same = (a, b) => Object.keys(KEYS).every((key) => a[key] === b[key]);
 
 /** @param {import("../state.js").State} state @returns {Record<string, any>} */
 const asked = (state) => Object.fromEntries(Object.entries(KEYS).map(([key, name]) => [name, state[key]]));
@@ -75,14 +82,40 @@ const CHARTS = [
   { id: "cosine", title: "Where a write points", y: "cosine of write and stream", log: false, from: 0 },
 ];
 
-/** @type {[string, string, string, (value: any, found: any) => string][]} key, label, hint, how its value is shown */
+/** Key, label, and how its value is shown. @type {[string, string, (value: any, found: any, state: import("../state.js").State) => string][]} */
 const SLIDERS = [
-  ["S", "Sublayers", "attention and feed-forward in turn", String],
-  ["d", "Width d", "features of a token", String],
-  ["T", "Tokens", "of the one sequence", String],
-  ["gain", "Weight gain", "weights are N(0, gain² / fan-in)", (value) => show(value, 3)],
-  ["alpha", "Residual α", "factor of the residual; at the left end the wiring's own", (value, found) => (value ? show(value, 3) : `own${found && found.alpha ? `: ${show(found.alpha, 3)}` : ""}`)],
-  ["seed", "Seed", "of weights, tokens and the loss's direction", String],
+  ["S", "Sublayers", String],
+  ["d", "Width d", String],
+  ["T", "Tokens", String],
+  ["gain", "Weight gain", (value) => show(value, 3)],
+  ["alpha", "Residual α", (value, found, { res }) => (!res ? "cut" : value ? show(value, 3) : `own${found && found.alpha ? `: ${show(found.alpha, 3)}` : ""}`)],
+  ["seed", "Seed", String],
+];
+
+/** In what a setting differs, in words. @type {Record<string, (value: any) => string>} */
+const DIFFERS = {
+  norm: (value) => (value === "rms" ? "RMSNorm" : "LayerNorm"),
+  S: (value) => `${value} sublayers`,
+  d: (value) => `d ${value}`,
+  T: (value) => (value === 1 ? "1 token" : `${value} tokens`),
+  gain: (value) => `gain ${show(value, 3)}`,
+  alpha: (value) => (value ? `α ${show(value, 3)}` : "its own α"),
+  seed: (value) => `seed ${value}`,
+  res: (value) => (value ? "with the residual" : "without the residual"),
+  final: (value) => (value === "own" ? "its own final norm" : value === "on" ? "with a final norm" : "without a final norm"),
+};
+
+/** @type {[string, string][]} */
+const WORDS = [
+  ["stream", "What is carried from sublayer to sublayer, x: d numbers for each token. x_0 is the input, here random."],
+  ["sublayer", "Attention (tokens read each other) or feed-forward (each token by itself), in turn. Two are a layer."],
+  ["write", "What a sublayer adds to the stream. The wire past the sublayer is the residual connection: x itself."],
+  ["N, LN", "The norm: it brings a token to mean 0 and length √d. RMSNorm brings it to length √d alone."],
+  ["length", "√(x₁² + … + x_d²). The stream's is shown over √d: 1 for a token that was just normalized."],
+  ["gradient", "How the loss changes with the stream, or with the weights; it comes back from the end. The loss is, of each token, the output along a random direction of length one."],
+  ["cosine", "1: the same direction, 0: at right angles, -1: opposite."],
+  ["gain", "Weights are drawn from N(0, gain² / fan-in), the number of their inputs."],
+  ["α", "The factor of x at the add: 1, in DeepNorm (2L)^(1/4) for L layers. DeepNorm also makes its weights smaller, by β = (8L)^(-1/4), all but queries and keys."],
 ];
 
 /** @param {HTMLElement} root @param {import("../app.js").App} app @returns {import("../app.js").Mounted} */
@@ -92,24 +125,22 @@ function mount(root, app) {
   const titleOf = (/** @type {string} */ name) => places.find((/** @type {any} */ place) => place.name === name).title;
   /** @type {any} */
   let found; // what was measured of the present state
-  /** @type {Map<string, any>} */
-  const remembered = new Map();
-  /** @type {ReturnType<typeof setTimeout> | undefined} */
-  let waiting;
+  let shown = store.state; // the state that it is of
+  let surveyed = { of: "", text: "" }; // several seeds of one setting
 
   // The controls.
   const diagram = new Diagram(places, (name) => store.set({ place: name }));
   const group = unique("place");
   const radios = places.map((/** @type {any} */ place, /** @type {number} */ k) =>
-    h("label.choice", { title: place.use }, h("input", { type: "radio", name: group, value: place.name, onchange: () => store.set({ place: place.name }) }), place.title, h("kbd", { "aria-hidden": "true" }, k + 1)));
-  const sliders = SLIDERS.map(([key, label, hint, text]) => {
+    h("label.choice", null, h("input", { type: "radio", name: group, value: place.name, onchange: () => store.set({ place: place.name }) }), place.title, h("kbd", { "aria-hidden": "true" }, k + 1)));
+  const sliders = SLIDERS.map(([key, label, text]) => {
     const of = known[KEYS[key]];
     const input = h("input", {
       type: "range", min: of.least, max: of.most, step: of.step ?? 0.05, id: unique(key),
       oninput: () => store.set({ [key]: Number(input.value) }, { commit: false }), onchange: () => store.set({ [key]: Number(input.value) }),
     });
     const output = h("output", { for: input.id });
-    return { key, input, output, text, element: labelled(label, input, { hint, output }) };
+    return { key, input, output, text, element: labelled(label, input, { output }) };
   });
   const select = (/** @type {string} */ key, /** @type {string} */ label, /** @type {[string, string][]} */ options) => {
     const input = h("select", { onchange: () => store.set({ [key]: input.value }) }, ...options.map(([value, name]) => h("option", { value }, name)));
@@ -122,11 +153,13 @@ function mount(root, app) {
   const residual = h("input", { type: "checkbox", onchange: () => store.set({ res: residual.checked }) });
   const pin = h("button.plain", { type: "button", onclick: () => pinned() }, "Pin this");
   const dice = h("button.plain", { type: "button", onclick: () => store.set({ seed: Math.floor(Math.random() * (known.seed.most + 1)) }) }, "Another seed");
+  const survey = h("button.plain", { type: "button", onclick: () => look() }, `${SEEDS} seeds`);
+  const use = h("p.stack-note.stack-use");
   const pins = h("ul.stack-pins", { "aria-label": "Pinned" });
   const equation = h("p.stack-equation");
 
   // What is shown.
-  const words = h("div.stack-verdict", { role: "status", "aria-label": "Verdict" });
+  const words = h("div.stack-verdict", { role: "group", "aria-label": "Verdict" });
   const trouble = h("p.wrong", { role: "alert", hidden: "" });
   /** @param {number} index @param {boolean} commit */
   const point = (index, commit) => {
@@ -139,56 +172,102 @@ function mount(root, app) {
   const charts = h("div.charts", null, ...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
 
   root.append(
+    h("p.lead.stack-lead", null, "A stack of attention and feed-forward sublayers, before any training. Move the LayerNorm (LN) in the diagram: drag it, click a place, or press an arrow key. See what becomes of the stream on its way to the end, and of the gradient on its way back."),
     h("div.stack-layout", null,
       h("div.stack-side", null,
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),
-        h("fieldset", null, h("legend", null, "Where the norm stands"), h("div.choices.stack-places", null, ...radios)),
-        h("div.buttons", null, pin, dice), pins,
+        h("fieldset", null, h("legend", null, "Where the norm stands"), h("div.choices.stack-places", null, ...radios), use),
+        h("div.buttons", null, pin, dice, survey), pins,
         h("fieldset", null, h("legend", null, "The stack"), ...sliders.map((one) => one.element), ...selects.map((one) => one.element),
           h("label.choice", null, residual, "Residual connection")),
-        h("p.stack-note", null, "The weights are the same at every place of the norm. They, x_0 and the loss's direction are those of the seed; the loss is the output along a random direction of length one.")),
+        h("details.stack-words", null, h("summary", null, "What the words mean"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
+        h("p.stack-note", null, "A seed gives the same weights at every place of the norm (DeepNorm's are those, made smaller by its β), the same x_0 and the same loss. One seed is one draw: see others too.")),
       h("div.stack-main", null, words, trouble, charts)));
 
   // What is computed.
-  /** @type {Latest<import("../state.js").State, any>} */
-  const question = new Latest(async (state, signal) => decoded(await (await ask("/api/stack", { body: asked(state), signal })).json()));
+  /** @type {Map<string, any>} */
+  const remembered = new Map(); // the last used are at its end
+  let line = Promise.resolve(); // one question after the other: the server would drop the older
 
-  /** @param {import("../state.js").State} state */
-  async function measured(state) {
+  /** @param {import("../state.js").State} state @returns {any} */
+  function recalled(state) {
     const key = JSON.stringify(asked(state));
-    let answer = remembered.get(key);
-    if (!answer) {
-      answer = await question.ask(state);
-      if (!answer) return undefined;
-      remembered.set(key, answer);
-      if (remembered.size > REMEMBERED) remembered.delete(/** @type {string} */ (remembered.keys().next().value));
-    }
+    const answer = remembered.get(key);
+    if (answer && remembered.delete(key)) remembered.set(key, answer);
     return answer;
   }
 
-  let turn = 0;
-  /** Computes what is asked for and draws it; of what is overtaken nothing is drawn. */
+  /** @param {import("../state.js").State} state @returns {Promise<any>} */
+  async function measured(state) {
+    const known = recalled(state);
+    if (known) return known;
+    const answer = line.then(() => recalled(state) ?? get("/api/stack", { body: asked(state) }));
+    line = answer.catch(() => {});
+    remembered.set(JSON.stringify(asked(state)), await answer);
+    if (remembered.size > REMEMBERED) remembered.delete(/** @type {string} */ (remembered.keys().next().value));
+    return answer;
+  }
+
+  let busy = false;
+  let again = false;
+  /** Computes what is asked for and draws it; of what comes while that goes on, the newest alone is computed after it. */
   async function refresh() {
-    const mine = ++turn;
-    const state = store.state;
-    const began = performance.now();
-    try {
-      const answer = await measured(state);
-      if (!answer || mine !== turn) return;
-      found = answer;
-      draw(state, []);
-      performance.measure("addnorm-stack", { start: began, detail: { dropped: question.dropped } });
-      const others = [];
-      for (const pin of state.pins) {
-        const of = await measured(pin);
-        if (!of || mine !== turn) return;
-        others.push({ name: nameOf(pin, state), found: of });
+    again = busy;
+    if (busy) return;
+    busy = true;
+    do {
+      again = false;
+      try {
+        await once();
+        trouble.hidden = true;
+      } catch (error) {
+        set(trouble, { text: /** @type {Error} */ (error).message });
+        trouble.hidden = false;
       }
-      if (others.length) draw(state, others);
-      trouble.hidden = true;
-      root.dataset.ready = String(Number(root.dataset.ready ?? 0) + 1);
+    } while (again);
+    busy = false;
+  }
+
+  async function once() {
+    const { state } = store;
+    const began = performance.now();
+    const answer = await measured(state);
+    if (again && store.dragged === undefined) return; // under the hand something moves at once, else the last alone
+    found = answer;
+    shown = state;
+    /** @type {{name: string, found: any}[]} */
+    const others = [];
+    for (const pin of state.pins) {
+      // What is pinned is there, as a rule; while it is not, the present does not wait for it.
+      if (!recalled(pin)) draw(state, [...others]);
+      others.push({ name: nameOf(pin, state), found: await measured(pin) });
+      if (again && store.dragged === undefined) return;
+    }
+    draw(state, others);
+    performance.measure("addnorm-stack", { start: began });
+    root.dataset.ready = String(Number(root.dataset.ready ?? 0) + 1);
+  }
+
+  /** What is surveyed: all of the state but the seed. @param {import("../state.js").State} state */
+  const setting = (state) => JSON.stringify(asked({ ...state, seed: 0 }));
+
+  /** Measures several seeds of what is shown, and says how far apart they are. */
+  async function look() {
+    const { state } = store;
+    const of = setting(state);
+    const founds = [];
+    try {
+      for (let seed = 0; seed < SEEDS; seed += 1) {
+        if (setting(store.state) !== of) return;
+        surveyed = { of, text: `Seed ${seed + 1} of ${SEEDS} …` };
+        if (found) speak(shown);
+        founds.push(await measured({ ...state, seed }));
+      }
+      surveyed = { of, text: spread(founds) };
+      speak(shown);
+      say(surveyed.text);
     } catch (error) {
-      if (mine !== turn) return;
+      surveyed = { of: "", text: "" };
       set(trouble, { text: /** @type {Error} */ (error).message });
       trouble.hidden = false;
     }
@@ -197,11 +276,12 @@ function mount(root, app) {
   /** The place, and in what else it differs from the present. @param {import("../state.js").State} pin @param {import("../state.js").State} [beside] */
   function nameOf(pin, beside) {
     const differs = Object.keys(KEYS).filter((key) => key !== "place" && beside && pin[key] !== beside[key]);
-    return [titleOf(pin.place), ...differs.map((key) => `${KEYS[key]} ${pin[key]}`)].join(", ");
+    return [titleOf(pin.place), ...differs.map((key) => DIFFERS[key](pin[key]))].join(", ");
   }
 
   /** @type {{name: string, found: any}[]} */
   let beside = [];
+  let told = ""; // of the verdict
   /** @param {import("../state.js").State} state @param {{name: string, found: any}[]} others */
   function draw(state, others) {
     beside = others;
@@ -217,9 +297,17 @@ function mount(root, app) {
     });
     map.show({ columns: found.labels, rows: found.labels, values: found.map, summary: said.map });
     for (const chart of all) if (state.depth >= 0) chart.cursor(state.depth);
-    join(words, verdict(name, found, others), () => h("p"), (line, text) => set(line, { text }));
+    speak(state);
     set(equation, { text: found.equation });
     controls(state);
+  }
+
+  /** The verdict, and of the survey what is of this setting. @param {import("../state.js").State} state */
+  function speak(state) {
+    const said = verdict(nameOf(state), found, beside);
+    join(words, [...said, ...(surveyed.of === setting(state) ? [surveyed.text] : [])], () => h("p"), (line, text) => set(line, { text }));
+    if (said[0] !== told) say(said.join(" "));
+    told = said[0];
   }
 
   /** @param {import("../state.js").State} state */
@@ -229,12 +317,13 @@ function mount(root, app) {
     diagram.show(state.place, { residual: state.res, alpha, kind: state.norm, equation: place.equation });
     for (const radio of radios) set(radio.firstElementChild, { checked: radio.firstElementChild.value === state.place });
     for (const { key, input, output, text } of sliders) {
-      set(input, { value: String(state[key]), "aria-valuetext": text(state[key], found) });
-      set(output, { text: text(state[key], found) });
+      set(input, { value: String(state[key]), "aria-valuetext": text(state[key], found, state) });
+      set(output, { text: text(state[key], found, state) });
     }
     for (const { key, input } of selects) set(input, { value: state[key] });
     set(residual, { checked: state.res });
-    set(pin, { disabled: state.pins.length >= PINS });
+    set(pin, { disabled: state.pins.length >= PINS || pinnedAlready(state) });
+    set(use, { text: `Use it ${place.use} (${place.source})` });
     join(pins, state.pins, () => h("li", null, h("span"), h("button.quiet", { type: "button" }, "✕")), (item, one, k) => {
       set(item.firstElementChild, { text: nameOf(/** @type {any} */ (one), state) });
       const button = item.lastElementChild;
@@ -243,9 +332,12 @@ function mount(root, app) {
     });
   }
 
+  /** @param {import("../state.js").State} state */
+  const pinnedAlready = (state) => state.pins.some((/** @type {import("../state.js").State} */ one) => same(one, state));
+
   function pinned() {
     const { state } = store;
-    if (state.pins.length >= PINS) return;
+    if (state.pins.length >= PINS || pinnedAlready(state)) return;
     store.set({ pins: [...state.pins, Object.fromEntries(Object.keys(KEYS).map((key) => [key, state[key]]))] });
     say(`${nameOf(state)} is pinned.`);
   }
@@ -257,10 +349,7 @@ function mount(root, app) {
         if (changed.has("depth")) for (const chart of all) chart.cursor(state.depth < 0 ? null : state.depth);
         return;
       }
-      if (changed.has("place") && changed.size === 1) say(`${titleOf(state.place)}: ${places.find((/** @type {any} */ one) => one.name === state.place).equation}`);
-      clearTimeout(waiting);
-      if (store.dragged === undefined) refresh();
-      else waiting = setTimeout(refresh, DEBOUNCE);
+      refresh();
     },
     code() {
       const { state } = store;
@@ -279,7 +368,7 @@ function mount(root, app) {
         '    print(f"{label:18}{stream:10.4g}{gradient:10.4g}")', "",
       ].join("\n");
     },
-    data: () => ({ asked: asked(store.state), measured: found, pinned: beside }),
+    data: () => ({ asked: asked(shown), measured: found, pinned: beside }),
     key(key) {
       const place = places[Number(key) - 1];
       if (place) store.set({ place: place.name });
