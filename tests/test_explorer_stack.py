@@ -148,6 +148,142 @@ def test_every_key_of_the_address_is_taken(explorer):
     assert dict(part.split("=") for part in explorer.fragment()[1:].split("&")) == {"v": "1"} | EVERYTHING
 
 
+EXTREME = [
+    "place=none&S=96&gain=3", "place=none&S=96&gain=0.1&res=0", "place=none&S=96&alpha=8&d=8", "place=pre&S=96&alpha=8",
+    "S=2&d=8&T=1", "gain=0.1", "res=0", "place=deepnorm&res=0&S=96", "T=64&gain=3", "place=reordered&norm=rms&final=off",
+    "place=none&res=0&gain=3&S=96&pins=place:none,gain:3,S:96;place:pre,final:on", "pins=as:first;as:first",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fragment", EXTREME)
+def test_what_is_said_is_a_sentence_at_the_extremes_too(explorer, fragment):
+    page = explorer.stack(f"#v=1&{fragment}")
+    said = page.locator(".stack-verdict p, #panel-stack figure.chart .summary").all_inner_texts()
+    assert len(said) >= 8
+    for sentence in said:
+        assert re.fullmatch(r"\w.*\.", sentence)
+        assert not re.search(r"\b(nan|inf|NaN|Infinity|undefined|null|true|false)\b|e\+02 %", sentence), sentence
+
+
+def summary(explorer, chart):
+    return explorer.page.locator(f"#chart-{chart} .summary").inner_text()
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_what_is_said_is_what_was_measured(explorer, placement):
+    explorer.stack(f"#v=1&place={placement}&S=12&d=16&T=5")
+    found = Flip(placement, sublayers=12, d=16, tokens=5).measure()
+    layers = [math.hypot(*found["parameters"][at : at + 2]) for at in range(1, 13, 2)]
+    wanted = {
+        "stream": found["stream"][-1] / found["stream"][0], "gradient": found["gradient"][0] / found["gradient"][-1],
+        "parameters": layers[-1] / layers[0], "ratio": found["ratio"][-1], "similarity": found["similarity"][-1],
+        "cosine": sum(found["cosine"][1:]) / 12, "map": found["closure"],
+    }  # fmt: skip
+    pattern = r"(-?[\d.]+(?:e[+-]\d+)?)(?= times| at the end| on the mean| of it at most)"
+    for chart, value in wanted.items():
+        assert float(re.findall(pattern, summary(explorer, chart))[-1]) == pytest.approx(value, rel=6e-3), chart
+    grows = re.search(r"grows|shrinks|keeps", summary(explorer, "gradient"))[0]
+    assert grows == ("grows" if wanted["gradient"] > 1.1 else "shrinks" if wanted["gradient"] < 0.9 else "keeps")
+
+
+def test_too_large_and_too_small_are_told_apart(explorer):
+    explorer.stack("#v=1&place=none&S=96&gain=3")
+    first = next(k for k, value in enumerate(explorer.marks("stream", "none")) if not math.isfinite(value))
+    label = Flip("none", 96, gain=3.0).measure()["labels"][first]
+    assert summary(explorer, "stream").startswith(f"The stream overflows at {label}:")
+    assert summary(explorer, "map").startswith(f"From {label} on the stream is not finite")
+    explorer.stack("#v=1&place=none&S=96&gain=0.1&res=0")
+    zero = explorer.marks("stream", "none").index(0)
+    label = Flip("none", 96, gain=0.1, residual=False).measure()["labels"][zero]
+    assert summary(explorer, "stream") == f"The stream vanishes: from {label} on it is 0 to the computer."
+    assert summary(explorer, "map").startswith(f"From {label} on the stream is 0")
+
+
+def test_eight_seeds_are_looked_at_before_one_is_believed(explorer):
+    page = explorer.stack("#v=1&S=12&d=16&T=5&seed=3")
+    page.get_by_role("button", name="8 seeds").click()
+    said = page.locator(".stack-verdict p").filter(has_text="Over seeds 0 to 7").inner_text(timeout=20_000)
+    found = [Flip(sublayers=12, d=16, tokens=5, seed=seed).measure() for seed in range(8)]
+    ratios = [one["gradient"][0] / one["gradient"][-1] for one in found]
+    low, high = re.search(r"x_0 over the end: ([\d.]+) to ([\d.]+);", said).groups()
+    assert (float(low), float(high)) == (pytest.approx(min(ratios), rel=6e-3), pytest.approx(max(ratios), rel=6e-3))
+    explorer.after(lambda: page.keyboard.press("2"))
+    assert "Over seeds" not in page.locator(".stack-verdict").inner_text(), "they are of another setting"
+    explorer.after(lambda: page.keyboard.press("1"))
+    assert "Over seeds" in page.locator(".stack-verdict").inner_text()
+
+
+def test_a_run_of_keys_on_a_slider_is_one_step_of_back(explorer):
+    page = explorer.stack("#v=1&S=4&d=8&T=2")
+    before = page.evaluate("history.length")
+    slider = page.get_by_role("slider", name="Sublayers")
+    slider.focus()
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+    assert "S=20" in explorer.fragment()
+    assert page.evaluate("history.length") == before + 1
+    page.go_back()
+    page.wait_for_function("() => location.hash.includes('S=4')")
+    assert slider.input_value() == "4"
+
+
+def test_back_after_the_cursor_was_moved_overwrites_nothing(explorer):
+    page = explorer.stack("#v=1&S=8&d=8&T=2")
+    explorer.after(lambda: page.keyboard.press("2"))
+    page.get_by_role("slider", name="The stream: data cursor", exact=True).focus()
+    page.keyboard.press("ArrowRight")
+    assert explorer.fragment() == "#v=1&place=pre&S=8&d=8&T=2&depth=0"
+    explorer.after(page.go_back)
+    explorer.after(lambda: page.keyboard.press("3"))
+    explorer.after(page.go_back)
+    assert explorer.fragment() == "#v=1&S=8&d=8&T=2"
+
+
+def test_a_drag_is_drawn_while_it_lasts_and_is_one_step_of_back(explorer):
+    page = explorer.stack("#v=1&S=4&d=8&T=2&pins=place:pre,S:4,d:8,T:2")
+    before, ready = page.evaluate("history.length"), explorer.ready()
+    page.evaluate("""() => new Promise(done => {
+        const slider = document.querySelector('.stack-side input[type=range]');
+        let value = 4;
+        const move = () => {
+            if (value > 60) return done();
+            slider.value = String(value += 2);
+            slider.dispatchEvent(new Event('input', {bubbles: true}));
+            setTimeout(move, 16);  // faster than it can be computed
+        };
+        move();
+    })""")
+    assert explorer.ready() - ready >= 3, "it moves under the hand"
+    explorer.after(lambda: page.evaluate(
+        "() => { const slider = document.querySelector('.stack-side input[type=range]'); slider.value = '70'; "
+        "for (const type of ['input', 'change']) slider.dispatchEvent(new Event(type, {bubbles: true})); }"
+    ))  # fmt: skip
+    page.wait_for_function("() => document.querySelectorAll(`#chart-stream .mark[data-series='post-LN']`).length === 71")
+    assert page.evaluate("history.length") == before + 1
+    explorer.after(page.go_back)
+    assert len(explorer.marks("stream", "post-LN")) == 5
+
+
+def test_the_skip_link_leaves_the_state_alone(explorer):
+    page = explorer.stack("#v=1&place=pre&S=4&d=8&T=2")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert explorer.fragment() == "#v=1&place=pre&S=4&d=8&T=2"
+    assert page.locator("#notices p").count() == 0
+
+
+def test_the_same_is_pinned_once(explorer):
+    page = explorer.stack("#v=1&S=4&d=8&T=2")
+    explorer.after(lambda: page.keyboard.press("p"))
+    page.keyboard.press("p")
+    assert page.get_by_role("list", name="Pinned").get_by_role("listitem").count() == 1
+    assert page.get_by_role("button", name="Pin this").is_disabled()
+    assert "is pinned: change something" in page.locator(".stack-verdict").inner_text()
+    explorer.after(lambda: page.get_by_label("Residual connection").uncheck())
+    assert "Beside post-LN, with the residual:" in page.locator(".stack-verdict").inner_text()
+
+
 def test_back_and_forward(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     for key in "23":
@@ -165,7 +301,9 @@ def test_back_and_forward(explorer):
     ("#v=1&S=%F0%9F&d=", "d is '' in the address, expected a whole number from 8 to 256"),
     ("#v=1&gain=NaN", "gain is 'NaN' in the address, expected a number from 0.1 to 3: 1 was taken."),
     ("#v=1&__proto__=1&constructor=2", "'__proto__' in the address is unknown here, and was left out."),
-    ("#v=1&pins=place:front", "pins is 'place:front' in the address, expected one of post"),
+    ("#v=1&pins=place:front", "pins is 'place:front' in the address, expected place to be one of post"),
+    ("#v=1&pins=place:pre,S:1000", "expected S to be a whole number from 2 to 96 in steps of 2: nothing was taken."),
+    ("#" + "&".join(f"k{i}=1" for i in range(3000)), "And 2992 more of the kind."),
     ("#v=1&pins=a;b;c;d", "expected at most 3 pinned settings"),
     ("#v=1&place=pre&place=post", "'place' came more than once in the address: the first was taken."),
     ("#v=1&view=cellar", "view is 'cellar' in the address"),
@@ -262,6 +400,11 @@ def test_a_server_that_is_gone_is_said(explorer):
     page.route("**/api/stack", lambda route: route.abort())
     page.keyboard.press("2")
     page.get_by_role("alert").filter(has_text="The server does not answer").wait_for()
+    with page.expect_download() as document:
+        page.get_by_role("button", name="JSON").click()
+    assert json.loads(document.value.path().read_text())["asked"]["placement"] == "post", (
+        "what was measured, not what was asked in vain"
+    )
     explorer.complaints.clear()  # the browser tells of the request that failed
     page.unroute("**/api/stack")
     explorer.after(lambda: page.keyboard.press("3"))

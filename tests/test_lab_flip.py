@@ -1,5 +1,6 @@
 """addnorm.lab.flip: a stack at init, its norm in six places, measured by depth."""
 
+import contextlib
 import math
 import statistics
 
@@ -10,6 +11,7 @@ import addnorm
 from addnorm import wirings
 from addnorm.lab import Flip
 from addnorm.lab.flip import PLACEMENTS
+from addnorm.lab.toy import likeness, streams
 from addnorm.nn.wirings import deepnorm_constants
 
 CHANGED = [
@@ -106,6 +108,34 @@ def test_a_seed_is_a_stack_and_nobody_elses_random_numbers_are_drawn():
     assert one == again != other
 
 
+@pytest.mark.parametrize("around", [
+    torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"), lambda: torch.device("meta"), lambda: default_dtype(torch.float64),
+], ids=["no_grad", "inference_mode", "autocast", "device", "default_dtype"])  # fmt: skip
+def test_the_numbers_are_the_same_whatever_is_set_around_it(around):
+    flip = Flip("pre", sublayers=4, d=8)
+    alone = flip.measure()
+    with around():
+        assert flip.measure() == alone
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_the_likeness_of_all_places_is_that_of_each():
+    flip = Flip("none", sublayers=6, d=8, tokens=3)
+    stack, x, _ = flip.build()
+    assert flip.measure()["similarity"] == pytest.approx(
+        [likeness(one.detach().double()) for one in streams(stack, x)], rel=1e-12
+    )
+
+
 def test_the_wiring_is_the_papers_until_something_of_it_is_changed():
     assert Flip("pre").wiring == wirings.pre_ln()
     assert Flip("deepnorm").wiring == wirings.deepnorm()
@@ -153,6 +183,9 @@ def test_what_overflows_is_told_as_it_is():
     ({"sublayers": 0}, "sublayers is 0"),
     ({"norm": "batch"}, "norm is 'batch'"),
     ({"gain": "much"}, "gain is 'much'"),
+    ({"gain": -0.5}, "gain is -0.5, expected a number from 0"),
+    ({"alpha": math.nan}, "alpha is nan, expected a finite number, or None"),
+    ({"seed": 2**63}, "expected a whole number below 2"),
     ({"residual": 1}, "residual is 1"),
     ({"final_norm": 1}, "final_norm is 1"),
 ])  # fmt: skip

@@ -1,7 +1,8 @@
 """A stack of attention and feed-forward before training, its norm in one of six places: what is measured at every depth.
 
-The weights are the same for every placement of a seed, and those of a shallow stack are the first of a deep one, so that what
-changes is the placement alone. All of it takes some ten milliseconds: the explorer computes it while a slider is moved.
+The weights are the same for every placement of a seed (in DeepNorm times its beta, where its paper says so), and those of a
+shallow stack are the first of a deep one, so that what changes is the placement alone. All of it takes some tens of
+milliseconds: the explorer computes it while a slider is moved.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.lab.toy import likeness
 from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block, checks, wirings
 from addnorm.nn.norm import NormKind
@@ -48,15 +48,18 @@ class Flip:
         sublayers: attention and feed-forward in turn: an even number.
         d: the width.
         tokens: in the one sequence; each attends to all.
-        gain: of the weights.
+        gain: of the weights, not negative.
         alpha: the factor of the residual, a; None is the wiring's own, 1 or DeepNorm's (2L)^(1/4).
         seed: of weights, x_0 and v.
         norm: "layer" or "rms".
         residual: False takes the residual connection away, a = 0.
         final_norm: None is the wiring's own.
 
+    Raises:
+        ValueError, TypeError: what does not fit, by its name.
+
     Example:
-        >>> from addnorm.lab.flip import Flip
+        >>> from addnorm.lab import Flip
         >>> found = Flip("pre", sublayers=8).measure()
         >>> len(found["stream"]), found["labels"][:2]
         (9, ['x_0', 'attention 1'])
@@ -84,9 +87,13 @@ class Flip:
             raise ValueError(
                 f"sublayers is {self.sublayers}, expected an even number: attention and feed-forward in turn."
             )
-        for name in ("gain", "alpha"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, checks.number(name, value))
+        object.__setattr__(self, "gain", checks.number("gain", self.gain))
+        if self.gain < 0:
+            raise ValueError(f"gain is {self.gain:g}, expected a number from 0: weights are N(0, gain^2 / fan_in).")
+        if self.alpha is not None:
+            object.__setattr__(self, "alpha", checks.number("alpha", self.alpha, ", or None: as the wiring says"))
+        if self.seed >= 2**63:
+            raise ValueError(f"seed is {self.seed}, expected a whole number below 2^63, as torch takes it.")
         checks.flag("residual", self.residual)
         if self.final_norm is not None:
             checks.flag("final_norm", self.final_norm, ", or None: as the wiring says")
@@ -113,19 +120,18 @@ class Flip:
     def build(self) -> tuple[ResidualStack, Tensor, Tensor]:
         """The stack, x_0 and v, `(1, tokens, d)` each."""
         generator = torch.Generator().manual_seed(self.seed)
-        x = torch.randn(1, self.tokens, self.d, generator=generator)
-        v = torch.randn(1, self.tokens, self.d, generator=generator)
+        drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+        x, v = (torch.randn(1, self.tokens, self.d, **drawn) for _ in "xv")
         heads = math.gcd(self.d, 4)
         sublayers: list[nn.Module] = []
         for _ in range(self.sublayers // 2):
-            with torch.device("meta"):  # whose weights nobody draws: they are drawn here
-                sublayers += block(self.d, heads, bias=False)
+            # On meta nobody draws weights: they are drawn here.
+            sublayers += block(self.d, heads, bias=False, device="meta", dtype=torch.float32)
         beta = deepnorm_constants("encoder-only", self.sublayers // 2)[1] if self.placement == "deepnorm" else 1.0
         for sublayer in sublayers:
-            sublayer.to_empty(device="cpu")
+            _allocate(sublayer)
             self._draw(sublayer, beta, generator)
-        with torch.device("cpu"):
-            stack = ResidualStack(sublayers, self.d, self.wiring, norm=self.norm, elementwise_affine=False)
+        stack = ResidualStack(sublayers, self.d, self.wiring, norm=self.norm, elementwise_affine=False, device="cpu")
         return stack, x, v / v.norm(dim=-1, keepdim=True)
 
     def _draw(self, sublayer: Any, beta: float, generator: torch.Generator) -> None:
@@ -147,7 +153,7 @@ class Flip:
             writes; `closure`, by how much the sources miss the stream at most, relative. None where there is nothing, as for the
             parameters of x_0.
         """
-        with one_thread():
+        with one_thread(), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
             return self._run()
 
     def _run(self) -> dict[str, Any]:
@@ -175,7 +181,7 @@ class Flip:
         writes = torch.cat([_write(here, raw) for here, raw in zip(connections, raws, strict=True)]).double()
         lengths = x.norm(dim=-1)
         rms = lengths / self.d**0.5
-        low, high = rms.quantile(torch.tensor(BAND, dtype=rms.dtype), dim=-1)
+        low, high = rms.quantile(torch.tensor(BAND, dtype=rms.dtype, device="cpu"), dim=-1)
         ratio = (writes.norm(dim=-1) / lengths[:-1]).mean(-1)
         cosine = torch.cosine_similarity(writes, x[:-1], dim=-1).mean(-1)
         shares, closure = _shares(connections, x, writes)
@@ -188,9 +194,16 @@ class Flip:
             "parameters": [None, *(float(torch.cat([one.flatten() for one in some]).double().norm()) for some in of_weights)],
             "ratio": [None, *ratio.tolist()],
             "cosine": [None, *cosine.tolist()],
-            "similarity": [likeness(one) if self.tokens > 1 else None for one in x],
+            "similarity": _likenesses(x),
             "map": shares, "closure": closure,
         }  # fmt: skip
+
+
+def _allocate(sublayer: nn.Module) -> None:
+    """Memory for the weights of a sublayer on meta: `to_empty`, in a third of its time."""
+    for module in sublayer.modules():
+        if isinstance(module, nn.Linear):
+            module.weight = nn.Parameter(torch.empty(module.weight.shape, dtype=torch.float32, device="cpu"))
 
 
 def _write(here: SublayerConnection, raw: Tensor) -> Tensor:
@@ -198,29 +211,49 @@ def _write(here: SublayerConnection, raw: Tensor) -> Tensor:
     return here.b * (raw if here.norm_branch is None else here.norm_branch(raw))  # type: ignore[no-any-return,operator]  # torch does not type attributes
 
 
+def _likenesses(x: Tensor) -> list[float | None]:
+    """The mean cosine of two different tokens, at every place: `addnorm.lab.toy.likeness` of each at once."""
+    places, n, _ = x.shape
+    if n == 1:
+        return [None] * places
+    unit = x / x.norm(dim=-1, keepdim=True)
+    found: list[float | None] = ((unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))).tolist()
+    return found
+
+
 def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) -> tuple[list[list[float | None]], float]:
     """Of every source at every place, and by how much they miss the stream at most: see `addnorm.decompose`."""
-    parts, columns, misses = x[:1], [], []
+    sources, columns, misses = torch.empty_like(x), [], []
+    sources[0] = x[0]
     for k, state in enumerate(x):
         if k:
-            parts = _carried(connections[k - 1], parts, x[k - 1], writes[k - 1])
-        total = parts.sum(0)
+            sources[k] = writes[k - 1]
+            _carry(connections[k - 1], sources[: k + 1], x[k - 1])
+        parts = sources[: k + 1]
         size = state.square().sum(-1)
         columns.append(((parts * state).sum(-1) / size).mean(-1).tolist())
-        misses.append((total - state).norm() / state.norm())
+        misses.append((parts.sum(0) - state).norm() / state.norm())
     n = len(columns)
     rows = [[columns[c][r] if r <= c else None for c in range(n)] for r in range(n)]
     return rows, float(torch.stack(misses).max())  # of which a NaN is the largest
 
 
-def _carried(here: SublayerConnection, parts: Tensor, x: Tensor, write: Tensor) -> Tensor:
-    """The sources after one more sublayer: a norm on the stream is applied to each with the denominator of their sum."""
+def _carry(here: SublayerConnection, parts: Tensor, x: Tensor) -> None:
+    """The sources after one more sublayer, in place; its write is the last of them.
+
+    A norm on the stream is applied to each, with the denominator of their sum.
+    """
     norm: Any = here.norm_out
-    parts = torch.cat([float(here.a) * parts, write[None]])
-    if norm is None:
-        return parts
-    z = float(here.a) * x + write
-    if here.norm == "layer":
-        parts, z = parts - parts.mean(-1, keepdim=True), z - z.mean(-1, keepdim=True)
-    eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-    return parts * (z.square().mean(-1, keepdim=True) + eps).rsqrt()
+    a, write = float(here.a), parts[-1]
+    if norm is not None:
+        z = a * x + write
+        if here.norm == "layer":
+            z -= z.mean(-1, keepdim=True)
+        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+        rstd = (z.square().mean(-1, keepdim=True) + eps).rsqrt()
+    if a != 1.0:
+        parts[:-1] *= a
+    if norm is not None:
+        if here.norm == "layer":
+            parts -= parts.mean(-1, keepdim=True)
+        parts *= rstd

@@ -172,7 +172,7 @@ function mount(root, app) {
   const charts = h("div.charts", null, ...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
 
   root.append(
-    h("p.lead.stack-lead", null, "A stack of attention and feed-forward sublayers, before any training. Move the LayerNorm (LN) in the diagram: drag it, click a place, or press an arrow key. See what becomes of the stream on its way to the end, and of the gradient on its way back."),
+    h("p.lead.stack-lead", null, "A transformer's stack before training. Move the LayerNorm (LN): drag it, click a place, or press an arrow key. Watch what becomes of the stream on its way to the end, and of its gradient on the way back."),
     h("div.stack-layout", null,
       h("div.stack-side", null,
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),
