@@ -250,7 +250,7 @@ def test_the_player_walks_by_itself_and_ends(explorer):
 @pytest.mark.parametrize("more", [more for more, _ in CHOICES] + ["&step=dx&times=2.5&plus=-1&gamma=0.5,-0,1e-7"])
 def test_an_address_is_all_of_it(explorer, more):
     page = explorer.open(address(more=more), READY)
-    page.get_by_role("textbox", name="ε", exact=True).evaluate(
+    page.locator("#panel-trace [name=eps]").evaluate(
         "input => { input.value = '1e-4'; input.dispatchEvent(new Event('change')); }"
     )
     shown, fragment = page.locator("#panel-trace").inner_text(), explorer.fragment()
