@@ -79,7 +79,7 @@ def _bound(host: str, port: int | None) -> socket.socket:
     for attempt in tries:
         try:
             return _listening(host, attempt)
-        except (OSError, UnicodeError) as error:
+        except (OSError, UnicodeError, TypeError) as error:  # the last two: a name that cannot be one
             taken = getattr(error, "errno", None) == errno.EADDRINUSE
             if taken and attempt != tries[-1]:
                 continue
