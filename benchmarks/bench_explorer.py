@@ -134,9 +134,10 @@ def stale(page: Page, address: str) -> dict[str, Any]:
     page.goto("about:blank")
     page.goto(f"{address}/#v=1&S={STACK['S']}&seed=9001")
     page.wait_for_selector("#panel-stack[data-ready]")
-    page.evaluate(
-        "() => { window.drawn = []; new MutationObserver(() => drawn.push(1)).observe(document.querySelector('#panel-stack'), {attributes: true}) }"
-    )
+    page.evaluate("""() => {
+        window.drawn = [];
+        new MutationObserver(() => drawn.push(1)).observe(document.querySelector('#panel-stack'), {attributes: true});
+    }""")
     keys = ("23456" * 4)[:20]
     for key in keys:
         page.evaluate("key => document.body.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))", key)

@@ -62,8 +62,8 @@ def test_every_proof_holds():
     written = [
         Path(line.removeprefix("Written: ")) for line in done.stdout.splitlines() if line.startswith("Written: ")
     ]
-    assert [path.name for path in written] == ["compare.html", "minilm.html"]
-    for path in written:
+    assert [path.name for path in written] == ["minilm.json", "compare.html", "minilm.html"]
+    for path in written[1:]:
         checked(path.read_text())
     assert all(len(line.rstrip()) <= 100 for line in done.stdout.splitlines() if not line.startswith("Written: "))
     assert "\x1b" not in done.stdout
@@ -137,6 +137,33 @@ def test_the_recording_has_a_line_for_each_sublayer():
     held, text = printed(demo_stream.recorded)
     assert held is None
     assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", text, re.M)) == 12
+    rec = addnorm.stream.Recording.load("addnorm-demo/minilm.json")
+    assert rec.facts["streams"]["stream"]["wiring"] == "post_ln"
+    assert rec.balances["stream"].error < 1e-6
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_nothing_fails(tmp_path):
+    (tmp_path / "addnorm-demo").write_text("a file")
+    held, text = printed(demo_stream.recorded)
+    assert held is None
+    assert "minilm.json cannot be written (File exists)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("called", "shown"),
+    [(".venv/bin/addnorm", ".venv/bin/addnorm"), ("{here}/.venv/bin/addnorm", ".venv/bin/addnorm"),
+     ("/elsewhere/bin/addnorm", "/elsewhere/bin/addnorm"), ("/usr/bin/pytest", "addnorm")],
+)  # fmt: skip
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_end_says_how_to_open_the_explorer(monkeypatch, tmp_path, called, shown, recorded):
+    monkeypatch.setattr(demo, "PARTS", ())
+    monkeypatch.setattr(sys, "argv", [called.format(here=tmp_path), "demo"])
+    if recorded:
+        (tmp_path / "addnorm-demo").mkdir()
+        (tmp_path / "addnorm-demo" / "minilm.json").write_text("{}")
+    _, text = printed(demo.run)
+    more = " --recording addnorm-demo/minilm.json" if recorded else ""
+    assert text.endswith(f"in a browser:\n  {shown} explore{more}\n")
 
 
 @pytest.fixture

@@ -179,6 +179,64 @@ class TestTheNumbers:
         found = dict(zip(rec.maps["stream"][0], rec.maps["stream"][1][-1], strict=True))
         assert found == pytest.approx(dict(zip(sources, shares[-1], strict=True)), rel=1e-4)
 
+    def test_a_balance_whose_amounts_add_up_to_the_streams_length(self, both: Any, ids: Tensor) -> None:
+        rec, seen, model = both
+        sheet = rec.balances["stream"]
+        assert sheet.refused == ""
+        assert sheet.error < 1e-6 > sheet.closure
+        assert sheet.tokens == BATCH * TOKENS
+        assert sheet.length == pytest.approx(float(lengths(seen[-1]["out"]).mean()), rel=1e-5)
+        parts = addnorm.decompose(model, ids)
+        x = parts.state()
+        by_hand = {name: float(((c * x).sum(-1) / x.norm(dim=-1)).mean()) for name, c in parts.components().items()}
+        assert dict(zip(sheet.sources, sheet.amounts, strict=True)) == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
+
+    def test_what_the_inspection_knows_of_it(self, both: Any, post: bool) -> None:
+        rec, _, _ = both
+        (name, known), *others = rec.facts["streams"].items()
+        assert (name, others, rec.facts["unknown"]) == ("stream", [], [])
+        assert known["wiring"] == ("post_ln" if post else "pre_ln")
+        assert known["norms"] == "LayerNorm 1e-5"
+        assert (known["closure"] is None) == post
+        assert [*known["sites"]] == [site.id for site in rec.sites if site.kind not in ("start", "final")]
+        assert all(site["closes"] and site["closure"] < 1e-5 for site in known["sites"].values())
+
+
+class Odd(nn.Module):
+    """Two sublayers, and between them something that a sum of components does not pass."""
+
+    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.between = nn.Linear(D, D), nn.Linear(D, D), between
+        self.scale = nn.Parameter(torch.rand(D) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.tanh(self.one(x))
+        x = self.between(self, x)
+        return x + torch.tanh(self.two(x))
+
+
+@pytest.mark.parametrize(
+    ("between", "says"),
+    [
+        (lambda model, x: x * model.scale, "multiplie"),
+        (
+            lambda model, x: x * (torch.arange(TOKENS) < 4)[None, :, None],
+            "the stream is multiplied or masked between add 1 and",
+        ),
+        (lambda model, x: torch.cat([x, x[:, :1]], 1), "tokens join or leave the stream before add 2"),
+    ],
+    ids=["scaled", "masked", "longer"],
+)
+def test_where_no_balance_can_be_drawn_up_it_says_why(between: Any, says: str) -> None:
+    model = Odd(between)
+    with addnorm.record(model) as rec:
+        model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
+    (sheet,) = rec.balances.values()
+    assert says in sheet.refused
+    assert (rec.maps, sheet.sources, sheet.amounts) == ({}, (), ())
+
 
 class Low(nn.Module):
     """A bfloat16 stream to which a write is added that is too small for most of its elements."""

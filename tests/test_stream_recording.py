@@ -9,6 +9,7 @@ from rich.console import Console
 
 import addnorm.stream.record.recording as recording_module
 from addnorm.stream.record import store
+from addnorm.stream.record.balance import Balance
 from addnorm.stream.record.recording import STATISTICS, RecordedSite, Recording
 from addnorm.stream.record.vocabulary import ALIASES, ROLES
 
@@ -252,6 +253,8 @@ def rich_recording():
     rec.add(7, 1, "norm_in", "rstd", 0.1)  # no binary fraction
     rec.facts |= {"dtype": "bfloat16", "notes": ["é <b>", None, 1.5, True], "limits": {"eps": 1e-5}}
     rec.maps = {"stream": (["x_0", "0.attn"], [[1.0, 0.0], [0.1, 0.9]])}
+    rec.balances["stream"] = Balance(("x_0", "0.attn"), (0.25, 0.1), 0.35, 7, 1e-8)
+    rec.balances["other"] = Balance(refused="tokens join or leave the stream before add 2")
     return rec
 
 
@@ -262,8 +265,24 @@ def test_a_file_keeps_every_bit(tmp_path, suffix):
     again = Recording.load(path)
     assert again.to_dict() == rec.to_dict()
     assert (again.sites, again.facts, again.maps, again.steps) == (rec.sites, rec.facts, rec.maps, rec.steps)
+    assert str(again.balances) == str(rec.balances)
     assert str(again.table()) == str(rec.table())  # as text: NaN is not NaN
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_file_of_a_version_without_balances_is_one_too(tmp_path):
+    document = rich_recording().to_dict()
+    del document["balances"]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    old = Recording.load(tmp_path / "old.json")
+    assert (old.balances, old.maps) == ({}, rich_recording().maps)
+
+
+def test_a_balance_is_wrong_by_what_the_amounts_lack():
+    assert Balance(("x_0", "f"), (3.0, -1.0), 2.0).error == 0.0
+    assert Balance(("x_0", "f"), (3.0, -1.5), 2.0).error == 0.25
+    assert math.isnan(Balance(("x_0",), (NAN,), 2.0).error)
+    assert math.isnan(Balance(refused="it does not add up").error)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
@@ -343,6 +362,16 @@ HOSTILE = {
         change(maps={"s": {"sources": ["a"], "shares": [[0.5, 0.5]]}}),
         "rows of another length, expected 1 shares",
     ),
+    "balances": (change(balances=[]), "'balances' is '[]', expected an object"),
+    "a balance that is none": (change(balances={"s": 1}), "'sources' is missing, expected a list"),
+    "amounts": (
+        change(balances={"s": {"sources": ["a"], "amounts": [0.5, 0.5]}}),
+        "balance of 's' has 2 amounts, expected 1, one for each source",
+    ),
+    "a length that is none": (
+        change(balances={"s": {"sources": [], "amounts": [], "length": "long", "closure": 0.0}}),
+        "values that are no numbers",
+    ),
     "shares": (change(maps={"s": {"sources": ["a"], "shares": [[None]]}}), "values that are no numbers"),
     "lengths": (change(series=[{**ROW, "steps": [0, 1]}]), "1 values at 2 steps"),
     "steps": (change(series=[{**ROW, "steps": [0.5]}]), "expected a whole number, its step, for each value"),
@@ -386,6 +415,31 @@ def test_parquet_of_others_is_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="a table without the column 'step'"):
         Recording.load(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"step": [None]}, "a wrong number"),
+        ({"step": [0.5]}, "a wrong number"),
+        ({"site": ["b"]}, "a wrong number (site is -1"),
+        ({"value": ["one"]}, "a wrong number"),
+        ({"value": [None]}, "a wrong number"),
+        ({"role": [["out"]]}, "a table that cannot be read"),
+        ({"step": [[0]]}, "a table that cannot be read"),
+    ],
+)
+def test_parquet_of_other_types_is_refused_in_one_sentence(tmp_path, column, says):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"step": [0], "site": ["a"], "role": ["out"], "statistic": ["rms"], "value": [1.0]} | column
+    head = json.dumps(store._head(Recording([RecordedSite("a", "a", "other", 0)])))
+    path = tmp_path / "odd.parquet"
+    parquet.write_table(arrow.table(columns).replace_schema_metadata({"addnorm.recording": head}), path)
+    with pytest.raises(ValueError, match=r".") as raised:
+        Recording.load(path)
+    assert str(raised.value).startswith(f"{path} is ")
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_other_suffixes_and_files_that_are_not_there(tmp_path):

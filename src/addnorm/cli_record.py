@@ -36,7 +36,7 @@ from addnorm.stream.models.inputs import generated, in_words
 from addnorm.stream.models.load import Loaded, quiet, refused
 from addnorm.stream.models.texts import read_texts
 from addnorm.stream.record.extras import need
-from addnorm.stream.record.recording import Map, Recording
+from addnorm.stream.record.recording import Recording
 
 __all__ = ["NoGradients", "Probe", "record", "step_of", "tell"]
 
@@ -71,18 +71,18 @@ def record(
     batches = _batches(given, loaded, steps, rows)
     probe = Probe(given.seed)
     masked = "attention_mask" if mask_of(loaded.kwargs) is not None else None
-    finished, maps = 0, {}
+    finished, kept = 0, Recording()
     with quiet(), addnorm.record(loaded.model, grads=grads, layers=layers, tokens=masked) as rec, _bar() as bar:
         try:
             for kwargs in bar.track(batches, description=f"record {found.model}"):
                 step_of(loaded, kwargs, probe if grads else None)
-                finished, maps = finished + 1, dict(rec.maps)
+                finished, kept = finished + 1, Recording(rec.sites, rec.facts, rec.maps, rec.balances)
         except KeyboardInterrupt:
             if not finished:
                 raise
     interrupted = finished < len(batches)
     if interrupted:
-        rec = _until(rec, finished, maps)
+        rec = _until(rec, finished, kept)
         rec.facts["interrupted"] = f"after {finished} of {len(batches)} steps"
     rec.facts |= said(loaded) | {"loss": probe.sentence if grads else None}
     if as_json:
@@ -153,9 +153,8 @@ def step_of(loaded: Loaded, kwargs: dict[str, Any], probe: Probe | None) -> None
     loaded.model.zero_grad()
 
 
-def _until(rec: Recording, finished: int, maps: dict[str, Map]) -> Recording:
+def _until(rec: Recording, finished: int, kept: Recording) -> Recording:
     """The recording without the step in which it was interrupted: half of it would stand beside the other half of the last."""
-    kept = Recording(rec.sites, rec.facts, maps)
     for site, role, name, series in rec.each_series():
         for step, value in zip(*series, strict=True):
             if step < finished:

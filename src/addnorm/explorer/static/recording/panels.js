@@ -1,0 +1,82 @@
+// @ts-check
+/** The plots by depth, as data: what each draws, and the sentence that its numbers make. */
+
+import { show } from "../numbers.js";
+
+/**
+ * @typedef {object} Panel
+ * @property {string} id
+ * @property {string} title
+ * @property {string} y
+ * @property {[string, string][]} lines  a series of the server's, and what it is called
+ * @property {boolean} [linear]  never on a logarithm
+ * @property {boolean} [stems]
+ * @property {number} [least]  drawn where a value reaches it; else the quiet sentence stands for it
+ * @property {string} [quiet]
+ * @property {(series: Record<string, (number | null)[]>, labels: string[]) => string} [more]
+ */
+
+/** @type {Panel[]} */
+export const PANELS = [
+  { id: "stream", title: "The stream", y: "root mean square", lines: [["out.rms", "stream"]] },
+  { id: "gradients", title: "Gradients", y: "length", lines: [["grad.l2", "at the stream"], ["params.grad_l2", "of the sublayer's parameters"]] },
+  { id: "ratio", title: "Write / stream", y: "ratio of lengths", lines: [["write.ratio", "write / stream"]], stems: true },
+  { id: "cosine", title: "Along the stream or across it", y: "cosine of write and stream", lines: [["write.cosine", "cosine"]], linear: true },
+  { id: "similarity", title: "Are the tokens alike?", y: "mean cosine of two tokens", lines: [["out.similarity", "similarity"]], linear: true },
+  {
+    id: "sigma", title: "What the norms divide by", y: "sigma, harmonic mean over the tokens",
+    lines: [["norm_in.sigma", "norm before the sublayer"], ["norm_branch.sigma", "norm of what it returns"], ["norm_out.sigma", "norm after the add"], ["norm_final.sigma", "final norm"]],
+  },
+  {
+    id: "largest", title: "Largest elements", y: "magnitude", lines: [["out.max", "largest element of the stream"]],
+    more: ({ "out.massive": massive = [] }, labels) => {
+      const most = Math.max(0, ...massive.map((value) => value ?? 0));
+      return most ? `Massive activations: ${show(most)} at ${labels[massive.indexOf(most)]}.` : massive.length ? "No massive activations." : "";
+    },
+  },
+  {
+    id: "unchanged", title: "Writes that rounding takes away", y: "part of the stream's elements", lines: [["write.unchanged", "left unchanged"]], linear: true,
+    least: 0.01, quiet: "No write leaves more than 1 % of the stream's elements unchanged: rounding takes nothing away",
+  },
+];
+
+/** A larger ratio of largest to smallest is drawn on a logarithm. */
+const WIDE = 10;
+
+/** @param {string} text */
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+/** @param {(number | null)[]} values */
+export const there = (values) => /** @type {number[]} */ (values.filter((value) => value !== null && value !== undefined));
+
+/** Whether values call for a logarithm. @param {Panel} panel @param {(number | null)[]} values */
+export function logarithmic(panel, values) {
+  const finite = there(values).filter(Number.isFinite);
+  const positive = finite.filter((value) => value > 0);
+  if (panel.linear || !positive.length || finite.some((value) => value < 0)) return false;
+  return Math.max(...positive) > WIDE * Math.min(...positive);
+}
+
+/**
+ * The first and the last value, and the largest: of each line that is there.
+ * @param {{name: string, values: (number | null)[]}[]} lines
+ * @param {string[]} labels
+ */
+export function sentence(lines, labels) {
+  return lines.map(({ name, values }) => {
+    const places = values.map((value, k) => ({ value: /** @type {number} */ (value), k })).filter(({ value }) => value !== null && value !== undefined);
+    const odd = places.filter(({ value }) => !Number.isFinite(value));
+    const good = places.filter(({ value }) => Number.isFinite(value));
+    const said = [];
+    if (good.length === 1) said.push(`${show(good[0].value, 4)} at ${labels[good[0].k]}`);
+    else if (good.length) {
+      const [first, last] = [good[0], good[good.length - 1]];
+      const top = good.reduce((one, two) => (two.value > one.value ? two : one));
+      said.push(`from ${show(first.value, 4)} at ${labels[first.k]} to ${show(last.value, 4)} at ${labels[last.k]}`);
+      if (top !== first && top !== last) said.push(`largest ${show(top.value, 4)} at ${labels[top.k]}`);
+    }
+    if (odd.length) said.push(`${odd.length} not finite, the first at ${labels[odd[0].k]}`);
+    const text = said.join(", ");
+    return `${capital(lines.length > 1 ? `${name}: ${text}` : text)}.`;
+  }).join(" ");
+}

@@ -1,0 +1,363 @@
+"""The explorer's recordings: what is answered is what was recorded, what a request may name is bounded, and no file breaks it."""
+
+import json
+import math
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+from addnorm import explorer
+from addnorm.explorer.recordings import MOST, NAMES, Recordings, labels
+from addnorm.stream.record.balance import Balance
+from addnorm.stream.record.recording import RecordedSite, Recording
+from addnorm.stream.record.store import plain
+
+D, STEPS = 16, 3
+
+
+def recorded(model, *inputs, steps=STEPS):
+    with addnorm.record(model) as rec:
+        for _ in range(steps):
+            model(*inputs).square().mean().backward()
+    return rec
+
+
+@pytest.fixture(scope="module")
+def post_ln():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(D, 2, 32, batch_first=True, dropout=0.0)
+    return recorded(nn.TransformerEncoder(layer, 3), torch.randn(2, 5, D))
+
+
+@pytest.fixture(scope="module")
+def two_streams():
+    torch.manual_seed(0)
+    kind = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+    layer = nn.TransformerEncoderLayer(D, 2, 32, **kind)
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(D), enable_nested_tensor=False)
+    model = nn.Transformer(D, 2, 2, 2, 32, custom_encoder=encoder, **kind)
+    return recorded(model, torch.randn(2, 5, D), torch.randn(2, 4, D), steps=1)
+
+
+class Scaled(nn.Module):
+    """Its stream is multiplied by a parameter between the adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.scale = nn.Linear(D, D), nn.Linear(D, D), nn.Parameter(torch.rand(D) + 0.5)
+
+    def forward(self, x):
+        x = (x + torch.tanh(self.one(x))) * self.scale
+        return x + torch.tanh(self.two(x))
+
+
+@pytest.fixture
+def of(tmp_path):
+    """The explorer's recordings of these, by way of their files."""
+
+    def make(*recordings, suffix=".json"):
+        return Recordings([rec.save(tmp_path / f"run{k}{suffix}") for k, rec in enumerate(recordings)])
+
+    return make
+
+
+def answer(recordings, number=0, **query):
+    """What the page gets, after it went through JSON."""
+    found = recordings.answer(recordings.asked(number, {name: str(value) for name, value in query.items()}))
+    return json.loads(json.dumps(plain(found), allow_nan=False))
+
+
+# What is answered.
+
+
+@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+def test_every_number_is_the_recordings(of, post_ln, suffix):
+    recordings = of(post_ln, suffix=suffix)
+    for step in range(STEPS):
+        found = answer(recordings, step=step)
+        assert (found["step"], found["last"]) == (step, step == STEPS - 1)
+        ids = [site["id"] for site in found["sites"]]
+        assert ids == [site.id for site in post_ln.sites]
+        assert {"out.rms", "write.ratio", "write.cosine", "grad.l2", "params.grad_l2", "norm_out.sigma"} <= {
+            *found["series"]
+        }
+        for name, values in found["series"].items():
+            expected = {site.id: value for site, value in post_ln.series(*name.split("."), step=step)}
+            assert {one: value for one, value in zip(ids, values, strict=True) if value is not None} == expected
+        sources, shares = post_ln.maps["stream"]
+        assert found["map"]["shares"] == shares
+        assert len(found["map"]["sources"]) == len(sources)
+
+
+def test_places_are_called_what_they_are(of, post_ln, two_streams):
+    found = answer(of(post_ln))
+    named = ["x_0", *(f"{kind} {layer}" for layer in (1, 2, 3) for kind in ("attention", "feed-forward"))]
+    assert [site["label"] for site in found["sites"]] == named
+    assert found["map"]["depths"] == named
+    assert {*found["map"]["sources"]} == {*named, "norm biases"}
+    decoder = answer(of(two_streams), stream="decoder")
+    assert [site["label"] for site in decoder["sites"]][1:4] == ["attention 1", "cross-attention 1", "feed-forward 1"]
+    assert decoder["sites"][-1]["label"] == "final norm"
+    alike = [RecordedSite(name, name, "other", 0) for name in ("a", "b")]
+    assert labels(alike) == ["other 1, a", "other 1, b"]
+
+
+def test_adds_of_several_sublayers_are_counted(of):
+    sites = [
+        RecordedSite("x_0", "", "start", None),
+        RecordedSite("a", "a", "attention", 0),
+        RecordedSite("b", "b", "other", 0),
+    ]
+    rec = Recording(sites, maps={"stream": (["x_0", "a", "b"], [[1.0, 0.0, 0.0], [0.5, 0.25, 0.25]])})
+    rec.add(0, 1, "write", "l2", 1.0)
+    assert answer(of(rec))["map"]["depths"] == ["x_0", "after add 1"]
+
+
+def test_the_balance_adds_up_to_the_length_of_the_stream(of, post_ln):
+    sheet = answer(of(post_ln), step=0)["balance"]
+    assert (sheet["refused"], sheet["step"], sheet["closes"]) == ("", STEPS - 1, True)
+    rows = sheet["rows"]
+    assert math.fsum(row["amount"] for row in rows) == pytest.approx(sheet["length"], rel=1e-6)
+    assert math.fsum(row["part"] for row in rows) == pytest.approx(1.0, abs=1e-6)
+    assert sheet["error"] == abs(sheet["length"] - math.fsum(row["amount"] for row in rows)) / sheet["length"]
+    by_depth = sorted(rows, key=lambda row: row["depth"])
+    assert [by_depth[0]["kind"], by_depth[-1]["kind"]] == ["start", "norms"]
+    written = {site.id: value for site, value in post_ln.series("write", "l2")}
+    assert {row["source"]: row["written"] for row in by_depth[1:-1]} == written
+    assert by_depth[0]["written"] == dict(post_ln.over_time("x_0", "out", "l2"))[STEPS - 1]
+    assert by_depth[-1]["written"] is None
+
+
+def test_each_stream_has_its_own(of, two_streams):
+    recordings = of(two_streams)
+    assert recordings.listed()[0]["streams"] == ["encoder", "decoder"]
+    found = {name: answer(recordings, stream=name) for name in ("encoder", "decoder")}
+    assert answer(recordings)["stream"] == "encoder"
+    assert [len(one["sites"]) for one in found.values()] == [6, 8]
+    for name, one in found.items():
+        (opening,) = [row for row in one["balance"]["rows"] if row["kind"] == "start"]
+        assert (opening["source"], opening["label"]) == ("x_0", "x_0")
+        assert (
+            opening["written"]
+            == dict(two_streams.series("out", "l2", stream=name))[two_streams.sites[0 if name == "encoder" else 6]]
+        )
+        assert one["balance"]["length"] == two_streams.balances[name].length
+
+
+def test_a_statistic_over_the_steps(of, post_ln):
+    recordings = of(post_ln)
+    curve = answer(recordings, what="out.rms", depth=2)["time"]
+    assert (curve["depth"], curve["steps"]) == (2, [0, 1, 2])
+    assert curve["values"] == [value for _, value in post_ln.over_time(2, "out", "rms")]
+    for depth in ({}, {"depth": 0}, {"depth": 999}, {"depth": -3}):  # where nothing was written: the last that has it
+        assert answer(recordings, what="write.ratio", **depth)["time"]["depth"] == 6
+    assert answer(recordings, what="norm_in.sigma")["time"] is None
+    assert answer(recordings)["time"] is None
+
+
+def test_what_is_not_finite_is_a_word(of):
+    rec = Recording([RecordedSite("x_0", "", "start", None), RecordedSite("f", "f", "other", 0)])
+    for step, value in enumerate((math.nan, math.inf)):
+        rec.add(step, 1, "out", "rms", value)
+    recordings = of(rec)
+    assert answer(recordings, step=0)["series"] == {"out.rms": [None, "NaN"]}
+    assert answer(recordings, what="out.rms")["time"]["values"] == ["NaN", "Infinity"]
+
+
+# Badges.
+
+
+def states(found):
+    return {badge["name"]: (badge["state"], badge["text"]) for badge in found["badges"]}
+
+
+def test_what_is_proved_is_said(of, post_ln, two_streams):
+    found = states(answer(of(post_ln)))
+    assert found["wiring"] == ("proved", "post-LN")
+    assert found["equations"][0] == "proved"
+    assert re.fullmatch(r"6 sublayers closed, error at most \S+e-0[678]", found["equations"][1])
+    assert found["x_L = x_0 + all writes"] == ("none", "no plain sum")
+    assert found["balance"][0] == "proved"
+    assert found["understood"] == ("proved", "all of it")
+    found = answer(of(two_streams), stream="decoder")
+    assert states(found)["x_L = x_0 + all writes"][0] == "proved"
+    assert "LayerNorm 1e-5" in found["badges"][0]["more"]
+
+
+def test_what_does_not_close_or_is_not_known_is_said(of):
+    rec = recorded(Scaled(), torch.randn(2, 5, D))
+    found = answer(of(rec))
+    assert states(found)["wiring"] == ("open", "none of the known wirings")
+    assert states(found)["balance"] == ("open", "does not add up")
+    assert found["balance"] == {
+        "refused": "The components of the stream do not add up: the stream is multiplied or masked between add 1 and add 2."
+    }
+    assert found["map"] is None
+    site = next(iter(rec.facts["streams"]["stream"]["sites"].values()))
+    site |= {"closes": False, "closure": "Infinity"}
+    rec.facts["unknown"] = [{"path": "head", "reason": "it reads the stream twice"}]
+    badges = {badge["name"]: badge for badge in answer(of(rec))["badges"]}
+    assert badges["equations"]["text"] == "1 of 2 sublayers do not close"
+    assert badges["equations"]["more"].endswith("the largest error is inf")
+    assert badges["understood"]["text"] == "1 place not understood"
+    assert badges["understood"]["more"] == "head: it reads the stream twice"
+
+
+def test_amounts_that_somebody_changed_do_not_close(of, post_ln):
+    path = of(post_ln).paths[0]
+    rec = Recording.load(path)
+    sheet = rec.balances["stream"]
+    rec.balances["stream"] = Balance(
+        sheet.sources, (1.01 * sheet.amounts[0], *sheet.amounts[1:]), sheet.length, 9, 1e-7
+    )
+    found = answer(of(rec))
+    assert found["balance"]["closes"] is False
+    assert states(found)["balance"][0] == "open"
+
+
+def test_an_older_file_says_what_it_does_not_have(of, post_ln):
+    document = post_ln.to_dict()
+    del document["balances"], document["facts"]["streams"], document["facts"]["unknown"]
+    recordings = of(post_ln)
+    Path(recordings.paths[0]).write_text(json.dumps(document))
+    found = answer(Recordings(recordings.paths))
+    assert {state for state, _ in states(found).values()} == {"none"}
+    assert states(found)["wiring"] == ("none", "post-LN")  # told then, of the whole model, without its proof
+    sheet = found["balance"]
+    assert (sheet["length"], sheet["closes"]) == (None, True)
+    assert [row["part"] for row in sheet["rows"]] == post_ln.maps["stream"][1][-1]
+    document["maps"] = {}
+    Path(recordings.paths[0]).write_text(json.dumps(document))
+    assert answer(Recordings(recordings.paths))["balance"]["refused"].startswith("Not recorded")
+
+
+ODD = [None, 1, "text", [], {}, [1], {"stream": 1}, {"stream": {"sites": 1}}, {"stream": {"sites": {"a": {"closure": "x"}}}},
+       {"stream": {"wiring": 3, "remarks": "no", "equation": 5, "closure": [], "sites": {"a": 1}}}]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+@pytest.mark.parametrize("fact", ["streams", "unknown", "wiring", "closure", "model"])
+def test_facts_that_anybody_may_have_written_break_nothing(of, fact, odd):
+    rec = Recording([RecordedSite("a", "a", "other", 0)], {fact: odd}, {"stream": ([], [])})
+    rec.add(0, 0, "out", "rms", 1.0)
+    found = answer(of(rec))
+    assert all(badge["state"] != "proved" or badge["name"] == "understood" for badge in found["badges"])
+    assert all(isinstance(text, str) and len(text) < 2000 for badge in found["badges"] for text in badge.values())
+
+
+# What may be asked, and what is refused.
+
+
+@pytest.mark.parametrize(
+    ("number", "query", "error", "says"),
+    [
+        (1, {}, LookupError, "recording is 1, expected a number from 0 to 0."),
+        (-1, {}, LookupError, "recording is -1, expected a number from 0 to 0."),
+        (0, {"step": "x"}, ValueError, "step is 'x', expected a whole number."),
+        (0, {"step": "9" * 99}, ValueError, "expected a whole number."),
+        (0, {"step": "7"}, ValueError, "step is 7, expected one that was recorded, from 0 to 2."),
+        (0, {"stream": "../etc"}, ValueError, "stream is '../etc', expected one of stream."),
+        (0, {"what": "out.rsm"}, ValueError, "what is 'out.rsm', expected 'out.rms'."),
+        (0, {"what": "read.rms"}, ValueError, "what is 'read.rms', expected"),
+        (0, {"depth": "1.5"}, ValueError, "depth is '1.5', expected a whole number."),
+        (
+            0,
+            {"file": "/etc/passwd"},
+            ValueError,
+            "the request has 'file', which is unknown, expected step, stream, what, depth.",
+        ),
+    ],
+)
+def test_what_there_is_not_is_refused_in_one_sentence(of, post_ln, number, query, error, says):
+    with pytest.raises(error) as raised:
+        of(post_ln).asked(number, query)
+    assert says in raised.value.args[0]
+    assert "\n" not in raised.value.args[0]
+
+
+def test_without_a_file_there_is_nothing():
+    none = Recordings()
+    assert (len(none), none.listed()) == (0, [])
+    with pytest.raises(LookupError, match="recording is 0, expected none: addnorm explore --recording FILE"):
+        none.asked(0, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.json", None, "cannot be read (No such file or directory)"),
+        ("run.txt", b"", "expected one that ends in .json or .parquet"),
+        ("run.json", b"{", "is no JSON"),
+        ("run.json", b'{"schema": "other"}', "expected 'addnorm.recording'"),
+        ("run.parquet", b"PAR1", "is no Parquet"),
+    ],
+)
+def test_a_wrong_file_is_refused_at_the_start(tmp_path, name, content, says):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r".") as raised:
+        Recordings([tmp_path / name])
+    assert says in str(raised.value)
+    assert name in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_and_an_empty_recording_are_refused_at_the_start(tmp_path, of):
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ValueError, match="cannot be read"):
+        Recordings([tmp_path / "folder.json"])
+    with pytest.raises(ValueError, match="without a number"):
+        of(Recording([RecordedSite("a", "a", "other", 0)]))
+
+
+def test_files_of_one_name_are_told_apart(tmp_path, post_ln):
+    for folder in ("before", "after"):
+        (tmp_path / folder).mkdir()
+        post_ln.save(tmp_path / folder / "run.json")
+    post_ln.save(tmp_path / "other.json")
+    paths = [tmp_path / "before" / "run.json", tmp_path / "after" / "run.json", tmp_path / "other.json"]
+    listed = Recordings(paths).listed()
+    assert [one["name"] for one in listed] == [str(paths[0]), str(paths[1]), "other.json"]
+    assert listed[2] == {
+        "name": "other.json", "path": str(paths[2]), "model": "TransformerEncoder", "streams": ["stream"], "steps": [0, 1, 2],
+        "count": 3,
+    }  # fmt: skip
+
+
+def test_a_long_recording_is_answered_at_once_and_in_few_bytes(of):
+    n, steps = 100, 5000
+    sites = [RecordedSite("x_0", "", "start", None), *(RecordedSite(f"s{k}", f"s{k}", "other", k) for k in range(n))]
+    rec = Recording(sites)
+    for name in ("out.rms", "write.ratio"):
+        for step in range(0, 2 * steps, 2):
+            rec.add(step, 1 + step % n, *name.split("."), 1.0)
+            rec.add(step, n, *name.split("."), float(step))
+    rec.maps = {"stream": ([site.id for site in sites], [[1.0 / (n + 1)] * (n + 1)] * (n + 1))}
+    recordings = Recordings()
+    recordings.paths, recordings.loaded = ["run.json"], [rec]
+    (listed,) = recordings.listed()
+    assert (len(listed["steps"]), listed["steps"][0], listed["steps"][-1], listed["count"]) == (
+        MOST,
+        0,
+        2 * steps - 2,
+        steps,
+    )
+    assert set(listed["steps"]) <= set(rec.steps)
+    begun = time.process_time()
+    found = answer(recordings, what="out.rms")
+    assert time.process_time() - begun < 1.0  # a twentieth of it as a rule
+    assert len(json.dumps(found)) < 1e6
+    assert (len(found["time"]["steps"]), found["time"]["count"]) == (MOST, steps)
+    assert found["time"]["values"] == [float(step) for step in found["time"]["steps"]]
+
+
+def test_the_page_knows_no_series_that_the_server_does_not():
+    panels = (Path(explorer.__file__).parent / "static" / "recording" / "panels.js").read_text()
+    drawn = set(re.findall(r'\["(\w+\.\w+)",', panels))
+    assert len(drawn) >= 10
+    assert drawn <= set(NAMES)

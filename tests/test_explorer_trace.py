@@ -1,0 +1,283 @@
+"""The page's trace against Python's, in a real browser: every word the same, every number to the bit."""
+
+import itertools
+import json
+import math
+import random
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+import addnorm
+from addnorm.explorer.presets import described
+from addnorm.trace import PRESETS, show, trace
+
+
+@pytest.fixture
+def blank(explorer):
+    """A page of the explorer with nothing on it, where its modules can be imported."""
+    return explorer.open("healthz")
+
+
+# Numbers go as 16 hexadecimal digits, since JSON has no nan, and loses which zero it is.
+
+HEX = """
+const word = new DataView(new ArrayBuffer(8));
+const hex = (value) => { word.setFloat64(0, value); return word.getBigUint64(0).toString(16).padStart(16, "0"); };
+const from = (text) => { word.setBigUint64(0, BigInt(`0x${text}`)); return word.getFloat64(0); };
+const given = (value) => Array.isArray(value) ? value.map(given) : typeof value === "string" && value.length === 16 ? from(value) : value;
+"""
+
+
+def bits(value):
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else struct.pack(">d", value).hex()
+    return [bits(v) for v in value]
+
+
+def asked(case):
+    """A case as the browser gets it."""
+    x, sublayer, options = case
+    packed = {key: bits(of) if isinstance(of, float | list) else of for key, of in options.items()}
+    return [bits(x), bits(sublayer), packed]
+
+
+def told(followed):
+    """A trace as the browser gives it back."""
+    return [[s.name, s.section, s.symbol, s.formula, s.numbers, s.note, bits(s.value)] for s in followed]
+
+
+TELL = (
+    HEX
+    + """
+const bits = (value) => Array.isArray(value) ? value.map(bits) : Number.isNaN(value) ? "nan" : hex(value);
+const told = (of) => of.steps.map((s) => [s.name, s.section, s.symbol, s.formula, s.numbers, s.note, bits(s.value)]);
+"""
+)
+
+
+# Tokens
+
+CHOICES = [
+    {"placement": placement, "norm": norm, "variance": variance, "eps_place": eps_place}
+    for placement, norm, variance, eps_place in itertools.product(
+        ["post", "pre"], ["layer", "rms"], ["biased", "unbiased"], ["inside", "outside"]
+    )
+    if (norm, variance) != ("rms", "unbiased")
+]
+ADVERSARIAL = [
+    ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+    ([-0.0, -0.0, -0.0], [-0.0, 0.0, -0.0]),
+    ([2.0, 2.0, 2.0], [1.0, 1.0, 1.0]),
+    ([0.1] * 7, [0.2] * 7),
+    ([5e-324, 0.0, -5e-324], [5e-324, 5e-324, 0.0]),
+    ([2.2e-308, 1e-310, -3e-320], [0.0, 1e-308, 0.0]),
+    ([1e300, -1e300, 1e300], [1e300, 1e300, -1e300]),
+    ([1.7e308, 1.7e308, 0.0], [1.7e308, 0.0, 0.0]),
+    ([1.7e308, 1.7e308], [-1.7e308, 0.0]),
+    ([1e16, 1e16 + 2, 1e16 - 2], [0.0, 0.0, 0.0]),
+    ([1e8 + 0.125, 1e8, 1e8 - 0.125], [0.0, 1e-8, 0.0]),
+    ([1e154, -1e154, 1e153], [0.0, 0.0, 0.0]),
+    ([1e-160, -1e-160, 3e-161], [0.0, 0.0, 0.0]),
+    ([3.0], [4.0]),
+    ([-1e300], [0.0]),
+    ([1.0, -1.0], [0.0, 0.0]),
+    ([0.5, 2.5, 3.5, 4.5], [0.0, 0.0, 0.0, 0.0]),
+    ([1.5, 2.5, 1e5, 99999.5], [0.0, 0.0, 0.0, 0.0]),
+    ([float(k) for k in range(16)], [float(-k) for k in range(16)]),
+]  # fmt: skip
+
+
+def tokens():
+    draw = random.Random(0)
+
+    def vector(d, scale):
+        return [draw.gauss(0, 1) * scale for _ in range(d)]
+
+    for (x, sublayer), choices in itertools.product(ADVERSARIAL, CHOICES):
+        for eps in (1e-5, 0.0):
+            yield x, sublayer, {**choices, "eps": eps}
+    for k in range(600):
+        d, choices = draw.randint(1, 16), CHOICES[k % len(CHOICES)]
+        scale = draw.choice([1.0, 1.0, 1.0, 1e3, 1e-3, 10.0 ** draw.randint(-300, 300)])
+        options = {**choices, "eps": draw.choice([1e-5, 1e-6, 1e-12, 0.0, 0.5]), "digits": draw.randint(1, 17)}
+        if draw.random() < 0.6:
+            options["weight"] = vector(d, 1.0) if draw.random() < 0.8 else draw.gauss(1, 1)
+        if draw.random() < 0.6:
+            options["bias"] = vector(d, 1.0) if draw.random() < 0.8 else draw.gauss(0, 1)
+        if draw.random() < 0.7:
+            options["grad"] = vector(d, draw.choice([1.0, 1.0, scale]))
+        if choices["placement"] == "pre" and draw.random() < 0.7:
+            options["read_grad"] = vector(d, 1.0)
+        yield vector(d, scale), vector(d, draw.choice([scale, 1.0])), options
+
+
+ERRORS = {"they are added element by element"}
+
+
+def test_the_trace_is_python_s_to_the_bit(blank):
+    cases = list(tokens())
+    assert len(cases) > 1000
+    found = blank.evaluate(
+        f"""async (cases) => {{ {TELL}
+        const {{ trace }} = await import("/static/trace/trace.js");
+        return cases.map(([x, sublayer, options]) => told(trace(given(x), given(sublayer),
+          Object.fromEntries(Object.entries(options).map(([key, of]) => [key, given(of)])))));
+        }}""",
+        [asked(case) for case in cases],
+    )
+    words = set()
+    for (x, sublayer, options), browser in zip(cases, found, strict=True):
+        python = told(trace(x, sublayer, **options))
+        assert browser == python, (x, sublayer, options)
+        words |= {note for step in python for note in step[5].split("; ")}
+    # every sentence that follow.py can say was said: what no case reaches is not compared
+    source = (Path(addnorm.__file__).parent / "trace" / "follow.py").read_text()
+    sentences = set(re.findall(r'(?:note=|note = |return |why = )f?"([^"{}]{12,})"', source)) - ERRORS
+    assert len(sentences) > 12
+    assert [s for s in sentences if not any(part in words for part in (s, *s.split("; ")))] == []
+
+
+def test_what_is_downloaded_is_what_the_command_prints(blank):
+    cases = [([1.0, 2.0, 3.0], [0.5, -1.0, 1.5], choices) for choices in CHOICES]
+    cases += [([1e300, -1e300, 0.0], [0.0, 0.0, 0.0], {"title": "overflow"})]
+    found = blank.evaluate(
+        """async (cases) => {
+        const { described, trace } = await import("/static/trace/trace.js");
+        return cases.map(([x, sublayer, options]) => described(trace(x, sublayer, options)));
+        }""",
+        cases,
+    )
+    assert found == [json.loads(json.dumps(trace(x, s, **options).to_dict())) for x, s, options in cases]
+
+
+def test_numbers_are_shown_as_python_shows_them(blank):
+    draw = random.Random(1)
+    values = [struct.unpack(">d", draw.randbytes(8))[0] for _ in range(3000)]
+    values += [draw.gauss(0, 1) * 10.0 ** draw.randint(-8, 8) for _ in range(3000)]
+    values += [draw.randint(-(10**6), 10**6) / 2**k for k in range(1, 13) for _ in range(100)]  # ties
+    values += [0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, 0.5, 1.5, 2.5, 1e22, 99999.5]
+    cases = [(value, draw.choice([1, 2, 3, 4, 5, 5, 6, 9, 10, 12, 15, 16, 17])) for value in values]
+    found = blank.evaluate(
+        f"""async (cases) => {{ {HEX}
+        const {{ show }} = await import("/static/numbers.js");
+        return cases.map(([value, digits]) => show(from(value), digits));
+        }}""",
+        [(struct.pack(">d", value).hex(), digits) for value, digits in cases],
+    )
+    for (value, digits), browser in zip(cases, found, strict=True):
+        assert browser == show(value, digits), (value.hex(), digits)
+
+
+# Presets
+
+
+@pytest.mark.parametrize("grad", [None, [0.25, -1.0, 3.0]], ids=["no-grad", "grad"])
+def test_presets_and_their_notes(blank, grad):
+    options = {} if grad is None else {"grad": grad}
+    presets = json.loads(json.dumps(described()))
+    assert [preset["name"] for preset in presets] == list(PRESETS)
+    found = blank.evaluate(
+        f"""async ([presets, more]) => {{ {TELL}
+        const {{ trace }} = await import("/static/trace/trace.js");
+        const {{ matching, noted }} = await import("/static/trace/presets.js");
+        return presets.map((preset) => {{
+          const plain = trace(preset.x, preset.sublayer, {{ ...preset.options, ...more }});
+          const match = matching(presets, plain);
+          const of = noted(plain, match);
+          return [match.name, of.title, told(of)];
+        }});
+        }}""",
+        [presets, options],
+    )
+    for browser, preset in zip(found, PRESETS.values(), strict=True):
+        followed = preset.trace(**options)
+        assert browser == [preset.name, followed.title, told(followed)]
+
+
+def test_a_lesson_s_numbers_belong_to_no_gradient():
+    # the notes are made once: what depends on the gradient must not be among them
+    for preset in PRESETS.values():
+        backward = {step.name for step in preset.trace().section("backward")}
+        assert not backward & preset.printed.keys()
+
+
+def test_no_preset_where_the_forward_is_another(blank):
+    found = blank.evaluate(
+        """async (presets) => {
+        const { trace } = await import("/static/trace/trace.js");
+        const { matching } = await import("/static/trace/presets.js");
+        const others = [{ bias: 1 }, { weight: [1, 1, 2] }, { eps: 1e-3 }, { eps_place: "outside" }];
+        const [{ x, sublayer }] = presets;
+        return [...others.map((options) => trace(x, sublayer, options)), trace([1, 2, 4], sublayer), trace([1, 2], [0.5, -1])]
+          .map((of) => matching(presets, of)?.name ?? null);
+        }""",
+        described(),
+    )
+    assert found == [None] * 6
+
+
+# What cannot be traced
+
+BAD = [
+    ([], [1], {}),
+    ([1, 2, 3], [1, 2], {}),
+    ([1, 2, 3], [1], {}),
+    ([1, 2], [], {}),
+    ([1, 2], [1, 2], {"weight": [1, 2, 3]}),
+    ([1, 2], [1, 2], {"weight": ["1"]}),
+    ([1, 2], [1, 2], {"weight": "1"}),
+    ([1, 2], [1, 2], {"bias": []}),
+    ([1, 2], [1, 2], {"grad": [1, 2, 3, 4]}),
+    ([1, 2], [1, 2], {"read_grad": [1, 2]}),
+    ([1, 2], [1, 2], {"placement": "pre", "read_grad": [1]}),
+    ([1, 2], [1, 2], {"norm": "rms", "variance": "unbiased"}),
+    ([1, 2], [1, 2], {"placement": "sandwich"}),
+    ([1, 2], [1, 2], {"norm": ""}),
+    ([1, 2], [1, 2], {"variance": "it's"}),
+    ([1, 2], [1, 2], {"eps_place": "in\tside"}),
+    ([1, 2], [1, 2], {"eps": -1e-5}),
+    ([1, 2], [1, 2], {"eps": "-1234567"}),
+    ([1, 2], [1, 2], {"eps": "small"}),
+    ([1, 2], [1, 2], {"eps": ""}),
+    ([1, 2], [1, 2], {"eps": "inf"}),
+    ([1, 2], [1, 2], {"digits": 0}),
+    ([1, 2], [1, 2], {"digits": 18}),
+    ([1, 2], [1, 2], {"digits": 2.5}),
+    (["nan", 1], [1, 2], {}),
+    ([1, "-Infinity"], [1, 2], {}),
+    ([1, "1e999"], [1, 2], {}),
+    ("1,2", [1, 2], {}),
+    ("x" * 100, [1, 2], {}),
+    (None, [1, 2], {}),
+    ([1, None], [1, 2], {}),
+    *(
+        ([1, text], [1, 2], {})
+        for text in ("", "abc", "0x10", "1__0", "_1", "1_", "1e", "e5", ".", "--1", "1.2.3", "½", "a'b", 'a"b', "a'\"b", "\\", "\n", "y" * 80, "1,5")
+    ),
+]  # fmt: skip
+GOOD = [" 1.5\t", "1_000", "+.5", "5.", "1E5", "-1e-3", "-0", "1_0.2_5e1_0"]
+
+
+def test_errors_are_python_s_sentences(blank):
+    found = blank.evaluate(
+        """async (cases) => {
+        const { trace } = await import("/static/trace/trace.js");
+        return cases.map(([x, sublayer, options]) => { try { trace(x, sublayer, options); } catch (error) { return error.message; } return null; });
+        }""",
+        BAD,
+    )
+    for (x, sublayer, options), browser in zip(BAD, found, strict=True):
+        with pytest.raises(ValueError) as python:  # noqa: PT011 the sentence is compared
+            trace(x, sublayer, **options)
+        assert browser == str(python.value)
+
+
+def test_texts_are_read_as_python_reads_them(blank):
+    found = blank.evaluate(
+        """async (texts) => { const { float } = await import("/static/trace/given.js"); return texts.map(float); }""",
+        GOOD,
+    )
+    assert found == [float(text) for text in GOOD]
