@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -21,7 +22,7 @@ pytest.importorskip("httpx2")  # of starlette's test client
 from starlette.testclient import TestClient
 
 import addnorm
-from addnorm.explorer import guard, server, stack
+from addnorm.explorer import guard, race, server, stack
 from addnorm.explorer.fields import Choice, Flag, Number
 from addnorm.explorer.server import application
 from addnorm.lab.flip import Flip
@@ -279,9 +280,10 @@ PATHS = [
 def bad_requests():
     """(method, path, headers, body, statuses) of what can be sent in good HTTP: a few hundred, always the same ones."""
     rng = random.Random(8)
-    for name, field in stack.FIELDS.items():
-        for text in strange(field):
-            yield "POST", "/api/stack", JSON, b'{"%s":%s}' % (name.encode(), text.encode()), {400, 422}
+    for path, fields in (("/api/stack", stack.FIELDS), ("/api/race", race.FIELDS)):
+        for name, field in fields.items():
+            for text in strange(field):
+                yield "POST", path, JSON, b'{"%s":%s}' % (name.encode(), text.encode()), {400, 422}
     for given in WRONG_TRACES:
         yield "POST", "/api/trace", JSON, json.dumps(given).encode(), {422}
     for body in BROKEN:
@@ -302,6 +304,22 @@ def bad_requests():
                 yield method, path, {}, None, {405}
     for path in PATHS:
         yield "GET", path, {}, None, {404}
+    for which in (
+        "0",
+        "-1",
+        "x",
+        "9" * 20,
+        "9" * 5000,
+        "1.0",
+        "0x0",
+        "%00",
+        "..",
+        "0?step=0",
+        "0?step=" + "9" * 5000,
+        "0?x=1",
+        "٣",
+    ):
+        yield "GET", f"/api/recording/{quote(which, safe='?=%')}", {}, None, {404, 422}
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
         for method, path in (
             ("GET", "/"),
