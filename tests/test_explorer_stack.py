@@ -337,6 +337,18 @@ def test_the_cursor_reads_the_charts_and_is_linked(explorer):
     assert "depth=8" in explorer.fragment()
 
 
+def test_a_cursor_that_moves_asks_for_nothing(explorer):
+    page = explorer.stack("#v=1&S=8&d=16&T=4&pins=place:pre,S:8,d:16,T:4")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_role("slider", name="The stream: data cursor", exact=True).focus()
+    for _ in range(6):
+        page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(300)
+    assert "depth=5" in explorer.fragment()
+    assert asked == []
+
+
 def test_tables_and_files_have_the_same_numbers(explorer):
     page = explorer.stack("#v=1&S=4&d=16&T=4")
     found = Flip(sublayers=4, d=16, tokens=4).measure()

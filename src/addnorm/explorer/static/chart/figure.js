@@ -98,9 +98,9 @@ export class ChartFigure {
     if (!this.tableBox.hidden) this.#fillTable();
   }
 
-  /** @param {boolean} [anyway] */
+  /** @param {boolean} [anyway]  with new data: the width is known, and to ask would lay out what the chart before has changed */
   resize(anyway = false) {
-    const width = Math.floor(this.plot.clientWidth);
+    const width = anyway && this.width ? this.width : Math.floor(this.plot.clientWidth);
     if (!width || (width === this.width && !anyway)) return;
     this.width = width;
     set(this.svg, { width, viewBox: `0 0 ${width} ${this.height}` });
