@@ -258,7 +258,9 @@ def test_a_drag_is_drawn_while_it_lasts_and_is_one_step_of_back(explorer):
         "() => { const slider = document.querySelector('.stack-side input[type=range]'); slider.value = '70'; "
         "for (const type of ['input', 'change']) slider.dispatchEvent(new Event(type, {bubbles: true})); }"
     ))  # fmt: skip
-    page.wait_for_function("() => document.querySelectorAll(`#chart-stream .mark[data-series='post-LN']`).length === 71")
+    page.wait_for_function(
+        "() => document.querySelectorAll(`#chart-stream .mark[data-series='post-LN']`).length === 71"
+    )
     assert page.evaluate("history.length") == before + 1
     explorer.after(page.go_back)
     assert len(explorer.marks("stream", "post-LN")) == 5
@@ -271,6 +273,17 @@ def test_the_skip_link_leaves_the_state_alone(explorer):
     assert page.evaluate("document.activeElement.id") == "main"
     assert explorer.fragment() == "#v=1&place=pre&S=4&d=8&T=2"
     assert page.locator("#notices p").count() == 0
+
+
+def test_on_a_phone_the_verdict_is_under_the_norm_and_the_page_can_be_scrolled_from_the_diagram(explorer):
+    page = explorer.stack("#v=1&S=4&d=8&T=2")
+    page.set_viewport_size({"width": 360, "height": 740})
+    tops = [page.locator(css).first.bounding_box()["y"] for css in
+            (".diagram", ".stack-places", ".stack-verdict", ".stack-settings", "#chart-stream")]  # fmt: skip
+    assert tops == sorted(tops)
+    assert page.evaluate("getComputedStyle(document.querySelector('.diagram')).touchAction") == "auto"
+    assert page.evaluate("getComputedStyle(document.querySelector('.diagram .chip')).touchAction") == "none"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_the_same_is_pinned_once(explorer):

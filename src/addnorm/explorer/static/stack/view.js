@@ -178,11 +178,11 @@ function mount(root, app) {
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),
         h("fieldset", null, h("legend", null, "Where the norm stands"), h("div.choices.stack-places", null, ...radios), use),
         h("div.buttons", null, pin, dice, survey), pins,
-        h("fieldset", null, h("legend", null, "The stack"), ...sliders.map((one) => one.element), ...selects.map((one) => one.element),
+        h("fieldset.stack-settings", null, h("legend", null, "The stack"), ...sliders.map((one) => one.element), ...selects.map((one) => one.element),
           h("label.choice", null, residual, "Residual connection")),
-        h("details.stack-words", null, h("summary", null, "What the words mean"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
-        h("p.stack-note", null, "A seed gives the same weights at every place of the norm (DeepNorm's are those, made smaller by its β), the same x_0 and the same loss. One seed is one draw: see others too.")),
-      h("div.stack-main", null, words, trouble, charts)));
+        h("details.stack-words.stack-settings", null, h("summary", null, "What the words mean"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
+        h("p.stack-note.stack-settings", null, "A seed gives the same weights at every place of the norm (DeepNorm's are those, made smaller by its β), the same x_0 and the same loss. One seed is one draw: see others too.")),
+      h("div.stack-main", null, h("h2.unseen", null, "What was measured"), words, trouble, charts)));
 
   // What is computed.
   /** @type {Map<string, any>} */
