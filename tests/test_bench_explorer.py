@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from browser import chromium
 from loading import ROOT, load
 
