@@ -59,7 +59,7 @@ export class Diagram {
       ...this.slots,
       s("circle.plus", { cx: 212, cy: 172, r: 10 }), wire("M207,172H217M212,167V177", ".cross"),
       this.alpha,
-      s("text.name", { x: 14, y: 162 }, "x"), s("text.name", { x: 296, y: 162 }, "x′"),
+      s("text.name", { x: 14, y: 162 }, "x"), s("text.name", { x: 303, y: 160 }, "x′"),
       this.second, this.chip);
     this.#listen();
   }

@@ -134,17 +134,18 @@ function mount(root, app) {
     if (commit) store.set({ depth: index }, { commit: false });
   };
   const lines = CHARTS.map((one) => new LineChart({ ...one, x: "depth, in sublayers", onCursor: point }));
-  const map = new HeatMap({ id: "map", title: "What the stream is made of", x: "depth", y: "share of each source: x_0 and every write", onCursor: point, height: 360 });
+  const map = new HeatMap({ id: "map", title: "What the stream is made of", x: "depth", y: "share of each source: x_0 and every write", onCursor: point });
   const all = [...lines, map];
   const charts = h("div.charts", null, ...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
 
   root.append(
+    h("h2", null, "Move the norm, watch the stream"),
     h("div.stack-layout", null,
       h("div.stack-side", null,
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),
         h("fieldset", null, h("legend", null, "Where the norm stands"), h("div.choices.stack-places", null, ...radios)),
         h("div.buttons", null, pin, dice), pins,
-        h("fieldset", null, h("legend", null, "The stack"), ...sliders.map((one) => one.element), ...selects.map((one) => one.element),
+        h("fieldset.stack-set", null, h("legend", null, "The stack"), ...sliders.map((one) => one.element), ...selects.map((one) => one.element),
           h("label.choice", null, residual, "Residual connection")),
         h("p.stack-note", null, "The weights are the same at every place of the norm. They, x_0 and the loss's direction are those of the seed; the loss is the output along a random direction of length one.")),
       h("div.stack-main", null, words, trouble, charts)));
