@@ -37,14 +37,16 @@ def speed() -> str:
         if overtaken["last is right"]
         else "the last drawn is not the last asked for"
     )
-    return "\n\n".join([
-        f"Milliseconds in headless Chromium, at {stack['S']} sublayers, d = {stack['d']}, {stack['T']} tokens, each stack for "
-        "the first time:",
-        page.table(["what", "median", "95 of 100", "most", "target"], rows),
+    head = (
+        f"Milliseconds in headless Chromium, at {stack['S']} sublayers, d = {stack['d']}, {stack['T']} tokens, each for the "
+        "first time:"
+    )
+    after = (
         f"Of {overtaken['asked']} flips within a fifth of a second {overtaken['drawn']} were drawn, and {last}. "
         f"{found['machine']['cpu']}, {found['machine']['cores']} cores, Chromium {found['chromium'].partition('.')[0]}; "
-        "`python benchmarks/bench_explorer.py`.",
-    ])  # fmt: skip
+        "`python benchmarks/bench_explorer.py`."
+    )
+    return "\n\n".join([head, page.table(["what", "median", "95 of 100", "most", "target"], rows), after])
 
 
 def _target(found: dict, kind: str, key: str) -> str:

@@ -16,6 +16,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlsplit
 
 START = 60  # seconds in which it says where it is; torch is imported meanwhile
@@ -65,7 +66,6 @@ class Explorer:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # whatever the tests run under
         )  # fmt: skip
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.errors: list[str] = []
@@ -122,8 +122,7 @@ class Explorer:
 
     def memory(self) -> int:
         """Bytes that it holds; Linux only."""
-        with open(f"/proc/{self.process.pid}/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
     def end(self, by=signal.SIGINT, within=10.0) -> int:
         """Its exit code, after the signal."""

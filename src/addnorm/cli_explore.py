@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
 import threading
@@ -53,19 +54,23 @@ def explore(port: int | None, host: str, recordings: tuple[Path, ...], opened: b
         raise Refused(f"{error}.") from None
     import torch
 
+    from addnorm.explorer.desk import Desk
     from addnorm.explorer.guard import LOOPBACK
     from addnorm.explorer.server import application
     from addnorm.explorer.serving import serve
 
     token = None if host in LOOPBACK else secrets.token_urlsafe(16)
+    desk = Desk()
     with _bound(host, port) as listening:
         try:
-            page = application(recordings, hosts=LOOPBACK if token is None else None, token=token)
+            page = application(recordings, hosts=LOOPBACK if token is None else None, token=token, desk=desk)
         except (ValueError, ImportError, OSError) as error:
             raise Refused(f"--recording: {str(error).rstrip('.')}.") from None
         torch.set_num_threads(1)  # small matrices gain nothing by more, and two clients are computed at once
-        serve(page, listening, partial(_ready, host, listening.getsockname()[1], token, opened))
+        serve(page, desk, listening, partial(_ready, host, listening.getsockname()[1], token, opened))
     click.echo("Ended.", err=True)
+    if desk.busy:
+        os._exit(0)  # Python would wait for what is computed, and nobody else does
 
 
 def _bound(host: str, port: int | None) -> socket.socket:
@@ -74,7 +79,7 @@ def _bound(host: str, port: int | None) -> socket.socket:
     for attempt in tries:
         try:
             return _listening(host, attempt)
-        except (OSError, UnicodeError) as error:
+        except (OSError, UnicodeError, TypeError) as error:  # the last two: a name that cannot be one
             taken = getattr(error, "errno", None) == errno.EADDRINUSE
             if taken and attempt != tries[-1]:
                 continue

@@ -109,6 +109,7 @@ class Desk:
         self._questions, self._races = _Turns(AT_ONCE), _Turns(RACES)
         self._stops: dict[str, Callable[[], None]] = {}  # of the races, by client
         self._pool = ThreadPoolExecutor(AT_ONCE + RACES, "addnorm explorer")
+        self._running: set[Future[Any]] = set()
 
     async def compute(
         self, client: str, work: Callable[[], A], *, kind: str = "", gone: Callable[[], Awaitable[bool]] = _there
@@ -190,19 +191,26 @@ class Desk:
                 del self._stops[client]
 
     def close(self) -> None:
-        """Ends the races at their next event, and refuses who waits. What is computed is computed to its end."""
+        """Ends the races at their next event, and refuses who waits. What is computed is computed to its end: see `busy`."""
         for turns in (self._questions, self._races):
             turns.close()
         for stop in [*self._stops.values()]:
             stop()
         self._pool.shutdown(wait=False)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a thread computes."""
+        return bool(self._running)
+
     def _until(self, running: Future[Any], turns: _Turns, client: str) -> None:
         """The client's turn is over when the thread is."""
         loop = asyncio.get_running_loop()
 
         def over(_: Any) -> None:
+            self._running.discard(running)
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(turns.leave, client)
 
+        self._running.add(running)
         running.add_done_callback(over)

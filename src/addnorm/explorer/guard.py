@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -61,17 +61,10 @@ class Guard:
         app: what is behind it.
         hosts: the names by which the server may be called; None: any, with a token.
         token: what a request must bring, in `?token=` once and as a cookie from then on; None: nothing.
-        close: ends what still runs, before the server ends.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        hosts: frozenset[str] | None = LOOPBACK,
-        token: str | None = None,
-        close: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.app, self.hosts, self.token, self.close = app, hosts, token, close
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None = LOOPBACK, token: str | None = None) -> None:
+        self.app, self.hosts, self.token = app, hosts, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""

@@ -40,7 +40,11 @@ STATIC = Path(__file__).parent / "static"
 
 
 def application(
-    recordings: Sequence[Path] = (), *, hosts: frozenset[str] | None = LOOPBACK, token: str | None = None
+    recordings: Sequence[Path] = (),
+    *,
+    hosts: frozenset[str] | None = LOOPBACK,
+    token: str | None = None,
+    desk: Desk | None = None,
 ) -> Guard:
     """The whole server, as an ASGI application.
 
@@ -48,11 +52,12 @@ def application(
         recordings: files that `addnorm record` wrote.
         hosts: the names by which it may be called; None: any.
         token: what a request must bring; None: nothing.
+        desk: where it computes; None: one of its own.
 
     Raises:
         ValueError: a file is no recording.
     """
-    server = _Server(Recordings(recordings))
+    server = _Server(Recordings(recordings), desk or Desk())
     routes = [
         Route("/", server.page),
         Route("/healthz", server.health),
@@ -65,13 +70,13 @@ def application(
     ]
     app = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=server.lifespan)
     app.router.redirect_slashes = False  # an address is right or wrong
-    return Guard(app, hosts, token, server.desk.close)
+    return Guard(app, hosts, token)
 
 
 class _Server:
-    def __init__(self, recordings: Recordings) -> None:
+    def __init__(self, recordings: Recordings, desk: Desk) -> None:
         self.recordings = recordings
-        self.desk = Desk()
+        self.desk = desk
         self.known = _text(
             {
                 "version": addnorm.__version__,

@@ -13,6 +13,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from addnorm.explorer.desk import Desk
 from addnorm.explorer.guard import Guard
 
 __all__ = ["serve"]
@@ -21,11 +22,12 @@ IDLE = 30  # seconds without a request after which a connection ends: at the lat
 TICKS = 10  # of uvicorn's a second
 
 
-def serve(page: Guard, listening: socket.socket, ready: Callable[[], None]) -> None:
+def serve(page: Guard, desk: Desk, listening: socket.socket, ready: Callable[[], None]) -> None:
     """Answers until Ctrl-C, or SIGTERM.
 
     Args:
         page: the application.
+        desk: where it computes.
         listening: where.
         ready: called once, when it answers and can be ended.
     """
@@ -34,7 +36,7 @@ def serve(page: Guard, listening: socket.socket, ready: Callable[[], None]) -> N
         date_header=False, proxy_headers=False, timeout_graceful_shutdown=1, timeout_keep_alive=IDLE, limit_concurrency=256,
     )  # fmt: skip
     with suppress(KeyboardInterrupt), _interrupted():
-        _Server(config, page, ready).run(sockets=[listening])
+        _Server(config, desk, ready).run(sockets=[listening])
 
 
 class _Protocol(H11Protocol):
@@ -51,9 +53,9 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, page: Guard, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, desk: Desk, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self.page, self.ready = page, ready
+        self.desk, self.ready = desk, ready
         self._idle: dict[Any, Any] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -76,7 +78,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # who is cut off now is no error
-        self.page.close()
+        self.desk.close()
         await super().shutdown(sockets)
 
 

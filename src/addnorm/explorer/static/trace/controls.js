@@ -107,7 +107,7 @@ export class Controls {
     }
     const pre = state.tplace === "pre";
     set(this.fields.rg.box, { hidden: !pre });
-    set(this.fields.F.box.querySelector(".name"), { text: pre ? "Sublayer(read)" : "Sublayer(x)" });
+    set(/** @type {HTMLElement} */ (this.fields.F.box.querySelector(".name")), { text: pre ? "Sublayer(read)" : "Sublayer(x)" });
     for (const radio of this.fields.var.box.querySelectorAll("input")) set(radio, { disabled: state.tnorm === "rms" && radio.value === "unbiased" });
     if (state.var !== "biased" || state.epsat !== "inside" || problem?.key === "eps") this.variants.open = true;
     set(this.digits, { value: String(state.digits) });
@@ -154,7 +154,7 @@ export class Controls {
       for (const key of /** @type {const} */ (["x", "F"])) {
         const { input, said } = row.parts[key];
         const value = feature[key];
-        set(input, { min: -this.reach, max: this.reach, disabled: value === undefined });
+        set(input, { min: -(this.reach ?? 1), max: this.reach ?? 1, disabled: value === undefined });
         if (value !== undefined && (!this.held || document.activeElement !== input)) set(input, { value: String(value) });
         set(said, { text: value === undefined ? "" : show(value, 4).replace("-", "−") });
       }

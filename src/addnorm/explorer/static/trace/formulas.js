@@ -201,10 +201,16 @@ let observer;
  * @param {string} [classes]
  */
 export function formula(classes = "") {
-  observer ??= new ResizeObserver((seen) => {
-    const boxes = [...new Set(seen.map(({ target }) => /** @type {HTMLElement} */ (target.closest(".trace-scroll"))))];
-    const wide = boxes.map((box) => box.scrollWidth > box.clientWidth + 1);
-    boxes.forEach((box, k) => set(box, { tabindex: wide[k] ? "0" : null, role: wide[k] ? "group" : null, "aria-label": wide[k] ? "Wide formula" : null }));
+  observer ??= new ResizeObserver((seen, watching) => {
+    /** @type {Set<HTMLElement>} */
+    const boxes = new Set();
+    for (const { target } of seen) {
+      const box = /** @type {HTMLElement | null} */ (target.closest(".trace-scroll"));
+      if (box) boxes.add(box);
+      else watching.unobserve(target); // a side that its formula no longer has
+    }
+    const wide = new Map([...boxes].map((box) => [box, box.scrollWidth > box.clientWidth + 1]));
+    for (const [box, is] of wide) set(box, { tabindex: is ? "0" : null, role: is ? "group" : null, "aria-label": is ? "Wide formula" : null });
   });
   const box = h(`div.trace-scroll${classes}`);
   observer.observe(box);

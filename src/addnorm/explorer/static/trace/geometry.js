@@ -34,6 +34,8 @@ const LEGEND = [
 export class Geometry {
   /** @param {(some: {times?: number, plus?: number}, how?: {commit: boolean}) => void} change */
   constructor(change) {
+    /** @type {Record<string, {input: any, output: any}>} */
+    this.sliders = {};
     this.title = h("h3");
     this.views = h("div.trace-views");
     this.legend = h("ul.trace-legend", null, ...LEGEND.map(([name, says]) => h("li", null, s(`svg.trace-key.${name}`, { viewBox: "0 0 24 10", "aria-hidden": "true" }, ...key(name)), h("span", null, says))));
@@ -54,7 +56,7 @@ export class Geometry {
     const send = (/** @type {boolean} */ commit) => change({ [name]: Number(input.value) }, { commit });
     const input = h("input", { type: "range", min, max, step, oninput: () => send(false), onchange: () => send(true) });
     const output = h("output");
-    this[name] = { input, output };
+    this.sliders[name] = { input, output };
     return h("label.field", null, h("span.name", null, label), input, output);
   }
 
@@ -71,10 +73,10 @@ export class Geometry {
     const values = d <= 3 && well ? eigenvalues(jacobian(of)) : [];
     this.#tell(well ? sentences(of, n, p, values) : ["A number here is inf or nan, and has no place in a picture. The steps say where it comes from."]);
     if (!drawn) return;
-    set(this.times?.input, { value: String(times) });
-    set(this.times?.output, { text: show(times, 3) });
-    set(this.plus?.input, { value: String(plus) });
-    set(this.plus?.output, { text: show(plus, 3).replace("-", "−") });
+    for (const [name, value] of Object.entries({ times, plus })) {
+      set(this.sliders[name].input, { value: String(value) });
+      set(this.sliders[name].output, { text: show(value, 3).replace("-", "−") });
+    }
     const moved = token.map((value) => value * times + plus);
     const landed = flat(step(normOf(of, moved), "normalized").value);
     const centre = of.norm === "layer" ? (/** @type {number[]} */ v) => v.map((value) => value - (v[0] + v[1] + v[2]) / 3) : (/** @type {number[]} */ v) => v;

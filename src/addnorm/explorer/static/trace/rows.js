@@ -59,7 +59,8 @@ export class Rows {
         const fresh = flipped && known.size > 0 && (!known.has(step.name) || this.before.get(step.name) !== text);
         set(row, { class: `trace-step${straight(step.name, of) ? " straight" : ""}${fresh ? " fresh" : ""}`, "data-step": step.name });
         const { number, name, says: sentence, note, symbol, numbers, list } = row.parts;
-        set(number, { text: this.names.indexOf(step.name) + 1, "aria-label": `Step ${this.names.indexOf(step.name) + 1}, ${title}` });
+        const place = of.steps.indexOf(step) + 1;
+        set(number, { text: place, "aria-label": `Step ${place}, ${title}` });
         set(name, { text: title });
         set(sentence, { text: says });
         const lesson = Math.max(0, `${step.note} the lesson prints`.indexOf("the lesson prints"));
