@@ -146,6 +146,7 @@ function mounted(root, app) {
       [answer, other] = [found[0], found[1] ?? null];
       set(wrong, { hidden: true, text: "" });
       draw();
+      root.dataset.ready = String(Number(root.dataset.ready ?? 0) + 1);
     } catch (error) {
       if (!(error instanceof Trouble)) throw error;
       results.hidden = true;
