@@ -77,7 +77,7 @@ class Watched:
     def marks(self, chart, series):
         """The values of the marks of a series, None where there is none; words for what is no number."""
         found = self.page.eval_on_selector_all(
-            f"#chart-{chart} .mark[data-series='{series}']",
+            f'#chart-{chart} .mark[data-series="{series}"]',
             "all => all.map(m => [Number(m.dataset.index), m.dataset.value])",
         )
         values = [None] * (1 + max((index for index, _ in found), default=-1))
