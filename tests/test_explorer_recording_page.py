@@ -103,7 +103,9 @@ def test_the_cursors_of_all_charts_are_one(explorer):
         one.get_attribute("aria-valuetext").split(":")[0] for one in page.locator(".charts .cursor[role=slider]").all()
     ]
     assert {text for text in said if text != "no place chosen"} == {"attention 3"}
-    assert "attention 3" in page.get_by_role("slider", name="What the stream is made of").get_attribute("aria-valuetext")
+    assert "attention 3" in page.get_by_role("slider", name="What the stream is made of").get_attribute(
+        "aria-valuetext"
+    )
     assert "rdepth=5" in explorer.fragment()
 
 
@@ -172,7 +174,9 @@ def test_the_sheet_is_sorted_by_keyboard(explorer):
     page.keyboard.press("Enter")
     assert head.get_attribute("aria-sort") == "descending"
     assert sheet(page) == sorted(depth, key=lambda row: -row[2])
-    page.wait_for_function("() => document.getElementById('live').textContent === 'Sorted by left in the end, largest first.'")
+    page.wait_for_function(
+        "() => document.getElementById('live').textContent === 'Sorted by left in the end, largest first.'"
+    )
     page.keyboard.press("Space")
     assert head.get_attribute("aria-sort") == "ascending"
     assert sheet(page) == sorted(depth, key=lambda row: row[2])
@@ -186,7 +190,10 @@ def test_the_sheet_is_sorted_by_keyboard(explorer):
 
 def badges(page):
     return {
-        one.locator(".name").inner_text().split(":")[0]: (one.get_attribute("data-state"), one.locator(".text").inner_text())
+        one.locator(".name").inner_text().split(":")[0]: (
+            one.get_attribute("data-state"),
+            one.locator(".text").inner_text(),
+        )
         for one in page.locator(".recording-badge").all()
     }
 
