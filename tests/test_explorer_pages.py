@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ OPEN = {
     "race": lambda explorer, more="": explorer.race(TINY + more),
 }
 """Each with something in it: a ghost, an input that is refused, a comparison, a race that was run."""
+
+SOME = ["stack", "recording", *(pytest.param(view, marks=pytest.mark.slow) for view in ("trace", "race"))]
 
 
 def full(explorer, view):
@@ -96,7 +99,7 @@ def test_no_barrier(explorer, view, width, scheme):
     )
     assert levels[:2] == [1, 2]
     assert levels.count(1) == 1
-    assert all(below <= above + 1 for above, below in zip(levels, levels[1:], strict=False))
+    assert all(below <= above + 1 for above, below in pairwise(levels))
 
 
 # By keyboard.
@@ -258,7 +261,7 @@ def test_what_is_touched_is_large_enough(served, new_context, view):
 # In other ways.
 
 
-@pytest.mark.parametrize("view", OPEN)
+@pytest.mark.parametrize("view", SOME)
 def test_forced_colours_zoom_and_paper(explorer, view):
     page = full(explorer, view)
     page.emulate_media(forced_colors="active")
@@ -321,7 +324,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("view", OPEN)
+@pytest.mark.parametrize("view", SOME)
 def test_a_link_brings_back_what_is_shown(explorer, view):
     change, changed = CHANGES[view]
     page = explorer.open(*PLAIN[view])
