@@ -11,6 +11,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH_INDEX ?=
 SECONDS ?= 60
+PARALLEL ?= -n 2 --dist loadfile # two processes, each file in one of them
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -20,10 +21,10 @@ demo: $(VENV)/.done
 	$(BIN)/addnorm demo
 
 test: lint
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest $(PARALLEL) -m "not slow"
 
 test-all: lint
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL)
 
 lint: $(VENV)/.done
 	$(BIN)/ruff check .
