@@ -26,6 +26,7 @@ class Watched:
         self.complaints, self.elsewhere = [], []
         page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.set_default_timeout(15_000)
         page.route("**/*", self._route)
 
     def _route(self, route):
@@ -46,22 +47,37 @@ class Watched:
         """The stack view, when it has drawn."""
         return self.open(fragment, "#panel-stack[data-ready]")
 
-    def after(self, act):
-        """Does something, and waits until the stack view has drawn again."""
-        before = self.ready()
+    def recording(self, more=""):
+        """The recording view, when it has drawn."""
+        return self.open(f"#v=1&view=recording{more}", "#panel-recording[data-ready]")
+
+    def race(self, more=""):
+        """The race view, after a race of these settings."""
+        page = self.open(f"#v=1&view=race{more}", "#panel-race h2")
+        self.raced()
+        return page
+
+    def raced(self):
+        """Starts a race, and waits for its end."""
+        self.page.locator("#panel-race").get_by_role("button", name="Start").click()
+        self.page.wait_for_selector("#panel-race[data-phase=over]")
+
+    def after(self, act, view="stack"):
+        """Does something, and waits until the view has drawn again."""
+        before = self.ready(view)
         act()
         self.page.wait_for_function(
-            "n => Number(document.querySelector('#panel-stack').dataset.ready ?? 0) > n", arg=before
+            "([view, n]) => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0) > n", arg=[view, before]
         )
 
-    def ready(self):
-        """How often the stack view has drawn."""
-        return self.page.evaluate("Number(document.querySelector('#panel-stack').dataset.ready ?? 0)")
+    def ready(self, view="stack"):
+        """How often the view has drawn."""
+        return self.page.evaluate("view => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0)", view)
 
     def marks(self, chart, series):
         """The values of the marks of a series, None where there is none; words for what is no number."""
         found = self.page.eval_on_selector_all(
-            f"#chart-{chart} .mark[data-series='{series}']",
+            f'#chart-{chart} .mark[data-series="{series}"]',
             "all => all.map(m => [Number(m.dataset.index), m.dataset.value])",
         )
         values = [None] * (1 + max((index for index, _ in found), default=-1))

@@ -7,6 +7,7 @@ import torch
 from hypothesis import settings
 
 import explorer_process
+import explorer_recordings
 from browser import ARGUMENTS, Watched, chromium
 
 # The same examples at every run; HYPOTHESIS_PROFILE=thorough looks for new ones.
@@ -50,9 +51,16 @@ def base_url():
 
 
 @pytest.fixture(scope="session")
-def served():
+def recordings(tmp_path_factory):
+    """What the explorer shows in its second view, in the order of its files."""
+    return explorer_recordings.made(tmp_path_factory.mktemp("recordings"))
+
+
+@pytest.fixture(scope="session")
+def served(recordings):
     """The address of `addnorm explore`, which runs while the tests do."""
-    with explorer_process.running() as address:
+    files = [argument for path in recordings for argument in ("--recording", path)]
+    with explorer_process.running(*files) as address:
         yield address
 
 

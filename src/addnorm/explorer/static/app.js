@@ -3,7 +3,7 @@
 
 import { get } from "./api.js";
 import { save } from "./chart/download.js";
-import { h, say, set } from "./dom.js";
+import { h, say, set, unique } from "./dom.js";
 import { encoded } from "./numbers.js";
 import { view as race } from "./race/view.js";
 import { view as recording } from "./recording/view.js";
@@ -57,6 +57,8 @@ function tell(notices) {
 async function start() {
   const main = /** @type {HTMLElement} */ (document.getElementById("main"));
   theme(kept.get("addnorm-theme") ?? "auto");
+  // The address is the state's: a jump within the page must leave it.
+  document.querySelector(".skip")?.addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
   let meta;
   try {
     meta = await get("/api/meta");
@@ -156,9 +158,10 @@ function tools(app, mounted, view) {
   });
 }
 
-/** @param {...any} children */
-function dialog(...children) {
-  const box = h("dialog", { onclose: () => box.remove() }, ...children);
+/** @param {string} title @param {...any} children */
+function dialog(title, ...children) {
+  const id = unique("dialog");
+  const box = h("dialog", { "aria-labelledby": id, onclose: () => box.remove() }, h("h2", { id }, title), ...children);
   document.body.append(box);
   box.showModal();
   return box;
@@ -167,7 +170,7 @@ function dialog(...children) {
 /** @param {string} code @param {(text: string, what: string) => void} copy */
 function codeDialog(code, copy) {
   const box = dialog(
-    h("h2", null, "This, in Python"),
+    "This, in Python",
     h("pre", { tabindex: 0 }, h("code", null, code)),
     h("div.buttons", null,
       h("button.plain", { type: "button", onclick: () => { box.close(); copy(code, "The code"); } }, "Copy"),
@@ -187,7 +190,7 @@ function helpDialog(mounted) {
   ];
   const on = kept.get("addnorm-keys") !== "off";
   const box = dialog(
-    h("h2", null, "Keys"),
+    "Keys",
     h("dl.keys", null, ...keys.flatMap(([key, meaning]) => [h("dt", null, ...key.split(" ").flatMap((one) => [h("kbd", null, one), " "])), h("dd", null, meaning)])),
     h("label.choice", null,
       h("input", { type: "checkbox", ...(on ? { checked: true } : {}), onchange: (/** @type {any} */ event) => kept.set("addnorm-keys", event.target.checked ? "on" : "off") }),

@@ -103,7 +103,7 @@ export class ChartFigure {
     const width = anyway && this.width ? this.width : Math.floor(this.plot.clientWidth);
     if (!width || (width === this.width && !anyway)) return;
     this.width = width;
-    set(this.svg, { width, viewBox: `0 0 ${width} ${this.height}` });
+    set(this.svg, { width, height: this.height, viewBox: `0 0 ${width} ${this.height}` });
     this.draw();
     this.cursor(this.index);
   }

@@ -7,6 +7,7 @@
 import { h, join, s, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { ChartFigure } from "./figure.js";
+import { every } from "./scale.js";
 
 /**
  * @typedef {object} Map
@@ -18,11 +19,13 @@ import { ChartFigure } from "./figure.js";
  */
 
 const MARGIN = { top: 6, right: 12, bottom: 40, left: 52 };
+const MOST = 520; // pixels of height
 
 export class HeatMap extends ChartFigure {
   /** @param {import("./figure.js").Options} options */
   constructor(options) {
-    super({ height: 320, ...options });
+    super(options);
+    this.element.classList.add("square");
     /** @type {Map} */
     this.data = { columns: [], rows: [], values: [], summary: "" };
     this.layers = Object.fromEntries(["cells", "axis", "cursor"].map((name) => [name, this.svg.appendChild(s(`g.${name}`))]));
@@ -70,6 +73,12 @@ export class HeatMap extends ChartFigure {
     return { head: [this.options.y, ...columns], rows: rows.map((name, k) => [name, ...values[k]]) };
   }
 
+  resize(anyway = false) {
+    // About square, as rows and columns are the same places: but no higher than a screen.
+    this.height = Math.max(300, Math.min(MOST, Math.floor(this.plot.clientWidth)));
+    super.resize(anyway);
+  }
+
   draw() {
     const [width, height] = this.#cell();
     const { columns, rows, values } = this.data;
@@ -88,8 +97,7 @@ export class HeatMap extends ChartFigure {
         "data-series": rows[r], "data-index": c, "data-value": String(number),
       });
     });
-    const every = (/** @type {number} */ count, /** @type {number} */ room) => Math.max(1, Math.ceil(count / Math.max(1, Math.floor(room))));
-    const across = every(columns.length, (this.width - MARGIN.left) / 48);
+    const across = every(columns.length, (this.width - MARGIN.left) / 40);
     const up = every(rows.length, (this.height - MARGIN.bottom) / 22);
     const bottom = this.height - MARGIN.bottom;
     const texts = [

@@ -8,7 +8,7 @@
 import { h, join, s, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { ChartFigure } from "./figure.js";
-import { scaleOf } from "./scale.js";
+import { every, scaleOf } from "./scale.js";
 
 /**
  * @typedef {object} Series
@@ -102,6 +102,10 @@ export class LineChart extends ChartFigure {
     const fits = (/** @type {number | null} */ value) => value !== null && Number.isFinite(value) && !(this.options.log && value <= 0);
     this.#drawAxes(x, y, floor);
 
+    // Stems of several series stand side by side.
+    const wide = this.options.stems ? Math.min(9, 0.36 * step) : 0;
+    /** @param {number} at of the series */
+    const aside = (at) => (wide * (at - (this.data.series.length - 1) / 2)) / Math.max(1, this.data.series.length - 1);
     const series = this.data.series.map((one, at) => ({ one, at })).reverse().sort((a, b) => Number(b.one.ghost ?? false) - Number(a.one.ghost ?? false));
     join(this.layers.bands, series.filter(({ one }) => one.band), () => s("path"), (path, { one }) => {
       const [low, high] = /** @type {[any[], any[]]} */ (one.band);
@@ -109,30 +113,31 @@ export class LineChart extends ChartFigure {
       const points = [...there.map((k) => `${x(k).toFixed(1)},${y(high[k]).toFixed(1)}`), ...there.reverse().map((k) => `${x(k).toFixed(1)},${y(low[k]).toFixed(1)}`)];
       set(path, { class: `band tone-${one.tone ?? 1}`, d: points.length ? `M${points.join("L")}z` : "" });
     });
-    join(this.layers.lines, series, () => s("path"), (path, { one }) => {
+    join(this.layers.lines, series, () => s("path"), (path, { one, at }) => {
       let pen = "M";
       let d = "";
       one.values.forEach((value, k) => {
         if (!fits(value)) { pen = "M"; return; }
-        const [px, py] = [x(k).toFixed(1), y(/** @type {number} */ (value)).toFixed(1)];
+        const [px, py] = [(x(k) + aside(at)).toFixed(1), y(/** @type {number} */ (value)).toFixed(1)];
         d += this.options.stems ? `M${px},${floor}V${py}` : `${pen}${px},${py}`;
         pen = "L";
       });
       set(path, { class: `line tone-${one.tone ?? 1}${one.ghost ? " ghost" : ""}${this.options.stems ? " stem" : ""}`, d });
     });
     // Many marks grow small, and those of ghosts are smaller still.
-    const crowded = step < 7 ? Math.max(0.4, step / 9) : 1;
+    const crowded = Math.max(0.4, Math.min(1, step / 9));
     join(this.layers.marks, series, () => s("g"), (group, { one, at }) => {
       set(group, { class: `marks tone-${one.tone ?? 1}${one.ghost ? " ghost" : ""}`, data: { series: one.name } });
       const marks = one.values.map((value, k) => ({ value, k })).filter(({ value }) => value !== null && value !== undefined);
       join(group, marks, () => s("path"), (mark, { value, k }) => {
         const good = fits(value);
-        const r = SIZE * crowded * (one.ghost ? 0.55 : 1);
+        // Those of a series behind another are larger: where both are equal, both are seen.
+        const r = SIZE * crowded * (one.ghost ? 0.7 : 1) * (1 + 0.16 * at);
         const odd = good ? "" : " odd";
         set(mark, {
           class: `mark${kinds?.[k] === "feed-forward" ? " hollow" : ""}${odd}`,
           d: good ? SHAPES[one.tone ?? 1](r) : "M-4,-4L4,4M-4,4L4,-4",
-          transform: `translate(${x(k).toFixed(1)},${(good ? y(value) : edge(value)).toFixed(1)})`,
+          transform: `translate(${(x(k) + aside(at)).toFixed(1)},${(good ? y(value) : edge(value)).toFixed(1)})`,
           "data-series": one.name, "data-index": k, "data-value": String(value), "data-ghost": one.ghost ? at : null,
         });
       });
@@ -147,8 +152,7 @@ export class LineChart extends ChartFigure {
       set(line, { x1: MARGIN.left, x2: right, y1: y(tick).toFixed(1), y2: y(tick).toFixed(1) });
     });
     const ticks = this.scale.ticks.map((tick) => ({ x: MARGIN.left - 7, y: y(tick) + 4, text: short(tick), anchor: "end" }));
-    const every = Math.max(1, Math.ceil((this.count - 1) / Math.max(2, Math.floor((right - MARGIN.left) / 56))));
-    const step = [1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 100, 200, 250, 500, 1000].find((k) => k >= every) ?? every;
+    const step = every(this.count, (right - MARGIN.left) / 44);
     for (let k = 0; k < this.count; k += step) ticks.push({ x: x(k), y: floor + 16, text: String(k), anchor: "middle" });
     const names = [
       { x: (MARGIN.left + right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
@@ -186,7 +190,7 @@ function sample(tone, ghost, stems) {
   const class_ = `tone-${tone}${ghost ? " ghost" : ""}`;
   return s("svg", { width: 26, height: 10, viewBox: "0 0 26 10", "aria-hidden": "true", class: "sample" },
     stems ? null : s("path", { class: `line ${class_}`, d: "M0,5H26" }),
-    s("g", { class: `marks ${class_}` }, s("path", { class: "mark", d: SHAPES[tone](ghost ? SIZE * 0.6 : SIZE), transform: "translate(13,5)" })));
+    s("g", { class: `marks ${class_}` }, s("path", { class: "mark", d: SHAPES[tone](ghost ? SIZE * 0.7 : SIZE), transform: "translate(13,5)" })));
 }
 
 /** A tick in few characters. @param {number} tick */

@@ -10,6 +10,12 @@
 
 const ROUND = [1, 2, 5, 10];
 
+/** Of so many places, each how manieth is named where there is room for so many names. @param {number} count @param {number} room */
+export function every(count, room) {
+  const least = Math.max(1, Math.ceil((count - 1) / Math.max(1, Math.floor(room))));
+  return [1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 100, 200, 250, 500, 1000].find((step) => step >= least) ?? least;
+}
+
 /** The least round number from a value on, or the greatest up to it. @param {number} value @param {boolean} up */
 function round(value, up) {
   const power = 10 ** Math.floor(Math.log10(value));
@@ -46,18 +52,23 @@ function logarithmic(least, most, room) {
   const low = round(Math.max(least, 1e-300), false);
   let high = round(Math.min(most, 1e300), true);
   if (high <= low) high = low * 10;
-  const decades = Math.log10(high / low);
-  const [start, span] = [Math.log10(low), Math.log10(high) - Math.log10(low)];
-  const steps = decades <= 1.4 ? [1, 2, 5] : [1];
-  const every = Math.max(1, Math.ceil(decades / room));
-  const ticks = [];
-  for (let power = Math.floor(start); power <= Math.ceil(Math.log10(high)); power += 1) {
-    if (decades > 1.4 && ((power % every) + every) % every) continue;
-    for (const step of steps) {
-      const tick = step * 10 ** power;
-      if (tick >= low * 0.999 && tick <= high * 1.001) ticks.push(tick);
+  const [start, span] = [Math.log10(low), Math.log10(high / low)];
+  const every = Math.max(1, Math.ceil(span / room));
+  /** @param {number[]} steps of each power of ten that is drawn */
+  const ticksOf = (steps) => {
+    const ticks = [];
+    for (let power = Math.floor(start); power <= Math.ceil(start + span); power += 1) {
+      if (power % every) continue;
+      for (const step of steps) {
+        const tick = step * 10 ** power;
+        if (tick >= low * 0.999 && tick <= high * 1.001) ticks.push(tick);
+      }
     }
-  }
+    return ticks;
+  };
+  // 1, 2, 5 where there is room for them: an axis with a single tick tells nothing.
+  const close = every === 1 ? ticksOf([1, 2, 5]) : [];
+  const ticks = close.length && close.length <= room + 2 ? close : ticksOf([1]);
   return { domain: [low, high], place: (value) => (Math.log10(value) - start) / span, ticks };
 }
 

@@ -21,7 +21,8 @@ export class Badges {
       set(li, { class: `recording-badge ${badge.state}`, data: { state: badge.state } });
       set(li.firstElementChild, { text: sign });
       set(name, { text: word ? `${badge.name}: ${word}` : badge.name });
-      set(text, { text: badge.text });
+      // A number with an exponent stays in one line.
+      text.replaceChildren(...badge.text.split(/(\S*\de-\d+)/).map((part, k) => (k % 2 ? h("span.figure", null, part) : part)));
       set(more, { text: badge.more });
     });
   }

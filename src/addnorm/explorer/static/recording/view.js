@@ -92,8 +92,8 @@ function mounted(root, app) {
   const facts = h("dl.recording-facts");
   const results = h("div.recording-results", { hidden: true },
     badges.element,
-    h("div.recording-charts", null, ...charts.map(({ chart }) => chart.element), map.element),
-    quiet, timeBox, balance.element,
+    h("div.charts", null, ...charts.map(({ chart }) => chart.element)),
+    quiet, timeBox, h("div.recording-made", null, map.element, balance.element),
     h("details.recording-how", null, h("summary", null, "How it was recorded"), facts));
   root.append(h("h2", null, "What happened in a real model"), h("div.recording-controls", null, ...Object.values(fields)), wrong, results);
 
@@ -146,6 +146,7 @@ function mounted(root, app) {
       [answer, other] = [found[0], found[1] ?? null];
       set(wrong, { hidden: true, text: "" });
       draw();
+      root.dataset.ready = String(Number(root.dataset.ready ?? 0) + 1);
     } catch (error) {
       if (!(error instanceof Trouble)) throw error;
       results.hidden = true;

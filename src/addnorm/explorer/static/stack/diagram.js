@@ -45,7 +45,8 @@ export class Diagram {
         place.name === "sandwich" ? s("rect", { x: 88, y: 32, width: 98, height: 48, rx: 11 }) : s("rect", { x: at[0] - 29, y: at[1] - 17, width: 58, height: 34, rx: 9 }),
         s("text", { x: label[0], y: label[1], "text-anchor": "middle" }, label[2]));
     });
-    const box = () => [s("rect", { x: -25, y: -14, width: 50, height: 28, rx: 7 }), s("text", { y: 4.5, "text-anchor": "middle" }, "LN")];
+    // The frame is for fingers: larger than what is seen.
+    const box = () => [s("rect.frame", { x: -25, y: -22, width: 50, height: 44 }), s("rect", { x: -25, y: -14, width: 50, height: 28, rx: 7 }), s("text", { y: 4.5, "text-anchor": "middle" }, "LN")];
     this.second = s("g.chip.second", { "aria-hidden": "true" }, ...box());
     this.chip = s("g.chip", {
       role: "slider", tabindex: 0, "aria-label": "Place of the norm", "aria-valuemin": 1, "aria-valuemax": places.length, "aria-orientation": "horizontal",
@@ -58,7 +59,7 @@ export class Diagram {
       ...this.slots,
       s("circle.plus", { cx: 212, cy: 172, r: 10 }), wire("M207,172H217M212,167V177", ".cross"),
       this.alpha,
-      s("text.name", { x: 14, y: 162 }, "x"), s("text.name", { x: 302, y: 160 }, "x′"),
+      s("text.name", { x: 14, y: 162 }, "x"), s("text.name", { x: 303, y: 160 }, "x′"),
       this.second, this.chip);
     this.#listen();
   }

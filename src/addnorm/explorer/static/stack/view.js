@@ -167,11 +167,12 @@ function mount(root, app) {
     if (commit) store.set({ depth: index }, { commit: false });
   };
   const lines = CHARTS.map((one) => new LineChart({ ...one, x: "depth, in sublayers", onCursor: point }));
-  const map = new HeatMap({ id: "map", title: "What the stream is made of", x: "depth", y: "share of each source: x_0 and every write", onCursor: point, height: 360 });
+  const map = new HeatMap({ id: "map", title: "What the stream is made of", x: "depth", y: "share of each source: x_0 and every write", onCursor: point });
   const all = [...lines, map];
   const charts = h("div.charts", null, ...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
 
   root.append(
+    h("h2", null, "Move the norm, watch the stream"),
     h("p.lead.stack-lead", null, "A transformer's stack before training. Move the LayerNorm (LN): drag it, click a place, or press an arrow key. Watch what becomes of the stream on its way to the end, and of its gradient on the way back."),
     h("div.stack-layout", null,
       h("div.stack-side", null,

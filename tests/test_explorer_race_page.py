@@ -1,0 +1,213 @@
+"""The race view in Chromium: what is drawn is what the lab trains, at every step, however the race ends."""
+
+import contextlib
+import csv
+import io
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from addnorm import lab
+from addnorm.explorer.race import asked, race
+from addnorm.lab.measure import BY_DEPTH
+from addnorm.stream.record.store import plain
+
+SMALL = {"layers": 2, "steps": 6, "d": 16, "tokens": 8, "batch": 2}
+ADDRESS = "&L=2&steps=6&rd=16&rT=8&rB=2"
+NAMES = ("post_ln", "pre_ln")
+CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """What the lab finds of both, as JSON has it."""
+    text = lab.topics()
+    return {name: plain(lab.train(run, text)) for name, run in zip(NAMES, asked(SMALL), strict=True)}
+
+
+def last_there(values):
+    """Without what is missing at the end, as marks are listed."""
+    values = [*values]
+    while values and values[-1] is None:
+        values.pop()
+    return values
+
+
+def assert_drawn(explorer, trained, step):
+    """Every chart by depth is the lab's at this step, to the last digit."""
+    for name, found in trained.items():
+        for chart in CHARTS:
+            expected = last_there(found["recorded"][chart][step])
+            assert len(expected) == 5
+            assert explorer.marks(f"race-{chart}", name) == expected, (chart, name, step)
+
+
+def test_every_mark_is_the_labs_at_every_step(explorer, trained):
+    page = explorer.race(ADDRESS)
+    assert set(CHARTS) == {*BY_DEPTH}
+    for name, found in trained.items():
+        assert explorer.marks("race-loss", name) == found["losses"]
+        assert explorer.marks("race-moved", name) == found["recorded"]["moved"]
+    assert_drawn(explorer, trained, 5)
+    slider = page.get_by_role("slider", name="Step", exact=True)
+    for step in (4, 3):
+        slider.press("ArrowLeft")
+        assert f"at={step}" in explorer.fragment()
+        assert_drawn(explorer, trained, step)
+    low, high = sorted(NAMES, key=lambda name: trained[name]["losses"][3])
+    said = page.locator(".race-verdict:not(.race-end)").inner_text()
+    assert said.startswith(f"Step 3: {low} has a loss of {trained[low]['losses'][3]:.3g}, {high} of ")
+    ahead = min(NAMES, key=lambda name: trained[name]["validation"])
+    ended = page.locator(".race-end").inner_text()
+    assert (
+        f"{ahead} is ahead: after 6 steps its loss on unseen text is {trained[ahead]['validation']:.4g} nats" in ended
+    )
+
+
+def test_steps_are_walked_by_keys_and_the_chart(explorer, trained):
+    page = explorer.race(ADDRESS)
+    here = page.locator("#panel-race")
+    page.locator("h2").click()
+    for key, step in (("[", 4), ("[", 3), ("]", 4), ("n", 5)):
+        page.keyboard.press(key)
+        assert here.get_attribute("data-step") == str(step)
+    assert "at=" not in explorer.fragment()
+    page.get_by_role("slider", name="How far a step goes: data cursor").focus()
+    page.keyboard.press("Home")
+    assert_drawn(explorer, trained, 0)
+    page.get_by_role("button", name="The step after").click()
+    assert_drawn(explorer, trained, 1)
+    page.go_back()
+    assert_drawn(explorer, trained, 0)
+    assert page.get_by_role("button", name="The step before").is_disabled()
+    page.get_by_role("button", name="Play").click()
+    assert page.get_by_role("button", name="Pause").is_visible()
+    page.wait_for_selector("#panel-race[data-step='5']")
+    page.get_by_role("button", name="Play").wait_for()
+    assert_drawn(explorer, trained, 5)
+
+
+def test_a_race_that_is_stopped_keeps_what_came(explorer):
+    page = explorer.open("#v=1&view=race&L=1&steps=500&rd=16&rT=8&rB=2", "#panel-race h2")
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_selector("#panel-race[data-phase=running][data-step]")
+    assert page.get_by_label("Against").is_disabled(), "it runs with what it was started with"
+    page.wait_for_function("() => Number(document.querySelector('#panel-race').dataset.step) >= 3")
+    assert page.get_by_role("progressbar").is_visible()
+    page.get_by_role("button", name="Stop").click()
+    page.wait_for_selector("#panel-race[data-phase=stopped]")
+    done = int(page.locator("#panel-race").get_attribute("data-step")) + 1
+    assert 3 < done < 500
+    assert page.locator(".race-status").inner_text() == f"Stopped after {done} of 500 steps: these are kept."
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="JSON").click()
+    held = json.loads(Path(saved.value.path()).read_text())
+    assert held["phase"] == "stopped"
+    losses = [event["loss"] for event in held["raced"]["events"] if event["event"] == "step" and event["racer"] == 1]
+    assert explorer.marks("race-loss", "pre_ln") == losses
+    assert len(losses) >= done
+    with contextlib.closing(race(asked({**SMALL, "layers": 1, "steps": 500}))) as same:
+        first = [event["loss"] for event in islice(same, 1, 7) if event["racer"] == 1]
+    assert losses[:3] == first
+    assert page.get_by_label("Against").is_enabled()
+    page.get_by_label("Against").select_option("deepnorm")
+    assert page.get_by_text("The settings have changed since: Start runs these.").is_visible()
+
+
+def told(explorer, *events):
+    """Answers the next race with these."""
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    explorer.page.route("**/api/race", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+def events():
+    return [*race(asked(SMALL))]
+
+
+def test_a_race_that_fails_says_so_and_keeps_what_came(explorer):
+    page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
+    came = events()
+    told(explorer, *came[:5], {"event": "failed", "error": "The memory is full: take fewer layers."})
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_selector("#panel-race[data-phase=failed]")
+    assert page.get_by_role("alert").inner_text() == "The memory is full: take fewer layers."
+    assert page.locator(".race-status").inner_text() == "2 of 6 steps came before that: these are kept."
+    assert explorer.marks("race-loss", "pre_ln") == [came[2]["loss"], came[4]["loss"]]
+    page.unroute("**/api/race")
+    told(explorer, *came[:3])
+    page.get_by_role("button", name="Start again").click()
+    page.get_by_text("The race broke off before its end.").wait_for()
+    page.unroute("**/api/race")
+    explorer.raced()
+    assert not page.get_by_role("alert").is_visible()
+
+
+def test_a_racer_whose_loss_is_no_number_is_said_to_have_stopped(explorer):
+    page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
+    came = [event for event in events() if not (event["event"] == "step" and event["racer"] == 0 and event["step"] > 3)]
+    wrong = next(event for event in came if event["event"] == "step" and (event["racer"], event["step"]) == (0, 3))
+    wrong |= {"loss": "NaN", "moved": "NaN"}
+    told(explorer, *came)
+    page.get_by_role("button", name="Start").click()
+    page.wait_for_selector("#panel-race[data-phase=over]")
+    assert page.locator("#panel-race").get_attribute("data-step") == "5"
+    assert "post_ln has stopped: its loss at step 3 is nan." in page.locator(".race-verdict").all_inner_texts()[1]
+    odd = page.locator("#chart-race-loss .mark.odd")
+    assert [odd.get_attribute("data-index"), odd.get_attribute("data-value")] == ["3", "NaN"]
+    assert explorer.marks("race-stream", "post_ln, at its last step 3") == wrong["stream"]
+
+
+# The settings.
+
+
+def test_a_suggestion_an_equation_and_what_cannot_be(explorer):
+    page = explorer.open("#v=1&view=race&steps=20", "#panel-race h2")
+    page.get_by_role("button", name="with warm-up").click()
+    assert "warm=20" in explorer.fragment(), "no longer than the race"
+    page.get_by_role("button", name="post-LN, DeepNorm").click()
+    assert page.locator(".race-equation").nth(1).inner_text().startswith("x' = N(")
+    assert page.get_by_role("img", name="deepnorm as a drawing").is_visible()
+    rate = page.get_by_label("Learning rate")
+    rate.fill("fast")
+    rate.press("Enter")
+    said = page.locator(f"#{rate.get_attribute('aria-describedby')}")
+    assert said.inner_text() == "Learning rate is 'fast', expected a number from 0.00001 to 1."
+    assert rate.get_attribute("aria-invalid") == "true"
+    rate.fill("1e-2")
+    rate.press("Enter")
+    assert rate.get_attribute("aria-invalid") is None
+    assert "lr=0.01" in explorer.fragment()
+
+
+def test_an_address_is_all_of_it(explorer):
+    page = explorer.race(f"&left=rezero&right=deepnorm&lr=0.01&warm=2&rseed=5{ADDRESS}")
+    page.get_by_role("slider", name="Step", exact=True).press("ArrowLeft")
+    fragment = explorer.fragment()
+    shown = page.locator(".race-main").inner_text()
+    page = explorer.race(fragment.removeprefix("#v=1&view=race"))
+    assert "at=4" in fragment
+    assert explorer.fragment() == fragment
+    assert page.locator(".race-main").inner_text() == shown
+    assert page.locator("#notices").inner_text() == ""
+
+
+def test_the_code_trains_the_same(explorer, trained):
+    page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
+    page.get_by_role("button", name="Show code").click()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(page.locator("dialog pre").inner_text(), {})
+    for found in trained.values():
+        assert f"loss on unseen text: {found['validation']}" in printed.getvalue()
+        assert f"stream by depth at the last step: {found['recorded']['stream'][-1]}" in printed.getvalue()
+
+
+def test_the_losses_as_a_file(explorer, trained):
+    page = explorer.race(ADDRESS)
+    with page.expect_download() as saved:
+        page.locator("#chart-race-loss").get_by_role("button", name="CSV").click()
+    head, *rows = csv.reader(io.StringIO(Path(saved.value.path()).read_text()))
+    assert head == ["step", *NAMES]
+    for at, name in enumerate(NAMES, start=1):
+        assert [float(row[at]) for row in rows] == trained[name]["losses"]
