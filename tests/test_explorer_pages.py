@@ -269,14 +269,14 @@ def test_forced_colours_zoom_and_paper(explorer, view):
     assert tab.evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
     page.emulate_media(forced_colors="none")
     page.set_viewport_size({"width": 720, "height": 450})  # 1440 by 900 at 200 %
-    assert page.evaluate("document.documentElement.scrollWidth") <= 720
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 720")  # charts follow a moment later
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
     page.emulate_media(media="print", color_scheme="dark")
     colours = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
     assert colours == ["rgb(255, 255, 255)", "rgb(26, 31, 36)"], "paper is white, whatever the theme"
     assert not page.locator("#tools").is_visible()
     assert page.locator(f"#panel-{view} h2").is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 720
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 720")  # charts follow a moment later
 
 
 def test_nothing_moves_for_those_who_ask_for_it(explorer):
