@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from collections.abc import Callable, Iterator
@@ -787,3 +788,24 @@ def test_features_in_the_middle() -> None:
         model(torch.randn(2, 8, 8, 8))
     expected = float(model.write.detach().double().norm(dim=1).mean())
     assert column(rec, "write", "l2")[-1] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_map_is_of_the_weights_of_its_forward_whatever_an_optimizer_does_before_it_is_asked_for(norm_first):
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 5, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with addnorm.record(model) as rec:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            before = copy.deepcopy(model)
+            optimizer.step()
+    with addnorm.record(before) as expected:
+        before(x).square().mean().backward()
+        assert expected.maps["stream"][1]
+    assert rec.balances["stream"].refused == ""
+    assert rec.maps["stream"][0] == expected.maps["stream"][0]
+    for found, exact in zip(rec.maps["stream"][1], expected.maps["stream"][1], strict=True):
+        assert found == pytest.approx(exact, abs=1e-6)

@@ -7,6 +7,7 @@ for one step.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -39,6 +40,7 @@ class Sample:
         self.found: Found = self.stream.found
         self.tokens = tokens
         self._kept: dict[Value, Tensor] = {}
+        self._gains: dict[Value, Tensor] = {}  # the parameters among the norms' gains, as the forward found them
         self._chosen: Tensor | None = None
         self._count = 0
 
@@ -50,9 +52,11 @@ class Sample:
             yield value, partial(self._keep, value)
         gains = [gain for norms in self.found.norms_out for norm in norms for gain in (norm.weight, norm.bias)]
         gains += [scale for branches in self.found.branches for branch in branches for scale in write_of(branch).scales]
-        for gain in gains:
-            if gain is not None and gain.op is not None:  # a parameter's own tensor is always the present one
+        for gain in filter(None, gains):
+            if gain.op is not None:
                 yield gain, partial(self._now, gain)
+            else:  # an optimizer may have changed it by the time that the map is asked for
+                self._gains[gain] = gain.tensor.detach().clone()
 
     def refusal(self) -> str:
         """Why components cannot be carried through, where a step on the stream is none that numbers alone describe."""
@@ -71,6 +75,22 @@ class Sample:
         """The map: the sources, and their mean shares at each depth. And the sheet. Neither where components do not add up."""
         if refusal := self.refusal():
             return None, Balance(refused=refusal)
+        with self._as_then():
+            return self._made()
+
+    @contextmanager
+    def _as_then(self) -> Iterator[None]:
+        """The gains are those of the forward."""
+        present = {gain: gain.tensor for gain in self._gains}
+        for gain, tensor in self._gains.items():
+            gain.tensor = tensor
+        try:
+            yield
+        finally:
+            for gain, tensor in present.items():
+                gain.tensor = tensor
+
+    def _made(self) -> tuple[Map | None, Balance]:
         values = [*dict.fromkeys(self._values())]
         missing = sum(value not in self._kept for value in values)
         if missing or not self._kept:
@@ -141,7 +161,7 @@ class Sample:
                 self._kept[value] = flat.double().expand(self._chosen.numel(), -1)
 
     def _now(self, gain: Value, tensor: Tensor) -> None:
-        gain.tensor = tensor.detach()
+        gain.tensor = tensor.detach().clone()  # it may be a view of a parameter
 
 
 def _number(factors: list[Factor]) -> float | None:
