@@ -12,6 +12,7 @@ GET  /healthz                "ok"
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -125,8 +126,14 @@ class _Server:
         return _Events(_sent(first, events))
 
     async def _computed(self, kind: str, request: Request, work: Callable[[], Any]) -> Response:
-        gone = request.is_disconnected
-        return _json(await self.desk.compute(_client(request), lambda: _text(work()), kind=kind, gone=gone))
+        def timed() -> tuple[str, float]:
+            begun = time.perf_counter()
+            return _text(work()), time.perf_counter() - begun
+
+        text, seconds = await self.desk.compute(_client(request), timed, kind=kind, gone=request.is_disconnected)
+        answer = _json(text)
+        answer.headers["Server-Timing"] = f"compute;dur={seconds * 1e3:.1f}"  # the browser's tools show it
+        return answer
 
 
 class _Events(StreamingResponse):

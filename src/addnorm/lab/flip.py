@@ -8,9 +8,9 @@ milliseconds: the explorer computes it while a slider is moved.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,13 @@ PLACEMENTS: dict[str, Callable[[], Wiring]] = {
 }
 """The wirings between which the norm moves, by the name of its place."""
 
+REMEMBERED = 2**20  # weights over six: of larger stacks none are kept
+KEPT = 2  # shapes
 BAND = (0.05, 0.95)  # of the tokens, around their mean
+
+Modules = tuple[nn.Module, ...]
+# What was measured last, by its shape: the norm is moved far more often than anything else is changed. Only one thread measures.
+_kept: dict[tuple[int, int], tuple[Modules, Any, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -119,25 +125,27 @@ class Flip:
 
     def build(self) -> tuple[ResidualStack, Tensor, Tensor]:
         """The stack, x_0 and v, `(1, tokens, d)` each."""
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-        x, v = (torch.randn(1, self.tokens, self.d, **drawn) for _ in "xv")
-        heads = math.gcd(self.d, 4)
-        sublayers: list[nn.Module] = []
-        for _ in range(self.sublayers // 2):
-            # On meta nobody draws weights: they are drawn here.
-            sublayers += block(self.d, heads, bias=False, device="meta", dtype=torch.float32)
-        beta = deepnorm_constants("encoder-only", self.sublayers // 2)[1] if self.placement == "deepnorm" else 1.0
-        for sublayer in sublayers:
-            _allocate(sublayer)
-            self._draw(sublayer, beta, generator)
-        stack = ResidualStack(sublayers, self.d, self.wiring, norm=self.norm, elementwise_affine=False, device="cpu")
-        return stack, x, v / v.norm(dim=-1, keepdim=True)
+        sublayers = _allocated(self.sublayers, self.d)
+        return self._stacked(sublayers), *_drawn(sublayers, *self._of_the_draw())
 
-    def _draw(self, sublayer: Any, beta: float, generator: torch.Generator) -> None:
-        for role, weight in sublayer.weight_roles():
-            smaller = 1.0 if role in ("query", "key") else beta
-            weight.detach().normal_(std=self.gain * smaller * weight.shape[1] ** -0.5, generator=generator)
+    def _of_the_draw(self) -> tuple[int, int, float, bool]:
+        """What weights, x_0 and v depend on, besides the shape: all placements but DeepNorm have the same."""
+        return self.seed, self.tokens, self.gain, self.placement == "deepnorm"
+
+    def _remembered(self) -> tuple[Modules, Tensor, Tensor]:
+        """The sublayers of the last measurement of this shape, with this one's weights: nobody else has them. And x_0 and v."""
+        shape, key = (self.sublayers, self.d), self._of_the_draw()
+        sublayers, of, drawn = _kept.pop(shape, None) or (_allocated(*shape), None, ())
+        if of != key:
+            drawn = _drawn(sublayers, *key)
+        if self.sublayers * self.d**2 <= REMEMBERED:
+            _kept[shape] = sublayers, key, drawn
+        if len(_kept) > KEPT:
+            del _kept[next(iter(_kept))]
+        return sublayers, *drawn
+
+    def _stacked(self, sublayers: Sequence[nn.Module]) -> ResidualStack:
+        return ResidualStack(sublayers, self.d, self.wiring, norm=self.norm, elementwise_affine=False, device="cpu")
 
     def measure(self) -> dict[str, Any]:
         """What is to be seen, as JSON types (with NaN and inf as they are): one number for each place, x_0 and every sublayer.
@@ -157,14 +165,18 @@ class Flip:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
-        stack, x, v = self.build()
+        sublayers, x, v = self._remembered()
+        stack = self._stacked(sublayers)
         raws: list[Tensor] = []
         connections: list[SublayerConnection] = list(stack.connections)  # type: ignore[arg-type]  # a ModuleList of them
-        for here in connections:
-            here.sublayer.register_forward_hook(lambda module, args, raw: raws.append(raw))  # type: ignore[attr-defined]  # a module
-        stream = [x.requires_grad_()]
-        for here in connections:
-            stream.append(here(stream[-1]))
+        hooks = [one.register_forward_hook(lambda module, args, raw: raws.append(raw)) for one in sublayers]
+        stream = [x.detach().requires_grad_()]
+        try:
+            for here in connections:
+                stream.append(here(stream[-1]))
+        finally:
+            for hook in hooks:
+                hook.remove()
         y = stream[-1] if stack.norm_final is None else stack.norm_final(stream[-1])
         weights = [[*here.parameters()] for here in connections]
         found = iter(torch.autograd.grad((y * v).sum(), [*stream, *(one for some in weights for one in some)]))
@@ -191,7 +203,7 @@ class Flip:
             "kinds": ["start", *names],
             "stream": rms.mean(-1).tolist(), "low": low.tolist(), "high": high.tolist(),
             "gradient": torch.cat(gradients).double().norm(dim=-1).mean(-1).tolist(),
-            "parameters": [None, *(float(torch.cat([one.flatten() for one in some]).double().norm()) for some in of_weights)],
+            "parameters": [None, *map(_length, of_weights)],
             "ratio": [None, *ratio.tolist()],
             "cosine": [None, *cosine.tolist()],
             "similarity": _likenesses(x),
@@ -199,11 +211,35 @@ class Flip:
         }  # fmt: skip
 
 
-def _allocate(sublayer: nn.Module) -> None:
-    """Memory for the weights of a sublayer on meta: `to_empty`, in a third of its time."""
-    for module in sublayer.modules():
-        if isinstance(module, nn.Linear):
-            module.weight = nn.Parameter(torch.empty(module.weight.shape, dtype=torch.float32, device="cpu"))
+def _allocated(n: int, d: int) -> Modules:
+    """Sublayers whose weights nobody has drawn: `to_empty` from meta, in a third of its time."""
+    found: list[nn.Module] = []
+    for _ in range(n // 2):
+        found += block(d, math.gcd(d, 4), bias=False, device="meta", dtype=torch.float32)
+    for sublayer in found:
+        for module in sublayer.modules():
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(torch.empty(module.weight.shape, dtype=torch.float32, device="cpu"))
+    return tuple(found)
+
+
+def _drawn(sublayers: Modules, seed: int, tokens: int, gain: float, deepnorm: bool) -> tuple[Tensor, Tensor]:
+    """x_0 and v of a seed; and its weights, in the sublayers."""
+    generator = torch.Generator().manual_seed(seed)
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
+    d = cast(Any, sublayers[0]).d
+    x, v = (torch.randn(1, tokens, d, **options) for _ in "xv")
+    beta = deepnorm_constants("encoder-only", len(sublayers) // 2)[1] if deepnorm else 1.0
+    for sublayer in cast(tuple[Any, ...], sublayers):
+        for role, weight in sublayer.weight_roles():
+            smaller = 1.0 if role in ("query", "key") else beta
+            weight.detach().normal_(std=gain * smaller * weight.shape[1] ** -0.5, generator=generator)
+    return x, v / v.norm(dim=-1, keepdim=True)
+
+
+def _length(some: list[Tensor]) -> float:
+    """Of tensors as one vector, in float64 without a copy in it."""
+    return math.hypot(*(float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in some))
 
 
 def _write(here: SublayerConnection, raw: Tensor) -> Tensor:

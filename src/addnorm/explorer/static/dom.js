@@ -58,6 +58,24 @@ export function set(element, props) {
   return element;
 }
 
+/** What `mark` set last. @type {WeakMap<Element, Record<string, string>>} */
+const marked = new WeakMap();
+
+/**
+ * Sets the attributes that have changed, without asking the element: for the many marks that are drawn anew at every move, whose
+ * attributes nobody else changes.
+ * @param {SVGElement} element
+ * @param {Record<string, string | number>} attributes
+ */
+export function mark(element, attributes) {
+  let last = marked.get(element);
+  if (!last) marked.set(element, (last = {}));
+  for (const name in attributes) {
+    const text = String(attributes[name]);
+    if (last[name] !== text) element.setAttribute(name, (last[name] = text));
+  }
+}
+
 /**
  * One child for each datum, those there are used again: what D3 calls a join.
  * @template T

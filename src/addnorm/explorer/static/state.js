@@ -141,6 +141,8 @@ export class Store {
     this.listeners = new Set();
     const { state, notices } = parse(location.hash, fields);
     this.state = state;
+    /** @type {string | undefined} */
+    this.written = undefined; // the address that is known
     /** @type {{keys: string, from: string} | undefined} */
     this.dragged = undefined; // what is dragged, and the address where that began
     /** @type {{keys: string, at: number} | undefined} */

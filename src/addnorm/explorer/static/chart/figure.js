@@ -20,10 +20,37 @@ import { csvText, save, svgText } from "./download.js";
  * @property {number} [from]  a value that must be on the y axis
  * @property {number} [height]
  * @property {boolean} [stems]  from the lower edge up to each mark, instead of a line through them
+ * @property {boolean} [patient]  out of sight it is drawn a moment later: see `settled`
  * @property {(index: number, commit: boolean) => void} [onCursor]
  */
 
 /** @typedef {{head: string[], rows: (string | number | null)[][]}} Table */
+
+/** What is still to be drawn, out of sight. @type {Set<ChartFigure>} */
+const rest = new Set();
+const REST = 40; // milliseconds
+
+/** @type {ReturnType<typeof setTimeout> | undefined} */
+let waiting;
+
+/** @type {(() => void)[]} */
+const told = [];
+
+/** @param {ChartFigure} chart */
+function drawnLater(chart) {
+  rest.add(chart);
+  clearTimeout(waiting);
+  waiting = setTimeout(drawRest, REST);
+}
+
+/** @param {ChartFigure} [chart]  which; else all */
+function drawRest(chart) {
+  for (const one of chart ? [chart] : [...rest]) if (rest.delete(one)) one.resize(true);
+  if (!rest.size) for (const tell of told.splice(0)) tell();
+}
+
+/** When every chart shows what it was given, those out of sight too. @returns {Promise<void>} */
+export const settled = () => new Promise((done) => (rest.size ? told.push(done) : done()));
 
 export class ChartFigure {
   /** @param {Options} options */
@@ -55,6 +82,14 @@ export class ChartFigure {
       this.legend, this.plot, this.readout, this.tableBox);
     this.#listen();
     new ResizeObserver(() => this.resize()).observe(this.plot);
+    addEventListener("beforeprint", () => drawRest());
+    this.away = false; // out of sight, and drawn a moment later than what is in it
+    if (options.patient) {
+      new IntersectionObserver(([seen]) => {
+        this.away = !seen.isIntersecting;
+        if (!this.away) drawRest(this);
+      }).observe(this.plot);
+    }
   }
 
   // What a kind of chart says of itself.
@@ -94,7 +129,8 @@ export class ChartFigure {
     this.row = Math.min(this.row, Math.max(0, this.rows() - 1));
     set(this.summary, { text: summary });
     set(this.svg, { "aria-label": `${this.options.title}. ${summary}` });
-    this.resize(true);
+    if (this.away) drawnLater(this);
+    else this.resize(true);
     if (!this.tableBox.hidden) this.#fillTable();
   }
 
@@ -104,6 +140,7 @@ export class ChartFigure {
     if (!width || (width === this.width && !anyway)) return;
     this.width = width;
     set(this.svg, { width, height: this.height, viewBox: `0 0 ${width} ${this.height}` });
+    this.plot.style.containIntrinsicBlockSize = `${this.height}px`;
     this.draw();
     this.cursor(this.index);
   }

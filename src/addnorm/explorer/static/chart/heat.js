@@ -4,7 +4,7 @@
  * has a colour of its own. A cell for which there is no number is left out.
  */
 
-import { h, join, s, set } from "../dom.js";
+import { h, join, mark, s, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { ChartFigure } from "./figure.js";
 import { every } from "./scale.js";
@@ -25,6 +25,7 @@ export class HeatMap extends ChartFigure {
   /** @param {import("./figure.js").Options} options */
   constructor(options) {
     super(options);
+    this.legendText = "";
     this.element.classList.add("square");
     /** @type {Map} */
     this.data = { columns: [], rows: [], values: [], summary: "" };
@@ -75,7 +76,8 @@ export class HeatMap extends ChartFigure {
 
   resize(anyway = false) {
     // About square, as rows and columns are the same places: but no higher than a screen.
-    this.height = Math.max(300, Math.min(MOST, Math.floor(this.plot.clientWidth)));
+    const width = anyway && this.width ? this.width : Math.floor(this.plot.clientWidth); // asking for it costs a layout
+    this.height = Math.max(300, Math.min(MOST, width));
     super.resize(anyway);
   }
 
@@ -88,7 +90,7 @@ export class HeatMap extends ChartFigure {
       const number = /** @type {number} */ (value);
       const finite = Number.isFinite(number);
       const share = finite ? Math.min(1, Math.abs(number) / (this.most ?? 1)) : 1;
-      set(cell, {
+      mark(cell, {
         class: !finite ? "cell odd" : number < 0 ? "cell below" : "cell",
         x: (MARGIN.left + c * width).toFixed(2), y: (MARGIN.top + (rows.length - 1 - r) * height).toFixed(2),
         width: Math.max(0.5, width - gap).toFixed(2), height: Math.max(0.5, height - gap).toFixed(2),

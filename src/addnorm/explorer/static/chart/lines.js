@@ -5,7 +5,7 @@
  * stands at its edge as a sign of its own: it is never left out.
  */
 
-import { h, join, s, set } from "../dom.js";
+import { h, join, mark, s, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { ChartFigure } from "./figure.js";
 import { every, scaleOf } from "./scale.js";
@@ -43,6 +43,7 @@ export class LineChart extends ChartFigure {
   /** @param {import("./figure.js").Options} options */
   constructor(options) {
     super(options);
+    this.legendText = "";
     /** @type {Shown} */
     this.data = { labels: [], series: [], summary: "" };
     this.layers = Object.fromEntries(["grid", "axis", "bands", "stems", "lines", "marks", "cursor"].map((name) => [name, this.svg.appendChild(s(`g.${name}`))]));
@@ -129,16 +130,16 @@ export class LineChart extends ChartFigure {
     join(this.layers.marks, series, () => s("g"), (group, { one, at }) => {
       set(group, { class: `marks tone-${one.tone ?? 1}${one.ghost ? " ghost" : ""}`, data: { series: one.name } });
       const marks = one.values.map((value, k) => ({ value, k })).filter(({ value }) => value !== null && value !== undefined);
-      join(group, marks, () => s("path"), (mark, { value, k }) => {
+      join(group, marks, () => s("path"), (element, { value, k }) => {
         const good = fits(value);
         // Those of a series behind another are larger: where both are equal, both are seen.
         const r = SIZE * crowded * (one.ghost ? 0.7 : 1) * (1 + 0.16 * at);
         const odd = good ? "" : " odd";
-        set(mark, {
+        mark(element, {
           class: `mark${kinds?.[k] === "feed-forward" ? " hollow" : ""}${odd}`,
           d: good ? SHAPES[one.tone ?? 1](r) : "M-4,-4L4,4M-4,4L4,-4",
-          transform: `translate(${(x(k) + aside(at)).toFixed(1)},${(good ? y(value) : edge(value)).toFixed(1)})`,
-          "data-series": one.name, "data-index": k, "data-value": String(value), "data-ghost": one.ghost ? at : null,
+          transform: `translate(${(x(k) + aside(at)).toFixed(1)},${(good ? y(/** @type {number} */ (value)) : edge(/** @type {number} */ (value))).toFixed(1)})`,
+          "data-series": one.name, "data-index": k, "data-value": String(value),
         });
       });
     });

@@ -2,6 +2,7 @@
 /** Stack: move the LayerNorm, and watch the stream and the gradients of a stack before training, computed by the library. */
 
 import { get } from "../api.js";
+import { settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
 import { h, join, labelled, say, set, unique } from "../dom.js";
@@ -166,8 +167,8 @@ function mount(root, app) {
     for (const chart of all) chart.cursor(index);
     if (commit) store.set({ depth: index }, { commit: false });
   };
-  const lines = CHARTS.map((one) => new LineChart({ ...one, x: "depth, in sublayers", onCursor: point }));
-  const map = new HeatMap({ id: "map", title: "What the stream is made of", x: "depth", y: "share of each source: x_0 and every write", onCursor: point });
+  const lines = CHARTS.map((one) => new LineChart({ ...one, x: "depth, in sublayers", patient: true, onCursor: point }));
+  const map = new HeatMap({ id: "map", title: "What the stream is made of", x: "depth", y: "share of each source: x_0 and every write", patient: true, onCursor: point });
   const all = [...lines, map];
   const charts = h("div.charts", null, ...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
 
@@ -246,7 +247,9 @@ function mount(root, app) {
     }
     draw(state, others);
     performance.measure("addnorm-stack", { start: began });
-    root.dataset.ready = String(Number(root.dataset.ready ?? 0) + 1);
+    const count = (/** @type {string} */ name) => { root.dataset[name] = String(Number(root.dataset[name] ?? 0) + 1); };
+    count("drawn"); // what is in sight
+    settled().then(() => count("ready")); // and the rest
   }
 
   /** What is surveyed: all of the state but the seed. @param {import("../state.js").State} state */

@@ -14,6 +14,9 @@ import { HEADINGS, straight, words } from "./words.js";
 /** How long the player stays at a step, in milliseconds. */
 const PACE = 1800;
 
+/** How long after a number has changed the rows out of sight are drawn, in milliseconds: those in sight are at once. */
+const REST = 40;
+
 /** All rows, in three sections. */
 export class Rows {
   /**
@@ -26,6 +29,13 @@ export class Rows {
     this.lists = {};
     /** @type {Map<string, string>} */
     this.before = new Map();
+    /** @type {(() => void)[]} */
+    this.rest = [];
+    this.sight = new IntersectionObserver(
+      (seen) => { for (const { target, isIntersecting } of seen) /** @type {any} */ (target).away = !isIntersecting; },
+      { rootMargin: "50%" },
+    );
+    addEventListener("beforeprint", () => this.#drawRest());
     const sections = SECTIONS.map((section) => {
       const list = (this.lists[section] = h("ol.trace-steps", { "aria-label": `${HEADINGS[section][0]}, steps` }));
       return h(`section.trace-section.${section}`, null, h("h3", null, HEADINGS[section][0], h("small", null, HEADINGS[section][1])), list);
@@ -48,33 +58,36 @@ export class Rows {
    * @param {{flipped?: boolean}} [how]  flipped: mark what the other placement changed
    */
   show(of, current, { flipped = false } = {}) {
-    const said = of.steps.map((step) => ({ step, ...words(step.name, of) }));
+    const said = of.steps.map((step, k) => ({ step, place: k + 1, ...words(step.name, of) }));
     const most = longest(of, (name) => words(name, of).scale);
-    const known = new Set(this.before.keys());
+    const fresh = (/** @type {Step} */ step) => flipped && this.before.size > 0 && this.before.get(step.name) !== String(step.value);
     this.names = of.steps.map((step) => step.name);
     this.trace = of;
+    /** @type {(() => void)[]} */
+    const rest = [];
     for (const section of SECTIONS) {
-      join(this.lists[section], said.filter(({ step }) => step.section === section), () => this.#row(), (row, { step, title, says, scale }) => {
-        const text = showAll([step.value].flat(), 17);
-        const fresh = flipped && known.size > 0 && (!known.has(step.name) || this.before.get(step.name) !== text);
-        set(row, { class: `trace-step${straight(step.name, of) ? " straight" : ""}${fresh ? " fresh" : ""}`, "data-step": step.name });
-        const { number, name, says: sentence, note, symbol, numbers, list } = row.parts;
-        const place = of.steps.indexOf(step) + 1;
+      join(this.lists[section], said.filter(({ step }) => step.section === section), () => this.#row(), (row, { step, place, title, says, scale }) => {
+        set(row, { class: `trace-step${straight(step.name, of) ? " straight" : ""}${fresh(step) ? " fresh" : ""}`, "data-step": step.name });
+        const { number, name, says: sentence } = row.parts;
         set(number, { text: place, "aria-label": `Step ${place}, ${title}` });
         set(name, { text: title });
         set(sentence, { text: says });
-        const lesson = Math.max(0, `${step.note} the lesson prints`.indexOf("the lesson prints"));
-        set(note, { hidden: !step.note });
-        set(note.firstChild, { text: step.note.slice(0, lesson) });
-        set(note.lastChild, { text: step.note.slice(lesson) });
-        typeset(symbol, step.formula ? `${step.symbol} = ${step.formula}` : step.symbol);
-        set(numbers, { hidden: !step.numbers });
-        if (step.numbers) typeset(numbers, `= ${step.numbers}`);
-        drawBars(list, { name: step.name, value: step.value, scale, most: most[scale] ?? 0, digits: of.digits });
+        const draw = () => drawn(row, step, { scale, most: most[scale] ?? 0, digits: of.digits });
+        if (row.away) rest.push(draw);
+        else draw();
       });
     }
-    this.before = new Map(of.steps.map((step) => [step.name, showAll([step.value].flat(), 17)]));
+    this.before = new Map(of.steps.map((step) => [step.name, String(step.value)]));
+    this.rest = rest;
+    clearTimeout(this.later);
+    this.later = setTimeout(() => this.#drawRest(), REST);
     this.#mark(current);
+  }
+
+  /** The rows out of sight, which nobody waited for. */
+  #drawRest() {
+    for (const draw of this.rest) draw();
+    this.rest = [];
   }
 
   /** One step on, or back; from nowhere to the first. @param {number} by */
@@ -169,8 +182,25 @@ export class Rows {
       h("div.trace-math", null, symbol, numbers),
       list,
     );
-    return Object.assign(row, { parts: { number, name, says, note, symbol, numbers, list } });
+    this.sight.observe(row);
+    return Object.assign(row, { parts: { number, name, says, note, symbol, numbers, list }, away: false });
   }
+}
+
+/**
+ * What a row shows of its numbers.
+ * @param {any} row @param {Step} step @param {{scale: any, most: number, digits: number}} how
+ */
+function drawn(row, step, how) {
+  const { note, symbol, numbers, list } = row.parts;
+  const lesson = Math.max(0, `${step.note} the lesson prints`.indexOf("the lesson prints"));
+  set(note, { hidden: !step.note });
+  set(note.firstChild, { text: step.note.slice(0, lesson) });
+  set(note.lastChild, { text: step.note.slice(lesson) });
+  typeset(symbol, step.formula ? `${step.symbol} = ${step.formula}` : step.symbol);
+  set(numbers, { hidden: !step.numbers });
+  if (step.numbers) typeset(numbers, `= ${step.numbers}`);
+  drawBars(list, { name: step.name, value: step.value, ...how });
 }
 
 /** Whether little should move. */
