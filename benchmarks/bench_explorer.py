@@ -3,7 +3,7 @@
     python benchmarks/bench_explorer.py
 
 flip    a digit is pressed in the stack view: the norm moves, the server computes a placement that it has not seen, and the
-        verdict and every chart in sight are drawn and laid out. Measured in the page, from the key's event to the layout after it.
+        verdict and every chart in sight are drawn and laid out. Measured in the page, from the key's event to that layout.
 trace   a number of the token is typed in the trace view: every step is computed, and those in sight are drawn. The same, from
         the input's event. (Charts and rows out of sight are drawn when the hand rests for 40 ms.)
 stale   twenty digits are pressed faster than they can be answered: how many answers were drawn, and whether the last is the last.

@@ -16,7 +16,7 @@ import page
 PAGE = comparing.ROOT / "docs" / "explorer.md"
 ROWS = {
     "flip": {
-        "total": "the norm moves: from the key to the last mark laid out",
+        "total": "the norm moves: from the key until all in sight is laid out",
         "compute": "of it the server's computation",
         "hand": "for comparison: forward and backward alone, nothing measured",
     },
