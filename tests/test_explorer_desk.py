@@ -9,6 +9,7 @@ import pytest
 
 from addnorm.explorer import desk as module
 from addnorm.explorer.desk import Busy, Desk, Ended, Gone, Superseded
+from loops import apart
 
 
 class Work:
@@ -42,7 +43,7 @@ def run(test):
         finally:
             desk.close()
 
-    return asyncio.run(whole())
+    return apart(whole())
 
 
 async def until(condition):

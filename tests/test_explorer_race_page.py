@@ -77,6 +77,7 @@ def test_steps_are_walked_by_keys_and_the_chart(explorer, trained):
     page.get_by_role("slider", name="How far a step goes: data cursor").focus()
     page.keyboard.press("Home")
     assert_drawn(explorer, trained, 0)
+    page.wait_for_timeout(1100)  # what follows within a second is one step of Back's
     page.get_by_role("button", name="The step after").click()
     assert_drawn(explorer, trained, 1)
     page.go_back()

@@ -72,6 +72,7 @@ def test_the_steps_are_slid_through_and_compared(explorer, files):
         assert slider.get_attribute("aria-valuetext") == f"step {step}"
     assert explorer.marks("recording-stream", "stream, step 0") == by_depth(rec, "out.rms", 0)
     page.locator("h2").first.click()
+    page.wait_for_timeout(1100)  # what follows within a second is one step of Back's
     explorer.after(lambda: page.keyboard.press("]"), "recording")
     assert_drawn(explorer, rec, 2)
     explorer.after(page.go_back, "recording")

@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 import pytest
 
+from loops import apart
+
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx2")  # of starlette's test client
@@ -542,7 +544,7 @@ def test_a_slow_request_is_told_so(client, monkeypatch):
                  "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("127.0.0.1", 1)}  # fmt: skip
         await client.app(scope, never, keep)
 
-    asyncio.run(ask())
+    apart(ask())
     assert received[0]["status"] == 408
     assert (b"connection", b"close") in received[0]["headers"]
     assert json.loads(received[1]["body"]) == {"error": "The request did not arrive within 0.05 seconds."}
@@ -568,7 +570,7 @@ def test_what_its_asker_left_is_not_computed(monkeypatch):
                  "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("127.0.0.1", 1)}  # fmt: skip
         await application()(scope, receive, send)
 
-    asyncio.run(ask(gone=False))
+    apart(ask(gone=False))
     assert len(computed) == 1
 
 

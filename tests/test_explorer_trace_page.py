@@ -23,13 +23,17 @@ CHOICES = [
 X, SUBLAYER = [3.0, -1.5, 0.25], [0.5, 1.0, -2.0]
 
 
+SETTLED = ".trace-walker:not([data-pending])"
+
+
 def address(x=X, sublayer=SUBLAYER, more=""):
     numbers = [",".join(map(str, of)).replace("+", "%2B") for of in (x, sublayer)]
     return f"#v=1&view=trace&x={numbers[0]}&F={numbers[1]}{more}"
 
 
 def rows(page):
-    """What the page shows of each step."""
+    """What the page shows of each step, when those out of sight are drawn too."""
+    page.wait_for_selector(SETTLED)
     return page.eval_on_selector_all(
         READY,
         """all => all.map((row) => ({
@@ -204,6 +208,7 @@ def test_an_example_is_chosen_with_what_its_lesson_says(explorer, name):
     assert_shows(page, PRESETS[name].trace())
     assert choose.locator("option:checked").inner_text() == PRESETS[name].title
     page.get_by_role("textbox", name="Token x").fill("9,8,7")
+    page.wait_for_selector(SETTLED)
     assert "lesson" not in page.locator(".trace-steps").first.inner_text()
 
 
@@ -253,6 +258,7 @@ def test_an_address_is_all_of_it(explorer, more):
     page.locator("#panel-trace [name=eps]").evaluate(
         "input => { input.value = '1e-4'; input.dispatchEvent(new Event('change')); }"
     )
+    page.wait_for_selector(SETTLED)
     shown, fragment = page.locator("#panel-trace").inner_text(), explorer.fragment()
     page = explorer.open(fragment, READY)
     assert page.locator("#panel-trace").inner_text() == shown

@@ -184,7 +184,7 @@ function mount(root, app) {
           h("label.choice", null, residual, "Residual connection")),
         h("details.stack-words.stack-settings", null, h("summary", null, "What the words mean"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
         h("p.stack-note.stack-settings", null, "A seed gives the same weights at every place of the norm (DeepNorm's are those, made smaller by its β), the same x_0 and the same loss. One seed is one draw: see others too.")),
-      h("div.stack-main", null, h("h2.unseen", null, "What was measured"), words, trouble, charts)));
+      h("div.stack-main", null, words, trouble, charts)));
 
   // What is computed.
   /** @type {Map<string, any>} */

@@ -79,6 +79,7 @@ export class Rows {
     }
     this.before = new Map(of.steps.map((step) => [step.name, String(step.value)]));
     this.rest = rest;
+    set(this.element, { "data-pending": rest.length > 0 });
     clearTimeout(this.later);
     this.later = setTimeout(() => this.#drawRest(), REST);
     this.#mark(current);
@@ -88,6 +89,7 @@ export class Rows {
   #drawRest() {
     for (const draw of this.rest) draw();
     this.rest = [];
+    set(this.element, { "data-pending": false });
   }
 
   /** One step on, or back; from nowhere to the first. @param {number} by */
