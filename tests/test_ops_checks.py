@@ -277,7 +277,7 @@ def test_an_offset_that_is_no_number_of_blocks_is_refused(offset):
         ({"offset": 2**62, "dropout_p": 0.1}, "offset is 4611686018427387904, expected a whole number"),
         ({"weight_offset": True}, "weight_offset is a bool, expected a number"),
         ({"dropout_p": None}, "dropout_p is None, expected a probability"),
-        ({"dropout_p": torch.rand(3)}, "dropout_p is tensor("),
+        ({"dropout_p": torch.tensor([0.1, 0.2, 0.3])}, "dropout_p is tensor("),
         ({"dropout_p": 1.5, "training": False}, "dropout_p is 1.5, expected a probability"),
         ({"normalized_shape": 8.0}, "normalized_shape is 8.0, expected a whole number or a sequence of them"),
         ({"normalized_shape": (8.0,)}, "normalized_shape is (8.0,), expected a whole number or a sequence of them"),
