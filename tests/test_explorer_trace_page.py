@@ -199,7 +199,9 @@ def test_a_number_is_dragged(explorer):
     assert f"x={','.join(f'{v:g}' for v in x)}" in explorer.fragment()
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [*[*PRESETS][:3], *(pytest.param(name, marks=pytest.mark.slow) for name in [*PRESETS][3:])]
+)
 def test_an_example_is_chosen_with_what_its_lesson_says(explorer, name):
     page = explorer.open(address(), READY)
     choose = page.get_by_label("Example")
@@ -252,7 +254,13 @@ def test_the_player_walks_by_itself_and_ends(explorer):
 # What is taken along
 
 
-@pytest.mark.parametrize("more", [more for more, _ in CHOICES] + ["&step=dx&times=2.5&plus=-1&gamma=0.5,-0,1e-7"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        "&step=dx&times=2.5&plus=-1&gamma=0.5,-0,1e-7",
+        *(pytest.param(more, marks=pytest.mark.slow) for more, _ in CHOICES),
+    ],
+)
 def test_an_address_is_all_of_it(explorer, more):
     page = explorer.open(address(more=more), READY)
     page.locator("#panel-trace [name=eps]").evaluate(
@@ -359,6 +367,7 @@ def test_what_there_is_to_say_of_other_lengths(explorer):
 # Every reader
 
 
+@pytest.mark.slow  # axe is run on this view in test_explorer_pages too
 @pytest.mark.parametrize(
     ("width", "scheme", "more"),
     [
