@@ -5,7 +5,8 @@ Inductor where its code could matter (one graph with everything in it), aot_eage
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import addnorm
 from cases import BASIC, OPTIONS, bf16, cotangents, leaves, make
@@ -20,6 +21,7 @@ pytestmark = [
 def fresh_cache():
     torch._dynamo.reset()
     yield
+    addnorm.compiled_as(None)
     torch._dynamo.reset()
 
 
@@ -100,26 +102,118 @@ def test_every_variant_is_one_graph_with_the_bits_of_eager(variant):
     assert [name for name, a, b in zip(names, compiled_grads, grads, strict=True) if not a.equal(b)] == []
 
 
-@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
-def test_another_batch_size_recompiles_once_at_most(grad):
+D = 24
+WEIGHT, BIAS, SEED = torch.linspace(0.5, 1.5, D), torch.linspace(-1.0, 1.0, D), torch.tensor(3)
+
+
+def add_norm_module():
+    return addnorm.AddNorm(D, dropout=0.1)
+
+
+def stack():
+    torch.manual_seed(0)
+    wrap = addnorm.ResidualStack([torch.nn.Linear(D, D) for _ in range(2)], D, wiring="pre_ln")
+    return lambda x, branch: wrap(x + branch)
+
+
+# What a user compiles: (residual, branch) -> results; a function that makes it, since a module is made anew for each test.
+ENTRIES = {
+    "y": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS),
+    "y and stream": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS, return_residual=True),
+    "rms": lambda: lambda x, b: addnorm.add_rms_norm(x, b, WEIGHT),
+    "rms, dropout": lambda: lambda x, b: addnorm.add_rms_norm(x, b, WEIGHT, dropout_p=0.3),
+    "residual": lambda: addnorm.add_residual,
+    "residual, dropout": lambda: lambda x, b: addnorm.add_residual(x, b, dropout_p=0.3),
+    "layer_norm": lambda: lambda x, b: addnorm.layer_norm(x, WEIGHT, BIAS),
+    "rms_norm, weight_offset": lambda: lambda x, b: addnorm.rms_norm(x, WEIGHT, weight_offset=1.0),
+    "AddNorm": add_norm_module,
+    "ResidualStack": stack,
+}
+INTO_MEMORY = {
+    "layer_": lambda: lambda x, b: addnorm.add_layer_norm_(x, b, WEIGHT, BIAS),
+    "rms_, dropout": lambda: lambda x, b: addnorm.add_rms_norm_(x, b, WEIGHT, dropout_p=0.3, seed=SEED),
+    "residual_": lambda: addnorm.add_residual_,
+    "out": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS, out=torch.empty_like(x)),
+}
+FORMULAS = ("y and stream", "ResidualStack")
+
+
+def compilations(entry, form, grad, rows, *, told=False):
+    """How many times a function was compiled after each of these batch sizes; each result has eager's numbers."""
+    addnorm.compiled_as(form)
     counter = CompileCounterWithBackend("aot_eager")
+    compiled, counts = torch.compile(entry, fullgraph=True, backend=counter), []
+    for count in rows:
+        inputs = [torch.randn(count, D, requires_grad=grad) for _ in range(2)]
+        copies = [t.detach().clone().requires_grad_(grad) for t in inputs]
+        if told:
+            for t in inputs:
+                torch._dynamo.mark_dynamic(t, 0)
+        outputs = []
+        for function, given in ((compiled, inputs), (entry, copies)):
+            torch.manual_seed(count)  # of dropout
+            y = function(*given)
+            outputs.append(y if isinstance(y, tuple) else (y,))
+            if grad:
+                sum(t.square().sum() for t in outputs[-1]).backward()
+        torch.testing.assert_close(*outputs)
+        torch.testing.assert_close(inputs, copies)  # what was written in place
+        for mine, want in zip(inputs, copies, strict=True):
+            torch.testing.assert_close(mine.grad, want.grad, rtol=1e-4, atol=1e-5)
+        counts.append(counter.frame_count)
+    return counts
+
+
+EVERY = [(name, form, grad) for name in ENTRIES for form in ("op", "formula") for grad in (False, True)
+         if form == "op" or (name in FORMULAS and grad)]  # fmt: skip
+EVERY += [(name, "op", False) for name in INTO_MEMORY]
+
+
+@pytest.mark.parametrize(("name", "form", "grad"), EVERY)
+def test_a_second_batch_size_makes_the_graph_dynamic_and_no_other_recompiles(name, form, grad):
+    assert compilations((ENTRIES | INTO_MEMORY)[name](), form, grad, (4, 7, 33, 130)) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("name", ["y and stream", "rms, dropout", "ResidualStack"])
+def test_where_the_batch_is_told_to_vary_one_graph_does_for_all(name, grad):
+    assert compilations(ENTRIES[name](), "op", grad, (4, 7, 33), told=True) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+def test_one_row_and_none_have_graphs_of_their_own_as_everywhere_in_torch(grad):
+    assert compilations(ENTRIES["y and stream"](), "op", grad, (4, 7, 1, 0, 5, 1, 0)) == [1, 2, 3, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("seed", [None, SEED], ids=["drawn", "given"])
+def test_on_cuda_a_call_is_one_operator_a_seed_drawn_there_and_nothing_that_waits(seed):
+    """With tensors that say they are on a GPU and have no memory; no torch without CUDA makes an autograd node of them."""
+    graphs = EagerAndRecordGraphs()
 
     def function(x, branch, weight, seed):
-        y, stream = addnorm.add_layer_norm(x, branch, weight, return_residual=True)
-        return addnorm.add_rms_norm(stream, y, weight, dropout_p=0.3, seed=seed)
+        y, z = addnorm.add_layer_norm(x, branch, weight, dropout_p=0.1, seed=seed, return_residual=True)
+        return addnorm.add_rms_norm(z, y, weight)
 
-    compiled = torch.compile(function, fullgraph=True, backend=counter)
-    seed = torch.tensor(3)
-    for rows in (4, 7, 33, 2, 130):
-        x, branch, weight = torch.randn(rows, 24), torch.randn(rows, 24), torch.randn(24, requires_grad=grad)
-        y = compiled(x, branch, weight, seed)
-        assert y.equal(function(x, branch, weight, seed))
-        if grad:
-            dy = torch.randn_like(y)
-            (got,) = torch.autograd.grad(y, weight, dy)
-            (want,) = torch.autograd.grad(function(x, branch, weight, seed), weight, dy)
-            assert got.equal(want)
-    assert counter.frame_count <= 2
+    with FakeTensorMode():
+        x, branch, weight = (
+            torch.empty(4, 8, device="cuda"),
+            torch.empty(4, 8, device="cuda"),
+            torch.empty(8, device="cuda"),
+        )
+        seed = None if seed is None else torch.empty((), dtype=torch.int64, device="cuda")
+        y = torch.compile(function, fullgraph=True, backend=graphs)(x, branch, weight, seed)
+    assert (y.device.type, y.shape) == ("cuda", (4, 8))
+    (graph,) = graphs.graphs
+    calls = [node for node in graph.graph.nodes if node.op == "call_function" and "functorch" not in node.name]
+    names = [getattr(node.target, "__name__", str(node.target)) for node in calls]
+    drawn = ["randint"] if seed is None else []
+    assert names == [*drawn, "add_norm_forward.default", "getitem", "getitem", "add_norm.default"]
+    assert all(
+        node.op in ("placeholder", "call_function", "output") for node in graph.graph.nodes
+    )  # no .item(), no .cpu()
+    if seed is None:
+        assert calls[0].kwargs["device"].type == "cuda"
+        assert calls[1].args[13] is calls[0]
 
 
 def test_a_compiled_module_trains_like_the_eager_one_under_autocast():

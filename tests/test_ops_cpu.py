@@ -57,11 +57,14 @@ def test_without_the_cpp_library_everything_works_and_backends_says_why(tables):
 
 
 def test_backends_names_what_is_there():
-    reference, kernels = addnorm.backends()
+    reference, kernels, gpu = addnorm.backends()
     assert reference == ("reference", True, "eager torch, every device, every option")
     assert kernels.name == "cpu"
     assert kernels.available == (cpu.ISA is not None)
     assert kernels.detail
+    assert gpu.name == "triton"
+    assert gpu.available <= torch.cuda.is_available()
+    assert gpu.detail
 
 
 def test_a_library_that_does_not_load_is_one_warning_and_a_reason(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from addnorm.nn import (
     wirings,
 )
 from addnorm.ops import Backend, backends
+from addnorm.ops.compiled import compiled_as
 from addnorm.stream.ablate import ablate, ablate_each, scale_write
 from addnorm.stream.decompose import decompose
 from addnorm.stream.find.inspect import inspect
@@ -51,6 +52,7 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_",
     "backends",
+    "compiled_as",
     "decompose",
     "fuse",
     "inspect",

@@ -168,6 +168,8 @@ def sum_to(t: Tensor, scale: Tensor) -> Tensor:
 
 def sum_features(t: Tensor) -> Tensor:
     """The sum over the last dimension, `(*, 1)`, by halves: torch's own order depends on the other rows and on the threads."""
+    if torch.compiler.is_dynamo_compiling():
+        return t.sum(-1, keepdim=True)  # one loop, in the compiler's order: the halves would be ten
     while (n := t.shape[-1]) > 1:
         half = (n + 1) // 2
         t = t[..., :half] + torch.nn.functional.pad(t[..., half:], (0, 2 * half - n))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from addnorm.ops import schema, eager, cpu, autocast, autograd  # isort: skip  # schemas before what implements them
+from addnorm.ops import schema, eager, cpu, triton, autocast, autograd  # isort: skip  # schemas before what implements them
 
-__all__ = ["Backend", "autocast", "autograd", "backends", "cpu", "eager", "schema"]
+__all__ = ["Backend", "autocast", "autograd", "backends", "cpu", "eager", "schema", "triton"]
 
 
 class Backend(NamedTuple):
@@ -22,9 +22,10 @@ def backends() -> list[Backend]:
 
     Example:
         >>> [backend.name for backend in addnorm.backends()]
-        ['reference', 'cpu']
+        ['reference', 'cpu', 'triton']
     """
     return [
         Backend("reference", True, "eager torch, every device, every option"),
         Backend("cpu", cpu.ISA is not None, cpu.DETAIL),
+        Backend("triton", *triton.status()),
     ]

@@ -16,16 +16,13 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops import eager
+from addnorm.ops import compiled, eager
 from addnorm.ops.schema import ADD_NAMES, NORMS, WANTS
 
-_train = torch.ops.addnorm.add_norm_train.default
-_train_backward = torch.ops.addnorm.add_norm_train_backward.default
-# Without OpOverload.__call__'s Python frame; Dynamo knows only the overload itself (as in call.py).
-_train_eager, _train_backward_eager = _train._op, _train_backward._op
-_forward = torch.ops.addnorm.add_norm_forward.default
-_backward = torch.ops.addnorm.add_norm_backward.default
-_forward_eager, _backward_eager = _forward._op, _backward._op
+_ops = torch.ops.addnorm
+# Without OpOverload.__call__'s Python frame; what Dynamo traces is chosen in compiled.py (as in call.py).
+_train_eager, _train_backward_eager = _ops.add_norm_train.default._op, _ops.add_norm_train_backward.default._op
+_forward_eager, _backward_eager = _ops.add_norm_forward.default._op, _ops.add_norm_backward.default._op
 _NONE = NORMS["none"]
 # The numbers that stand for dtypes in a schema (c10::ScalarType): a number is parsed in a tenth of the half microsecond that a
 # torch.dtype takes. Dynamo wants the dtypes themselves.
@@ -47,7 +44,7 @@ class AddNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        forward = _forward if _tracing() else _forward_eager
+        forward = compiled.kernel("add_norm_forward", arguments[0]) if _tracing() else _forward_eager
         y, z, stats = forward(*arguments)
         (
             residual, branch, weight, bias, eps, norm, residual_factor, residual_scale, branch_factor, row_scale, layer_scale,
@@ -123,7 +120,7 @@ class AddNormFunction(torch.autograd.Function):
             # create_graph: through torch's own operators. Compiled graphs have no second derivative to ask for.
             results = _differentiable(eps, norm, dy, dz, z, weight, dtypes, wants, weight_offset, residual, branch, add)
         else:
-            backward = _backward if _tracing() else _backward_eager
+            backward = compiled.kernel("add_norm_backward", z) if _tracing() else _backward_eager
             told = dtypes if _tracing() else [_CODES.get(dtype, dtype) for dtype in dtypes]
             results = backward(dy, dz, z, stats, weight, norm, *told, wants, weight_offset, residual, branch, *add)
         for bit, place in enumerate(PLACES):
@@ -176,7 +173,7 @@ class PlainFunction(torch.autograd.Function):
         eps: float,
         rms: bool,
     ) -> tuple[Tensor, Tensor]:
-        train = _train if _tracing() else _train_eager
+        train = compiled.kernel("add_norm_train", residual) if _tracing() else _train_eager
         y, z, stats = train(residual, branch, weight, bias, eps, rms)
         ctx.save_for_backward(residual if branch is None else z, stats, weight)
         ctx.set_materialize_grads(False)
@@ -216,7 +213,8 @@ class PlainFunction(torch.autograd.Function):
             return (*(found[name].to(dtype) if need else None for name, need, dtype in wanted), None, None)  # type: ignore[union-attr]  # dy is there, so every gradient is
         wants = residual + 2 * (branch and not shared) + 4 * weight + 8 * bias
         if _tracing():
-            found = _train_backward(dy, dz, z, stats, scale, rms, residual_dtype, branch_dtype, bias_dtype, wants)
+            backward = compiled.kernel("add_norm_train_backward", z)
+            found = backward(dy, dz, z, stats, scale, rms, residual_dtype, branch_dtype, bias_dtype, wants)
         else:
             codes = _CODES[residual_dtype], _CODES[branch_dtype], _CODES[bias_dtype]
             found = _train_backward_eager(dy, dz, z, stats, scale, rms, *codes, wants)

@@ -15,16 +15,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from addnorm import reference
-from addnorm.ops import autocast, autograd, checks, eager
+from addnorm.ops import autocast, autograd, checks, compiled, eager
 from addnorm.ops.schema import ADD_NAMES, CASTINGS, CHECKED, NORMS
 
 _ops = torch.ops.addnorm
-_add_norm, _add_norm_stream = _ops.add_norm.default, _ops.add_norm_stream.default
 # What OpOverload.__call__ calls, without its Python frame: a tenth of what a call on one row costs. Dynamo knows only the
-# overload itself.
-_add_norm_eager, _add_norm_stream_eager = _add_norm._op, _add_norm_stream._op
-_forward = _ops.add_norm_forward.default
-_forward_eager = _forward._op
+# overload itself; what it traces is chosen in compiled.py.
+_add_norm_eager, _add_norm_stream_eager = _ops.add_norm.default._op, _ops.add_norm_stream.default._op
+_forward_eager = _ops.add_norm_forward.default._op
 _randint = torch.randint
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -59,7 +57,8 @@ def plain(
             both = apply(residual, branch, weight, bias, eps, rms)
             return both if return_residual else both[0]  # type: ignore[no-any-return]  # torch does not type apply
         if _compiling():
-            return (_add_norm_stream if return_residual else _add_norm)(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]  # torch.ops is not typed
+            kernel = compiled.kernel("add_norm_stream" if return_residual else "add_norm", residual)
+            return kernel(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]  # torch.ops is not typed
         if return_residual:
             return _add_norm_stream_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
         return _add_norm_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
@@ -215,7 +214,8 @@ def _compute(arguments: Arguments, return_residual: bool) -> tuple[Tensor, Tenso
             if t is not None and t.requires_grad:
                 apply = autograd.AddNormFunction.apply if _compiling() else autograd.full_apply
                 return apply(*arguments)  # type: ignore[no-any-return]  # torch does not type apply
-    y, z, _ = (_forward if _compiling() else _forward_eager)(*arguments, 2 if return_residual else 1)
+    forward = compiled.kernel("add_norm_forward", arguments.residual) if _compiling() else _forward_eager
+    y, z, _ = forward(*arguments, 2 if return_residual else 1)
     return y, z
 
 

@@ -1,0 +1,224 @@
+"""The backward kernels: the gradient of z, what residual, branch and the options get of it, and the sums over the rows.
+
+A program takes a fixed chunk of rows, which depends on the shape alone and on no device, and leaves float32 sums of them in
+its row of `partials`; `finalise_kernel` adds those up in a fixed order, for all parameters at once. In rows too long for the
+registers `means_kernel` finds the two means that a row's gradient wants, and the backward has a second axis of programs, over
+the features.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from addnorm.ops.triton.tiles import (
+    LAYER,
+    NONE,
+    dropped,
+    gained,
+    mean_of,
+    rounded,
+    rows_at,
+    scaled,
+    weighed,
+    zero_beyond,
+)
+
+
+@triton.jit
+def loaded(dy, z, stats, dy_stride, z_stride, row, cols, rows, D: tl.constexpr, ACC: tl.constexpr):
+    """dy, x_hat and rstd of a tile; zero beyond the row and beyond the rows."""
+    mask = (row < rows) & (cols < D)
+    grad = tl.load(dy + rows_at(row, dy_stride, D) + cols, mask=mask, other=0.0).to(ACC)
+    z = tl.load(z + rows_at(row, z_stride, D) + cols, mask=mask, other=0.0).to(ACC)
+    mean = tl.load(stats + row * 2, mask=row < rows, other=0.0).to(ACC)
+    rstd = tl.load(stats + row * 2 + 1, mask=row < rows, other=0.0).to(ACC)
+    return grad, zero_beyond((z - mean) * rstd, cols, D), rstd
+
+
+@triton.jit
+def means_of(
+    dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows,
+    D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr, BLOCK_ROWS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """(mean(g * x_hat), mean(g)) of rows that are read in parts, with g = dy * weight; RMSNorm's second is 0."""
+    along, level = tl.zeros((BLOCK_ROWS, STEP), ACC), tl.zeros((BLOCK_ROWS, STEP), ACC)
+    for first in range(0, D, STEP):
+        cols = first + tl.arange(0, STEP)[None, :]
+        grad, x_hat, _ = loaded(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC)
+        g = grad * weighed(weight, weight_offset, cols, D, ACC)
+        along = tl.fma(g, x_hat, along)
+        if NORM == LAYER:
+            level += g
+    return mean_of(along, D, ACC), mean_of(level, D, ACC)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def means_kernel(
+    dy, z, stats, weight, means, weight_offset, dy_stride, z_stride, rows: tl.int64,
+    D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """means = (mean(g * x_hat), mean(g)) of each row, `(rows, 2)`, with g = dy * weight; a row a program."""
+    row = tl.program_id(0).to(tl.int64) + tl.zeros((1, 1), tl.int64)
+    along, level = means_of(
+        dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows, D, NORM, ACC, 1, BLOCK_D
+    )
+    tl.store(means + row * 2, along)
+    tl.store(means + row * 2 + 1, level)
+
+
+@triton.jit
+def put(partials, tile, cols, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
+    """A chunk's sum in its place: one for each feature (STEP 1), or one number for each program (STEP 0)."""
+    here = partials + (tl.program_id(0).to(tl.int64) * SUMS + PLACE) * D
+    row = tl.sum(tile, 0, keep_dims=True)
+    if STEP == 0:
+        tl.store(here + tl.program_id(1) + tl.zeros((1, 1), tl.int32), tl.sum(row, 1, keep_dims=True))
+    else:
+        tl.store(here + cols, row, mask=cols < D)
+
+
+@triton.jit(do_not_specialize=["threshold", "offset", "rows", "chunk"])
+def backward_kernel(
+    dy, dz, z, stats, means, weight, residual, branch, dresidual, dbranch, drow_scale, partials,
+    residual_scale, row_scale, layer_scale, branch_bias, seed, residual_factor, branch_factor, keep_scale, weight_offset,
+    dy_stride, dz_stride, z_stride, residual_stride, branch_stride,
+    threshold: tl.int64, offset: tl.int64, rows: tl.int64, chunk: tl.int32,
+    D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL_SCALE: tl.constexpr, LAYER_SCALE: tl.constexpr, BRANCH_BIAS: tl.constexpr, SUMS: tl.constexpr,
+    RESIDUAL_STEP: tl.constexpr, LAYER_STEP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    STEP: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`chunk` rows a program, BLOCK_ROWS at a time. WEIGHT to BRANCH_BIAS are the places of the sums, None where not wanted.
+
+    dz_total = dz + rstd * (g - mean(g) - x_hat * mean(g * x_hat)), g = dy * weight; RMSNorm leaves mean(g) out.
+    """
+    first = tl.program_id(1) * BLOCK_D
+    cols = first + tl.arange(0, BLOCK_D)[None, :]
+    if STEP >= BLOCK_D:
+        gamma = weighed(weight, weight_offset, cols, D, ACC)
+    if WEIGHT is not None:
+        weight_sum = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
+    if BIAS is not None:
+        bias_sum = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
+    if RESIDUAL_SCALE is not None:
+        residual_scale_sum = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
+    if LAYER_SCALE is not None:
+        layer_scale_sum = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
+    if BRANCH_BIAS is not None:
+        branch_bias_sum = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
+
+    begin = tl.program_id(0).to(tl.int64) * chunk
+    for done in tl.range(0, chunk, BLOCK_ROWS, num_stages=STAGES):
+        row = begin + done + tl.arange(0, BLOCK_ROWS)[:, None]
+        mask = (row < rows) & (cols < D)
+        if dz is not None:
+            total = tl.load(dz + rows_at(row, dz_stride, D) + cols, mask=mask, other=0.0).to(ACC)
+        else:
+            total = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
+        if NORM != NONE:
+            if STEP < BLOCK_D and means is None:  # what is read for the means comes from the cache the second time
+                along, level = means_of(
+                    dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows, D, NORM, ACC, BLOCK_ROWS, STEP
+                )
+            grad, x_hat, rstd = loaded(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC)
+            if STEP < BLOCK_D:
+                gamma = weighed(weight, weight_offset, cols, D, ACC)
+            g = grad * gamma
+            if means is not None:
+                along = tl.load(means + row * 2, mask=row < rows, other=0.0)
+                level = tl.load(means + row * 2 + 1, mask=row < rows, other=0.0)
+            elif STEP >= BLOCK_D:
+                along = mean_of(g * x_hat, D, ACC)
+                level = mean_of(g, D, ACC) if NORM == LAYER else tl.zeros((BLOCK_ROWS, 1), ACC)
+            total = tl.fma(tl.fma(-x_hat, along, g - level), rstd, total)
+            if WEIGHT is not None:
+                weight_sum = tl.fma(grad, x_hat, weight_sum)
+            if BIAS is not None:
+                bias_sum += grad
+        if dresidual is not None:
+            out = scaled(total, residual_scale, residual_factor, cols, RESIDUAL_STEP, D, ACC)
+            tl.store(dresidual + row * D + cols, rounded(out, dresidual.dtype.element_ty), mask=mask)
+        if RESIDUAL_SCALE is not None:
+            at = rows_at(row, residual_stride, D) + cols
+            residual_scale_sum += total * tl.load(residual + at, mask=mask, other=0.0).to(ACC)
+        if dbranch is not None or BRANCH_BIAS is not None:
+            out = gained(total, row_scale, layer_scale, branch_factor, row, cols, rows, LAYER_STEP, D, ACC)
+            out = dropped(out, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
+            if dbranch is not None:
+                tl.store(dbranch + row * D + cols, rounded(out, dbranch.dtype.element_ty), mask=mask)
+            if BRANCH_BIAS is not None:
+                branch_bias_sum += out
+        if branch is not None:
+            u = tl.load(branch + rows_at(row, branch_stride, D) + cols, mask=mask, other=0.0).to(ACC)
+            if branch_bias is not None:
+                u += tl.load(branch_bias + cols, mask=cols < D, other=0.0).to(ACC)
+                u = tl.where(mask, u, 0.0)  # beyond the last row too, where the bias may be infinite and the gradient 0
+            u = total * dropped(u, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
+            if LAYER_SCALE is not None:
+                layer_scale_sum += gained(u, row_scale, None, None, row, cols, rows, LAYER_STEP, D, ACC)
+            if drow_scale is not None:
+                out = tl.sum(scaled(u, layer_scale, branch_factor, cols, LAYER_STEP, D, ACC), 1, keep_dims=True)
+                at = drow_scale + tl.program_id(1).to(tl.int64) * rows + row
+                tl.store(at, rounded(out, drow_scale.dtype.element_ty), mask=row < rows)
+
+    if WEIGHT is not None:
+        put(partials, weight_sum, cols, WEIGHT, SUMS, 1, D)
+    if BIAS is not None:
+        put(partials, bias_sum, cols, BIAS, SUMS, 1, D)
+    if RESIDUAL_SCALE is not None:
+        put(partials, residual_scale_sum, cols, RESIDUAL_SCALE, SUMS, RESIDUAL_STEP, D)
+    if LAYER_SCALE is not None:
+        put(partials, layer_scale_sum, cols, LAYER_SCALE, SUMS, LAYER_STEP, D)
+    if BRANCH_BIAS is not None:
+        put(partials, branch_bias_sum, cols, BRANCH_BIAS, SUMS, 1, D)
+
+
+@triton.jit
+def column_sums(
+    partials, cols, programs, PLACE: tl.constexpr, SUMS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The sum over the programs of some columns, `(1, BLOCK_C)`."""
+    total = tl.zeros((BLOCK_P, BLOCK_C), ACC)
+    for begin in range(0, programs, BLOCK_P):
+        program = (begin + tl.arange(0, BLOCK_P)[:, None]).to(tl.int64)
+        mask = (program < programs) & (cols < WIDTH)
+        total += tl.load(partials + (program * SUMS + PLACE) * D + cols, mask=mask, other=0.0)
+    return tl.sum(total, 0, keep_dims=True)
+
+
+@triton.jit
+def finalised(
+    partials, out, programs, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
+    D: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One parameter's gradient, in its dtype: of this program's columns, or all of it where it is one number (STEP 0)."""
+    if PLACE is not None:  # noqa: SIM102  # this is decided when it is compiled, the next when it runs
+        if tl.program_id(1) == PLACE:
+            if STEP == 1:
+                cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+                total = column_sums(partials, cols, programs, PLACE, SUMS, D, D, ACC, BLOCK_P, BLOCK_C)
+                tl.store(out + cols, rounded(total, out.dtype.element_ty), mask=cols < D)
+            elif tl.program_id(0) == 0:
+                one = tl.zeros((1, 1), ACC)
+                for first in range(0, PARTS, BLOCK_C):
+                    cols = first + tl.arange(0, BLOCK_C)[None, :]
+                    total = column_sums(partials, cols, programs, PLACE, SUMS, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+                    one += tl.sum(total, 1, keep_dims=True)
+                tl.store(out + tl.zeros((1, 1), tl.int32), rounded(one, out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["programs"])
+def finalise_kernel(
+    partials, weight, bias, residual_scale, layer_scale, branch_bias, programs: tl.int32,
+    D: tl.constexpr, PARTS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL_SCALE: tl.constexpr,
+    LAYER_SCALE: tl.constexpr, BRANCH_BIAS: tl.constexpr, SUMS: tl.constexpr, RESIDUAL_STEP: tl.constexpr,
+    LAYER_STEP: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The gradients of all parameters, from what the programs of `backward_kernel` left: a row of programs for each."""
+    finalised(partials, weight, programs, WEIGHT, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+    finalised(partials, bias, programs, BIAS, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+    finalised(partials, residual_scale, programs, RESIDUAL_SCALE, SUMS, RESIDUAL_STEP, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+    finalised(partials, layer_scale, programs, LAYER_SCALE, SUMS, LAYER_STEP, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+    finalised(partials, branch_bias, programs, BRANCH_BIAS, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)

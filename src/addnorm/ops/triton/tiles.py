@@ -1,0 +1,133 @@
+"""What the kernels share: a tile of the sum, its moments, dropout's mask.
+
+A tile is `(BLOCK_ROWS, BLOCK_D)`: `row` is `(BLOCK_ROWS, 1)` in int64, so that no offset overflows, `cols` is `(1, BLOCK_D)`.
+What is not there is None, which Triton compiles away. ACC is the dtype of the arithmetic.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LAYER, RMS, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # NORMS in ops/schema.py
+PHILOX_ROUNDS = tl.constexpr(10)
+
+
+@triton.jit
+def rows_at(row, stride, D: tl.constexpr):
+    """Where rows begin: at their stride, which is D if None."""
+    if stride is None:
+        return row * D
+    else:
+        return row * stride
+
+
+@triton.jit
+def rounded(value, DTYPE: tl.constexpr):
+    """Rounded to a dtype; from float64 to 16 bits by way of float32, as torch does."""
+    if value.dtype == tl.float64 and DTYPE.primitive_bitwidth == 16:
+        value = value.to(tl.float32)
+    return value.to(DTYPE)
+
+
+@triton.jit
+def divided(a, b, ACC: tl.constexpr):
+    """a / b, correctly rounded."""
+    if tl.float64 == ACC:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def mean_of(tile, D: tl.constexpr, ACC: tl.constexpr):
+    """The mean of each row, `(BLOCK_ROWS, 1)`; beyond the row the tile is zero."""
+    return divided(tl.sum(tile, 1, keep_dims=True), tl.full((1, 1), D, ACC), ACC)
+
+
+@triton.jit
+def rstd_of(var, eps, ACC: tl.constexpr):
+    """1 / sqrt(var + eps), correctly rounded but for the sum: the hardware's rsqrt is two units off, for a whole row."""
+    root = tl.sqrt(var + eps) if tl.float64 == ACC else tl.sqrt_rn(var + eps)
+    return divided(tl.full((1, 1), 1.0, ACC), root, ACC)
+
+
+@triton.jit
+def zero_beyond(value, cols, D: tl.constexpr):
+    """What lies beyond the row is zero, so that it adds nothing to a sum."""
+    return tl.where(cols < D, value, 0.0)
+
+
+@triton.jit
+def moments(x, eps, cols, D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr):
+    """Mean (0 for RMSNorm) and rstd of each row of a tile that holds it whole."""
+    if NORM == RMS:
+        return tl.zeros((x.shape[0], 1), ACC), rstd_of(mean_of(x * x, D, ACC), eps, ACC)
+    else:
+        mean = tl.sum(x * (1.0 / D), 1, keep_dims=True)  # the sum itself may overflow where no element does
+        mean += mean_of(zero_beyond(x - mean, cols, D), D, ACC)  # so that a constant row's mean is exactly its constant
+        centred = zero_beyond(x - mean, cols, D)
+        return mean, rstd_of(mean_of(centred * centred, D, ACC), eps, ACC)
+
+
+@triton.jit
+def weighed(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr):
+    """weight + weight_offset, `(1, BLOCK_D)`; ones where there is no weight."""
+    gamma = tl.full(cols.shape, 1.0, ACC)
+    if weight is not None:
+        gamma = tl.load(weight + cols, mask=cols < D, other=0.0).to(ACC)
+        if weight_offset is not None:
+            gamma += weight_offset
+    return gamma
+
+
+@triton.jit
+def scaled(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
+    """value * scale: a tensor of one element (STEP 0) or of one for each feature (STEP 1), or a number, or neither."""
+    if scale is not None:
+        return value * tl.load(scale + cols * STEP, mask=cols < D, other=0.0).to(ACC)
+    elif factor is not None:
+        return value * factor
+    else:
+        return value
+
+
+@triton.jit
+def gained(
+    value, row_scale, layer_scale, factor, row, cols, rows, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr
+):
+    """value * (row_scale * layer_scale)."""
+    if row_scale is not None:
+        gain = tl.load(row_scale + row, mask=row < rows, other=0.0).to(ACC)
+        return value * scaled(gain, layer_scale, factor, cols, STEP, D, ACC)
+    else:
+        return scaled(value, layer_scale, factor, cols, STEP, D, ACC)
+
+
+@triton.jit
+def kept(row, first, seed, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Which elements dropout keeps: word `i & 3` of Philox's block `(i >> 2) + offset` is at least the threshold."""
+    BLOCK_ROWS: tl.constexpr = row.shape[0]
+    if D % 4 == 0:  # every row begins with a block, so that all four words of one are used
+        block = row * (D // 4) + first // 4 + tl.arange(0, BLOCK_D // 4)[None, :] + offset
+    else:
+        i = row * D + first + tl.arange(0, BLOCK_D)[None, :]
+        block = (i >> 2) + offset
+    zero = tl.zeros(block.shape, tl.uint32)
+    w0, w1, w2, w3 = tl.philox(
+        tl.load(seed), block.to(tl.uint32), (block >> 32).to(tl.uint32), zero, zero, PHILOX_ROUNDS
+    )
+    if D % 4 == 0:
+        word = tl.join(tl.join(w0, w2), tl.join(w1, w3)).reshape(BLOCK_ROWS, BLOCK_D)
+    else:
+        word = tl.where(i & 2 == 0, tl.where(i & 1 == 0, w0, w1), tl.where(i & 1 == 0, w2, w3))
+    return word.to(tl.int64) >= threshold
+
+
+@triton.jit
+def dropped(value, row, first, seed, keep_scale, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """dropout(value): what is dropped is 0 even if it was infinite."""
+    if seed is None:
+        return value
+    else:
+        return tl.where(kept(row, first, seed, threshold, offset, D, BLOCK_D), value * keep_scale, 0.0)

@@ -1,0 +1,165 @@
+"""The Triton kernels compiled for a GPU that is not there: what the machine code needs, as JSON. test_ops_triton_compiled.py runs it.
+
+Without TRITON_INTERPRET, so that Triton's compiler is at work; it does not look at where the tensors are, so that they may be on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import offline
+from addnorm.ops.schema import SCHEMAS
+from addnorm.ops.triton import backward, forward, launch, operators
+from cases import gradients, make
+
+DEVICE = offline.Device()
+KERNELS = (forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalise_kernel)
+
+
+class Compiled(TorchDispatchMode):
+    """While it is on, the operators are Triton's: compiled, and launched into nothing."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Ours instead of the dispatcher's."""
+        name = func._schema.name.removeprefix("addnorm::")
+        if name not in SCHEMAS:
+            return func(*args, **(kwargs or {}))
+        with self if name == "add_norm_out" else nullcontext():  # which may call another operator
+            return getattr(operators, name)(*args, **(kwargs or {}))
+
+
+def forget() -> None:
+    """Nothing is compiled."""
+    launch._compiled.clear()
+    for kernel in KERNELS:
+        kernel.device_caches.clear()
+
+
+def compiled() -> Iterator[tuple[str, Any]]:
+    """What has been compiled since."""
+    for kernel in KERNELS:
+        for one in kernel.device_caches[0][0].values():
+            yield kernel.__name__, one
+
+
+def reductions(ttgir: str) -> list[str]:
+    """The layouts of what is summed along a row, each with its layout written out."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
+    summed = re.findall(r'"tt\.reduce"\(.*?\) <\{axis = 1.*?\}\) : \(tensor<(\w+), (#\w+)>\)', ttgir, re.DOTALL)
+    return [f"{shape} {layouts[layout]}" for shape, layout in summed]
+
+
+def described(name: str, kernel: Any) -> dict[str, Any]:
+    """One kernel."""
+    usage = offline.usage(kernel.asm["cubin"])
+    accesses = re.findall(r"(?:ld|st)\.global\.(\S+)", kernel.asm["ptx"])
+    # Those that the kernel itself asks for, `tl.fma`, some of them on several elements.
+    written = sum(
+        int(width or 1) for width in re.findall(r"call (?:<(\d+) x )?float>? @llvm\.fma\.", kernel.asm["llir"])
+    )
+    return {
+        "kernel": name, **usage._asdict(), "dynamic": kernel.metadata.shared, "accesses": accesses,
+        "reductions": reductions(kernel.asm["ttgir"]), "float64": kernel.asm["ptx"].count(".f64"), "fused": len(re.findall(r"\bfma\.", kernel.asm["ptx"])) - written,
+        "approximate": re.findall(r"\b(?:div|rcp|sqrt|rsqrt)\.(?:full|approx)\S*", kernel.asm["ptx"]),
+    }  # fmt: skip
+
+
+def of(variant: str, dtypes: str, d: int, rows: int = 4) -> list[dict[str, Any]]:
+    """The kernels of a forward and a backward."""
+    forget()
+    with Compiled():
+        gradients(make(variant, dtypes, (rows, d)))
+    return [described(*one) for one in compiled()]
+
+
+def outputs(variant: str, dtypes: str, d: int) -> dict[str, list[str]]:
+    """What the forward sums, and how, for each set of outputs."""
+    call, found = make(variant, dtypes, (4, d)), {}
+    for what in ("y", "y and z", "y, z and statistics"):
+        forget()
+        with Compiled():
+            if what == "y":
+                call.y_alone()
+            elif what == "y and z":
+                call()
+            else:
+                gradients(call)
+        found[what] = next(reductions(kernel.asm["ttgir"]) for name, kernel in compiled() if name == "forward_kernel")
+    return found
+
+
+def batches(variant: str, dtypes: str, d: int, sizes: list[int]) -> list[int]:
+    """How many kernels there are after each batch size, Triton's own lookup and ours together."""
+    forget()
+    found = []
+    for rows in sizes:
+        with Compiled():
+            gradients(make(variant, dtypes, (rows, d)))
+        launch._compiled.clear()  # let Triton look for itself
+        found.append(len(list(compiled())))
+    return found
+
+
+def unaligned(d: int) -> list[int]:
+    """How many kernels there are after an aligned call, another, one on tensors that begin two bytes later, and an aligned one."""
+    forget()
+    found = []
+    for shift in (0, 0, 1, 0):
+        x, s = (torch.randn(4 * d + 1).to(torch.bfloat16)[shift : 4 * d + shift].view(4, d) for _ in range(2))
+        operators.add_norm(x, s, None, None, 1e-5, False)
+        found.append(len(list(compiled())))
+    return found
+
+
+def shifted(d: int, dtypes: list[str], stride: int, begin: int) -> list[torch.Tensor]:
+    """Four rows for each dtype, `stride` apart, of which the first begins so many elements after memory does."""
+    return [torch.zeros(4 * stride + begin, dtype=getattr(torch, t))[begin:].view(4, stride)[:, :d] for t in dtypes]
+
+
+def in_given_memory(d: int) -> list[list[str]]:
+    """How y is summed in fresh memory, and in given memory that begins with an allocation and two bytes later."""
+    found = []
+    for begin in (None, 0, 1):
+        forget()
+        x, s = shifted(d, ["bfloat16"] * 2, d, begin or 0)
+        with Compiled():
+            if begin is None:
+                torch.ops.addnorm.add_norm_stream(x, s, None, None, 1e-5, False)
+            else:
+                torch.ops.addnorm.add_norm_out(x, s, None, None, 1e-5, 0, s, x)
+        found.append([sums for _, kernel in compiled() for sums in reductions(kernel.asm["ttgir"])])
+    return found
+
+
+def gradients_somewhere(d: int, dtypes: list[str]) -> list[list[str]]:
+    """How the backward sums along a row where gradient and stream are fresh, begin later, or are rows of wider tensors."""
+    found = []
+    fresh = shifted(d, dtypes, d, 0)
+    for place in ((d, 0), (d, 1), (d + 1, 0)):
+        moved = shifted(d, dtypes, *place)
+        for dy, z in (moved, (moved[0], fresh[1]), (fresh[0], moved[1])):
+            forget()
+            operators.add_norm_backward(dy, None, z, torch.zeros(4, 2), None, 0, z.dtype, z.dtype, z.dtype, 1)
+            found.append([sums for _, kernel in compiled() for sums in reductions(kernel.asm["ttgir"])])
+    return found
+
+
+def main() -> None:
+    """Computes what is asked for on stdin: a list of [function, arguments]."""
+    triton.runtime.driver.set_active(DEVICE)
+    asked = (of, outputs, batches, unaligned, in_given_memory, gradients_somewhere)
+    functions = {function.__name__: function for function in asked}
+    json.dump([functions[name](*arguments) for name, arguments in json.load(sys.stdin)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
