@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/, made from the JSON in results/: functional, stack, stream, fuse, lab and claims.
+"""The tables of README.md and docs/, made from the JSON in results/: functional, stack, stream, fuse, lab, compile, gpu, claims.
 
 python benchmarks/table.py            replaces what stands between the bench comments of each page
 python benchmarks/table.py --check    changes nothing; 1 if a page is not what the results say
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from addnorm import bench
-from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES, fuses, labs, stacks
+from addnorm.bench import JOBS, NORMS, PLAIN, SHAPES, compiles_shown, fuses, gpu, labs, stacks
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.summary import by_cell
 from addnorm.bench.tables import digits, headline
@@ -27,6 +27,8 @@ STACK = ROOT / "benchmarks" / "results" / "stack.json"
 STREAM = ROOT / "benchmarks" / "results" / "stream.json"
 FUSE = ROOT / "benchmarks" / "results" / "fuse.json"
 LAB = ROOT / "benchmarks" / "results" / "lab.json"
+COMPILE = ROOT / "benchmarks" / "results" / "compile.json"
+GPU = ROOT / "benchmarks" / "results" / "gpu.json"
 TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
 
@@ -254,6 +256,8 @@ PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
     ROOT / "docs" / "performance.md": {
         "training": jobs(*TRAINING), "saved": saved, "inference": jobs(*INFERENCE), "add": add, "peers": peers,
         "one-thread": one_thread, "targets": everything, "stack": stack, "stack-targets": stack_targets,
+        "compile": compiles_shown.times, "compile-contract": compiles_shown.contract,
+        "gpu": gpu.section,
     },
     ROOT / "docs" / "numerics.md": {"accuracy": accuracy},
     ROOT / "docs" / "streams.md": {"streams": looking},
@@ -267,7 +271,8 @@ PAGES: dict[Path, dict[str, Callable[[Document], str]]] = {
 
 def results_of(section: str) -> Path:
     """Where a section's numbers are."""
-    starts = {"claims": CLAIMS, "streams": STREAM, "stack": STACK, "fuse": FUSE, "lab": LAB}
+    starts = {"claims": CLAIMS, "streams": STREAM, "stack": STACK, "fuse": FUSE, "lab": LAB,
+              "compile": COMPILE, "gpu": GPU}  # fmt: skip
     return next((path for start, path in starts.items() if section.startswith(start)), RESULTS)
 
 
@@ -316,8 +321,9 @@ def replaced(page: Path, text: str, sections: dict[str, str]) -> str:
 
 def main(words: Sequence[str]) -> int:
     """Replace, or check; a section without results stays as it is."""
-    others = (path for path in (CLAIMS, STACK, STREAM, FUSE, LAB) if path.exists())
+    others = (path for path in (CLAIMS, STACK, STREAM, FUSE, LAB, COMPILE) if path.exists())
     documents = {path: json.loads(path.read_text(encoding="utf-8")) for path in others}
+    documents[GPU] = json.loads(GPU.read_text(encoding="utf-8")) if GPU.exists() else None  # its section says so
     documents[RESULTS] = bench.read(RESULTS)
     stale = 0
     for page, sections in PAGES.items():
@@ -392,4 +398,7 @@ def _markdown(lines: Lines) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    try:
+        raise SystemExit(main(sys.argv[1:]))
+    except ValueError as error:  # a document that is not what its section is about
+        raise SystemExit(f"table.py: {error}") from error

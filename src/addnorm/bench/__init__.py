@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from addnorm.bench import accuracy, facts, machine, onnx_peer
 from addnorm.bench.jobs import DTYPES, JOBS, NORMS, PLAIN, SHAPES, Cell, matrix, whole
@@ -32,6 +30,9 @@ from addnorm.bench.timing import (
     measure,
     settle_allocator,
 )
+
+if TYPE_CHECKING:  # rich is imported where something is drawn: bench_gpu.py runs where there is torch and nothing else
+    from rich.console import Console
 
 __all__ = [
     "DTYPES", "JOBS", "NORMS", "PLAIN", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "SHAPES", "Cell", "Document",
@@ -189,6 +190,8 @@ def _progress(
 
         yield line
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     count, name = TextColumn("{task.fields[count]}"), TextColumn("{task.description}")
     with Progress(count, BarColumn(20), TimeRemainingColumn(), name, console=console, transient=True) as bar:
         task, spent, begun = bar.add_task("", total=sum(costs.values()), count=""), 0.0, 0

@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.jobs import JOBS, NORMS, Cell
@@ -16,11 +13,17 @@ from addnorm.bench.summary import by_cell
 from addnorm.bench.timing import Row
 from addnorm.reference import Norm
 
+if TYPE_CHECKING:  # imported where something is drawn, as in __init__.py
+    from rich.console import Console
+    from rich.table import Table
+
 WIDTH = 100
 
 
 def console(*, stderr: bool = False) -> Console:
     """A console that is 100 columns wide where nobody says how wide it is (a pipe, a file)."""
+    from rich.console import Console
+
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters gets ?, not a traceback
     screen = Console(stderr=stderr, highlight=False)
@@ -169,4 +172,6 @@ def _name(norm: Norm | None) -> str:
 
 
 def _table(title: str) -> Table:
+    from rich.table import Table
+
     return Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))

@@ -1,0 +1,253 @@
+"""The clock of the GPU benchmark, on a made-up device: what lies between the events, and who was ahead of whom."""
+
+import pytest
+import torch
+
+from addnorm.bench.gpu import clock, device
+
+HERTZ = 1e9  # of the made-up device
+
+
+class FakeCuda:
+    """A device with a queue: the host's time passes as the test says, and the device works through what was enqueued."""
+
+    def __init__(self, monkeypatch, hertz=HERTZ):
+        self.host, self.device, self.hertz, self.slept = 0.0, 0.0, hertz, []
+        for name in ("_sleep", "synchronize"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(clock, "_event", lambda: Event(self))
+        monkeypatch.setattr(clock.time, "perf_counter", lambda: self.host)
+
+    def enqueue(self, seconds):
+        """The device begins when it is free, and not before it was told."""
+        self.device = max(self.device, self.host) + seconds
+
+    def _sleep(self, cycles):
+        self.slept.append(cycles / self.hertz)
+        self.enqueue(cycles / self.hertz)
+
+    def synchronize(self):
+        self.host = max(self.host, self.device)
+
+
+class Event:
+    def __init__(self, cuda):
+        self.cuda = cuda
+
+    def record(self):
+        self.at = max(self.cuda.device, self.cuda.host)
+
+    def query(self):
+        return self.cuda.host >= self.at
+
+    def synchronize(self):
+        self.cuda.host = max(self.cuda.host, self.at)
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1e3
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return FakeCuda(monkeypatch)
+
+
+def call(cuda, host, work, seen=None):
+    """A call that takes the host so long, and gives the device so much to do."""
+
+    def made(i):
+        cuda.host += host
+        cuda.enqueue(work)
+        if seen is not None:
+            seen.append(i)
+
+    return made
+
+
+def test_the_sleep_is_calibrated_by_the_device(monkeypatch):
+    cuda = FakeCuda(monkeypatch, hertz=1.5e9)
+    found = clock.CudaClock()
+    assert found.hertz == pytest.approx(1.5e9)
+    found.sleep(0.003)
+    assert cuda.slept[-1] == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize(("host", "work"), [(5e-6, 50e-6), (50e-6, 5e-6)])
+def test_device_host_and_call_time_are_apart(cuda, host, work):
+    found = clock.CudaClock().timer(call(cuda, host, work), sets=2).sample(20)
+    assert found.device == pytest.approx(work)  # though the host of the second case is ten times slower
+    assert found.host == pytest.approx(host)
+    assert found.call == pytest.approx(max(host, work) + min(host, work) / 20)  # what is longer hides the other
+    assert found.queued
+
+
+def test_a_sleep_that_was_too_short_is_made_longer(cuda):
+    timer = clock.CudaClock().timer(call(cuda, 1e-3, 10e-6), sets=2)
+    cuda.slept.clear()
+    found = timer.sample(20)  # the host takes 20 ms: ten times the first sleep
+    assert cuda.slept[0] == pytest.approx(clock.FIRST_SLEEP)
+    assert cuda.slept[-1] > 20e-3
+    assert found.queued
+    assert found.device == pytest.approx(10e-6)
+    cuda.slept.clear()
+    timer.sample(20)
+    assert len(cuda.slept) == 1  # it has learned how long
+
+
+def test_a_call_that_waits_for_the_device_is_told_and_its_time_kept(cuda):
+    def waits(i):
+        cuda.host += 1e-6
+        cuda.enqueue(10e-6)
+        cuda.synchronize()
+
+    timer = clock.CudaClock().timer(waits, sets=1)
+    cuda.slept.clear()
+    found = timer.sample(4)
+    assert not found.queued
+    assert len(cuda.slept) <= clock.TRIES
+    assert max(cuda.slept) <= clock.LONGEST_SLEEP
+    assert found.device >= 10e-6
+
+
+def test_the_sets_come_in_turn_through_all_segments(cuda):
+    seen = []
+    timer = clock.CudaClock().timer(call(cuda, 1e-6, 1e-6, seen), sets=3)
+    timer.sample(4)  # a segment of device time, one of call time
+    assert seen == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(("memcpy", "kernel"), [(0.01, 0.02), (0.02, 0.01)])
+def test_the_copys_bandwidth_is_the_faster_ways_and_counts_what_is_read_and_what_is_written(
+    memcpy, kernel, monkeypatch
+):
+    seconds = iter([memcpy, kernel])
+
+    class Seconds:
+        """A clock on which each way takes its time."""
+
+        def __init__(self, each=0.0):
+            self.each = each
+
+        def timer(self, call, sets):
+            call(0)
+            return Seconds(next(seconds))
+
+        def sample(self, repeats):
+            return clock.Sample(self.each, 0.0, self.each, True)
+
+    monkeypatch.setitem(device.COPY_BYTES, "cpu", 1000)
+    copies = device.Copies(torch.device("cpu"), Seconds(), found=[3e5])
+    copies.measure()
+    copies.measure()
+    assert copies.document() == {
+        "bytes": 1000, "median": 2e5, "bytes_per_second": [3e5, 2e5, 2e5],
+        "last": {"memcpy": 2000 / memcpy, "kernel": 2000 / kernel},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("way", device.WAYS)
+def test_each_way_of_copying_reads_all_and_writes_all(way):
+    source, target = torch.arange(-5, 5, dtype=torch.int32), torch.zeros(10, dtype=torch.int32)
+    device.WAYS[way](source, target)
+    assert torch.equal(target, source if way == "memcpy" else -1 - source)
+
+
+class Steady:
+    """A timer that takes the same time always, and tells when it is asked."""
+
+    def __init__(self, name, device=1e-4, told=None):
+        self.name, self.seconds, self.told = name, device, [] if told is None else told
+
+    def sample(self, repeats):
+        self.told.append((self.name, repeats))
+        return clock.Sample(self.seconds, 1e-6, self.seconds, True)
+
+
+def refused(name, error):
+    raise AssertionError(f"{name} raised {error!r}")
+
+
+def test_variants_are_interleaved_and_the_order_is_rotated():
+    told = []
+    timers = {name: Steady(name, told=told) for name in "abc"}
+    found = clock.interleaved(timers, {"a": 1, "b": 2, "c": 3}, 4, refused)
+    assert "".join(name for name, _ in told) == "abc" + "bca" + "cab" + "abc"
+    assert {repeats for name, repeats in told if name == "b"} == {2}
+    assert {name: len(samples) for name, samples in found.items()} == {"a": 4, "b": 4, "c": 4}
+
+
+def test_a_timer_that_raises_is_told_once_and_left_out_of_the_rounds_that_follow():
+    class Ends(Steady):
+        def sample(self, repeats):
+            if len(self.told) == 3:  # in the second round
+                raise RuntimeError("no memory")
+            return super().sample(repeats)
+
+    told, failed = [], []
+    timers = {"a": Steady("a", told=told), "b": Ends("b", told=told), "c": Steady("c", told=told)}
+    found = clock.interleaved(timers, dict.fromkeys("abc", 1), 3, lambda name, error: failed.append((name, str(error))))
+    assert failed == [("b", "no memory")]
+    assert {name: len(samples) for name, samples in found.items()} == {"a": 3, "c": 3}
+
+
+def test_a_segment_has_as_many_calls_as_fit():
+    assert clock.repeats_for(Steady("", 1.0)) == clock.FEWEST
+    assert clock.repeats_for(Steady("", 1e-9)) == clock.MOST
+    assert clock.repeats_for(Steady("", clock.SEGMENT_SECONDS / 10)) == 10
+
+
+def test_a_row_has_medians_quartiles_and_whether_any_segment_was_late():
+    samples = [clock.Sample(k * 1e-6, 2e-6, 3e-6, k != 3) for k in (5, 1, 3, 2, 4)]
+    found = clock.times(samples)
+    assert [found[f"device_{part}"] for part in ("q1_us", "us", "q3_us")] == pytest.approx([2.0, 3.0, 4.0])
+    assert (found["host_us"], found["call_us"]) == pytest.approx((2.0, 3.0))
+    assert (found["rounds"], found["queued"]) == (5, False)
+    assert clock.times(samples[:1])["device_q3_us"] == pytest.approx(5.0)
+
+
+def test_warming_takes_each_set_once_and_waits():
+    seen, waited = [], []
+
+    class Host(clock.HostClock):
+        def wait(self):
+            waited.append(len(seen))
+
+    clock.warm(seen.append, 3, Host())
+    assert (seen, waited) == ([0, 1, 2], [3])
+
+
+def test_on_a_cpu_all_three_times_are_the_calls():
+    seen = []
+    timer = clock.HostClock().timer(seen.append, 2)
+    found = timer.sample(3)
+    assert found.device == found.host == found.call > 0
+    assert seen == [0, 1, 0]
+
+
+def test_the_driver_is_read_from_where_the_system_tells_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "DRIVER", tmp_path / "version")
+    assert device.driver() is None
+    text = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x)\nGCC version: 13.2.0\n"
+    )
+    device.DRIVER.write_text(text)
+    assert device.driver() == "580.159.04"
+
+
+def test_a_gpu_is_described_by_its_properties(monkeypatch):
+    class Properties:
+        name, major, minor, multi_processor_count, total_memory, L2_cache_size = (
+            "Some GPU",
+            9,
+            0,
+            132,
+            10**11,
+            6 * 10**7,
+        )
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties())
+    found = device.describe(torch.device("cuda"))
+    assert (found["name"], found["capability"], found["multiprocessors"]) == ("Some GPU", "9.0", 132)
+    assert found["l2_bytes"] == 6 * 10**7
+    Properties.L2_cache_size = 0
+    assert device.describe(torch.device("cuda"))["l2_bytes"] == device.ASSUMED_L2
