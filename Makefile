@@ -4,6 +4,7 @@
 # make fuzz      random calls for SECONDS=60, judged against float64
 # make sanitize  the kernels under AddressSanitizer and UBSan: the table, and random calls for SECONDS
 # make bench     the benchmark; writes benchmarks/results/
+# make gpu       on a machine with a GPU: the tests on it, under a checker of memory where there is one, and the benchmark
 #
 # TORCH_INDEX=https://...  an index for pip to find torch on (a CPU build, say)
 
@@ -11,11 +12,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH_INDEX ?=
 SECONDS ?= 60
-PARALLEL ?= -n 2 --dist loadfile # two processes, each file in one of them
+PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder # three processes, which wait a good deal; each file in one of them, in the order of tests/order.py
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-all lint fuzz sanitize bench clean
+.PHONY: demo test test-all lint fuzz sanitize bench gpu clean
 
 demo: $(VENV)/.done
 	$(BIN)/addnorm demo
@@ -42,6 +43,13 @@ build/sanitize/_C.so: $(wildcard csrc/*) tests/sanitize.py setup.py | $(VENV)/.d
 
 bench: $(VENV)/.done
 	$(BIN)/python benchmarks/bench_functional.py
+
+gpu: $(VENV)/.done
+	$(BIN)/pytest tests/test_ops_triton_cuda.py
+	command -v compute-sanitizer || echo "compute-sanitizer is not there: memory and races stay unchecked"
+	! command -v compute-sanitizer || for tool in memcheck racecheck initcheck synccheck; do \
+	  PYTHONPATH=tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python tests/run_cuda.py || exit 1; done
+	$(BIN)/python benchmarks/bench_gpu.py
 
 $(VENV)/.done: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "addnorm needs Python 3.11 or newer: make PYTHON=python3.11")'

@@ -7,7 +7,9 @@ import pytest
 
 MISSING = "there is no Chromium: `apt-get install chromium`, or name it in ADDNORM_CHROMIUM"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-             "--disable-component-update", "--disable-sync"]  # fmt: skip
+             "--disable-component-update", "--disable-sync",
+             "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # fmt: skip
+"""The last: nothing leaves the machine, and requests need not be held up for it, which would switch the browser's cache off."""
 
 
 def chromium():
@@ -18,6 +20,26 @@ def chromium():
     return found
 
 
+HOME = {
+    "stack": "#v=1&S=2&d=8&T=1&seed=99",
+    "trace": "#v=1&view=trace",
+    "recording": "#v=1&view=recording&rstep=0&rdepth=1",
+}
+"""Where a page that stays open comes from: what the trace begins with, and what no test of the others looks at."""
+READY = {
+    "stack": "#panel-stack[data-ready]",
+    "trace": "#panel-trace [data-step]",
+    "recording": "#panel-recording[data-ready]",
+}
+
+EDIT = """fragment => new Promise(done => {
+  const before = location.href;
+  addEventListener('hashchange', () => done(), { once: true });  // the page's own listener was there before
+  location.hash = fragment;
+  if (location.href === before) done();
+})"""
+
+
 class Watched:
     """A page of the explorer, of which every request and every complaint is kept."""
 
@@ -26,15 +48,19 @@ class Watched:
         self.complaints, self.elsewhere = [], []
         page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", self._asked)
         page.set_default_timeout(15_000)
-        page.route("**/*", self._route)
 
-    def _route(self, route):
-        if route.request.url.startswith((self.address, "data:", "blob:")):
-            route.continue_()
-        else:
-            self.elsewhere.append(route.request.url)
-            route.abort()
+    def _asked(self, request):
+        if not request.url.startswith((self.address, "data:", "blob:")):
+            self.elsewhere.append(request.url)
+
+    def forget(self):
+        """Undoes what pages before this one left in the browser: choices that are kept, and permissions."""
+        self.page.context.clear_permissions()
+        session = self.page.context.new_cdp_session(self.page)
+        session.send("Storage.clearDataForOrigin", {"origin": self.address, "storageTypes": "local_storage"})
+        session.detach()
 
     def open(self, fragment="", ready="body"):
         """The page at an address, as if it were typed."""
@@ -43,13 +69,33 @@ class Watched:
         self.page.wait_for_selector(ready)
         return self.page
 
+    def edit(self, fragment):
+        """Another address in the open page: nothing is loaded."""
+        self.page.evaluate(EDIT, fragment)
+
+    def look(self, fragment, view="stack"):
+        """A view at an address in a page that stays open; by way of home, so that nothing is left of the address before."""
+
+        def to(address):
+            if view == "trace":  # it is drawn at once
+                self.edit(address)
+            else:
+                self.after(lambda: self.edit(address), view)
+
+        if not self.page.url.startswith(self.address):
+            self.open(HOME[view], READY[view])
+        elif self.fragment() != HOME[view]:
+            to(HOME[view])
+        to(fragment)
+        return self.page
+
     def stack(self, fragment=""):
         """The stack view, when it has drawn."""
-        return self.open(fragment, "#panel-stack[data-ready]")
+        return self.open(fragment, READY["stack"])
 
     def recording(self, more=""):
         """The recording view, when it has drawn."""
-        return self.open(f"#v=1&view=recording{more}", "#panel-recording[data-ready]")
+        return self.open(f"#v=1&view=recording{more}", READY["recording"])
 
     def race(self, more=""):
         """The race view, after a race of these settings."""
@@ -75,9 +121,9 @@ class Watched:
         return self.page.evaluate("view => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0)", view)
 
     def marks(self, chart, series):
-        """The values of the marks of a series, None where there is none; words for what is no number."""
+        """The values of the marks of a series, None where there is none; words for what is no number. A hidden chart has none."""
         found = self.page.eval_on_selector_all(
-            f'#chart-{chart} .mark[data-series="{series}"]',
+            f'#chart-{chart}:not([hidden]) .mark[data-series="{series}"]',
             "all => all.map(m => [Number(m.dataset.index), m.dataset.value])",
         )
         values = [None] * (1 + max((index for index, _ in found), default=-1))

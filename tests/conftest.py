@@ -1,6 +1,7 @@
 """What every test shares: a seeded generator, and the profile of the property tests."""
 
 import os
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -9,11 +10,21 @@ from hypothesis import settings
 import explorer_process
 import explorer_recordings
 from browser import ARGUMENTS, Watched, chromium
+from order import long_first
+
+# Before Triton is imported, by whatever: without a GPU its kernels are interpreted, on the CPU.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # The same examples at every run; HYPOTHESIS_PROFILE=thorough looks for new ones.
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=150)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(items):
+    """In every process the same."""
+    long_first(items)
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +75,40 @@ def served(recordings):
         yield address
 
 
+@pytest.fixture(scope="session")
+def window(browser, browser_context_args):
+    """Where the pages are opened: what one has loaded is at hand for the next."""
+    context = browser.new_context(**browser_context_args)
+    yield context
+    context.close()
+
+
+@contextmanager
+def watched(window, served):
+    page = window.new_page()
+    found = Watched(page, served)
+    found.forget()
+    yield found
+    page.close()
+
+
 @pytest.fixture
-def explorer(served, page):
+def explorer(served, window):
     """A page of it; at the end nothing may have left the machine, and nothing complained."""
-    watched = Watched(page, served)
-    yield watched
-    watched.unharmed()
+    with watched(window, served) as found:
+        yield found
+    found.unharmed()
+
+
+@pytest.fixture(scope="module")
+def open_explorer(served, window):
+    """One for all tests of a file that only look."""
+    with watched(window, served) as found:
+        yield found
+
+
+@pytest.fixture
+def looked(open_explorer):
+    """A page that is loaded once in a file: a test that only looks edits the address and leaves nothing else behind."""
+    yield open_explorer
+    open_explorer.unharmed()

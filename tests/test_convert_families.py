@@ -47,10 +47,11 @@ def build(name, dtype):
     return model.to(dtype), args, cast(kwargs, dtype)
 
 
-# By default those whose graphs or norms differ, each in one dtype; `make test-all` runs all of them in both.
+# By default those whose graphs or norms differ, each in one dtype; `make test-all` runs all of them in both. (Of two streams there
+# are T5, from RMSNorms, and torch's Transformer, from LayerNorms: Whisper takes longest, and has nothing that these have not.)
 LOW = {"bert", "llama", "gemma2", "t5", "gpt_neox parallel"}
 HIGH = {
-    "gpt2", "whisper", "vit", "opt pre", "torch Encoder post_ln",
+    "gpt2", "vit", "opt pre", "torch Encoder post_ln",
     "torch Encoder pre_ln with final norm", "torch Transformer post_ln", "wav2vec2 post",
 }  # fmt: skip
 CASES = [
@@ -91,11 +92,14 @@ def losses(call, model, args, kwargs, steps=5):
     return torch.tensor(found, dtype=torch.float64)
 
 
-TRAINED = ("bert", "llama")
+TRAINED = {("bert", torch.float32), ("llama", torch.bfloat16)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [n if n in TRAINED else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES])
+@pytest.mark.parametrize(("name", "dtype"), [
+    pytest.param(name, dtype, id=f"{name}-{str(dtype)[6:]}", marks=() if (name, dtype) in TRAINED else pytest.mark.slow)
+    for name in FAMILIES
+    for dtype in (torch.float32, torch.bfloat16)
+])  # fmt: skip
 def test_five_steps_of_training_have_the_same_losses(name, dtype):
     model, args, kwargs = build(name, dtype)
     state = copy.deepcopy(model.train().state_dict())

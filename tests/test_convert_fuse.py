@@ -468,20 +468,30 @@ def test_compile_goes_on_to_inductor_with_the_same_random_numbers():
     addnorm.unfuse(model)
 
 
+@torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2)  # 8 and 256 as a rule
 def test_many_models_may_be_fused_in_one_process():
     given = []
-    for _ in range(12):  # more than the frontend allows of one function
+    for _ in range(4):  # more than the frontend allows of one function
         model = Model(layers=1).eval()
         assert len(fused(model, X).fused) == 2
         given.append(model)
     assert all(calls(model, X) == 2 for model in given)
 
 
-def test_a_family_of_several_streams_is_fused_and_given_back():
-    model, args, kwargs = families()["whisper"].build()
+@pytest.mark.parametrize(
+    ("name", "boundaries"), [("torch Transformer post_ln", 10), pytest.param("whisper", 11, marks=pytest.mark.slow)]
+)
+def test_a_family_of_several_streams_is_fused_and_given_back(name, boundaries):
+    model, args, kwargs = families()[name].build()
+
+    def returned():
+        found = model(*args, **kwargs)
+        return getattr(found, "last_hidden_state", found)
+
     with torch.no_grad():
-        before = model(*args, **kwargs).last_hidden_state
+        before = returned()
         done = fused(model, *args, **kwargs)
-        assert len(done.fused) == 11
-        assert off(before, model(*args, **kwargs).last_hidden_state) < 1e-5
-        assert addnorm.unfuse(model)(*args, **kwargs).last_hidden_state.equal(before)
+        assert len(done.fused) == boundaries
+        assert off(before, returned()) < 1e-5
+        addnorm.unfuse(model)
+        assert returned().equal(before)

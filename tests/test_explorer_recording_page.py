@@ -54,10 +54,10 @@ def assert_drawn(explorer, rec, step):
 
 
 @pytest.mark.parametrize("number", [POST, PRE, SCALED])
-def test_every_mark_is_the_recordings(explorer, files, number):
-    explorer.recording(f"&rec={number}")
+def test_every_mark_is_the_recordings(looked, files, number):
+    looked.look(f"#v=1&view=recording&rec={number}", "recording")
     rec = files[number][1]
-    assert_drawn(explorer, rec, rec.steps[-1])
+    assert_drawn(looked, rec, rec.steps[-1])
 
 
 def test_the_steps_are_slid_through_and_compared(explorer, files):
@@ -110,8 +110,8 @@ def test_the_cursors_of_all_charts_are_one(explorer):
     assert "rdepth=5" in explorer.fragment()
 
 
-def test_the_map_is_the_recordings(explorer, files):
-    page = explorer.recording(f"&rec={PRE}")
+def test_the_map_is_the_recordings(looked, files):
+    page = looked.look(f"#v=1&view=recording&rec={PRE}", "recording")
     _, shares = files[PRE][1].maps["stream"]
     found = page.eval_on_selector_all(
         "#chart-recording-map .cell", "all => all.map(c => [Number(c.dataset.index), Number(c.dataset.value)])"
@@ -143,8 +143,8 @@ def sheet(page):
 
 
 @pytest.mark.parametrize("which", [POST, PRE])
-def test_the_sheet_is_the_recordings_and_adds_up(explorer, files, which):
-    page = explorer.recording(f"&rec={which}")
+def test_the_sheet_is_the_recordings_and_adds_up(looked, files, which):
+    page = looked.look(f"#v=1&view=recording&rec={which}", "recording")
     rec = files[which][1]
     kept = rec.balances["stream"]
     rows = sheet(page)
@@ -199,8 +199,8 @@ def badges(page):
     }
 
 
-def test_badges_of_models_that_close_and_of_one_that_does_not(explorer):
-    found = [badges(explorer.recording(f"&rec={number}")) for number in (POST, PRE, SCALED)]
+def test_badges_of_models_that_close_and_of_one_that_does_not(looked):
+    found = [badges(looked.look(f"#v=1&view=recording&rec={number}", "recording")) for number in (POST, PRE, SCALED)]
     assert found[POST]["wiring"] == ("proved", "post-LN")
     assert found[PRE]["wiring"] == ("proved", "pre-LN")
     assert found[PRE]["equations"][1].startswith("6 sublayers closed, error at most ")
@@ -208,7 +208,7 @@ def test_badges_of_models_that_close_and_of_one_that_does_not(explorer):
     assert found[POST]["x_L = x_0 + all writes"] == ("none", "no plain sum")
     assert found[SCALED]["wiring"] == ("open", "none of the known wirings")
     assert found[SCALED]["balance"] == ("open", "does not add up")
-    page = explorer.page
+    page = looked.page
     assert not page.locator(".recording-sheet").is_visible()
     assert not page.locator("#chart-recording-map").is_visible()
     assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-said").inner_text()

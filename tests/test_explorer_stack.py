@@ -34,9 +34,9 @@ def assert_shows(explorer, flip, title, charts=CHARTS):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_the_marks_are_the_librarys_numbers(explorer, placement):
-    explorer.stack(f"#v=1&place={placement}&S=12&d=16&T=5")
-    assert_shows(explorer, Flip(placement, sublayers=12, d=16, tokens=5), TITLES[placement])
+def test_the_marks_are_the_librarys_numbers(looked, placement):
+    looked.look(f"#v=1&place={placement}&S=12&d=16&T=5")
+    assert_shows(looked, Flip(placement, sublayers=12, d=16, tokens=5), TITLES[placement])
 
 
 def test_post_to_pre_by_keyboard_alone(explorer):
@@ -109,7 +109,7 @@ EVERYTHING = {
 }  # fmt: skip
 
 
-def test_the_address_holds_everything(explorer, context):
+def test_the_address_holds_everything(explorer):
     page = explorer.stack()
     page.keyboard.press("2")
     page.get_by_label("Norm", exact=True).select_option("rms")
@@ -128,11 +128,12 @@ def test_the_address_holds_everything(explorer, context):
     given = explorer.fragment()
     page.wait_for_timeout(300)
     drawing = page.locator("#chart-gradient svg").first.inner_html()
-    other = context.new_page()
+    other = page.context.new_page()
     other.goto(f"{explorer.address}/{given}")
     other.wait_for_selector("#panel-stack[data-ready]")
     assert other.evaluate("location.hash") == given
     assert other.locator("#chart-gradient svg").first.inner_html() == drawing
+    other.close()
     flip = Flip(
         "pre", norm="rms", sublayers=16, d=24, tokens=3, gain=0.5, alpha=1.5, seed=7, residual=False, final_norm=False
     )
@@ -156,8 +157,8 @@ EXTREME = [
 
 
 @pytest.mark.parametrize("fragment", EXTREME)
-def test_what_is_said_is_a_sentence_at_the_extremes_too(explorer, fragment):
-    page = explorer.stack(f"#v=1&{fragment}")
+def test_what_is_said_is_a_sentence_at_the_extremes_too(looked, fragment):
+    page = looked.look(f"#v=1&{fragment}")
     said = page.locator(".stack-verdict p, #panel-stack figure.chart .summary").all_inner_texts()
     assert len(said) >= 8
     for sentence in said:
@@ -170,8 +171,8 @@ def summary(explorer, chart):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_what_is_said_is_what_was_measured(explorer, placement):
-    explorer.stack(f"#v=1&place={placement}&S=12&d=16&T=5")
+def test_what_is_said_is_what_was_measured(looked, placement):
+    looked.look(f"#v=1&place={placement}&S=12&d=16&T=5")
     found = Flip(placement, sublayers=12, d=16, tokens=5).measure()
     layers = [math.hypot(*found["parameters"][at : at + 2]) for at in range(1, 13, 2)]
     wanted = {
@@ -181,22 +182,22 @@ def test_what_is_said_is_what_was_measured(explorer, placement):
     }  # fmt: skip
     pattern = r"(-?[\d.]+(?:e[+-]\d+)?)(?= times| at the end| on the mean| of it at most)"
     for chart, value in wanted.items():
-        assert float(re.findall(pattern, summary(explorer, chart))[-1]) == pytest.approx(value, rel=6e-3), chart
-    grows = re.search(r"grows|shrinks|keeps", summary(explorer, "gradient"))[0]
+        assert float(re.findall(pattern, summary(looked, chart))[-1]) == pytest.approx(value, rel=6e-3), chart
+    grows = re.search(r"grows|shrinks|keeps", summary(looked, "gradient"))[0]
     assert grows == ("grows" if wanted["gradient"] > 1.1 else "shrinks" if wanted["gradient"] < 0.9 else "keeps")
 
 
-def test_too_large_and_too_small_are_told_apart(explorer):
-    explorer.stack("#v=1&place=none&S=96&gain=3")
-    first = next(k for k, value in enumerate(explorer.marks("stream", "none")) if not math.isfinite(value))
+def test_too_large_and_too_small_are_told_apart(looked):
+    looked.look("#v=1&place=none&S=96&gain=3")
+    first = next(k for k, value in enumerate(looked.marks("stream", "none")) if not math.isfinite(value))
     label = Flip("none", 96, gain=3.0).measure()["labels"][first]
-    assert summary(explorer, "stream").startswith(f"The stream overflows at {label}:")
-    assert summary(explorer, "map").startswith(f"From {label} on the stream is not finite")
-    explorer.stack("#v=1&place=none&S=96&gain=0.1&res=0")
-    zero = explorer.marks("stream", "none").index(0)
+    assert summary(looked, "stream").startswith(f"The stream overflows at {label}:")
+    assert summary(looked, "map").startswith(f"From {label} on the stream is not finite")
+    looked.look("#v=1&place=none&S=96&gain=0.1&res=0")
+    zero = looked.marks("stream", "none").index(0)
     label = Flip("none", 96, gain=0.1, residual=False).measure()["labels"][zero]
-    assert summary(explorer, "stream") == f"The stream vanishes: from {label} on it is 0 to the computer."
-    assert summary(explorer, "map").startswith(f"From {label} on the stream is 0")
+    assert summary(looked, "stream") == f"The stream vanishes: from {label} on it is 0 to the computer."
+    assert summary(looked, "map").startswith(f"From {label} on the stream is 0")
 
 
 def test_eight_seeds_are_looked_at_before_one_is_believed(explorer):
@@ -321,12 +322,12 @@ def test_back_and_forward(explorer):
     ("#v=1&place=pre&place=post", "'place' came more than once in the address: the first was taken."),
     ("#v=1&view=cellar", "view is 'cellar' in the address"),
 ])  # fmt: skip
-def test_a_wrong_address_is_told_and_breaks_nothing(explorer, fragment, sentence):
-    page = explorer.stack(fragment)
+def test_a_wrong_address_is_told_and_breaks_nothing(looked, fragment, sentence):
+    page = looked.look(fragment)
     assert sentence in page.locator("#notices").inner_text()
     assert (
         len(
-            explorer.marks(
+            looked.marks(
                 "stream", page.locator("#chart-stream .plot g.marks[data-series]").last.get_attribute("data-series")
             )
         )
@@ -395,9 +396,9 @@ def test_the_code_that_is_shown_makes_the_state(explorer, capsys):
     assert "feed-forward 2" in capsys.readouterr().out
 
 
-def test_what_overflows_is_marked_and_said(explorer):
-    page = explorer.stack("#v=1&place=none&S=96&gain=3&d=64")
-    values = explorer.marks("stream", "none")
+def test_what_overflows_is_marked_and_said(looked):
+    page = looked.look("#v=1&place=none&S=96&gain=3&d=64")
+    values = looked.marks("stream", "none")
     assert len(values) == 97
     assert not math.isfinite(values[-1])
     assert page.locator("#chart-stream .plot .mark.odd").count() == sum(not math.isfinite(value) for value in values)

@@ -16,9 +16,9 @@ from addnorm.trace import PRESETS, show, trace
 
 
 @pytest.fixture
-def blank(explorer):
-    """A page of the explorer with nothing on it, where its modules can be imported."""
-    return explorer.open("healthz")
+def within(looked):
+    """A page of the explorer, where its modules can be imported."""
+    return looked.look("#v=1&view=trace", "trace")
 
 
 # Numbers go as 16 hexadecimal digits, since JSON has no nan, and loses which zero it is.
@@ -117,10 +117,10 @@ def tokens():
 ERRORS = {"they are added element by element"}
 
 
-def test_the_trace_is_python_s_to_the_bit(blank):
+def test_the_trace_is_python_s_to_the_bit(within):
     cases = list(tokens())
     assert len(cases) > 1000
-    found = blank.evaluate(
+    found = within.evaluate(
         f"""async (cases) => {{ {TELL}
         const {{ trace }} = await import("/static/trace/trace.js");
         return cases.map(([x, sublayer, options]) => told(trace(given(x), given(sublayer),
@@ -140,10 +140,10 @@ def test_the_trace_is_python_s_to_the_bit(blank):
     assert [s for s in sentences if not any(part in words for part in (s, *s.split("; ")))] == []
 
 
-def test_what_is_downloaded_is_what_the_command_prints(blank):
+def test_what_is_downloaded_is_what_the_command_prints(within):
     cases = [([1.0, 2.0, 3.0], [0.5, -1.0, 1.5], choices) for choices in CHOICES]
     cases += [([1e300, -1e300, 0.0], [0.0, 0.0, 0.0], {"title": "overflow"})]
-    found = blank.evaluate(
+    found = within.evaluate(
         """async (cases) => {
         const { described, trace } = await import("/static/trace/trace.js");
         return cases.map(([x, sublayer, options]) => described(trace(x, sublayer, options)));
@@ -153,14 +153,14 @@ def test_what_is_downloaded_is_what_the_command_prints(blank):
     assert found == [json.loads(json.dumps(trace(x, s, **options).to_dict())) for x, s, options in cases]
 
 
-def test_numbers_are_shown_as_python_shows_them(blank):
+def test_numbers_are_shown_as_python_shows_them(within):
     draw = random.Random(1)
     values = [struct.unpack(">d", draw.randbytes(8))[0] for _ in range(3000)]
     values += [draw.gauss(0, 1) * 10.0 ** draw.randint(-8, 8) for _ in range(3000)]
     values += [draw.randint(-(10**6), 10**6) / 2**k for k in range(1, 13) for _ in range(100)]  # ties
     values += [0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, 0.5, 1.5, 2.5, 1e22, 99999.5]
     cases = [(value, draw.choice([1, 2, 3, 4, 5, 5, 6, 9, 10, 12, 15, 16, 17])) for value in values]
-    found = blank.evaluate(
+    found = within.evaluate(
         f"""async (cases) => {{ {HEX}
         const {{ show }} = await import("/static/numbers.js");
         return cases.map(([value, digits]) => show(from(value), digits));
@@ -175,11 +175,11 @@ def test_numbers_are_shown_as_python_shows_them(blank):
 
 
 @pytest.mark.parametrize("grad", [None, [0.25, -1.0, 3.0]], ids=["no-grad", "grad"])
-def test_presets_and_their_notes(blank, grad):
+def test_presets_and_their_notes(within, grad):
     options = {} if grad is None else {"grad": grad}
     presets = json.loads(json.dumps(described()))
     assert [preset["name"] for preset in presets] == list(PRESETS)
-    found = blank.evaluate(
+    found = within.evaluate(
         f"""async ([presets, more]) => {{ {TELL}
         const {{ trace }} = await import("/static/trace/trace.js");
         const {{ matching, noted }} = await import("/static/trace/presets.js");
@@ -204,8 +204,8 @@ def test_a_lesson_s_numbers_belong_to_no_gradient():
         assert not backward & preset.printed.keys()
 
 
-def test_no_preset_where_the_forward_is_another(blank):
-    found = blank.evaluate(
+def test_no_preset_where_the_forward_is_another(within):
+    found = within.evaluate(
         """async (presets) => {
         const { trace } = await import("/static/trace/trace.js");
         const { matching } = await import("/static/trace/presets.js");
@@ -261,8 +261,8 @@ BAD = [
 GOOD = [" 1.5\t", "1_000", "+.5", "5.", "1E5", "-1e-3", "-0", "1_0.2_5e1_0"]
 
 
-def test_errors_are_python_s_sentences(blank):
-    found = blank.evaluate(
+def test_errors_are_python_s_sentences(within):
+    found = within.evaluate(
         """async (cases) => {
         const { trace } = await import("/static/trace/trace.js");
         return cases.map(([x, sublayer, options]) => { try { trace(x, sublayer, options); } catch (error) { return error.message; } return null; });
@@ -275,8 +275,8 @@ def test_errors_are_python_s_sentences(blank):
         assert browser == str(python.value)
 
 
-def test_texts_are_read_as_python_reads_them(blank):
-    found = blank.evaluate(
+def test_texts_are_read_as_python_reads_them(within):
+    found = within.evaluate(
         """async (texts) => { const { float } = await import("/static/trace/given.js"); return texts.map(float); }""",
         GOOD,
     )

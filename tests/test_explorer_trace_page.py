@@ -10,8 +10,10 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 
 from addnorm.trace import PRESETS, trace
+from browser import READY as DRAWN
+from browser import Watched
 
-READY = "#panel-trace [data-step]"
+READY = DRAWN["trace"]
 CHOICES = [
     ("", {}),
     ("&tplace=pre", {"placement": "pre"}),
@@ -64,27 +66,27 @@ def assert_shows(page, followed):
 
 
 @pytest.mark.parametrize(("more", "options"), CHOICES)
-def test_it_shows_the_librarys_steps(explorer, more, options):
-    page = explorer.open(address(more=more), READY)
+def test_it_shows_the_librarys_steps(looked, more, options):
+    page = looked.look(address(more=more), "trace")
     assert_shows(page, trace(X, SUBLAYER, **options))
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 16])
-def test_tokens_of_any_length_here(explorer, d):
+def test_tokens_of_any_length_here(looked, d):
     x, sublayer = [1.5 * k - 4 for k in range(d)], [(-1.0) ** k for k in range(d)]
-    assert_shows(explorer.open(address(x, sublayer), READY), trace(x, sublayer))
+    assert_shows(looked.look(address(x, sublayer), "trace"), trace(x, sublayer))
 
 
-def test_what_is_no_number_is_shown_as_such(explorer):
-    page = explorer.open(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), READY)
+def test_what_is_no_number_is_shown_as_such(looked):
+    page = looked.look(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), "trace")
     assert_shows(page, trace([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]))
     assert page.locator("[data-step=variance] .unwell .trace-value").text_content() == "inf"
     assert "no place in a picture" in page.locator(".trace-geometry").inner_text()
 
 
-def test_formulas_are_set_and_not_spelled(explorer):
+def test_formulas_are_set_and_not_spelled(looked):
     for more, _ in CHOICES:
-        page = explorer.open(address(more=more), READY)
+        page = looked.look(address(more=more), "trace")
         found = page.eval_on_selector_all(
             "#panel-trace math",
             """all => all.map(m => ({
@@ -137,8 +139,8 @@ def test_post_to_pre_by_mouse(explorer):
     assert_shows(page, trace(X, SUBLAYER))
 
 
-def test_the_moral_is_of_these_numbers(explorer):
-    page = explorer.open(address(more="&g=0,3,4"), READY)
+def test_the_moral_is_of_these_numbers(looked):
+    page = looked.look(address(more="&g=0,3,4"), "trace")
     arrives = math.hypot(*trace(X, SUBLAYER, grad=[0, 3, 4])["dx"].value)
     assert f"of its length 5, {arrives:.3g} arrives" in page.locator(".trace-moral").inner_text()
 
@@ -173,16 +175,16 @@ def test_a_length_mismatch_is_told_at_its_field_and_what_was_good_stays(explorer
         ("&tnorm=rms&var=unbiased", "trace-var", "RMSNorm has no variance"),
     ],
 )
-def test_a_bad_address_says_what_is_wrong_where_it_is(explorer, more, name, sentence):
-    page = explorer.open(address(more=more), READY)
+def test_a_bad_address_says_what_is_wrong_where_it_is(looked, more, name, sentence):
+    page = looked.look(address(more=more), "trace")
     field = page.locator(f"[name='{name}'][aria-invalid=true]")
     assert field.count() == 1
     assert sentence in page.locator(".trace-problem:not([hidden])").inner_text()
     assert_shows(page, PRESETS["lesson-000"].trace())
 
 
-def test_more_numbers_than_there_is_room_for(explorer):
-    page = explorer.open(address([1.0] * 17, [1.0] * 17), READY)
+def test_more_numbers_than_there_is_room_for(looked):
+    page = looked.look(address([1.0] * 17, [1.0] * 17), "trace")
     assert "x has 17 numbers, expected 1 to 16" in page.locator(".trace-problem:not([hidden])").inner_text()
 
 
@@ -237,8 +239,8 @@ def test_the_steps_are_walked_by_keys(explorer):
     assert page.get_by_role("button", name="Next step").is_disabled()
 
 
-def test_the_player_walks_by_itself_and_ends(explorer):
-    page = explorer.page
+def test_the_player_walks_by_itself_and_ends(served, page):
+    explorer = Watched(page, served)  # in a window of its own: the clock is the window's
     page.clock.install()
     explorer.open(address(more="&step=dsublayer"), READY)
     page.get_by_role("button", name="Play").click()
@@ -249,6 +251,7 @@ def test_the_player_walks_by_itself_and_ends(explorer):
     assert page.locator(".trace-play").inner_text() == "Play"
     page.clock.run_for(5000)
     assert here.get_attribute("data-step") == "dbias"
+    explorer.unharmed()
 
 
 # What is taken along
@@ -304,8 +307,8 @@ def jacobian(z, norm):
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_the_eigenvalues_are_those_of_autograds_jacobian(explorer, norm):
-    page = explorer.open(address(more=f"&tnorm={norm}"), READY)
+def test_the_eigenvalues_are_those_of_autograds_jacobian(looked, norm):
+    page = looked.look(address(more=f"&tnorm={norm}"), "trace")
     z = [a + b for a, b in zip(X, SUBLAYER, strict=True)]
     values = sorted(torch.linalg.eigvalsh(jacobian(z, norm)).tolist())
     said = re.search(r"eigenvalues are (.*?):", page.locator(".trace-geometry").inner_text())
@@ -321,31 +324,31 @@ def dots(page, name):
     ]
 
 
-def test_the_normalized_token_stands_on_the_circle_of_radius_root_3(explorer):
-    page = explorer.open(address(), READY)
+def test_the_normalized_token_stands_on_the_circle_of_radius_root_3(looked):
+    page = looked.look(address(), "trace")
     [point] = dots(page, "landed")
     assert math.hypot(*point) == pytest.approx(float(page.locator("circle.circle").get_attribute("r")), rel=1e-3)
     landed = page.locator("circle.dot[data-series=landed]").get_attribute("data-value").split(",")
     assert [float(value) for value in landed] == pytest.approx(trace(X, SUBLAYER)["normalized"].value, rel=1e-12)
 
 
-def test_stretching_and_lifting_leave_layernorm_s_point_and_lifting_moves_rmsnorm_s(explorer):
+def test_stretching_and_lifting_leave_layernorm_s_point_and_lifting_moves_rmsnorm_s(looked):
     for norm, more, stays in (
         ("layer", "&times=3", True),
         ("layer", "&plus=4", True),
         ("rms", "&times=3", True),
         ("rms", "&plus=4", False),
     ):
-        page = explorer.open(address(more=f"&tnorm={norm}"), READY)
+        page = looked.look(address(more=f"&tnorm={norm}"), "trace")
         before = dots(page, "landed")
-        page = explorer.open(address(more=f"&tnorm={norm}{more}"), READY)
+        page = looked.look(address(more=f"&tnorm={norm}{more}"), "trace")
         moved = max(math.dist(a, b) for a, b in zip(before, dots(page, "landed"), strict=True))
         assert (moved < 0.05) == stays
         assert ("its normalized point stays" in page.locator(".trace-moved").inner_text()) == stays
 
 
-def test_the_surviving_gradient_is_tangent(explorer):
-    page = explorer.open(address(), READY)
+def test_the_surviving_gradient_is_tangent(looked):
+    page = looked.look(address(), "trace")
     [(x, y)] = dots(page, "landed")
     path = page.locator("path.rest").first.get_attribute("d")
     (x0, y0), (x1, y1) = (map(float, pair.split()) for pair in re.match(r"M(\S+ \S+)L(\S+ \S+)M", path).groups())
@@ -354,9 +357,9 @@ def test_the_surviving_gradient_is_tangent(explorer):
     assert abs(cosine) < 0.01
 
 
-def test_what_there_is_to_say_of_other_lengths(explorer):
+def test_what_there_is_to_say_of_other_lengths(looked):
     said = {
-        d: explorer.open(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), READY).locator(".trace-geometry").inner_text()
+        d: looked.look(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace").locator(".trace-geometry").inner_text()
         for d in (1, 2, 4)
     }
     assert "One feature is its own mean" in said[1]
