@@ -15,6 +15,8 @@ SECONDS ?= 60
 PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder # three processes, which wait a good deal; each file in one of them, in the order of tests/order.py
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# A thread that waits for another one of its process gives its core to the other processes, instead of turning on it.
+PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest $(PARALLEL)
 
 .PHONY: demo test test-all lint fuzz sanitize bench gpu clean
 
@@ -22,10 +24,10 @@ demo: $(VENV)/.done
 	$(BIN)/addnorm demo
 
 test: lint
-	$(BIN)/pytest $(PARALLEL) -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: lint
-	$(BIN)/pytest $(PARALLEL)
+	$(PYTEST)
 
 lint: $(VENV)/.done
 	$(BIN)/ruff check .

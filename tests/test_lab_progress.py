@@ -15,18 +15,39 @@ from lab_runs import planted
 NAMES = {key: f"run {key}, 12 layers, lr 0.001, no warm-up, seed 0" for key in ("post_ln", "pre_ln", "deepnorm")}
 
 
+def looked(live):
+    """Waits until the open runs were looked at and are shown; a look that has begun may have missed something, so for two."""
+    until = live.looks + 2
+    end = time.monotonic() + 30
+    while live.looks < until:
+        assert time.monotonic() < end, "nobody looks"
+        time.sleep(0.01)
+    live._bar.refresh()  # or rich draws by a clock of its own
+
+
+class Counted(Live):
+    """Says how often it has looked."""
+
+    looks = 0
+
+    def standing(self):
+        self.looks += 1
+        return super().standing()
+
+
 def watched(tmp_path, width, terminal=True):
     """What is written while two runs are open, and one of them ends."""
     written = io.StringIO()
     console = Console(file=written, width=width, force_terminal=terminal, color_system=None)
     journal = Journal(tmp_path)
     tell_step(journal.open / "post_ln.json", 50, 2.5)
-    with Live(journal, dict.fromkeys(NAMES, 100), NAMES, console) as live:
-        time.sleep(0.1)
+    with Counted(journal, dict.fromkeys(NAMES, 100), NAMES, console) as live:
+        wait = looked if terminal else lambda _: time.sleep(0.1)  # elsewhere nobody looks, and nothing may be written
+        wait(live)
         tell_step(journal.open / "pre_ln.json", 25, float("nan"))
-        time.sleep(0.3)
+        wait(live)
         live.done({**planted("post_ln"), "key": "post_ln"})
-        time.sleep(0.2)
+        wait(live)
     return written.getvalue()
 
 
