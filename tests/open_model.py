@@ -1,0 +1,99 @@
+"""A model in the open, whose forward tells what the recorder must find, and a step of it, recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import addnorm
+from addnorm.stream.record.recording import Recording
+
+D, TOKENS, BATCH = 16, 6, 3
+
+
+class Block(nn.Module):
+    """Two sublayers in the open: `seen` has what the recorder must find."""
+
+    def __init__(self, post: bool, d: int = D) -> None:
+        super().__init__()
+        self.post = post
+        self.mix, self.up, self.down = nn.Linear(d, d), nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
+        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        for norm in (self.norm1, self.norm2):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias, std=0.1)
+
+    def attention(self, x: Tensor) -> Tensor:
+        return self.mix(torch.softmax(x @ x.transpose(-1, -2) / 4, -1) @ x)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+    def forward(self, x: Tensor, seen: list[dict[str, Tensor]] | None = None) -> Tensor:
+        for f, norm in ((self.attention, self.norm1), (self.mlp, self.norm2)):
+            before = x
+            read = before if self.post else norm(before)
+            raw = f(read)
+            x = norm(before + raw) if self.post else before + raw
+            if seen is not None:
+                for tensor in (before, x):
+                    if tensor.requires_grad:
+                        tensor.retain_grad()
+                seen.append({"in": before, "read": read, "raw": raw, "write": raw, "out": x, "z": before + raw})
+        return x
+
+
+class Model(nn.Module):
+    def __init__(self, post: bool = False, layers: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, D)
+        self.blocks = nn.ModuleList(Block(post) for _ in range(layers))
+        self.last = nn.Identity() if post else nn.LayerNorm(D)
+        self.checkpointed: bool | None = None
+
+    def forward(self, ids: Tensor, seen: list[dict[str, Tensor]] | None = None) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            if self.checkpointed is not None and self.training:
+                x = checkpoint(block, x, seen, use_reentrant=self.checkpointed)
+            else:
+                x = block(x, seen)
+        return self.last(x)
+
+
+def token_ids() -> Tensor:
+    """What it is called with."""
+    return torch.randint(20, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+def loss_of(y: Tensor) -> Tensor:
+    """A loss whose gradient at every token is another."""
+    return (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)).sum()
+
+
+def step(model: nn.Module, ids: Tensor, **options: Any) -> Recording:
+    model.zero_grad()
+    with addnorm.record(model, **options) as rec:
+        loss_of(model(ids)).backward()
+    return rec
+
+
+def column(rec: Recording, role: str, statistic: str) -> list[float]:
+    return [value for site, value in rec.series(role, statistic) if site.layer is not None]
+
+
+def lengths(t: Tensor) -> Tensor:
+    return t.detach().double().reshape(-1, t.shape[-1]).norm(dim=-1)
+
+
+REFERENCE: dict[str, Callable[[Tensor], float]] = {
+    "l2": lambda t: float(lengths(t).mean()),
+    "rms": lambda t: float(t.detach().double().square().mean().sqrt()),
+    "max": lambda t: float(t.detach().abs().max()),
+}
