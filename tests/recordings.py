@@ -1,0 +1,37 @@
+"""Recordings filled by hand: sites as two layers have them, and numbers."""
+
+import math
+
+from addnorm.stream.record.recording import RecordedSite, Recording
+
+NAN, INF = math.nan, math.inf
+
+
+def sites(layers=2, stream="stream"):
+    """x_0, attention and feed-forward of each layer, the final norm."""
+    under = "" if stream == "stream" else f"{stream}."
+    kinds = {"attn": "attention", "mlp": "feed-forward"}
+    return [
+        RecordedSite(f"{under}x_0", "", "start", None, stream),
+        *(
+            RecordedSite(f"{under}{k}.{name}", f"{under}{k}.{name}", kind, k, stream)
+            for k in range(layers)
+            for name, kind in kinds.items()
+        ),
+        RecordedSite(f"{under}final", f"{under}norm", "final", None, stream),
+    ]
+
+
+def filled(*numbers, **options):
+    """A recording of two layers with these (step, site, role, statistic, value)."""
+    rec = Recording(sites(**options), {"model": "Toy", "torch": "2.13"})
+    for number in numbers:
+        rec.add(*number)
+    return rec
+
+
+WRITES = [(step, site, "write", "rms", 10.0 * step + site) for step in (0, 5) for site in (1, 2, 3, 4)]
+
+
+def series_of(values):
+    return filled(*((step, 1, "grad", "l2", value) for step, value in enumerate(values)))
