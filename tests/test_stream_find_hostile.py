@@ -1,35 +1,18 @@
-"""`inspect` on models that are made to break it: nothing is claimed that is not so, and what is not understood is told."""
-
-import math
+"""`inspect` on graphs that are made to break it: nothing is claimed that is not so, and what is not understood is told."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from addnorm import inspect
 from families import shake
-from traps_parts import Attention, D, Mlp, Tiny, post, pre
-
-IDS = torch.randint(0, 99, (2, 7), generator=torch.Generator().manual_seed(0))
-AFAF = ["attention", "feed-forward"] * 2
-
-
-def x(*shape):
-    return torch.randn(shape or (2, 7, D), generator=torch.Generator().manual_seed(0))
-
-
-def tiny(step=pre, **options):
-    return shake(Tiny(step, **{"final_norm": True} | options))
+from tiny_models import AFAF, IDS, x
+from traps_parts import Attention, D, Mlp, Tiny, pre
 
 
 def stacked(*layers):
     return shake(nn.Sequential(*layers))
-
-
-def kinds(found):
-    return [site.kind for site in found.sites if site.role != "skip"]
 
 
 class Block(nn.Module):
@@ -73,56 +56,7 @@ def looped(run):
     return shake(Looped(run))
 
 
-# --- where and how a model runs ------------------------------------------------------------------------------------------
-
-
-def judge_tiny(found, wiring="pre_ln", limit=1e-5):
-    assert found.wiring == wiring
-    assert kinds(found) == AFAF
-    assert found.unknown == ()
-    assert found.closes
-    assert found.closure <= limit
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_dtypes(dtype):
-    limit = {torch.float64: 1e-10}.get(dtype, 8 * torch.finfo(dtype).eps)
-    judge_tiny(inspect(tiny().to(dtype), IDS), limit=limit)
-
-
-def test_a_copy_in_float64_closes_to_1e_10_and_the_model_stays_as_it_is():
-    model = tiny()
-    judge_tiny(inspect(model, IDS, float64=True), limit=1e-10)
-    assert next(model.parameters()).dtype == torch.float32
-
-
-def test_autocast():
-    with torch.autocast("cpu", torch.bfloat16):
-        judge_tiny(inspect(tiny(), IDS), limit=0.03)
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_modes_of_autograd(mode):
-    model = tiny()
-    with mode():
-        judge_tiny(inspect(model, IDS))
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("step", [
-    lambda s, x: x + s.path(s.drop(s.f(s.norm(x)))),
-    lambda s, x: x + F.dropout(s.f(s.norm(x)), 0.5, training=True),
-    lambda s, x: x + s.f(s.norm(x)) * (torch.rand(2, 1, 1) < 0.8) / 0.8,
-    lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=False),
-    lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=True),
-], ids=["modules", "function", "by hand", "checkpoint", "reentrant"])  # fmt: skip
-def test_training_with_noise_and_checkpoints(step):
-    judge_tiny(inspect(tiny(step).train(), IDS))
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 1)], ids=str)
-def test_few_tokens(shape):
-    judge_tiny(inspect(tiny(), IDS[: shape[0], : shape[1]]))
+# --- rows in other clothes ------------------------------------------------------------------------------------------------
 
 
 def test_one_feature():
@@ -132,124 +66,10 @@ def test_one_feature():
     assert (found.wiring, found.streams[0].width) == ("pre_ln", 1)
 
 
-def wrapped(model):
-    class Wrapper(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = model
-
-        def forward(self, *args):
-            return {"out": self.module(*args), "none": None}
-
-    return Wrapper()
-
-
-def with_parts(make):
-    def change(model):
-        for part in model.parts:
-            part.f = make(part.f)
-        return model
-
-    return change
-
-
-WAYS = {
-    "compiled": torch.compile,
-    "compiled sublayers": with_parts(torch.compile),
-    "scripted sublayers": with_parts(lambda f: torch.jit.script(f) if isinstance(f, Mlp) else f),
-    "traced sublayers": with_parts(lambda f: torch.jit.trace(f, x())),
-    "traced": lambda model: torch.jit.trace(model, IDS),
-    "exported": lambda model: torch.export.export(model, (IDS,)).module(),
-    "data parallel": nn.DataParallel,
-    "in a wrapper that returns a dict": wrapped,
-}
-
-
-@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
-@pytest.mark.parametrize("way", WAYS)
-def test_wrapped_and_compiled_models(way):
-    judge_tiny(inspect(WAYS[way](tiny()), IDS))
-
-
-def test_hooks_are_part_of_the_model():
-    model = tiny()
-    model.parts[0].f.register_forward_hook(lambda module, args, output: output * 2)
-    found = inspect(model, IDS)
-    assert [float(site.row.b) for site in found.sites] == [2.0, 1.0, 1.0, 1.0]
-
-
 def test_two_hundred_layers():
     model = stacked(*(Block() for _ in range(100)))
     found = inspect(model, x(1, 3, D))
     assert (found.wiring, len(found.sites), found.streams[0].n_layers) == ("pre_ln", 200, 100)
-
-
-# --- numbers -------------------------------------------------------------------------------------------------------------
-
-
-class Scaled(Tiny):
-    def __init__(self, factor, **options):
-        super().__init__(pre, final_norm=True, **options)
-        self.factor = factor
-
-    def embedded(self, ids):
-        return super().embedded(ids) * self.factor
-
-
-def test_constant_tokens():
-    judge_tiny(inspect(tiny(), torch.zeros_like(IDS)))
-
-
-def test_values_of_ten_thousand_in_float16():
-    judge_tiny(inspect(shake(Scaled(1e4)).half(), IDS), limit=0.01)
-
-
-def test_a_nan_in_one_feature_leaves_the_rest_proven():
-    factor = torch.ones(2, 7, D)
-    factor[0, 0, 0] = math.nan
-    judge_tiny(inspect(shake(Scaled(factor)), IDS))
-
-
-@pytest.mark.parametrize(("model", "ids", "why"), [
-    (lambda: Scaled(math.nan), IDS, "no number of the stream is finite"),
-    (lambda: Scaled(1.0), IDS[:0], "hold no token"),
-    (lambda: Scaled(1e30), IDS, "no number of the stream is finite"),
-], ids=["nan", "no batch", "overflow"])  # fmt: skip
-def test_where_nothing_is_proven_nothing_closes(model, ids, why):
-    found = inspect(shake(model()), ids)
-    assert not found.closes
-    assert why in found.unknown[0].reason
-
-
-def test_sublayers_that_return_zeros():
-    model = tiny()
-    for part in model.parts:
-        last = getattr(part.f, "out", None) or part.f.down
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-    judge_tiny(inspect(model, IDS))
-
-
-@pytest.mark.parametrize(("step", "gamma", "wiring"), [
-    (lambda s, x: x + s.scale * s.f(x), 0.0, "skipinit"),
-    (lambda s, x: x + s.gamma * s.f(s.norm(x)), 1e-6, "layer_scale"),
-    (lambda s, x: x + s.gamma * s.f(s.norm(x)), math.nan, "layer_scale"),
-])  # fmt: skip
-def test_factors_at_their_start(step, gamma, wiring):
-    model = tiny(step, final_norm=wiring == "layer_scale")
-    for part in model.parts:
-        nn.init.constant_(part.scale, gamma)
-        nn.init.constant_(part.gamma, gamma)
-    assert inspect(model, IDS).wiring == wiring
-
-
-def test_what_is_multiplied_by_zero_is_told():
-    found = inspect(tiny(lambda s, x: x + 0.0 * s.f(s.norm(x))), IDS)
-    assert found.wiring == "unknown"
-    assert "multiplied by 0" in found.unknown[0].reason
-
-
-# --- graphs --------------------------------------------------------------------------------------------------------------
 
 
 class Dit(nn.Module):
@@ -371,10 +191,7 @@ def test_writes_in_place_through_another_view():
     assert (found.wiring, len(found.sites), found.closes, found.unknown) == ("pre_ln", 4, True, ())
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated
-def test_quantized_sublayers():
-    model = torch.ao.quantization.quantize_dynamic(tiny(), {nn.Linear})
-    judge_tiny(inspect(model, IDS))
+# --- what is no row ------------------------------------------------------------------------------------------------------
 
 
 def reversible(m, x):
@@ -477,54 +294,3 @@ def test_models_without_a_stream():
         found = inspect(model, given)
         assert (found.wiring, found.sites, found.closes) == ("none", (), False)
         assert "no residual add was found" in found.unknown[0].reason
-
-
-# --- refusals ------------------------------------------------------------------------------------------------------------
-
-
-class Lazy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.f = nn.LazyLinear(D)
-
-    def forward(self, x):
-        return x + self.f(x)
-
-
-class Plain(nn.Module):
-    def forward(self, x):
-        return x + x.relu()
-
-
-REFUSED = {
-    "a function": (lambda: (torch.relu, x()), TypeError, "model is builtin_function_or_method, expected a torch.nn.Module"),
-    "the meta device": (lambda: (tiny().to("meta"), IDS), ValueError, "embed.weight on the meta device"),
-    "lazy modules": (lambda: (Lazy(), x()), ValueError, "f.weight, which is not made yet"),
-    "nested tensors": (
-        lambda: (Plain(), torch.nested.nested_tensor([x(3, D), x(5, D)], layout=torch.jagged)), ValueError, "a padded one",
-    ),
-    "the model's own error": (lambda: (tiny(), x(3)), RuntimeError, "Expected tensor for argument #1 'indices'"),
-    "a wrong number of inputs": (lambda: (tiny(), IDS, IDS), TypeError, "positional arguments"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case):
-    make, error, message = REFUSED[case]
-    with pytest.raises(error, match=message):
-        inspect(*make())
-
-
-def test_after_an_error_in_the_model_all_is_as_before():
-    model = tiny()
-    with pytest.raises(RuntimeError):
-        inspect(model, x(3))
-    assert torch.backends.mha.get_fastpath_enabled()
-    judge_tiny(inspect(model, IDS))
-
-
-def test_post_ln_in_torch_s_modules_and_nested_tensors_of_its_own():
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 2).eval()
-    mask = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
-    judge_tiny(inspect(encoder, x(2, 5, D), src_key_padding_mask=mask), "post_ln")
-    judge_tiny(inspect(shake(Tiny(post)), IDS), "post_ln")
