@@ -1,0 +1,84 @@
+"""What the tests of the commands on streams share: a directory with a user's own models, a run of a command, its JSON, its sentence."""
+
+import json
+import re
+import sys
+from contextlib import contextmanager
+
+from click.testing import CliRunner
+
+from addnorm.cli import main
+
+TEXTS = "Norms keep the scale.\n\nThe stream carries everything, and every sublayer adds a little.\nShort.\n"
+
+# Models of a user's own, in a module that is beside them.
+FACTORIES = """
+from types import SimpleNamespace
+import torch
+from torch import nn
+
+class Toy(nn.Module):
+    def __init__(self, bad=False, own_loss=False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.bad, self.own_loss = bad, own_loss
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return SimpleNamespace(loss=x.square().mean(), logits=x) if self.own_loss else x
+
+def toy():
+    return Toy(), (torch.randn(2, 3, 8),)
+
+def with_loss():
+    return Toy(own_loss=True), (torch.randn(2, 3, 8),)
+
+def frozen():
+    model, args = toy()
+    return model.requires_grad_(False), args
+
+def none():
+    return nn.Linear(8, 8), (torch.randn(2, 3, 8),)
+
+def wrong():
+    return Toy(), (torch.randn(2, 3, 9),)
+
+"""
+
+
+@contextmanager
+def user_s_place(folder, monkeypatch):
+    """The directory that the commands run in, with the factories in it."""
+    (folder / "own_models.py").write_text(FACTORIES)
+    (folder / "texts.txt").write_text(TEXTS)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    sys.modules.pop("own_models", None)
+
+
+def run(*arguments, **env):
+    return CliRunner().invoke(main, [*map(str, arguments)], env={"COLUMNS": "100", **env}, catch_exceptions=False)
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def document(*arguments, code=0):
+    done = run(*arguments, "--json")
+    assert done.exit_code == code, done.stderr
+    return json.loads(done.stdout, parse_constant=refuse)
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def one_sentence(done, code, *words):
+    assert done.exit_code == code, done.output
+    assert re.fullmatch(r"Error: .+\.\n", done.stderr), done.stderr
+    for word in words:
+        assert word in done.stderr
+    assert "Usage" not in done.stderr
