@@ -9,7 +9,7 @@ LONG = (
     "test_ops_triton_compiled", "test_ops_triton", "test_compile",
     "test_explorer_trace_page", "test_convert_minilm", "test_explorer_recording_page", "test_explorer_race_page", "test_lab_train",
     "test_convert_encoder", "test_convert_boundary", "test_convert_hostile", "test_convert_backend", "test_cli_explore",
-    "test_nn_theory", "test_lab_theory", "test_nn_transformer", "test_lab_flip", "test_stream_load", "test_nn_stack_tools",
+    "test_nn_theory", "test_lab_theory", "test_nn_transformer_tools", "test_lab_flip", "test_stream_load", "test_nn_stack_tools",
 )  # fmt: skip
 
 
