@@ -1,92 +1,32 @@
-"""Wirings that are the same function, and every wiring as its own equation in plain PyTorch.
-
-Nothing is at its initial value: weights, biases and learned factors of the norms are random, and a large eps shows whether it
-is in the right place. Forward, the gradient of x_0 and of every parameter; float64, to rounding.
-"""
+"""Wirings that are the same function. That each is its own equation: test_nn_stack_equations.py."""
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from addnorm import ResidualStack, Row, Wiring, wirings
-
-D, LAYERS, EPS = 12, 3, 1e-2
+from addnorm import Row, Wiring, wirings
+from same_stacks import (
+    EPS,
+    LAYERS,
+    Attention,
+    D,
+    assert_close,
+    assert_same,
+    differentiated,
+    norms,
+    parameters,
+    plain,
+    stacked,
+    sublayers,
+    tokens,
+)
 
 
 @pytest.fixture(autouse=True)
 def one_thread(threads):
     threads(1)  # tiny matrices: a second thread only waits
-
-
-class Attention(nn.Module):
-    """One head of causal self-attention: tokens mix, nonlinearly."""
-
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(D, D, bias=False).double() for _ in range(4))
-
-    def forward(self, x):
-        mixed = F.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x), is_causal=True)
-        return self.out(mixed)
-
-
-def feed_forward():
-    return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D)).double()
-
-
-def sublayers(n_layers=LAYERS):
-    return [make() for _ in range(n_layers) for make in (Attention, feed_forward)]
-
-
-def stacked(wiring, modules=None, norm="layer", **options):
-    """A stack whose norms and learned factors are random."""
-    options = {"eps": EPS, "dtype": torch.float64, **options}
-    stack = ResidualStack(sublayers() if modules is None else modules, D, wiring, norm=norm, **options)
-    inside = {id(p) for connection in stack.connections for p in parameters(connection.sublayer)}
-    for parameter in stack.parameters():
-        if id(parameter) not in inside:
-            nn.init.normal_(parameter, 0.5, 0.5)
-    return stack
-
-
-def parameters(sublayer):
-    return list(sublayer.parameters()) if isinstance(sublayer, nn.Module) else []
-
-
-def tokens(*shape):
-    return torch.randn(*(shape or (2, 5)), D, dtype=torch.float64, requires_grad=True)
-
-
-def assert_close(found, expected, what=""):
-    """To 1e-12 of the tensor's largest element."""
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        assert float((one - other).abs().max()) <= 1e-12 * float(other.abs().max()), what
-
-
-def differentiated(function, x, wanted, cotangent):
-    y = function(x)
-    return [y.detach(), *torch.autograd.grad(y, [x, *wanted], cotangent)]
-
-
-def assert_same(function, other, x=None, wanted=(), others=None):
-    """The same output, and the same gradients of x and of the parameters (`others`: those of the other, in the same order)."""
-    x = tokens() if x is None else x
-    cotangent = torch.randn_like(x)
-    found = differentiated(function, x, wanted, cotangent)
-    expected = differentiated(other, x, wanted if others is None else others, cotangent)
-    assert_close(found, expected)
-
-
-def norms(stack):
-    """The norms of a stack in the order in which the stream meets them."""
-    found = [stack.norm_embedding]
-    for connection in stack.connections:
-        found += [connection.norm_in, connection.norm_branch, connection.norm_out]
-    return [norm for norm in [*found, stack.norm_final] if norm is not None]
 
 
 def copy_norms(source, target, weight=lambda i: 1.0):
@@ -105,193 +45,6 @@ def learned(stack):
 def shared(stack):
     """Parameters of the sublayers."""
     return [parameter for connection in stack.connections for parameter in parameters(connection.sublayer)]
-
-
-# ------------------------------------------------------------------- every wiring as its equation, in plain PyTorch
-
-
-class Here:
-    """One sublayer as its equation sees it: f, the norms, the learned factors, l and the number of layers."""
-
-    def __init__(self, stack, i):
-        self.at = stack.connections[i]
-        self.f = self.at.sublayer
-        self.l, self.n_layers, self.n_sublayers = i // 2 + 1, len(stack.connections) // 2, len(stack.connections)
-        self.into, self.branch, self.out = (
-            plain(norm) for norm in (self.at.norm_in, self.at.norm_branch, self.at.norm_out)
-        )
-
-
-def plain(norm):
-    """A norm as PyTorch's function."""
-    if isinstance(norm, nn.LayerNorm):
-        return lambda x: F.layer_norm(x, (D,), norm.weight, norm.bias, EPS)
-    if isinstance(norm, nn.RMSNorm):
-        return lambda x: F.rms_norm(x, (D,), norm.weight, EPS)
-    return None
-
-
-def in_rows(equation, embedding=False, final=True):
-    """A whole stack: x' = equation(s, x) at every sublayer."""
-
-    def run(stack, x):
-        x = plain(stack.norm_embedding)(x) if embedding else x
-        for i in range(len(stack.connections)):
-            x = equation(Here(stack, i), x)
-        return plain(stack.norm_final)(x) if final else x
-
-    return run
-
-
-def pre(s, x):
-    return x + s.f(s.into(x))
-
-
-def post(s, x):
-    return s.out(x + s.f(x))
-
-
-def sandwiched(s, x):
-    return x + s.branch(s.f(s.into(x)))
-
-
-def parallel_one(stack, x):
-    for i in range(0, len(stack.connections), 2):
-        attention, forward = Here(stack, i), Here(stack, i + 1)
-        read = attention.into(x)
-        x = x + attention.f(read) + forward.f(read)
-    return plain(stack.norm_final)(x)
-
-
-def parallel_two(stack, x):
-    for i in range(0, len(stack.connections), 2):
-        attention, forward = Here(stack, i), Here(stack, i + 1)
-        x = x + attention.f(attention.into(x)) + forward.f(forward.into(x))
-    return plain(stack.norm_final)(x)
-
-
-def resi_dual(stack, x):
-    u = v = x
-    for i in range(len(stack.connections)):
-        s = Here(stack, i)
-        write = s.f(u)
-        u, v = s.out(u + write), v + write
-    return u + plain(stack.norm_final)(v)
-
-
-def b2t(stack, x):
-    for i in range(0, len(stack.connections), 2):
-        attention, forward = Here(stack, i), Here(stack, i + 1)
-        h = attention.out(x + attention.f(x))
-        x = forward.out(h + forward.f(h) + x)
-    return x
-
-
-def deepnorm(alpha):
-    return in_rows(lambda s, x: s.out(alpha * x + s.f(x)), final=False)
-
-
-pre_scaled = in_rows(lambda s, x: x + s.at.b * s.f(s.into(x)))
-omega = in_rows(lambda s, x: s.out(s.at.a * x + s.f(x)), final=False)
-alpha_l = in_rows(lambda s, x: x + s.at.b * s.f(x), final=False)
-
-EQUATIONS = {
-    "post_ln": [({}, in_rows(post, final=False))],
-    "pre_ln": [({}, in_rows(pre))],
-    "sandwich": [({}, in_rows(sandwiched))],
-    "peri_ln": [({}, in_rows(sandwiched, embedding=True))],
-    "reordered": [({}, in_rows(lambda s, x: x + s.branch(s.f(x))))],
-    "deepnorm": [
-        ({}, deepnorm((2 * 3) ** (1 / 4))),
-        ({"kind": "decoder-only"}, deepnorm((2 * 3) ** (1 / 4))),
-        ({"kind": "encoder", "other_layers": 5}, deepnorm(0.81 * (3**4 * 5) ** (1 / 16))),
-        ({"kind": "decoder", "other_layers": 5}, deepnorm((3 * 3) ** (1 / 4))),
-    ],
-    "admin": [({}, omega), ({"profiled": False}, omega)],
-    "rezero": [({}, alpha_l)],
-    "skipinit": [({}, alpha_l)],
-    "layer_scale": [({}, pre_scaled)],
-    "residual_multiplier": [({"multiplier": 0.22}, in_rows(lambda s, x: x + 0.22 * s.f(s.into(x))))],
-    "depth_mup": [({"k": 1.4}, in_rows(lambda s, x: x + 1.4 / math.sqrt(s.n_layers) * s.f(s.into(x))))],
-    "completep": [({"k": 0.9}, in_rows(lambda s, x: x + 0.9 / s.n_layers * s.f(s.into(x))))],
-    "layernorm_scaling": [({}, in_rows(lambda s, x: x + s.f(s.into(x) / math.sqrt(s.l))))],
-    "mix_ln": [({"k": 1}, in_rows(lambda s, x: post(s, x) if s.l == 1 else pre(s, x)))],
-    "no_norm": [({}, in_rows(lambda s, x: x + s.f(x), final=False))],
-    "no_residual": [
-        ({}, in_rows(lambda s, x: s.out(s.f(x)), final=False)),
-        ({"norm": False}, in_rows(lambda s, x: s.f(x), final=False)),
-    ],
-    "parallel": [({}, parallel_one), ({"norms": 2}, parallel_two)],
-    "resi_dual": [({}, resi_dual)],
-    "b2t": [({}, b2t)],
-}
-CASES = [
-    pytest.param(name, options, equation, norm, id="-".join([name, *map(str, options.values()), norm]))
-    for name, found in EQUATIONS.items()
-    for options, equation in found
-    for norm in ("layer", "rms")
-]
-
-
-def test_every_wiring_has_its_equation_here():
-    assert set(EQUATIONS) == set(wirings.CONSTRUCTORS)
-
-
-@pytest.mark.parametrize(("name", "options", "equation", "norm"), CASES)
-def test_a_fused_stack_is_its_equation(name, options, equation, norm):
-    stack = stacked(wirings.get(name, **options), norm=norm)
-    assert_same(stack, lambda x: equation(stack, x), wanted=list(stack.parameters()))
-
-
-@pytest.mark.parametrize(("name", "options", "equation", "norm"), CASES)
-def test_checkpoints_and_inference_change_no_bit(name, options, equation, norm):
-    stack = stacked(wirings.get(name, **options), norm=norm)
-    x = tokens()
-    wanted, cotangent = list(stack.parameters()), torch.randn_like(x)
-    expected = differentiated(stack, x, wanted, cotangent)
-    with torch.no_grad():
-        assert torch.equal(stack(x), expected[0])
-    stack.checkpoint = True
-    for found, one in zip(differentiated(stack, x, wanted, cotangent), expected, strict=True):
-        assert torch.equal(found, one)
-
-
-def everything(a=1.0, b=1.0, c=1.0):
-    return Row(norm_in=True, norm_branch=True, norm_out=True, a=a, b=b, c=c)
-
-
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize("n_in", [False, True])
-@pytest.mark.parametrize("n_branch", [False, True])
-@pytest.mark.parametrize("n_out", [False, True])
-def test_any_row_is_the_one_equation(norm, n_in, n_branch, n_out):
-    """x' = N_out(a x + b N_branch(f(c N_in(x)))), for every choice of norms, with factors that no paper has."""
-
-    def same(x):
-        return x
-
-    def equation(s, x):
-        into, branch, out = (norm or same for norm in (s.into, s.branch, s.out))
-        return out(0.7 * x - 1.3 * branch(s.f(0.6 * into(x))))
-
-    row = Row(norm_in=n_in, norm_branch=n_branch, norm_out=n_out, a=0.7, b=-1.3, c=0.6)
-    for ends in (False, True):
-        stack = stacked(Wiring("mine", row, final_norm=ends), norm=norm)
-        assert_same(stack, lambda x: in_rows(equation, final=ends)(stack, x), wanted=list(stack.parameters()))  # noqa: B023
-
-
-def test_the_comparison_sees_a_small_mistake():
-    stack = stacked("pre_ln")
-    for wrong in (
-        in_rows(lambda s, x: x + (1 + 1e-10) * s.f(s.into(x))),
-        in_rows(pre, final=False),
-        in_rows(lambda s, x: x + s.f(F.layer_norm(x, (D,), s.at.norm_in.weight, s.at.norm_in.bias, EPS + 1e-10))),
-    ):
-        with pytest.raises(AssertionError):
-            assert_same(stack, lambda x: wrong(stack, x), wanted=[])  # noqa: B023
-
-
-# ------------------------------------------------------------------------------------- wirings that are the same
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])

@@ -1,0 +1,117 @@
+"""What the tests of the proof share: small models, and the same with something in them changed."""
+
+import copy
+import math
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
+
+import addnorm
+
+X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
+
+
+def layer(**options):
+    torch.manual_seed(0)
+    made = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, layer_norm_eps=1e-12, **options)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "bias" in name or "norm" in name:
+                parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return made
+
+
+def fused(model):
+    """The same with norms that round elsewhere."""
+
+    def after(*args, **kwargs):
+        ours = lambda x, shape, weight=None, bias=None, eps=1e-5: addnorm.layer_norm(x, weight, bias, eps=eps)  # noqa: E731
+        with mock.patch.object(F, "layer_norm", ours):
+            return model(*args, **kwargs)
+
+    return after
+
+
+def varied(model, change):
+    """The same parameters in a copy of the model that `change` has changed."""
+    twin = copy.deepcopy(model)
+    change(twin)
+    return lambda *args, **kwargs: functional_call(twin, dict(model.named_parameters()), args, kwargs)
+
+
+def without(weight=False, bias=False):
+    """A change: the first norm has no weight or no bias."""
+
+    def change(twin):
+        norm = twin.norm1
+        norm.forward = lambda x: F.layer_norm(
+            x, (16,), None if weight else norm.weight, None if bias else norm.bias, norm.eps
+        )
+
+    return change
+
+
+class Backward(torch.autograd.Function):
+    """x, with another gradient."""
+
+    @staticmethod
+    def forward(ctx, x, change):
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.change(gradient), None
+
+
+def backward(model, name, change):
+    """The same model, one of its gradients changed."""
+    return lambda *args: functional_call(
+        model, {n: Backward.apply(p, change) if n == name else p for n, p in model.named_parameters()}, args
+    )
+
+
+def of(differences, name):
+    return next(one for one in differences if one.name == name)
+
+
+class Function(nn.Module):
+    """A function as a model, with a parameter `w`."""
+
+    def __init__(self, function, *shape, **buffers):
+        super().__init__()
+        self.function = function
+        self.w = nn.Parameter(torch.linspace(0.5, 1.5, math.prod(shape)).view(shape))
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
+FAULTS = {
+    "another eps": lambda m: varied(m, lambda t: setattr(t.norm1, "eps", 1e-5)),
+    "another eps at the end": lambda m: varied(m, lambda t: setattr(t.norm2, "eps", 1e-5)),
+    "no bias": lambda m: varied(m, without(bias=True)),
+    "no weight": lambda m: varied(m, without(weight=True)),
+    "another activation": lambda m: varied(m, lambda t: setattr(t, "activation", F.silu)),
+    "another gradient of a weight": lambda m: backward(m, "norm1.weight", lambda g: g * 1.001),
+    "another gradient of a matrix": lambda m: backward(m, "linear1.weight", lambda g: g * 1.001),
+    "another gradient of a bias": lambda m: backward(m, "norm2.bias", lambda g: g * 1.001),
+    "one element of a gradient": lambda m: backward(m, "linear1.bias", lambda g: g + 1e-3 * F.one_hot(torch.tensor(3), 32)),
+    "no gradient": lambda m: backward(m, "norm1.bias", lambda g: None),
+    "a gradient of zeros": lambda m: backward(m, "norm1.bias", torch.zeros_like),
+    "not a number": lambda m: lambda x: m(x).index_fill(-1, torch.tensor(3), math.nan),
+    "infinity": lambda m: lambda x: m(x).index_fill(-1, torch.tensor(3), math.inf),
+    "another dtype": lambda m: lambda x: m(x).double(),
+    "another shape": lambda m: lambda x: m(x)[:1],
+    "another structure": lambda m: lambda x: (m(x),),
+    "one more": lambda m: lambda x: {"output": m(x), "more": x},
+    "none": lambda m: lambda x: None,
+    "a graph cut off": lambda m: lambda x: m(x).detach(),
+    "only without gradients": lambda m: lambda x: m(x) * (1.0 if torch.is_grad_enabled() else 1.001),
+    "only with gradients": lambda m: lambda x: m(x) * (1.001 if torch.is_grad_enabled() else 1.0),
+}  # fmt: skip

@@ -1,0 +1,51 @@
+"""What the tests of `addnorm.fuse` share: a small model, how often the operation is called, and which warnings are not ours."""
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+
+# torch's own, while it captures and compiles.
+QUIET = [
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+]
+D = 16
+X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+
+
+class Layer(nn.Module):
+    def __init__(self, p=0.0):
+        super().__init__()
+        self.f, self.g = nn.Linear(D, D), nn.Linear(D, D)
+        self.n, self.m = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        x = self.n(x + self.drop(self.f(x)))
+        return self.m(x + self.drop(torch.tanh(self.g(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, layers=2, p=0.0):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(Layer(p) for _ in range(layers))
+
+    def forward(self, x, scale=1.0):
+        for layer in self.layers:
+            x = layer(x)
+        return x * scale
+
+
+def fused(model, *args, **kwargs):
+    return addnorm.fuse(model, *args, timed=False, **kwargs)
+
+
+def calls(model, *args, **kwargs):
+    """How often the operation is called."""
+    with torch.profiler.profile() as profile, torch.no_grad():
+        model(*args, **kwargs)
+    return sum(event.name.startswith("addnorm::add_norm") for event in profile.events())

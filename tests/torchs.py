@@ -1,0 +1,42 @@
+"""torch's transformers as the tests of `from_torch` take them: small, every parameter its own random value."""
+
+import warnings
+
+import torch
+from torch import nn
+
+D, HEADS, D_FF, LAYERS = 24, 3, 40, 2
+BATCH, SOURCE, TARGET = 3, 7, 5
+
+
+def layer(kind, **options):
+    options = {"dropout": 0.0, "batch_first": True, **options}
+    return kind(D, HEADS, D_FF, **options)
+
+
+def encoder(norm=True, n=LAYERS, **options):
+    final = nn.LayerNorm(D, dtype=options.get("dtype"), bias=options.get("bias", True)) if norm else None
+    # Nested tensors have a test of their own; elsewhere torch would only warn that it does without.
+    return shaken(
+        nn.TransformerEncoder(layer(nn.TransformerEncoderLayer, **options), n, final, enable_nested_tensor=False)
+    )
+
+
+def decoder(norm=True, n=LAYERS, **options):
+    final = nn.LayerNorm(D, dtype=options.get("dtype"), bias=options.get("bias", True)) if norm else None
+    return shaken(nn.TransformerDecoder(layer(nn.TransformerDecoderLayer, **options), n, final))
+
+
+def transformer(**options):
+    options = {"dropout": 0.0, "batch_first": True, **options}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor is True")
+        return shaken(nn.Transformer(D, HEADS, LAYERS, LAYERS, D_FF, **options))
+
+
+def shaken(module):
+    """Every parameter its own random value: layers are clones at first, biases zeros, norms ones."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return module
