@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import functools
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -82,6 +83,15 @@ class Interpreted(TorchDispatchMode):
         again = self if name == "add_norm_out" else nullcontext()  # which may call another operator
         with np.errstate(all="ignore"), again:  # a GPU does not warn of an overflow either
             return getattr(operators, name)(*args, **(kwargs or {}))
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """For a while the operators are those of the CPU again."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
 
 
 def on_triton(function):

@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import offline
 from addnorm.ops.schema import SCHEMAS
 from addnorm.ops.triton import backward, forward, launch, operators
-from cases import gradients, make
+from cases import cotangents, gradients, make
+from places import lying, places
 
 DEVICE = offline.Device()
 KERNELS = (forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalise_kernel)
@@ -109,28 +110,12 @@ def batches(variant: str, dtypes: str, d: int, sizes: list[int]) -> list[int]:
     return found
 
 
-def unaligned(d: int) -> list[int]:
-    """How many kernels there are after an aligned call, another, one on tensors that begin two bytes later, and an aligned one."""
-    forget()
-    found = []
-    for shift in (0, 0, 1, 0):
-        x, s = (torch.randn(4 * d + 1).to(torch.bfloat16)[shift : 4 * d + shift].view(4, d) for _ in range(2))
-        operators.add_norm(x, s, None, None, 1e-5, False)
-        found.append(len(list(compiled())))
-    return found
-
-
-def shifted(d: int, dtypes: list[str], stride: int, begin: int) -> list[torch.Tensor]:
-    """Four rows for each dtype, `stride` apart, of which the first begins so many elements after memory does."""
-    return [torch.zeros(4 * stride + begin, dtype=getattr(torch, t))[begin:].view(4, stride)[:, :d] for t in dtypes]
-
-
 def in_given_memory(d: int) -> list[list[str]]:
     """How y is summed in fresh memory, and in given memory that begins with an allocation and two bytes later."""
     found = []
     for begin in (None, 0, 1):
         forget()
-        x, s = shifted(d, ["bfloat16"] * 2, d, begin or 0)
+        x, s = (lying(torch.zeros(4, d, dtype=torch.bfloat16), begin or 0, d) for _ in range(2))
         with Compiled():
             if begin is None:
                 torch.ops.addnorm.add_norm_stream(x, s, None, None, 1e-5, False)
@@ -140,23 +125,42 @@ def in_given_memory(d: int) -> list[list[str]]:
     return found
 
 
-def gradients_somewhere(d: int, dtypes: list[str]) -> list[list[str]]:
-    """How the backward sums along a row where gradient and stream are fresh, begin later, or are rows of wider tensors."""
-    found = []
-    fresh = shifted(d, dtypes, d, 0)
-    for place in ((d, 0), (d, 1), (d + 1, 0)):
-        moved = shifted(d, dtypes, *place)
-        for dy, z in (moved, (moved[0], fresh[1]), (fresh[0], moved[1])):
-            forget()
-            operators.add_norm_backward(dy, None, z, torch.zeros(4, 2), None, 0, z.dtype, z.dtype, z.dtype, 1)
-            found.append([sums for _, kernel in compiled() for sums in reductions(kernel.asm["ttgir"])])
+def kept(d: int) -> list[int]:
+    """How many kernels are found without Triton after each call, by where the first input lies."""
+    forget()
+    branch, found = torch.zeros(4, d, dtype=torch.bfloat16), []
+    for begin, width in ((0, d), (1, d), (0, d + 16), (0, d + 32), (0, d + 1)):
+        operators.add_norm(lying(branch, begin, width), branch, None, None, 1e-5, False)
+        found.append(len(launch._compiled))
+    return found
+
+
+def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
+    """How each kernel sums along a row, in all ways that come up while one input or gradient after the other lies elsewhere."""
+    call = make(variant, dtypes, (4, d))
+    fresh = call.tensors | cotangents(call())
+    forget()
+    for name, t in fresh.items():
+        for elsewhere in (t, *places(t).values(), *([t[:1].expand(4, d)] if t.dim() == 2 else [])):
+            moved = fresh | {name: elsewhere}
+            tensors = {key: moved[key].detach().requires_grad_() for key in call.tensors}
+            with Compiled():
+                if call.norm != "none":
+                    call.y_alone({key: t.detach() for key, t in tensors.items()})
+                outputs = call(tensors)
+                torch.autograd.backward(list(outputs.values()), [moved[key] for key in outputs])
+    found: dict[str, list[list[str]]] = {}
+    for kernel, one in compiled():
+        orders = found.setdefault(kernel, [])
+        order = reductions(one.asm["ttgir"])
+        orders += [order] if order not in orders else []
     return found
 
 
 def main() -> None:
     """Computes what is asked for on stdin: a list of [function, arguments]."""
     triton.runtime.driver.set_active(DEVICE)
-    asked = (of, outputs, batches, unaligned, in_given_memory, gradients_somewhere)
+    asked = (of, outputs, batches, in_given_memory, kept, somewhere)
     functions = {function.__name__: function for function in asked}
     json.dump([functions[name](*arguments) for name, arguments in json.load(sys.stdin)], sys.stdout)
 

@@ -185,6 +185,37 @@ def test_one_row_and_none_have_graphs_of_their_own_as_everywhere_in_torch(grad):
     assert compilations(ENTRIES["y and stream"](), "op", grad, (4, 7, 1, 0, 5, 1, 0)) == [1, 2, 3, 4, 4, 4, 4]
 
 
+CHANGING = {
+    "offset": lambda k: 3 + k,
+    "seed": torch.tensor,
+    "residual_scale": lambda k: torch.tensor(k / 4),
+    "layer_scale": lambda k: torch.tensor(k / 4),
+}
+
+
+@pytest.mark.parametrize("form", ["op", "formula"])
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_may_change_at_every_call_compiles_nothing_anew(name, form):
+    """A number for a scale, or for dropout_p, is part of the graph; a tensor is not, and the offset becomes a size."""
+    addnorm.compiled_as(form)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def function(x, branch, value):
+        return addnorm.add_layer_norm(x, branch, WEIGHT, BIAS, **{"dropout_p": 0.3, "seed": SEED, name: value})
+
+    compiled, counts = torch.compile(function, fullgraph=True, backend=counter), []
+    x, branch = torch.randn(4, D, requires_grad=True), torch.randn(4, D)
+    for k in range(1, 5):
+        value = CHANGING[name](k)
+        y, want = compiled(x, branch, value), function(x, branch, value)
+        torch.testing.assert_close(y, want)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(t.square().sum(), x)[0] for t in (y, want)), rtol=1e-4, atol=1e-5
+        )
+        counts.append(counter.frame_count)
+    assert counts == ([1, 2, 2, 2] if name == "offset" else [1] * 4)
+
+
 @pytest.mark.parametrize("seed", [None, SEED], ids=["drawn", "given"])
 def test_on_cuda_a_call_is_one_operator_a_seed_drawn_there_and_nothing_that_waits(seed):
     """With tensors that say they are on a GPU and have no memory; no torch without CUDA makes an autograd node of them."""

@@ -81,3 +81,10 @@ def test_on_the_meta_device_there_is_no_memory_to_share():
     t = torch.zeros(4, 8, device="meta")
     assert not memory.shared(t, t)
     assert not memory.folds(t[:1].expand(4, 8))
+
+
+def test_addresses_are_counted_on_the_cpu_whatever_device_is_the_default():
+    t = torch.zeros(8, 8)
+    with torch.device("meta"):
+        assert memory.shared(t[:, :4], t[:, 3:5])
+        assert not memory.shared(t[:, :4], t[:, 4:])

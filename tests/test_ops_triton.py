@@ -6,15 +6,15 @@ variants and what is particular to these kernels here.
 
 import pytest
 import torch
-from torch import Tensor
 
 import addnorm
 import cases
 from addnorm.ops import philox
-from addnorm.ops.triton import gradients, operators, plan
+from addnorm.ops.triton import arguments, gradients, operators, plan
 from cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, Call, bf16, cotangents, f32, f64, leaves, make
 from interpreted import Interpreted
 from oracle import UNIT, added, arithmetic, magnitudes, philox4x32
+from places import places
 from test_functional import as_near_as_plain_pytorch, forward_and_backward
 from test_ops_cpu_options import NORMS, WANTS, in_schema
 from test_ops_eager import agree
@@ -125,12 +125,9 @@ def test_the_stream_has_the_bits_of_the_cpu_kernels_and_each_gradient_may_be_ask
         bit: ops.add_norm_backward(*backward, **named, wants=1 << bit) for bit in range(len(WANTS)) if wants >> bit & 1
     }
     assert set(on_triton.ran) == {"add_norm_forward", "add_norm_backward"}
-    on_triton.__exit__(None, None, None)  # and now the C++ kernels
-    try:
+    with on_triton.off():
         _, z_want, stats_want = ops.add_norm_forward(*tensors.values(), call.eps, NORMS[call.norm], **options)
         want = ops.add_norm_backward(*backward, **named, wants=wants)
-    finally:
-        on_triton.__enter__()
     assert z.equal(z_want)
     assert stats.shape == stats_want.shape
     assert stats.dtype == stats_want.dtype
@@ -177,29 +174,33 @@ def test_the_ends_of_the_scale_of_dropout(p):
     assert z.equal(residual if p == 1.0 else residual + branch)  # below 2^-32 nothing is dropped
 
 
-def layouts(t: Tensor) -> dict[str, Tensor]:
-    """The same values otherwise in memory."""
-    rows, d = t.shape
-    wide = torch.full((rows, 2 * d + 3), torch.nan, dtype=t.dtype)
-    wide[:, 1 : d + 1] = t
-    return {
-        "rows of a wider tensor": wide[:, 1 : d + 1],
-        "columns first": t.t().contiguous().t(),
-        "every other": torch.stack([t, torch.full_like(t, torch.nan)], -1)[..., 0],
-        "two bytes later": torch.cat([t.new_zeros(1), t.flatten()])[1:].view(rows, d),
-    }
-
-
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
-def test_the_layout_of_inputs_and_gradients_changes_no_bit_and_no_copy_is_made_of_rows(variant):
+def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant):
     call = make(variant, "bfloat16", (5, 24))
     given = cotangents(call())
     want = forward_and_backward(call, call, given)
-    for name in layouts(call.tensors["residual"]):
-        other = make(variant, "bfloat16", (5, 24))
-        other.tensors |= {key: layouts(t)[name] if t.shape == (5, 24) else t for key, t in call.tensors.items()}
-        got = forward_and_backward(other, other, {key: layouts(t)[name] for key, t in given.items()})
-        assert all(got[key].equal(t) for key, t in want.items()), name
+    for place in places(call.tensors["residual"]):
+        tensors, gradient = (
+            {key: places(t).get(place, t) for key, t in some.items()} for some in (call.tensors, given)
+        )
+        other = Call(call.norm, call.eps, tensors, call.options)
+        got = forward_and_backward(other, other, gradient)
+        assert all(got[key].equal(t) for key, t in want.items()), place
+
+
+@pytest.mark.parametrize(("d", "where_they_are"), [(24, True), (8, True), (20, False), (3, False)])
+def test_rows_are_read_where_they_are_if_the_compiler_is_told_of_them_what_it_is_of_fresh_ones(d, where_they_are):
+    """Their first element and each step at 16 bytes: else they are copied, for the order of the sums (test_ops_triton_compiled.py)."""
+    t = torch.randn(5, d).to(bf16)
+    for place, there in {"itself": t, **places(t)}.items():
+        rows, stride = arguments.rows_of(there, d)
+        assert rows.equal(t)
+        kept = place == "itself" or ("multiple of 16" in place and where_they_are)
+        assert (rows.data_ptr() == there.data_ptr()) == kept, place
+        assert stride == ((d // 16 + 1) * 16 if kept and place != "itself" else None)
+        assert rows.data_ptr() % 16 == 0
+    assert arguments.rows_of(None, d) == (None, None)
+    assert arguments.rows_of(t[:1].expand(5, d), d)[1] == (0 if where_they_are else None)
 
 
 def test_a_gradient_that_is_expanded_is_read_where_it_is():
@@ -258,6 +259,23 @@ def test_squares_that_overflow_give_the_bias_and_a_nan_only_its_row(short_rows, 
     assert y[0].equal(bias)
     assert y[1].isnan().all()
     assert y[2:].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_a_parameter_that_is_not_finite_spoils_no_more_than_on_the_cpu(on_triton, value):
+    """A program holds more rows than there are: of those that are not, nothing may come into the sums."""
+    for variant in ("everything, LayerNorm", "everything, RMSNorm", "residual_scale (d,)"):
+        for name in set(make(variant, "float32", (3, 8)).tensors) - {"residual", "branch"}:
+            call = make(variant, "float32", (3, 8))
+            call.tensors[name].view(-1)[0] = value
+            given = cotangents(call())
+            got = cases.gradients(call, given)
+            with on_triton.off():
+                want = cases.gradients(call, given)
+            for key, t in want.items():
+                torch.testing.assert_close(
+                    got[key], t, rtol=1e-4, atol=1e-5, equal_nan=True, msg=f"{variant}: {key} of {name}"
+                )
 
 
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch"])

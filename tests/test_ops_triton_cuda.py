@@ -14,6 +14,7 @@ from addnorm.ops import philox
 from addnorm.ops.triton import plan
 from cases import DTYPES, OPTIONS, VARIANTS, Call, bf16, cotangents, f32, f64, make
 from oracle import UNIT
+from places import places
 from test_functional import as_near_as_plain_pytorch, forward_and_backward
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
@@ -88,7 +89,7 @@ def cotangents_there(call: Call) -> dict[str, torch.Tensor]:
     return {name: t.to(CUDA) for name, t in cotangents(call()).items()}
 
 
-@pytest.mark.parametrize("d", [64, 768, 4096, 8193, 20000])
+@pytest.mark.parametrize("d", [64, 100, 768, 4096, 8193, 20000])  # rows of 100 begin between 16 bytes
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "row_scale and layer_scale"])
 def test_a_row_has_the_same_bits_in_any_batch_and_every_run(variant, d):
     call = moved(make(variant, "bfloat16", (300, d)))
@@ -140,16 +141,26 @@ def test_in_place_and_into_given_memory_have_the_bits_of_the_function(variant):
         assert tensors["branch"].equal(want["y"])
 
 
-def test_views_that_begin_anywhere_and_rows_of_wider_tensors_are_read_where_they_are():
-    wide = torch.randn(33, 300, device=CUDA).to(bf16)
-    for view in (
-        wide[:, 1:101],
-        wide[:, ::3],
-        wide.flatten()[7 : 7 + 33 * 100].view(33, 100),
-        wide[:1, :100].expand(33, 100),
-    ):
-        branch = torch.randn(33, 100, device=CUDA).to(bf16)
-        assert addnorm.add_layer_norm(view, branch).equal(addnorm.add_layer_norm(view.clone(), branch))
+@pytest.mark.parametrize("d", [96, 100, 768])
+@pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
+def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant, d):
+    call = moved(make(variant, "bfloat16 with float32 parameters", (33, d)))
+    given = cotangents_there(call)
+    want, alone = forward_and_backward(call, call, given), call.y_alone()
+    for name, t in {**call.tensors, **given}.items():
+        for place, elsewhere in places(t).items():
+            other = Call(
+                call.norm, call.eps, call.tensors | ({name: elsewhere} if name in call.tensors else {}), call.options
+            )
+            got = forward_and_backward(other, other, given | ({name: elsewhere} if name in given else {}))
+            assert all(got[key].equal(t) for key, t in want.items()), (name, place)
+            assert other.y_alone().equal(alone), (name, place)
+
+
+def test_one_row_for_all_has_the_bits_of_its_copies():
+    for d in (96, 100):
+        row, branch = torch.randn(1, d, device=CUDA).to(bf16).expand(33, d), torch.randn(33, d, device=CUDA).to(bf16)
+        assert addnorm.add_layer_norm(row, branch).equal(addnorm.add_layer_norm(row.clone(), branch))
 
 
 def test_a_stream_of_launches_of_its_own_and_a_captured_graph_give_the_same_bits():

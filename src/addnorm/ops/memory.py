@@ -55,7 +55,7 @@ def _handle_references(t: Tensor) -> int:
     return getrefcount(storage)
 
 
-_HANDLE = _handle_references(torch.empty(1))
+_HANDLE = _handle_references(torch.empty(1, device="cpu"))
 
 
 def _uses(t: Tensor) -> int:
@@ -70,20 +70,20 @@ def _uses(t: Tensor) -> int:
 
 def _references() -> int:
     """The references to a tensor that is a local variable and nothing else, as `getrefcount` counts them."""
-    t = torch.empty(0)
+    t = torch.empty(0, device="cpu")
     return getrefcount(t)
 
 
 def _base_references() -> int:
     """The same of a tensor that only its view holds."""
     with torch.no_grad():
-        t = torch.empty(1).view(1, 1)
+        t = torch.empty(1, device="cpu").view(1, 1)
     base = t._base
     return getrefcount(base)
 
 
 ALONE, _ONLY_ITS_VIEWS = _references(), _base_references()
-_LONE = _uses(torch.empty(1)) or -1
+_LONE = _uses(torch.empty(1, device="cpu")) or -1
 
 
 def unshared(t: Tensor) -> bool:
@@ -113,7 +113,7 @@ def _pieces(t: Tensor) -> tuple[Tensor, int]:
     dims = [(count, stride * size) for count, stride in zip(t.shape, t.stride(), strict=True) if count != 1]
     while dims and dims[-1][1] == size:
         size *= dims.pop()[0]
-    starts = torch.tensor([t.data_ptr()])
+    starts = torch.tensor([t.data_ptr()], device="cpu")  # whatever device is the default
     for count, stride in dims:
-        starts = (starts[:, None] + stride * torch.arange(count)).flatten()
+        starts = (starts[:, None] + stride * torch.arange(count, device="cpu")).flatten()
     return starts, size

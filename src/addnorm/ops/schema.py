@@ -34,7 +34,7 @@ CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
 # What comes before the norm. A number is a factor (1.0 at rest); a tensor is a scale (None at rest).
 ADD_OPTIONS = (
     "float residual_factor=1.0, Tensor? residual_scale=None, float branch_factor=1.0, Tensor? row_scale=None, "
-    "Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, int offset=0"
+    "Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0"
 )
 ADD_NAMES = (
     "residual_factor", "residual_scale", "branch_factor", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed",

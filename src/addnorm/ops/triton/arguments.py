@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from addnorm.ops.triton.launch import aligned
+from addnorm.ops.triton.launch import ALIGNED, aligned
 
 DTYPES = {
     torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64,
@@ -28,19 +28,28 @@ def parameter(t: Tensor | None, residual: Tensor, scalar: bool = False) -> bool:
     return fits and t.device == residual.device and t.dtype in DTYPES
 
 
-def contiguous(t: Tensor | None) -> Tensor | None:
-    """A copy where it is not."""
-    return t if t is None or t.is_contiguous() else t.contiguous()
+def whole(t: Tensor | None) -> Tensor | None:
+    """A parameter as it would be in memory of its own: a copy where it is not contiguous, or begins between 16 bytes."""
+    if t is None or t.dim() == 0 or (t.is_contiguous() and aligned(t)):
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
 
 
-def rows_of(t: Tensor | None, d: int, anew: bool = False) -> tuple[Tensor | None, int | None]:
-    """A tensor as rows of d, and their stride, None where it is d: a copy where no stride will do, and `anew` of every view."""
-    if t is None or t.is_contiguous():
-        return t if t is None or not anew or aligned(t) else t.clone(), None
-    rows = t.reshape(-1, d)
-    if anew or (d > 1 and rows.stride(1) != 1):
-        return rows.contiguous(), None
-    return rows, None if rows.stride(0) == d else rows.stride(0)
+def rows_of(t: Tensor | None, d: int) -> tuple[Tensor | None, int | None]:
+    """A tensor as rows of d, and their stride, None where it is d.
+
+    What the compiler knows of where rows begin decides how many elements a thread takes at once, and with it the order of the
+    sums. Rows are read where they are if it knows the same of them as of rows in memory of their own; others are copied.
+    """
+    if t is None:
+        return None, None
+    rows = t if t.is_contiguous() else t.reshape(-1, d)
+    if rows.is_contiguous():
+        return (rows if aligned(rows) else rows.clone()), None
+    stride, between = rows.stride()
+    if between == 1 and stride % ALIGNED == 0 and d * t.itemsize % ALIGNED == 0 and aligned(rows):
+        return rows, stride
+    return rows.clone(memory_format=torch.contiguous_format), None
 
 
 class Add(NamedTuple):
@@ -99,10 +108,10 @@ def add_of(
             return None
         keep_scale = 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
     return Add(
-        contiguous(residual_scale),
-        contiguous(row_scale),
-        contiguous(layer_scale),
-        contiguous(branch_bias),
+        whole(residual_scale),
+        whole(row_scale),
+        whole(layer_scale),
+        whole(branch_bias),
         None if keep_scale is None else seed,
         None if residual_scale is not None or residual_factor == 1.0 else residual_factor,
         None if layer_scale is not None or branch_factor == 1.0 else branch_factor,

@@ -136,6 +136,8 @@ def backward_kernel(
                 weight_sum = tl.fma(grad, x_hat, weight_sum)
             if BIAS is not None:
                 bias_sum += grad
+        if RESIDUAL_SCALE is not None or LAYER_SCALE is not None or BRANCH_BIAS is not None:
+            total = tl.where(mask, total, 0.0)  # beyond the last row the weight may be infinite, and the gradient 0
         if dresidual is not None:
             out = scaled(total, residual_scale, residual_factor, cols, RESIDUAL_STEP, D, ACC)
             tl.store(dresidual + row * D + cols, rounded(out, dresidual.dtype.element_ty), mask=mask)
@@ -148,12 +150,12 @@ def backward_kernel(
             if dbranch is not None:
                 tl.store(dbranch + row * D + cols, rounded(out, dbranch.dtype.element_ty), mask=mask)
             if BRANCH_BIAS is not None:
-                branch_bias_sum += out
+                branch_bias_sum += tl.where(mask, out, 0.0)  # a scale may be infinite too
         if branch is not None:
             u = tl.load(branch + rows_at(row, branch_stride, D) + cols, mask=mask, other=0.0).to(ACC)
             if branch_bias is not None:
                 u += tl.load(branch_bias + cols, mask=cols < D, other=0.0).to(ACC)
-                u = tl.where(mask, u, 0.0)  # beyond the last row too, where the bias may be infinite and the gradient 0
+                u = tl.where(mask, u, 0.0)  # and the bias
             u = total * dropped(u, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
             if LAYER_SCALE is not None:
                 layer_scale_sum += gained(u, row_scale, None, None, row, cols, rows, LAYER_STEP, D, ACC)

@@ -10,7 +10,7 @@ from torch import Tensor
 from addnorm.ops import eager
 from addnorm.ops.schema import NORMS, WANTS, nothing, stats_dtype
 from addnorm.ops.triton import plan
-from addnorm.ops.triton.arguments import DTYPES, PLAIN, Add, add_of, contiguous, like, numbers_of, parameter, rows_of
+from addnorm.ops.triton.arguments import DTYPES, PLAIN, Add, add_of, like, numbers_of, parameter, rows_of, whole
 from addnorm.ops.triton.backward import backward_kernel, finalise_kernel, means_kernel
 from addnorm.ops.triton.launch import launch
 
@@ -181,14 +181,12 @@ def _compute(
     tile, step, chunk, parts, programs = _cut(dy, dz, z, wants)
     partials = torch.empty((programs, sums, d), dtype=acc, device=z.device) if sums else None
 
-    # Where the means are found apart, the place of what is read decides the order of their sums: it is always a fresh one.
-    apart = norm != _NONE and (parts > 1 or step < tile.d)
-    dy_rows, dy_stride = rows_of(dy, d, apart)
+    dy_rows, dy_stride = rows_of(dy, d)
     dz_rows, dz_stride = rows_of(dz, d)
-    z_rows, z_stride = (None, None) if norm == _NONE else rows_of(z, d, apart)
+    z_rows, z_stride = (None, None) if norm == _NONE else rows_of(z, d)
     residual_rows, residual_stride = rows_of(residual, d)
     branch_rows, branch_stride = rows_of(branch, d)
-    weight, stats_rows = (None, None) if norm == _NONE else (contiguous(weight), contiguous(stats))
+    weight, stats_rows = (None, None) if norm == _NONE else (whole(weight), whole(stats))
     more = numbers_of(wide, None if weight_offset == 0.0 or weight is None else weight_offset)
     means = None
     if norm != _NONE and parts > 1:

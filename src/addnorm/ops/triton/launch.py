@@ -1,9 +1,9 @@
 """Launching a kernel: on the tensors' device, and the second time without what Triton finds out anew at every call.
 
 Triton looks at every argument before each launch to see whether it has compiled for its like, which takes several times as long
-as to launch. What decides that here are the dtypes, the constants, and whether all pointers are aligned to 16 bytes (allocations
-are; views of them need not be): one lookup by these finds the compiled kernel. What is not aligned, and arithmetic in float64,
-whose numbers are constants, goes Triton's own way.
+as to launch. What decides that here are the dtypes, the constants, which pointers are aligned to 16 bytes (all but those to a
+single number, see `arguments.py`) and which strides there are: one lookup by these finds the compiled kernel. Arithmetic in
+float64, whose numbers are constants, goes Triton's own way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-ALIGNED = 16
+ALIGNED = 16  # bytes of an address, and elements of a stride, that Triton tells its compiler of
 # AMD's compiler looks at more of an argument than that.
 _CUDA = torch.version.hip is None
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -44,19 +44,19 @@ def launch(
         grid: how many programs along each axis.
         tensors: what the kernel has pointers to, None for what is not there; the first that is there says the device.
         numbers: floats, None for what is not there; `tl.constexpr` in float64, which no argument of Triton's is.
-        strides: of rows, None where it is their length.
+        strides: of rows, None where it is their length; multiples of ALIGNED.
         counts: integers that nothing is compiled for.
         constants: what the kernel is compiled for.
         warps: of a program.
     """
-    addresses, device = 0, -1
+    unaligned, device = 0, -1
     dtypes: list[torch.dtype | None] = []
     for t in tensors:
         if t is None:
             dtypes.append(None)
         else:
             dtypes.append(t.dtype)
-            addresses |= t.data_ptr()
+            unaligned = unaligned * 2 + (t.data_ptr() % ALIGNED != 0)
             device = t.get_device()
     if _current_device is not None and device >= 0 and device != _current_device():
         with torch.cuda.device(device):
@@ -64,8 +64,9 @@ def launch(
         return
     arguments = (*tensors, *numbers, *strides, *counts, *constants)
     key = None
-    if addresses % ALIGNED == 0 and _CUDA:
-        key = (id(kernel), device, constants, tuple(dtypes), tuple([n.__class__ for n in numbers]), strides)
+    if _CUDA:
+        widths = tuple([None if s is None else s < 2**31 for s in strides])  # passed in 32 bits, or in 64
+        key = (id(kernel), device, constants, tuple(dtypes), unaligned, tuple([n.__class__ for n in numbers]), widths)
         compiled = _compiled.get(key)
         if compiled is not None:
             compiled[grid](*arguments)

@@ -12,7 +12,7 @@ from torch import Tensor
 from addnorm.ops import eager, memory
 from addnorm.ops.schema import CASTINGS, NORMS, nothing, stats_dtype
 from addnorm.ops.triton import plan
-from addnorm.ops.triton.arguments import DTYPES, PLAIN, Add, add_of, contiguous, like, numbers_of, parameter, rows_of
+from addnorm.ops.triton.arguments import DTYPES, PLAIN, Add, add_of, like, numbers_of, parameter, rows_of, whole
 from addnorm.ops.triton.forward import forward_kernel
 from addnorm.ops.triton.gradients import add_norm_backward, add_norm_train_backward
 from addnorm.ops.triton.launch import aligned, launch
@@ -69,7 +69,7 @@ def _write(
     launch(
         forward_kernel,
         (-(-rows // tile.rows), 1, 1),
-        (residual_rows, branch_rows, contiguous(weight), contiguous(bias), y, z, stats, *add[:5]),
+        (residual_rows, branch_rows, whole(weight), whole(bias), y, z, stats, *add[:5]),
         numbers_of(wide, *add[5:8], eps, None if weight_offset == 0.0 else weight_offset),
         (residual_stride, branch_stride),
         (add.threshold, add.offset, rows),

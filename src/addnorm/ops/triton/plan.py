@@ -1,5 +1,7 @@
 """How the work is cut: by the shape alone, never by the device, so that the bits are the same on every GPU.
 
+Every one from compute capability 8.0 on: for older ones Triton deals out the elements of some rows differently.
+
 Nothing a kernel is compiled for depends on the number of rows: another batch size compiles nothing anew. Of what a program of the
 backward takes, the number of rows does, and is an ordinary argument.
 
