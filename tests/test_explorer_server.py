@@ -245,7 +245,8 @@ def test_what_its_asker_left_is_not_computed(monkeypatch):
         async def receive():
             if messages:
                 return messages.pop()
-            await asyncio.sleep(0 if gone else 60)
+            if not gone:
+                await asyncio.sleep(60)
             return {"type": "http.disconnect"}
 
         async def send(message):
@@ -255,5 +256,7 @@ def test_what_its_asker_left_is_not_computed(monkeypatch):
                  "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("127.0.0.1", 1)}  # fmt: skip
         await application()(scope, receive, send)
 
+    apart(ask(gone=True))
+    assert computed == []
     apart(ask(gone=False))
     assert len(computed) == 1
