@@ -5,11 +5,11 @@ and the longest tests are alone in their files). Within a file, and for all othe
 """
 
 LONG = (
-    "test_convert_families", "test_demo", "test_cli_compare", "test_explorer_pages", "test_lab_compare", "test_explorer_stack",
-    "test_ops_triton_compiled", "test_ops_triton", "test_compile",
-    "test_explorer_trace_page", "test_convert_minilm", "test_explorer_recording_page", "test_explorer_race_page", "test_lab_train",
-    "test_convert_encoder", "test_convert_boundary", "test_convert_hostile", "test_convert_backend", "test_cli_explore",
-    "test_nn_theory", "test_lab_theory", "test_nn_transformer_tools", "test_convert_fuse", "test_lab_flip", "test_nn_stack_tools",
+    "test_ops_triton", "test_demo", "test_bench", "test_compile", "test_explorer_pages", "test_memory", "test_ops_compiled",
+    "test_bench_gpu", "test_convert_families", "test_report_comparison", "test_lab_compare", "test_explorer_stack",
+    "test_ops_triton_compiled", "test_convert_minilm", "test_explorer_race_page", "test_bench_labs", "test_docs", "test_cli_fuse",
+    "test_bench_fuses", "test_convert_backend", "test_nn_theory", "test_explorer_trace_page", "test_cli_explore",
+    "test_bench_compiles", "test_cli_compare", "test_fuse_hostile", "test_explorer_recording_page", "test_stream_find",
 )  # fmt: skip
 
 
