@@ -126,13 +126,12 @@ def test_the_address_holds_everything(explorer):
         page.get_by_role("slider", name=label, exact=True).fill(str(value))
     page.wait_for_function("() => location.hash.includes('seed=7')")
     given = explorer.fragment()
-    page.wait_for_timeout(300)
-    drawing = page.locator("#chart-gradient svg").first.inner_html()
     other = page.context.new_page()
     other.goto(f"{explorer.address}/{given}")
     other.wait_for_selector("#panel-stack[data-ready]")
     assert other.evaluate("location.hash") == given
-    assert other.locator("#chart-gradient svg").first.inner_html() == drawing
+    drawing = other.locator("#chart-gradient svg").first.inner_html()
+    page.wait_for_function("html => document.querySelector('#chart-gradient svg').innerHTML === html", arg=drawing)
     other.close()
     flip = Flip(
         "pre", norm="rms", sublayers=16, d=24, tokens=3, gain=0.5, alpha=1.5, seed=7, residual=False, final_norm=False
@@ -243,18 +242,24 @@ def test_back_after_the_cursor_was_moved_overwrites_nothing(explorer):
 def test_a_drag_is_drawn_while_it_lasts_and_is_one_step_of_back(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2&pins=place:pre,S:4,d:8,T:2")
     before, ready = page.evaluate("history.length"), explorer.ready()
-    page.evaluate("""() => new Promise(done => {
-        const slider = document.querySelector('.stack-side input[type=range]');
+    # Moved until it was drawn three times; what waits for the hand to rest would wait for ever.
+    page.evaluate(
+        """drawn => new Promise((done, fail) => {
+        const [slider, panel] = ['.stack-side input[type=range]', '#panel-stack'].map(css => document.querySelector(css));
+        const end = Date.now() + 15000;
         let value = 4;
         const move = () => {
-            if (value > 60) return done();
-            slider.value = String(value += 2);
+            if (Number(panel.dataset.ready) >= drawn) return done();
+            if (Date.now() > end) return fail(new Error('it does not move under the hand'));
+            value = value < 60 ? value + 2 : 6;
+            slider.value = String(value);
             slider.dispatchEvent(new Event('input', {bubbles: true}));
             setTimeout(move, 16);  // faster than it can be computed
         };
         move();
-    })""")
-    assert explorer.ready() - ready >= 3, "it moves under the hand"
+    })""",
+        ready + 3,
+    )
     explorer.after(lambda: page.evaluate(
         "() => { const slider = document.querySelector('.stack-side input[type=range]'); slider.value = '70'; "
         "for (const type of ['input', 'change']) slider.dispatchEvent(new Event(type, {bubbles: true})); }"
