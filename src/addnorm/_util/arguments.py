@@ -1,0 +1,103 @@
+"""Checks of arguments. Each function returns, or raises one sentence: argument, value, expectation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Real
+from typing import Any
+
+import torch
+
+__all__ = ["FLOAT_DTYPES", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "is_number"]
+
+FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Check that a value is one of the choices.
+
+    Example:
+        >>> from addnorm._util.arguments import check_choice
+        >>> check_choice("norm", "batch", ("layer", "rms"))
+        Traceback (most recent call last):
+        ValueError: norm is 'batch', expected one of 'layer', 'rms'.
+    """
+    choices = [*choices]
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}.")
+
+
+def check_int(name: str, value: Any, minimum: int) -> None:
+    """Check that a value is an int (not a bool) of at least the minimum.
+
+    Example:
+        >>> from addnorm._util.arguments import check_int
+        >>> check_int("d_model", 0, 1)
+        Traceback (most recent call last):
+        ValueError: d_model is 0, expected a whole number from 1.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ValueError(f"{name} is {value!r}, expected a whole number from {minimum}.")
+
+
+def check_float(name: str, value: Any, alternative: str = "") -> float:
+    """Check that a value is a finite number and return it as a float.
+
+    Args:
+        name: the argument.
+        value: its value.
+        alternative: what else the argument accepts, as the end of the sentence: ", or None".
+
+    Example:
+        >>> from addnorm._util.arguments import check_float
+        >>> check_float("a", 2)
+        2.0
+        >>> check_float("a", "2", ", or Learned")
+        Traceback (most recent call last):
+        ValueError: a is '2', expected a finite number, or Learned.
+    """
+    if not (is_number(value) and math.isfinite(value)):
+        raise ValueError(f"{name} is {value!r}, expected a finite number{alternative}.")
+    return float(value)
+
+
+def check_dtype(name: str, value: Any) -> torch.dtype | None:
+    """Check that a value is None or a floating-point dtype that the operation supports, and return it.
+
+    Example:
+        >>> from addnorm._util.arguments import check_dtype
+        >>> check_dtype("residual_dtype", torch.float32)
+        torch.float32
+    """
+    if value is not None and value not in FLOAT_DTYPES:
+        words = ", ".join(map(str, FLOAT_DTYPES))
+        raise TypeError(f"{name} is {value!r}, expected None (that of x) or one of {words}.")
+    return value  # type: ignore[no-any-return]  # one of FLOAT_DTYPES
+
+
+def check_bool(name: str, value: Any, alternative: str = "") -> None:
+    """Check that a value is True or False.
+
+    Args:
+        name: the argument.
+        value: its value.
+        alternative: the end of the sentence, as in `check_float`.
+
+    Example:
+        >>> from addnorm._util.arguments import check_bool
+        >>> check_bool("checkpoint", 1)
+        Traceback (most recent call last):
+        TypeError: checkpoint is 1, expected True or False.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}, expected True or False{alternative}.")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a real number, known or symbolic; bools are not, nor ints beyond the range of a float."""
+    if value.__class__ is float:  # every call with an option asks; the checks below take half a microsecond
+        return True
+    if isinstance(value, int) and not -(2**1023) < value < 2**1023:
+        return False
+    return isinstance(value, Real | torch.SymFloat | torch.SymInt) and not isinstance(value, bool)

@@ -1,0 +1,155 @@
+"""Atomic writing: a file is replaced as a whole or stays as it was, also after an error or Ctrl-C.
+
+The new content goes into a temporary file in the same folder, which then replaces the old one. Symbolic links are followed:
+the file they lead to is replaced. Directories, devices, pipes and sockets are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["UnwritableError", "atomic_path", "check_writable", "write_bytes", "write_text"]
+
+KINDS = {
+    stat.S_IFDIR: "a directory", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}  # fmt: skip
+REMEDY = "choose another path"
+LONGEST = 200  # bytes of a temporary file's name that come from the file's name; file systems allow 255 in total
+
+
+class UnwritableError(OSError):
+    """A path that cannot be written. The message is one sentence that begins with the argument's name."""
+
+    def renamed(self, name: str) -> UnwritableError:
+        """Return the same error for an argument of another name, such as an option of the command line.
+
+        Example:
+            >>> from addnorm._util.files import UnwritableError
+            >>> str(UnwritableError("path is 'a', which cannot be written (No space left on device).").renamed("--out"))
+            "--out is 'a', which cannot be written (No space left on device)."
+        """
+        return UnwritableError(f"{name} is {str(self).split(' is ', 1)[1]}")
+
+
+def check_writable(path: str | Path, *, name: str = "path") -> None:
+    """Check that a file can be written at the path, and make its folder. Call it before work that takes long.
+
+    Args:
+        path: the file to write.
+        name: the argument that errors name.
+
+    Raises:
+        UnwritableError: the path cannot be written.
+    """
+    with _one_sentence(path, name):
+        target = _target(path, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            target.stat()  # fails for a name that is too long
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+
+
+@contextmanager
+def atomic_path(path: str | Path, *, name: str = "path", parents: bool = True, durable: bool = False) -> Iterator[Path]:
+    """Yield a temporary path; it replaces `path` when the block ends, and is removed if the block fails.
+
+    An existing file keeps its permissions. A new file gets those of any new file.
+
+    Args:
+        path: the file to write.
+        name: the argument that errors name.
+        parents: make the folder of the file if it does not exist.
+        durable: wait until the content is on the disk (fsync).
+
+    Raises:
+        UnwritableError: the path cannot be written, or the block raised an `OSError` of the system, such as a full disk.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from addnorm._util.files import atomic_path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "weights.pt"
+        ...     with atomic_path(path) as temporary:
+        ...         torch.save(torch.ones(2), temporary)
+        ...     torch.load(path)
+        tensor([1., 1.])
+    """
+    with _one_sentence(path, name):
+        target = _target(path, name)
+        if parents:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        start = os.fsdecode(os.fsencode(target.name)[:LONGEST])
+        temporary = target.with_name(f".{start}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
+        try:
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
+            yield temporary
+            if mode is not None:
+                temporary.chmod(mode)
+            if durable:
+                _sync(temporary)
+            temporary.replace(target)
+            if durable:
+                _sync(target.parent)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def write_bytes(
+    path: str | Path, data: bytes, *, name: str = "path", parents: bool = True, durable: bool = False
+) -> Path:
+    """Write bytes to a file atomically and return its path. Arguments and errors as in `atomic_path`."""
+    with atomic_path(path, name=name, parents=parents, durable=durable) as temporary:
+        temporary.write_bytes(data)
+    return Path(path)
+
+
+def write_text(path: str | Path, text: str, *, name: str = "path", parents: bool = True, durable: bool = False) -> Path:
+    """Write text as UTF-8 to a file atomically and return its path. Arguments and errors as in `atomic_path`."""
+    return write_bytes(path, text.encode(), name=name, parents=parents, durable=durable)
+
+
+def _target(path: str | Path, name: str) -> Path:
+    """Return the file that is to be replaced, with symbolic links followed, or refuse what is no regular file."""
+    target = Path(os.path.realpath(path))
+    with suppress(FileNotFoundError):
+        kind = stat.S_IFMT(target.stat().st_mode)
+        if kind != stat.S_IFREG:
+            what = KINDS.get(kind, "no regular file")
+            raise UnwritableError(f"{name} is {str(path)!r}, {what}, expected the file to write: {REMEDY}.")
+    return target
+
+
+@contextmanager
+def _one_sentence(path: str | Path, name: str) -> Iterator[None]:
+    """Turn errors of the system into one sentence that names the argument."""
+    try:
+        yield
+    except UnwritableError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        if isinstance(error, ValueError) and "\0" not in str(path):
+            raise
+        if isinstance(error, OSError) and error.errno is None:  # not of the system: a message of its own
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise UnwritableError(f"{name} is {str(path)!r}, which cannot be written ({reason}): {REMEDY}.") from error
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

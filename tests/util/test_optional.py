@@ -1,0 +1,47 @@
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from addnorm._util.optional import EXTRAS, install_command, require
+
+
+def test_require_returns_the_module():
+    assert require("jinja2", "write a report").__name__ == "jinja2"
+
+
+def test_missing_package_names_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError) as raised:
+        require("jinja2", "write a report")
+    assert raised.value.name == "jinja2"
+    assert str(raised.value) == (
+        "jinja2 is not installed, and is needed to write a report: pip install 'addnorm[plot]'"
+    )
+
+
+@pytest.mark.parametrize("module", ["pyarrow", "pyarrow.parquet"])
+def test_missing_package_of_submodule_is_named(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "pyarrow.parquet", raising=False)
+    with pytest.raises(ImportError, match=r"^pyarrow is not installed, and is needed to write Parquet: .*\[data\]'$"):
+        require(module, "write Parquet")
+
+
+def test_broken_package_gives_its_reason(tmp_path, monkeypatch):
+    (tmp_path / "onnx.py").write_text("raise ImportError('libonnx.so: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnx", raising=False)
+    with pytest.raises(
+        ImportError, match=r"^onnx cannot be imported \(libonnx.so: .*\), and is needed to compare: pip"
+    ):
+        require("onnx", "compare")
+
+
+def test_extras_are_those_of_the_project():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for package, extra in EXTRAS.items():
+        wanted = {"dask": "dask[distributed]", "distributed": "dask[distributed]"}.get(package, package)
+        assert any(one.startswith(wanted) for one in project["optional-dependencies"][extra]), package
+        assert install_command(package) == f"pip install 'addnorm[{extra}]'"
