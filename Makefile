@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH_INDEX ?=
 SECONDS ?= 60
-PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder # three processes, which wait a good deal; each file in one of them, in the order of tests/order.py
+PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder # three processes, which wait a good deal; each file in one of them, in the order of tests/support/order.py
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # A thread that waits for another one of its process gives its core to the other processes, instead of turning on it.
@@ -35,22 +35,22 @@ lint: $(VENV)/.done
 	$(BIN)/mypy
 
 fuzz: $(VENV)/.done
-	$(BIN)/python -W error tests/fuzz.py --seconds $(SECONDS)
+	PYTHONPATH=tests $(BIN)/python -W error tests/support/fuzz.py --seconds $(SECONDS)
 
 sanitize: build/sanitize/_C.so
-	$(BIN)/python tests/sanitize.py run $< --seconds $(SECONDS)
+	PYTHONPATH=tests $(BIN)/python tests/support/sanitize.py run $< --seconds $(SECONDS)
 
-build/sanitize/_C.so: $(wildcard csrc/*) tests/sanitize.py setup.py | $(VENV)/.done
-	$(BIN)/python tests/sanitize.py build $@
+build/sanitize/_C.so: $(wildcard csrc/*) tests/support/sanitize.py setup.py | $(VENV)/.done
+	PYTHONPATH=tests $(BIN)/python tests/support/sanitize.py build $@
 
 bench: $(VENV)/.done
 	$(BIN)/python benchmarks/bench_functional.py
 
 gpu: $(VENV)/.done
-	$(BIN)/pytest tests/test_ops_triton_cuda.py
+	$(BIN)/pytest tests/ops/triton/test_cuda.py
 	command -v compute-sanitizer || echo "compute-sanitizer is not there: memory and races stay unchecked"
 	! command -v compute-sanitizer || for tool in memcheck racecheck initcheck synccheck; do \
-	  PYTHONPATH=tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python tests/run_cuda.py || exit 1; done
+	  PYTHONPATH=tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python tests/support/run_cuda.py || exit 1; done
 	$(BIN)/python benchmarks/bench_gpu.py
 
 $(VENV)/.done: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)

@@ -3,7 +3,7 @@
     python benchmarks/bench_claims.py            measures, and judges
     python benchmarks/bench_claims.py --judge    judges the numbers that are there once more, when a criterion has changed
 
-Untrained stacks are the toy model of the theory (`addnorm.lab.toy`); trained ones the character models of the lab
+Untrained stacks are the toy model of the theory (`addnorm.lab.toy_model`); trained ones the character models of the lab
 (`addnorm.lab.train`). The criteria are in `addnorm.bench.claims`, and the verdicts are computed. One thread; a few minutes.
 """
 
@@ -28,7 +28,7 @@ from addnorm import ResidualStack, Wiring, wirings
 from addnorm.bench import claims, machine
 from addnorm.lab import Run, Text, measure, topics
 from addnorm.lab.models import CharLM
-from addnorm.lab.toy import Passed, Toy, geometric_mean, likeness, passed
+from addnorm.lab.toy_model import Passed, Toy, geometric_mean, likeness, passed
 from addnorm.lab.train import Training
 from addnorm.nn import block
 
@@ -59,7 +59,7 @@ def depth() -> Iterator[Row]:
             models = [Toy(n, wiring, seed, sequences=4, init=name == "deepnorm") for seed in SEEDS]
             found = [model.passed() for model in models]
             row = {
-                "wiring": name, "n_layers": n,
+                "wiring": name, "num_layers": n,
                 "scale": geometric_mean(one.variances()[-1] ** 0.5 for one in found),
                 "gradient": geometric_mean(one.gradient_ratio() for one in found),
                 "likeness": statistics.fmean(likeness(one.streams[-1].double()) for one in found),
@@ -84,15 +84,15 @@ def training(text: Text) -> Iterator[tuple[Row, list[CharLM]]]:
                 one.go()
             found = [finite(held_out(model, text)) for model in models]
             yield {
-                "wiring": name, "n_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(found),
+                "wiring": name, "num_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(found),
                 "losses": found, "gradient_before": before,
                 "gradient_after": finite(geometric_mean(through(model, text).gradient_ratio() for model in models)),
             }, models  # fmt: skip
 
 
-def run_of(name: str, n_layers: int, seed: int = 0, lr: float = 1e-3, warm_up: int = 0) -> Run:
+def run_of(name: str, num_layers: int, seed: int = 0, lr: float = 1e-3, warm_up: int = 0) -> Run:
     """A training of the lab, unrecorded; as everywhere in the lab, queries, keys and values are drawn as one matrix."""
-    return Run(WIRINGS[name], n_layers, D, HEADS, TOKENS, BATCH, STEPS, lr, warm_up, seed, every=0)
+    return Run(WIRINGS[name], num_layers, D, HEADS, TOKENS, BATCH, STEPS, lr, warm_up, seed, every=0)
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
     for name, wiring in WIRINGS.items():
         if name in ("no_norm", "no_residual, no norm"):
             continue
-        row: Row = {"wiring": name, "moves": moves(wiring), "n_layers": None, "of": 0, "broken": 0, "loss": None,
+        row: Row = {"wiring": name, "moves": moves(wiring), "num_layers": None, "of": 0, "broken": 0, "loss": None,
                     "median_rise": None, "largest_rise": None}  # fmt: skip
         if name in trained:
             losses = [held_out(model, text) for model in trained[name]]
@@ -162,7 +162,7 @@ def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
             ]
             every = [rise for one in rises for rise in one]
             row |= {
-                "n_layers": len(rises[0]) // 2, "of": len(every), "loss": statistics.fmean(losses),
+                "num_layers": len(rises[0]) // 2, "of": len(every), "loss": statistics.fmean(losses),
                 "median_rise": statistics.median(every), "largest_rise": max(every), "rises": rises,
                 "broken": sum(
                     rise > 0.5 * (text.entropy - loss) for one, loss in zip(rises, losses, strict=True) for rise in one
@@ -301,7 +301,7 @@ def measured(say: Callable[[str], None]) -> claims.Found:
     trained: dict[str, tuple[float, list[CharLM]]] = {}
     for row, models in training(text):
         say(
-            f"trained {row['wiring']}, {row['n_layers']} layers, lr {row['lr']:g}, warm-up {row['warm_up']}: {row['loss']:.3f}"
+            f"trained {row['wiring']}, {row['num_layers']} layers, lr {row['lr']:g}, warm-up {row['warm_up']}: {row['loss']:.3f}"
         )
         found["training"].append(row)
         known = row["loss"] < found["unigram"] - claims.LEARNED
@@ -337,7 +337,7 @@ def main() -> int:
         "load": load,
         "protocol": {
             "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
-            "rates": RATES, "d": D, "n_heads": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
+            "rates": RATES, "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
             "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
             "seconds": round(time.monotonic() - begin),
         },

@@ -36,7 +36,7 @@ from rich.table import Table
 
 from addnorm.bench import machine
 from addnorm.lab import Flip
-from addnorm.lab.flip import PLACEMENTS
+from addnorm.lab.init_probe import PLACEMENTS
 
 RESULTS = Path(__file__).parent / "results" / "explorer.json"
 SCHEMA = 1

@@ -141,11 +141,11 @@ def claims_by_depth(document: Document) -> str:
         "memory": "cosine of a token's x_L and x_0",
     }  # fmt: skip
     rows = document["found"]["depth"]
-    depths = list(dict.fromkeys(row["n_layers"] for row in rows))
+    depths = list(dict.fromkeys(row["num_layers"] for row in rows))
     lines = [["", "wiring", *(f"L = {n}" for n in depths)], [":--", ":--", *["--:"] * len(depths)]]
     for key, title in titles.items():
         for wiring in dict.fromkeys(row["wiring"] for row in rows if key in row):
-            values = {row["n_layers"]: row[key] for row in rows if row["wiring"] == wiring}
+            values = {row["num_layers"]: row[key] for row in rows if row["wiring"] == wiring}
             lines.append([title, f"`{wiring}`", *(f"{_rounded(values[n]):.3g}" for n in depths)])
     return _markdown(lines)
 
@@ -157,7 +157,7 @@ def claims_trained(document: Document) -> str:
     for row in document["found"]["training"]:
         numbers = [f"{row[key]:.3g}" for key in ("gradient_before", "gradient_after")]
         lines.append([
-            f"`{row['wiring']}`", f"{row['n_layers']}", f"{row['lr']:g}", f"{row['warm_up']}", f"{row['loss']:.3f}", *numbers,
+            f"`{row['wiring']}`", f"{row['num_layers']}", f"{row['lr']:g}", f"{row['warm_up']}", f"{row['loss']:.3f}", *numbers,
         ])  # fmt: skip
     steps, seeds = document["protocol"]["steps"], len(document["protocol"]["trained_seeds"])
     nothing = f"a model that knows only how often each character occurs has {document['found']['unigram']:.3f}"
@@ -237,7 +237,7 @@ def lab(document: Document) -> str:
             f"recording every {document['protocol']['every']}th", "the first"]  # fmt: skip
     lines = [head, [":--", *["--:"] * (len(head) - 1)]]
     for cell, found in labs.by_cell(document["rows"]).items():
-        size = [f"`{cell.wiring}`", f"{cell.n_layers} x {cell.d}", f"{cell.batch} x {cell.tokens}"]
+        size = [f"`{cell.wiring}`", f"{cell.num_layers} x {cell.d}", f"{cell.batch} x {cell.tokens}"]
         rates = [digits(1e6 / found[name]["median_us"]) for name in ("plain", "addnorm")]
         costs = [f"**{labs.recording(found) - 1:+.1%}**", f"{labs.looking(found):+.2f} s"]
         lines.append([*size, *rates, f"**{labs.fast(found):.2f}**", *costs])

@@ -209,7 +209,7 @@ struct BackwardCall {
   }
 };
 
-// add_norm_train_backward(dy, dz?, z, stats, weight?, rms, residual_dtype, branch_dtype, bias_dtype, wants) -> gradients of
+// add_norm_train_backward(dy, dz?, z, stats, weight?, rms, dresidual_dtype, branch_dtype, bias_dtype, wants) -> gradients of
 // (residual, branch, weight, bias)
 void add_norm_train_backward(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, "TtTTtnnnnn"};
@@ -220,7 +220,7 @@ void add_norm_train_backward(StableIValue* at, uint64_t, uint64_t) {
   call.run(stack, shape, 4);
 }
 
-// add_norm_backward(dy?, dz?, z, stats, weight?, norm, residual_dtype, branch_dtype, bias_dtype, wants, weight_offset, residual?,
+// add_norm_backward(dy?, dz?, z, stats, weight?, norm, dresidual_dtype, branch_dtype, bias_dtype, wants, weight_offset, residual?,
 // branch?, <the add's options>) -> gradients of (residual, branch, weight, bias, residual_scale, row_scale, layer_scale,
 // branch_bias)
 void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {

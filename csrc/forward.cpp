@@ -107,7 +107,7 @@ void add_norm_stream(StableIValue* at, uint64_t, uint64_t) { plain(at, "TTttnn",
 // add_norm_train(residual, branch?, weight?, bias?, eps, rms) -> (y, z, stats)
 void add_norm_train(StableIValue* at, uint64_t, uint64_t) { plain(at, "Ttttnn", "addnorm::add_norm_train_reference", 3); }
 
-// add_norm_forward(residual, branch?, weight?, bias?, eps, norm, <the add's options>, weight_offset, casting, stream_dtype?, out_dtype?,
+// add_norm_forward(residual, branch?, weight?, bias?, eps, norm, <the add's options>, weight_offset, casting, residual_dtype?, out_dtype?,
 // outputs) -> (y, z, stats)
 void add_norm_forward(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, "Ttttnnntntttntnnnoon"};

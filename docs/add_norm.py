@@ -99,7 +99,7 @@ def scale(m: Measured) -> str:
 def stacked(m: Measured) -> str:
     """Losses of a deep model."""
     return (
-        f"{m['n_layers']} layers, 300 steps without warm-up, loss: pre-LN {m['pre_ln']:.2f}, DeepNorm {m['deepnorm']:.2f}, "
+        f"{m['num_layers']} layers, 300 steps without warm-up, loss: pre-LN {m['pre_ln']:.2f}, DeepNorm {m['deepnorm']:.2f}, "
         f"post-LN {m['post_ln']:.2f}, no residual {m['no_residual']:.2f}, no norm {m['no_norm']:.0f}; "
         f"having learned nothing is {m['nothing learned']:.2f}"
     )
@@ -144,7 +144,7 @@ def unsolved(m: Measured) -> str:
 def places(m: Measured) -> str:
     """What the place decides, and how many there are."""
     return (
-        f"{m['n_layers']} layers, loss without and with warm-up: post-LN {m['post_ln']:.2f} and {m['post_ln, warm-up']:.2f}, "
+        f"{m['num_layers']} layers, loss without and with warm-up: post-LN {m['post_ln']:.2f} and {m['post_ln, warm-up']:.2f}, "
         f"pre-LN {m['pre_ln']:.2f} and {m['pre_ln, warm-up']:.2f}; {len(wirings.CONSTRUCTORS)} wirings are known here, and "
         "`addnorm.inspect` tells which one a model has"
     )

@@ -46,7 +46,7 @@ MODULES = (
            "sublayers. The wirings themselves are in [wirings.md](wirings.md).", alone=True),
     Module("addnorm.stream", "The stream of a model you have", "For the engineer with a model already: which wiring it has, and "
            "what each sublayer writes. [streams.md](streams.md) explains.", alone=True),
-    Module("addnorm.convert", "Fusing a model you have", "For the engineer with a model already: its Add & Norms as fused calls, "
+    Module("addnorm.fusion", "Fusing a model you have", "For the engineer with a model already: its Add & Norms as fused calls, "
            "with a proof. [fusing.md](fusing.md) explains."),
     Module("addnorm.lab", "Wirings compared", "For the researcher: `from addnorm import lab`. "
            "[comparing.md](comparing.md) explains.",

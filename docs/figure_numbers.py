@@ -1,6 +1,6 @@
 """The numbers of the figures of add_norm.md: each function computes those of one, and draws nothing.
 
-All come from the library: worked examples from `addnorm.trace`, stacks from the toy model of the theory (`addnorm.lab.toy`), the
+All come from the library: worked examples from `addnorm.trace`, stacks from the toy model (`addnorm.lab.toy_model`), the
 layer from `addnorm.nn.Encoder`. Random numbers have a seed, and torch's own generator is left as it was.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 import addnorm
 from addnorm.lab import Comparison, Protocol
-from addnorm.lab.journal import restored
-from addnorm.lab.toy import Toy
+from addnorm.lab.result_store import restored
+from addnorm.lab.toy_model import Toy
 from addnorm.trace import PRESETS, Trace, show
 
 COMPARED = Path(__file__).parent.parent / "benchmarks" / "results" / "compare.json"

@@ -199,7 +199,7 @@ def heat(ax: Axes, values: Tensor, limit: float) -> Any:
 def comparison() -> Figure:
     """Two wirings trained: the loss by step, and after training the gradient by depth."""
     found = numbers.comparison()
-    n = found.protocol.n_layers[0]
+    n = found.protocol.num_layers[0]
     made = figure(9.6, 3.9)
     left, right = made.subfigures(1, 2)
     plot.curves(found, n, left.subplots())

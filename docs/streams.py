@@ -12,7 +12,7 @@ from pathlib import Path
 
 import page
 
-from addnorm.stream.record.vocabulary import ROLES, STATISTICS, Statistic
+from addnorm.stream.record.schema import ROLES, STATISTICS, Statistic
 
 PAGE = Path(__file__).parent / "streams.md"
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import page
 
-from addnorm.nn import Wiring, wirings
-from addnorm.nn.equation import one_line
+from addnorm import wirings
+from addnorm.nn import Wiring
+from addnorm.wirings.equation import one_line
 
 PAGE = Path(__file__).parent / "wirings.md"
 

@@ -2,15 +2,19 @@
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-import explorer_process
-import explorer_recordings
-from browser import ARGUMENTS, Watched, chromium
-from order import long_first
+from support import explorer_process, explorer_recordings
+from support.browser import ARGUMENTS, Watched, chromium
+from support.order import sort_slowest_first
+
+# Programs that tests start import `support` too.
+TESTS = str(Path(__file__).parent)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (TESTS, os.environ.get("PYTHONPATH"))))
 
 # Before Triton is imported, by whatever: without a GPU its kernels are interpreted, on the CPU.
 if not torch.cuda.is_available():
@@ -24,7 +28,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def pytest_collection_modifyitems(items):
     """In every process the same."""
-    long_first(items)
+    sort_slowest_first(items)
 
 
 @pytest.fixture(autouse=True)

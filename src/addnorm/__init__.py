@@ -7,23 +7,14 @@
 `decompose`, `ablate` and `fuse` are for a model you already have.
 """
 
-from addnorm.convert.fuse import fuse, unfuse
-from addnorm.convert.fusion import Fusion, NotProven
+from addnorm import wirings
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
+from addnorm.fusion.fuse import fuse, unfuse
+from addnorm.fusion.fusion import Fusion, VerificationError
 from addnorm.inplace import add_layer_norm_, add_residual_, add_rms_norm_
-from addnorm.nn import (
-    AddNorm,
-    LayerNorm,
-    Learned,
-    ResidualStack,
-    RMSNorm,
-    Row,
-    SublayerConnection,
-    Wiring,
-    wirings,
-)
+from addnorm.nn import AddNorm, LayerNorm, Learned, ResidualStack, RMSNorm, Row, SublayerConnection, Wiring
 from addnorm.ops import Backend, backends
-from addnorm.ops.compiled import compiled_as
+from addnorm.ops.compile_mode import set_compile_mode
 from addnorm.stream.ablate import ablate, ablate_each, scale_write
 from addnorm.stream.decompose import decompose
 from addnorm.stream.find.inspect import inspect
@@ -37,11 +28,11 @@ __all__ = [
     "Fusion",
     "LayerNorm",
     "Learned",
-    "NotProven",
     "RMSNorm",
     "ResidualStack",
     "Row",
     "SublayerConnection",
+    "VerificationError",
     "Wiring",
     "ablate",
     "ablate_each",
@@ -52,7 +43,6 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_",
     "backends",
-    "compiled_as",
     "decompose",
     "fuse",
     "inspect",
@@ -60,6 +50,7 @@ __all__ = [
     "record",
     "rms_norm",
     "scale_write",
+    "set_compile_mode",
     "unfuse",
     "wirings",
 ]

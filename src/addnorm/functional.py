@@ -16,7 +16,8 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from addnorm.ops import call, checks, given
+from addnorm.ops import dispatch, validation
+from addnorm.ops import out as given
 from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
@@ -36,7 +37,7 @@ class AddOptions(TypedDict, total=False):
     training: bool
     seed: Tensor | None
     offset: int
-    stream_dtype: torch.dtype | None
+    residual_dtype: torch.dtype | None
 
 
 class NormOptions(AddOptions, total=False):
@@ -79,7 +80,7 @@ def add_layer_norm(
     seed: Tensor | None = None,
     offset: int = 0,
     weight_offset: float = 0.0,
-    stream_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -108,10 +109,10 @@ def add_layer_norm(
         seed: of the dropout mask, a 0-d int64 tensor; drawn from torch's generator when None.
         offset: blocks of four elements to skip in the mask's random sequence.
         weight_offset: added to weight (1 for weights stored as their distance from one).
-        stream_dtype: dtype of z; None: that of residual.
+        residual_dtype: dtype of z; None: that of residual.
         out_dtype: dtype of y; None: that of branch (under autocast, that of `F.layer_norm(z)` on that device).
         out: memory for y, or for `(y, z)` with `return_residual=True`; it is what is returned. It has the shape of the result,
-            since nothing is resized, and its dtype is that of the result, so that out_dtype and stream_dtype may be left out.
+            since nothing is resized, and its dtype is that of the result, so that out_dtype and residual_dtype may be left out.
             It may be exactly residual or exactly branch, and else shares no memory with an argument. Strided memory works,
             computed aside and copied. For inference: refused where a gradient is wanted.
 
@@ -146,7 +147,7 @@ def add_layer_norm(
         and layer_scale is None
         and row_scale is None
         and branch_bias is None
-        and stream_dtype is None
+        and residual_dtype is None
         and out_dtype is None
         and normalized_shape is None
         and (dropout_p == 0.0) is True
@@ -154,16 +155,16 @@ def add_layer_norm(
         and branch is not None
     ):
         if out is None:
-            return call.plain(residual, branch, weight, bias, eps, False, return_residual)
+            return dispatch.plain(residual, branch, weight, bias, eps, False, return_residual)
         given.plain(residual, branch, weight, bias, eps, "layer", *given.into(out, return_residual))
         return out
-    checks.check_branch(branch)
-    run = call.run if out is None else functools.partial(given.run, into=given.into(out, return_residual))
+    validation.check_branch(branch)
+    run = dispatch.run if out is None else functools.partial(given.run, into=given.into(out, return_residual))
     y, z = run(
         residual, branch, weight, bias, eps, "layer", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
-        weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
+        weight_offset=weight_offset, residual_dtype=residual_dtype, out_dtype=out_dtype,
     )  # fmt: skip
     return (y, z) if return_residual else y
 
@@ -203,7 +204,7 @@ def add_rms_norm(
     seed: Tensor | None = None,
     offset: int = 0,
     weight_offset: float = 0.0,
-    stream_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -233,15 +234,15 @@ def add_rms_norm(
         tensor([0.5359, 0.3573, 1.6078])
     """
     if eps is None:
-        eps = call.default_rms_eps(
-            residual, branch, stream_dtype if out is None else given.stream_dtype(out) or stream_dtype
+        eps = dispatch.default_rms_eps(
+            residual, branch, residual_dtype if out is None else given.residual_dtype(out) or residual_dtype
         )
     if (
         residual_scale is None
         and layer_scale is None
         and row_scale is None
         and branch_bias is None
-        and stream_dtype is None
+        and residual_dtype is None
         and out_dtype is None
         and normalized_shape is None
         and (dropout_p == 0.0) is True
@@ -250,16 +251,16 @@ def add_rms_norm(
         and branch is not None
     ):
         if out is None:
-            return call.plain(residual, branch, weight, bias, eps, True, return_residual)
+            return dispatch.plain(residual, branch, weight, bias, eps, True, return_residual)
         given.plain(residual, branch, weight, bias, eps, "rms", *given.into(out, return_residual))
         return out
-    checks.check_branch(branch)
-    run = call.run if out is None else functools.partial(given.run, into=given.into(out, return_residual))
+    validation.check_branch(branch)
+    run = dispatch.run if out is None else functools.partial(given.run, into=given.into(out, return_residual))
     y, z = run(
         residual, branch, weight, bias, eps, "rms", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
-        weight_offset=weight_offset, casting=casting, stream_dtype=stream_dtype, out_dtype=out_dtype,
+        weight_offset=weight_offset, casting=casting, residual_dtype=residual_dtype, out_dtype=out_dtype,
     )  # fmt: skip
     return (y, z) if return_residual else y
 
@@ -276,7 +277,7 @@ def add_residual(
     training: bool = True,
     seed: Tensor | None = None,
     offset: int = 0,
-    stream_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     r"""The add without the norm: z alone, `(*, d)`.
@@ -290,14 +291,14 @@ def add_residual(
         >>> addnorm.add_residual(x, sublayer, layer_scale=0.1)
         tensor([1.0500, 1.9000, 3.1500])
     """
-    checks.check_branch(branch)
+    validation.check_branch(branch)
     if out is not None:
-        checks.check_out(out, False)
-    run = call.run if out is None else functools.partial(given.run, into=(None, out, given.OUT_Z))
+        validation.check_out(out, False)
+    run = dispatch.run if out is None else functools.partial(given.run, into=(None, out, given.OUT_Z))
     return run(
         residual, branch, None, None, 0.0, "none",
         residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
-        dropout_p=dropout_p, training=training, seed=seed, offset=offset, stream_dtype=stream_dtype,
+        dropout_p=dropout_p, training=training, seed=seed, offset=offset, residual_dtype=residual_dtype,
     )[1]  # fmt: skip
 
 
@@ -328,7 +329,7 @@ def rms_norm(
         >>> addnorm.rms_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([0.5359, 0.3573, 1.6078])
     """
-    eps = call.default_rms_eps(x, None) if eps is None else eps
+    eps = dispatch.default_rms_eps(x, None) if eps is None else eps
     return _alone(x, weight, bias, eps, "rms", normalized_shape, weight_offset, out_dtype, out, casting)
 
 
@@ -346,10 +347,10 @@ def _alone(
 ) -> Tensor:
     if normalized_shape is None and (weight_offset == 0.0) is True and out_dtype is None and casting == "float32":
         if out is None:
-            return call.plain(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
+            return dispatch.plain(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
         given.plain(x, None, weight, bias, eps, norm, *given.into(out, False))
         return out
-    run = call.run if out is None else functools.partial(given.run, into=given.into(out, False))
+    run = dispatch.run if out is None else functools.partial(given.run, into=given.into(out, False))
     return run(
         x, None, weight, bias, eps, norm,
         normalized_shape=normalized_shape, weight_offset=weight_offset, casting=casting, out_dtype=out_dtype,

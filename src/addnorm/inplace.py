@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from addnorm.functional import Scale, Shape
-from addnorm.ops import call, checks, given
+from addnorm.ops import dispatch, out, validation
 from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm_", "add_residual_", "add_rms_norm_"]
@@ -75,11 +75,11 @@ def add_layer_norm_(
         and (dropout_p == 0.0) is True
         and (weight_offset == 0.0) is True
     ):
-        given.plain(residual, branch, weight, bias, eps, "layer", branch, residual, given.IN_PLACE)
+        out.plain(residual, branch, weight, bias, eps, "layer", branch, residual, out.IN_PLACE)
         return branch
-    checks.check_branch(branch)
-    given.run(
-        residual, branch, weight, bias, eps, "layer", into=(branch, residual, given.IN_PLACE),
+    validation.check_branch(branch)
+    out.run(
+        residual, branch, weight, bias, eps, "layer", into=(branch, residual, out.IN_PLACE),
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
         weight_offset=weight_offset,
@@ -121,7 +121,7 @@ def add_rms_norm_(
         tensor([1.5000, 1.0000, 4.5000])
     """
     if eps is None:
-        eps = call.default_rms_eps(residual, branch)
+        eps = dispatch.default_rms_eps(residual, branch)
     if (
         residual_scale is None
         and layer_scale is None
@@ -133,11 +133,11 @@ def add_rms_norm_(
         and (weight_offset == 0.0) is True
         and casting == "float32"
     ):
-        given.plain(residual, branch, weight, bias, eps, "rms", branch, residual, given.IN_PLACE)
+        out.plain(residual, branch, weight, bias, eps, "rms", branch, residual, out.IN_PLACE)
         return branch
-    checks.check_branch(branch)
-    given.run(
-        residual, branch, weight, bias, eps, "rms", into=(branch, residual, given.IN_PLACE),
+    validation.check_branch(branch)
+    out.run(
+        residual, branch, weight, bias, eps, "rms", into=(branch, residual, out.IN_PLACE),
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
         weight_offset=weight_offset, casting=casting,
@@ -180,11 +180,11 @@ def add_residual_(
         and branch is not None
         and (dropout_p == 0.0) is True
     ):
-        given.plain(residual, branch, None, None, 0.0, "none", None, residual, given.IN_PLACE)
+        out.plain(residual, branch, None, None, 0.0, "none", None, residual, out.IN_PLACE)
         return residual
-    checks.check_branch(branch)
-    given.run(
-        residual, branch, None, None, 0.0, "none", into=(None, residual, given.IN_PLACE),
+    validation.check_branch(branch)
+    out.run(
+        residual, branch, None, None, 0.0, "none", into=(None, residual, out.IN_PLACE),
         residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
         dropout_p=dropout_p, training=training, seed=seed, offset=offset,
     )  # fmt: skip

@@ -98,7 +98,7 @@ def test_a_float32_stream_under_bfloat16_branches_stays_float32():
     assert (y.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
     assert torch.equal(stream, residual + branch.float())
     low = residual.bfloat16()
-    assert AddNorm(16, stream_dtype=torch.float32)(low, branch, return_residual=True)[1].dtype == torch.float32
+    assert AddNorm(16, residual_dtype=torch.float32)(low, branch, return_residual=True)[1].dtype == torch.float32
 
 
 # Dynamo builds an instance of the autograd function while it traces, against torch's own advice.
@@ -114,8 +114,8 @@ def test_modules_survive_copy_and_pickle_and_trace_under_compile():
 
 def test_the_settings_are_shown():
     assert repr(AddNorm(8)) == "AddNorm((8,), norm='layer', eps=1e-05)"
-    shown = repr(AddNorm(8, "rms", dropout=0.1, residual_scale=2.0, layer_scale=0.1, stream_dtype=torch.float32))
-    for part in ("eps=None", "dropout=0.1", "residual_scale=2.0", "layer_scale=0.1", "stream_dtype=torch.float32"):
+    shown = repr(AddNorm(8, "rms", dropout=0.1, residual_scale=2.0, layer_scale=0.1, residual_dtype=torch.float32))
+    for part in ("eps=None", "dropout=0.1", "residual_scale=2.0", "layer_scale=0.1", "residual_dtype=torch.float32"):
         assert part in shown
 
 

@@ -102,7 +102,7 @@ def passes(ratio: float) -> bool:
 def depths(key: str, *wirings: str) -> Callable[[Found], Measured]:
     """A number of the untrained stacks, by wiring and depth."""
     return lambda found: {
-        wiring: {str(row["n_layers"]): row[key] for row in found["depth"] if row["wiring"] == wiring}
+        wiring: {str(row["num_layers"]): row[key] for row in found["depth"] if row["wiring"] == wiring}
         for wiring in wirings
     }
 
@@ -112,21 +112,21 @@ def exact(*keys: str) -> Callable[[Found], Measured]:
     return lambda found: {key: found["exact"][key] for key in keys}
 
 
-def best(found: Found, wiring: str, n_layers: int, warm_up: bool = False) -> dict[str, Any]:
+def best(found: Found, wiring: str, num_layers: int, warm_up: bool = False) -> dict[str, Any]:
     """The training with the learning rate that was best for it."""
     rows = [
         row for row in found["training"]
-        if (row["wiring"], row["n_layers"], row["warm_up"] > 0) == (wiring, n_layers, warm_up)
+        if (row["wiring"], row["num_layers"], row["warm_up"] > 0) == (wiring, num_layers, warm_up)
     ]  # fmt: skip
     return min(rows, key=lambda row: row["loss"])
 
 
-def losses(n_layers: int, **runs: tuple[str, bool]) -> Callable[[Found], Measured]:
+def losses(num_layers: int, **runs: tuple[str, bool]) -> Callable[[Found], Measured]:
     """The best losses of some runs (wiring, warm-up), and the loss of having learned nothing."""
 
     def measure(found: Found) -> Measured:
-        named = {name: best(found, wiring, n_layers, warm_up)["loss"] for name, (wiring, warm_up) in runs.items()}
-        return {"n_layers": n_layers, "nothing learned": found["unigram"], **named}
+        named = {name: best(found, wiring, num_layers, warm_up)["loss"] for name, (wiring, warm_up) in runs.items()}
+        return {"num_layers": num_layers, "nothing learned": found["unigram"], **named}
 
     return measure
 
@@ -146,7 +146,7 @@ def chain(found: Found) -> Measured:
         f"untrained, L = {layers}": (before[str(layers)], layers),
     }
     for row in found["training"]:
-        if (row["wiring"], row["n_layers"], row["warm_up"]) == ("post_ln", 12, 0):
+        if (row["wiring"], row["num_layers"], row["warm_up"]) == ("post_ln", 12, 0):
             ratios["untrained, L = 12"] = row["gradient_before"], 12
             ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"], 12
     return {name: {"in all": ratio, "a norm": ratio ** (1 / (2 * n))} for name, (ratio, n) in ratios.items()}
@@ -156,7 +156,7 @@ def removal(found: Found) -> Measured:
     """Removing one sublayer: before training how far the output moves, after it the sublayers that break the model."""
     rows = {row["wiring"]: row for row in found["removal"]}
     keys = {
-        "moves at init": "moves", "layers trained": "n_layers", "broken after training": "broken", "of": "of", "loss": "loss",
+        "moves at init": "moves", "layers trained": "num_layers", "broken after training": "broken", "of": "of", "loss": "loss",
         "median rise": "median_rise", "largest rise": "largest_rise",
     }  # fmt: skip
     return {wiring: {said: row[key] for said, key in keys.items()} for wiring, row in rows.items()}

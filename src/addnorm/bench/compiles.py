@@ -1,7 +1,7 @@
 """Under torch.compile: the operator, its formulas fused by Inductor, and torch alone, beside the eager call.
 
-`op` and `formula` are the same functions of addnorm, compiled under `addnorm.compiled_as`; `torch` is F.layer_norm(x + s). What
-stands around the call is there to be fused with it: that is all that an opaque operator can lose. `choice` is the rule that
+`op` and `formula` are the same functions of addnorm, compiled under `addnorm.set_compile_mode`; `torch` is F.layer_norm(x + s).
+What stands around the call is there to be fused with it: that is all that an opaque operator can lose. `choice` is the rule that
 turns a document into a line of `ops.compiled.CHOICE`.
 """
 
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm import compiled_as, reference
+from addnorm import reference, set_compile_mode
 from addnorm.bench import frame
 from addnorm.bench.frame import Document, Found, Progress, document
 from addnorm.bench.jobs import DROPOUT, DTYPES
 from addnorm.bench.summary import claim
 from addnorm.bench.timing import ROUNDS, Row, interleaved, spread
 from addnorm.bench.ways import EPS, JOBS, LAYERS, WAYS, Outputs
-from addnorm.ops.compiled import Form
+from addnorm.ops.compile_mode import Form
 
 __all__ = ["JOBS", "VARIANTS", "Cell", "by_cell", "cells", "choice", "measure", "ratio", "run", "summarize", "title"]
 
@@ -32,7 +32,7 @@ FASTER = 1.1  # as many times as fast the formula must be to count
 UNIT = 2.0**-24  # of float32
 VARIANTS = ("op", "formula", "torch", "eager")
 COMPILED = VARIANTS[:-1]
-FORMS: dict[str, Form] = {"op": "op", "formula": "formula"}  # what `compiled_as` is told; nothing for the others
+FORMS: dict[str, Form] = {"op": "op", "formula": "formula"}  # what `set_compile_mode` is told; nothing for the others
 PARTS = ("errors", "bits", "failures", "rows")
 SMALL, MIDDLE, LARGE = (1, 768), (512, 768), (4096, 1024)
 BITS = ("layer", *MIDDLE)  # where bits are compared: three compilations a variant
@@ -119,7 +119,7 @@ def calls(cell: Cell) -> dict[str, Callable[..., Any]]:
         form = FORMS.get(variant)
 
         def call(*tensors: Tensor) -> Any:
-            compiled_as(form)
+            set_compile_mode(form)
             with torch.set_grad_enabled(job.backward):
                 outputs = function(*tensors)
                 if not job.backward:
@@ -160,7 +160,7 @@ def measure(cell: Cell, *, rounds: int = ROUNDS) -> Found:
             if (cell.norm, cell.rows, cell.d) == BITS:
                 found["bits"] = [{**told(cell, name), **bits(cell, call)} for name, call in variants.items()]
     finally:
-        compiled_as(None)
+        set_compile_mode(None)
     return found
 
 

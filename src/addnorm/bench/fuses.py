@@ -20,10 +20,10 @@ from addnorm.bench import frame, minilm
 from addnorm.bench.frame import Document, Found, Progress, document
 from addnorm.bench.summary import claim
 from addnorm.bench.timing import ROUNDS, Row, interleaved, spread
-from addnorm.convert.fusion import Fusion
-from addnorm.convert.measure import saved_bytes
-from addnorm.convert.proof import Difference
-from addnorm.convert.share import share
+from addnorm.fusion.fusion import Fusion
+from addnorm.fusion.measure import saved_bytes
+from addnorm.fusion.proof import Difference
+from addnorm.fusion.share import share
 
 __all__ = ["Cell", "by_cell", "cells", "measure", "ratio", "run", "summarize", "title"]
 
@@ -101,7 +101,7 @@ def measure(cell: Cell, *, rounds: int = ROUNDS, inductor: bool = True) -> Found
             fusion = make(model, given)
             seconds = time.perf_counter() - start
             call(cell, model, given)()  # captures, and compiles
-        except Exception as error:  # of what it is beside the model as it was; a fused one may be NotProven
+        except Exception as error:  # of what it is beside the model as it was; a fused one may be VerificationError
             if name == "plain":
                 raise
             found["failures"].append({**told(cell, name), "error": f"{type(error).__name__}: {error}"[:300]})

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from addnorm import wirings
 from addnorm.bench import frame
 from addnorm.bench.frame import Document, Progress, document
 from addnorm.bench.summary import claim
@@ -26,7 +27,6 @@ from addnorm.lab.data import Text, topics
 from addnorm.lab.models import CharLM
 from addnorm.lab.run import Run
 from addnorm.lab.train import Told, Training
-from addnorm.nn import wirings
 
 __all__ = ["ROUNDS", "Cell", "Plain", "cells", "measure", "run", "summarize"]
 
@@ -48,7 +48,7 @@ class Cell(NamedTuple):
     """A model, and what it is given in a step: `batch` sequences of `tokens` characters."""
 
     wiring: str
-    n_layers: int
+    num_layers: int
     d: int
     batch: int
     tokens: int
@@ -66,9 +66,9 @@ def cells(*, threads: int = 1) -> list[Cell]:
 class PlainBlock(nn.Module):
     """Attention and feed-forward with their two norms, as everyone writes them."""
 
-    def __init__(self, d: int, n_heads: int, pre: bool) -> None:
+    def __init__(self, d: int, nhead: int, pre: bool) -> None:
         super().__init__()
-        self.n_heads, self.pre = n_heads, pre
+        self.nhead, self.pre = nhead, pre
         self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.up, self.down = nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
         self.norm_1, self.norm_2 = nn.LayerNorm(d), nn.LayerNorm(d)
@@ -84,7 +84,7 @@ class PlainBlock(nn.Module):
     def attend(self, x: Tensor) -> Tensor:
         """Causal self-attention."""
         batch, n, d = x.shape
-        q, k, v = (part.view(batch, n, self.n_heads, -1).transpose(1, 2) for part in self.qkv(x).split(d, -1))
+        q, k, v = (part.view(batch, n, self.nhead, -1).transpose(1, 2) for part in self.qkv(x).split(d, -1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, n, d))  # type: ignore[no-any-return]  # the same
 
@@ -96,7 +96,7 @@ class PlainBlock(nn.Module):
 class Plain(nn.Module):
     """The lab's character model in plain PyTorch, with a copy of the weights of one of the lab's."""
 
-    def __init__(self, of: CharLM, n_heads: int) -> None:
+    def __init__(self, of: CharLM, nhead: int) -> None:
         super().__init__()
         stack = of.decoder.stack
         pre, d = stack.wiring.name == "pre_ln", stack.d
@@ -104,7 +104,7 @@ class Plain(nn.Module):
             nn.Embedding(*of.embedding.weight.shape),
             nn.Embedding(*of.position.weight.shape),
         )
-        self.blocks = nn.ModuleList(PlainBlock(d, n_heads, pre) for _ in stack.layers())
+        self.blocks = nn.ModuleList(PlainBlock(d, nhead, pre) for _ in stack.layers())
         self.norm = nn.LayerNorm(d) if pre else nn.Identity()
         self.head = nn.Linear(d, of.head.out_features)
         _copy(self.embedding, of.embedding)
@@ -153,7 +153,7 @@ def train_plain(model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, te
 def started(cell: Cell, variant: str, text: Text, steps: int) -> Callable[[Told], None]:
     """A training that has not begun, as a function that does all of it."""
     run = Run(
-        wirings.get(cell.wiring), n_layers=cell.n_layers, d=cell.d, n_heads=HEADS, tokens=cell.tokens, batch=cell.batch,
+        wirings.get(cell.wiring), num_layers=cell.num_layers, d=cell.d, nhead=HEADS, tokens=cell.tokens, batch=cell.batch,
         steps=steps, every=EVERY if variant == "recorded" else 0,
     )  # fmt: skip
     training = Training(run, text)
@@ -226,7 +226,7 @@ def by_cell(rows: Sequence[Row]) -> dict[Cell, dict[str, Row]]:
 
 def title(cell: Cell) -> str:
     """Of a cell."""
-    return f"{cell.wiring}, {cell.n_layers} layers, d = {cell.d}"
+    return f"{cell.wiring}, {cell.num_layers} layers, d = {cell.d}"
 
 
 def fast(found: dict[str, Row]) -> float:
@@ -270,7 +270,7 @@ def run(
         parts=("losses", "rows"),
         protocol={
             "rounds": rounds, "fewest_rounds": rounds, "cell_seconds": None, "windows": windows, "every": EVERY,
-            "checked": CHECKED, "n_heads": HEADS, "d_ff": "4 d", "dropout": 0.0, "optimizer": "Adam, fused",
+            "checked": CHECKED, "nhead": HEADS, "dim_feedforward": "4 d", "dropout": 0.0, "optimizer": "Adam, fused",
             "text": learned.name, "dtype": "float32",
         },
         schema=SCHEMA,

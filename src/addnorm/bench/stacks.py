@@ -201,7 +201,7 @@ def run(chosen: Sequence[Cell] | None = None, *, rounds: int = ROUNDS, progress:
         lambda found: summarize(found["rows"]),
         parts=("rows",),
         protocol={
-            "rounds": rounds, "layers": LAYERS, "features_a_head": HEAD, "d_ff": "4 d", "dropout": 0.0, "dtype": "float32",
+            "rounds": rounds, "layers": LAYERS, "head_dim": HEAD, "dim_feedforward": "4 d", "dropout": 0.0, "dtype": "float32",
         },
         schema=SCHEMA,
         title=lambda cell: f"{cell.wiring} {JOBS[cell.job]}, {cell.batch} x {cell.tokens} x {cell.d}",

@@ -16,12 +16,12 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from addnorm.explorer.fields import Choice, Field, Number, described, read
+from addnorm import wirings
+from addnorm.explorer.params import Choice, Field, Number, described, read
 from addnorm.lab.data import Text, topics
 from addnorm.lab.measure import BY_DEPTH, Numbers
 from addnorm.lab.run import Run
 from addnorm.lab.train import Training, one_thread
-from addnorm.nn import wirings
 from addnorm.stream.record.store import plain
 
 __all__ = ["FIELDS", "Events", "asked", "meta", "race"]
@@ -74,9 +74,9 @@ def asked(given: Any) -> list[Run]:
         ValueError: warm_up is 20, expected at most steps = 10: the rate would never be reached.
     """
     found = read(FIELDS, given)
-    found["n_layers"] = found.pop("layers")
+    found["num_layers"] = found.pop("layers")
     names = found.pop("left"), found.pop("right")
-    return [Run(name, n_heads=HEADS, every=1, **found) for name in names]
+    return [Run(name, nhead=HEADS, every=1, **found) for name in names]
 
 
 def race(both: Sequence[Run], on: Text | None = None) -> Events:
@@ -148,7 +148,7 @@ def _start(names: list[str], trainings: list[Training]) -> Numbers:
         {
             "name": name,
             "wiring": training.run.wiring.name,
-            "equation": training.run.wiring.equation(run.n_layers),
+            "equation": training.run.wiring.equation(run.num_layers),
             "parameters": sum(p.numel() for p in training.model.parameters()),
             "places": training.places,
             "trouble": training.trouble,

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from addnorm.explorer.badges import badges, closes
-from addnorm.explorer.fields import shown
+from addnorm.explorer.params import shown
 from addnorm.stream.decompose import BIASES
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.vocabulary import BY_NAME, RecordedSite, expected
+from addnorm.stream.record.schema import BY_NAME, RecordedSite, expected
 
 __all__ = ["MOST", "SERIES", "Asked", "Recordings", "labels"]
 

@@ -29,10 +29,10 @@ from starlette.types import Receive, Scope, Send
 
 import addnorm
 from addnorm.explorer import presets, race, stack, tokens
-from addnorm.explorer.desk import Busy, Desk, Ended, Gone, Superseded
-from addnorm.explorer.fields import described
-from addnorm.explorer.guard import LOOPBACK, Guard, Refused, body_of, refusal
+from addnorm.explorer.params import described
 from addnorm.explorer.recordings import Recordings
+from addnorm.explorer.scheduler import Busy, Desk, Ended, Gone, Superseded
+from addnorm.explorer.security import LOOPBACK, Guard, Refused, body_of, refusal
 from addnorm.stream.record.store import plain
 
 __all__ = ["STATIC", "application"]

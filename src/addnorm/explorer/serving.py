@@ -13,8 +13,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from addnorm.explorer.desk import Desk
-from addnorm.explorer.guard import Guard
+from addnorm.explorer.scheduler import Desk
+from addnorm.explorer.security import Guard
 
 __all__ = ["serve"]
 

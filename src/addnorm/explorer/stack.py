@@ -1,11 +1,11 @@
-"""The first view: a stack whose LayerNorm moves, computed at every move by `addnorm.lab.flip`."""
+"""The first view: a stack whose LayerNorm moves, computed at every move by `addnorm.lab.init_probe`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from addnorm.explorer.fields import Choice, Field, Flag, Number, read
-from addnorm.lab.flip import PLACEMENTS, Flip
+from addnorm.explorer.params import Choice, Field, Flag, Number, read
+from addnorm.lab.init_probe import PLACEMENTS, Flip
 
 __all__ = ["FIELDS", "answer", "places"]
 

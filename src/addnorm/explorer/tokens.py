@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from addnorm.explorer.fields import shown
+from addnorm.explorer.params import shown
 from addnorm.trace import trace
 
 __all__ = ["LENGTH", "answer"]

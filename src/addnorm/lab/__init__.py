@@ -9,7 +9,7 @@
 from addnorm.lab.compare import RunError, compare
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.data import Text, read, topics
-from addnorm.lab.flip import Flip
+from addnorm.lab.init_probe import Flip
 from addnorm.lab.protocol import FULL, ILLUSTRATION, Protocol
 from addnorm.lab.run import Run
 from addnorm.lab.train import train

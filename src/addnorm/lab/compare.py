@@ -23,18 +23,19 @@ from typing import Any
 
 from rich.console import Console
 
+from addnorm import wirings
 from addnorm.lab import theory
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.data import Text, topics
-from addnorm.lab.journal import Journal, tell_step
 from addnorm.lab.measure import Numbers
 from addnorm.lab.progress import Live
 from addnorm.lab.protocol import ILLUSTRATION, Protocol
+from addnorm.lab.result_store import Journal, tell_step
 from addnorm.lab.run import SCHEMA, Run, digest, does, label
 from addnorm.lab.train import one_thread, train
-from addnorm.nn import Row, Wiring, wirings
+from addnorm.nn import Row, Wiring
 from addnorm.nn.checks import whole
-from addnorm.stream.record.extras import need
+from addnorm.stream.record.optional import need
 
 __all__ = ["RunError", "compare"]
 
@@ -81,7 +82,7 @@ def compare(
 
     Example:
         >>> from addnorm import lab
-        >>> quick = lab.Protocol(n_layers=2, warm_ups=0, steps=4, d=16, n_heads=2, tokens=8, batch=4)
+        >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d=16, nhead=2, tokens=8, batch=4)
         >>> found = lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1)
         >>> [run["settings"]["wiring"] for run in found.runs]
         ['post_ln', 'pre_ln']

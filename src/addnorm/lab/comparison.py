@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from addnorm.lab import theory
-from addnorm.lab.expected import Check, checks
 from addnorm.lab.measure import Numbers
 from addnorm.lab.protocol import Protocol
+from addnorm.lab.published import Check, checks
 
 if TYPE_CHECKING:  # rich is imported where something is printed
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -33,12 +33,12 @@ class Group:
     """The runs of one setting, a seed each.
 
     Attributes:
-        wiring, n_layers, lr, warm_up: what they have in common.
+        wiring, num_layers, lr, warm_up: what they have in common.
         runs: in the order of the seeds.
     """
 
     wiring: str
-    n_layers: int
+    num_layers: int
     lr: float
     warm_up: int
     runs: tuple[Numbers, ...] = field(repr=False)
@@ -70,7 +70,7 @@ class Arm:
     """
 
     wiring: str
-    n_layers: int
+    num_layers: int
     groups: tuple[Group, ...]
 
     @property
@@ -114,22 +114,22 @@ class Comparison:
         found: dict[tuple[Any, ...], list[Numbers]] = {}
         for run in self.runs:
             of = run["settings"]
-            found.setdefault((of["wiring"], of["n_layers"], of["lr"], of["warm_up"]), []).append(run)
+            found.setdefault((of["wiring"], of["num_layers"], of["lr"], of["warm_up"]), []).append(run)
         return tuple(Group(key[0], key[1], key[2], key[3], tuple(runs)) for key, runs in found.items())
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
         """Each wiring at each depth, depth by depth."""
-        keys = dict.fromkeys((group.n_layers, group.wiring) for group in self.groups)
+        keys = dict.fromkeys((group.num_layers, group.wiring) for group in self.groups)
         return tuple(
-            Arm(wiring, n, tuple(g for g in self.groups if (g.n_layers, g.wiring) == (n, wiring)))
+            Arm(wiring, n, tuple(g for g in self.groups if (g.num_layers, g.wiring) == (n, wiring)))
             for n, wiring in sorted(keys, key=lambda key: (key[0], self.compared.index(key[1])))
         )
 
     def by_depth(self) -> Iterator[tuple[int, tuple[Arm, ...]]]:
         """The arms of each depth, from the shallowest."""
-        for n in sorted({arm.n_layers for arm in self.arms}):
-            yield n, tuple(arm for arm in self.arms if arm.n_layers == n)
+        for n in sorted({arm.num_layers for arm in self.arms}):
+            yield n, tuple(arm for arm in self.arms if arm.num_layers == n)
 
     @cached_property
     def at_init(self) -> list[Numbers]:
@@ -160,6 +160,6 @@ class Comparison:
         }  # fmt: skip
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from addnorm.lab.shown import shown
+        from addnorm.lab.format import shown
 
         yield from shown(self, options.max_width)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from addnorm.nn import Wiring
 from addnorm.nn.norm import NormKind
 from addnorm.nn.transformer import Decoder
-from addnorm.stream.flow.threads import forked
+from addnorm.stream.dataflow.threads import forked
 
 __all__ = ["CharLM"]
 
@@ -24,11 +24,11 @@ class CharLM(nn.Module):
 
     Args:
         characters: how many there are.
-        n_layers: each an attention and a feed-forward block.
+        num_layers: each an attention and a feed-forward block.
         wiring: of the stack.
         d: the width.
-        n_heads: of the attention.
-        d_ff: the width inside the feed-forward; None is 4 d.
+        nhead: of the attention.
+        dim_feedforward: the width inside the feed-forward; None is 4 d.
         tokens: the longest sequence.
         norm: "layer" or "rms".
         seed: of the weights. Nobody else's random numbers are drawn.
@@ -36,13 +36,14 @@ class CharLM(nn.Module):
 
     Example:
         >>> from addnorm.lab.models import CharLM
-        >>> model = CharLM(27, 2, addnorm.wirings.post_ln(), d=16, n_heads=2, tokens=8)
+        >>> model = CharLM(27, 2, addnorm.wirings.post_ln(), d=16, nhead=2, tokens=8)
         >>> model(torch.randint(27, (4, 8))).shape
         torch.Size([4, 8, 27])
     """
 
     def __init__(
-        self, characters: int, n_layers: int, wiring: Wiring, *, d: int = 64, n_heads: int = 4, d_ff: int | None = None,
+        self, characters: int, num_layers: int,
+        wiring: Wiring, *, d: int = 64, nhead: int = 4, dim_feedforward: int | None = None,
         tokens: int = 64, norm: NormKind = "layer", seed: int = 0, text: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -54,7 +55,7 @@ class CharLM(nn.Module):
                 nn.init.normal_(table.weight, std=0.5**0.5)
             nn.init.xavier_uniform_(self.head.weight)
             nn.init.zeros_(self.head.bias)
-            self.decoder = Decoder(n_layers, d, n_heads, d_ff, wiring, cross_attention=False, norm=norm)
+            self.decoder = Decoder(num_layers, d, nhead, dim_feedforward, wiring, cross_attention=False, norm=norm)
             torch.manual_seed(seed + 2**31)  # what is drawn from here on does not depend on what was drawn before
             if wiring.profile is None:
                 wiring.init_(self.decoder)

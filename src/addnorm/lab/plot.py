@@ -14,7 +14,7 @@ from addnorm.lab.comparison import Comparison, Group
 from addnorm.lab.measure import Numbers
 from addnorm.stream.record import axes
 from addnorm.stream.record.axes import Depths, Line
-from addnorm.stream.record.vocabulary import RecordedSite
+from addnorm.stream.record.schema import RecordedSite
 
 if TYPE_CHECKING:  # matplotlib is imported where it is used
     from matplotlib.axes import Axes
@@ -71,10 +71,10 @@ class Chosen(NamedTuple):
     style: dict[str, Any]
 
 
-def chosen(of: Comparison, n_layers: int) -> list[Chosen]:
+def chosen(of: Comparison, num_layers: int) -> list[Chosen]:
     """What a figure of trained models shows of a depth: each wiring with and without warm-up, at its best rate."""
     found = []
-    for number, arm in enumerate(arm for arm in of.arms if arm.n_layers == n_layers):
+    for number, arm in enumerate(arm for arm in of.arms if arm.num_layers == num_layers):
         both = [arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)]
         groups = [group for group in both if group is not None]
         for group in groups:
@@ -84,9 +84,9 @@ def chosen(of: Comparison, n_layers: int) -> list[Chosen]:
     return found
 
 
-def best(of: Comparison, n_layers: int) -> list[Chosen]:
+def best(of: Comparison, num_layers: int) -> list[Chosen]:
     """Each wiring of a depth at its best setting."""
-    arms = (arm for arm in of.arms if arm.n_layers == n_layers)
+    arms = (arm for arm in of.arms if arm.num_layers == num_layers)
     return [Chosen(arm.wiring, arm.best, style_of(number, number % 2 == 1)) for number, arm in enumerate(arms)]
 
 
@@ -116,9 +116,9 @@ def learning(group: Group) -> Points:
     ]
 
 
-def curves(of: Comparison, n_layers: int, ax: Axes) -> Axes:
+def curves(of: Comparison, num_layers: int, ax: Axes) -> Axes:
     """The loss while training, smoothed; beside what knowing only how often each character occurs gives."""
-    found = [Curve(one.label, learning(one.group), one.style) for one in chosen(of, n_layers)]
+    found = [Curve(one.label, learning(one.group), one.style) for one in chosen(of, num_layers)]
     lines(ax, found, "step", "training loss, nats a character", marked=False)
     last = [y for curve in found for _, y in curve.points if math.isfinite(y)]
     if last:
@@ -131,11 +131,11 @@ def curves(of: Comparison, n_layers: int, ax: Axes) -> Axes:
     return ax
 
 
-def rates(of: Comparison, n_layers: int, ax: Axes) -> Axes:
+def rates(of: Comparison, num_layers: int, ax: Axes) -> Axes:
     """The test loss against the learning rate, a point for each seed; the line is the mean."""
     found: list[Curve] = []
     seeds: list[Points] = []
-    for number, arm in enumerate(arm for arm in of.arms if arm.n_layers == n_layers):
+    for number, arm in enumerate(arm for arm in of.arms if arm.num_layers == num_layers):
         for warm_up in sorted({group.warm_up for group in arm.groups}):
             groups = sorted((g for g in arm.groups if g.warm_up == warm_up), key=lambda g: g.lr)
             label = f"{arm.wiring}, {'warm-up' if warm_up else 'no warm-up'}"

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from addnorm.lab.journal import Journal, step_of
 from addnorm.lab.measure import Numbers
+from addnorm.lab.result_store import Journal, step_of
 
 __all__ = ["Live"]
 

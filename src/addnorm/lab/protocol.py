@@ -19,27 +19,27 @@ class Protocol:
     """What each wiring is trained with: every combination of these.
 
     Args:
-        n_layers: the depths.
+        num_layers: the depths.
         rates: the learning rates, of which each wiring is judged at its best.
         warm_ups: the steps of warm-up.
         seeds: of weights and batches.
-        steps, d, n_heads, tokens, batch, norm, every: as in `Run`.
+        steps, d, nhead, tokens, batch, norm, every: as in `Run`.
     """
 
-    n_layers: tuple[int, ...] = (12,)
+    num_layers: tuple[int, ...] = (12,)
     rates: tuple[float, ...] = (1e-3,)
     warm_ups: tuple[int, ...] = (0, 100)
     seeds: tuple[int, ...] = (0,)
     steps: int = 200
     d: int = 64
-    n_heads: int = 4
+    nhead: int = 4
     tokens: int = 64
     batch: int = 16
     norm: NormKind = "layer"
     every: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("n_layers", "rates", "warm_ups", "seeds"):
+        for name in ("num_layers", "rates", "warm_ups", "seeds"):
             found = getattr(self, name)
             if isinstance(found, int | float):
                 found = (found,)
@@ -50,12 +50,12 @@ class Protocol:
     def runs(self, compared: Sequence[Wiring]) -> list[Run]:
         """Seed by seed, so that a comparison that was ended early has whole seeds."""
         same: dict[str, Any] = {
-            name: getattr(self, name) for name in ("steps", "d", "n_heads", "tokens", "batch", "norm", "every")
+            name: getattr(self, name) for name in ("steps", "d", "nhead", "tokens", "batch", "norm", "every")
         }
         return [
-            Run(wiring, n_layers=n, lr=lr, warm_up=warm_up, seed=seed, **same)
+            Run(wiring, num_layers=n, lr=lr, warm_up=warm_up, seed=seed, **same)
             for seed, n, lr, warm_up, wiring in itertools.product(
-                self.seeds, self.n_layers, self.rates, self.warm_ups, compared
+                self.seeds, self.num_layers, self.rates, self.warm_ups, compared
             )
         ]
 
@@ -73,4 +73,4 @@ class Protocol:
 
 
 ILLUSTRATION = Protocol()
-FULL = Protocol(n_layers=(6, 12, 24), rates=(3e-4, 1e-3, 3e-3, 1e-2), warm_ups=(0, 100), seeds=(0, 1, 2), steps=500)
+FULL = Protocol(num_layers=(6, 12, 24), rates=(3e-4, 1e-3, 3e-3, 1e-2), warm_ups=(0, 100), seeds=(0, 1, 2), steps=500)

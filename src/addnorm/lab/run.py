@@ -7,16 +7,17 @@ import json
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from addnorm import wirings
 from addnorm.lab.data import Text
-from addnorm.nn import Wiring, checks, wirings
-from addnorm.nn.equation import number
-from addnorm.nn.init import xavier, xavier_packed
+from addnorm.nn import Wiring, checks
 from addnorm.nn.norm import NormKind
-from addnorm.nn.wiring import Place, Row
+from addnorm.wirings.equation import number
+from addnorm.wirings.init import xavier, xavier_packed
+from addnorm.wirings.spec import Place, Row
 
 __all__ = ["SCHEMA", "Run", "digest", "does", "label", "wired"]
 
-MOST = {"n_layers": 10_000, "seed": 2**31 - 1}
+MOST = {"num_layers": 10_000, "seed": 2**31 - 1}
 SCHEMA = 2  # of what a run leaves behind: another number, and the runs of before are not taken for these
 
 
@@ -36,13 +37,13 @@ def label(wiring: Wiring) -> str:
     return wiring.name if found.startswith("Wiring(") else found.removesuffix("()")
 
 
-def does(wiring: Wiring, n_layers: int) -> list[str]:
+def does(wiring: Wiring, num_layers: int) -> list[str]:
     """What a wiring does at a depth, whatever it is called: its rows, and how their weights are drawn."""
     profile = getattr(wiring.profile, "__qualname__", wiring.profile)
-    ends = f"{wiring.embedding_norm}, {wiring.ends_in_norm(n_layers)}, {profile}"
+    ends = f"{wiring.embedding_norm}, {wiring.ends_in_norm(num_layers)}, {profile}"
     found = [f"{wiring.flow}, {ends}"]
-    for i, row in enumerate(wiring.rows(n_layers)):
-        at = Place(*divmod(i, 2), n_layers, 2)
+    for i, row in enumerate(wiring.rows(num_layers)):
+        at = Place(*divmod(i, 2), num_layers, 2)
         roles = ("query", "key", "value", "out") if i % 2 == 0 else ("up", "down")
         draws = [repr(wiring.init(role, at, **dict(wiring.options))) for role in roles]
         found.append(f"{row!r}: {', '.join(draws)}")
@@ -62,9 +63,9 @@ class Run:
 
     Args:
         wiring: of the model.
-        n_layers: each an attention and a feed-forward block.
+        num_layers: each an attention and a feed-forward block.
         d: the width.
-        n_heads: of the attention.
+        nhead: of the attention.
         tokens: in a sequence.
         batch: sequences in a step.
         steps: how many.
@@ -76,9 +77,9 @@ class Run:
     """
 
     wiring: Wiring
-    n_layers: int = 12
+    num_layers: int = 12
     d: int = 64
-    n_heads: int = 4
+    nhead: int = 4
     tokens: int = 64
     batch: int = 16
     steps: int = 200
@@ -90,7 +91,7 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "wiring", wired(self.wiring))
-        for name in ("n_layers", "d", "n_heads", "tokens", "batch", "steps"):
+        for name in ("num_layers", "d", "nhead", "tokens", "batch", "steps"):
             checks.whole(name, getattr(self, name), 1)
         for name in ("warm_up", "seed", "every"):
             checks.whole(name, getattr(self, name), 0)
@@ -104,8 +105,8 @@ class Run:
         object.__setattr__(self, "lr", checks.number("lr", self.lr))
         if self.lr <= 0:
             raise ValueError(f"lr is {self.lr:g}, expected a number above 0.")
-        if self.d % self.n_heads:
-            raise ValueError(f"n_heads is {self.n_heads}, expected a divisor of d = {self.d}.")
+        if self.d % self.nhead:
+            raise ValueError(f"nhead is {self.nhead}, expected a divisor of d = {self.d}.")
         if self.wiring.profile is not None and self.wiring.flow != "rows":
             raise ValueError(f"wiring {self.name!r} measures its factors, which the lab can do of rows only.")
         checks.one_of("norm", self.norm, ("layer", "rms"))
@@ -123,10 +124,10 @@ class Run:
 
     def key(self, text: Text) -> str:
         """What tells this run from others: its settings, the text, and what the wiring does, not what it is called."""
-        what = {"schema": SCHEMA, **self.settings(), "text": text.digest, "does": does(self.wiring, self.n_layers)}
+        what = {"schema": SCHEMA, **self.settings(), "text": text.digest, "does": does(self.wiring, self.num_layers)}
         del what["wiring"]
         return digest(what)
 
     def __str__(self) -> str:
         warm_up = f"warm-up {self.warm_up}" if self.warm_up else "no warm-up"
-        return f"{self.name}, {self.n_layers} layers, lr {number(self.lr)}, {warm_up}, seed {self.seed}"
+        return f"{self.name}, {self.num_layers} layers, lr {number(self.lr)}, {warm_up}, seed {self.seed}"

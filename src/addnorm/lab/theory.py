@@ -1,10 +1,10 @@
 """What a wiring does to stream and gradient before training, by depth: the figures of the papers, as data.
 
-Measured on the toy transformer of the theory (`addnorm.lab.toy`), in seconds. The work is cut into jobs that stand alone:
+Measured on the toy transformer of the theory (`addnorm.lab.toy_model`), in seconds. The work is cut into jobs that stand alone:
 
     found = [at_init(job) for job in jobs()]        in any order, in any process
     rows = summary(found)                           one for each wiring and depth, over the seeds
-    checks(rows)                                    `addnorm.lab.expected`: what the papers say of them
+    checks(rows)                                    `addnorm.lab.published`: what the papers say of them
 
 All of it is plain numbers and lists, as JSON has them (and NaN and infinity, where a stack overflows).
 """
@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from addnorm.lab.toy import Toy, Wired, geometric_mean, likeness
-from addnorm.nn import Wiring, wirings
+from addnorm import wirings
+from addnorm.lab.toy_model import Toy, Wired, geometric_mean, likeness
+from addnorm.nn import Wiring
 
 __all__ = ["DEPTHS", "SEEDS", "WIRINGS", "AtInit", "at_init", "jobs", "label", "one_step", "summary", "write"]
 
@@ -53,13 +54,13 @@ class AtInit:
 
     Args:
         wiring: one whose sublayers each have a row of their own.
-        n_layers: each an attention and a feed-forward block.
+        num_layers: each an attention and a feed-forward block.
         seed: of weights and data.
         own_init: weights by the wiring's own rule, instead of N(0, 1/d).
     """
 
     wiring: Wiring
-    n_layers: int
+    num_layers: int
     seed: int
     own_init: bool = False
 
@@ -98,7 +99,7 @@ def at_init(job: AtInit) -> Numbers:
     alike they have become, which is another story. The others are there for the figures of the stream.
 
     Returns:
-        A dict with the job's `wiring` (its `label`), `n_layers`, `seed`, and
+        A dict with the job's `wiring` (its `label`), `num_layers`, `seed`, and
         `variance`: E|x_i|^2 / d for i = 0 .. 2L.
         `before_norm`: the same of a x_i + write_i, before a norm that stands on the stream, for i = 0 .. 2L - 1.
         `likeness`: the mean cosine of two tokens of a sequence in x_i.
@@ -117,7 +118,7 @@ def at_init(job: AtInit) -> Numbers:
         writes = [write(here, stream) for here, stream in zip(connections, x[:-1], strict=True)]
         summed = [here.a * stream + one for here, stream, one in zip(connections, x[:-1], writes, strict=True)]
     return {
-        "wiring": label(job.wiring), "n_layers": job.n_layers, "seed": job.seed,
+        "wiring": label(job.wiring), "num_layers": job.num_layers, "seed": job.seed,
         "variance": found.variances(),
         "before_norm": [float(one.double().square().mean()) for one in summed],
         "likeness": [likeness(one.double()) for one in x],
@@ -154,7 +155,9 @@ def one_step(job: AtInit) -> dict[str, float]:
 
 def _toy(job: AtInit) -> Toy:
     tokens = 32
-    return Toy(job.n_layers, job.wiring, job.seed, init=job.own_init, sequences=SEQUENCES, tokens=tokens, judged=tokens)
+    return Toy(
+        job.num_layers, job.wiring, job.seed, init=job.own_init, sequences=SEQUENCES, tokens=tokens, judged=tokens
+    )
 
 
 def _stepped(model: Toy) -> dict[str, float]:
@@ -193,17 +196,17 @@ def summary(found: Iterable[Numbers]) -> list[Numbers]:
     """
     groups: dict[tuple[str, int], dict[int, Numbers]] = defaultdict(dict)
     for one in found:
-        group = groups[one["wiring"], one["n_layers"]]
+        group = groups[one["wiring"], one["num_layers"]]
         if one["seed"] in group:
             raise ValueError(
-                f"{one['wiring']}, {one['n_layers']} layers, seed {one['seed']} came twice, expected once: give wirings that "
+                f"{one['wiring']}, {one['num_layers']} layers, seed {one['seed']} came twice, expected once: give wirings that "
                 "differ different names."
             )
         group[one["seed"]] = one
     rows = []
-    for (wiring, n_layers), group in sorted(groups.items()):
+    for (wiring, num_layers), group in sorted(groups.items()):
         members = [group[seed] for seed in sorted(group)]
-        row: Numbers = {"wiring": wiring, "n_layers": n_layers, "seeds": sorted(group)}
+        row: Numbers = {"wiring": wiring, "num_layers": num_layers, "seeds": sorted(group)}
         for key, mean in MEANS.items():
             values = [member[key] for member in members]
             row[key] = [mean(at) for at in zip(*values, strict=True)] if isinstance(values[0], list) else mean(values)

@@ -14,7 +14,7 @@ from typing import Any
 
 from addnorm.lab.comparison import Comparison, Group
 from addnorm.lab.measure import Numbers
-from addnorm.nn.equation import number
+from addnorm.wirings.equation import number
 
 __all__ = ["Difference", "Finding", "difference", "findings", "setting"]
 
@@ -123,7 +123,7 @@ def _scope(of: Comparison) -> Finding:
             "scope", "Untrained stacks only: nothing was trained, and nothing here says how anything trains.", ""
         )
     one = [f"{len(found)} {name}{'s' * (len(found) != 1)}" for name, found in
-           (("depth", p.n_layers), ("learning rate", p.rates), ("seed", p.seeds))]  # fmt: skip
+           (("depth", p.num_layers), ("learning rate", p.rates), ("seed", p.seeds))]  # fmt: skip
     size = (
         f"{n} run{'s' * (n != 1)} of {p.steps} steps ({', '.join(one)}; d = {p.d}, {p.tokens} characters x {p.batch})"
     )
@@ -212,7 +212,7 @@ def _failed(of: Comparison) -> Iterator[Finding]:
 
 def _edges(of: Comparison) -> Iterator[Finding]:
     """Where the grid of rates was too narrow."""
-    said = [f"{arm.wiring} at {arm.n_layers} layers ({number(arm.best.lr)})" for arm in of.arms if arm.at_the_edge]
+    said = [f"{arm.wiring} at {arm.num_layers} layers ({number(arm.best.lr)})" for arm in of.arms if arm.at_the_edge]
     if said:
         yield Finding(
             "grid", f"The best rate is at the edge of the grid for {_listed(said)}: a better one may lie beyond.", ""

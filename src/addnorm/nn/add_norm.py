@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from addnorm import functional
 from addnorm.nn.norm import NormKind, told_shape
-from addnorm.ops.checks import is_number
+from addnorm.ops.validation import is_number
 
 # eps when none is given: torch's own (None is the machine epsilon).
 DEFAULT_EPS: dict[str, float | None] = {"layer": 1e-5, "rms": None}
@@ -34,7 +34,7 @@ class AddNorm(nn.Module):
         bias: whether there is a bias (zeros at first); None: LayerNorm has one, RMSNorm has not.
         residual_scale: a constant factor of the residual (DeepNorm's alpha).
         layer_scale: the initial value of a learned factor of each feature of the branch (LayerScale); None: none.
-        stream_dtype: dtype of the stream; None: that of `residual`.
+        residual_dtype: dtype of the stream; None: that of `residual`.
         device: of the parameters.
         dtype: of the parameters.
 
@@ -66,7 +66,7 @@ class AddNorm(nn.Module):
         bias: bool | None = None,
         residual_scale: float = 1.0,
         layer_scale: float | None = None,
-        stream_dtype: torch.dtype | None = None,
+        residual_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class AddNorm(nn.Module):
         self.eps = DEFAULT_EPS[norm] if eps is None else eps
         self.dropout = dropout
         self.residual_scale = residual_scale
-        self.stream_dtype = stream_dtype
+        self.residual_dtype = residual_dtype
         self.initial_layer_scale = layer_scale
         with_bias = elementwise_affine and (norm == "layer" if bias is None else bias)
 
@@ -122,8 +122,8 @@ class AddNorm(nn.Module):
             options["layer_scale"] = self.layer_scale
         if self.training and self.dropout:
             options["dropout_p"] = self.dropout
-        if self.stream_dtype is not None:
-            options["stream_dtype"] = self.stream_dtype
+        if self.residual_dtype is not None:
+            options["residual_dtype"] = self.residual_dtype
         shape = told_shape(self.normalized_shape, self.weight)
         if shape is not None:
             options["normalized_shape"] = shape
@@ -145,6 +145,6 @@ class AddNorm(nn.Module):
             parts.append(f"residual_scale={self.residual_scale}")
         if self.initial_layer_scale is not None:
             parts.append(f"layer_scale={self.initial_layer_scale}")
-        if self.stream_dtype is not None:
-            parts.append(f"stream_dtype={self.stream_dtype}")
+        if self.residual_dtype is not None:
+            parts.append(f"residual_dtype={self.residual_dtype}")
         return ", ".join(parts)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.checks import whole
-from addnorm.nn.connection import probability
 from addnorm.nn.masks import Merged, merge
+from addnorm.nn.residual import probability
 
 __all__ = ["CrossAttention", "SelfAttention"]
 
@@ -25,7 +25,7 @@ class SelfAttention(nn.Module):
 
     Args:
         d: the width.
-        n_heads: the number of heads, which divides d.
+        nhead: the number of heads, which divides d.
         bias: whether the projections have biases.
         dropout: of the attention's weights, while training.
         causal: whether a token attends to itself and earlier tokens only; with a cache, to all that came before.
@@ -49,7 +49,7 @@ class SelfAttention(nn.Module):
     def __init__(
         self,
         d: int,
-        n_heads: int,
+        nhead: int,
         *,
         bias: bool = True,
         dropout: float = 0.0,
@@ -58,7 +58,7 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.d, self.n_heads, self.d_head = _heads(d, n_heads)
+        self.d, self.nhead, self.d_head = _heads(d, nhead)
         self.dropout = probability("dropout", dropout)
         self.causal = causal
         self.in_proj = nn.Linear(d, 3 * d, bias=bias, device=device, dtype=dtype)
@@ -86,12 +86,12 @@ class SelfAttention(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.d:
             refuse("x", x, self.d)
         batch, n, _ = x.shape
-        projected = self.in_proj(x).reshape(batch, n, 3, self.n_heads, self.d_head)
+        projected = self.in_proj(x).reshape(batch, n, 3, self.nhead, self.d_head)
         if mask is None and key_mask is None and cache is None:
             told, causal = None, self.causal
         else:
             past = 0 if cache is None else cache.seen(self)
-            told, causal = merge(x, past + n, self.n_heads, mask, key_mask, self.causal)
+            told, causal = merge(x, past + n, self.nhead, mask, key_mask, self.causal)
         q, k, v = (one.transpose(1, 2) for one in projected.unbind(2))
         if cache is not None:
             k, v = cache.extend(self, projected.permute(2, 0, 3, 1, 4)[1:]).unbind(0)
@@ -100,13 +100,13 @@ class SelfAttention(nn.Module):
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """The weights by their roles, as `addnorm.nn.init` wants them: views of the packed one."""
+        """The weights by their roles, as `addnorm.wirings.init` wants them: views of the packed one."""
         packed = self.in_proj.weight.detach().chunk(3)
         return [*zip(("query", "key", "value"), packed, strict=True), ("out", self.out_proj.weight)]
 
     def extra_repr(self) -> str:
         """What was chosen."""
-        return _shown(self.n_heads, self.dropout, self.causal)
+        return _shown(self.nhead, self.dropout, self.causal)
 
 
 class CrossAttention(nn.Module):
@@ -116,7 +116,7 @@ class CrossAttention(nn.Module):
 
     Args:
         d: the width, of x and of the memory.
-        n_heads: the number of heads, which divides d.
+        nhead: the number of heads, which divides d.
         bias: whether the projections have biases.
         dropout: of the attention's weights, while training.
         device: of the parameters.
@@ -138,7 +138,7 @@ class CrossAttention(nn.Module):
     def __init__(
         self,
         d: int,
-        n_heads: int,
+        nhead: int,
         *,
         bias: bool = True,
         dropout: float = 0.0,
@@ -146,7 +146,7 @@ class CrossAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.d, self.n_heads, self.d_head = _heads(d, n_heads)
+        self.d, self.nhead, self.d_head = _heads(d, nhead)
         self.dropout = probability("dropout", dropout)
         self.q_proj = nn.Linear(d, d, bias=bias, device=device, dtype=dtype)
         self.kv_proj = nn.Linear(d, 2 * d, bias=bias, device=device, dtype=dtype)
@@ -191,8 +191,8 @@ class CrossAttention(nn.Module):
             cache.remember(self, memory, pairs)
         told = None
         if memory_mask is not None or memory_key_mask is not None:
-            told, _ = merge(x, pairs.shape[1], self.n_heads, memory_mask, memory_key_mask, name="memory_mask")
-        q = self.q_proj(x).reshape(batch, n, self.n_heads, self.d_head).transpose(1, 2)
+            told, _ = merge(x, pairs.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
+        q = self.q_proj(x).reshape(batch, n, self.nhead, self.d_head).transpose(1, 2)
         k, v = (one.transpose(1, 2) for one in pairs.unbind(2))
         y = F.scaled_dot_product_attention(q, k, v, told, self.dropout if self.training else 0.0)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
@@ -207,16 +207,16 @@ class CrossAttention(nn.Module):
             refuse("memory", memory, self.d)
         batch, n, _ = memory.shape
         pairs: Tensor = self.kv_proj(memory)
-        return pairs.reshape(batch, n, 2, self.n_heads, self.d_head)
+        return pairs.reshape(batch, n, 2, self.nhead, self.d_head)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """The weights by their roles, as `addnorm.nn.init` wants them: views of the packed one."""
+        """The weights by their roles, as `addnorm.wirings.init` wants them: views of the packed one."""
         key, value = self.kv_proj.weight.detach().chunk(2)
         return [("query", self.q_proj.weight), ("key", key), ("value", value), ("out", self.out_proj.weight)]
 
     def extra_repr(self) -> str:
         """What was chosen."""
-        return _shown(self.n_heads, self.dropout, False)
+        return _shown(self.nhead, self.dropout, False)
 
 
 def refuse(name: str, x: Tensor, d: int) -> None:
@@ -227,19 +227,19 @@ def refuse(name: str, x: Tensor, d: int) -> None:
     raise ValueError(f"{name} has shape {tuple(x.shape)}, expected (batch, tokens, {d}): {remedy}.")
 
 
-def _heads(d: int, n_heads: int) -> tuple[int, int, int]:
+def _heads(d: int, nhead: int) -> tuple[int, int, int]:
     """d, the number of heads, the width of each."""
     whole("d", d, 1)
-    whole("n_heads", n_heads, 1)
-    if d % n_heads:
+    whole("nhead", nhead, 1)
+    if d % nhead:
         raise ValueError(
-            f"n_heads is {n_heads}, expected a number that divides d = {d}: each head gets d / n_heads features."
+            f"nhead is {nhead}, expected a number that divides d = {d}: each head gets d / nhead features."
         )
-    return d, n_heads, d // n_heads
+    return d, nhead, d // nhead
 
 
-def _shown(n_heads: int, dropout: float, causal: bool) -> str:
-    parts: list[Any] = [f"n_heads={n_heads}"]
+def _shown(nhead: int, dropout: float, causal: bool) -> str:
+    parts: list[Any] = [f"nhead={nhead}"]
     parts += [f"dropout={dropout}"] if dropout else []
     parts += ["causal=True"] if causal else []
     return ", ".join(parts)

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from addnorm.ops.checks import FLOATS, is_number
+from addnorm.ops.validation import FLOATS, is_number
 
-__all__ = ["flag", "number", "one_of", "stream_dtype", "whole"]
+__all__ = ["flag", "number", "one_of", "residual_dtype", "whole"]
 
 
 def one_of(name: str, value: Any, known: Iterable[Any]) -> None:
@@ -33,11 +33,11 @@ def number(name: str, value: Any, otherwise: str = "") -> float:
     return float(value)
 
 
-def stream_dtype(value: Any) -> torch.dtype | None:
+def residual_dtype(value: Any) -> torch.dtype | None:
     """None, or a dtype that a stream may have."""
     if value is not None and value not in FLOATS:
         words = ", ".join(map(str, FLOATS))
-        raise TypeError(f"stream_dtype is {value!r}, expected None (that of x) or one of {words}.")
+        raise TypeError(f"residual_dtype is {value!r}, expected None (that of x) or one of {words}.")
     return value  # type: ignore[no-any-return]  # judged above
 
 

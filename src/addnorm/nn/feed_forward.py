@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm.nn.checks import whole
-from addnorm.nn.connection import probability
+from addnorm.nn.residual import probability
 
 __all__ = ["Activation", "FeedForward"]
 
@@ -22,7 +22,7 @@ class FeedForward(nn.Module):
 
     Args:
         d: the width.
-        d_ff: the width inside; None is 4 d, for "swiglu" 8/3 d rounded up to a multiple of 8, which has as many weights.
+        dim_feedforward: the width inside; None is 4 d, for "swiglu" 8/3 d rounded up to a multiple of 8.
         activation: "relu", "gelu", "swiglu", or a function.
         bias: whether the projections have biases.
         dropout: of what enters the last projection, while training.
@@ -44,7 +44,7 @@ class FeedForward(nn.Module):
     def __init__(
         self,
         d: int,
-        d_ff: int | None = None,
+        dim_feedforward: int | None = None,
         activation: Activation = "relu",
         *,
         bias: bool = True,
@@ -59,15 +59,15 @@ class FeedForward(nn.Module):
             )
         gated = activation == "swiglu"
         whole("d", d, 1)
-        if d_ff is None:
-            d_ff = -(-8 * d // 24) * 8 if gated else 4 * d
-        whole("d_ff", d_ff, 1)
+        if dim_feedforward is None:
+            dim_feedforward = -(-8 * d // 24) * 8 if gated else 4 * d
+        whole("dim_feedforward", dim_feedforward, 1)
         self.activation_name = activation if isinstance(activation, str) else None
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.dropout = probability("dropout", dropout)
-        self.up = nn.Linear(d, d_ff, bias=bias, device=device, dtype=dtype)
-        self.gate = nn.Linear(d, d_ff, bias=bias, device=device, dtype=dtype) if gated else None
-        self.down = nn.Linear(d_ff, d, bias=bias, device=device, dtype=dtype)
+        self.up = nn.Linear(d, dim_feedforward, bias=bias, device=device, dtype=dtype)
+        self.gate = nn.Linear(d, dim_feedforward, bias=bias, device=device, dtype=dtype) if gated else None
+        self.down = nn.Linear(dim_feedforward, d, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """The output, `(*, d)`."""
@@ -77,7 +77,7 @@ class FeedForward(nn.Module):
         return self.down(hidden)  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """The weights by their roles, as `addnorm.nn.init` wants them."""
+        """The weights by their roles, as `addnorm.wirings.init` wants them."""
         gate = [] if self.gate is None else [("gate", self.gate.weight)]
         return [("up", self.up.weight), *gate, ("down", self.down.weight)]
 

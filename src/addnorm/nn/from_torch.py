@@ -93,7 +93,7 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
     first = "module.encoder.layers.0", module.encoder.layers[0]
     _refuse_difference("module.decoder.layers.0", module.decoder.layers[0], *first, "norm_first")
     _refuse_difference("module.decoder", decoder, "module.encoder", encoder, "d", "batch_first")
-    ours = Transformer(1, 1, encoder.d, encoder.n_heads, wiring=encoder.wiring, device="meta")
+    ours = Transformer(1, 1, encoder.d, encoder.nhead, wiring=encoder.wiring, device="meta")
     ours.encoder, ours.decoder = encoder, decoder
     ours.training = module.training
     return ours

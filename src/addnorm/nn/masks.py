@@ -26,7 +26,7 @@ class Merged(NamedTuple):
 def merge(
     x: Tensor,
     n_keys: int,
-    n_heads: int,
+    nhead: int,
     mask: Tensor | Merged | None,
     key_mask: Tensor | None,
     causal: bool = False,
@@ -37,7 +37,7 @@ def merge(
     Args:
         x: what the queries are made of, `(batch, queries, d)`. They are the last of the keys where `causal`.
         n_keys: the number of keys, those of a cache included.
-        n_heads: the number of heads.
+        nhead: the number of heads.
         mask: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; any of these but keys may be 1. One
             that is `Merged` already is left as it is.
         key_mask: `(batch, keys)`.
@@ -60,7 +60,7 @@ def merge(
             return Merged(None, True)
     masks = []
     if mask is not None:
-        _check(name, mask, x, n_keys, n_heads)
+        _check(name, mask, x, n_keys, nhead)
         masks.append(mask[:, None] if mask.dim() == 3 else mask)
     if key_mask is not None:
         _check_key(name.replace("mask", "key_mask"), key_mask, x, n_keys)
@@ -81,11 +81,11 @@ def merge(
     return Merged(added.masked_fill(~allowed, -INFINITY), False)
 
 
-def _check(name: str, mask: Any, x: Tensor, n_keys: int, n_heads: int) -> None:
+def _check(name: str, mask: Any, x: Tensor, n_keys: int, nhead: int) -> None:
     """Refuses a mask that does not fit, or that would be spread over something else than was meant."""
     _check_kind(name, mask, x)
     batch, n_queries = x.shape[:2]
-    full = {2: (n_queries, n_keys), 3: (batch, n_queries, n_keys), 4: (batch, n_heads, n_queries, n_keys)}
+    full = {2: (n_queries, n_keys), 3: (batch, n_queries, n_keys), 4: (batch, nhead, n_queries, n_keys)}
     words = {2: "(queries, keys)", 3: "(batch, queries, keys)", 4: "(batch, heads, queries, keys)"}
     expected = full.get(mask.dim())
     if (
@@ -95,8 +95,8 @@ def _check(name: str, mask: Any, x: Tensor, n_keys: int, n_heads: int) -> None:
     ):
         of = mask.dim() if expected is not None else 2
         remedy = f"{name[:-4]}key_mask is for masks of shape (batch, keys)"
-        if mask.dim() == 3 and mask.shape[0] == batch * n_heads:
-            remedy = f"torch.nn.MultiheadAttention's becomes {name}.unflatten(0, ({batch}, {n_heads}))"
+        if mask.dim() == 3 and mask.shape[0] == batch * nhead:
+            remedy = f"torch.nn.MultiheadAttention's becomes {name}.unflatten(0, ({batch}, {nhead}))"
         _refuse(name, mask, f"{words[of]} = {full[of]}, or 1 in the place of any but keys", remedy)
 
 

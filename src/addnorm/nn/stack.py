@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from addnorm.nn import checks, wirings
-from addnorm.nn.connection import Norms, Routed, SublayerConnection, probability, refuse_unknown
-from addnorm.nn.flows import FLOWS
+from addnorm import wirings
+from addnorm.nn import checks
+from addnorm.nn.executor import Pass
 from addnorm.nn.norm import NormKind
-from addnorm.nn.passing import Pass
-from addnorm.nn.wiring import Factor, Learned, Place, Row, Wiring
+from addnorm.nn.residual import Norms, Routed, SublayerConnection, probability, refuse_unknown
+from addnorm.nn.schedules import FLOWS
+from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring
 
 __all__ = ["ResidualStack", "Unrolled"]
 
@@ -53,7 +54,7 @@ class ResidualStack(Routed, nn.Module):
         stochastic_depth: the probability that a sample loses the last layer's branches while training; it rises
             linearly: layer l of L has l/L of it (Huang et al. 2016, arXiv 1603.09382).
         checkpoint: keep only what enters each layer, and compute it again in the backward.
-        stream_dtype: of the stream, torch.float32 under bfloat16 sublayers; None: that of x. The output has x's.
+        residual_dtype: of the stream, torch.float32 under bfloat16 sublayers; None: that of x. The output has x's.
         final_norm: whether N_final stands; None: as the wiring says.
         device: of the norms and factors.
         dtype: of the norms and factors.
@@ -95,7 +96,7 @@ class ResidualStack(Routed, nn.Module):
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         checkpoint: bool = False,
-        stream_dtype: torch.dtype | None = None,
+        residual_dtype: torch.dtype | None = None,
         final_norm: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -108,8 +109,8 @@ class ResidualStack(Routed, nn.Module):
         self.d = d
         self.norm: NormKind = norm
         norms = Norms(d, norm, eps, elementwise_affine, bias, device, dtype)
-        self.sublayers_per_layer, self.n_layers = _layers(len(sublayers), sublayers_per_layer)
-        self.stream_dtype = checks.stream_dtype(stream_dtype)
+        self.sublayers_per_layer, self.num_layers = _layers(len(sublayers), sublayers_per_layer)
+        self.residual_dtype = checks.residual_dtype(residual_dtype)
         checks.flag("checkpoint", checkpoint)
         self.checkpoint = checkpoint
         probability("stochastic_depth", stochastic_depth)
@@ -117,18 +118,18 @@ class ResidualStack(Routed, nn.Module):
         affine |= {"norm": norm, "eps": eps, "elementwise_affine": elementwise_affine, "bias": bias}
         self.connections = nn.ModuleList()
         for i, sublayer in enumerate(sublayers):
-            place = Place(*divmod(i, self.sublayers_per_layer), self.n_layers, self.sublayers_per_layer)
+            place = Place(*divmod(i, self.sublayers_per_layer), self.num_layers, self.sublayers_per_layer)
             self.connections.append(
                 SublayerConnection(
-                    sublayer, d, self.wiring.row(*place), place=place, dropout=dropout, stream_dtype=stream_dtype,
-                    stochastic_depth=stochastic_depth * place.number / self.n_layers, **affine,
+                    sublayer, d, self.wiring.row(*place), place=place, dropout=dropout, residual_dtype=residual_dtype,
+                    stochastic_depth=stochastic_depth * place.number / self.num_layers, **affine,
                 )
             )  # fmt: skip
         _refuse_rows(self)
         self._share()
         self.register_load_state_dict_post_hook(_shared_again)  # type: ignore[no-untyped-call]  # torch's
         if final_norm is None:
-            final_norm = self.wiring.ends_in_norm(self.n_layers)
+            final_norm = self.wiring.ends_in_norm(self.num_layers)
         checks.flag("final_norm", final_norm, ", or None: as the wiring says")
         self.norm_embedding = norms.make(self.wiring.embedding_norm)
         self.norm_final = norms.make(final_norm)
@@ -169,7 +170,7 @@ class ResidualStack(Routed, nn.Module):
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         """The output, `(*, d)`, in the dtype of x unless a sublayer returns another; the keyword arguments are the sublayers'."""
-        return self._run(Pass(self.norm, x, self.stream_dtype, context), x)[0]
+        return self._run(Pass(self.norm, x, self.residual_dtype, context), x)[0]
 
     def _run(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The output, and the stream before the first and after the last sublayer."""
@@ -179,7 +180,7 @@ class ResidualStack(Routed, nn.Module):
                 self._refuse_cache()
         stream = run.begin(x)
         if self.norm_embedding is not None:
-            stream = run.normalize(stream, self.norm_embedding, 1.0, self.stream_dtype)
+            stream = run.normalize(stream, self.norm_embedding, 1.0, self.residual_dtype)
         flow = FLOWS[self.wiring.flow]
         checkpointed = self.checkpoint and torch.is_grad_enabled() and run.writes is None
         layers = self.layers()
@@ -224,7 +225,7 @@ class ResidualStack(Routed, nn.Module):
                 f"the stream of {self.wiring.name} is no plain sum of writes ({self.wiring.equation()}): unroll a stack "
                 "whose rows have a = 1 and no N_out, such as pre_ln."
             )
-        run = Pass(self.norm, x, self.stream_dtype, context, keep=True)
+        run = Pass(self.norm, x, self.residual_dtype, context, keep=True)
         y, x_0, x_L = self._run(run, x)
         writes = tuple(run.writes or ())
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """The transformer of any wiring: the sublayers of a block, encoder, decoder, and both.
 
     block       self-attention, cross-attention in a decoder, feed-forward
-    Encoder     n_layers blocks in a ResidualStack
+    Encoder     num_layers blocks in a ResidualStack
     Decoder     the same, causal, with attention to a memory (or without: a language model's)
     Transformer an encoder whose output is the decoder's memory
 
@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from addnorm.nn import wirings
+from addnorm import wirings
 from addnorm.nn.attention import CrossAttention, SelfAttention, refuse
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.checks import whole
@@ -24,15 +24,15 @@ from addnorm.nn.feed_forward import Activation, FeedForward
 from addnorm.nn.masks import merge
 from addnorm.nn.norm import NormKind
 from addnorm.nn.stack import ResidualStack
-from addnorm.nn.wiring import Row, Wiring
+from addnorm.wirings.spec import Row, Wiring
 
 __all__ = ["Decoder", "Encoder", "Transformer", "block"]
 
 
 def block(
     d: int,
-    n_heads: int,
-    d_ff: int | None = None,
+    nhead: int,
+    dim_feedforward: int | None = None,
     *,
     cross_attention: bool = False,
     causal: bool = False,
@@ -47,8 +47,8 @@ def block(
 
     Args:
         d: the width.
-        n_heads: the number of heads.
-        d_ff: the width inside the feed-forward; None: `FeedForward`'s.
+        nhead: the number of heads.
+        dim_feedforward: the width inside the feed-forward; None: `FeedForward`'s.
         cross_attention: whether there is attention to a memory.
         causal: whether self-attention is causal.
         activation: of the feed-forward: "relu", "gelu", "swiglu", or a function. A module is copied: each block has its own.
@@ -64,12 +64,12 @@ def block(
     """
     of_attention = dropout if attention_dropout is None else attention_dropout
     made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-    crossing = [CrossAttention(d, n_heads, dropout=of_attention, **made)] if cross_attention else []
+    crossing = [CrossAttention(d, nhead, dropout=of_attention, **made)] if cross_attention else []
     own = copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
     return [
-        SelfAttention(d, n_heads, causal=causal, dropout=of_attention, **made),
+        SelfAttention(d, nhead, causal=causal, dropout=of_attention, **made),
         *crossing,
-        FeedForward(d, d_ff, own, dropout=dropout, **made),
+        FeedForward(d, dim_feedforward, own, dropout=dropout, **made),
     ]
 
 
@@ -84,7 +84,7 @@ class Options(TypedDict, total=False):
     attention_dropout: float | None
     stochastic_depth: float
     checkpoint: bool
-    stream_dtype: torch.dtype | None
+    residual_dtype: torch.dtype | None
     final_norm: bool | None
     batch_first: bool
     device: torch.device | str | None
@@ -96,10 +96,10 @@ class _Blocks(nn.Module):
 
     def __init__(
         self,
-        n_layers: int,
+        num_layers: int,
         d: int,
-        n_heads: int,
-        d_ff: int | None,
+        nhead: int,
+        dim_feedforward: int | None,
         wiring: Wiring | Row | str,
         *,
         causal: bool,
@@ -112,26 +112,26 @@ class _Blocks(nn.Module):
         attention_dropout: float | None = None,
         stochastic_depth: float = 0.0,
         checkpoint: bool = False,
-        stream_dtype: torch.dtype | None = None,
+        residual_dtype: torch.dtype | None = None,
         final_norm: bool | None = None,
         batch_first: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        whole("n_layers", n_layers, 1)
-        self.d, self.n_heads = d, n_heads
+        whole("num_layers", num_layers, 1)
+        self.d, self.nhead = d, nhead
         self.causal, self.cross_attention = causal, cross_attention
         self.batch_first = batch_first
         blocks = [
-            block(d, n_heads, d_ff, cross_attention=cross_attention, causal=causal, activation=activation, bias=bias,
+            block(d, nhead, dim_feedforward, cross_attention=cross_attention, causal=causal, activation=activation, bias=bias,
                   dropout=dropout, attention_dropout=attention_dropout, device=device, dtype=dtype)
-            for _ in range(n_layers)
+            for _ in range(num_layers)
         ]  # fmt: skip
         self.stack = ResidualStack(
             [sublayer for layer in blocks for sublayer in layer], d, wiring, sublayers_per_layer=3 if cross_attention else 2,
             norm=norm, eps=eps, bias=bias if norm == "layer" else None, dropout=dropout, stochastic_depth=stochastic_depth,
-            checkpoint=checkpoint, stream_dtype=stream_dtype, final_norm=final_norm, device=device, dtype=dtype,
+            checkpoint=checkpoint, residual_dtype=residual_dtype, final_norm=final_norm, device=device, dtype=dtype,
         )  # fmt: skip
         if self.wiring.profile is None:
             self.wiring.init_(self)
@@ -166,9 +166,9 @@ class _Blocks(nn.Module):
         context: dict[str, Any] = {}
         if mask is not None or key_mask is not None or cache is not None:
             n_keys = x.shape[1] + (0 if cache is None else self._seen(cache))
-            context["mask"] = merge(x, n_keys, self.n_heads, mask, key_mask, self.causal)
+            context["mask"] = merge(x, n_keys, self.nhead, mask, key_mask, self.causal)
         if memory is not None and (memory_mask is not None or memory_key_mask is not None):
-            masks = merge(x, memory.shape[1], self.n_heads, memory_mask, memory_key_mask, name="memory_mask")
+            masks = merge(x, memory.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
             named: dict[str, Any] = {"memory_mask": masks}
         else:  # of the memory that the cache has: its attentions see to them
             named = {"memory_mask": memory_mask, "memory_key_mask": memory_key_mask}
@@ -207,10 +207,10 @@ class Encoder(_Blocks):
     wiring that measures (admin) call it yourself, with an input.
 
     Args:
-        n_layers: L.
+        num_layers: L.
         d: the width of the stream.
-        n_heads: the number of heads, which divides d.
-        d_ff: the width inside the feed-forward; None is 4 d, for "swiglu" 8/3 d rounded up to a multiple of 8.
+        nhead: the number of heads, which divides d.
+        dim_feedforward: the width inside the feed-forward; None is 4 d, for "swiglu" 8/3 d rounded up to a multiple of 8.
         wiring: a `Wiring`, a `Row`, or a name such as "post_ln" or "pre_ln".
         options:
             activation: "relu" (default), "gelu", "swiglu", or a function; a module is copied for each layer.
@@ -219,7 +219,7 @@ class Encoder(_Blocks):
             bias: whether projections and LayerNorms have biases (default True).
             dropout: of what a sublayer adds, inside the feed-forward, and of the attention's weights (default 0).
             attention_dropout: of the attention's weights, if it is another.
-            stochastic_depth, checkpoint, stream_dtype, final_norm: as in `ResidualStack`.
+            stochastic_depth, checkpoint, residual_dtype, final_norm: as in `ResidualStack`.
             batch_first: False: inputs and outputs are `(tokens, batch, d)`, the output a transposed view. Masks have the batch
                 first either way.
             device, dtype: of the parameters.
@@ -240,14 +240,14 @@ class Encoder(_Blocks):
 
     def __init__(
         self,
-        n_layers: int,
+        num_layers: int,
         d: int,
-        n_heads: int,
-        d_ff: int | None = None,
+        nhead: int,
+        dim_feedforward: int | None = None,
         wiring: Wiring | Row | str = "pre_ln",
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(n_layers, d, n_heads, d_ff, wiring, causal=False, cross_attention=False, **options)
+        super().__init__(num_layers, d, nhead, dim_feedforward, wiring, causal=False, cross_attention=False, **options)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
         """The output, in the shape and dtype of x.
@@ -279,17 +279,19 @@ class Decoder(_Blocks):
 
     def __init__(
         self,
-        n_layers: int,
+        num_layers: int,
         d: int,
-        n_heads: int,
-        d_ff: int | None = None,
+        nhead: int,
+        dim_feedforward: int | None = None,
         wiring: Wiring | Row | str = "pre_ln",
         *,
         cross_attention: bool = True,
         causal: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(n_layers, d, n_heads, d_ff, wiring, causal=causal, cross_attention=cross_attention, **options)
+        super().__init__(
+            num_layers, d, nhead, dim_feedforward, wiring, causal=causal, cross_attention=cross_attention, **options
+        )
 
     def forward(
         self,
@@ -341,16 +343,16 @@ class Transformer(nn.Module):
         n_encoder_layers: int,
         n_decoder_layers: int,
         d: int,
-        n_heads: int,
-        d_ff: int | None = None,
+        nhead: int,
+        dim_feedforward: int | None = None,
         wiring: Wiring | Row | str = "pre_ln",
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
         self.wiring = wirings.given(wiring)
         of_encoder, of_decoder = self.wiring.paired(n_encoder_layers, n_decoder_layers)
-        self.encoder = Encoder(n_encoder_layers, d, n_heads, d_ff, of_encoder, **options)
-        self.decoder = Decoder(n_decoder_layers, d, n_heads, d_ff, of_decoder, **options)
+        self.encoder = Encoder(n_encoder_layers, d, nhead, dim_feedforward, of_encoder, **options)
+        self.decoder = Decoder(n_decoder_layers, d, nhead, dim_feedforward, of_decoder, **options)
 
     def forward(
         self,

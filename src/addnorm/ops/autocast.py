@@ -27,7 +27,7 @@ def _register(device_type: str, key: str) -> None:
     @by_name("add_norm_forward")
     def forward(residual: Tensor, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         if arguments.get("out_dtype") is None:
-            z_dtype = arguments.get("stream_dtype") or residual.dtype
+            z_dtype = arguments.get("residual_dtype") or residual.dtype
             arguments["out_dtype"] = y_dtype(device_type, z_dtype)
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return torch.ops.addnorm.add_norm_forward.default(residual, **arguments)  # type: ignore[no-any-return]  # torch.ops is not typed

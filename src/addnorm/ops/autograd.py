@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops import compiled, eager
+from addnorm.ops import compile_mode, eager
 from addnorm.ops.schema import ADD_NAMES, NORMS, WANTS
 
 _ops = torch.ops.addnorm
@@ -44,7 +44,7 @@ class AddNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        forward = compiled.kernel("add_norm_forward", arguments[0]) if _tracing() else _forward_eager
+        forward = compile_mode.kernel("add_norm_forward", arguments[0]) if _tracing() else _forward_eager
         y, z, stats = forward(*arguments)
         (
             residual, branch, weight, bias, eps, norm, residual_factor, residual_scale, branch_factor, row_scale, layer_scale,
@@ -120,7 +120,7 @@ class AddNormFunction(torch.autograd.Function):
             # create_graph: through torch's own operators. Compiled graphs have no second derivative to ask for.
             results = _differentiable(eps, norm, dy, dz, z, weight, dtypes, wants, weight_offset, residual, branch, add)
         else:
-            backward = compiled.kernel("add_norm_backward", z) if _tracing() else _backward_eager
+            backward = compile_mode.kernel("add_norm_backward", z) if _tracing() else _backward_eager
             told = dtypes if _tracing() else [_CODES.get(dtype, dtype) for dtype in dtypes]
             results = backward(dy, dz, z, stats, weight, norm, *told, wants, weight_offset, residual, branch, *add)
         for bit, place in enumerate(PLACES):
@@ -173,7 +173,7 @@ class PlainFunction(torch.autograd.Function):
         eps: float,
         rms: bool,
     ) -> tuple[Tensor, Tensor]:
-        train = compiled.kernel("add_norm_train", residual) if _tracing() else _train_eager
+        train = compile_mode.kernel("add_norm_train", residual) if _tracing() else _train_eager
         y, z, stats = train(residual, branch, weight, bias, eps, rms)
         ctx.save_for_backward(residual if branch is None else z, stats, weight)
         ctx.set_materialize_grads(False)
@@ -192,13 +192,13 @@ class PlainFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         dy, dz = grads
         residual, branch, weight, bias, _, _ = ctx.needs_input_grad
-        eps, rms, residual_dtype, branch_dtype, bias_dtype = ctx.call
+        eps, rms, dresidual_dtype, branch_dtype, bias_dtype = ctx.call
         # The add's two gradients are one tensor where their dtypes agree.
-        shared = residual and branch and residual_dtype == branch_dtype
+        shared = residual and branch and dresidual_dtype == branch_dtype
         if dy is None:  # the stream alone was used: its gradient goes straight through
             if dz is None:
                 return (None,) * 6
-            dresidual = dz.to(residual_dtype) if residual else None
+            dresidual = dz.to(dresidual_dtype) if residual else None
             dbranch = dresidual if shared else dz.to(branch_dtype) if branch else None
             return dresidual, dbranch, None, None, None, None
         z, stats, scale = ctx.saved_tensors
@@ -208,15 +208,15 @@ class PlainFunction(torch.autograd.Function):
             # create_graph: through torch's own operators. Compiled graphs have no second derivative to ask for.
             fresh = reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)
             found = eager.gradients(dy, dz, z, fresh, scale, NORMS["rms" if rms else "layer"])
-            dtypes = (residual_dtype, branch_dtype, None if scale is None else scale.dtype, bias_dtype)
+            dtypes = (dresidual_dtype, branch_dtype, None if scale is None else scale.dtype, bias_dtype)
             wanted = zip(WANTS, ctx.needs_input_grad, dtypes, strict=False)
             return (*(found[name].to(dtype) if need else None for name, need, dtype in wanted), None, None)  # type: ignore[union-attr]  # dy is there, so every gradient is
         wants = residual + 2 * (branch and not shared) + 4 * weight + 8 * bias
         if _tracing():
-            backward = compiled.kernel("add_norm_train_backward", z)
-            found = backward(dy, dz, z, stats, scale, rms, residual_dtype, branch_dtype, bias_dtype, wants)
+            backward = compile_mode.kernel("add_norm_train_backward", z)
+            found = backward(dy, dz, z, stats, scale, rms, dresidual_dtype, branch_dtype, bias_dtype, wants)
         else:
-            codes = _CODES[residual_dtype], _CODES[branch_dtype], _CODES[bias_dtype]
+            codes = _CODES[dresidual_dtype], _CODES[branch_dtype], _CODES[bias_dtype]
             found = _train_backward_eager(dy, dz, z, stats, scale, rms, *codes, wants)
         dresidual, dbranch, dweight, dbias = found
         return (

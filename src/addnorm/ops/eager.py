@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops import checks
+from addnorm.ops import validation
 from addnorm.ops.philox import keep_scale
 from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, by_name, checked, library, nothing
 
@@ -24,7 +24,7 @@ def add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
     """y alone."""
-    checks.check(residual, branch, weight, bias, eps)
+    validation.check(residual, branch, weight, bias, eps)
     z = (residual if branch is None else reference.add(residual, branch)).contiguous()  # sums depend on strides
     y = residual if branch is None else branch
     return _fresh(_normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=y.dtype), residual, branch)
@@ -34,7 +34,7 @@ def add_norm_stream(
     residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
     """y and the stream."""
-    checks.check(residual, branch, weight, bias, eps)
+    validation.check(residual, branch, weight, bias, eps)
     z = reference.add(residual, branch).contiguous()
     return _normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=branch.dtype), z
 
@@ -53,7 +53,7 @@ def add_norm_train_backward(
     stats: Tensor,
     weight: Tensor | None,
     rms: bool,
-    residual_dtype: torch.dtype,
+    dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
     wants: int,
@@ -61,7 +61,7 @@ def add_norm_train_backward(
     """The gradients of residual, branch, weight and bias that `wants` asks for."""
     return add_norm_backward(
         dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
-        residual_dtype=residual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
+        dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
     )[:4]  # fmt: skip
 
 
@@ -76,20 +76,20 @@ def add_norm_forward(
     *,
     weight_offset: float = 0.0,
     casting: int = 0,
-    stream_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with every option; of y, the stream and the statistics the first `outputs` are wanted."""
-    checks.check(
-        residual, branch, weight, bias, eps, weight_offset=weight_offset, stream_dtype=stream_dtype, out_dtype=out_dtype,
+    validation.check(
+        residual, branch, weight, bias, eps, weight_offset=weight_offset, residual_dtype=residual_dtype, out_dtype=out_dtype,
         **checked(options),
     )  # fmt: skip
     z = (
         residual
         if branch is None
-        else reference.add(residual, branch, dtype=stream_dtype, **add_options(residual, options))
+        else reference.add(residual, branch, dtype=residual_dtype, **add_options(residual, options))
     )
     z = z.contiguous()  # torch's order of summation depends on strides
     alone = norm == NORMS["none"]
@@ -116,7 +116,7 @@ def add_norm_backward(
     weight: Tensor | None,
     norm: int,
     *,
-    residual_dtype: torch.dtype,
+    dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
     wants: int,
@@ -127,7 +127,7 @@ def add_norm_backward(
     split = reference.Statistics(stats[..., :1], stats[..., 1:]) if dy is not None else None
     grads = gradients(dy, dz, z, split, weight, norm, **options)
     scales = {name: options[name].dtype for name in WANTS[4:] if options.get(name) is not None}
-    dtypes = {"residual": residual_dtype, "branch": branch_dtype, "bias": bias_dtype, **scales}
+    dtypes = {"residual": dresidual_dtype, "branch": branch_dtype, "bias": bias_dtype, **scales}
     dtypes["weight"] = z.dtype if weight is None else weight.dtype
     taken: list[Tensor] = []
     for bit, name in enumerate(WANTS):
@@ -149,14 +149,14 @@ def add_norm_out(
     **options: Any,
 ) -> None:
     """The functional operator, by whatever computes that, then a copy: the same bits, and right whatever y and z alias."""
-    checks.check(residual, branch, weight, bias, eps)
+    validation.check(residual, branch, weight, bias, eps)
     targets = {name: t for name, t in (("y", y), ("z", z)) if t is not None}
-    checks.check_targets(targets, residual)
+    validation.check_targets(targets, residual)
     inputs = {"residual": residual, "branch": branch, "weight": weight, "bias": bias, **options}
-    checks.check_memory(targets, inputs)
+    validation.check_memory(targets, inputs)
     results = torch.ops.addnorm.add_norm_forward.default(
         residual, branch, weight, bias, eps, norm, **options,
-        stream_dtype=None if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
+        residual_dtype=None if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
     )  # fmt: skip
     with torch._C._AutoDispatchBelowADInplaceOrView():  # a kernel writes: what autograd is told is told by the caller
         for target, result in zip((y, z), results, strict=False):

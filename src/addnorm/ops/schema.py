@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from addnorm.ops import checks
+from addnorm.ops import validation
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ ADD_NAMES = (
     "offset",
 )  # fmt: skip
 CHECKED = (
-    "residual_scale", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed", "offset", "weight_offset", "stream_dtype",
+    "residual_scale", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed", "offset", "weight_offset", "residual_dtype",
     "out_dtype",
 )  # fmt: skip
 
@@ -55,17 +55,17 @@ SCHEMAS = {
         "-> (Tensor y, Tensor z, Tensor stats)"
     ),
     "add_norm_train_backward": (
-        "(Tensor dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, bool rms, ScalarType residual_dtype, "
+        "(Tensor dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, bool rms, ScalarType dresidual_dtype, "
         "ScalarType branch_dtype, ScalarType bias_dtype, int wants) "
         "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias)"
     ),
     "add_norm_forward": (
         "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, "
         f"{ADD_OPTIONS}, float weight_offset=0.0, int casting=0, "
-        "ScalarType? stream_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)"
+        "ScalarType? residual_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)"
     ),
     "add_norm_backward": (
-        "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType residual_dtype, "
+        "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType dresidual_dtype, "
         "ScalarType branch_dtype, ScalarType bias_dtype, int wants, float weight_offset=0.0, "
         f"Tensor? residual=None, Tensor? branch=None, {ADD_OPTIONS}) "
         "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias, "
@@ -119,7 +119,7 @@ def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
 def _fake_add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
-    checks.check(residual, branch, weight, bias, eps)  # a compiled graph is refused with the sentence too
+    validation.check(residual, branch, weight, bias, eps)  # a compiled graph is refused with the sentence too
     y = residual if branch is None else branch
     return residual.new_empty(residual.shape, dtype=y.dtype)
 
@@ -127,7 +127,7 @@ def _fake_add_norm(
 def _fake_add_norm_stream(
     residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
-    checks.check(residual, branch, weight, bias, eps)
+    validation.check(residual, branch, weight, bias, eps)
     return residual.new_empty(residual.shape, dtype=branch.dtype), residual.new_empty(residual.shape)
 
 
@@ -144,14 +144,14 @@ def _fake_add_norm_train_backward(
     stats: Tensor,
     weight: Tensor | None,
     rms: bool,
-    residual_dtype: torch.dtype,
+    dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
     wants: int,
 ) -> tuple[Tensor, ...]:
     return _fake_add_norm_backward(
         dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
-        residual_dtype=residual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
+        dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
     )[:4]  # fmt: skip
 
 
@@ -164,15 +164,15 @@ def _fake_add_norm_forward(
     eps: float,
     norm: int,
     *,
-    stream_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    checks.check(
-        residual, branch, weight, bias, eps, stream_dtype=stream_dtype, out_dtype=out_dtype, **checked(options)
+    validation.check(
+        residual, branch, weight, bias, eps, residual_dtype=residual_dtype, out_dtype=out_dtype, **checked(options)
     )
-    z_dtype = stream_dtype or residual.dtype
+    z_dtype = residual_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
     alone = norm == NORMS["none"]
     with_z = branch is not None and (outputs > 1 or alone)
@@ -193,7 +193,7 @@ def _fake_add_norm_backward(
     weight: Tensor | None,
     norm: int,
     *,
-    residual_dtype: torch.dtype,
+    dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
     wants: int,
@@ -201,7 +201,7 @@ def _fake_add_norm_backward(
 ) -> tuple[Tensor, ...]:
     parameter = z.shape[-1:]
     plain = {
-        "residual": (z.shape, residual_dtype),
+        "residual": (z.shape, dresidual_dtype),
         "branch": (z.shape, branch_dtype),
         "weight": (parameter, z.dtype if weight is None else weight.dtype),
         "bias": (parameter, bias_dtype),
@@ -226,8 +226,8 @@ def _fake_add_norm_out(
     z: Tensor | None,
     **options: Any,
 ) -> None:
-    checks.check(residual, branch, weight, bias, eps, **checked(options))
-    checks.check_targets({name: t for name, t in (("y", y), ("z", z)) if t is not None}, residual)
+    validation.check(residual, branch, weight, bias, eps, **checked(options))
+    validation.check_targets({name: t for name, t in (("y", y), ("z", z)) if t is not None}, residual)
 
 
 for _name, _fake in (

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
-from addnorm.nn.equation import number as constant
 from addnorm.report import curves, initial
 from addnorm.report.blocks import Block, Cell, Facts, Finding, Findings, Page, Section, Table
 from addnorm.report.model import versions
 from addnorm.report.numbers import number
+from addnorm.wirings.equation import number as constant
 
 __all__ = ["of_comparison"]
 
@@ -45,7 +45,7 @@ def of_comparison(found: Comparison, facts: Mapping[str, str] | None = None) -> 
 
     Example:
         >>> from addnorm import lab, report
-        >>> quick = lab.Protocol(n_layers=2, warm_ups=0, steps=4, d=16, n_heads=2, tokens=8, batch=4)
+        >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d=16, nhead=2, tokens=8, batch=4)
         >>> page = report.of_comparison(lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1))
         >>> [section.title for section in page.sections][:2]
         ['Learning', 'By depth: 2 layers']
@@ -141,7 +141,7 @@ def _learning(found: Comparison) -> list[Block]:
     blocks: list[Block | None] = []
     for n, _ in found.by_depth():
         for part in _parts(found):
-            if any(run["settings"]["n_layers"] == n for run in part.found.runs):
+            if any(run["settings"]["num_layers"] == n for run in part.found.runs):
                 of = (part.found, n, part.name, part.of)
                 blocks += [curves.learning(*of), curves.training(*of)]
                 if len(found.protocol.rates) > 1:
@@ -154,7 +154,7 @@ def _settings_tried(found: Comparison) -> Table:
     best = {id(arm.best) for arm in found.arms}
     rows: list[list[Cell]] = [
         [
-            group.wiring, group.n_layers, constant(group.lr), str(group.warm_up or "none"),
+            group.wiring, group.num_layers, constant(group.lr), str(group.warm_up or "none"),
             group.loss("validation"), group.loss(),
             curves.listed(group.losses()), str(group.diverged or "none"),
             "yes" if id(group) in best else "",
@@ -168,7 +168,7 @@ def _settings_tried(found: Comparison) -> Table:
 
 def _trained(found: Comparison, n: int) -> list[Block]:
     """What trained models of a depth did to stream and gradient."""
-    at = replace(found, runs=[run for run in found.runs if run["settings"]["n_layers"] == n], stacks=[])
+    at = replace(found, runs=[run for run in found.runs if run["settings"]["num_layers"] == n], stacks=[])
     before: list[Block | None] = []
     maps: list[Block | None] = []
     without: list[Block] = []
@@ -195,9 +195,9 @@ def _settings(found: Comparison) -> dict[str, str]:
     told = {"wirings": ", ".join(found.compared)}
     if found.runs:
         told |= {
-            "layers": _listed(p.n_layers), "learning rates": _listed(p.rates), "warm-up steps": _listed(p.warm_ups),
+            "layers": _listed(p.num_layers), "learning rates": _listed(p.rates), "warm-up steps": _listed(p.warm_ups),
             "seeds": _listed(p.seeds), "steps": str(p.steps),
-            "model": f"d = {p.d}, {p.n_heads} heads, feed-forward {4 * p.d}, {'LayerNorm' if p.norm == 'layer' else 'RMSNorm'}, "
+            "model": f"d = {p.d}, {p.nhead} heads, feed-forward {4 * p.d}, {'LayerNorm' if p.norm == 'layer' else 'RMSNorm'}, "
             f"{text['symbols']} symbols",
             "batch": f"{p.batch} sequences of {p.tokens} characters",
             "optimizer": "Adam, constant rate after a linear warm-up, no clipping, no weight decay",
@@ -210,7 +210,7 @@ def _settings(found: Comparison) -> dict[str, str]:
     if found.at_init:
         seeds = sorted({seed for row in found.at_init for seed in row["seeds"]})
         told["stacks at init"] = (
-            f"{_listed(sorted({row['n_layers'] for row in found.at_init}))} layers, {len(seeds)} seeds, width 64, one sequence "
+            f"{_listed(sorted({row['num_layers'] for row in found.at_init}))} layers, {len(seeds)} seeds, width 64, one sequence "
             "of 32 tokens"
         )
     return told | {"this report": ", ".join(f"{name} {version}" for name, version in versions().items())}

@@ -79,7 +79,7 @@ def training(found: Comparison, n: int, name: str = "", of: str = "") -> Figure 
 
 def rates(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
     """The loss against the learning rate; `name` and `of` as in `learning`."""
-    groups = [group for group in found.groups if group.n_layers == n]
+    groups = [group for group in found.groups if group.num_layers == n]
     rows: list[list[Cell]] = [
         [group.wiring, "yes" if group.warm_up else "no", group.lr, group.loss(), listed(group.losses()), group.diverged]
         for group in groups

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from addnorm.report.blocks import Figure, Table
 from addnorm.report.svg import INK, PAPER, themed
 from addnorm.stream.record.axes import short
-from addnorm.stream.record.extras import need
+from addnorm.stream.record.optional import need
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
-from addnorm.lab.expected import Check
 from addnorm.lab.plot import Curve, Points
+from addnorm.lab.published import Check
 from addnorm.report.blocks import Block, Cell, Figure, Section, Table
 from addnorm.report.figure import drawn
 from addnorm.report.numbers import number
@@ -39,7 +39,7 @@ def sections(found: Comparison) -> list[Section]:
     if not found.at_init:
         return []
     names = _shown(found)
-    deepest = max(row["n_layers"] for row in found.at_init)
+    deepest = max(row["num_layers"] for row in found.at_init)
     drawings: list[Block] = [
         _against_depth(
             found, names, "init-gradients", "Gradients against depth",
@@ -80,7 +80,7 @@ def _against_depth(
     found: Comparison, names: Sequence[str], name: str, title: str, caption: str, panels: Sequence[Panel]
 ) -> Figure:
     """Numbers of whole stacks over the number of layers."""
-    rows = {(row["wiring"], row["n_layers"]): row for row in found.at_init}
+    rows = {(row["wiring"], row["num_layers"]): row for row in found.at_init}
     depths = sorted({n for _, n in rows})
 
     def draw(figure: Canvas) -> None:
@@ -112,7 +112,7 @@ def _by_layer(
     found: Comparison, names: Sequence[str], n: int, name: str, title: str, caption: str, panels: Sequence[Panel]
 ) -> Figure:
     """Numbers at every depth of stacks of n layers."""
-    rows = {row["wiring"]: row for row in found.at_init if row["n_layers"] == n}
+    rows = {row["wiring"]: row for row in found.at_init if row["num_layers"] == n}
     there = [wiring for wiring in names if wiring in rows]
 
     def points(values: Sequence[float]) -> Points:

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from addnorm.nn.equation import GAP
-from addnorm.nn.equation import number as constant
 from addnorm.report import drawings, findings
 from addnorm.report.blocks import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.inspected import NORMS, merged, norm_text, starred
+from addnorm.stream.find.format import NORMS, merged, norm_text, starred
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.record.recording import Recording
+from addnorm.wirings.equation import GAP
+from addnorm.wirings.equation import number as constant
 
 __all__ = ["of_model", "versions"]
 
@@ -98,7 +98,7 @@ def _name(stream: Stream) -> str:
 
 
 def _subtitle(found: Inspection) -> str:
-    layers = sum(stream.n_layers for stream in found.streams)
+    layers = sum(stream.num_layers for stream in found.streams)
     streams = f" in {len(found.streams)} streams" if len(found.streams) > 1 else ""
     return (
         f"The residual stream of {found.model}, in {found.mode} mode: {_count(len(found.sites), 'sublayer')} in "

@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from addnorm.report.blocks import Figure, Page
-from addnorm.stream.record.extras import need
+from addnorm.stream.record.optional import need
 
 __all__ = ["check", "render", "write"]
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.nn import checks
+from addnorm.stream.dataflow.capture import Frames, Op, Value
+from addnorm.stream.dataflow.observers import Watch, watched, without_checkpoints
 from addnorm.stream.find.closure import relative
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.sites import Branch
-from addnorm.stream.flow.capture import Frames, Op, Value
-from addnorm.stream.flow.watch import Watch, watched, without_checkpoints
-from addnorm.stream.record.calling import copied
+from addnorm.stream.record.call_key import copied
 
 if TYPE_CHECKING:  # rich is imported where something is printed
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -53,7 +53,7 @@ def add_norm_train_backward(
     stats: Tensor,
     weight: Tensor | None,
     rms: bool,
-    residual_dtype: torch.dtype,
+    dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
     wants: int,
@@ -61,10 +61,10 @@ def add_norm_train_backward(
     """The gradients of residual, branch, weight and bias that `wants` asks for."""
     if not _fits(dy, dz, z, stats, weight, wants):
         return eager.add_norm_train_backward(
-            dy, dz, z, stats, weight, rms, residual_dtype, branch_dtype, bias_dtype, wants
+            dy, dz, z, stats, weight, rms, dresidual_dtype, branch_dtype, bias_dtype, wants
         )
     found = (
-        _like(z, residual_dtype) if wants & _RESIDUAL else None,
+        _like(z, dresidual_dtype) if wants & _RESIDUAL else None,
         _like(z, branch_dtype) if wants & _BRANCH else None,
         torch.empty_like(weight) if weight is not None and wants & _WEIGHT else None,
         z.new_empty(z.shape[-1], dtype=bias_dtype) if wants & _BIAS else None,
@@ -81,7 +81,7 @@ def add_norm_backward(
     stats: Tensor,
     weight: Tensor | None,
     norm: int,
-    residual_dtype: torch.dtype,
+    dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
     wants: int,
@@ -112,7 +112,7 @@ def add_norm_backward(
     add = add_of(z, *options) if there and _fits(dy, dz, z, stats, weight, wants) else None
     if add is None or not (like(residual, z) and like(branch, z)):
         return eager.add_norm_backward(
-            dy, dz, z, stats, weight, norm, residual_dtype, branch_dtype, bias_dtype, wants, weight_offset, residual, branch,
+            dy, dz, z, stats, weight, norm, dresidual_dtype, branch_dtype, bias_dtype, wants, weight_offset, residual, branch,
             *options,
         )  # fmt: skip
     rows = z.shape[:-1]
@@ -122,7 +122,7 @@ def add_norm_backward(
         drow_scale = (
             row_scale.new_empty(rows) if parts == 1 else z.new_empty((parts, *rows), dtype=stats_dtype(z.dtype))
         )
-    dresidual = _like(z, residual_dtype) if wants & _RESIDUAL else None
+    dresidual = _like(z, dresidual_dtype) if wants & _RESIDUAL else None
     dbranch = _like(z, branch_dtype) if wants & _BRANCH else None
     dbias = z.new_empty(z.shape[-1], dtype=bias_dtype) if wants & _BIAS else None
     dweight, dresidual_scale, dlayer_scale, dbranch_bias = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from addnorm.ops import eager, memory
+from addnorm.ops import aliasing, eager
 from addnorm.ops.schema import CASTINGS, NORMS, nothing, stats_dtype
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import DTYPES, PLAIN, Add, add_of, like, numbers_of, parameter, rows_of, whole
@@ -98,7 +98,7 @@ def add_norm_forward(
     offset: int = 0,
     weight_offset: float = 0.0,
     casting: int = 0,
-    stream_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     outputs: int = 3,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,7 +107,7 @@ def add_norm_forward(
         residual_factor, residual_scale, branch_factor, row_scale, layer_scale, branch_bias, dropout_p, seed, offset,
     )  # fmt: skip
     add = add_of(residual, *options) if _judged(residual, branch, weight, bias, eps, weight_offset) else None
-    z_dtype = residual.dtype if branch is None else stream_dtype or residual.dtype
+    z_dtype = residual.dtype if branch is None else residual_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
     if add is None or z_dtype not in DTYPES or y_dtype not in DTYPES:
         return eager.add_norm_forward(
@@ -120,7 +120,7 @@ def add_norm_forward(
             *options,
             weight_offset,
             casting,
-            stream_dtype,
+            residual_dtype,
             out_dtype,
             outputs,
         )
@@ -230,7 +230,7 @@ def add_norm_out(
         and (y is not None) == (norm != _NONE)
         and not (z is not None and branch is None)
         and (y is not None or z is not None)
-        and not (y is not None and z is not None and memory.shared(y, z))
+        and not (y is not None and z is not None and aliasing.shared(y, z))
         and _writable(y, residual, branch, others)
         and _writable(z, residual, branch, others)
     )
@@ -255,6 +255,6 @@ def _writable(
         like(target, residual)
         and target.is_contiguous()
         and aligned(target)
-        and all(t is None or not memory.shared(target, t) or memory.same(target, t) for t in (residual, branch))
-        and not any(t is not None and memory.shared(target, t) for t in others)
+        and all(t is None or not aliasing.shared(target, t) or aliasing.same(target, t) for t in (residual, branch))
+        and not any(t is not None and aliasing.shared(target, t) for t in others)
     )

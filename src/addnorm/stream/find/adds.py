@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.ops import Factor, Term, factor_of, mixing, reaches, terms_of, up
-from addnorm.stream.flow.graph import DATA, NOISE, Flow, Op, Value
 
 __all__ = ["Add", "Path", "Write", "between", "find_adds", "mixes", "walk"]
 

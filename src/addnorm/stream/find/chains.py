@@ -6,10 +6,10 @@ own affair. Every add is in a stream, inside of a sublayer, or left over and tol
 
 from __future__ import annotations
 
+from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import Add, between, find_adds, mixes
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.ops import mixing, up
-from addnorm.stream.flow.graph import Flow, Op, Value
 
 __all__ = ["find_streams"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.find.adds import Add, Path
-from addnorm.stream.find.found import Found
+from addnorm.stream.find.chain import Found
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.replay import replay, views
 from addnorm.stream.find.sites import Branch

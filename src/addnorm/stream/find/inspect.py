@@ -19,18 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from addnorm.stream.dataflow.capture import Capture
+from addnorm.stream.dataflow.graph import DATA, Flow
+from addnorm.stream.dataflow.state import UNMADE, tensors_in
+from addnorm.stream.find.build import tell
+from addnorm.stream.find.chain import Found, found_in
 from addnorm.stream.find.chains import find_streams
-from addnorm.stream.find.described import tell
-from addnorm.stream.find.found import Found, found_in
+from addnorm.stream.find.diagnostics import left_over, no_stream
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.layers import layers_of
 from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.ops import mixing, up
-from addnorm.stream.find.refused import left_over, no_stream
 from addnorm.stream.find.sites import common
-from addnorm.stream.flow.capture import Capture
-from addnorm.stream.flow.graph import DATA, Flow
-from addnorm.stream.flow.state import UNMADE, tensors_in
 
 __all__ = ["Found", "capture", "doubled", "inspect", "refuse", "understand"]
 

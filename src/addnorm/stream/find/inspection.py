@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from addnorm.nn.wiring import Learned, Row, Wiring
 from addnorm.stream.find.norm import Norm
+from addnorm.wirings.spec import Learned, Row, Wiring
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -121,7 +121,7 @@ class Stream:
     width: int
     dtype: str
     sites: tuple[Site, ...]
-    n_layers: int
+    num_layers: int
     wiring: Wiring | None
     embedding_norm: Norm | None
     final_norm: Norm | None
@@ -152,7 +152,7 @@ class Stream:
     def equation(self) -> str:
         """The wiring in symbols, with its constants; or each of the rows that occur."""
         if self.wiring is not None:
-            return self._as_it_ends(self.wiring).equation(self.n_layers)
+            return self._as_it_ends(self.wiring).equation(self.num_layers)
         return "\n".join(dict.fromkeys(site.equation for site in self.sites))
 
     def _as_it_ends(self, wiring: Wiring) -> Wiring:
@@ -163,7 +163,7 @@ class Stream:
         """For JSON."""
         norms = {"embedding": self.embedding_norm, "final": self.final_norm}
         return {
-            "name": self.name, "width": self.width, "axis": self.axis, "dtype": self.dtype, "layers": self.n_layers,
+            "name": self.name, "width": self.width, "axis": self.axis, "dtype": self.dtype, "layers": self.num_layers,
             "wiring": self.wiring and self.wiring.name, "options": dict(self.wiring.options) if self.wiring else {},
             "equation": self.equation, "norm": self.norm, "eps": self.eps,
             "norms": {name: norm.to_dict() for name, norm in norms.items() if norm is not None},
@@ -243,12 +243,12 @@ class Inspection:
         return f"<Inspection of {self.model}: {self.wiring}, {len(self.sites)} sublayers, {closing}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from addnorm.stream.find.inspected import on_console  # that file knows what this one is
+        from addnorm.stream.find.format import on_console  # that file knows what this one is
 
         yield from on_console(self)
 
     def _repr_html_(self) -> str:
-        from addnorm.stream.find.inspected import as_html
+        from addnorm.stream.find.format import as_html
 
         return as_html(self)
 

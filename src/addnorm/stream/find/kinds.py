@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value
 from addnorm.stream.find.ops import ATTENTION, LOCAL, MIXING, PRODUCTS, SOFTMAX, factor_of, opaque, reaches, up
-from addnorm.stream.flow.graph import DATA, PARAMETER, Op, Value
 
 __all__ = ["kind_of"]
 

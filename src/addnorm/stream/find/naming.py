@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from addnorm.nn import wirings
-from addnorm.nn.equation import number
-from addnorm.nn.wiring import Factor, Learned, Row, Wiring
+from addnorm import wirings
+from addnorm.wirings.equation import number
+from addnorm.wirings.spec import Factor, Learned, Row, Wiring
 
 __all__ = ["Seen", "named"]
 
@@ -71,12 +71,12 @@ def _exceptions(seen: Sequence[Seen], usual: Sequence[Seen]) -> list[str]:
     ]
 
 
-def _also(wiring: Wiring, n_layers: int) -> list[str]:
+def _also(wiring: Wiring, num_layers: int) -> list[str]:
     """By which other rule the same constant could have come."""
     k = dict(wiring.options).get("multiplier")
-    rules = (("depth_mup", n_layers**-0.5), ("completep", 1 / n_layers))
-    found = [name for name, value in rules if k is not None and n_layers > 1 and _close(value, k)]
-    return [f"with {n_layers} layers the constant is also that of {name}(k=1)" for name in found]
+    rules = (("depth_mup", num_layers**-0.5), ("completep", 1 / num_layers))
+    found = [name for name, value in rules if k is not None and num_layers > 1 and _close(value, k)]
+    return [f"with {num_layers} layers the constant is also that of {name}(k=1)" for name in found]
 
 
 def _bottom_to_top(seen: Sequence[Seen]) -> bool:
@@ -123,10 +123,10 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
         yield wirings.rezero() if shared else wirings.skipinit(start or 0.0)
         yield wirings.layer_scale(start)
     elif b != 1.0:
-        n_layers = seen[-1].layer + 1
-        of_depth = [(wirings.depth_mup, b * n_layers**0.5), (wirings.completep, b * n_layers)]
+        num_layers = seen[-1].layer + 1
+        of_depth = [(wirings.depth_mup, b * num_layers**0.5), (wirings.completep, b * num_layers)]
         for make, k in of_depth:  # 0.98995 in two layers was written as 1.4/sqrt(L)
-            if n_layers > 1 and len(f"{k:.12g}") + 3 < len(f"{b:.12g}"):
+            if num_layers > 1 and len(f"{k:.12g}") + 3 < len(f"{b:.12g}"):
                 yield make(float(f"{k:.12g}"))
         yield wirings.residual_multiplier(b)
     post = [s.layer for s in seen if s.row.norm_out]
@@ -142,14 +142,14 @@ def _untrained(seen: Sequence[Seen]) -> float | None:
 
 def _remarks(wiring: Wiring, seen: Sequence[Seen], final_norm: bool, embedding_norm: bool) -> list[str] | None:
     """What differs from a wiring beside the rows; None where a row differs."""
-    n_layers = seen[-1].layer + 1
+    num_layers = seen[-1].layer + 1
     per_layer, remarks = max(Counter(s.layer for s in seen).values()), []
     at = -1
     place = 0
     for k, s in enumerate(seen):
         place = 0 if s.layer != at else place + 1
         at = s.layer
-        expected = wiring.row(s.layer, place, n_layers, per_layer)
+        expected = wiring.row(s.layer, place, num_layers, per_layer)
         if wiring.flow == "parallel":
             expected = Row(norm_in=True)
         if not _alike(expected, s.row):
@@ -170,9 +170,9 @@ def _remarks(wiring: Wiring, seen: Sequence[Seen], final_norm: bool, embedding_n
                 remarks.append("the first sublayer reads the embedding norm's result, without a norm of its own")
                 continue
             return None
-    if final_norm and not wiring.ends_in_norm(n_layers):
+    if final_norm and not wiring.ends_in_norm(num_layers):
         remarks.append("with a final norm, which this wiring has not")
-    if not final_norm and wiring.ends_in_norm(n_layers):
+    if not final_norm and wiring.ends_in_norm(num_layers):
         remarks.append("without the final norm that this wiring has")
     if embedding_norm != wiring.embedding_norm:
         remarks.append("with a norm of the embedding" if embedding_norm else "without the norm of the embedding")

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.find.replay import whole
-from addnorm.stream.flow.graph import Op, Value
 
 __all__ = ["Kind", "Norm"]
 

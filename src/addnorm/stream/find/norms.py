@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.stream.find.handmade import affine, match
+from addnorm.stream.dataflow.graph import Flow, Op, Value
+from addnorm.stream.find.decomposed_norms import affine, match
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.flow.graph import Flow, Op, Value
 
 __all__ = ["Norm", "find_norms"]
 

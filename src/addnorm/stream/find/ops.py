@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from addnorm.stream.flow.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Value
+from addnorm.stream.dataflow.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Value
 
 __all__ = [
     "ATTENTION", "CHANNELS", "LOCAL", "MIXING", "NORMALIZING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor", "Term", "axis_of",

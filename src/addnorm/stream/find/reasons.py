@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from addnorm.nn.wiring import Wiring
 from addnorm.stream.find import naming
 from addnorm.stream.find.adds import Add, mixes
-from addnorm.stream.find.found import Found
+from addnorm.stream.find.chain import Found
 from addnorm.stream.find.inspection import Site
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.ops import expectation, factor_of, reaches, up
 from addnorm.stream.find.sites import Branch
+from addnorm.wirings.spec import Wiring
 
 __all__ = ["notes_of", "reasons_of", "remarks_of"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.find.ops import TRANSPARENT, axis_of, factor_of, up
-from addnorm.stream.flow.graph import Op, Value
 
 __all__ = ["replay", "views", "whole"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from addnorm.nn.wiring import Factor as RowFactor
-from addnorm.nn.wiring import Learned, Row
 from addnorm.stream.find.adds import Path
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.ops import Factor, Term, expectation
 from addnorm.stream.find.sites import Branch
+from addnorm.wirings.spec import Factor as RowFactor
+from addnorm.wirings.spec import Learned, Row
 
 __all__ = ["row_of", "zero"]
 

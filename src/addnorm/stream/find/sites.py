@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from addnorm.stream.dataflow.graph import Frame, Op, Value
 from addnorm.stream.find.adds import Add, Path, Write, between, walk
 from addnorm.stream.find.kinds import kind_of
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.ops import TRANSPARENT, Factor, factor_of, reaches, terms_of, up
-from addnorm.stream.flow.graph import Frame, Op, Value
 
 __all__ = ["Branch", "Reads", "branches", "common"]
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from addnorm.stream.record.extras import need
-from addnorm.stream.record.vocabulary import RecordedSite
+from addnorm.stream.record.optional import need
+from addnorm.stream.record.schema import RecordedSite
 
 if TYPE_CHECKING:  # matplotlib is imported where it is used
     from matplotlib.axes import Axes

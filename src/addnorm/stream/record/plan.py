@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from addnorm.stream.dataflow.capture import PARAMETER, Value
 from addnorm.stream.find.adds import Path
 from addnorm.stream.find.inspect import Found
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norms import Norm
 from addnorm.stream.find.sites import Branch
-from addnorm.stream.flow.capture import PARAMETER, Value
-from addnorm.stream.record.vocabulary import RecordedSite
+from addnorm.stream.record.schema import RecordedSite
 
 __all__ = ["Heard", "Plan", "PlannedNorm", "PlannedSite", "PlannedState", "parameters_of", "write_of"]
 

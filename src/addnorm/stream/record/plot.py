@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from addnorm.stream.record import axes
 from addnorm.stream.record.axes import Depths, Line
-from addnorm.stream.record.extras import need
-from addnorm.stream.record.vocabulary import RecordedSite, expected
+from addnorm.stream.record.optional import need
+from addnorm.stream.record.schema import RecordedSite, expected
 
 if TYPE_CHECKING:  # matplotlib is imported where it is used; recording.py stands on this file
     from matplotlib.axes import Axes

@@ -20,16 +20,16 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from addnorm.nn import checks
+from addnorm.stream.dataflow.capture import PARAMETER, Frames, Value
+from addnorm.stream.dataflow.observers import Tap, Watch, checkpoints_with_graph, gather, watched
 from addnorm.stream.find.inspect import capture, understand
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.ops import up
-from addnorm.stream.flow.capture import PARAMETER, Frames, Value
-from addnorm.stream.flow.watch import Tap, Watch, checkpoints_with_graph, gather, watched
 from addnorm.stream.record import sample, statistics
 from addnorm.stream.record.backward import Backward
 from addnorm.stream.record.balance import Balance
-from addnorm.stream.record.calling import Masks, copied, kind_of, mask_of
-from addnorm.stream.record.known import known
+from addnorm.stream.record.call_key import Masks, copied, kind_of, mask_of
+from addnorm.stream.record.metadata import known
 from addnorm.stream.record.plan import Plan, PlannedNorm, PlannedSite, PlannedState
 from addnorm.stream.record.recording import Map, Recording
 from addnorm.stream.record.statistics import Size, Tokens
@@ -229,7 +229,7 @@ class Recorder:
         plan = Plan.of(found, self.layers)
         flow.forget()
         if not plan.sites:
-            depth = max(stream.n_layers for stream in found.streams)
+            depth = max(stream.num_layers for stream in found.streams)
             raise ValueError(
                 f"layers is {self.layers}, expected numbers from 0 to {depth - 1}: the layers of the model."
             )

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from addnorm.stream.record import show, store
+from addnorm.stream.record import format, store
 from addnorm.stream.record.balance import Balance
-from addnorm.stream.record.extras import need
-from addnorm.stream.record.spikes import Spike, spikes_of
-from addnorm.stream.record.vocabulary import (
+from addnorm.stream.record.optional import need
+from addnorm.stream.record.schema import (
     BY_NAME,
     ORDER,
     ROLES,
@@ -31,6 +30,7 @@ from addnorm.stream.record.vocabulary import (
     expected,
     select,
 )
+from addnorm.stream.record.spikes import Spike, spikes_of
 
 if TYPE_CHECKING:  # rich is imported where it is used
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -336,10 +336,10 @@ class Recording:
         return f"<Recording{of}: {what}{gradients}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield show.rich_table(self, options.max_width)
+        yield format.rich_table(self, options.max_width)
 
     def _repr_html_(self) -> str:
-        return show.html(self)
+        return format.html(self)
 
 
 def _steps_text(steps: tuple[int, ...]) -> str:

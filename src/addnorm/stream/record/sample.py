@@ -13,6 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from addnorm.stream.dataflow.capture import Value
+from addnorm.stream.dataflow.observers import Tap
 from addnorm.stream.decompose import carried, shares_of, sum_of
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.closure import relative, tolerance
@@ -20,8 +22,6 @@ from addnorm.stream.find.inspect import Found
 from addnorm.stream.find.inspection import Stream
 from addnorm.stream.find.ops import Factor
 from addnorm.stream.find.sites import Branch
-from addnorm.stream.flow.capture import Value
-from addnorm.stream.flow.watch import Tap
 from addnorm.stream.record.balance import Balance
 from addnorm.stream.record.plan import Plan, write_of
 from addnorm.stream.record.recording import Map

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from addnorm.stream.record.balance import Balance
-from addnorm.stream.record.extras import need
-from addnorm.stream.record.vocabulary import Entry, RecordedSite
+from addnorm.stream.record.optional import need
+from addnorm.stream.record.schema import Entry, RecordedSite
 
 if TYPE_CHECKING:  # recording.py stands on this file
     from addnorm.stream.record.recording import Recording

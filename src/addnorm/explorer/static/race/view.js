@@ -182,8 +182,8 @@ function mount(root, app) {
     show,
     hide: () => scrubber.halt(),
     code() {
-      const { left, right, n_layers, ...others } = named(store.state);
-      const given = Object.entries({ n_layers, ...others }).map(([name, value]) => `${name}=${value}`);
+      const { left, right, num_layers, ...others } = named(store.state);
+      const given = Object.entries({ num_layers, ...others }).map(([name, value]) => `${name}=${value}`);
       return [
         "from addnorm import lab", "",
         "text = lab.topics()",
@@ -210,7 +210,7 @@ function mount(root, app) {
   /** The settings as `addnorm.lab.Run` calls them. @param {import("../state.js").State} state @returns {Record<string, any>} */
   function named(state) {
     const { layers, ...others } = asked(state);
-    return { n_layers: layers, d: others.d, n_heads: meta.race.heads, ...others };
+    return { num_layers: layers, d: others.d, nhead: meta.race.heads, ...others };
   }
 }
 

@@ -1,0 +1,1 @@
+"""The demonstration that `addnorm demo` runs, one file for each part."""

@@ -1,0 +1,259 @@
+"""A wiring as a drawing in text, made from its rows: the stream runs from left to right, the branch below it.
+
+x ──┬────────────────⊕──► x'
+    │  ┌───┐  ┌───┐  │
+    └──┤ N ├──┤ f ├──┘
+       └───┘  └───┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from addnorm.wirings.equation import Line, Shown, by_sublayer, parts, shown_depth
+
+if TYPE_CHECKING:  # wiring.py stands on this file
+    from addnorm.wirings.spec import Wiring
+
+__all__ = ["WIDTH", "draw"]
+
+WIDTH = 78
+ADD, ARROW, AND_SO_ON = "⊕", "►", " ··· "
+STEP = 2  # of wire before a box
+
+# What a cell shows, by where its wires lead: left, right, up, down.
+WIRES = {
+    "lr": "─", "ud": "│", "rd": "┌", "ld": "┐", "ru": "└", "lu": "┘", "rud": "├", "lud": "┤", "lrd": "┬", "lru": "┴",
+    "lrud": "┼", "l": "─", "r": "─", "u": "│", "d": "│",
+}  # fmt: skip
+
+
+class Canvas:
+    """Cells with wires and texts; where wires meet, they are joined."""
+
+    def __init__(self) -> None:
+        self.wires: dict[tuple[int, int], set[str]] = {}
+        self.texts: dict[tuple[int, int], str] = {}
+        self.streams: tuple[int, ...] = (0,)  # the heights of what goes on to the next sublayer
+
+    @property
+    def width(self) -> int:
+        """Of what has been drawn."""
+        return 1 + max(x for x, _ in (*self.wires, *self.texts))
+
+    def text(self, x: int, y: int, text: str) -> int:
+        """A text, over whatever is there; where it ends."""
+        self.texts |= {(x + k, y): character for k, character in enumerate(text)}
+        return x + len(text)
+
+    def across(self, x: int, end: int, y: int) -> int:
+        """A wire from left to right, both ends included."""
+        for at in range(x, end + 1):
+            self.wires.setdefault((at, y), set()).update("r" * (at < end) + "l" * (at > x))
+        return end
+
+    def arrow(self, x: int, y: int, to: str) -> int:
+        """A wire with a head, and what it leads to; where that ends."""
+        return self.text(self.across(x, x + STEP, y) + 1, y, f"{ARROW} {to}")
+
+    def down(self, x: int, y: int, end: int) -> None:
+        """A wire from above to below, both ends included."""
+        for at in range(y, end + 1):
+            self.wires.setdefault((x, at), set()).update("d" * (at < end) + "u" * (at > y))
+
+    def box(self, x: int, y: int, label: str) -> int:
+        """A box whose wires come and go at the height y; its right edge."""
+        right = x + len(label) + 3
+        for at in (y - 1, y + 1):
+            self.across(x, right, at)
+        for at in (x, right):
+            self.down(at, y - 1, y + 1)
+        self.text(x + 1, y, f" {label} ")
+        return right
+
+    def chain(self, x: int, y: int, labels: Iterable[str]) -> int:
+        """Boxes on a wire that comes from x; the right edge of the last, or x."""
+        for label in labels:
+            begin = self.across(x, x + STEP + 1, y)
+            x = self.box(begin, y, label)
+        return x
+
+    def add(self, other: Canvas, x: int) -> None:
+        """Another drawing beside this one, its stream at the same height."""
+        self.wires |= {(x + at, y): set(wires) for (at, y), wires in other.wires.items()}
+        self.texts |= {(x + at, y): text for (at, y), text in other.texts.items()}
+
+    def __str__(self) -> str:
+        cells = {at: WIRES["".join(sorted(wires, key="lrud".index))] for at, wires in self.wires.items()} | self.texts
+        rows = [y for _, y in cells]
+        lines = (
+            "".join(cells.get((x, y), " ") for x in range(self.width)).rstrip() for y in range(min(rows), max(rows) + 1)
+        )
+        return "\n".join(lines)
+
+
+def draw(wiring: Wiring) -> str:
+    """What `Wiring.draw` does."""
+    drawings = [
+        (label, FLOWS[wiring.flow](lines)) for part in parts(wiring) for label, lines in by_sublayer(wiring, part)
+    ]
+    (first, canvas), *others = drawings
+    texts = [(first, [*[_begin()] * wiring.embedding_norm, canvas]), *((label, [canvas]) for label, canvas in others)]
+    if wiring.ends_in_norm(shown_depth(wiring)):
+        texts[-1][1].append(END.get(wiring.flow, _end)(drawings[-1][1]))
+    return "\n\n".join(f"{label}:\n\n{_beside(pieces)}" if label else _beside(pieces) for label, pieces in texts)
+
+
+def _beside(pieces: list[Canvas]) -> str:
+    """The drawings in one, or, where that is too wide, one below the other."""
+    whole = Canvas()
+    for piece in pieces:
+        if whole.texts:
+            end = whole.width
+            for y in piece.streams:
+                whole.text(end, y, AND_SO_ON)
+        whole.add(piece, whole.width if whole.texts else 0)
+    return str(whole) if whole.width <= WIDTH else "\n\n".join(map(str, pieces))
+
+
+def _begin() -> Canvas:
+    """x_0 is a norm's."""
+    canvas = Canvas()
+    canvas.arrow(canvas.chain(canvas.text(0, 0, "x ") - 1, 0, ["N"]), 0, "x_0")
+    return canvas
+
+
+def _end(_: Canvas) -> Canvas:
+    """The final norm."""
+    canvas = Canvas()
+    canvas.arrow(canvas.chain(canvas.text(0, 0, "x_L ") - 1, 0, ["N"]), 0, "y")
+    return canvas
+
+
+def _end_of_two(layer: Canvas) -> Canvas:
+    """The first stream plus the norm of the second."""
+    canvas = Canvas()
+    low = layer.streams[1]
+    canvas.streams = layer.streams
+    right = canvas.chain(canvas.text(0, low, "v ") - 1, low, ["N"])
+    join = canvas.across(right, right + 1 + STEP, low)
+    canvas.across(canvas.text(0, 0, "u "), join, 0)
+    canvas.down(join, 0, low)
+    canvas.text(join, 0, ADD)
+    canvas.arrow(join, 0, "y")
+    return canvas
+
+
+def _row(lines: tuple[Line, ...]) -> Canvas:
+    line = lines[0]
+    canvas = Canvas()
+    x = canvas.text(0, 0, "x ")
+    if line.row.a == 0.0:
+        right = canvas.chain(x - 1, 0, [*_branch(line), *_norm_out(line)])
+    else:
+        right = canvas.chain(_sublayer(canvas, x + STEP, line)[0], 0, _norm_out(line))
+        canvas.across(x, x + STEP, 0)
+    canvas.arrow(right, 0, "x'")
+    return canvas
+
+
+def _sublayer(canvas: Canvas, fork: int, line: Line, f: str = "f") -> tuple[int, int]:
+    """The stream from a fork to the add, and the branch below it; where the add is, and how deep the branch."""
+    scaled = _factor(line.a)
+    low = 3 if scaled else 2
+    canvas.down(fork, 0, low)
+    right = canvas.chain(fork, low, _branch(line, f))
+    width = sum(len(label) + 4 for label in scaled)
+    join = max(right, fork + width + STEP) + STEP + 1
+    canvas.across(right, join, low)
+    canvas.down(join, 0, low)
+    x = fork
+    if scaled:
+        x = canvas.chain(fork + (join - fork - width) // 2 - STEP, 0, scaled)
+        canvas.across(fork, x - width + 1, 0)
+    canvas.across(x, join, 0)
+    canvas.text(join, 0, ADD)
+    return join, low
+
+
+def _branch(line: Line, f: str = "f") -> list[str]:
+    norms = (["N"] * stands for stands in (line.row.norm_in, line.row.norm_branch))
+    return [*next(norms), *_factor(line.c), f, *next(norms), *_factor(line.b)]
+
+
+def _norm_out(line: Line) -> list[str]:
+    return ["N"] * line.row.norm_out
+
+
+def _factor(factor: Shown) -> list[str]:
+    return [f"{'⊙' if factor.vector else '×'}{factor.text}"] if factor.text else []
+
+
+def _parallel(lines: tuple[Line, ...]) -> Canvas:
+    several = sum(line.row.norm_in for line in lines) > 1
+    canvas = Canvas()
+    x = canvas.text(0, 0, "x ")
+    fork = canvas.across(x, x + STEP, 0)
+    ends, shared = [], (fork, 0)  # where what the first reads is to be had
+    for k, line in enumerate(lines):
+        y = 2 + 3 * k
+        at, height = (fork, 0) if line.row.norm_in else shared
+        canvas.down(at, height, y)
+        if line.row.norm_in:
+            at = canvas.chain(at, y, [f"N_{k + 1}" if several else "N"])
+        if k == 0 and not several:
+            at = canvas.across(at, at + STEP, y)
+            shared = at, y
+        labels = _branch(line._replace(row=replace(line.row, norm_in=False)), f"f_{k + 1}")
+        ends.append((canvas.chain(at, y, labels), y))
+    join = max(right for right, _ in ends) + STEP + 1
+    for right, y in ends:
+        canvas.across(right, join, y)
+    canvas.down(join, 0, ends[-1][1])
+    canvas.across(fork, join, 0)
+    canvas.text(join, 0, ADD)
+    canvas.arrow(canvas.chain(join, 0, _norm_out(lines[0])), 0, "x'")
+    return canvas
+
+
+def _two_streams(lines: tuple[Line, ...]) -> Canvas:
+    line = lines[0]
+    canvas = Canvas()
+    x = canvas.text(0, 0, "u ")
+    fork = canvas.across(x, x + STEP, 0)
+    join, low = _sublayer(canvas, fork, line)
+    second = low + 2
+    canvas.text(0, second, "v ")
+    canvas.across(x, join, second)
+    canvas.down(join, low, second)
+    canvas.text(join, second, ADD)
+    right = canvas.chain(join, 0, _norm_out(line))
+    canvas.across(join, right, second)
+    canvas.arrow(right, 0, "u'")
+    canvas.arrow(right, second, "v'")
+    canvas.streams = (0, second)
+    return canvas
+
+
+def _bottom_to_top(lines: tuple[Line, ...]) -> Canvas:
+    first, last = lines[0], lines[-1]
+    canvas = Canvas()
+    x = canvas.text(0, 0, "x ")
+    fork = canvas.across(x, x + STEP, 0)
+    join, low = _sublayer(canvas, fork, first, "f_1")
+    right = canvas.arrow(canvas.chain(join, 0, _norm_out(first)), 0, "h ")
+    again = canvas.across(right, right + STEP, 0)
+    join, _ = _sublayer(canvas, again, last, "f_2")
+    around = canvas.across(join, join + STEP + 1, 0)
+    canvas.down(fork, low, low + 2)
+    canvas.across(fork, around, low + 2)
+    canvas.down(around, 0, low + 2)
+    canvas.text(around, 0, ADD)
+    canvas.arrow(canvas.chain(around, 0, _norm_out(last)), 0, "x'")
+    return canvas
+
+
+FLOWS = {"rows": _row, "parallel": _parallel, "two_streams": _two_streams, "bottom_to_top": _bottom_to_top}
+END = {"two_streams": _end_of_two}

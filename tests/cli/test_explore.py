@@ -1,0 +1,265 @@
+"""addnorm explore: where it listens, who may come, and how it ends: cleanly, whatever runs, and never with a traceback."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from addnorm.cli import explore, main
+from support.explorer_process import RACING, Explorer
+
+
+@pytest.fixture
+def never(monkeypatch):
+    """It does not come to serve."""
+    monkeypatch.setattr("addnorm.explorer.serving.serve", lambda *_: pytest.fail("it served"))
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["explore", *map(str, arguments)], catch_exceptions=False)
+
+
+def refused(*arguments):
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr.removeprefix("Error: ").rstrip()
+
+
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield other.getsockname()[1]
+
+
+def test_a_port_that_is_in_use_is_one_sentence(taken, never):
+    assert refused("--port", taken) == f"--port is {taken}, which is in use: give another, or 0 for any that is free."
+
+
+def test_a_port_that_is_in_use_is_one_sentence_of_the_process_too(taken):
+    command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", str(taken)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"Error: --port is {taken}, which is in use: give another, or 0 for any that is free.\n"
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What it would serve, and where."""
+    found = {}
+
+    def serve(page, desk, listening, ready):
+        found.update(page=page, desk=desk, at=listening.getsockname()[:2])
+        ready()
+
+    monkeypatch.setattr("addnorm.explorer.serving.serve", serve)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def one_thread(threads):
+    threads(1)
+
+
+def test_without_a_port_another_is_taken_where_the_usual_one_is_in_use(taken, served, monkeypatch):
+    monkeypatch.setattr(explore, "PORT", taken)
+    done = run()
+    host, port = served["at"]
+    assert host == "127.0.0.1"
+    assert port not in (0, taken)
+    assert done.stdout == f"The explorer is at http://127.0.0.1:{port}/\nCtrl-C ends it.\n"
+    assert (done.exit_code, done.stderr) == (0, "Ended.\n")
+
+
+def test_the_usual_port_is_taken_where_it_is_free(taken, served, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        free = one.getsockname()[1]
+    monkeypatch.setattr(explore, "PORT", free)
+    run()
+    assert served["at"] == ("127.0.0.1", free)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_this_machine_needs_no_token_and_checks_the_host(host, served):
+    assert "token" not in run("--port", 0, "--host", host).stdout
+    assert served["page"].token is None
+    assert served["page"].hosts == {"localhost", "127.0.0.1", "::1"}
+
+
+@pytest.mark.parametrize(("host", "here"), [("0.0.0.0", "127.0.0.1"), ("", "127.0.0.1"), ("127.0.0.2", "127.0.0.2")])
+def test_any_other_host_demands_a_token_of_its_own(host, here, served):
+    said, tokens = [], set()
+    for _ in range(2):
+        said.append(run("--port", 0, "--host", host).stdout)
+        tokens.add(served["page"].token)
+        assert f"http://{here}:{served['at'][1]}/?token={served['page'].token}\n" in said[-1]
+        assert served["page"].hosts is None
+    assert len(tokens) == 2
+    assert all(len(token) >= 20 for token in tokens)
+    assert ("From other machines" in said[0]) == (here != host)
+
+
+def ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not ipv6(), reason="this machine has no IPv6")
+def test_it_listens_to_ipv6(served):
+    said = run("--port", 0, "--host", "::1").stdout
+    assert served["at"][0] == "::1"
+    assert said.startswith(f"The explorer is at http://[::1]:{served['at'][1]}/\n")
+    assert served["page"].token is None
+
+
+def test_a_machine_without_ipv6_says_so(monkeypatch, never):
+    make = socket.socket
+
+    def without(family=-1, *more, **options):
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return make(family, *more, **options)
+
+    monkeypatch.setattr(socket, "socket", without)
+    assert refused("--host", "::1", "--port", 0) == (
+        "--host is ::1, which cannot be listened at (Address family not supported by protocol)."
+    )
+
+
+@pytest.mark.parametrize(
+    "host", ["203.0.113.7", "nowhere.invalid", "a..b", "a" * 300, "ｘ" * 80, "256.1.1.1", "1:2", "%"]
+)
+def test_a_host_that_is_none_of_this_machine_is_one_sentence(host, never):
+    said = refused("--host", host, "--port", 0)
+    assert said.startswith(f"--host is {host}, which cannot be listened at (")
+    assert said.endswith(").")
+
+
+def test_a_port_that_may_not_be_listened_at_is_one_sentence(monkeypatch, never):
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(explore, "_listening", denied)
+    assert refused("--port", 80) == "--port is 80, which cannot be listened at (Permission denied)."
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "x", "1e3", "9" * 5000])
+def test_a_port_that_is_none_is_refused(port, never):
+    done = run("--port", port)
+    assert done.exit_code == 2
+    assert "--port" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_package_that_is_missing_is_told_with_the_extra_that_has_it(package, monkeypatch, never):
+    monkeypatch.setitem(sys.modules, package, None)
+    said = refused("--port", 0)
+    assert said == f"{package} is not installed, and is needed to explore: pip install 'addnorm[web]'."
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[1]", '{"schema": "other"}', "\x00\xff"])
+def test_a_file_that_is_no_recording_is_one_sentence(content, tmp_path, never):
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_text(content, encoding="latin-1")
+    assert refused("--port", 0, "--recording", path).startswith("--recording: ")
+
+
+def test_it_opens_a_browser_where_asked_to_and_waits_for_none(served, monkeypatch):
+    opened, go = [], threading.Event()
+
+    def browse(address):
+        go.wait(10)  # as one that runs in the terminal
+        opened.append(address)
+
+    monkeypatch.setattr("webbrowser.open", browse)
+    run("--port", 0)
+    assert run("--port", 0, "--open").exit_code == 0
+    assert opened == []
+    go.set()
+    deadline = time.monotonic() + 10
+    while not opened:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert opened == [f"http://127.0.0.1:{served['at'][1]}/"]
+
+
+# How it ends.
+
+BUSY = """
+import time
+from addnorm.explorer import stack
+answer = stack.answer
+
+def long(asked):
+    time.sleep(30 if asked.seed == 9999 else 0)
+    return answer(asked)
+
+stack.answer = long
+"""
+"""Seed 9999 takes half a minute."""
+
+
+def posted(explorer, path, body, length=None):
+    """A connection on which the request was sent."""
+    text = json.dumps(body)
+    connection = explorer.connect()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAddnorm-Client: {id(connection)}\r\n"
+    connection.sendall(f"{head}Content-Length: {length or len(text)}\r\n\r\n{text}".encode())
+    return connection
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
+def test_it_ends_at_once_whatever_runs(signals):
+    with Explorer(before=RACING + BUSY) as explorer:
+        assert explorer.ask("POST", "/api/stack", {"sublayers": 2}).status == 200
+        race = posted(explorer, "/api/race", {})
+        assert b"text/event-stream" in race.recv(1000)
+        open_ones = [race]
+        open_ones += [posted(explorer, "/api/stack", {"seed": 9999}) for _ in range(4)]  # two are computed, two wait
+        open_ones += [posted(explorer, "/api/stack", {}, length=100), explorer.connect()]
+        explorer.connect().close()
+        time.sleep(0.3)
+        assert explorer.process.poll() is None
+        began = time.monotonic()
+        for one in signals[:-1]:
+            explorer.process.send_signal(one)
+        assert explorer.end(signals[-1]) == 0
+        assert time.monotonic() - began < 5
+        assert explorer.stderr == "Ended.\n"
+        waited = [one.recv(65536) for one in open_ones[3:5]]
+        assert all(said.startswith(b"HTTP/1.1 503 ") for said in waited)
+        for one in open_ones:
+            one.close()
+
+
+def test_with_a_token_over_the_network_and_who_sends_nothing_is_let_go():
+    with Explorer("--host", "0.0.0.0", before="from addnorm.explorer import serving; serving.IDLE = 1") as explorer:
+        assert len(explorer.token) >= 20
+        idle = [explorer.connect(10) for _ in range(3)]
+        idle[1].sendall(b"GET / HTTP/1.1\r\nHost: loc")
+        for path in ("/", "/static/app.js", "/api/meta", "/healthz"):
+            assert explorer.ask("GET", path).status == 401
+            found = explorer.ask("GET", f"{path}?token={explorer.token}")
+            assert found.status == 200
+            cookie = found.headers["set-cookie"].partition(";")[0]
+            assert explorer.ask("GET", path, headers={"Cookie": cookie}).status == 200
+        assert explorer.ask("POST", "/api/stack", {}).status == 401
+        assert explorer.ask("POST", "/api/stack", {}, {"Cookie": cookie}).status == 200
+        assert [one.recv(1) for one in idle] == [b"", b"", b""]  # closed by the server
+        for one in idle:
+            one.close()
+    assert explorer.stderr == "Ended.\n"

@@ -1,0 +1,186 @@
+"""addnorm inspect, decompose and ablate: what they print and how they exit; and what they and record refuse alike."""
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+import addnorm
+from addnorm.cli import main
+from support.stream_commands import document, one_sentence, run, user_s_place
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch, threads):
+    """A directory of the test's own; one thread, for models so small."""
+    threads(1)
+    with user_s_place(tmp_path, monkeypatch) as folder:
+        yield folder
+
+
+# addnorm inspect
+
+
+def test_inspect_finds_minilm_post_ln_with_its_eps():
+    found = document("inspect", "minilm", "--tokens", 16)
+    (stream,) = found["streams"]
+    assert (found["wiring"], found["closes"], found["name"], len(stream["sites"])) == ("post_ln", True, "minilm", 12)
+    assert stream["norms"]["embedding"]["eps"] == 1e-12
+    assert {site["norms"]["norm_out"]["eps"] for site in stream["sites"]} == {1e-12}
+    assert found["closure"] < 1e-6
+    assert "all-MiniLM-L6-v2" in found["source"]
+
+
+def test_inspect_prints_the_table_the_inputs_and_where_the_weights_are_from():
+    done = run("inspect", "gpt2", "--layers", 2)
+    assert (done.exit_code, done.stderr) == (0, "")
+    for words in (
+        "GPT2Model, evaluation: pre_ln",
+        "h.0-1.mlp",
+        "x_L = x_0 + all writes",
+        "input_ids (2, 16) int64",
+        "random, of seed 0",
+    ):
+        assert words in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("columns", [80, 100, 140])
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_no_line_is_wider_than_the_terminal(name, columns):
+    for command in ("inspect", "record", "decompose", "ablate"):
+        done = run(command, name, COLUMNS=str(columns))
+        assert done.exit_code == 0
+        assert max(map(len, done.stdout.splitlines())) <= columns
+
+
+def test_a_pipe_is_100_columns_wide(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    done = CliRunner().invoke(main, ["inspect", "bert"])
+    assert "encoder.layer.0-2.attention" in done.stdout
+
+
+def test_options_reach_the_model():
+    found = document(
+        "inspect", "gpt2", "--layers", 1, "--tokens", 5, "--batch", 3, "--dtype", "float64", "--train", "--seed", 3
+    )
+    assert found["streams"][0]["layers"] == 1
+    assert found["streams"][0]["dtype"] == "float64"
+    assert (found["mode"], found["inputs"]) == ("training", "input_ids (3, 5) int64")
+    assert "of seed 3" in found["source"]
+    assert document("inspect", "gpt2", "--float64")["closure"] < 1e-10
+
+
+def test_inputs_come_from_a_file(place):
+    torch.save({"input_ids": torch.ones(1, 7, dtype=torch.long)}, place / "in.pt")
+    assert document("inspect", "gpt2", "--input", "in.pt")["inputs"] == "input_ids (1, 7) int64"
+
+
+def spoilt(monkeypatch):
+    """As if the second of two equations were off."""
+    inspect = addnorm.inspect
+
+    def spoil(*args, **kwargs):
+        found = inspect(*args, **kwargs)
+        found.sites[1].closure, found.sites[1].closes = float("nan"), False
+        return found
+
+    monkeypatch.setattr(addnorm, "inspect", spoil)
+
+
+def test_a_closure_that_fails_exits_with_3_and_says_which(monkeypatch):
+    spoilt(monkeypatch)
+    done = run("inspect", "own_models:toy")
+    one_sentence(done, 3, "1 of 2 sublayers do not close: x' = x + f(x) is off by nan at layers.1")
+    assert "Toy, evaluation" in done.stdout
+    found = document("inspect", "own_models:toy", code=3)
+    assert found["closes"] is False
+    assert found["streams"][0]["sites"][1]["closure"] is None  # JSON has no NaN
+    assert run("record", "own_models:toy").exit_code == 3
+
+
+def test_a_stream_that_is_no_sum_exits_with_3(monkeypatch):
+    inspect = addnorm.inspect
+
+    def spoil(*args, **kwargs):
+        found = inspect(*args, **kwargs)
+        found.streams[0].closure, found.streams[0].closes = 0.5, False
+        return found
+
+    monkeypatch.setattr(addnorm, "inspect", spoil)
+    one_sentence(run("inspect", "own_models:toy"), 3, "stream is not x_0 and all writes: their sum is off by 5.0e-01")
+
+
+@pytest.mark.parametrize("command", ["inspect", "record", "decompose", "ablate"])
+def test_a_model_without_a_residual_add_exits_with_3(command):
+    one_sentence(run(command, "own_models:none"), 3, "Linear has no residual stream: no residual add was found")
+
+
+@pytest.mark.parametrize("command", ["inspect", "record", "decompose", "ablate"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nosuch"], "MODEL is 'nosuch', expected minilm, a directory"),
+        (["bart/large" * 40], "nothing is downloaded"),
+        (["minilm", "--text", "none.txt"], "--text is 'none.txt', expected a text file: there is no such file"),
+        (["gpt2", "--text", "texts.txt"], "--text came with MODEL 'gpt2'"),
+        (["gpt2", "--input", "texts.txt"], "expected a file that ends in .safetensors or .pt"),
+        (["gpt2", "--layers", 0], "--layers is 0, expected"),
+        (["minilm", "--batch", -1], "--batch is -1, expected"),
+        (["gpt2", "--dtype", "int8"], "--dtype is 'int8', expected one of float32"),
+        (["own_models:nosuch"], "nosuch"),
+        (["own_models:wrong"], "refuses its inputs, argument 1 (2, 3, 9) float32"),
+    ],
+    ids=lambda value: str(value[0])[:12] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(command, arguments, words):
+    done = run(command, *arguments)
+    one_sentence(done, 2, words)
+    assert done.stdout == ""
+
+
+def test_a_mistyped_option_is_told():
+    done = run("inspect", "gpt2", "--float32")
+    assert done.exit_code == 2
+    assert "--float32" in done.stderr
+
+
+# addnorm decompose, addnorm ablate
+
+
+def test_decompose_has_shares_that_sum_to_one():
+    found = document("decompose", "minilm", "--tokens", 16)
+    (stream,) = found["streams"]
+    assert sum(stream["shares"].values()) == pytest.approx(1, abs=1e-6)
+    assert len(stream["shares"]) == 14
+    assert stream["closure"] < 1e-5
+    assert document("decompose", "t5", "--float64")["streams"][1]["closure"] < 1e-10
+    done = run("decompose", "bert")
+    assert "norm biases" in done.stdout.split("encoder.layer.2 ")[1]
+
+
+def test_what_cannot_be_decomposed_exits_with_3(monkeypatch):
+    def refused(*_, stream, **__):
+        raise ValueError(f"{stream} cannot be decomposed: it does not add up.")
+
+    monkeypatch.setattr(addnorm, "decompose", refused)
+    done = run("decompose", "gpt2")
+    one_sentence(done, 3, "stream cannot be decomposed: it does not add up")
+    assert document("decompose", "gpt2", code=3)["refused"] == ["stream cannot be decomposed: it does not add up."]
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_ablate_has_a_line_for_each_sublayer(mode):
+    found = document("ablate", "llama", "--mode", mode)
+    assert [site["site"] for site in found["sites"]][:2] == ["layers.0.self_attn", "layers.0.mlp"]
+    assert all(site["output_change"] > 0.01 for site in found["sites"])
+    done = run("ablate", "llama", "--mode", mode)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "layers.2.mlp" in done.stdout
+
+
+def test_ablate_tells_the_change_of_the_models_own_loss():
+    for site in document("ablate", "own_models:with_loss")["sites"]:
+        assert site["loss_change"] != 0

@@ -1,0 +1,220 @@
+"""addnorm wirings: what it prints, for readers and for programs, and how it refuses."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from addnorm import wirings
+from addnorm.cli import main
+from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
+
+
+def run(*arguments, **env):
+    return CliRunner().invoke(main, ["wirings", *map(str, arguments)], env={"COLUMNS": "100", **env})
+
+
+def shown(*arguments, **env):
+    done = run(*arguments, **env)
+    assert (done.exit_code, done.stderr) == (0, "")
+    return [line.rstrip() for line in done.stdout.splitlines()]
+
+
+def setting(name):
+    return [word for option, value in EXAMPLES.get(name, {}).items() for word in ("--set", f"{option}={value}")]
+
+
+# The list
+
+
+@pytest.mark.parametrize("columns", [50, 79, 80, 100, 200])
+def test_the_list_has_a_line_for_each_and_fits(columns):
+    lines = shown(COLUMNS=str(columns))
+    assert max(map(len, lines)) <= min(columns, 100)
+    names = [line.split()[0] for line in lines if line[:1] not in ("", " ")]
+    assert names[: len(CONSTRUCTORS) + 1] == ["wiring", *CONSTRUCTORS]
+    assert ("Xiong et al. 2020" in "\n".join(lines)) is (columns >= 79)
+
+
+def test_a_line_of_the_list_has_name_equation_and_source():
+    assert (
+        "deepnorm             x' = N(α x + f(x)), α = (2L)^(1/4)                 Wang et al. 2022 (DeepNet)" in shown()
+    )
+
+
+def test_the_list_as_json_has_everything():
+    listed = json.loads(run("--json").stdout)
+    assert [one["name"] for one in listed] == [*CONSTRUCTORS]
+    for one, wiring in zip(listed, wirings.every(), strict=True):
+        assert one == {
+            "name": wiring.name, "call": repr(wiring), "equation": wiring.equation(), "source": wiring.source,
+            "use": wiring.use,
+        }  # fmt: skip
+
+
+# One of them
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_each_shows_what_the_wiring_says_of_itself(name, columns):
+    wiring = wirings.get(name, **EXAMPLES.get(name, {}))
+    lines = shown(name, *setting(name), COLUMNS=str(columns))
+    text = "\n".join(lines)
+    assert lines[0] == repr(wiring)
+    assert wiring.equation() in text
+    assert wiring.draw() in text
+    flowing = " ".join(text.split())
+    for said in (wiring.describe(), wiring.use, wiring.source):
+        assert " ".join(said.split()) in flowing
+    words = [line for line in lines if not re.search(r"[─│┌└·=:]", line)]
+    assert max(map(len, words)) <= columns
+
+
+def after(lines, title):
+    return lines[lines.index(title) + 1 :]
+
+
+def test_the_constants_of_deepnorm_at_100_layers():
+    lines = after(shown("deepnorm", "--layers", 100), "100 layers of 2 sublayers")
+    assert lines[1] == "x' = N(3.761 x + f(x))"
+    assert "a, of the stream       3.761 in every layer" in lines
+    assert "b, c                   1 in every layer" in lines
+    assert "query, key                  Xavier-normal" in lines
+    assert "value, out, up, gate, down  Xavier-normal, gain 0.188" in lines
+
+
+def test_an_encoder_decoder_has_both_stacks():
+    lines = shown("deepnorm", "--layers", 12, "--decoder-layers", 6)
+    encoder, decoder = (
+        after(lines, "Encoder: 12 layers of 2 sublayers"),
+        after(lines, "Decoder: 6 layers of 3 sublayers"),
+    )
+    assert (encoder[1], decoder[1]) == ("x' = N(1.686 x + f(x))", "x' = N(2.06 x + f(x))")
+    gains = [line.split()[-1] for line in lines if "gain" in line]
+    assert gains == ["0.4179", "0.3433"]
+
+
+def test_what_varies_with_depth_is_a_table():
+    table = [line.split() for line in shown("layernorm_scaling", "--layers", 3) if re.match(r"\d  ", line)]
+    assert table == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"]]
+    deep = [line.split() for line in shown("layernorm_scaling", "--layers", 100) if re.match(r"\d+  ", line)]
+    assert deep == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"], ["50", "0.1414"], ["100", "0.1"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["layer_scale", "--layers", 30], "b, of what is added    a learned vector that starts at 1e-5 in every layer"),
+        (["admin", "--layers", 3], "a, of the stream       a learned vector that starts as measured in every layer"),
+        (["admin", "--set", "profiled=false", "--layers", 12],
+         "a, of the stream       a learned vector that starts at 2.601 in every layer"),
+        (["pre_ln", "--layers", 3], "a, b, c                1 in every layer"),
+        (["pre_ln", "--set", "init=gpt2", "--layers", 8], "out, down                    normal, standard deviation 0.005"),
+        (["mix_ln", "--set", "k=2", "--layers", 5], "layers 1 to 2:  x' = N(x + f(x))"),
+        (["mix_ln", "--set", "k=None", "--layers", 4], "layer 1:        x' = N(x + f(x))"),
+        (["post_ln", "--set", "init=depth_scaled", "--layers", 4],
+         "query, key, value, out, up, gate, down  Xavier-uniform in layer 1 ... Xavier-uniform, gain 0.5 in"),
+    ],
+)  # fmt: skip
+def test_options_and_depth_reach_the_constants(arguments, line):
+    assert line in shown(*arguments)
+
+
+def test_one_layer_is_no_layers():
+    assert "1 layer of 2 sublayers" in shown("pre_ln", "--layers", 1)
+
+
+def test_json_has_every_row():
+    document = json.loads(run("layer_scale", "--layers", 24, "--json").stdout)
+    wiring = wirings.layer_scale()
+    assert (document["name"], document["call"]) == ("layer_scale", "layer_scale()")
+    for key in ("equation", "describe", "draw"):
+        assert document[{"describe": "description", "draw": "drawing"}.get(key, key)] == getattr(wiring, key)()
+    (stack,) = document["stacks"]
+    assert (stack["stack"], stack["layers"], stack["sublayers_per_layer"], stack["final_norm"]) == (None, 24, 2, True)
+    assert [(row["layer"], row["sublayer"]) for row in stack["rows"]] == [(n, k) for n in range(24) for k in range(2)]
+    (row,) = [row for row in stack["rows"] if (row["layer"], row["sublayer"]) == (3, 1)]
+    assert (row["norm_in"], row["norm_branch"], row["norm_out"], row["a"], row["c"]) == (True, False, False, 1.0, 1.0)
+    assert row["b"] == {"learned": True, "start": 1e-5, "per_feature": True, "shared": False}
+    assert row["init"]["query"] == {"kind": "xavier_uniform", "gain": 1.0}
+
+
+def test_json_of_an_encoder_decoder_and_of_what_is_measured():
+    encoder, decoder = json.loads(run("deepnorm", "--layers", 12, "--decoder-layers", 6, "--json").stdout)["stacks"]
+    assert (encoder["stack"], len(encoder["rows"]), decoder["stack"], len(decoder["rows"])) == (
+        "encoder",
+        24,
+        "decoder",
+        18,
+    )
+    assert encoder["rows"][0]["a"] == wirings.deepnorm("encoder", 6).row(0, 0, 12).a  # with every digit
+    (stack,) = json.loads(run("admin", "--layers", 2, "--json").stdout)["stacks"]
+    assert stack["rows"][0]["a"]["start"] == "measured"
+    assert json.loads(run("pre_ln", "--json").stdout)["stacks"] == []
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["pre-ln"], "wiring is 'pre-ln', expected 'pre_ln'."),
+        (["mix_ln", "--set", "q=3"], "mix_ln has no option 'q', expected k."),
+        (["mix_ln", "--set", "k"], "--set came with 'k', expected OPTION=VALUE, as in --set k=3."),
+        (["mix_ln", "--set", "k=-1"], "k is -1, expected a whole number from 0."),
+        (["mix_ln", "--set", "k=three"], "k is 'three', expected a whole number from 0."),
+        (["admin", "--set", "profiled=7"], "profiled is 7, expected True or False."),
+        (
+            ["pre_ln", "--set", "init=gpt3"],
+            "init is 'gpt3', expected one of xavier, xavier_packed, xavier_normal, gpt2, depth_scaled, zero_out.",
+        ),
+        (
+            ["residual_multiplier"],
+            "residual_multiplier needs its option 'multiplier': addnorm.wirings.residual_multiplier(multiplier=...).",
+        ),
+        (
+            ["pre_ln", "--decoder-layers", "6"],
+            "--decoder-layers came without --layers, expected both: the encoder's number of layers too.",
+        ),
+        (
+            ["--layers", "6"],
+            "an option came without NAME, expected the wiring that it is for: `addnorm wirings` lists them.",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(arguments, sentence):
+    done = run(*arguments)
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"Error: {sentence}\n")
+
+
+@pytest.mark.parametrize("layers", ["0", "-3", "many"])
+def test_a_number_of_layers_is_one(layers):
+    done = run("pre_ln", "--layers", layers)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--layers" in done.stderr
+
+
+def test_no_color_wins_over_a_terminal():
+    assert "\x1b[1;36m" in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color").stdout
+    assert "36m" not in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("depth_mup", "--set", "k=0"), "k is 0, expected another number"),
+        (("completep", "--set", "k=0.0"), "k is 0, expected another number"),
+        (("mix_ln", "--set", "k=1", "--set", "k=2"), "--set came with k twice"),
+        (("mix_ln", "--set", "k=" + "-" * 20_000), "expected a whole number"),
+        (("deepnorm", "--layers", "12", "--set", "kind=encoder", "--set", "other_layers=1" + "0" * 310), "too large"),
+        (("pre_ln", "--layers", "1000000"), "10000"),
+    ],
+)
+def test_impossible_options_are_refused_before_anything_is_printed(arguments, sentence):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert sentence in done.stderr

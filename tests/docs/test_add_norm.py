@@ -1,0 +1,143 @@
+"""docs/add_norm.md: its numbers are those of the results and of the code, and its sentences those of the library."""
+
+import json
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.trace import PRESETS
+from support.loading import ROOT, load
+
+PAGE = ROOT / "docs/add_norm.md"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """The script, with a copy of the page and of the results that may be changed."""
+    module = load("docs/add_norm.py")
+    copy = tmp_path / "add_norm.md"
+    copy.write_text(PAGE.read_text())
+    for name in ("claims", "stack", "fuse"):
+        (tmp_path / f"{name}.json").write_text((module.RESULTS / f"{name}.json").read_text())
+    monkeypatch.setattr(module, "PAGE", copy)
+    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    return module
+
+
+def change(script, edit):
+    """The results of the claims, edited."""
+    path = script.RESULTS / "claims.json"
+    document = json.loads(path.read_text())
+    edit({one["claim"]: one for one in document["claims"]})
+    path.write_text(json.dumps(document))
+
+
+def test_the_page_is_what_the_results_say(script):
+    assert script.main(["--check"]) == 0, "run docs/add_norm.py"
+
+
+def test_other_results_make_another_page(script, capsys):
+    def edit(claims):
+        one = claims["Norm keeps the scale of the stream stable."]
+        one["measured"]["pre_ln"]["64"], one["verdict"] = 1234.0, "refuted"
+
+    change(script, edit)
+    assert script.main(["--check"]) == 1
+    assert capsys.readouterr().out == "add_norm.md is not what the results say: run docs/add_norm.py\n"
+    assert script.main([]) == 0
+    (line,) = [line for line in script.PAGE.read_text().splitlines() if line.startswith("| It steadies the scale")]
+    assert "pre-LN 1.2e3; without norms" in line
+    assert line.endswith("| [refuted](claims.md#by-depth-untrained) |"), (
+        "an advantage that is refuted stays, and says so"
+    )
+
+
+def test_a_claim_that_is_no_longer_measured_is_an_error(script):
+    change(script, lambda claims: claims["Epsilon prevents a division by zero."].update(claim="another"))
+    assert script.main(["--check"]) == 0
+    change(script, lambda claims: claims[script.COSTS].update(claim="another"))
+    with pytest.raises(SystemExit, match=r"claims\.json has no claim 'Add & Norm adds extra"):
+        script.main([])
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [("holds", "holds"), ("refuted", "refuted"), ("holds: a; refuted: b", "in part"), ("holds: to L = 4", "in part")],
+)
+def test_a_verdict_with_parts_is_in_part(script, said, word):
+    change(script, lambda claims: claims[script.COSTS].update(verdict=said))
+    assert script.verdict(script.COSTS) == word
+
+
+def test_five_speak_for_it_and_five_against_each_with_numbers_and_a_place_to_read_on(script):
+    assert len(script.PROS) == len(script.CONS) == 5
+    tables = "\n".join(script.SECTIONS[f"add_norm:{name}"]() for name in ("pros", "cons")).splitlines()
+    rows = [row for row in tables if row.startswith("| ") and not row.startswith(("| for", "| against", "| :--"))]
+    assert len(rows) == 10
+    for row in rows:
+        assert re.search(r"\d", row.split("|")[2]), row
+        assert re.search(r"\]\([^)]+\)", row), row
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.366e-11, "2.4e-11"), (3.69e14, "3.7e14"), (8.7024, "8.7"), (0.0, "0"), (2.747e-5, "2.7e-5"), (1234.0, "1.2e3")],
+)
+def test_numbers_are_short(script, value, text):
+    assert script.n(value) == text
+
+
+def test_links_into_a_page_lead_to_a_heading():
+    links = re.findall(r"\]\(([\w.]*)#([\w-]+)\)", PAGE.read_text())
+    assert len(links) > 15
+    for target, anchor in links:
+        text = (PAGE.parent / (target or PAGE.name)).read_text()
+        headings = re.findall(r"^#+ (.*)$", text, re.M)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in anchors, f"{target}#{anchor}"
+
+
+def test_the_comments_beside_the_prints_are_what_is_printed():
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    told = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks), re.M)
+    printed, namespace = StringIO(), {}
+    with redirect_stdout(printed):
+        exec("\n".join(blocks), namespace)
+    assert len(told) == 6
+    assert [line for line in told if line not in printed.getvalue().splitlines()] == []
+    sentence = re.search(r"^> (branch has .*)$", PAGE.read_text(), re.M)
+    assert sentence[1] in printed.getvalue().splitlines(), "the sentence of the shape rule is the library's own"
+
+
+def test_the_drawings_are_those_of_the_wirings():
+    for wiring in (addnorm.wirings.post_ln(), addnorm.wirings.pre_ln()):
+        assert f"```text\n{wiring.draw()}\n```" in PAGE.read_text()
+
+
+def test_the_second_example_has_the_numbers_of_the_trace():
+    t, page = PRESETS["lesson-001"].trace(), PAGE.read_text()
+    for name, places in (("z", 2), ("centred", 2), ("squares", 4), ("normalized", 4)):
+        assert f"[{', '.join(f'{one:.{places}f}' for one in t[name].value)}]" in page, name
+    assert f"= {t['mean'].value:.2f} |" in page
+    assert f"= {t['variance'].value:.4f} |" in page
+    assert f"| {t['root'].value:.4f} |" in page
+    rounded = [f"{one / 1.04:.4f}" for one in t["centred"].value]
+    assert f"divides by 1.04 gets [{', '.join(rounded)}]" in page
+
+
+def test_a_name_of_the_code_in_the_table_of_symbols_is_one_that_the_code_has():
+    names = {"residual", "branch", "weight", "bias", "eps"}
+    assert names <= {*addnorm.add_layer_norm.__code__.co_varnames}
+    told = {*re.findall(r"\| .* \| `(\w+)` \|", PAGE.read_text())}
+    assert names - told == set()
+
+
+def test_the_norm_that_is_undone_is_undone_for_one_token_only():
+    z = torch.tensor([3.16, 0.61, 1.87], dtype=torch.float64)
+    gamma, beta = (z.var(unbiased=False) + 1e-5).sqrt().expand(3), z.mean().expand(3)
+    torch.testing.assert_close(addnorm.layer_norm(z, gamma, beta), z)
+    assert float((addnorm.layer_norm(10 * z, gamma, beta) - 10 * z).abs().max()) > 1

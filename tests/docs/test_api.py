@@ -1,0 +1,135 @@
+"""docs/api.md: every public name stands in it once, as docs/api.py reads it from the package."""
+
+import importlib
+import re
+from types import ModuleType
+
+import pytest
+
+import addnorm
+import addnorm.trace
+from support.loading import ROOT, load
+
+PAGE = ROOT / "docs/api.md"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """The script, with a copy of the page that may be changed."""
+    module = load("docs/api.py")
+    copy = tmp_path / "api.md"
+    copy.write_text(PAGE.read_text())
+    monkeypatch.setattr(module, "PAGE", copy)
+    return module
+
+
+def headings() -> list[str]:
+    return re.findall(r"^### `([\w.]+)`$", PAGE.read_text(), re.M)
+
+
+def test_the_page_is_what_the_package_says(script):
+    assert script.main(["--check"]) == 0, "run docs/api.py"
+
+
+def test_every_public_name_stands_once_and_leads_to_what_it_names():
+    told = headings()
+    assert len(told) == len({*told})
+    for path in told:
+        room, _, short = path.rpartition(".")
+        assert short in importlib.import_module(room).__all__
+    page = PAGE.read_text()
+    for name in addnorm.__all__:
+        assert f"addnorm.{name}" in told
+    for name in addnorm.nn.__all__:
+        assert f"addnorm.nn.{name}" in told or f"Also `addnorm.nn.{name}`." in page
+    for room in (addnorm.trace, addnorm.stream):
+        assert {f"{room.__name__}.{name}" for name in room.__all__} <= {*told}
+    assert "addnorm.stream.inspect" not in page
+
+
+def test_every_link_of_the_index_leads_to_a_heading():
+    page = PAGE.read_text()
+    anchors: dict[str, int] = {}
+    for heading in re.findall(r"^##+ (.*)$", page, re.M):
+        plain = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        anchors[plain] = anchors.get(plain, -1) + 1
+    there = {f"{plain}-{k}" if k else plain for plain, last in anchors.items() for k in range(last + 1)}
+    assert {*re.findall(r"\(#([^)]*)\)", page)} == there
+    assert "[`addnorm.trace.Trace`](#addnormtracetrace), " in page
+    assert "[`addnorm.trace.trace`](#addnormtracetrace-1)" in page
+
+
+def test_an_entry_has_the_call_the_first_line_and_the_file(script):
+    page = PAGE.read_text()
+    assert "addnorm.nn.Encoder(num_layers, d, nhead, dim_feedforward=None, wiring='pre_ln', **options)" in page
+    assert "addnorm.unfuse(model) -> nn.Module" in page
+    assert "with addnorm.scale_write(site, s):" in page
+    for name in set(addnorm.__all__) - {"wirings"}:
+        value = getattr(addnorm, name)
+        assert value.__doc__.strip().splitlines()[0] in page
+        call = script.signature(f"addnorm.{name}", value)
+        assert f"\n```text\n{call}\n```\n" in page
+        assert all(len(line) <= 100 for line in call.splitlines())
+
+
+def test_a_class_tells_its_methods_and_not_its_fields_or_what_torch_calls():
+    entry = PAGE.read_text().split("### `addnorm.ResidualStack`")[1].split("###")[0]
+    assert "- `.without(i)`: This stack without the write of sublayer i" in entry
+    assert "extra_repr" not in entry
+    wiring = PAGE.read_text().split("### `addnorm.Wiring`")[1].split("###")[0]
+    assert "- `.draw()`: " in wiring
+    assert "- `.init(" not in wiring
+
+
+def test_a_stale_page_is_told_and_mended(script, capsys):
+    script.PAGE.write_text(script.PAGE.read_text().replace("return_residual=False", "return_residual=None"))
+    assert script.main(["--check"]) == 1
+    assert capsys.readouterr().out == "api.md is not what the package says: run docs/api.py\n"
+    assert script.main([]) == 0
+    assert script.PAGE.read_text() == PAGE.read_text()
+
+
+def public(monkeypatch, value: object) -> None:
+    monkeypatch.setattr(addnorm, "novelty", value, raising=False)
+    monkeypatch.setattr(addnorm, "__all__", [*addnorm.__all__, "novelty"])
+
+
+def test_a_new_name_needs_a_section_and_a_docstring(script, monkeypatch):
+    def novelty():
+        pass
+
+    public(monkeypatch, novelty)
+    novelty.__module__ = "addnorm.elsewhere"
+    with pytest.raises(SystemExit, match=r"addnorm\.novelty is defined in addnorm\.elsewhere.* add a line to MODULES"):
+        script.main([])
+    novelty.__module__ = "addnorm.functional"
+    with pytest.raises(SystemExit, match=r"addnorm\.novelty is public and has no docstring"):
+        script.main([])
+    assert script.PAGE.read_text() == PAGE.read_text()
+
+
+def test_a_new_module_is_one_line(script, monkeypatch):
+    line = script.Module("addnorm.lab.result_store", "The journal", "For the researcher.", alone=True)
+    monkeypatch.setattr(script, "MODULES", (*script.MODULES, line))
+    script.main([])
+    page = script.PAGE.read_text()
+    assert "## The journal\n\nFor the researcher.\n" in page
+    assert (
+        "### `addnorm.lab.result_store.restored`\n\n```text\naddnorm.lab.result_store.restored(value) -> Any\n```\n"
+        in page
+    )
+
+
+def test_a_default_that_is_another_in_every_run_is_refused(script):
+    def novelty(at=object()):  # noqa: B008  # such a default is what is refused
+        """It has one."""
+
+    with pytest.raises(SystemExit, match="another in every run"):
+        script.signature("addnorm.novelty", novelty)
+
+
+def test_a_module_and_a_constant_are_told_without_a_call(script):
+    assert isinstance(addnorm.wirings, ModuleType)
+    assert "### `addnorm.wirings`\n\nThe residual wirings of the papers" in PAGE.read_text()
+    with pytest.raises(SystemExit, match="say in CONSTANTS"):
+        script.first_line(script.Name("addnorm.trace.NOVELTY", "", (1, 2)))

@@ -1,0 +1,35 @@
+"""docs/explorer.md: what it says of times is what the results say."""
+
+import json
+
+import pytest
+
+from support.loading import ROOT, load
+
+RESULTS = ROOT / "benchmarks/results/explorer.json"
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """The script, with a copy of its page that may be changed."""
+    module = load("docs/explorer.py")
+    copy = tmp_path / module.PAGE.name
+    copy.write_text(module.PAGE.read_text())
+    monkeypatch.setattr(module, "PAGE", copy)
+    return module
+
+
+def test_the_page_is_what_the_results_say(script):
+    assert script.main(["--check"]) == 0
+
+
+def test_other_results_make_another_page_and_a_target_that_is_missed_is_said(script, monkeypatch, tmp_path):
+    document = json.loads(RESULTS.read_text())
+    document["flip"]["total"]["p95"] = 987.6
+    document["stale"]["last is right"] = False
+    monkeypatch.setattr(script.add_norm, "document", lambda name: document)
+    found = script.speed()
+    assert "987.6" in found
+    assert "150 (missed)" in found
+    assert "the last drawn is not the last asked for" in found
+    assert script.main(["--check"]) == 1

@@ -1,0 +1,155 @@
+"""docs/figures.py and docs/figure_numbers.py: the figures of add_norm.md show what the library computes."""
+
+import re
+import statistics
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import addnorm
+from addnorm import trace
+from addnorm.lab.toy_model import Toy
+from support.loading import ROOT, load
+
+PAGE = ROOT / "docs/add_norm.md"
+FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison")
+PAGES = {"comparison": ROOT / "docs/comparing.md"}  # the others stand in add_norm.md
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return load("docs/figure_numbers.py")
+
+
+@pytest.fixture(scope="module")
+def figures():
+    return load("docs/figures.py")
+
+
+@pytest.fixture(scope="module")
+def stacks(numbers):
+    return numbers.by_depth()
+
+
+def test_by_depth_is_measured_at_every_sublayer_of_the_toy_models(numbers, stacks):
+    assert [*stacks] == ["pre_ln", "post_ln", "no_residual", "no_norm"]
+    for wiring, found in stacks.items():
+        assert len(found.cosine) == len(found.rms) == 2 * numbers.LAYERS + 1
+        models = [Toy(numbers.LAYERS, wiring, seed).passed() for seed in numbers.SEEDS]
+        assert found.cosine[0] == pytest.approx(1)
+        assert found.cosine[-1] == pytest.approx(statistics.fmean(one.memory() for one in models), rel=1e-4, abs=1e-4)
+        sizes = statistics.fmean(one.variances()[-1] ** 0.5 for one in models)
+        assert found.rms[-1] == pytest.approx(sizes, rel=1e-3)
+
+
+def test_by_depth_shows_what_the_figure_is_named_for(stacks):
+    assert stacks["pre_ln"].cosine[-1] > 0.2
+    assert abs(stacks["no_residual"].cosine[1]) < 0.05
+    assert stacks["post_ln"].rms[1:] == pytest.approx([1] * 32, abs=1e-3)
+    assert stacks["no_norm"].rms[-1] > 500 > 50 > stacks["pre_ln"].rms[-1]
+
+
+def test_the_worked_example_is_the_trace_of_its_numbers(numbers):
+    t = trace.trace([1, 2, 3], [0.5, -1, 1.5])
+    assert numbers.example().output == t.output
+    told = dict(numbers.workflow())
+    assert len(told) == 7
+    assert told["Start with a token vector x"] == "x = [1, 2, 3]"
+    assert told["Get what the sublayer returned"] == "Sublayer(x) = [0.5, −1, 1.5]"
+    assert told["Add: z = x + Sublayer(x)"] == "z = [1.5, 1, 4.5]"
+    assert "μ = 2.33    σ² = 2.39    √(σ² + ε) = 1.55\n" in told["Normalize over the features"]
+    assert told["Scale and shift by γ and β"] == "γ = [1, 1, 1]    β = [0, 0, 0]"
+    assert told["Send y to the next block"] == "y = [−0.54, −0.86, 1.40]"
+
+
+def test_the_encoder_layer_is_that_of_the_library_and_each_token_that_of_the_trace(numbers):
+    flow = numbers.encoder_layer()
+    torch.manual_seed(0)
+    encoder = addnorm.nn.Encoder(1, numbers.WIDTH, 2, wiring="post_ln").eval()
+    torch.testing.assert_close(encoder(flow.x[None])[0], flow.y_2)
+    first, second = (connection.sublayer for connection in encoder.stack.connections)
+    torch.testing.assert_close(first(flow.x[None])[0], flow.attention)
+    torch.testing.assert_close(second(flow.y[None])[0], flow.feed_forward)
+    for x, write, z, y in ((flow.x, flow.attention, flow.z, flow.y), (flow.y, flow.feed_forward, flow.z_2, flow.y_2)):
+        torch.testing.assert_close(z, x + write)
+        torch.testing.assert_close(y, F.layer_norm(z, (numbers.WIDTH,)))
+        for token, written, out in zip(x.tolist(), write.tolist(), y.tolist(), strict=True):
+            assert trace.trace(token, written).output == pytest.approx(out, abs=1e-5)
+    assert numbers.token_rms(flow.y) == pytest.approx([1] * 5, abs=1e-4)
+    assert max(numbers.token_rms(flow.z)) > 3 * min(numbers.token_rms(flow.x))
+
+
+def test_the_numbers_leave_torchs_generator_as_it_was(numbers):
+    before = torch.get_rng_state()
+    numbers.encoder_layer()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [((1.0, -2.0), "[1, −2]"), ((0.5, 1.25), "[0.50, 1.25]"), (7 / 3, "2.33"), (-0.5, "−0.50")],
+)
+def test_numbers_are_told_to_two_places_where_they_need_them(numbers, value, text):
+    assert numbers.places(value) == text
+
+
+def test_what_is_drawn_by_depth_is_what_was_measured(figures, stacks):
+    left, right = figures.signal_and_scale().axes
+    drawn = {line.get_label(): list(line.get_ydata()) for line in left.lines}
+    assert drawn == {stacks[wiring].name: stacks[wiring].cosine for wiring in ("pre_ln", "post_ln", "no_residual")}
+    drawn = {line.get_label(): list(line.get_ydata()) for line in right.lines}
+    assert drawn == {stacks[wiring].name: stacks[wiring].rms for wiring in ("no_norm", "pre_ln", "post_ln")}
+    assert f"pre-LN falls slowly to {stacks['pre_ln'].cosine[-1]:.2f}" in PAGE.read_text()
+
+
+def test_the_bars_are_the_vectors_of_the_trace(figures, numbers):
+    names = ("x", "sublayer", "z", "centred", "normalized")
+    for ax, name in zip(figures.add_then_norm().axes, names, strict=True):
+        assert tuple(bar.get_height() for bar in ax.patches) == pytest.approx(numbers.example()[name].value)
+
+
+def test_the_heat_maps_are_the_flow_through_the_layer_on_one_scale_that_leaves_little_out(figures, numbers):
+    flow = numbers.encoder_layer()
+    order = (flow.x, flow.attention, flow.z, flow.y, flow.y, flow.feed_forward, flow.z_2, flow.y_2)
+    for ax, values in zip(figures.encoder_layer().axes, order, strict=False):  # the last is that of the colours
+        mesh = ax.collections[0]
+        assert mesh.get_array().tolist() == pytest.approx(values.numpy())
+        assert mesh.get_clim() == (-4, 4)
+    assert (torch.stack(order).abs() > 4).float().mean() < 0.02
+
+
+def test_figures_are_written_whole_and_again_the_same(figures, tmp_path, monkeypatch):
+    assert figures.main([str(tmp_path)]) == 0
+    written = {path.stem: path.read_text() for path in tmp_path.iterdir()}
+    assert sorted(written) == sorted(FIGURES)
+    assert figures.svg(figures.workflow) == written["workflow"]
+    assert "<dc:date>" not in written["workflow"]
+    monkeypatch.setitem(figures.FIGURES, "encoder-layer", lambda: 1 / 0)
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    with pytest.raises(ZeroDivisionError):
+        figures.main([str(tmp_path)])
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_a_figure_with_fewer_places_is_drawn_at_the_same_places(figures):
+    assert figures.NUMBER.sub(figures.hundredths, "M 58.960668 -15.8 L 0.001 7") == "M 58.96 -15.8 L 0 7"
+
+
+def test_words_that_are_no_folder_are_refused(figures):
+    with pytest.raises(SystemExit, match="one folder at most"):
+        figures.main(["a", "b"])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_of_the_page_is_there_and_stands_in_it_with_words(name):
+    path = ROOT / "docs/figures" / f"{name}.svg"
+    assert path.stat().st_size < 150_000
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "<text" not in path.read_text(), "letters are paths: the reader's fonts do not matter"
+    page = PAGES.get(name, PAGE)
+    words = re.search(rf"!\[([^\]]+)\]\(figures/{name}\.svg\)", page.read_text())
+    assert words, f"{page.name} does not show {name}.svg"
+    assert len(words[1]) > 60, "words for those who do not see it"

@@ -1,0 +1,96 @@
+"""What a request may hold: each field takes what fits it, and refuses the rest in one sentence that says what was expected."""
+
+import json
+import math
+import re
+
+import pytest
+
+from addnorm.explorer.params import Choice, Flag, Number, described, read, shown
+
+FIELDS = {
+    "sublayers": Number(24, 2, 96, step=2),
+    "gain": Number(1.0, 0.1, 3.0),
+    "seed": Number(0, 0, 2**31 - 1, step=1),
+    "placement": Choice("post", ("post", "pre")),
+    "residual": Flag(True),
+}
+FIRST = {"sublayers": 24, "gain": 1.0, "seed": 0, "placement": "post", "residual": True}
+
+
+def test_what_is_left_out_is_as_it_is_at_first():
+    assert read(FIELDS, {}) == FIRST
+    assert read(FIELDS, {"placement": "pre", "residual": False}) == FIRST | {"placement": "pre", "residual": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("sublayers", 2, 2), ("sublayers", 96, 96), ("sublayers", 48.0, 48), ("gain", 0.1, 0.1), ("gain", 3, 3.0),
+        ("seed", 2**31 - 1, 2**31 - 1), ("seed", -0.0, 0),
+    ],
+)  # fmt: skip
+def test_a_number_within_its_bounds_is_taken_as_its_type(name, value, taken):
+    found = read(FIELDS, {name: value})[name]
+    assert (found, type(found)) == (taken, type(taken))
+
+
+WHOLE = "expected a whole number from 2 to 96 in steps of 2."
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("sublayers", 1, f"sublayers is 1, {WHOLE}"),
+        ("sublayers", 3, f"sublayers is 3, {WHOLE}"),
+        ("sublayers", 98, f"sublayers is 98, {WHOLE}"),
+        ("sublayers", 24.5, f"sublayers is 24.5, {WHOLE}"),
+        ("sublayers", True, f"sublayers is True, {WHOLE}"),
+        ("sublayers", "24", f"sublayers is '24', {WHOLE}"),
+        ("sublayers", None, f"sublayers is None, {WHOLE}"),
+        ("sublayers", [24], f"sublayers is [24], {WHOLE}"),
+        ("sublayers", math.nan, f"sublayers is nan, {WHOLE}"),
+        ("sublayers", math.inf, f"sublayers is inf, {WHOLE}"),
+        ("sublayers", 10**400, f"sublayers is {'1' + '0' * 39}..., {WHOLE}"),
+        ("gain", -math.inf, "gain is -inf, expected a number from 0.1 to 3."),
+        ("gain", 3.0000001, "gain is 3.0000001, expected a number from 0.1 to 3."),
+        ("gain", -(10**400), f"gain is -1{'0' * 38}..., expected a number from 0.1 to 3."),
+        ("seed", 2**31, "seed is 2147483648, expected a whole number from 0 to 2147483647."),
+        ("placement", "POST", "placement is 'POST', expected one of post, pre."),
+        ("placement", ["post"], "placement is ['post'], expected one of post, pre."),
+        ("placement", 0, "placement is 0, expected one of post, pre."),
+        ("residual", 1, "residual is 1, expected true or false."),
+        ("residual", "true", "residual is 'true', expected true or false."),
+        ("residual", None, "residual is None, expected true or false."),
+        ("layers", 6, "the request has 'layers', which is unknown, expected sublayers, gain, seed, placement, residual."),
+        ("", 6, "the request has '', which is unknown, expected sublayers, gain, seed, placement, residual."),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(name, value, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        read(FIELDS, {name: value})
+
+
+@pytest.mark.parametrize("given", [None, [], [1], "x", 3, True, 1.5])
+def test_a_request_that_is_no_object_is_refused(given):
+    with pytest.raises(ValueError, match=r"^the request is .*, expected an object with sublayers, gain, seed"):
+        read(FIELDS, given)
+
+
+def test_what_is_shown_is_short_however_long_or_deep_it_came():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shown(deep) == "deeply nested"
+    assert shown("x" * 10_000) == "'" + "x" * 39 + "..."
+    assert shown("\ud800\n\x00") == r"'\ud800\n\x00'"
+    while deep:  # from the outside, or its end would recurse as deep
+        deep = deep.pop()
+
+
+def test_the_table_is_described_in_json_types():
+    told = json.loads(json.dumps(described(FIELDS), allow_nan=False))
+    assert told["sublayers"] == {"kind": "number", "initial": 24, "least": 2, "most": 96, "step": 2}
+    assert told["gain"]["step"] is None
+    assert told["placement"] == {"kind": "choice", "initial": "post", "among": ["post", "pre"]}
+    assert told["residual"] == {"kind": "flag", "initial": True}

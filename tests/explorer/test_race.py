@@ -1,0 +1,391 @@
+"""addnorm.explorer.race: two wirings trained in turn, told as they are, whoever asks and whenever it ends."""
+
+import json
+import math
+import re
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils import checkpoint
+
+import addnorm
+from addnorm import lab
+from addnorm.explorer import race as module
+from addnorm.explorer.race import FIELDS, WIRINGS, asked, meta, race, verdict
+from addnorm.lab.measure import BY_DEPTH
+from addnorm.lab.train import Training, train
+from addnorm.stream.record.store import plain
+from support.lab_runs import TEXT
+
+STATIC = Path(module.__file__).parent / "static"
+SMALL = {"layers": 2, "d": 16, "tokens": 8, "batch": 4, "steps": 6}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(threads):
+    threads(1)
+
+
+def raced(on=TEXT, **settings):
+    return [*race(asked({**SMALL, **settings}), on)]
+
+
+def steps_of(events, racer):
+    return [event for event in events if event["event"] == "step" and event["racer"] == racer]
+
+
+def without_clock(events):
+    return [
+        {**event, "racers": [{**one, "seconds": 0} for one in event["racers"]]} if event["event"] == "end" else event
+        for event in events
+    ]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"left": "deepnorm", "right": "admin", "warm_up": 3, "seed": 5, "lr": 0.01}, {"right": "post_ln"}]
+)
+def test_each_racer_is_the_labs_own_run_to_the_bit(settings):
+    events = raced(**settings)
+    assert [event["event"] for event in events] == ["start", *["step"] * 12, "end"]
+    assert [event["racer"] for event in events[1:-1]] == [0, 1] * 6
+    for k, run in enumerate(asked({**SMALL, **settings})):
+        found = plain(train(run, TEXT))
+        taken = steps_of(events, k)
+        assert [step["step"] for step in taken] == [*range(6)]
+        assert [step["loss"] for step in taken] == found["losses"]
+        for name in ("moved", *BY_DEPTH):
+            assert [step[name] for step in taken] == found["recorded"][name], name
+        assert events[0]["racers"][k]["places"] == found["sites"]
+        end = events[-1]["racers"][k]
+        assert {name: end[name] for name in ("validation", "test", "diverged")} == {
+            name: found[name] for name in ("validation", "test", "diverged")
+        }
+
+
+def test_the_numbers_by_depth_are_those_of_a_recorder():
+    run = asked(SMALL)[1]
+    training = Training(run, TEXT)
+    read_, following = TEXT.batch(run.seed, 0, run.batch, run.tokens)
+    with addnorm.record(training.model) as rec:
+        logits = training.model(read_[:2])  # half of the batch is heard
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), following[:2].flatten()).backward()
+    first = steps_of(raced(), 1)[0]
+    for name, (role, statistic) in BY_DEPTH.items():
+        values = [value for site, value in rec.series(role, statistic) if site.kind != "final"]
+        assert first[name][-len(values) :] == pytest.approx(values, rel=1e-6), name
+        assert set(first[name][: -len(values)]) <= {None}
+    assert len(first["stream"]) == len(first["ratio"]) == 5
+
+
+def test_the_start_tells_what_asked():
+    start = raced(left="parallel", right="resi_dual", layers=3)[0]
+    assert start["settings"]["num_layers"] == 3
+    assert start["text"] == {
+        "name": "counting", "characters": len(TEXT.text), "uniform": TEXT.uniform, "entropy": TEXT.entropy
+    }  # fmt: skip
+    left, right = start["racers"]
+    assert (left["name"], right["wiring"]) == ("parallel", "resi_dual")
+    assert left["equation"] == addnorm.wirings.parallel().equation(3)
+    assert left["parameters"] == sum(
+        p.numel() for p in Training(asked({**SMALL, "left": "parallel", "layers": 3})[0], TEXT).model.parameters()
+    )
+    assert len(left["places"]) == len(right["places"]) == 7
+    assert (left["places"][0]["id"], left["trouble"]) == ("x_0", "")
+
+
+def test_two_of_one_wiring_are_told_apart_and_run_alike():
+    events = raced(left="rezero", right="rezero")
+    assert [one["name"] for one in events[0]["racers"]] == ["rezero (left)", "rezero (right)"]
+    assert [{**step, "racer": 1} for step in steps_of(events, 0)] == steps_of(events, 1)
+    assert events[-1]["verdict"][-2].startswith("They are level: after 6 steps the loss on unseen text is ")
+
+
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_every_wiring_on_offer_races(wiring):
+    events = raced(left=wiring, steps=1, layers=1)
+    assert events[0]["racers"][0]["trouble"] == ""
+    assert all(value > 0 for value in steps_of(events, 0)[0]["gradient"])
+    json.dumps(events, allow_nan=False)
+
+
+def test_the_page_is_told_the_fields_and_the_equations():
+    said = json.loads(json.dumps(meta()))
+    assert said["fields"]["left"] == {"kind": "choice", "initial": "post_ln", "among": [*WIRINGS]}
+    assert said["fields"]["steps"]["most"] == 500
+    assert said["wirings"]["post_ln"]["equation"] == "x' = N(x + f(x))"
+    assert [one["drawing"] for one in said["wirings"].values()] == [
+        addnorm.wirings.get(name).draw() for name in WIRINGS
+    ]
+    assert asked({})[0].settings() == {**asked({})[1].settings(), "wiring": "post_ln"}
+    assert all(width % said["heads"] == 0 for width in range(16, 129, 16))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"steps": 10, "warm_up": 11}, "warm_up is 11, expected at most steps = 10: the rate would never be reached."),
+        ({"left": "nonsense"}, "left is 'nonsense', expected one of post_ln, pre_ln, "),
+        ({"right": "residual_multiplier"}, "right is 'residual_multiplier', expected one of "),
+        ({"layers": 13}, "layers is 13, expected a whole number from 1 to 12."),
+        ({"d": 20}, "d is 20, expected a whole number from 16 to 128 in steps of 16."),
+        ({"lr": 0}, "lr is 0, expected a number from 1e-05 to 1."),
+        ({"lr": True}, "lr is True, expected a number"),
+        ({"steps": 2.5}, "steps is 2.5, expected a whole number from 1 to 500."),
+        ([1], "the request is [1], expected an object with left, right, "),
+        ({"step": 1}, "the request has 'step', which is unknown, expected left, right, "),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_once_with_a_sentence(settings, sentence):
+    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
+        asked(settings)
+
+
+def test_what_the_lab_refuses_is_refused_at_once(monkeypatch):
+    """No wiring on offer is; one may come that is."""
+    odd = addnorm.Wiring("odd", addnorm.Row(), flow="parallel", profile=lambda *_: None)
+    monkeypatch.setitem(module.wirings.CONSTRUCTORS, "odd", lambda: odd)
+    monkeypatch.setitem(FIELDS, "left", module.Choice("odd", ("odd",)))
+    with pytest.raises(ValueError, match=r"^wiring 'odd' measures its factors, which the lab can do of rows only"):
+        asked(SMALL)
+
+
+def test_a_text_that_is_too_short_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"^text 'short' has 20 characters, "):
+        race(asked(SMALL), lab.Text("short", "ab" * 10))
+
+
+def test_a_racer_that_diverges_stops_and_the_other_goes_on():
+    events = raced(left="no_norm", right="post_ln", layers=8, lr=1.0, steps=12)
+    left, right = steps_of(events, 0), steps_of(events, 1)
+    assert len(left) < 12
+    assert left[-1]["loss"] in ("NaN", "Infinity")
+    assert len(right) == 12
+    assert events[-1]["racers"][0] | {"seconds": 0} == {
+        "name": "no_norm", "steps": len(left), "loss": left[-1]["loss"], "validation": "NaN", "test": "NaN", "diverged": True,
+        "seconds": 0,
+    }  # fmt: skip
+    assert events[-1]["verdict"][0] == (
+        f"no_norm diverged: its loss at step {len(left) - 1} was {float(left[-1]['loss']):g}, and it stopped there."
+    )
+    json.dumps(events, allow_nan=False)
+
+
+def ended(name, validation, *, diverged=False, loss=2.0):
+    return {"name": name, "steps": 10, "loss": loss, "validation": validation, "test": validation, "diverged": diverged}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "said"),
+    [
+        (ended("a", 2.0), ended("b", 1.5), ["b is ahead: after 10 steps its loss on unseen text is 1.5 nats a character, that of a "
+                                            "2, 0.5 more."]),
+        (ended("a", 2.00001), ended("b", 2.0), ["They are level: after 10 steps the loss on unseen text is 2 nats a character "
+                                                "with both."]),
+        (ended("a", math.nan, diverged=True, loss=math.inf), ended("b", 2.0),
+         ["a diverged: its loss at step 9 was inf, and it stopped there.",
+          "b is ahead: after 10 steps its loss on unseen text is 2 nats a character."]),
+        (ended("a", 9.0, diverged=True), ended("b", math.nan, diverged=True, loss=math.nan),
+         [f"a diverged: its loss on unseen text, 9, is above that of knowing nothing, {TEXT.uniform:.4g}.",
+          "b diverged: its loss at step 9 was nan, and it stopped there."]),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_what_the_numbers_say(left, right, said):
+    assert verdict([left, right], TEXT)[:-1] == said
+    assert verdict([left, right], TEXT)[-1].startswith("This is one seed at one learning rate")
+
+
+def test_to_have_learned_nothing_is_said():
+    loss = TEXT.entropy + 0.001
+    first = verdict([ended("a", loss), ended("b", 2.0)], TEXT)[0]
+    assert first == (
+        f"a has learned no more than how often each character occurs: its loss on unseen text is {loss:.4g}, and "
+        f"{TEXT.entropy:.4g} takes no more than that."
+    )
+
+
+def patched():
+    """What a recorder changes for the whole process."""
+    return (
+        checkpoint.CheckpointFunction,
+        torch._dynamo.eval_frame._stance,
+        torch.backends.mha.get_fastpath_enabled(),
+        dict(torch.nn.modules.module._global_forward_hooks),
+        dict(torch.nn.modules.module._global_forward_pre_hooks),
+    )
+
+
+def hooks(model):
+    return [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())] + [
+        hook for p in model.parameters() for hook in (p._backward_hooks or {}).values()
+    ]
+
+
+@pytest.mark.parametrize("taken", [1, 4, 13, 14])
+def test_closed_in_the_middle_it_leaves_nothing_behind(taken, monkeypatch):
+    made = []
+
+    class Kept(Training):
+        def __init__(self, *given):
+            super().__init__(*given)
+            made.append(self.model)
+
+    monkeypatch.setattr(module, "Training", Kept)
+    before, state = patched(), torch.get_rng_state()
+    events = race(asked(SMALL), TEXT)
+    for _ in range(taken):
+        next(events)
+    heard = [len(hooks(model)) for model in made]
+    assert (sum(heard) > 0) == (taken < 14), "while it runs a recorder listens"
+    events.close()
+    assert [hooks(model) for model in made] == [[], []]
+    assert patched() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert next(events, None) is None
+
+
+def test_nothing_is_made_before_the_first_event_is_asked_for(monkeypatch):
+    def fail(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(module, "Training", fail)
+    race(asked(SMALL), TEXT).close()
+
+
+def test_any_thread_may_ask_for_the_next_event():
+    whole, found = raced(), []
+    events = race(asked(SMALL), TEXT)
+    while len(found) < len(whole):
+        thread = threading.Thread(target=lambda: found.append(next(events)))
+        thread.start()
+        thread.join()
+    assert without_clock(found) == without_clock(whole)
+
+
+def test_races_in_several_threads_are_each_as_if_alone():
+    settings = [{"seed": 0}, {"seed": 1, "left": "deepnorm", "right": "admin"}, {"seed": 2, "left": "rezero"}]
+    alone = [without_clock(raced(**one)) for one in settings]
+    before, found = patched(), {}
+    sys.setswitchinterval(1e-4)
+    try:
+        threads = [
+            threading.Thread(target=lambda k=k, one=one: found.update({k: without_clock(raced(**one))}))
+            for k, one in enumerate(settings)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(0.005)
+    assert [found.get(k) for k in range(3)] == alone
+    assert patched() == before
+
+
+def test_recorders_that_end_in_another_order_than_they_began_leave_torch_as_it_was():
+    before = patched()
+    models = [Training(run, TEXT).model for run in asked(SMALL)]
+    first, second = (addnorm.record(model) for model in models)
+    first.__enter__()
+    second.__enter__()
+    assert patched() != before
+    first.__exit__(None, None, None)
+    assert patched() != before, "the second still records"
+    second.__exit__(None, None, None)
+    assert patched() == before
+
+
+# The page's side of it, in Chromium: its modules alone, without a server.
+
+
+@pytest.fixture
+def modules(page):
+    """An empty page at which the explorer's modules can be imported."""
+    page.route("**/*", lambda route: route.fulfill(content_type="text/html", body=""))
+    for name in STATIC.rglob("*.js"):
+        address = f"http://explorer.invalid/{name.relative_to(STATIC)}"
+        page.route(address, lambda route, request, name=name: route.fulfill(path=name, content_type="text/javascript"))
+    page.goto("http://explorer.invalid/")
+    return page
+
+
+def test_events_are_read_wherever_their_bytes_are_cut(modules):
+    sent = (
+        ': a comment\r\n\r\ndata: {"text": "é€😀", "loss": "NaN"}\r\n\r\nevent: x\ndata: {"lines":\ndata: 2}\n\n'
+        'data:{"close": [1, null]}\r\rdata: {"never": "ended'
+    )
+    found = modules.evaluate(
+        """async (sent) => {
+          const { events } = await import("/race/events.js");
+          const bytes = new TextEncoder().encode(sent);
+          const all = [];
+          for (let size = 1; size <= bytes.length; size += 1) {
+            const pieces = [];
+            for (let k = 0; k < bytes.length; k += size) pieces.push(bytes.slice(k, k + size));
+            const body = new ReadableStream({ pull: (to) => (pieces.length ? to.enqueue(pieces.shift()) : to.close()) });
+            const read = [];
+            for await (const event of events(new Response(body))) read.push(event);
+            all.push(read);
+          }
+          return all;
+        }""",
+        sent,
+    )
+    assert len(found) == len(sent.encode())
+    for read in found:
+        assert math.isnan(read[0].pop("loss"))
+        assert read == [{"text": "é€😀"}, {"lines": 2}, {"close": [1, None]}]
+
+
+def test_a_connection_that_breaks_is_told_and_what_came_is_kept(modules):
+    found = modules.evaluate(
+        """async () => {
+          const { events } = await import("/race/events.js");
+          const said = [];
+          for (const error of [new TypeError("network error"), new DOMException("stopped", "AbortError")]) {
+            const pieces = [new TextEncoder().encode("data: 1\\n\\n")];
+            const body = new ReadableStream({ pull: (to) => (pieces.length ? to.enqueue(pieces.shift()) : to.error(error)) });
+            try {
+              for await (const event of events(new Response(body))) said.push(event);
+            } catch (caught) {
+              said.push(`${caught.name}: ${caught.message}`);
+            }
+          }
+          return said;
+        }"""
+    )
+    broke = "Error: The connection to the server broke. Is `addnorm explore` still running in its terminal?"
+    assert found == [1, broke, 1, "AbortError: stopped"]
+
+
+def test_the_page_keeps_what_the_server_told(modules):
+    events = raced(left="no_norm", layers=8, lr=1.0, steps=4)
+    found = modules.evaluate(
+        """async (events) => {
+          const { decoded } = await import("/numbers.js");
+          const { BY_DEPTH, Recorded } = await import("/race/recorded.js");
+          const race = new Recorded({ steps: 4 });
+          const newest = events.map((event) => (race.take(decoded(event)), race.newest));
+          return {
+            newest, names: BY_DEPTH, places: race.places, range: race.range("gradient"), losses: race.byStep("loss"),
+            stream: race.series("stream", 3), sentences: race.sentences(3), stopped: [race.stopped(0), race.stopped(1)],
+          };
+        }""",
+        events,
+    )
+    left, right = steps_of(events, 0), steps_of(events, 1)
+    assert (len(left), len(right)) == (2, 4), "the left one diverges at once"
+    assert found["newest"] == [-1, -1, 0, 0, 1, 2, 3, 3], "the last step that all have taken who still run"
+    assert found["stopped"] == [True, False]
+    assert set(found["names"]) == set(BY_DEPTH)
+    assert found["places"]["labels"] == [place["id"] for place in events[0]["racers"][0]["places"]]
+    assert found["losses"][1]["values"] == [step["loss"] for step in right]
+    numbers = [x for step in left + right for x in step["gradient"] if x not in ("NaN", "Infinity") and x > 0]
+    assert found["range"] == [min(numbers), max(numbers)]
+    of_left, of_right = found["stream"]
+    assert of_right["values"] == right[3]["stream"]
+    assert (of_left["name"], of_left["ghost"]) == ("no_norm, at its last step 1", True)
+    assert plain([float(x) for x in of_left["values"]]) == left[1]["stream"]
+    assert found["sentences"][0] == "no_norm has stopped: its loss at step 1 is nan."

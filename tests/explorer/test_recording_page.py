@@ -1,0 +1,281 @@
+"""The recording view in Chromium: every mark and every row is the recording's own number, and what does not close is said."""
+
+import contextlib
+import csv
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import addnorm
+from addnorm.stream.decompose import BIASES
+from support.explorer_recordings import STEPS
+
+CHARTS = {
+    "stream": {"stream": "out.rms"},
+    "gradients": {"at the stream": "grad.l2", "of the sublayer's parameters": "params.grad_l2"},
+    "ratio": {"write / stream": "write.ratio"},
+    "cosine": {"cosine": "write.cosine"},
+    "similarity": {"similarity": "out.similarity"},
+    "sigma": {
+        "norm before the sublayer": "norm_in.sigma", "norm after the add": "norm_out.sigma", "final norm": "norm_final.sigma",
+    },
+    "largest": {"largest element of the stream": "out.max"},
+}  # fmt: skip
+POST, PRE, SCALED = 0, 1, 2
+
+
+@pytest.fixture
+def files(recordings):
+    """The recordings as their files have them, by number."""
+    return [(path, addnorm.stream.Recording.load(path)) for path in recordings]
+
+
+def by_depth(rec, name, step):
+    """A series with None where there is nothing, as long as its marks are."""
+    found = {site.id: value for site, value in rec.series(*name.split("."), step=step)}
+    values = [found.get(site.id) for site in rec.sites]
+    while values and values[-1] is None:
+        values.pop()
+    return values
+
+
+def assert_drawn(explorer, rec, step):
+    """Each chart's marks are the recording's, to the last digit."""
+    drawn = 0
+    for chart, lines in CHARTS.items():
+        for name, series in lines.items():
+            expected = by_depth(rec, series, step)
+            assert explorer.marks(f"recording-{chart}", name) == expected, (chart, name)
+            drawn += len(expected) > 0
+    assert drawn >= 6
+
+
+@pytest.mark.parametrize("number", [POST, PRE, SCALED])
+def test_every_mark_is_the_recordings(looked, files, number):
+    looked.look(f"#v=1&view=recording&rec={number}", "recording")
+    rec = files[number][1]
+    assert_drawn(looked, rec, rec.steps[-1])
+
+
+def test_the_steps_are_slid_through_and_compared(explorer, files):
+    page = explorer.recording("&rwith=first")
+    rec = files[POST][1]
+    slider = page.get_by_role("slider", name="Step", exact=True)
+    assert slider.get_attribute("aria-valuetext") == f"step {STEPS - 1}"
+    for step in (2, 1):
+        explorer.after(lambda: slider.press("ArrowLeft"), "recording")
+        assert_drawn(explorer, rec, step)
+        assert f"rstep={step}" in explorer.fragment()
+        assert slider.get_attribute("aria-valuetext") == f"step {step}"
+    assert explorer.marks("recording-stream", "stream, step 0") == by_depth(rec, "out.rms", 0)
+    page.locator("h2").first.click()
+    page.wait_for_timeout(1100)  # what follows within a second is one step of Back's
+    explorer.after(lambda: page.keyboard.press("]"), "recording")
+    assert_drawn(explorer, rec, 2)
+    explorer.after(page.go_back, "recording")
+    assert_drawn(explorer, rec, 1)
+
+
+def test_a_statistic_over_the_steps_at_the_chosen_depth(explorer, files):
+    page = explorer.recording("&rdepth=3")
+    rec = files[POST][1]
+    site = rec.sites[3]
+    explorer.after(lambda: page.get_by_label("Statistic").select_option("write.ratio"), "recording")
+    expected = [value for _, value in rec.over_time(site, "write", "ratio")]
+    assert len(expected) == STEPS
+    assert explorer.marks("recording-time", "write / stream, feed-forward 2") != expected
+    assert explorer.marks("recording-time", "write / stream, attention 2") == expected
+    cursor = page.get_by_role("slider", name="Over the steps: data cursor")
+    cursor.focus()
+    explorer.after(lambda: page.keyboard.press("Home"), "recording")
+    assert "rstep=0" in explorer.fragment()
+    assert_drawn(explorer, rec, 0)
+
+
+def test_the_cursors_of_all_charts_are_one(explorer):
+    page = explorer.recording()
+    page.get_by_role("slider", name="The stream: data cursor").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    said = [
+        one.get_attribute("aria-valuetext").split(":")[0] for one in page.locator(".charts .cursor[role=slider]").all()
+    ]
+    assert {text for text in said if text != "no place chosen"} == {"attention 3"}
+    assert "attention 3" in page.get_by_role("slider", name="What the stream is made of").get_attribute(
+        "aria-valuetext"
+    )
+    assert "rdepth=5" in explorer.fragment()
+
+
+def test_the_map_is_the_recordings(looked, files):
+    page = looked.look(f"#v=1&view=recording&rec={PRE}", "recording")
+    _, shares = files[PRE][1].maps["stream"]
+    found = page.eval_on_selector_all(
+        "#chart-recording-map .cell", "all => all.map(c => [Number(c.dataset.index), Number(c.dataset.value)])"
+    )
+    assert len(found) > 20
+    for depth, column in enumerate(shares):
+        assert sorted(value for at, value in found if at == depth) == sorted(share for share in column if share)
+
+
+# The balance sheet.
+
+
+def number(text):
+    return float(text.replace("−", "-").replace("%", "").strip())
+
+
+def sheet(page):
+    """Its rows as shown: source, deposited, left in the end with every digit, part."""
+    rows = page.locator(".recording-sheet tbody tr").all()
+    return [
+        [
+            row.locator("th span").first.inner_text(),
+            row.locator("td").nth(0).inner_text(),
+            float(row.locator("td").nth(1).get_attribute("data-value")),
+            row.locator("td").nth(2).locator("span").first.inner_text(),
+        ]
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("which", [POST, PRE])
+def test_the_sheet_is_the_recordings_and_adds_up(looked, files, which):
+    page = looked.look(f"#v=1&view=recording&rec={which}", "recording")
+    rec = files[which][1]
+    kept = rec.balances["stream"]
+    rows = sheet(page)
+    pairs = sorted(zip(kept.sources, kept.amounts, strict=True), key=lambda pair: pair[0] == BIASES)  # these come last
+    assert [row[2] for row in rows] == [amount for _, amount in pairs]
+    assert [row[0] for row in rows[:3]] == ["x_0", "attention 1", "feed-forward 1"]
+    written = {site.id: value for site, value in rec.series("write", "l2", rec.steps[-1])}
+    for (source, _), row in zip(pairs, rows, strict=True):
+        if source in written:
+            assert number(row[1]) == pytest.approx(written[source], rel=5e-4)
+        assert number(row[3]) == pytest.approx(100 * row[2] / kept.length, rel=6e-3, abs=1e-9)
+    foot = [
+        [cell.inner_text() for cell in row.locator("td, th").all()]
+        for row in page.locator(".recording-sheet tfoot tr").all()
+    ]
+    assert [row[0] for row in foot] == ["sum of what is left", "closing: length of the stream", "error"]
+    assert number(foot[0][2]) == pytest.approx(math.fsum(kept.amounts), rel=5e-6)
+    assert number(foot[1][2]) == pytest.approx(kept.length, rel=5e-6)
+    assert number(foot[0][3]) == pytest.approx(100, abs=0.06)
+    assert number(foot[2][2]) <= 1e-5 * kept.length
+
+
+def test_the_sheet_is_sorted_by_keyboard(explorer):
+    page = explorer.recording(f"&rec={PRE}")
+    depth = sheet(page)
+    head = page.get_by_role("columnheader", name="left in the end")
+    head.get_by_role("button").focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert sheet(page) == sorted(depth, key=lambda row: -row[2])
+    page.wait_for_function(
+        "() => document.getElementById('live').textContent === 'Sorted by left in the end, largest first.'"
+    )
+    page.keyboard.press("Space")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert sheet(page) == sorted(depth, key=lambda row: row[2])
+    page.get_by_role("columnheader", name="source").get_by_role("button").press("Enter")
+    assert sheet(page) == depth
+    assert page.locator("[aria-sort]").count() == 1
+
+
+# What is proved.
+
+
+def badges(page):
+    return {
+        one.locator(".name").inner_text().split(":")[0]: (
+            one.get_attribute("data-state"),
+            one.locator(".text").inner_text(),
+        )
+        for one in page.locator(".recording-badge").all()
+    }
+
+
+def test_badges_of_models_that_close_and_of_one_that_does_not(looked):
+    found = [badges(looked.look(f"#v=1&view=recording&rec={number}", "recording")) for number in (POST, PRE, SCALED)]
+    assert found[POST]["wiring"] == ("proved", "post-LN")
+    assert found[PRE]["wiring"] == ("proved", "pre-LN")
+    assert found[PRE]["equations"][1].startswith("6 sublayers closed, error at most ")
+    assert found[PRE]["x_L = x_0 + all writes"][0] == "proved"
+    assert found[POST]["x_L = x_0 + all writes"] == ("none", "no plain sum")
+    assert found[SCALED]["wiring"] == ("open", "none of the known wirings")
+    assert found[SCALED]["balance"] == ("open", "does not add up")
+    page = looked.page
+    assert not page.locator(".recording-sheet").is_visible()
+    assert not page.locator("#chart-recording-map").is_visible()
+    assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-said").inner_text()
+
+
+# What is taken along.
+
+
+def test_an_address_is_all_of_it(explorer, files):
+    page = explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
+    shown, fragment = page.locator("#panel-recording").inner_text(), explorer.fragment()
+    assert_drawn(explorer, files[POST][1], 1)
+    assert "pre_ln.json has other sublayers: it is not drawn." in shown
+    page = explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
+    assert page.locator("#panel-recording").inner_text() == shown
+    assert explorer.fragment() == fragment
+    assert page.locator("#notices").inner_text() == ""
+
+
+@pytest.mark.parametrize("more", ["&rstep=99", "&rstream=encoder"])
+def test_what_is_not_in_it_is_said(explorer, more):
+    page = explorer.open(f"#v=1&view=recording{more}", "#panel-recording .wrong:not([hidden])")
+    assert page.locator("#panel-recording .wrong").inner_text().endswith(".")
+    assert not page.locator(".recording-results").is_visible()
+    assert len(explorer.complaints) == 1, "the browser tells of the answer's status itself"
+    explorer.complaints.clear()
+    explorer.after(lambda: page.get_by_role("combobox", name="Recording").select_option("1"), "recording")
+    assert page.locator(".recording-results").is_visible()
+
+
+@pytest.mark.parametrize(("number", "more"), [(POST, "&rstep=1"), (PRE, ""), (SCALED, "")])
+def test_the_code_prints_the_numbers_of_the_page(explorer, files, number, more):
+    page = explorer.recording(f"&rec={number}{more}")
+    page.get_by_role("button", name="Show code").click()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(page.locator("dialog pre").inner_text(), {})
+    said = printed.getvalue()
+    rec = files[number][1]
+    step = 1 if more else rec.steps[-1]
+    drawn = 0
+    for lines in CHARTS.values():
+        for series in lines.values():
+            for site, value in rec.series(*series.split("."), step=step):
+                assert f"{site.id:40} {value:.5g}" in said
+                drawn += 1
+    assert drawn >= 12
+    sentence = "no balance sheet" if number == SCALED else f"closing {rec.balances['stream'].length:.6g}"
+    assert sentence in said
+
+
+def test_files_hold_every_digit(explorer, files):
+    page = explorer.recording(f"&rec={PRE}&rdepth=1")
+    rec = files[PRE][1]
+    chart = page.locator("#chart-recording-gradients")
+    with page.expect_download() as saved:
+        chart.get_by_role("button", name="CSV").click()
+    head, *rows = csv.reader(io.StringIO(Path(saved.value.path()).read_text()))
+    assert head == ["depth in sublayers", "at the stream", "of the sublayer's parameters"]
+    for at, name in enumerate(CHARTS["gradients"].values(), start=1):
+        values = {site.id: value for site, value in rec.series(*name.split("."), step=rec.steps[-1])}
+        assert [float(row[at]) if row[at] else None for row in rows] == [values.get(site.id) for site in rec.sites]
+    with page.expect_download() as saved:
+        chart.get_by_role("button", name="SVG").click()
+    drawing = Path(saved.value.path()).read_text()
+    assert drawing.startswith("<svg")
+    assert "var(" not in drawing, "it stands for itself outside the page"
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="JSON").click()
+    held = json.loads(Path(saved.value.path()).read_text())["recording"]
+    assert held["balance"]["rows"][0]["amount"] == rec.balances["stream"].amounts[0]

@@ -1,0 +1,380 @@
+"""The desk: one computation at a time for each client, the newest question waits, and no turn outlives or precedes its thread."""
+
+import asyncio
+import itertools
+import threading
+import time
+
+import pytest
+
+from addnorm.explorer import scheduler as module
+from addnorm.explorer.scheduler import Busy, Desk, Ended, Gone, Superseded
+from support.loops import apart
+
+
+class Work:
+    """What is computed: it lasts until it is let go, and counts how many are computed at once."""
+
+    def __init__(self):
+        self.lock, self.go, self.now, self.most, self.done = threading.Lock(), threading.Event(), {}, {}, []
+
+    def __call__(self, client, name):
+        def work():
+            with self.lock:
+                self.now[client] = self.now.get(client, 0) + 1
+                self.most[client] = max(self.most.get(client, 0), self.now[client])
+                self.most["all"] = max(self.most.get("all", 0), sum(self.now.values()))
+            assert self.go.wait(10)
+            with self.lock:
+                self.now[client] -= 1
+                self.done.append(name)
+            return name
+
+        return work
+
+
+def run(test):
+    """The coroutine function's run with a desk, which in the end computes nothing."""
+
+    async def whole():
+        desk = Desk()
+        try:
+            return await asyncio.wait_for(test(desk), 20)
+        finally:
+            desk.close()
+
+    return apart(whole())
+
+
+async def until(condition):
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.005)
+
+
+async def outcome(awaited):
+    try:
+        return await awaited
+    except Exception as error:
+        return type(error)
+
+
+def test_of_thirty_questions_the_first_and_the_newest_are_computed_and_one_at_a_time():
+    work = Work()
+
+    async def test(desk):
+        asked = []
+        for k in range(30):
+            asked.append(asyncio.create_task(outcome(desk.compute("page", work("page", k)))))
+            await asyncio.sleep(0)
+        await until(lambda: sum(one.done() for one in asked) == 28)  # at once, while the first is computed
+        assert work.done == []
+        work.go.set()
+        return await asyncio.gather(*asked)
+
+    found = run(test)
+    assert found == [0, *[Superseded] * 28, 29]
+    assert work.done == [0, 29]
+    assert work.most == {"page": 1, "all": 1}
+
+
+def test_questions_of_two_kinds_do_not_supersede_each_other_and_still_take_turns():
+    work = Work()
+
+    async def test(desk):
+        asked = [
+            asyncio.create_task(outcome(desk.compute("page", work("page", k), kind=kind)))
+            for k, kind in enumerate(["stack", "stack", "recording", "stack", "recording"])
+        ]
+        await until(lambda: sum(one.done() for one in asked) == 2)
+        work.go.set()
+        return await asyncio.gather(*asked)
+
+    assert run(test) == [0, Superseded, Superseded, 3, 4]
+    assert work.most == {"page": 1, "all": 1}
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch):
+    """Computed one after the other: of two threads that begin in order, either may be the first to come to something."""
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+
+
+def many(work):
+    """Forty clients ask, each once."""
+
+    async def test(desk):
+        asked = [asyncio.create_task(desk.compute(f"page {k}", work(f"page {k}", k))) for k in range(40)]
+        await until(lambda: work.most.get("all") == module.AT_ONCE)
+        work.go.set()
+        return await asyncio.gather(*asked)
+
+    return test
+
+
+def test_many_clients_are_computed_two_at_once():
+    work = Work()
+    assert run(many(work)) == [*range(40)]
+    assert work.most["all"] == module.AT_ONCE == 2
+    assert sorted(work.done) == [*range(40)]
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_many_clients_are_computed_in_order():
+    work = Work()
+    assert run(many(work)) == [*range(40)]
+    assert work.done == [*range(40)]
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_a_client_that_asks_anew_keeps_its_place():
+    work = Work()
+
+    async def test(desk):
+        for other in "ab":
+            asyncio.create_task(desk.compute(other, work(other, other)))  # noqa: RUF006  # ends with the test
+        await asyncio.sleep(0)
+        asked = []
+        for client, name in [("page", "old"), ("c", "c"), ("d", "d"), ("page", "new")]:
+            asked.append(asyncio.create_task(outcome(desk.compute(client, work(client, name)))))
+            await asyncio.sleep(0)
+        work.go.set()
+        return await asyncio.gather(*asked)
+
+    assert run(test) == [Superseded, "c", "d", "new"]
+    assert work.done == ["a", "b", "new", "c", "d"]
+
+
+def test_more_than_may_wait_are_refused_and_those_before_them_are_not(monkeypatch):
+    monkeypatch.setattr(module, "WAITING", 3)
+    work = Work()
+
+    async def test(desk):
+        asked = [asyncio.create_task(outcome(desk.compute(f"{k}", work(f"{k}", k)))) for k in range(8)]
+        await until(lambda: sum(one.done() for one in asked) == 3)
+        work.go.set()
+        return await asyncio.gather(*asked)
+
+    assert run(test) == [0, 1, 2, 3, 4, Busy, Busy, Busy]
+
+
+def test_what_nobody_waits_for_is_not_computed():
+    work = Work()
+    work.go.set()
+
+    async def test(desk):
+        async def gone():
+            return True
+
+        found = await outcome(desk.compute("page", work("page", "left"), gone=gone))
+        return found, await desk.compute("page", work("page", "stayed"))
+
+    assert run(test) == (Gone, "stayed")
+    assert work.done == ["stayed"]
+
+
+@pytest.mark.parametrize("when", ["waiting", "computing", "its turn has just come"])
+def test_a_question_that_is_cancelled_leaves_the_client_its_turn(when):
+    work = Work()
+
+    async def test(desk):
+        first = asyncio.create_task(desk.compute("page", work("page", "first")))
+        await until(lambda: desk.busy)
+        second = asyncio.create_task(desk.compute("page", work("page", "second")))
+        await asyncio.sleep(0.01)
+        if when == "its turn has just come":
+            desk._questions.leave("page")
+        cancelled = first if when == "computing" else second
+        cancelled.cancel()
+        assert await asyncio.gather(cancelled, return_exceptions=True) != ["first"]
+        if when == "computing":  # the turn is the thread's: the second does not come in beside it
+            await asyncio.sleep(0.05)
+            assert work.most == {"page": 1, "all": 1}
+        work.go.set()
+        assert await desk.compute("page", work("page", "third")) == "third"
+        await until(lambda: not desk.busy and not desk._questions.having)
+
+    run(test)
+    assert "third" in work.done
+
+
+def test_what_fails_fails_for_who_asked_and_leaves_the_turn():
+    async def test(desk):
+        def fails():
+            raise OverflowError("too much")
+
+        with pytest.raises(OverflowError, match="too much"):
+            await desk.compute("page", fails)
+        return await desk.compute("page", lambda: "well")
+
+    assert run(test) == "well"
+
+
+def test_a_closed_desk_refuses_at_once_who_waits_and_who_comes():
+    work = Work()
+
+    async def test(desk):
+        asked = [asyncio.create_task(outcome(desk.compute("page", work("page", k), kind=f"{k}"))) for k in range(3)]
+        await until(lambda: desk.busy)
+        desk.close()
+        late = await outcome(desk.compute("other", work("other", "late")))
+        refused = [await one for one in asked[1:]]
+        assert work.done == []
+        work.go.set()
+        return late, refused, await asked[0]
+
+    assert run(test) == (Ended, [Ended, Ended], 0)
+
+
+class Race:
+    """A generator's life."""
+
+    def __init__(self, length=None):
+        self.length, self.told, self.closed, self.threads = length, 0, threading.Event(), set()
+
+    def __call__(self):
+        try:
+            for k in itertools.count() if self.length is None else range(self.length):
+                self.threads.add(threading.get_ident())
+                self.told += 1
+                yield k
+                time.sleep(0.002)
+        finally:
+            self.threads.add(threading.get_ident())
+            self.closed.set()
+
+
+def test_a_race_is_told_in_order_from_one_thread_and_ends():
+    race = Race(5)
+
+    async def test(desk):
+        found = [event async for event in desk.follow("page", race)]
+        await until(lambda: not desk.busy and not desk._races.having)
+        return found
+
+    assert run(test) == [0, 1, 2, 3, 4]
+    assert race.closed.is_set()
+    assert len(race.threads) == 1
+    assert threading.get_ident() not in race.threads
+
+
+def test_a_race_that_nobody_follows_is_closed_and_makes_room():
+    race = Race()
+
+    async def test(desk):
+        events = desk.follow("page", race)
+        assert await anext(events) == 0
+        await events.aclose()
+        await until(lambda: not desk.busy and not desk._races.having)
+        told = race.told
+        await asyncio.sleep(0.05)
+        assert race.told == told
+
+    run(test)
+    assert race.closed.is_set()
+
+
+def test_a_race_whose_listener_stands_still_gives_its_place_when_it_is_over(monkeypatch):
+    monkeypatch.setattr(module, "RACES", 1)
+    race = Race(3)
+
+    async def test(desk):
+        events = desk.follow("asleep", race)
+        assert await anext(events) == 0
+        await until(lambda: not desk._races.having)
+        other = [event async for event in desk.follow("other", Race(2))]
+        return other, [event async for event in events]
+
+    assert run(test) == ([0, 1], [1, 2])
+
+
+def test_a_third_race_is_refused_and_a_clients_new_one_takes_the_place_of_its_old_one():
+    one, other, new = Race(), Race(), Race(2)
+
+    async def test(desk):
+        first, second = desk.follow("one", one), desk.follow("other", other)
+        assert (await anext(first), await anext(second)) == (0, 0)
+        assert await outcome(anext(desk.follow("third", Race()))) is Busy
+        found = [event async for event in desk.follow("one", new)]
+        assert one.closed.is_set()
+        assert not other.closed.is_set()
+        rest = [event async for event in first]  # ends as well; the last event may be lost
+        assert rest == [*range(1, 1 + len(rest))]
+        await second.aclose()
+        return found
+
+    assert run(test) == [0, 1]
+
+
+def test_races_begun_one_after_the_other_never_run_side_by_side():
+    running, most, lock = [0], [0], threading.Lock()
+
+    def slow():
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        try:
+            yield "began"
+            yield "went on"
+        finally:
+            with lock:
+                running[0] -= 1
+
+    async def test(desk):
+        async def begin():
+            return await outcome(anext(desk.follow("page", slow), "stopped"))
+
+        return await asyncio.gather(*(begin() for _ in range(30)))
+
+    found = run(test)
+    assert most == [1]
+    assert found[-1] == "began"
+    assert set(found[:-1]) <= {Superseded, "stopped", "began"}
+    assert found.count(Superseded) == 28
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_race_that_fails_fails_where_it_is_followed(after):
+    def fails():
+        yield from range(after)
+        raise ArithmeticError("so far")
+
+    async def test(desk):
+        events = desk.follow("page", fails)
+        found = [await anext(events) for _ in range(after)]
+        with pytest.raises(ArithmeticError, match="so far"):
+            await anext(events)
+        await until(lambda: not desk._races.having)
+        return found
+
+    assert run(test) == [*range(after)]
+
+
+def test_a_race_that_cannot_be_made_fails_too():
+    async def test(desk):
+        def never():
+            raise ValueError("no such race")
+
+        with pytest.raises(ValueError, match="no such race"):
+            await anext(desk.follow("page", never))
+        await until(lambda: not desk._races.having)
+
+    run(test)
+
+
+def test_closing_the_desk_ends_the_races_and_their_streams():
+    race = Race()
+
+    async def test(desk):
+        events = desk.follow("page", race)
+        assert await anext(events) == 0
+        desk.close()
+        rest = [event async for event in events]
+        assert rest == [*range(1, 1 + len(rest))]
+        assert await outcome(anext(desk.follow("page", Race()))) is Ended
+        await until(lambda: not desk.busy)
+
+    run(test)
+    assert race.closed.is_set()

@@ -1,0 +1,262 @@
+"""The explorer's server: what it answers is the library's, who may not ask is refused, and what fails is said in a sentence."""
+
+import asyncio
+import json
+import re
+
+import pytest
+
+from support.loops import apart
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx2")  # of starlette's test client
+
+from starlette.testclient import TestClient
+
+import addnorm
+from addnorm.explorer import security, server, stack
+from addnorm.explorer.server import application
+from addnorm.lab.init_probe import Flip
+from addnorm.stream.record.store import plain
+from addnorm.trace import trace
+from support.explorer_requests import measured
+
+HEADERS = {name.lower(): value for name, value in security.HEADERS.items()}
+
+
+@pytest.fixture(scope="module")
+def clients():
+    with TestClient(application(), "http://localhost:8017") as found:
+        yield found
+
+
+@pytest.fixture
+def client(clients, threads):
+    threads(1)
+    return clients
+
+
+# What it answers.
+
+
+def test_a_stack_is_what_the_library_measures(client):
+    asked = {
+        "placement": "pre",
+        "sublayers": 6,
+        "d": 16,
+        "tokens": 4,
+        "seed": 3,
+        "gain": 0.7,
+        "final": "off",
+        "alpha": 2.0,
+    }
+    found = client.post("/api/stack", json=asked)
+    assert found.status_code == 200
+    expected = Flip("pre", 6, 16, 4, 0.7, 2.0, 3, final_norm=False).measure()
+    assert {name: found.json()[name] for name in expected} == json.loads(json.dumps(plain(expected)))
+    assert client.post("/api/stack", json={}).json() == measured()
+
+
+def test_numbers_that_overflow_come_as_words(client):
+    asked = {"placement": "none", "sublayers": 96, "d": 64, "gain": 3.0, "alpha": 8.0}
+    text = client.post("/api/stack", json=asked).text
+    assert json.loads(text, parse_constant=pytest.fail)["stream"][-1] in ("Infinity", "NaN")
+
+
+def test_a_trace_is_what_the_library_traces(client):
+    asked = {"x": [1, 2, 3], "sublayer": [0.5, -1, 1.5], "placement": "pre", "weight": 2, "eps": 0.001}
+    found = client.post("/api/trace", json=asked)
+    expected = trace([1, 2, 3], [0.5, -1, 1.5], placement="pre", weight=2, eps=0.001).to_dict()
+    assert found.json() == json.loads(json.dumps(plain(expected)))
+
+
+def test_the_page_its_files_and_what_it_must_know(client):
+    page = client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    files = re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text)
+    assert len(files) > 2
+    for path in ["/static/app.js", *files]:
+        assert client.get(path).status_code == 200, path
+    meta = client.get("/api/meta").json()
+    assert meta["version"] == addnorm.__version__
+    assert meta["stack"]["fields"]["sublayers"]["most"] == 96
+    assert client.get("/healthz").text == "ok"
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/api/meta", "/static/app.js"])
+def test_head_is_get_without_a_body(client, path):
+    got, head = client.get(path), client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == got.headers["content-length"]
+
+
+def test_every_answer_says_what_may_be_done_with_it(client):
+    etag = client.get("/static/app.js").headers["etag"]
+    answers = [
+        client.get("/"), client.get("/static/app.js"), client.get("/static/app.js", headers={"If-None-Match": etag}),
+        client.get("/api/meta"), client.post("/api/trace", json={"x": [1], "sublayer": [2]}), client.get("/nothing"),
+        client.delete("/"), client.post("/api/stack", json={"d": 1}), client.get("/", headers={"Host": "evil.example"}),
+        client.post("/api/stack", content=b"{}"), client.head("/"), client.get("/", headers={"Range": "bytes=0-9"}),
+    ]  # fmt: skip
+    assert [one.status_code for one in answers] == [200, 200, 304, 200, 200, 404, 405, 422, 421, 415, 200, 206]
+    for one in answers:
+        assert HEADERS.items() <= dict(one.headers).items(), one.url
+    policy = HEADERS["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_an_answer_to_what_failed_says_so_and_has_the_headers_too(monkeypatch):
+    def fails(asked):
+        raise OverflowError("it was too much")
+
+    monkeypatch.setattr(stack, "answer", fails)
+    client = TestClient(application(), "http://localhost:8017", raise_server_exceptions=False)
+    found = client.post("/api/stack", json={})
+    assert (found.status_code, found.json()) == (
+        500,
+        {"error": "The computation failed: OverflowError: it was too much"},
+    )
+    assert HEADERS.items() <= dict(found.headers).items()
+
+
+def test_a_method_that_is_not_for_an_address_is_told_which_is(client):
+    assert client.get("/api/stack").headers["allow"] == "POST"
+    assert set(client.post("/static/app.js").headers["allow"].split(", ")) == {"GET", "HEAD"}
+
+
+# Who may ask.
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8017", "[::1]:8017", "[::1]"])
+def test_it_may_be_called_by_the_names_of_this_machine(client, host):
+    assert client.get("/healthz", headers={"Host": host}).status_code == 200
+    assert client.get("/healthz", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.example", "evil.example:8017", "", "127.0.0.2", "127.1", "2130706433", "[::2]", "[::1",
+     "user@localhost", "localhost/evil.example", "localhost:8017:1", "localhost:", "local host", "evil.example#localhost",
+     "evil.example\\@localhost", "0.0.0.0", "[::ffff:127.0.0.1]", "ｌocalhost".encode().decode("latin-1")],
+)  # fmt: skip
+def test_another_name_is_refused(client, host):
+    found = client.get("/healthz", headers={"Host": host.encode("latin-1")})
+    assert found.status_code == 421
+    assert found.json()["error"].startswith("Host is ")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://localhost:3000"},
+        {"Origin": "https://localhost:8017"}, {"Origin": ""}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "script"},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/static/app.js"), ("POST", "/api/stack")])
+def test_another_site_is_refused(client, method, path, headers):
+    found = client.request(method, path, json={}, headers=headers)
+    assert found.status_code == 403
+    assert found.json()["error"].endswith(".")
+
+
+def test_a_link_on_another_site_opens_the_page_and_posts_nothing(client):
+    followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert client.get("/", headers=followed).status_code == 200
+    assert client.post("/api/stack", json={}, headers=followed).status_code == 403
+
+
+def test_with_a_token_nothing_is_answered_without_it():
+    paths = ["/", "/healthz", "/api/meta", "/static/app.js", "/nothing", "/api/recording/0"]
+    client = TestClient(application(hosts=None, token="secret"), "http://any.example:8017")
+    for path in paths:
+        for more in (
+            "",
+            "?token=",
+            "?token=Secret",
+            "?token=secret2",
+            "?token=%F0%9F%92%A9&x=%ff",
+            "?token&token=secre",
+        ):
+            found = client.get(path + more)
+            assert (found.status_code, list(found.cookies)) == (401, [])
+            assert "The token is missing" in found.json()["error"]
+    assert client.post("/api/stack", json={}).status_code == 401
+    assert client.get("/", headers={"Cookie": f"{security.COOKIE}=wrong"}).status_code == 401
+    first = client.get("/?token=secret")
+    assert first.status_code == 200
+    assert first.headers["set-cookie"] == f"{security.COOKIE}=secret; HttpOnly; SameSite=Strict; Path=/"
+    assert "set-cookie" not in client.get("/").headers
+    for path in paths[:4]:
+        assert client.get(path).status_code == 200
+    client.cookies.clear()
+    others = f'theme={{"a":1}}; broken; =; {security.COOKIE}=secret; x="y'  # a name on this machine may have set any
+    assert client.get("/healthz", headers={"Cookie": others}).status_code == 200
+    assert client.get("/?token=secret", headers={"Origin": "http://evil.example"}).status_code == 403
+
+
+# A race that fails, a slow request, and who is gone.
+
+
+def test_a_race_that_fails_says_so_in_its_stream(client, monkeypatch):
+    def fails(asked):
+        yield {"event": "start", "loss": float("nan")}
+        raise ArithmeticError("so far")
+
+    monkeypatch.setattr(server.race, "race", fails)
+    lines = client.post("/api/race", json={}).text.split("\n\n")
+    assert [json.loads(line.removeprefix("data: ")) for line in lines if line] == [
+        {"event": "start", "loss": "NaN"},
+        {"event": "failed", "error": "so far"},
+    ]
+
+
+def test_a_slow_request_is_told_so(client, monkeypatch):
+    monkeypatch.setattr(security, "PATIENCE", 0.05)
+    received = []
+
+    async def ask():
+        async def never():
+            await asyncio.sleep(60)
+
+        async def keep(message):
+            received.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/api/stack", "query_string": b"", "http_version": "1.1",
+                 "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("127.0.0.1", 1)}  # fmt: skip
+        await client.app(scope, never, keep)
+
+    apart(ask())
+    assert received[0]["status"] == 408
+    assert (b"connection", b"close") in received[0]["headers"]
+    assert json.loads(received[1]["body"]) == {"error": "The request did not arrive within 0.05 seconds."}
+
+
+def test_what_its_asker_left_is_not_computed(monkeypatch):
+    computed = []
+    monkeypatch.setattr(stack, "answer", lambda asked: computed.append(asked) or {})
+
+    async def ask(gone):
+        messages = [{"type": "http.request", "body": b"{}"}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            if not gone:
+                await asyncio.sleep(60)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": "/api/stack", "query_string": b"", "http_version": "1.1",
+                 "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("127.0.0.1", 1)}  # fmt: skip
+        await application()(scope, receive, send)
+
+    apart(ask(gone=True))
+    assert computed == []
+    apart(ask(gone=False))
+    assert len(computed) == 1

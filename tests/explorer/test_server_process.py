@@ -1,0 +1,189 @@
+"""The explorer's server as a process: whatever is sent to it, and however many ask at once, it answers rightly and goes on."""
+
+import json
+import re
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from addnorm.explorer import security, stack
+from support.explorer_process import RACING, Explorer
+from support.explorer_requests import CUT, JSON, NO_HTTP, bad_requests, measured
+
+HEADERS = {name.lower(): value for name, value in security.HEADERS.items()}
+
+
+@pytest.fixture(scope="module")
+def process():
+    with Explorer(before=RACING) as explorer:
+        yield explorer
+        assert explorer.end() == 0
+        assert explorer.stderr == "Ended.\n"  # whatever came before: not a line, let alone a traceback
+
+
+def sent(process, method, path, headers, body):
+    """Whatever it says, as it is: http.client would refuse to send much of it."""
+    lines = [f"{method} {path} HTTP/1.1", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in ({"Host": f"127.0.0.1:{process.port}"} | headers).items()]
+    lines += [] if body is None else [f"Content-Length: {len(body)}"]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + (body or b"")
+
+
+def raw(process, data, timeout=20):
+    """What comes back for these bytes, until the server has said all."""
+    with process.connect(timeout) as connection, suppress(ConnectionError):
+        connection.sendall(data)
+        found = bytearray()
+        while part := connection.recv(65536):
+            found += part
+            head, end, rest = bytes(found).partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head.lower())
+            if end and length and len(rest) >= int(length[1]):
+                break
+        return bytes(found)
+    return b""
+
+
+def judged(process, method, path, headers, body, statuses):
+    """The trouble with an answer, if there is any."""
+    found = raw(process, sent(process, method, path, headers, body))
+    head, _, rest = found.partition(b"\r\n\r\n")
+    what = f"{method[:20]} {path[:60]} {dict(list(headers.items())[:3])} {str(body)[:80]}: {found[:300]!r}"
+    if not re.match(rb"HTTP/1.1 4\d\d ", head):
+        return "" if not found and body and len(body) > security.MOST else what  # cut off while it was still sending
+    status = int(head[9:12])
+    if status not in statuses and not (status == 400 and b"Invalid HTTP request" in rest):
+        return f"{status}: {what}"
+    if b"Invalid HTTP" in rest or method == "HEAD":
+        return ""
+    error = json.loads(rest)["error"]
+    return "" if 10 < len(error) < 400 and error[-1] == "." and HEADERS.keys() <= set(re.findall(r"(?m)^([a-z-]+):", head.decode().lower())) else what  # fmt: skip
+
+
+def test_a_thousand_bad_requests_and_it_answers_as_before(process, threads):
+    threads(1)
+    asked = {"placement": "sandwich", "sublayers": 8, "seed": 5}
+    assert process.ask("POST", "/api/stack", asked).json == measured(**asked)
+    before = process.memory() if sys.platform == "linux" else 0
+    bad = [*bad_requests()]
+    with ThreadPoolExecutor(8) as pool:
+        troubles = [one for one in pool.map(lambda one: judged(process, *one), bad) if one]
+        assert troubles == []
+        answers = [*pool.map(lambda data: raw(process, data + b"\r\n\r\n", 5), NO_HTTP * 3)]
+        assert [one for one in answers if one and not re.match(rb"HTTP/1.1 (4\d\d|200) ", one)] == []
+
+        def cut(data):
+            with process.connect() as connection, suppress(ConnectionError):
+                connection.sendall(data)
+                if len(data) % 2:  # not closed politely, but reset
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+
+        [*pool.map(cut, CUT * 15)]
+    assert len(bad) + 3 * len(NO_HTTP) + 15 * len(CUT) >= 1000
+    assert process.ask("GET", "/healthz").body == b"ok"
+    assert process.ask("POST", "/api/stack", asked).json == measured(**asked)
+    if before:
+        assert process.memory() - before < 64 * 2**20
+    assert process.stderr == ""
+    ends = time.monotonic() + 10
+    while race_refused(process):  # those that were begun and cut off make room
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def race_refused(process):
+    with process.connect() as connection:
+        connection.sendall(sent(process, "POST", "/api/race", JSON | {"Addnorm-Client": "new"}, b"{}"))
+        return b" 503 " in connection.recv(100)
+
+
+def test_fifty_clients_at_once_are_all_answered_rightly(process, threads):
+    threads(1)
+    asked = [
+        {"placement": place, "sublayers": 4, "d": 16, "seed": k}
+        for k in range(10)
+        for place in list(stack.PLACEMENTS)[:5]
+    ]
+    together = threading.Barrier(50)
+
+    def ask(k):
+        together.wait()
+        return process.ask("POST", "/api/stack", asked[k], {"Addnorm-Client": f"page {k}"})
+
+    with ThreadPoolExecutor(50) as pool:
+        found = [*pool.map(ask, range(50))]
+    assert [one.status for one in found] == [200] * 50
+    assert [one.json for one in found] == [measured(**one) for one in asked]
+
+
+def test_one_client_that_asks_quickly_is_answered_the_newest(process, threads):
+    threads(1)
+    asked = [{"sublayers": 96, "seed": k} for k in range(30)]
+    connections = []
+    for one in asked:
+        connections.append(process.connect())
+        connections[-1].sendall(
+            sent(process, "POST", "/api/stack", JSON | {"Addnorm-Client": "quick"}, json.dumps(one).encode())
+        )
+        time.sleep(0.003)  # or they would come in another order
+    found = [b"".join(iter(lambda one=one: one.recv(65536), b"")).partition(b"\r\n\r\n") for one in connections]
+    for one in connections:
+        one.close()
+    statuses = [int(head[9:12]) for head, _, _ in found]
+    assert set(statuses) == {200, 409}
+    assert statuses[-1] == 200
+    assert statuses.count(409) >= 20
+    for status, (_, _, body), one in zip(statuses, found, asked, strict=True):
+        if status == 200:
+            assert json.loads(body) == measured(**one)
+        else:
+            assert json.loads(body) == {"error": "A newer question came before this one was computed."}
+
+
+def test_a_race_is_streamed_as_it_runs_and_ends_with_its_listener(process):
+    def begun(client):
+        connection = process.connect()
+        connection.sendall(sent(process, "POST", "/api/race", JSON | {"Addnorm-Client": client}, b"{}"))
+        return connection, connection.recv(65536)
+
+    first, said = begun("a")
+    assert b"content-type: text/event-stream" in said
+    while b'"step":3' not in said:
+        said += first.recv(65536)
+    assert said.count(b"data: ") >= 4
+    second, _ = begun("b")
+    third, refused = begun("c")
+    assert refused.startswith(b"HTTP/1.1 503 ")
+    assert b"Two races run already: stop one, or wait until it has ended." in refused + third.recv(65536)
+    first.close()
+    deadline = time.monotonic() + 10
+    while third and refused.startswith(b"HTTP/1.1 503 "):
+        assert time.monotonic() < deadline
+        third.close()
+        third, refused = begun("c")
+    assert process.ask("GET", "/healthz").body == b"ok"
+    second.close()
+    third.close()
+
+
+def test_it_listens_to_this_machine_alone(process):
+    if sys.platform != "linux":
+        pytest.skip("/proc/net is Linux's")
+    port = f"{process.port:04X}"
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        if (table := Path(f"/proc/net/{name}")).exists()
+        for line in table.read_text().splitlines()[1:]
+    ]
+    listening = [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port}")]
+    assert listening == [f"0100007F:{port}"]

@@ -1,0 +1,392 @@
+"""The trace view in Chromium: what it shows is `addnorm.trace`, and hands, keys and addresses reach all of it."""
+
+import contextlib
+import io
+import math
+import re
+
+import pytest
+import torch
+from axe_playwright_python.sync_playwright import Axe
+
+from addnorm.trace import PRESETS, trace
+from support.browser import READY as DRAWN
+from support.browser import Watched
+
+READY = DRAWN["trace"]
+CHOICES = [
+    ("", {}),
+    ("&tplace=pre", {"placement": "pre"}),
+    ("&tnorm=rms", {"norm": "rms"}),
+    ("&tplace=pre&tnorm=rms&rg=1,0,-2", {"placement": "pre", "norm": "rms", "read_grad": [1, 0, -2]}),
+    ("&var=unbiased&epsat=outside&eps=1e-6", {"variance": "unbiased", "eps_place": "outside", "eps": 1e-6}),
+    ("&gamma=2&beta=1,0,-1&g=0,1,0.5&digits=8", {"weight": 2, "bias": [1, 0, -1], "grad": [0, 1, 0.5], "digits": 8}),
+]
+X, SUBLAYER = [3.0, -1.5, 0.25], [0.5, 1.0, -2.0]
+
+
+SETTLED = ".trace-walker:not([data-pending])"
+
+
+def address(x=X, sublayer=SUBLAYER, more=""):
+    numbers = [",".join(map(str, of)).replace("+", "%2B") for of in (x, sublayer)]
+    return f"#v=1&view=trace&x={numbers[0]}&F={numbers[1]}{more}"
+
+
+def rows(page):
+    """What the page shows of each step, when those out of sight are drawn too."""
+    page.wait_for_selector(SETTLED)
+    return page.eval_on_selector_all(
+        READY,
+        """all => all.map((row) => ({
+          name: row.dataset.step,
+          math: [...row.querySelectorAll('.trace-math .trace-scroll:not([hidden]) math')].map(m => m.getAttribute('aria-label')).join(' '),
+          note: row.querySelector('.trace-note').textContent,
+          value: [...row.querySelectorAll('.trace-bars li')].map(li => li.dataset.value)
+        }))""",
+    )
+
+
+def assert_shows(page, followed):
+    """Every step of the trace, every digit of it."""
+    shown = rows(page)
+    assert [row["name"] for row in shown] == [step.name for step in followed]
+    for row, step in zip(shown, followed, strict=True):
+        value = step.value if isinstance(step.value, tuple) else (step.value,)
+        assert [float(text.replace("Infinity", "inf")) for text in row["value"]] == pytest.approx(
+            value, rel=0, abs=0, nan_ok=True
+        )
+        formula = (
+            step.symbol
+            + (f" = {step.formula}" if step.formula else "")
+            + (f" = {step.numbers}" if step.numbers else "")
+        )
+        assert row["math"] == formula
+        assert row["note"] == step.note
+
+
+@pytest.mark.parametrize(("more", "options"), CHOICES)
+def test_it_shows_the_librarys_steps(looked, more, options):
+    page = looked.look(address(more=more), "trace")
+    assert_shows(page, trace(X, SUBLAYER, **options))
+
+
+@pytest.mark.parametrize("d", [1, 2, 5, 16])
+def test_tokens_of_any_length_here(looked, d):
+    x, sublayer = [1.5 * k - 4 for k in range(d)], [(-1.0) ** k for k in range(d)]
+    assert_shows(looked.look(address(x, sublayer), "trace"), trace(x, sublayer))
+
+
+def test_what_is_no_number_is_shown_as_such(looked):
+    page = looked.look(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), "trace")
+    assert_shows(page, trace([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]))
+    assert page.locator("[data-step=variance] .unwell .trace-value").text_content() == "inf"
+    assert "no place in a picture" in page.locator(".trace-geometry").inner_text()
+
+
+def test_formulas_are_set_and_not_spelled(looked):
+    for more, _ in CHOICES:
+        page = looked.look(address(more=more), "trace")
+        found = page.eval_on_selector_all(
+            "#panel-trace math",
+            """all => all.map(m => ({
+              text: m.textContent,
+              namespace: m.namespaceURI,
+              fractions: [...m.querySelectorAll('mfrac, msub, msup, munder')].every(f => f.children.length === 2),
+              empty: [...m.querySelectorAll('mi, mn, mo')].some(e => !e.textContent),
+            }))""",
+        )
+        assert len(found) > 40
+        for one in found:
+            assert one["namespace"] == "http://www.w3.org/1998/Math/MathML"
+            assert one["fractions"]
+            assert not one["empty"]
+            assert not re.search(r"[√Σ²ₖᵀ\[\]_]|\de", one["text"]), "these have elements of their own"
+        assert page.locator("#panel-trace mfrac").count() >= 5
+        assert page.locator("#panel-trace msqrt").count() >= 2
+
+
+# The norm moves
+
+
+def test_post_to_pre_by_keyboard_alone(explorer):
+    page = explorer.open(address(), READY)
+    post, pre = trace(X, SUBLAYER), trace(X, SUBLAYER, placement="pre")
+    assert_shows(page, post)
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.name === 'trace-tplace'"):
+            break
+    page.keyboard.press("ArrowRight")
+    assert_shows(page, pre)
+    assert "tplace=pre" in explorer.fragment()
+    straight = page.locator("[data-step=straight]")
+    assert "straight" in straight.get_attribute("class")
+    assert [float(bar.get_attribute("data-value")) for bar in straight.locator("li").all()] == [1, 0, 0]
+    page.keyboard.press("f")
+    assert_shows(page, post)
+    page.wait_for_function("() => document.getElementById('live').textContent.startsWith('post-LN')")
+
+
+def test_post_to_pre_by_mouse(explorer):
+    page = explorer.open(address(), READY)
+    picture = page.locator(".trace-wire")
+    assert "after the add" in picture.get_attribute("aria-label")
+    picture.click()
+    assert "before the sublayer" in picture.get_attribute("aria-label")
+    assert_shows(page, trace(X, SUBLAYER, placement="pre"))
+    page.get_by_role("button", name="Move the norm after the add").click()
+    assert_shows(page, trace(X, SUBLAYER))
+
+
+def test_the_moral_is_of_these_numbers(looked):
+    page = looked.look(address(more="&g=0,3,4"), "trace")
+    arrives = math.hypot(*trace(X, SUBLAYER, grad=[0, 3, 4])["dx"].value)
+    assert f"of its length 5, {arrives:.3g} arrives" in page.locator(".trace-moral").inner_text()
+
+
+# What is typed and dragged
+
+
+def test_a_length_mismatch_is_told_at_its_field_and_what_was_good_stays(explorer):
+    page = explorer.open(address(), READY)
+    field = page.get_by_role("textbox", name="Sublayer(x)")
+    field.fill("0.5, 1")
+    with pytest.raises(ValueError) as rule:  # noqa: PT011 the sentence is compared
+        trace(X, [0.5, 1])
+    said = page.locator(f"#{field.get_attribute('aria-describedby')}")
+    assert said.inner_text() == str(rule.value)
+    assert field.get_attribute("aria-invalid") == "true"
+    assert page.locator(".trace-result.stale").count() == 1
+    assert_shows(page, trace(X, SUBLAYER))
+    field.fill("0.5, 1, 2")
+    assert_shows(page, trace(X, [0.5, 1, 2]))
+    assert field.get_attribute("aria-invalid") is None
+    assert page.locator(".trace-result.stale").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "sentence"),
+    [
+        ("&eps=-1", "eps", "eps is -1, expected a number >= 0"),
+        ("&gamma=1,2", "gamma", "weight has 2 numbers, expected 3"),
+        ("&g=a,b,c", "g", "grad[0] is 'a', expected a number"),
+        ("&tplace=pre&rg=1", "rg", "read_grad has 1 number, expected 3"),
+        ("&tnorm=rms&var=unbiased", "trace-var", "RMSNorm has no variance"),
+    ],
+)
+def test_a_bad_address_says_what_is_wrong_where_it_is(looked, more, name, sentence):
+    page = looked.look(address(more=more), "trace")
+    field = page.locator(f"[name='{name}'][aria-invalid=true]")
+    assert field.count() == 1
+    assert sentence in page.locator(".trace-problem:not([hidden])").inner_text()
+    assert_shows(page, PRESETS["lesson-000"].trace())
+
+
+def test_more_numbers_than_there_is_room_for(looked):
+    page = looked.look(address([1.0] * 17, [1.0] * 17), "trace")
+    assert "x has 17 numbers, expected 1 to 16" in page.locator(".trace-problem:not([hidden])").inner_text()
+
+
+def test_a_number_is_dragged(explorer):
+    page = explorer.open(address([1, 2, 3], [0, 0, 0]), READY)
+    slider = page.get_by_role("slider", name="x, feature 2")
+    slider.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    x = [float(text) for text in page.get_by_role("textbox", name="Token x").input_value().split(",")]
+    assert x[1] > 2
+    assert [x[0], x[2]] == [1, 3]
+    assert_shows(page, trace(x, [0, 0, 0]))
+    assert f"x={','.join(f'{v:g}' for v in x)}" in explorer.fragment()
+
+
+@pytest.mark.parametrize(
+    "name", [*[*PRESETS][:3], *(pytest.param(name, marks=pytest.mark.slow) for name in [*PRESETS][3:])]
+)
+def test_an_example_is_chosen_with_what_its_lesson_says(explorer, name):
+    page = explorer.open(address(), READY)
+    choose = page.get_by_label("Example")
+    assert choose.locator("option:checked").inner_text() == "Your own numbers"
+    choose.select_option(label=PRESETS[name].title)
+    assert_shows(page, PRESETS[name].trace())
+    assert choose.locator("option:checked").inner_text() == PRESETS[name].title
+    page.get_by_role("textbox", name="Token x").fill("9,8,7")
+    page.wait_for_selector(SETTLED)
+    assert "lesson" not in page.locator(".trace-steps").first.inner_text()
+
+
+# Step by step
+
+
+def test_the_steps_are_walked_by_keys(explorer):
+    page = explorer.open(address(), READY)
+    page.locator(".trace-walk").focus()
+    here = page.locator("[aria-current=step]")
+    names = [step.name for step in trace(X, SUBLAYER)]
+    for name in names[:5]:
+        page.keyboard.press("ArrowRight")
+        assert here.get_attribute("data-step") == name
+        assert f"step={name}" in explorer.fragment()
+    page.keyboard.press("k")
+    assert here.get_attribute("data-step") == names[3]
+    assert here.evaluate(
+        "row => { const box = row.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"
+    )
+    page.wait_for_function("() => document.getElementById('live').textContent.startsWith('Step 4 of 23, The mean')")
+    page.keyboard.press("End")
+    assert here.get_attribute("data-step") == names[-1]
+    assert page.get_by_role("button", name="Next step").is_disabled()
+
+
+def test_the_player_walks_by_itself_and_ends(served, page):
+    explorer = Watched(page, served)  # in a window of its own: the clock is the window's
+    page.clock.install()
+    explorer.open(address(more="&step=dsublayer"), READY)
+    page.get_by_role("button", name="Play").click()
+    here = page.locator("[aria-current=step]")
+    assert here.get_attribute("data-step") == "dweight"
+    page.clock.run_for(2000)
+    assert here.get_attribute("data-step") == "dbias"
+    assert page.locator(".trace-play").inner_text() == "Play"
+    page.clock.run_for(5000)
+    assert here.get_attribute("data-step") == "dbias"
+    explorer.unharmed()
+
+
+# What is taken along
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "&step=dx&times=2.5&plus=-1&gamma=0.5,-0,1e-7",
+        *(pytest.param(more, marks=pytest.mark.slow) for more, _ in CHOICES),
+    ],
+)
+def test_an_address_is_all_of_it(explorer, more):
+    page = explorer.open(address(more=more), READY)
+    page.locator("#panel-trace [name=eps]").evaluate(
+        "input => { input.value = '1e-4'; input.dispatchEvent(new Event('change')); }"
+    )
+    page.wait_for_selector(SETTLED)
+    shown, fragment = page.locator("#panel-trace").inner_text(), explorer.fragment()
+    page = explorer.open(fragment, READY)
+    assert page.locator("#panel-trace").inner_text() == shown
+    assert explorer.fragment() == fragment
+    assert page.locator("#notices").inner_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("fragment", "followed"),
+    [
+        *((address(more=more), trace(X, SUBLAYER, **options)) for more, options in CHOICES),
+        ("#v=1&view=trace&g=0,0,1", PRESETS["lesson-000"].trace(grad=[0, 0, 1])),
+    ],
+)
+def test_the_code_prints_it(explorer, fragment, followed):
+    page = explorer.open(fragment, READY)
+    page.get_by_role("button", name="Show code").click()
+    code = page.locator("dialog pre").inner_text()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    assert printed.getvalue() == f"{followed}\n"
+
+
+# The geometry
+
+
+def jacobian(z, norm):
+    z = torch.tensor(z, dtype=torch.float64)
+    function = (
+        (lambda v: torch.nn.functional.layer_norm(v, (len(z),), eps=1e-5))
+        if norm == "layer"
+        else (lambda v: torch.nn.functional.rms_norm(v, (len(z),), eps=1e-5))
+    )
+    return torch.autograd.functional.jacobian(function, z)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_the_eigenvalues_are_those_of_autograds_jacobian(looked, norm):
+    page = looked.look(address(more=f"&tnorm={norm}"), "trace")
+    z = [a + b for a, b in zip(X, SUBLAYER, strict=True)]
+    values = sorted(torch.linalg.eigvalsh(jacobian(z, norm)).tolist())
+    said = re.search(r"eigenvalues are (.*?):", page.locator(".trace-geometry").inner_text())
+    found = [float(text.replace("−", "-")) for text in said[1].split(", ")]
+    assert found == pytest.approx(values, rel=5e-3, abs=1e-9)
+    assert len([value for value in found if value > 0.1]) == (1 if norm == "layer" else 2)
+
+
+def dots(page, name):
+    return [
+        [float(dot.get_attribute("cx")), float(dot.get_attribute("cy"))]
+        for dot in page.locator(f"circle.dot[data-series={name}]").all()
+    ]
+
+
+def test_the_normalized_token_stands_on_the_circle_of_radius_root_3(looked):
+    page = looked.look(address(), "trace")
+    [point] = dots(page, "landed")
+    assert math.hypot(*point) == pytest.approx(float(page.locator("circle.circle").get_attribute("r")), rel=1e-3)
+    landed = page.locator("circle.dot[data-series=landed]").get_attribute("data-value").split(",")
+    assert [float(value) for value in landed] == pytest.approx(trace(X, SUBLAYER)["normalized"].value, rel=1e-12)
+
+
+def test_stretching_and_lifting_leave_layernorm_s_point_and_lifting_moves_rmsnorm_s(looked):
+    for norm, more, stays in (
+        ("layer", "&times=3", True),
+        ("layer", "&plus=4", True),
+        ("rms", "&times=3", True),
+        ("rms", "&plus=4", False),
+    ):
+        page = looked.look(address(more=f"&tnorm={norm}"), "trace")
+        before = dots(page, "landed")
+        page = looked.look(address(more=f"&tnorm={norm}{more}"), "trace")
+        moved = max(math.dist(a, b) for a, b in zip(before, dots(page, "landed"), strict=True))
+        assert (moved < 0.05) == stays
+        assert ("its normalized point stays" in page.locator(".trace-moved").inner_text()) == stays
+
+
+def test_the_surviving_gradient_is_tangent(looked):
+    page = looked.look(address(), "trace")
+    [(x, y)] = dots(page, "landed")
+    path = page.locator("path.rest").first.get_attribute("d")
+    (x0, y0), (x1, y1) = (map(float, pair.split()) for pair in re.match(r"M(\S+ \S+)L(\S+ \S+)M", path).groups())
+    assert [x0, y0] == pytest.approx([x, y], abs=0.02)
+    cosine = ((x1 - x0) * x + (y1 - y0) * y) / math.hypot(x1 - x0, y1 - y0) / math.hypot(x, y)
+    assert abs(cosine) < 0.01
+
+
+def test_what_there_is_to_say_of_other_lengths(looked):
+    said = {
+        d: looked.look(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace").locator(".trace-geometry").inner_text()
+        for d in (1, 2, 4)
+    }
+    assert "One feature is its own mean" in said[1]
+    assert "only a sign survives" in said[2]
+    assert "2 of the gradient's 4 directions survive" in said[4]
+
+
+# Every reader
+
+
+@pytest.mark.slow  # axe is run on this view in test_explorer_pages too
+@pytest.mark.parametrize(
+    ("width", "scheme", "more"),
+    [
+        (360, "dark", ""),
+        (1440, "light", ""),
+        (360, "light", "&tplace=pre&tnorm=rms&step=straight"),
+        (1440, "dark", "&tplace=pre&rg=1,2,3&var=unbiased&epsat=outside&step=dx"),
+        (800, "dark", "&tnorm=rms&var=unbiased"),
+    ],
+)
+def test_no_barrier_and_no_sideways_scrolling(explorer, width, scheme, more):
+    page = explorer.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    explorer.open(address(more=more), READY)
+    page.wait_for_timeout(100)  # the boxes of wide formulas are told apart after the layout
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    found = Axe().run(page).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []

@@ -1,0 +1,322 @@
+"""torch.compile with fullgraph: the same numbers as eager, forward and backward, and no surprise recompilation.
+
+Inductor where its code could matter (one graph with everything in it), aot_eager where it adds nothing but seconds.
+"""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import addnorm
+from support.cases import BASIC, OPTIONS, bf16, cotangents, leaves, make
+
+pytestmark = [
+    # torch.compile builds its own C++ with setuptools' and distutils' deprecated parts, and warns about itself.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache():
+    torch._dynamo.reset()
+    yield
+    addnorm.set_compile_mode(None)
+    torch._dynamo.reset()
+
+
+def results(function, tensors, seed=0):
+    """Outputs and gradients of a function of tensors."""
+    torch.manual_seed(seed)
+    tensors = [t.detach().clone().requires_grad_() for t in tensors]
+    outputs = function(*tensors)
+    given = cotangents({str(i): t for i, t in enumerate(outputs)})
+    torch.autograd.backward(list(outputs), list(given.values()))
+    return [t.detach() for t in outputs], [t.grad for t in tensors]
+
+
+def block(x, branch, w1, b1, w2, scale):
+    """A pre-LN block in small: norms with their adds, things for Inductor to fuse between them, a mixed stream."""
+    y, stream = addnorm.add_layer_norm(x, branch, w1, b1, return_residual=True)
+    hidden = torch.nn.functional.gelu(y * 1.5)
+    y, stream = addnorm.add_rms_norm(stream, hidden.to(bf16), w2, layer_scale=scale, return_residual=True)
+    return addnorm.rms_norm(stream + y, w2), stream
+
+
+def test_inductor_compiles_a_block_in_one_graph_with_eagers_numbers():
+    inputs = [torch.randn(6, 40), torch.randn(6, 40), *(1 + 0.3 * torch.randn(40) for _ in range(4))]
+    outputs, grads = results(block, inputs)
+    compiled_outputs, compiled_grads = results(torch.compile(block, fullgraph=True), inputs)
+    torch.testing.assert_close(
+        compiled_outputs, outputs, rtol=1e-2, atol=2e-2
+    )  # gelu may round a bfloat16 the other way
+    torch.testing.assert_close(compiled_grads, grads, rtol=2e-2, atol=2e-2)
+
+
+def test_inductor_without_grad_calls_the_kernel_and_gives_its_bits():
+    x, branch, weight = torch.randn(6, 40), torch.randn(6, 40), torch.randn(40)
+
+    def function(x, branch):
+        y, stream = addnorm.add_layer_norm(x, branch, weight, return_residual=True)
+        return y + 0.0, stream, addnorm.add_rms_norm(stream, y, weight)
+
+    with torch.no_grad():
+        for got, want in zip(torch.compile(function, fullgraph=True)(x, branch), function(x, branch), strict=True):
+            assert got.equal(want)
+
+
+def test_inductor_drops_anew_at_every_call_repeats_a_manual_seed_and_drops_the_same_backward():
+    x, branch = torch.zeros(16, 32), torch.ones(16, 32, requires_grad=True)
+    compiled = torch.compile(lambda x, b: addnorm.add_residual(x, b, dropout_p=0.5), fullgraph=True)
+    torch.manual_seed(5)
+    first, second = compiled(x, branch), compiled(x, branch)
+    torch.manual_seed(5)
+    again = compiled(x, branch)
+    assert not first.equal(second)
+    assert again.equal(first)
+    assert set(first.unique().tolist()) == {0.0, 2.0}
+    dz = torch.randn(16, 32)
+    first.backward(dz)
+    assert branch.grad.equal(torch.where(first != 0, 2.0 * dz, 0.0))
+    seeded = torch.compile(lambda x, b, s: addnorm.add_residual(x, b, dropout_p=0.5, seed=s), fullgraph=True)
+    seed = torch.tensor(99)
+    assert seeded(x, branch, seed).equal(addnorm.add_residual(x, branch, dropout_p=0.5, seed=seed))
+
+
+COMPILED = [*BASIC, *(name for name in OPTIONS if "everything" in name or name.startswith(("row", "stream", "weight")))]
+
+
+@pytest.mark.parametrize("variant", COMPILED)
+def test_every_variant_is_one_graph_with_the_bits_of_eager(variant):
+    call = make(variant, "bfloat16 with float32 parameters", (2, 3, 17))
+    names = list(call.tensors)
+
+    def function(*tensors):
+        return tuple(call(dict(zip(names, tensors, strict=True))).values())
+
+    outputs, grads = results(function, call.tensors.values())
+    compiled_outputs, compiled_grads = results(
+        torch.compile(function, fullgraph=True, backend="aot_eager"), call.tensors.values()
+    )
+    assert all(a.equal(b) for a, b in zip(compiled_outputs, outputs, strict=True))
+    assert [name for name, a, b in zip(names, compiled_grads, grads, strict=True) if not a.equal(b)] == []
+
+
+D = 24
+WEIGHT, BIAS, SEED = torch.linspace(0.5, 1.5, D), torch.linspace(-1.0, 1.0, D), torch.tensor(3)
+
+
+def add_norm_module():
+    return addnorm.AddNorm(D, dropout=0.1)
+
+
+def stack():
+    torch.manual_seed(0)
+    wrap = addnorm.ResidualStack([torch.nn.Linear(D, D) for _ in range(2)], D, wiring="pre_ln")
+    return lambda x, branch: wrap(x + branch)
+
+
+# What a user compiles: (residual, branch) -> results; a function that makes it, since a module is made anew for each test.
+ENTRIES = {
+    "y": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS),
+    "y and stream": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS, return_residual=True),
+    "rms": lambda: lambda x, b: addnorm.add_rms_norm(x, b, WEIGHT),
+    "rms, dropout": lambda: lambda x, b: addnorm.add_rms_norm(x, b, WEIGHT, dropout_p=0.3),
+    "residual": lambda: addnorm.add_residual,
+    "residual, dropout": lambda: lambda x, b: addnorm.add_residual(x, b, dropout_p=0.3),
+    "layer_norm": lambda: lambda x, b: addnorm.layer_norm(x, WEIGHT, BIAS),
+    "rms_norm, weight_offset": lambda: lambda x, b: addnorm.rms_norm(x, WEIGHT, weight_offset=1.0),
+    "AddNorm": add_norm_module,
+    "ResidualStack": stack,
+}
+INTO_MEMORY = {
+    "layer_": lambda: lambda x, b: addnorm.add_layer_norm_(x, b, WEIGHT, BIAS),
+    "rms_, dropout": lambda: lambda x, b: addnorm.add_rms_norm_(x, b, WEIGHT, dropout_p=0.3, seed=SEED),
+    "residual_": lambda: addnorm.add_residual_,
+    "out": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS, out=torch.empty_like(x)),
+}
+FORMULAS = ("y and stream", "ResidualStack")
+
+
+def compilations(entry, form, grad, rows, *, told=False):
+    """How many times a function was compiled after each of these batch sizes; each result has eager's numbers."""
+    addnorm.set_compile_mode(form)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled, counts = torch.compile(entry, fullgraph=True, backend=counter), []
+    for count in rows:
+        inputs = [torch.randn(count, D, requires_grad=grad) for _ in range(2)]
+        copies = [t.detach().clone().requires_grad_(grad) for t in inputs]
+        if told:
+            for t in inputs:
+                torch._dynamo.mark_dynamic(t, 0)
+        outputs = []
+        for function, given in ((compiled, inputs), (entry, copies)):
+            torch.manual_seed(count)  # of dropout
+            y = function(*given)
+            outputs.append(y if isinstance(y, tuple) else (y,))
+            if grad:
+                sum(t.square().sum() for t in outputs[-1]).backward()
+        torch.testing.assert_close(*outputs)
+        torch.testing.assert_close(inputs, copies)  # what was written in place
+        for mine, want in zip(inputs, copies, strict=True):
+            torch.testing.assert_close(mine.grad, want.grad, rtol=1e-4, atol=1e-5)
+        counts.append(counter.frame_count)
+    return counts
+
+
+EVERY = [(name, form, grad) for name in ENTRIES for form in ("op", "formula") for grad in (False, True)
+         if form == "op" or (name in FORMULAS and grad)]  # fmt: skip
+EVERY += [(name, "op", False) for name in INTO_MEMORY]
+
+
+@pytest.mark.parametrize(("name", "form", "grad"), EVERY)
+def test_a_second_batch_size_makes_the_graph_dynamic_and_no_other_recompiles(name, form, grad):
+    assert compilations((ENTRIES | INTO_MEMORY)[name](), form, grad, (4, 7, 33, 130)) == [1, 2, 2, 2]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("name", ["y and stream", "rms, dropout", "ResidualStack"])
+def test_where_the_batch_is_told_to_vary_one_graph_does_for_all(name, grad):
+    assert compilations(ENTRIES[name](), "op", grad, (4, 7, 33), told=True) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+def test_one_row_and_none_have_graphs_of_their_own_as_everywhere_in_torch(grad):
+    assert compilations(ENTRIES["y and stream"](), "op", grad, (4, 7, 1, 0, 5, 1, 0)) == [1, 2, 3, 4, 4, 4, 4]
+
+
+CHANGING = {
+    "offset": lambda k: 3 + k,
+    "seed": torch.tensor,
+    "residual_scale": lambda k: torch.tensor(k / 4),
+    "layer_scale": lambda k: torch.tensor(k / 4),
+}
+
+
+@pytest.mark.parametrize(("name", "form"), [*((name, "op") for name in CHANGING), ("offset", "formula")])
+def test_what_may_change_at_every_call_compiles_nothing_anew(name, form):
+    """A number for a scale, or for dropout_p, is part of the graph; a tensor is not, and the offset becomes a size."""
+    addnorm.set_compile_mode(form)
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def function(x, branch, value):
+        return addnorm.add_layer_norm(x, branch, WEIGHT, BIAS, **{"dropout_p": 0.3, "seed": SEED, name: value})
+
+    compiled, counts = torch.compile(function, fullgraph=True, backend=counter), []
+    x, branch = torch.randn(4, D, requires_grad=True), torch.randn(4, D)
+    for k in range(1, 5):
+        value = CHANGING[name](k)
+        y, want = compiled(x, branch, value), function(x, branch, value)
+        torch.testing.assert_close(y, want)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(t.square().sum(), x)[0] for t in (y, want)), rtol=1e-4, atol=1e-5
+        )
+        counts.append(counter.frame_count)
+    assert counts == ([1, 2, 2, 2] if name == "offset" else [1] * 4)
+
+
+@pytest.mark.parametrize("seed", [None, SEED], ids=["drawn", "given"])
+def test_on_cuda_a_call_is_one_operator_a_seed_drawn_there_and_nothing_that_waits(seed):
+    """With tensors that say they are on a GPU and have no memory; no torch without CUDA makes an autograd node of them."""
+    graphs = EagerAndRecordGraphs()
+
+    def function(x, branch, weight, seed):
+        y, z = addnorm.add_layer_norm(x, branch, weight, dropout_p=0.1, seed=seed, return_residual=True)
+        return addnorm.add_rms_norm(z, y, weight)
+
+    with FakeTensorMode():
+        x, branch, weight = (
+            torch.empty(4, 8, device="cuda"),
+            torch.empty(4, 8, device="cuda"),
+            torch.empty(8, device="cuda"),
+        )
+        seed = None if seed is None else torch.empty((), dtype=torch.int64, device="cuda")
+        y = torch.compile(function, fullgraph=True, backend=graphs)(x, branch, weight, seed)
+    assert (y.device.type, y.shape) == ("cuda", (4, 8))
+    (graph,) = graphs.graphs
+    calls = [node for node in graph.graph.nodes if node.op == "call_function" and "functorch" not in node.name]
+    names = [getattr(node.target, "__name__", str(node.target)) for node in calls]
+    drawn = ["randint"] if seed is None else []
+    assert names == [*drawn, "add_norm_forward.default", "getitem", "getitem", "add_norm.default"]
+    assert all(
+        node.op in ("placeholder", "call_function", "output") for node in graph.graph.nodes
+    )  # no .item(), no .cpu()
+    if seed is None:
+        assert calls[0].kwargs["device"].type == "cuda"
+        assert calls[1].args[13] is calls[0]
+
+
+def test_a_compiled_module_trains_like_the_eager_one_under_autocast():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.linear, self.weight = torch.nn.Linear(16, 16), torch.nn.Parameter(torch.ones(16))
+
+        def forward(self, x):
+            for _ in range(2):
+                y, x = addnorm.add_rms_norm(x, self.linear(x), self.weight, return_residual=True)
+            return y
+
+    x, grads = torch.randn(5, 16), []
+    for compiled in (False, True):
+        module = Block()
+        run = torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module
+        with torch.autocast("cpu", dtype=bf16):
+            y = run(x)
+        assert y.dtype == torch.float32
+        y.square().sum().backward()
+        grads.append([p.grad for p in module.parameters()])
+    torch.testing.assert_close(grads[0], grads[1])
+
+
+@pytest.mark.parametrize("function", [addnorm.layer_norm, addnorm.rms_norm])
+@pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}], ids=str)
+def test_the_norm_alone_trains_in_a_graph(function, options):
+    inputs = [torch.randn(6, 40), torch.randn(40), torch.randn(40)]
+
+    def norm(x, weight, bias):
+        return (function(x, weight, bias, 1e-5, **options),)
+
+    outputs, grads = results(norm, inputs)
+    compiled_outputs, compiled_grads = results(torch.compile(norm, fullgraph=True, backend="aot_eager"), inputs)
+    assert compiled_outputs[0].equal(outputs[0])
+    assert all(a.equal(b) for a, b in zip(compiled_grads, grads, strict=True))
+
+
+WRONG = {"features": ((3, 7), torch.float32), "rows": ((1, 8), torch.float32), "dtype": ((3, 8), torch.int64)}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_argument_is_refused_with_its_sentence_in_a_graph_too(wrong):
+    compiled = torch.compile(addnorm.add_layer_norm, backend="eager")
+    shape, dtype = WRONG[wrong]
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=r"branch has (shape|dtype) .*, expected "):
+        compiled(torch.randn(3, 8), torch.ones(shape, dtype=dtype))
+
+
+def test_export_gives_a_program_with_the_same_bits():
+    class Norm(torch.nn.Module):
+        def forward(self, x, branch, weight):
+            return addnorm.add_layer_norm(x, branch, weight, return_residual=True)
+
+    inputs = (torch.randn(4, 8), torch.randn(4, 8), torch.randn(8))
+    batch = torch.export.Dim("batch", min=2)
+    shapes = {"x": {0: batch}, "branch": {0: batch}, "weight": None}
+    program = torch.export.export(Norm(), inputs, dynamic_shapes=shapes).module()
+    for rows in (4, 9):
+        inputs = (torch.randn(rows, 8), torch.randn(rows, 8), inputs[2])
+        assert all(a.equal(b) for a, b in zip(program(*inputs), Norm()(*inputs), strict=True))
+
+
+def test_leaves_that_are_frozen_get_no_gradient_from_a_graph():
+    call = make("LayerNorm", "float32", (4, 16))
+    tensors = leaves(call, "weight", "residual")
+    y = torch.compile(call.y_alone, fullgraph=True, backend="aot_eager")(tensors)
+    want = leaves(call, "weight", "residual")
+    given = cotangents({"y": y})["y"]
+    y.backward(given)
+    call.y_alone(want).backward(given)
+    assert tensors["residual"].grad is tensors["weight"].grad is None
+    assert tensors["branch"].grad.equal(want["branch"].grad)
+    assert tensors["bias"].grad.equal(want["bias"].grad)

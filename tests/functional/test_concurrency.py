@@ -1,0 +1,95 @@
+"""Many threads at once, each inside torch's own parallelism, and calls from within a backward: the same bits as one alone."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+
+import addnorm
+from support.cases import bf16, cotangents, gradients, make
+
+THREADS, ROUNDS = 8, 6
+# Above what one thread takes, so that every call starts threads of its own; options, and a dtype, for the other paths.
+CALLS = [
+    ("LayerNorm", "float32", (300, 257)),
+    ("RMSNorm", "bfloat16", (300, 257)),
+    ("LayerNorm", "float32 stream, bfloat16 branch", (70, 1030)),
+    ("everything, LayerNorm", "float32", (40, 65)),
+    ("RMSNorm with bias", "float16", (300, 257)),
+]
+
+
+@pytest.fixture(autouse=True)
+def switch_often(threads):
+    """Threads take turns in Python a hundred times as often as they do by themselves."""
+    threads(2)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def everything(call, given):
+    return call() | {f"d{name}": grad for name, grad in gradients(call, given).items()}
+
+
+def test_calls_of_many_threads_at_once_have_the_bits_of_one():
+    calls = [make(*arguments) for arguments in CALLS]
+    given = [cotangents(call()) for call in calls]
+    want = [everything(call, g) for call, g in zip(calls, given, strict=True)]
+    together = Barrier(THREADS)
+
+    def work(thread):
+        together.wait()
+        wrong = []
+        for turn in range(ROUNDS):
+            i = (thread + turn) % len(calls)
+            got = everything(calls[i], given[i])
+            wrong += [(CALLS[i], name) for name, t in want[i].items() if not t.equal(got[name])]
+        return wrong
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert list(pool.map(work, range(THREADS))) == [[]] * THREADS
+
+
+def test_threads_that_share_a_parameter_add_up_their_gradients():
+    call = make("LayerNorm", "float32", (300, 257))
+    x, branch = call.tensors["residual"], call.tensors["branch"]
+    weight = call.tensors["weight"].clone().requires_grad_()
+    alone = torch.autograd.grad(addnorm.add_layer_norm(x, branch, weight), weight, branch)[0]
+
+    def work(_):
+        return torch.autograd.grad(addnorm.add_layer_norm(x, branch, weight), weight, branch)[0]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert all(grad.equal(alone) for grad in pool.map(work, range(3 * THREADS)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, bf16])
+def test_a_hook_in_a_backward_may_call_it_again_backward_included(dtype):
+    """The call inside runs in the middle of the call outside, on the thread of its backward."""
+    x, branch = torch.randn(300, 257).to(dtype), torch.randn(300, 257).to(dtype)
+    weight = torch.randn(257)
+
+    def once(hook):
+        residual, gamma = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        y, z = addnorm.add_layer_norm(residual, branch, gamma, return_residual=True)
+        again = addnorm.add_rms_norm(z, y, gamma)
+        if hook is not None:
+            for t in (y, z, gamma):
+                t.register_hook(hook)
+        again.backward(branch)
+        return again, residual.grad, gamma.grad
+
+    want, inner = once(None), []
+
+    def hook(grad):
+        with torch.enable_grad():
+            inner.append(once(None))
+
+    got = once(hook)
+    assert len(inner) == 3
+    for results in (got, *inner):
+        assert all(a.equal(b) for a, b in zip(results, want, strict=True))

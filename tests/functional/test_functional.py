@@ -1,0 +1,250 @@
+"""The functions against a float64 oracle: every option, every dtype, forward and every gradient.
+
+The yardstick is plain PyTorch in the same dtypes, on the same inputs:
+
+- the RMS error is at most 1.02 times PyTorch's, or that of the truth correctly rounded where PyTorch was luckier than that;
+- the largest error is at most twice that;
+- each plus a floor: an error as small as one (for the largest, two) roundings of float32, relative to the sum of the
+  absolute values of the terms, is noise of the order of summation, not a difference in quality.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import addnorm
+from support.cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, Call, bf16, cotangents, f32, f64, leaves, make
+from support.oracle import UNIT, added, arithmetic, magnitudes, plain, relative, rms, truth, worst
+
+TABLE = [
+    *((variant, dtypes, shape) for variant in OPTIONS for dtypes in DTYPES for shape in [(6, 11, 33)]),
+    *((variant, dtypes, (70, 65)) for variant in BASIC for dtypes in DTYPES),
+    *((variant, dtypes, shape) for variant in ("LayerNorm", "RMSNorm") for dtypes in DTYPES for shape in SHAPES),
+]
+
+
+def forward_and_backward(function, call: Call, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs and gradients by name."""
+    tensors = leaves(call)
+    outputs = function(tensors)
+    torch.autograd.backward([outputs[name] for name in given], [g.to(outputs[n].dtype) for n, g in given.items()])
+    return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
+
+
+def as_near_as_plain_pytorch(call: Call, ours: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    """Outputs and gradients within the bounds above; z is that of `ours`, whatever computed it."""
+    theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, given)
+    # Each against the truth at its own stream, since that is what it normalized.
+    want, want_theirs = truth(call, ours["z"], given), truth(call, theirs["z"], given)
+    terms, unit = magnitudes(call, ours["z"], given), arithmetic(call)
+    for name in ours.keys() - {"z"}:
+        error, error_theirs = ours[name].to(f64) - want[name], theirs[name].to(f64) - want_theirs[name]
+        best = want[name].to(ours[name].dtype).to(f64) - want[name]
+        assert ours[name].shape == want[name].shape, name
+        assert rms(error) <= 1.02 * max(rms(error_theirs), rms(best)) + unit * rms(terms[name]), name
+        assert worst(error) <= 2 * max(worst(error_theirs), worst(best)) + 2 * unit * worst(terms[name]), name
+
+
+@pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
+def test_outputs_and_gradients_are_as_near_to_float64_as_plain_pytorch(variant, dtypes, shape):
+    call = make(variant, dtypes, shape)
+    given = cotangents(call())
+    as_near_as_plain_pytorch(call, forward_and_backward(call, call, given), given)
+
+
+@pytest.mark.parametrize("dtypes", list(DTYPES)[:5])
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
+def test_on_many_elements_the_error_is_no_larger_than_pytorchs_without_any_floor(variant, dtypes):
+    call = make(variant, dtypes, (128, 768))
+    given = cotangents(call())
+    ours = forward_and_backward(call, call, given)
+    theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, given)
+    assert ours["z"].equal(theirs["z"])
+    want = truth(call, ours["z"], given)
+    for name in ("y", "residual", "branch"):
+        assert rms(ours[name].to(f64) - want[name]) <= 1.02 * rms(theirs[name].to(f64) - want[name]), name
+        assert worst(ours[name].to(f64) - want[name]) <= 2 * worst(theirs[name].to(f64) - want[name]), name
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_stream_is_the_exact_sum_rounded_once(variant, dtypes):
+    call = make(variant, dtypes, (66, 65))
+    z = call()["z"]
+    exact = added(call, {name: t.to(f64) for name, t in call.tensors.items()})
+    # A product and a sum or two in the arithmetic's dtype, and one rounding to the stream's.
+    bound = 4 * arithmetic(call) * magnitudes(call, z, {})["z"] + UNIT[z.dtype] * exact.abs() * 1.001
+    assert z.dtype == call.residual_dtype
+    assert ((z.to(f64) - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
+def test_without_options_the_stream_has_the_bits_of_the_sum(variant, dtypes):
+    call = make(variant, dtypes, (66, 65))
+    residual, branch = call.tensors["residual"], call.tensors["branch"]
+    assert call()["z"].equal((residual + branch).to(residual.dtype))
+
+
+@pytest.mark.parametrize("parameter", [f32, bf16])
+@pytest.mark.parametrize("stream", [f32, bf16])
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias"])
+def test_parameter_gradients_are_accumulated_in_float32(variant, stream, parameter):
+    call = make(variant, DTYPES["bfloat16"]._replace(residual=stream, parameter=parameter), (4096, 96))
+    given = cotangents(call())
+    ours = forward_and_backward(call, call, given)
+    want = truth(call, ours["z"], given)
+    # float32 sums over fixed chunks, and for bfloat16 parameters one rounding, whose relative L2 error over many elements
+    # is at most 2^-9 = 2e-3 (its largest is 2^-8).
+    bound = 1e-6 if parameter == f32 else 2e-3
+    assert relative(ours["weight"], want["weight"]) < bound
+    assert relative(ours["bias"], want["bias"]) < bound
+
+
+def test_the_bias_gradient_of_16384_bfloat16_rows_of_ones_is_16384():
+    x, bias = torch.randn(16384, 8).to(bf16), torch.zeros(8, dtype=bf16, requires_grad=True)
+    y = addnorm.add_layer_norm(x, x, torch.ones(8, dtype=bf16), bias)
+    y.backward(torch.ones_like(y))
+    assert bias.grad.tolist() == [16384.0] * 8
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if variant.norm != "none"])
+def test_y_and_stream_have_the_same_bits_with_grad_and_without_and_with_y_alone(variant, dtypes):
+    call = make(variant, dtypes, (9, 100))
+    tensors = leaves(call)
+    y, z = call(tensors).values()
+    with torch.no_grad():
+        assert call(tensors)["y"].equal(y)
+        assert call(tensors)["z"].equal(z)
+        assert call.y_alone(tensors).equal(y)
+    assert call.y_alone(tensors).equal(y)
+    assert call()["y"].equal(y)
+    with torch.inference_mode():
+        assert call()["z"].equal(z)
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_y_has_the_branchs_dtype_and_the_stream_the_residuals_unless_told_otherwise(variant, dtypes):
+    call = make(variant, dtypes, (3, 16))
+    outputs = call()
+    assert outputs["z"].dtype == (call.options.get("residual_dtype") or DTYPES[dtypes].residual)
+    if "y" in outputs:
+        assert outputs["y"].dtype == (call.options.get("out_dtype") or DTYPES[dtypes].branch)
+    for out in outputs.values():
+        assert out.shape == (3, 16)
+        assert out.is_contiguous()
+
+
+@pytest.mark.parametrize(("name", "function"), [("layer", addnorm.layer_norm), ("rms", addnorm.rms_norm)])
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "bfloat16 with float32 parameters", "float16", "float64"])
+def test_the_norm_alone_is_the_add_norm_of_nothing(name, function, dtypes):
+    call = make("LayerNorm" if name == "layer" else "RMSNorm with bias", dtypes, (66, 65))
+    x, weight, bias = (call.tensors[key].clone().requires_grad_() for key in ("residual", "weight", "bias"))
+    y = function(x, weight, bias, call.eps)
+    nothing = Call(
+        call.norm, call.eps, {"residual": x, "branch": torch.zeros_like(x), "weight": weight, "bias": bias}, {}
+    )
+    given = cotangents({"y": y})
+    assert y.equal(nothing.y_alone())
+    got = torch.autograd.grad(y, (x, weight, bias), given["y"])
+    expected = torch.autograd.grad(nothing.y_alone(), (x, weight, bias), given["y"])
+    assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("normalized_shape", [6, (6,), (5, 6), [4, 5, 6], torch.Size((5, 6))])
+def test_normalized_shape_means_what_it_means_to_torch(normalized_shape):
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    residual, branch = torch.randn(2, 4, 5, 6, dtype=f64), torch.randn(2, 4, 5, 6, dtype=f64)
+    weight, bias, branch_bias = (torch.randn(shape, dtype=f64, requires_grad=True) for _ in range(3))
+    dy = torch.randn_like(residual)
+
+    y, z = addnorm.add_layer_norm(
+        residual, branch, weight, bias, normalized_shape=normalized_shape, branch_bias=branch_bias, return_residual=True
+    )
+    got = torch.autograd.grad(y, (weight, bias, branch_bias), dy)
+
+    sum_ = residual + branch + branch_bias
+    expected_y = F.layer_norm(sum_, shape, weight, bias)
+    expected = torch.autograd.grad(expected_y, (weight, bias, branch_bias), dy)
+    torch.testing.assert_close((y, z, got), (expected_y, sum_, expected))
+    y = addnorm.add_rms_norm(residual, branch, weight, normalized_shape=normalized_shape)
+    torch.testing.assert_close(y, F.rms_norm(residual + branch, shape, weight))
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16, torch.float16, f64])
+def test_rms_norm_without_eps_takes_torchs(dtype):
+    x = 1e-3 * torch.randn(4, 50).to(dtype)  # small enough for eps to count
+    want = F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64 if dtype == f64 else f32).eps)
+    assert relative(F.rms_norm(x, (50,)), want) < 2 * UNIT[dtype]
+    assert relative(addnorm.add_rms_norm(x, torch.zeros_like(x)), want) < 2 * UNIT[dtype]
+    assert relative(addnorm.rms_norm(x), want) < 2 * UNIT[dtype]
+
+
+def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """LlamaRMSNorm.forward of transformers."""
+    wide = x.to(f32)
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """T5LayerNorm.forward of transformers."""
+    normed = x * torch.rsqrt(x.to(f32).pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (normed.to(weight.dtype) if weight.dtype in (torch.float16, bf16) else normed)
+
+
+def gemma(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """GemmaRMSNorm.forward of transformers."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).type_as(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "dtypes"),
+    [
+        (llama, {"casting": "llama"}, (bf16, bf16)),
+        (llama, {"casting": "llama"}, (torch.float16, torch.float16)),
+        (t5, {"casting": "t5"}, (bf16, bf16)),
+        (t5, {"casting": "t5", "out_dtype": bf16}, (f32, bf16)),
+        (gemma, {"weight_offset": 1.0}, (bf16, bf16)),
+    ],
+)
+def test_casting_rounds_where_the_model_rounds(model, options, dtypes):
+    call = make("RMSNorm", "float64", (200, 64))
+    residual, branch, weight = (call.tensors[name] for name in ("residual", "branch", "weight"))
+    residual, branch, weight = residual.to(dtypes[0]), branch.to(dtypes[0]), weight.to(dtypes[1])
+    y = addnorm.add_rms_norm(residual, branch, weight, eps=1e-6, **options)
+    want = model(residual + branch, weight, 1e-6)
+    other = addnorm.add_rms_norm(residual, branch, weight, eps=1e-6, casting="float32", out_dtype=y.dtype)
+    # A sum of squares in another order may round an element or two of ten thousand to the other side.
+    assert (y != want).float().mean() < 1e-3
+    assert (other != want).float().mean() > 1e-2, "the order of rounding should matter here"
+
+
+def test_dropout_is_off_when_not_training():
+    residual, branch = torch.randn(4, 8), torch.randn(4, 8)
+    for function in (addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_residual):
+        assert function(residual, branch, dropout_p=0.5, training=False).equal(function(residual, branch))
+        assert not function(residual, branch, dropout_p=0.5, training=True).equal(function(residual, branch))
+
+
+def test_dropout_draws_its_seed_from_torchs_generator():
+    residual, branch = torch.zeros(16, 16), torch.ones(16, 16)
+    torch.manual_seed(7)
+    first, second = (addnorm.add_residual(residual, branch, dropout_p=0.5) for _ in range(2))
+    torch.manual_seed(7)
+    assert addnorm.add_residual(residual, branch, dropout_p=0.5).equal(first)
+    assert not first.equal(second)
+
+
+def test_neither_input_is_changed_and_no_output_shares_memory_with_one():
+    for variant in VARIANTS:
+        for dtypes in DTYPES:
+            call = make(variant, dtypes, (5, 16))
+            before = {name: t.clone() for name, t in call.tensors.items()}
+            outputs = call()
+            assert all(before[name].equal(t) for name, t in call.tensors.items())
+            memory = [t.untyped_storage().data_ptr() for t in (*call.tensors.values(), *outputs.values())]
+            assert len(set(memory)) == len(memory), (variant, dtypes)

@@ -1,0 +1,124 @@
+"""A short, fixed run of the fuzz target; and that it sees what it is there to see."""
+
+import signal
+import sys
+
+import pytest
+import torch
+
+from support import cases, fuzz, fuzz_calls
+
+SEEDS = range(250)
+
+
+def test_random_calls_are_right_repeatable_and_refused_where_they_should_be():
+    failures = {seed: result for seed in SEEDS if (result := fuzz.run(seed))[1]}
+    assert failures == {}
+
+
+def test_a_seed_is_a_case():
+    def everything(case):
+        return [str(case), *(t.nan_to_num().tolist() for t in (*case.call.tensors.values(), *case.given.values()))]
+
+    for seed in SEEDS[:20]:
+        assert everything(fuzz_calls.make(seed)) == everything(fuzz_calls.make(seed))
+    assert len({str(fuzz_calls.make(seed)) for seed in SEEDS}) > 200
+
+
+def last_element_off(results, **_):
+    for t in results:
+        if t.numel() > 1 and t.dtype == torch.float32:
+            t.view(-1)[-1] *= 1 + 2e-4
+
+
+def not_a_number_lost(results, **_):
+    for t in results:
+        t.nan_to_num_()
+
+
+def infinity_lost(results, **_):
+    results[-1].nan_to_num_(nan=torch.nan)
+
+
+def bits_without_gradients(results, grad, **_):
+    if not grad and results[0].dtype == torch.float32:
+        results[0].copy_(results[0].nextafter(torch.tensor(9.0)))
+
+
+def bits_by_threads(results, **_):
+    if torch.get_num_threads() == 1 and results[0].dtype == torch.float32:
+        results[0].copy_(results[0].nextafter(torch.tensor(9.0)))
+
+
+def bits_by_batch(results, residual, **_):
+    if residual.numel() > residual.shape[-1] and residual.dtype == torch.float32:
+        results[-1].copy_(results[-1].nextafter(torch.tensor(9.0).to(results[-1].dtype)))
+
+
+def wrong_gradient(results, weight=None, **_):
+    if weight is not None and weight.requires_grad:
+        weight.register_hook(lambda grad: grad * 1.02)
+
+
+def not_contiguous(results, **_):
+    return [torch.stack([t, t], -1)[..., 0] for t in results]
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        (last_element_off, "y: 1 of"),
+        (not_a_number_lost, "is 0.0, expected nan"),
+        (infinity_lost, "expected inf"),
+        (bits_without_gradients, "without gradients: other bits of"),
+        (bits_by_threads, "another number of threads: other bits of"),
+        (bits_by_batch, "a row alone: other bits of"),
+        (wrong_gradient, "weight: "),
+        (not_contiguous, "is not contiguous"),
+    ],
+)
+def test_a_fault_is_seen(fault, line, monkeypatch):
+    def broken(function):
+        def call(*args, **kwargs):
+            answer = function(*args, **kwargs)
+            results, grad = (answer if isinstance(answer, tuple) else (answer,)), torch.is_grad_enabled()
+            with torch.no_grad():
+                results = fault([t.detach() for t in results], grad=grad, **kwargs) or results
+            return results if isinstance(answer, tuple) else results[0]
+
+        return call
+
+    monkeypatch.setattr(cases, "FUNCTIONS", {name: broken(f) for name, f in cases.FUNCTIONS.items()})
+    assert any(line in text for seed in SEEDS for text in fuzz.run(seed)[1])
+
+
+@pytest.mark.parametrize("answer", [None, RuntimeError("no"), ValueError("something is wrong")])
+def test_a_call_that_is_not_refused_by_name_is_seen(answer, monkeypatch):
+    def careless(*args, **kwargs):
+        if answer is not None:
+            raise answer
+
+    case = fuzz_calls.make(3)
+    monkeypatch.setattr(fuzz.fuzz_hostile, "FUNCTIONS", dict.fromkeys(cases.FUNCTIONS, careless))
+    (line,) = fuzz.fuzz_hostile.refused(case)
+    assert line.startswith("hostile: ")
+
+
+def test_a_process_that_dies_is_a_failure_with_its_seed_and_the_rest_is_still_run(tmp_path, monkeypatch, capfd):
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import os, sys\n"
+        "first = int(sys.argv[sys.argv.index('--first') + 1])\n"
+        "for seed in range(first, 20):\n"
+        "    print('at', seed, flush=True)\n"
+        "    if seed == 7:\n"
+        f"        os.kill(os.getpid(), {int(signal.SIGSEGV)})\n"
+        "print('done')\n"
+    )
+    monkeypatch.setattr(fuzz, "__file__", str(script))
+    monkeypatch.setattr(sys, "warnoptions", [])
+    assert fuzz.parent(0, 20, 60.0) == 1
+    output = capfd.readouterr().out
+    assert f"seed 7: the process died with {-signal.SIGSEGV}" in output
+    assert "20 cases" in output
+    assert "1 failed" in output

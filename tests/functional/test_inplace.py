@@ -1,0 +1,249 @@
+"""The in-place forms and out=: the bits of the functions, in the memory that was given, and nothing else touched."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import addnorm
+from addnorm.ops import cpu
+from support.cases import BASIC, DTYPES, FUNCTIONS, VARIANTS, Call, bf16, f32, f64, make
+
+IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
+ALONE = {"layer": addnorm.layer_norm, "rms": addnorm.rms_norm}
+# Memory has its dtype, so these options are for out= alone.
+OWN_DTYPES = [
+    name for name, variant in VARIANTS.items() if not variant.options.keys() & {"residual_dtype", "out_dtype"}
+]
+NORMED = [name for name, variant in VARIANTS.items() if variant.norm != "none"]
+SHAPES = [(9, 100), (2, 1, 3, 65), (17,), (1, 768), (0, 8), (3, 0), (2, 0, 5)]
+
+
+def in_place(call: Call, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The call made in place on copies of its tensors, or on those given: what residual and branch have become."""
+    tensors = {name: t.clone() for name, t in call.tensors.items()} if tensors is None else tensors
+    eps = {} if call.norm == "none" else {"eps": call.eps}
+    returned = IN_PLACE[call.norm](**tensors, **call.options, **eps)
+    assert returned is tensors["residual" if call.norm == "none" else "branch"]
+    for name, t in tensors.items():
+        if name != "residual" and (name != "branch" or call.norm == "none"):
+            assert t.equal(call.tensors[name]), f"{name} was to be left as it was"
+    return {"z": tensors["residual"]} if call.norm == "none" else {"y": tensors["branch"], "z": tensors["residual"]}
+
+
+def into(call: Call, out, **options):
+    """The call with out=; what it returns."""
+    arguments = call.tensors | call.options | options
+    if call.norm == "none":
+        return addnorm.add_residual(**arguments, out=out)
+    return FUNCTIONS[call.norm](**arguments, eps=call.eps, return_residual=isinstance(out, tuple), out=out)
+
+
+def same(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
+    return all(got[name].equal(t) and got[name].dtype == t.dtype for name, t in want.items()) and len(got) == len(want)
+
+
+def nan(like: Tensor) -> Tensor:
+    """Memory in which an element that nobody writes is seen."""
+    return torch.full_like(like, float("nan"), memory_format=torch.contiguous_format)
+
+
+# ------------------------------------------------------------------------------------------------------ the same bits
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", OWN_DTYPES)
+def test_in_place_has_the_bits_of_the_function(variant, dtypes):
+    for shape in SHAPES if variant in BASIC else SHAPES[:3]:
+        call = make(variant, dtypes, shape)
+        with torch.no_grad():
+            assert same(in_place(call), call()), shape
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_out_has_the_bits_of_the_function_and_is_what_is_returned(variant, dtypes):
+    for shape in SHAPES if variant in BASIC else SHAPES[:3]:
+        call = make(variant, dtypes, shape)
+        before = {name: t.clone() for name, t in call.tensors.items()}
+        want = call()
+        out = tuple(map(nan, want.values()))
+        if call.norm == "none":
+            assert into(call, out[0]) is out[0]
+        else:
+            y, z = into(call, out)
+            assert y is out[0]
+            assert z is out[1]
+            alone = nan(want["y"])
+            assert into(call, alone) is alone
+            assert alone.equal(call.y_alone())
+        assert same(dict(zip(want, out, strict=True)), want), shape
+        assert same(call.tensors, before)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16, torch.float16, f64])
+@pytest.mark.parametrize("stream", [f32, bf16, torch.float16, f64])
+@pytest.mark.parametrize("norm", FUNCTIONS)
+def test_the_dtypes_of_out_are_those_of_the_results(norm, stream, dtype):
+    call = make({"layer": "LayerNorm", "rms": "RMSNorm", "none": "the add alone"}[norm], "bfloat16", (5, 33))
+    told = Call(
+        norm, call.eps, call.tensors, {"residual_dtype": stream} | ({"out_dtype": dtype} if norm != "none" else {})
+    )
+    want = told()
+    out = tuple(map(nan, want.values()))
+    into(call, out if norm != "none" else out[0])
+    assert same(dict(zip(want, out, strict=True)), want)
+
+
+def test_without_eps_rms_norm_takes_that_of_the_streams_memory():
+    x, b = 1e-9 * torch.randn(4, 8), 1e-9 * torch.randn(4, 8)
+    y, z = addnorm.add_rms_norm(x, b, residual_dtype=f64, return_residual=True)
+    out = (nan(y), nan(z))
+    addnorm.add_rms_norm(x, b, return_residual=True, out=out)
+    assert same({"y": out[0], "z": out[1]}, {"y": y, "z": z})
+    x64, y64 = x.to(f64), b.to(f64)
+    want = addnorm.add_rms_norm(x64, y64)
+    assert addnorm.add_rms_norm_(x64, y64).equal(want)
+
+
+@pytest.mark.parametrize("casting", ["llama", "t5"])
+def test_casting_is_an_option_in_place_too(casting):
+    call = make("RMSNorm", "bfloat16", (50, 64))
+    call.options["casting"] = casting
+    assert not call()["y"].equal(make("RMSNorm", "bfloat16", (50, 64))()["y"])
+    assert same(in_place(call), call())
+
+
+@pytest.mark.parametrize("norm", FUNCTIONS)
+def test_dropout_draws_what_the_function_draws_and_is_off_when_not_training(norm):
+    call = make({"layer": "LayerNorm", "rms": "RMSNorm", "none": "the add alone"}[norm], "float32", (16, 16))
+    undropped = call()
+    call.options = {"dropout_p": 0.5}
+    torch.manual_seed(7)
+    want = call()
+    torch.manual_seed(7)
+    assert same(in_place(call), want)
+    assert not want["z"].equal(undropped["z"])
+    call.options["training"] = False
+    assert same(in_place(call), undropped)
+
+
+@pytest.mark.parametrize("normalized_shape", [6, (5, 6), [4, 5, 6]])
+@pytest.mark.parametrize("transposed", [False, True], ids=["contiguous", "transposed"])
+def test_normalized_shape_may_have_several_dimensions(normalized_shape, transposed):
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    residual, branch, weight, bias = torch.randn(4, 5, 6), torch.randn(4, 5, 6), torch.randn(shape), torch.randn(shape)
+    if transposed:
+        residual, branch = (t.transpose(0, 2).contiguous().transpose(0, 2) for t in (residual, branch))
+    options = {"normalized_shape": normalized_shape, "layer_scale": 0.5}
+    y, z = addnorm.add_layer_norm(residual, branch, weight, bias, return_residual=True, **options)
+    alone = addnorm.rms_norm(residual, weight, normalized_shape=normalized_shape)
+    assert addnorm.rms_norm(residual, weight, normalized_shape=normalized_shape, out=nan(residual)).equal(alone)
+    a, b = residual.clone(), branch.clone()
+    assert a.is_contiguous() != transposed
+    assert addnorm.add_layer_norm(a, b, weight, bias, out=a, **options).equal(y)
+    addnorm.add_layer_norm_(residual, branch, weight, bias, **options)
+    assert same({"y": branch, "z": residual}, {"y": y, "z": z})
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+# Which of residual and branch y and z are written over; None is memory of their own.
+ALIASES = [
+    ("residual", None), ("branch", None), (None, "branch"), (None, "residual"), ("residual", "branch"), ("branch", "residual"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "bfloat16 with float32 parameters", "float16", "float64"])
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm without weight", "everything, LayerNorm"])
+@pytest.mark.parametrize(("y", "z"), ALIASES, ids=str)
+def test_out_may_be_exactly_residual_or_branch(y, z, variant, dtypes):
+    for shape in [(300, 65), (1, 9)]:
+        call = make(variant, dtypes, shape)
+        want = call()
+        out = tuple(call.tensors.get(name, nan(t)) for name, t in zip((y, z), want.values(), strict=True))
+        into(call, out if z is not None else out[0])
+        assert out[0].equal(want["y"])
+        assert z is None or out[1].equal(want["z"])
+
+
+@pytest.mark.parametrize("norm", ALONE)
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}], ids=str)
+def test_the_norm_alone_may_be_written_over_its_input(norm, dtypes, options):
+    for shape in SHAPES:
+        call = make("RMSNorm with bias", dtypes, shape)
+        x, weight, bias = (call.tensors[name] for name in ("residual", "weight", "bias"))
+        want = ALONE[norm](x, weight, bias, **options)
+        other = nan(x)
+        assert ALONE[norm](x, weight, bias, **options, out=other) is other
+        assert ALONE[norm](x, weight, bias, **options, out=x) is x
+        assert x.equal(want)
+        assert other.equal(want)
+
+
+def test_memory_of_another_dtype_with_elements_of_the_same_size_may_be_written_over():
+    x, b = torch.randn(6, 8).to(bf16), torch.randn(6, 8).to(bf16)
+    want = addnorm.add_layer_norm(x, b, out_dtype=torch.float16)
+    assert addnorm.add_layer_norm(x, b, out=b.view(torch.float16)).equal(want)
+
+
+def test_the_add_alone_may_add_a_tensor_to_itself():
+    x = torch.randn(3, 8)
+    want = 2 * x
+    assert addnorm.add_residual_(x, x) is x
+    assert x.equal(want)
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.t().contiguous().t(),
+    "every second column": lambda t: torch.stack([t, t], -1)[..., 0],
+    "a slice of wider rows": lambda t: torch.cat([t, t, t], 1)[:, t.shape[1] : 2 * t.shape[1]],
+    "some rows of a longer tensor": lambda t: torch.cat([t, t, t])[t.shape[0] : 2 * t.shape[0]],
+    "one element off alignment": lambda t: torch.cat([t.new_zeros(1), t.flatten(), t.new_zeros(1)])[1:-1].view(t.shape),
+    "seven elements off alignment": lambda t: torch.cat([t.new_zeros(7), t.flatten(), t.new_zeros(1)])[7:-1].view(
+        t.shape
+    ),
+}
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float64"])
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias", "everything, RMSNorm", "the add alone"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_in_any_layout_is_written_and_nothing_beside_it(layout, variant, dtypes):
+    call = make(variant, dtypes, (70, 37))
+    want = call()
+    tensors = {name: LAYOUTS[layout](t) if name in ("residual", "branch") else t for name, t in call.tensors.items()}
+    pairs = {name: (tensors[name], t._base.clone()) for name, t in tensors.items() if t._base is not None}
+    assert pairs
+    got = in_place(call, tensors)
+    assert same(got, want)
+    for name, (t, base) in pairs.items():
+        unwritten = base.as_strided(t.shape, t.stride(), t.storage_offset())
+        unwritten.copy_(t)
+        assert base.equal(t._base), f"something beside {name} was written"
+
+
+def test_interleaved_columns_and_the_halves_of_one_buffers_rows_share_nothing():
+    for cut in (lambda t: (t[:, :8], t[:, 8:]), lambda t: (t[:, ::2], t[:, 1::2]), lambda t: (t[:3, :8], t[3:, 8:])):
+        buffer = torch.randn(6, 16)
+        x, b = cut(buffer)
+        y, z = addnorm.add_layer_norm(x, b, return_residual=True)
+        addnorm.add_layer_norm_(x, b)
+        assert same({"y": b, "z": x}, {"y": y, "z": z})
+
+
+# The reference computes aside and copies.
+@pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch"])
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
+def test_contiguous_memory_is_overwritten_without_any_new(variant, dtypes):
+    call = make(variant, dtypes, (64, 64))
+    tensors = dict(call.tensors)
+
+    def allocated(function):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            function()
+        return [e.nbytes() for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+
+    assert allocated(call)
+    assert allocated(lambda: IN_PLACE[call.norm](**tensors)) == []

@@ -1,0 +1,268 @@
+"""What the in-place forms and out= refuse, in a sentence and with nothing written; and what autograd is told of the rest."""
+
+import functools
+import re
+
+import pytest
+import torch
+
+import addnorm
+from functional.test_inplace import same
+from support.cases import bf16, f64, make
+
+x, b, row = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
+buffer = torch.randn(100)
+first, half_over = buffer[:32].view(4, 8), buffer[16:48].view(4, 8)
+YZ = functools.partial(addnorm.add_layer_norm, return_residual=True)
+
+# The call, and its sentence.
+REFUSED = {
+    "residual and branch are one": (
+        lambda: addnorm.add_layer_norm_(x, x), ValueError,
+        "branch shares memory with residual, expected memory of its own, since both are written: pass branch.clone().",
+    ),
+    "residual and branch overlap": (
+        lambda: addnorm.add_rms_norm_(first, half_over), ValueError, "branch shares memory with residual, expected memory of"
+    ),
+    "residual and branch overlap under an option": (
+        lambda: addnorm.add_rms_norm_(first, half_over, layer_scale=0.5), ValueError,
+        "branch shares memory with residual, expected memory of",
+    ),
+    "residual and branch overlap, strided": (
+        lambda: addnorm.add_layer_norm_(buffer[:96].view(6, 16)[:, :8], buffer[:96].view(6, 16)[:, 7:15]), ValueError,
+        "branch shares memory with residual, expected memory of its own",
+    ),
+    "residual and branch overlap, several dimensions": (
+        lambda: addnorm.add_layer_norm_(first, half_over, normalized_shape=(4, 8)), ValueError,
+        "branch shares memory with residual, expected memory of its own",
+    ),
+    "the add alone overlaps": (
+        lambda: addnorm.add_residual_(first, half_over), ValueError,
+        "residual shares memory with branch, expected exactly its memory or none of it: pass residual.clone().",
+    ),
+    "out is one tensor twice": (
+        lambda: YZ(x, b, out=(row.expand(4, 8).clone(),) * 2), ValueError,
+        "out[0] shares memory with out[1], expected memory of its own, since both are written: pass out[0].clone().",
+    ),
+    "y and z overlap": (lambda: YZ(x, b, out=(first, half_over)), ValueError, "out[0] shares memory with out[1], expected"),
+    "out overlaps residual": (
+        lambda: addnorm.add_layer_norm(first, b, out=half_over), ValueError,
+        "out shares memory with residual, expected exactly its memory or none of it: pass out.clone().",
+    ),
+    "out overlaps branch": (
+        lambda: addnorm.add_rms_norm(x, first, weight_offset=1.0, weight=row, out=half_over), ValueError,
+        "out shares memory with branch, expected exactly its memory or none of it: pass out.clone().",
+    ),
+    "z overlaps branch": (lambda: YZ(x, first, out=(b.clone(), half_over)), ValueError, "out[1] shares memory with branch, exp"),
+    "out overlaps x": (
+        lambda: addnorm.layer_norm(first, out=half_over), ValueError,
+        "out shares memory with x, expected exactly its memory or none of it: pass out.clone().",
+    ),
+    "out overlaps x by one row": (
+        lambda: addnorm.rms_norm(buffer[:96].view(12, 8)[1:5], out=buffer[:96].view(12, 8)[4:8]), ValueError,
+        "out shares memory with x, expected exactly its memory or none of it: pass out.clone().",
+    ),
+    "out is x the other way round": (
+        lambda: addnorm.layer_norm(buffer[:64].view(8, 8), out=buffer[:64].view(8, 8).t()), ValueError,
+        "out shares memory with x, expected exactly its memory or none of it",
+    ),
+    "out is x in elements of another size": (
+        lambda: addnorm.layer_norm(first, out=first.view(bf16)[:, :8]), ValueError, "out shares memory with x, expected exactly"
+    ),
+    "the weight is a row of residual": (
+        lambda: addnorm.add_layer_norm_(first, b, first[2]), ValueError,
+        "residual shares memory with weight, expected memory of its own: pass residual.clone().",
+    ),
+    "the bias is a row of branch": (
+        lambda: addnorm.add_layer_norm_(x, first, row, first[2]), ValueError, "branch shares memory with bias, expected memory"
+    ),
+    "layer_scale is a row of residual": (
+        lambda: addnorm.add_residual_(first, b, layer_scale=first[1]), ValueError,
+        "residual shares memory with layer_scale, expected memory of its own: pass residual.clone().",
+    ),
+    "residual_scale is an element of out": (
+        lambda: addnorm.add_layer_norm(x, b, residual_scale=first[1, 1], out=first), ValueError,
+        "out shares memory with residual_scale, expected memory of its own",
+    ),
+    "row_scale is a column of branch": (
+        lambda: addnorm.add_rms_norm_(x, first, row_scale=first[:, 0]), ValueError, "branch shares memory with row_scale, expe"
+    ),
+    "branch_bias is a row of branch": (
+        lambda: addnorm.add_rms_norm_(x, first, branch_bias=first[0]), ValueError, "branch shares memory with branch_bias, exp"
+    ),
+    "residual is expanded": (
+        lambda: addnorm.add_layer_norm_(row.expand(4, 8), b), ValueError,
+        "residual has elements that share memory (it is expanded, say), expected a place for each: pass residual.clone().",
+    ),
+    "out is a sliding window": (
+        lambda: addnorm.add_layer_norm(x, b, out=torch.randn(11).unfold(0, 8, 1)), ValueError,
+        "out has elements that share memory (it is expanded, say), expected a place for each: pass out.clone().",
+    ),
+    "out has another shape": (
+        lambda: addnorm.add_layer_norm(x, b, out=torch.empty(8, 4)), ValueError,
+        "out has shape (8, 4), expected (4, 8), that of the result: nothing is resized. Make it with torch.empty(4, 8).",
+    ),
+    "out is empty": (lambda: addnorm.add_rms_norm(x, b, out=torch.empty(0)), ValueError, "out has shape (0,), expected (4, 8),"),
+    "out has another shape of several dimensions": (
+        lambda: addnorm.layer_norm(x, normalized_shape=(4, 8), out=torch.empty(8, 4)), ValueError,
+        "out has shape (8, 4), expected (4, 8), that of the result",
+    ),
+    "z has another shape": (
+        lambda: YZ(x, b, layer_scale=2.0, out=(x.clone(), torch.empty(3, 8))), ValueError,
+        "out[1] has shape (3, 8), expected (4, 8), that of the result",
+    ),
+    "out is elsewhere": (
+        lambda: addnorm.add_residual(x, b, out=torch.empty(4, 8, device="meta")), ValueError,
+        "out is on meta, expected cpu, the device of the inputs: make it with device='cpu'.",
+    ),
+    "out is an integer": (
+        lambda: addnorm.rms_norm(x, out=torch.empty(4, 8).int()), TypeError,
+        "out has dtype int32, expected float32, bfloat16, float16 or float64: ",
+    ),
+    "out has not the out_dtype": (
+        lambda: addnorm.layer_norm(x, out_dtype=bf16, out=torch.empty(4, 8)), TypeError,
+        "out has dtype float32, expected bfloat16, which was asked for: leave the dtype to the memory, or make it with "
+        "dtype=torch.bfloat16.",
+    ),
+    "z has not the residual_dtype": (
+        lambda: YZ(x, b, residual_dtype=f64, out=(x.clone(), x.clone())), TypeError,
+        "out[1] has dtype float32, expected float64, which was asked for",
+    ),
+    "out is a pair for y alone": (
+        lambda: addnorm.add_layer_norm(x, b, out=(x.clone(), x.clone())), TypeError,
+        "out is a tuple, expected one tensor: for (y, z) pass return_residual=True.",
+    ),
+    "out is a tensor for both": (
+        lambda: YZ(x[:2], b[:2], out=torch.empty(2, 2, 8)), TypeError,
+        "out is a float32 tensor of shape (2, 2, 8), expected two tensors (y, z): for y alone leave return_residual at False.",
+    ),
+    "out has no z": (
+        lambda: addnorm.add_rms_norm(x, b, return_residual=True, out=(x.clone(), None)), TypeError, "out is a tuple, expected two"
+    ),
+    "out is a number": (lambda: addnorm.add_residual(x, b, out=1.0), TypeError, "out is a float, expected one tensor"),
+    "branch is a list": (lambda: addnorm.add_layer_norm_(x, [1.0]), TypeError, "branch is a list, expected a tensor"),
+    "branch is None": (lambda: addnorm.add_residual_(x, None), TypeError, "branch is None, expected a tensor of residual's"),
+    "residual is an integer": (lambda: addnorm.add_rms_norm_(x.int(), b), TypeError, "residual has dtype int32, expected"),
+    "branch is shorter": (
+        lambda: addnorm.add_layer_norm_(x, b[:3], layer_scale=0.5), ValueError,
+        "branch has shape (3, 8), expected (4, 8), the shape of residual",
+    ),
+    "branch is shorter, several dimensions": (
+        lambda: addnorm.add_layer_norm_(x, b[:3], normalized_shape=8), ValueError,
+        "branch has shape (3, 8), expected (4, 8), the shape of residual",
+    ),
+    "the weight is shorter": (lambda: addnorm.add_layer_norm_(x, b, row[:7]), ValueError, "weight has shape (7,), expected"),
+    "eps is negative": (lambda: addnorm.add_layer_norm_(x, b, eps=-1.0), ValueError, "eps is -1.0, expected a number that is"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_written_is_refused_in_a_sentence_and_nothing_is_written(name):
+    function, error, sentence = REFUSED[name]
+    before = [t.clone() for t in (x, b, row, buffer)]
+    with pytest.raises(error, match=f"^{re.escape(sentence)}"):
+        function()
+    assert all(t.equal(old) for t, old in zip((x, b, row, buffer), before, strict=True))
+
+
+def test_what_has_no_elements_shares_none():
+    empty = torch.randn(0, 8)
+    assert addnorm.add_layer_norm_(empty, empty) is empty
+
+
+# ----------------------------------------------------------------------------------------------------------- autograd
+
+WANTING = ["residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias"]
+
+
+@pytest.mark.parametrize("name", WANTING)
+def test_a_gradient_that_is_wanted_is_refused_and_is_fine_under_no_grad(name):
+    call = make("everything, LayerNorm" if name in WANTING[4:] else "LayerNorm", "float32", (4, 8))
+    call.tensors[name].requires_grad_()
+    before = {key: t.detach().clone() for key, t in call.tensors.items()}
+    sentence = (
+        f"{name} wants a gradient, expected none: what writes into given memory keeps nothing for the backward. Call"
+    )
+    arguments = {**call.tensors, **call.options}
+    with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)} .*, or use the function without the underscore.$"):
+        addnorm.add_layer_norm_(**arguments)
+    with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)} it under torch.no_grad\\(\\), or leave out out=.$"):
+        addnorm.add_layer_norm(**arguments, out=torch.empty(4, 8))
+    assert same(call.tensors, before)
+    with torch.no_grad():
+        want = call()
+        assert same({"y": addnorm.add_layer_norm_(**arguments), "z": call.tensors["residual"]}, want)
+
+
+def test_memory_that_wants_a_gradient_is_refused_too():
+    out = torch.empty(4, 8, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"^out wants a gradient, expected none"):
+        addnorm.add_layer_norm(x, b, out=out)
+    with pytest.raises(RuntimeError, match=r"^x wants a gradient, expected none"):
+        addnorm.layer_norm(out, out=out)
+    with torch.no_grad():
+        assert addnorm.add_layer_norm(x, b, out=out) is out
+    assert out.requires_grad
+    assert out.is_leaf
+
+
+OVERWRITING = {
+    "add_layer_norm_": addnorm.add_layer_norm_,
+    "add_layer_norm_ with an option": lambda t, s, w: addnorm.add_layer_norm_(t, s, w, layer_scale=0.5),
+    "add_layer_norm_ over several dimensions": lambda t, s, w: addnorm.add_layer_norm_(t, s, normalized_shape=(4, 8)),
+    "add_layer_norm_ of what is strided": lambda t, s, w: addnorm.add_layer_norm_(t.t(), s.t()),
+    "add_residual_": lambda t, s, w: (addnorm.add_residual_(t, w.expand(4, 8)), addnorm.add_residual_(s, t)),
+    "out": lambda t, s, w: addnorm.add_rms_norm(t, s, w, return_residual=True, out=(t, s)),
+    "out of the norm alone": lambda t, s, w: (addnorm.rms_norm(t, out=t), addnorm.layer_norm(t, out=s)),
+}
+
+
+@pytest.mark.parametrize("name", OVERWRITING)
+def test_a_backward_that_saved_what_was_overwritten_is_refused_by_torch(name):
+    factor = torch.randn(4, 8, requires_grad=True)
+    saved = [torch.randn(4, 8), torch.randn(4, 8)]
+    products = [factor * t for t in saved]  # each saves its t
+    versions = [t._version for t in (*saved, row)]
+    OVERWRITING[name](*saved, row)
+    assert row._version == versions[2]
+    for t, product in zip(saved, products, strict=True):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+        assert t._version > versions[0]
+
+
+def test_what_is_only_read_keeps_its_version():
+    t, s = torch.randn(4, 8), torch.randn(4, 8)
+    addnorm.add_residual_(t, s)
+    addnorm.add_layer_norm(t, s, out=torch.empty(4, 8))
+    assert (t._version, s._version) == (1, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}, {"normalized_shape": (4, 8)}], ids=str)
+def test_tensors_of_inference_mode_are_written(options):
+    with torch.inference_mode():
+        t, s = torch.randn(4, 8), torch.randn(4, 8)
+        y, z = addnorm.add_layer_norm(t, s, **options, return_residual=True)
+        addnorm.add_layer_norm_(t, s, **options)
+        assert same({"y": s, "z": t}, {"y": y, "z": z})
+        outside = torch.randn(4, 8).clone()
+    with torch.no_grad():
+        want = addnorm.layer_norm(outside)
+        assert addnorm.layer_norm(outside, out=outside).equal(want)
+
+
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}])
+def test_what_is_refused_writes_nothing_and_disturbs_no_backward(options):
+    x, w = torch.randn(4, 8), torch.randn(8, requires_grad=True)
+    before, loss = x.clone(), (x * w).sum()
+    for wrong in (
+        lambda: addnorm.add_layer_norm_(x, x, **options),
+        lambda: addnorm.add_rms_norm_(x, torch.randn(4, 7), **options),
+        lambda: addnorm.add_layer_norm_(x, torch.randn(4, 8), eps=-1.0, **options),
+        lambda: addnorm.add_layer_norm_(x, torch.randn(4, 8), torch.ones(7), **options),
+    ):
+        with torch.no_grad(), pytest.raises(ValueError, match="expected"):
+            wrong()
+    assert x.equal(before)
+    loss.backward()
+    assert w.grad.equal(before.sum(0))

@@ -1,0 +1,180 @@
+"""The in-place forms and out= under autocast, function transforms and torch.compile."""
+
+import contextlib
+import functools
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.func import grad, jvp, vmap
+
+import addnorm
+from functional.test_inplace import IN_PLACE, OWN_DTYPES, in_place, into, nan, same
+from support.cases import BASIC, FUNCTIONS, bf16, f32, f64, make
+
+x, b = torch.randn(4, 8), torch.randn(4, 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}], ids=str)
+def test_under_autocast_y_has_the_dtype_of_its_memory(options):
+    call = make("LayerNorm", "float32 stream, bfloat16 branch", (5, 33))
+    call.options |= options
+    want = call()
+    with torch.autocast("cpu", dtype=bf16):
+        assert call()["y"].dtype == f32  # as F.layer_norm of the stream has it
+        assert same(in_place(call), want)
+        out = nan(want["y"])
+        assert into(call, out).equal(want["y"])
+
+
+@pytest.mark.parametrize("variant", ["LayerNorm", "row_scale and layer_scale", "the add alone"])
+def test_inside_vmap_every_sample_is_written(variant):
+    call = make(variant, "float64", (6, 5, 8))
+    want = call()
+    tensors = {name: t.clone() for name, t in call.tensors.items()}
+    batched = {name: 0 if t.dim() > 1 else None for name, t in tensors.items()}
+    vmap(lambda arguments: IN_PLACE[call.norm](**arguments), in_dims=(batched,))(tensors)
+    torch.testing.assert_close(tensors["residual"], want["z"])
+    if "y" in want:
+        torch.testing.assert_close(tensors["branch"], want["y"])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
+def test_forward_mode_carries_the_tangents_into_the_memory(options):
+    t, s, dt, ds = (torch.randn(4, 8, dtype=f64) for _ in range(4))
+    both = functools.partial(addnorm.add_layer_norm, **options, return_residual=True)
+
+    def in_place(t, s):
+        t, s = t.clone(), s.clone()
+        return addnorm.add_layer_norm_(t, s, **options), t
+
+    values, tangents = jvp(both, (t, s), (dt, ds))
+    torch.testing.assert_close(jvp(in_place, (t, s), (dt, ds)), (values, tangents))
+    with forward_ad.dual_level():
+        t, s = forward_ad.make_dual(t.clone(), dt), forward_ad.make_dual(s.clone(), ds)
+        addnorm.add_layer_norm_(t, s, **options)
+        torch.testing.assert_close(
+            [forward_ad.unpack_dual(s).tangent, forward_ad.unpack_dual(t).tangent], list(tangents)
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
+def test_func_grad_is_a_gradient_that_is_wanted(options):
+    with pytest.raises(RuntimeError, match=r"^residual wants a gradient, expected none"):
+        grad(lambda t: addnorm.add_layer_norm_(t.clone(), b.clone(), **options).sum())(x)
+
+
+def stack(t, s, w):
+    """Steps of a pre-LN stack in the memory of its inputs, with what Inductor may fuse or reuse in between."""
+    y = addnorm.add_layer_norm_(t, s, w)
+    other = torch.empty_like(y)
+    addnorm.add_rms_norm(t, y * 2.0, w, return_residual=True, out=(other, t))
+    addnorm.add_rms_norm_(t, other, w, layer_scale=0.5, dropout_p=0.3, seed=torch.tensor(5))
+    addnorm.layer_norm(other, out=other)
+    addnorm.add_residual_(t, other)
+    return y, other + 0.0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("dtypes", ["float32", "float32 stream, bfloat16 branch"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_in_one_graph_the_same_memory_has_the_same_bits(backend, dtypes):
+    torch._dynamo.reset()
+    call = make("RMSNorm", dtypes, (6, 40))
+    with torch.no_grad():
+        want_inputs, inputs = ([t.clone() for t in call.tensors.values()] for _ in range(2))
+        want = stack(*want_inputs)
+        versions = [t._version for t in inputs]
+        got = torch.compile(stack, fullgraph=True, backend=backend)(*inputs)
+    assert all(a.equal(b) for a, b in zip((*got, *inputs), (*want, *want_inputs), strict=True))
+    assert got[0] is inputs[1]
+    if backend != "eager":  # which runs the graph as it is traced; the others tell autograd themselves
+        assert [t._version > version for t, version in zip(inputs, versions, strict=True)] == [True, True, False]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("variant", [name for name in OWN_DTYPES if "everything" in name or name in BASIC])
+def test_every_variant_compiles_in_place_with_the_bits_of_eager(variant):
+    torch._dynamo.reset()
+    call = make(variant, "bfloat16 with float32 parameters", (2, 3, 17))
+    tensors = {name: t.clone() for name, t in call.tensors.items()}
+    eps = {} if call.norm == "none" else {"eps": call.eps}
+
+    def function(tensors):
+        return IN_PLACE[call.norm](**tensors, **call.options, **eps)
+
+    want = call()
+    torch.compile(function, fullgraph=True, backend="aot_eager")(tensors)
+    assert same({"y": tensors["branch"], "z": tensors["residual"]} if "y" in want else {"z": tensors["residual"]}, want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_an_overlap_is_refused_or_computed_aside(backend):
+    torch._dynamo.reset()
+    one = torch.randn(4, 8)
+    # What the kernels find is told in the words of the reference, by way of libtorch.
+    with pytest.raises((ValueError, RuntimeError), match=r"shares memory with y, expected .*: pass z\.clone\(\)\.$"):
+        torch.compile(addnorm.add_layer_norm_, fullgraph=True, backend=backend)(one, one)
+    rows = torch.randn(5, 8)
+    before, want = rows.clone(), addnorm.layer_norm(rows[1:])
+    refused = False
+    try:
+        torch.compile(lambda t, out: addnorm.layer_norm(t, out=out), fullgraph=True, backend=backend)(
+            rows[1:], rows[:4]
+        )
+    except (ValueError, RuntimeError):
+        refused = True
+    assert rows.equal(before) if refused else rows[:4].equal(want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_what_is_wrong_is_refused_with_the_sentence():
+    for function, sentence in (
+        (lambda t: addnorm.add_layer_norm_(t, b), "wants a gradient, expected none"),
+        (
+            lambda t: addnorm.add_layer_norm(t.detach(), b, out=torch.empty(3, 8)),
+            "y has shape (3, 8), expected (4, 8)",  # by the name that the operator knows
+        ),
+    ):
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.TorchDynamoException, match=re.escape(sentence)):
+            torch.compile(function, fullgraph=True, backend="aot_eager")(x.clone().requires_grad_())
+
+
+@pytest.mark.parametrize("fake", [False, True], ids=["meta", "fake"])
+@pytest.mark.parametrize("variant", OWN_DTYPES)
+def test_meta_and_fake_tensors_go_through(variant, fake):
+    call = make(variant, "float32 stream, bfloat16 branch", (3, 8))
+    eps = {} if call.norm == "none" else {"eps": call.eps}
+    with FakeTensorMode() if fake else contextlib.nullcontext() as mode:
+
+        def moved(arguments):
+            move = mode.from_tensor if fake else lambda t: t.to("meta")
+            return {name: move(t) if isinstance(t, Tensor) else t for name, t in arguments.items()}
+
+        tensors, options = moved(call.tensors), moved(call.options)
+        returned = IN_PLACE[call.norm](**tensors, **options, **eps)
+        assert returned is tensors["residual" if call.norm == "none" else "branch"]
+        out = torch.empty(8, 3, device=returned.device)
+        with pytest.raises(ValueError, match=r"^out has shape \(8, 3\), expected \(3, 8\)"):
+            FUNCTIONS[call.norm](**tensors, **options, **eps, out=out)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"layer_scale": torch.ones(7)}, "layer_scale has shape (7,)"),
+        ({"seed": torch.tensor([1]), "dropout_p": 0.5}, "seed is a int64 tensor of shape (1,)"),
+    ],
+)
+def test_compiled_wrong_options_are_refused_by_name(options, sentence):
+    torch._dynamo.reset()
+    function = torch.compile(lambda x, b: addnorm.add_layer_norm_(x, b, **options), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=re.escape(sentence)):
+        function(torch.randn(4, 8), torch.randn(4, 8))

@@ -1,0 +1,118 @@
+"""More than 2^31 elements: no offset is a 32-bit number. The last rows have the bits that they have alone.
+
+bfloat16, at 4.3 GB a tensor, residual and branch the same one: 13 GB at most, looked for before.
+"""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.ops import cpu
+from support.cases import bf16, f32, f64
+from support.oracle import UNIT, relative
+
+GB = 10**9
+D = 1024
+ROWS = 2**31 // D + 5
+# Around the beginning, the place where 31 bits end, and the end.
+PLACES = [slice(0, 7), slice(2**31 // D - 4, 2**31 // D + 2), slice(ROWS - 3, ROWS)]
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")]
+
+
+def lines(path: str) -> dict[str, int]:
+    """Bytes by name, of a file in /proc."""
+    fields = (line.split() for line in Path(path).read_text().splitlines() if line.endswith(" kB"))
+    return {name.rstrip(":"): int(value) * 1024 for name, value, _ in fields}
+
+
+def need(memory: int) -> None:
+    gc.collect()
+    available = lines("/proc/meminfo")["MemAvailable"]
+    if available < memory + GB:
+        pytest.skip(f"{available / GB:.0f} GB of memory are available, {memory / GB:.0f} are wanted")
+
+
+def peak(path) -> int:
+    """By how many bytes the process was larger, at the most, during `path` than before it."""
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is there now
+    before = lines("/proc/self/status")["VmRSS"]
+    path()
+    return lines("/proc/self/status")["VmHWM"] - before
+
+
+def rows(count: int, d: int = D) -> torch.Tensor:
+    """Rows that repeat only after a number of rows that divides no power of two."""
+    block = torch.randn(1009, d).to(bf16)
+    x = torch.empty(count, d, dtype=bf16)
+    for first in range(0, count, 1009):
+        x[first : first + 1009] = block[: count - first]
+    return x
+
+
+def test_rows_beyond_2_to_the_31_elements_are_the_rows_that_they_are_alone():
+    need(3 * 2 * D * ROWS)
+    x, weight, bias = rows(ROWS), torch.randn(D), torch.randn(D)
+    y, z = addnorm.add_layer_norm(x, x, weight, bias, return_residual=True)
+    for place in PLACES:
+        alone = addnorm.add_layer_norm(x[place], x[place], weight, bias, return_residual=True)
+        assert y[place].equal(alone[0])
+        assert z[place].equal(alone[1])
+    assert not y[-3:].equal(y[:3])  # rows that can be told apart
+
+
+def test_the_backward_beyond_2_to_the_31_elements():
+    """The operator by itself, since a graph would keep one tensor more: the stream is the gradient of y."""
+    need(2 * 2 * D * ROWS + GB)
+    z, weight = rows(ROWS), torch.randn(D)
+    forward = torch.ops.addnorm.add_norm_train.default
+    backward = torch.ops.addnorm.add_norm_train_backward.default
+
+    def gradients(part: torch.Tensor) -> list[torch.Tensor]:
+        # Statistics of the same rows, in pieces, so that no third tensor is there.
+        stats = torch.cat([forward(piece, None, weight, None, 1e-5, False)[2] for piece in part.split(2**17)])
+        return backward(part, None, part, stats, weight, False, bf16, bf16, f32, 1 + 4 + 8)
+
+    dresidual, _, dweight, dbias = gradients(z)
+    for place in PLACES:
+        assert dresidual[place].equal(gradients(z[place])[0])
+    del dresidual
+    # Sums over two million rows, from those of parts that are small enough.
+    parts = [gradients(part) for part in z.split(2**19)]
+    for whole, index in ((dweight, 2), (dbias, 3)):
+        want = torch.stack([part[index].to(f64) for part in parts]).sum(0)
+        assert relative(whole, want) < 1e-5
+
+
+def test_the_dropout_mask_goes_on_beyond_2_to_the_31_elements():
+    def call(x: torch.Tensor, offset: int) -> torch.Tensor:
+        return addnorm.add_residual(x, x, dropout_p=0.3, seed=torch.tensor(11), offset=offset)
+
+    small = torch.zeros(2**14, D, dtype=bf16)
+    if peak(lambda: call(small, 0)) > 3 * 2 * small.numel():
+        pytest.skip("dropout is computed in eager torch here, which makes the mask in memory")
+    need(2 * 2 * D * ROWS)
+    x = rows(ROWS)
+    z = call(x, 0)
+    for place in PLACES:
+        assert z[place].equal(call(x[place], place.start * D // 4))
+    assert not z[-3:].equal(call(x[-3:], 0))
+
+
+def test_a_row_of_more_than_2_to_the_31_elements():
+    d = 2**31 + 24
+    need(3 * 2 * d)
+    x = rows(d // 8, 8).view(1, d)
+    y, z = addnorm.add_layer_norm(x, x, return_residual=True)
+    assert z[0, -5:].equal(x[0, -5:] + x[0, -5:])
+    sums = torch.zeros(2, dtype=f64)
+    for piece in z[0].split(2**26):
+        wide = piece.to(f64)
+        sums += torch.stack([wide.sum(), wide.square().sum()])
+    mean, square = sums / d
+    rstd = (square - mean * mean + 1e-5).rsqrt()
+    for place in (slice(0, 1000), slice(2**31 - 500, 2**31 + 24)):
+        assert relative(y[0, place], (z[0, place].to(f64) - mean) * rstd) < UNIT[bf16]

@@ -1,0 +1,128 @@
+"""No path keeps memory: each is taken hundreds of times with tensors of a megabyte, in which time the process must not grow."""
+
+import contextlib
+import ctypes
+import gc
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+import addnorm
+from support.cases import Dtypes, bf16, f16, f64, make
+
+TIMES, MEGABYTE = 300, 2**20
+ROWS, D = 512, 512  # a megabyte in float32
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory now, without what malloc has free.
+
+    What earlier tests have freed would else be handed out again, and hide what is kept.
+    """
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # glibc's
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def growth(path) -> int:
+    """How much the process grows while `path` is taken TIMES times, after it was taken often enough to fill every cache."""
+    for _ in range(20):
+        path()
+    before = resident()
+    for _ in range(TIMES):
+        path()
+    return resident() - before
+
+
+def fresh(c, grad=False):
+    """The call's tensors in memory of their own, so that a reference that is kept keeps a megabyte."""
+    return {name: t.clone().requires_grad_(grad) for name, t in c.tensors.items()}
+
+
+def forward(c):
+    c.y_alone(fresh(c))
+
+
+def stream(c):
+    c(fresh(c))
+
+
+def backward(c):
+    tensors = fresh(c, grad=True)
+    outputs = list(c(tensors).values())
+    torch.autograd.grad(outputs, list(tensors.values()), [torch.ones_like(t) for t in outputs])
+
+
+def dropped_graph(c):
+    """A graph that nobody goes back through."""
+    c(fresh(c, grad=True))
+
+
+def strided(c):
+    tensors = fresh(c, grad=True)
+    for name in ("residual", "branch"):
+        tensors[name] = tensors[name].t()  # 512 by 512
+    outputs = c(tensors)
+    torch.autograd.grad(list(outputs.values()), tensors["residual"], [torch.ones_like(t) for t in outputs.values()])
+
+
+def refused(c):
+    with contextlib.suppress(ValueError):
+        c(fresh(c) | {"weight": torch.ones(D + 1)})
+        raise AssertionError
+
+
+def refused_by_torch(c):
+    """The arguments are right, and the memory for the result is not to be had."""
+    weight = torch.ones(MEGABYTE // 4)
+    huge = torch.zeros(1).expand(2**35, len(weight))
+    with contextlib.suppress(RuntimeError):
+        addnorm.add_layer_norm(huge, huge, weight)
+        raise AssertionError
+
+
+def second_derivative(c):
+    tensors = fresh(c, grad=True)
+    y = c(tensors)["y"]
+    (grad,) = torch.autograd.grad(y, tensors["residual"], torch.ones_like(y), create_graph=True)
+    torch.autograd.grad(grad.square().sum(), tensors["branch"])
+
+
+PATHS = {
+    "y alone": (forward, "LayerNorm", "float32"),
+    "y and the stream": (stream, "LayerNorm", "float32"),
+    "bfloat16": (backward, "LayerNorm", "bfloat16"),
+    "backward": (backward, "LayerNorm", "float32"),
+    "two gradients of two dtypes": (backward, "LayerNorm", "float32 stream, bfloat16 branch"),
+    "float16": (backward, "LayerNorm", "float16"),
+    "float64": (backward, "LayerNorm", "float64"),
+    "dtypes that are mixed": (backward, "RMSNorm", Dtypes(f16, bf16, f64)),
+    "a graph that is dropped": (dropped_graph, "LayerNorm", "float32"),
+    "strided": (strided, "LayerNorm", "float32"),
+    "refused": (refused, "LayerNorm", "float32"),
+    "refused by torch": (refused_by_torch, "LayerNorm", "float32"),
+    "the add alone": (backward, "the add alone", "float32"),
+    "layer_scale and row_scale": (backward, "row_scale and layer_scale", "float32"),
+    "dropout": (backward, "dropout", "float32"),
+    "second derivative": (second_derivative, "RMSNorm", "float32"),
+}
+SLOW = ("dropout", "float64", "dtypes that are mixed")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in PATHS])
+def test_no_memory_is_kept(name):
+    path, variant, dtypes = PATHS[name]
+    c = make(variant, dtypes, (ROWS, D))
+    assert growth(lambda: path(c)) < 50 * MEGABYTE
+
+
+def test_memory_that_is_kept_is_seen():
+    freed = [torch.ones(ROWS, D) for _ in range(2 * TIMES)]
+    last = torch.ones(ROWS, D)  # behind them, so that malloc keeps them
+    del freed
+    kept = []
+    assert growth(lambda: kept.append(torch.ones(ROWS, D))) > 200 * MEGABYTE
+    del last

@@ -1,0 +1,144 @@
+"""What holds for any shape, stride, dtype, eps and combination of options, over examples that hypothesis chooses."""
+
+import math
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import addnorm
+from support.cases import DTYPES, Call, Variant, cotangents, f64, gradients, make
+from support.oracle import UNIT, arithmetic, magnitudes, truth, worst
+
+
+@st.composite
+def shapes(draw, min_rank: int = 1) -> tuple[int, ...]:
+    """Ranks 1 to 4; d up to 300 and rarely a multiple of a vector; now and then a dimension of one or of none."""
+    d = draw(st.one_of(st.integers(1, 40), st.integers(1, 300), st.sampled_from([15, 16, 17, 63, 64, 65, 128, 255])))
+    rows = draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 4, 5, 7]), min_size=min_rank - 1, max_size=3))
+    return (*rows, d)
+
+
+def _moved(t: Tensor, how: str, dim: int) -> Tensor:
+    """The same numbers (but for "expanded") in another layout."""
+    if how == "permuted" and t.dim() > 1:
+        order = [*range(t.dim())][dim % t.dim() :] + [*range(t.dim())][: dim % t.dim()]
+        return t.permute(order).contiguous().permute([order.index(i) for i in range(t.dim())])
+    if how == "every second":
+        return torch.stack([t, t + 1], -1)[..., 0]
+    if how == "slice":
+        dim %= t.dim()
+        return torch.cat([t, t, t], dim).narrow(dim, t.shape[dim], t.shape[dim])
+    if how == "unaligned":
+        return torch.cat([t.new_zeros(1 + dim), t.flatten()])[1 + dim :].view(t.shape)
+    if how == "expanded":
+        dim %= t.dim()
+        return t.narrow(dim, 0, min(1, t.shape[dim])).expand(t.shape)
+    return t
+
+
+LAYOUTS = st.tuples(
+    st.sampled_from(["as it is", "permuted", "every second", "slice", "unaligned", "expanded"]), st.integers(0, 3)
+)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "residual_scale": st.sampled_from([0.0, -1.5, "()", "(d,)"]),
+        "layer_scale": st.sampled_from([0.25, "()", "(d,)"]),
+        "row_scale": st.sampled_from(["(*)", "(n, 1...)"]),
+        "branch_bias": st.just("(d,)"),
+        "dropout_p": st.sampled_from([0.0, 0.1, 0.9, 1.0]),
+        "offset": st.integers(0, 2**40),
+        "weight_offset": st.sampled_from([0.0, 1.0]),
+        "residual_dtype": st.sampled_from([None, torch.float32, torch.bfloat16, f64]),
+        "out_dtype": st.sampled_from([None, torch.float32, torch.bfloat16, torch.float16]),
+    },
+)
+
+
+@st.composite
+def calls(draw, dtypes=tuple(DTYPES), options=OPTIONS, min_rank: int = 1) -> Call:
+    options = draw(options)
+    weight = draw(st.booleans()) or bool(options.get("weight_offset"))
+    variant = Variant(draw(st.sampled_from(["layer", "rms"])), weight, draw(st.booleans()), options)
+    eps = draw(st.sampled_from([1e-12, 1e-6, 1e-5, 1e-3, 1.0]))
+    shape = draw(shapes(min_rank))
+    call = make(variant, draw(st.sampled_from(list(dtypes))), shape, eps=eps, seed=draw(st.integers(0, 2**32)))
+    scale, mean = draw(st.sampled_from([1e-2, 1.0, 30.0])), draw(st.sampled_from([0.0, 0.0, 1.0, 100.0]))
+    for name in ("residual", "branch"):
+        call.tensors[name] = (call.tensors[name].to(f64) * scale + mean).to(call.tensors[name].dtype)
+    for name in ("residual", "branch", *({"weight", "bias"} & call.tensors.keys())):
+        call.tensors[name] = _moved(call.tensors[name], *draw(LAYOUTS))
+    return call
+
+
+@given(calls(), LAYOUTS, st.sampled_from([("y", "z"), ("y",), ("z",)]))
+def test_any_call_is_within_rounding_of_float64_forward_and_backward(call, layout, used):
+    outputs = call()
+    cot = {name: _moved(t, *layout) for name, t in cotangents(outputs).items() if name in used}
+    want, terms = truth(call, outputs["z"], cot), magnitudes(call, outputs["z"], cot)
+    # The norm's arithmetic has the stream's dtype; what is added is added in the widest there is.
+    unit = arithmetic(call)
+    got = {"y": outputs["y"]} | gradients(call, cot)
+    for name, value in got.items():
+        if want[name] is None or not want[name].any():
+            assert value is None or worst(value) <= 8 * unit * worst(terms.get(name, torch.zeros(1))), name
+            continue
+        # A rounding to its own dtype (twice for a row_scale that is broadcast), where subnormals round absolutely; a few of
+        # the arithmetic.
+        smallest = torch.finfo(value.dtype).smallest_normal * UNIT[value.dtype]
+        bound = 2.02 * UNIT[value.dtype] * worst(want[name]) + 16 * unit * worst(terms[name]) + smallest
+        assert value.shape == want[name].shape
+        assert worst(value.to(f64) - want[name]) <= bound, name
+
+
+@given(calls(options=st.just({})))
+def test_the_layout_of_an_input_never_changes_a_bit(call):
+    copy = Call(
+        call.norm,
+        call.eps,
+        {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()},
+        {},
+    )
+    got, want = call(), copy()
+    assert got["y"].equal(want["y"])
+    assert got["z"].equal(want["z"])
+    assert call.y_alone().equal(want["y"])
+
+
+@given(calls(min_rank=2), st.data())
+def test_a_row_never_depends_on_its_neighbours(call, data):
+    call.options.pop("dropout_p", None)  # the mask counts elements, so it depends on the place
+    call.tensors = {
+        name: t.flatten(0, -2) if name in ("residual", "branch") else t
+        for name, t in call.tensors.items()
+        if name != "row_scale"
+    }
+    rows = call.tensors["residual"].shape[0]
+    first = data.draw(st.integers(0, max(rows - 1, 0)))
+    last = data.draw(st.integers(first, rows))
+    outputs, part = call(), call.rows(slice(first, last))()
+    assert part["y"].equal(outputs["y"][first:last])
+    assert part["z"].equal(outputs["z"][first:last])
+
+
+@given(shapes(min_rank=2), st.floats(0.0, 1.0), st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**60))
+def test_dropout_keeps_or_drops_and_never_anything_else(shape, p, seed, offset):
+    residual, branch = torch.zeros(shape, dtype=f64), torch.ones(shape, dtype=f64)
+    z = addnorm.add_residual(residual, branch, dropout_p=p, seed=torch.tensor(seed), offset=offset)
+    kept = 1 / (1 - p) if p < 1 else 0.0
+    assert all(value == 0.0 or math.isclose(value, kept) for value in z.unique().tolist())
+    assert z.equal(addnorm.add_residual(residual, branch, dropout_p=p, seed=torch.tensor(seed), offset=offset))
+
+
+@given(calls(options=st.just({})))
+def test_normalized_rows_have_mean_0_and_mean_square_at_most_1(call):
+    call.tensors = {name: call.tensors[name] for name in ("residual", "branch")}
+    call.options["out_dtype"] = f64
+    y, z = (t.to(f64) for t in call().values())
+    var = (z - z.mean(-1, keepdim=True)).square().mean(-1)
+    spread = (1 + z.abs().amax(-1) / (call.eps + var).sqrt()) * UNIT[torch.float32]
+    if call.norm == "layer":
+        assert (y.mean(-1).abs() <= 4 * spread).all()
+    assert (y.square().mean(-1) <= 1 + 16 * spread * (1 + spread)).all()

@@ -1,0 +1,140 @@
+"""The specification itself: against numbers worked out by hand, torch's own norms, and torch's differentiation of it."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from addnorm import reference
+from support.cases import bf16, f16, f32, f64, random
+
+GENERATOR = torch.Generator().manual_seed(0)
+R, B, DY, DZ = (random((4, 3, 6), f64, GENERATOR, mean=0.3) for _ in range(4))
+WEIGHT, BIAS, VECTOR = (random((6,), f64, GENERATOR, mean=1.0) for _ in range(3))
+ROWS = random((4, 3), f64, GENERATOR, mean=1.0)
+
+
+def test_layer_norm_of_1_2_3_is_what_it_is_by_hand():
+    """Mean 2, variance 2/3 (by d, not by d - 1), so the ends are 1 / sqrt(2/3) = sqrt(1.5) away."""
+    z = torch.tensor([[1.0, 2.0, 3.0]], dtype=f64)
+    y = reference.normalize(z, None, None, norm="layer", eps=0.0)
+    assert_close(y, torch.tensor([[-math.sqrt(1.5), 0.0, math.sqrt(1.5)]], dtype=f64))
+    weight, bias = torch.tensor([2.0, 5.0, 10.0], dtype=f64), torch.tensor([1.0, -1.0, 0.0], dtype=f64)
+    y = reference.normalize(z, weight, bias, norm="layer", eps=0.0, weight_offset=-1.0)
+    assert_close(y, torch.tensor([[1 - math.sqrt(1.5), -1.0, 9 * math.sqrt(1.5)]], dtype=f64))
+
+
+def test_rms_norm_of_3_4_is_what_it_is_by_hand():
+    """The mean of the squares is 12.5."""
+    z = torch.tensor([[3.0, 4.0]], dtype=f64)
+    want = torch.tensor([[3.0, 4.0]], dtype=f64) / math.sqrt(12.5)
+    assert_close(reference.normalize(z, None, None, norm="rms", eps=0.0), want)
+
+
+def test_eps_is_inside_the_root():
+    z = torch.tensor([[1.0, -1.0]], dtype=f64)
+    assert reference.normalize(z, None, None, norm="layer", eps=3.0)[0, 0].item() == 0.5
+    assert reference.normalize(z, None, None, norm="rms", eps=3.0)[0, 0].item() == 0.5
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("bias", [None, BIAS])
+def test_the_norms_are_torchs(weight, bias):
+    layer = reference.normalize(R, weight, bias, norm="layer", eps=1e-5)
+    assert_close(layer, F.layer_norm(R, (6,), weight, bias, 1e-5))
+    rms = reference.normalize(R, weight, bias, norm="rms", eps=1e-6)
+    assert_close(rms, F.rms_norm(R, (6,), weight, 1e-6) + (0.0 if bias is None else bias))
+
+
+def test_the_add_is_the_equation():
+    keep = torch.where(random(R.shape, f64, GENERATOR) > 0, 2.0, 0.0)
+    z = reference.add(
+        R, B, residual_scale=WEIGHT, row_scale=ROWS, layer_scale=BIAS, keep=keep.to(f64), branch_bias=VECTOR
+    )
+    assert_close(z, WEIGHT * R + ROWS[..., None] * BIAS * keep * (B + VECTOR))
+    assert reference.add(R, B).equal(R + B)
+    assert reference.add(R, B, residual_scale=0.0, layer_scale=2.0).equal(2.0 * B)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "dtype", "want"),
+    [
+        ((f32,), None, f32), ((bf16, f16), None, f32), ((f32, bf16), None, f32), ((f64, bf16), None, f64),
+        ((bf16,), f64, f64), ((bf16, bf16), f32, f32),
+    ],
+)  # fmt: skip
+def test_arithmetic_is_float32_or_float64(tensors, dtype, want):
+    assert reference.compute_dtype(*(torch.zeros(1, dtype=t) for t in tensors), dtype=dtype) == want
+    assert reference.compute_dtype(None, torch.zeros(1, dtype=tensors[0]), dtype=dtype) in (want, f32, f64)
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_the_stream_is_rounded_once_and_y_is_the_norm_of_what_was_rounded(dtype):
+    residual, branch, weight = R.to(dtype), B.to(dtype), WEIGHT.to(dtype)
+    z = reference.add(residual, branch, layer_scale=0.3)
+    assert z.equal((residual.float() + 0.3 * branch.float()).to(dtype))
+    y = reference.normalize(z, weight, None, norm="layer", eps=1e-5)
+    assert y.equal(reference.normalize(z.float(), weight.float(), None, norm="layer", eps=1e-5).to(dtype))
+    wide = reference.add(residual, branch, dtype=f32)
+    assert wide.dtype == f32
+    assert wide.equal(residual.float() + branch.float())
+
+
+def test_statistics_are_those_of_numpy_by_d():
+    mean, rstd = reference.statistics(R, "layer", 0.0)
+    assert_close(mean, R.mean(-1, keepdim=True))
+    assert_close(rstd, 1 / R.var(-1, unbiased=False, keepdim=True).sqrt())
+    mean, rstd = reference.statistics(R, "rms", 0.5)
+    assert mean == 0.0
+    assert_close(rstd, 1 / (R.square().mean(-1, keepdim=True) + 0.5).sqrt())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_the_written_out_backward_of_the_norm_is_its_derivative(norm, weight, offset):
+    z = R.clone().requires_grad_()
+    leaf = None if weight is None else weight.clone().requires_grad_()
+    bias = BIAS.clone().requires_grad_()
+    y = reference.normalize(z, leaf, bias, norm=norm, eps=1e-3, weight_offset=offset)
+    y.backward(DY)
+    stats = reference.statistics(R, norm, 1e-3)
+    got = reference.normalize_backward(DY, R, weight, stats, norm=norm, weight_offset=offset)
+    assert_close(got.z, z.grad)
+    assert_close(got.bias, bias.grad)
+    if leaf is not None:
+        assert_close(got.weight, leaf.grad)
+
+
+@pytest.mark.parametrize("scale", ["number", "()", "(d,)"])
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_the_written_out_backward_of_the_add_is_its_derivative(scale, rows, dropped):
+    scales = {"number": (0.7, 1.3), "()": (WEIGHT[0], BIAS[0]), "(d,)": (WEIGHT, BIAS)}[scale]
+    keep = torch.where(random(R.shape, f64, GENERATOR) > 0, 2.0, 0.0).to(f64) if dropped else None
+    tensors = {"residual": R, "branch": B, "branch_bias": VECTOR} | ({"row_scale": ROWS} if rows else {})
+    if scale != "number":
+        tensors |= {"residual_scale": scales[0], "layer_scale": scales[1]}
+    leaves = {name: t.clone().requires_grad_() for name, t in tensors.items()}
+    rest = {"keep": keep} | ({} if scale != "number" else {"residual_scale": scales[0], "layer_scale": scales[1]})
+    reference.add(**leaves, **rest).backward(DZ)
+    got = reference.add_backward(DZ, **tensors, **rest)._asdict()
+    for name, leaf in leaves.items():
+        assert_close(got[name], leaf.grad, msg=lambda text, name=name: f"{name}: {text}")
+    assert {name for name, grad in got.items() if grad is None} == {
+        name for name in ("residual_scale", "row_scale", "layer_scale") if name not in tensors
+    }
+
+
+def test_gradients_of_the_scales_are_left_out_where_their_factor_was_not_kept():
+    got = reference.add_backward(DZ, residual_scale=WEIGHT, row_scale=ROWS, layer_scale=BIAS)
+    assert got.residual_scale is got.row_scale is got.layer_scale is None
+    assert_close(got.branch, DZ * ROWS[..., None] * BIAS)
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 3, 6), (0, 6), (3, 0), (2, 0, 6)], ids=str)
+def test_the_sum_over_rows_is_one_element_for_each_feature(shape):
+    t = torch.randn(shape)
+    assert_close(reference.sum_rows(t), t.sum(dim=tuple(range(len(shape) - 1))) if len(shape) > 1 else t)

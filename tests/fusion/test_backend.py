@@ -1,0 +1,283 @@
+"""`torch.compile(model, backend="addnorm")`: rewritten graphs run eagerly, or by Inductor, in whatever way the model is called."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import addnorm
+from addnorm.fusion.backend import backend
+from addnorm.fusion.measure import saved_bytes
+from support.captured import captured, off
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of what Inductor builds with
+]
+D = 16
+X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    yield
+    torch._dynamo.reset()
+
+
+class Layer(nn.Module):
+    def __init__(self, p=0.0):
+        super().__init__()
+        self.f, self.g = nn.Linear(D, D), nn.Linear(D, D)
+        self.n, self.m = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        x = x + self.drop(self.f(self.n(x)))
+        return x + self.drop(self.g(self.m(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, p=0.0, layers=3, run=None):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(Layer(p) for _ in range(layers))
+        self.norm = nn.LayerNorm(D)
+        self.run = run or (lambda layer, x: layer(x))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.run(layer, x)
+        return self.norm(x)
+
+
+def step(model, call, x, seed=0):
+    """Outputs and gradients."""
+    torch.manual_seed(seed)
+    y = call(x)
+    cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
+    return y, torch.autograd.grad(y, list(model.parameters()), cotangent)
+
+
+def same(model, call, x, limit=1e-5):
+    """Outputs and gradients of a model, and of the same otherwise called, agree."""
+    wanted, came = step(model, model, x), step(model, call, x)
+    assert off(wanted[0], came[0]) < limit
+    assert all(off(one, other) < limit for one, other in zip(wanted[1], came[1], strict=True))
+
+
+def test_the_backend_has_a_name_that_needs_no_import():
+    code = "import torch; assert 'addnorm' in torch._dynamo.list_backends(); import sys; assert 'addnorm' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_model_compiled_by_name_computes_the_same_forward_and_backward():
+    model = Model()
+    same(model, torch.compile(model, backend="addnorm"), X)
+
+
+def test_dropout_draws_the_model_s_own_random_numbers():
+    model = Model(p=0.3)
+    same(model, captured(model).compiled, X)
+
+
+def test_every_boundary_of_every_layer_is_one_call():
+    found = captured(Model())
+    with torch.no_grad():
+        found.compiled(X)
+    assert [(b.add, b.norm) for b in found.boundaries] == [
+        ("layers.0", "layers.0.m"), ("layers.0", "layers.1.n"), ("layers.1", "layers.1.m"), ("layers.1", "layers.2.n"),
+        ("layers.2", "layers.2.m"), ("layers.2", "norm"),
+    ]  # fmt: skip
+    assert found.code.count("add_layer_norm(") == 6
+    assert found.code.count("layer_norm(") == 7  # and the first, which no add precedes
+
+
+def test_sums_have_the_bits_they_had():
+    class Sums(Model):
+        def forward(self, x):
+            found = []
+            for layer in self.layers:
+                x = layer(x)
+                found.append(x)
+            return found[0], self.norm(x)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        model = Sums(layers=1).to(dtype)
+        for p in model.layers[0].g.parameters():
+            nn.init.zeros_(p)  # what the second sublayer writes is no different for the norm that it reads
+        with torch.no_grad():
+            wanted, came = model(X.to(dtype))[0], captured(model).compiled(X.to(dtype))[0]
+        assert wanted.equal(came)
+
+
+def test_inductor_gets_the_rewritten_graph():
+    model = Model(layers=1)
+    same(model, torch.compile(model, backend="addnorm", options={"inductor": True}), X)
+    found = captured(model, inductor=True)
+    with torch.no_grad():
+        assert off(model(X), found.compiled(X)) < 1e-6
+    assert "add_layer_norm(" in found.code
+
+
+def test_inductor_takes_its_modes_and_options():
+    model = Model(layers=1)
+    options = {"inductor": True, "epilogue_fusion": False}
+    with torch.no_grad():
+        assert off(model(X), torch.compile(model, backend="addnorm", options=options)(X)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [({"options": {"epilogue_fusion": False}}, "epilogue_fusion"), ({"mode": "max-autotune"}, "mode")],
+)
+def test_what_is_inductor_s_alone_is_refused_without_it(given, what):
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    with pytest.raises(ValueError, match=f'backend "addnorm" has no {what}; Inductor has'):
+        backend(graph, [X], **given)
+
+
+def test_an_activation_checkpoint_is_one_and_computes_again_what_it_computed():
+    model = Model(p=0.3, run=lambda layer, x: checkpoint(layer, x, use_reentrant=False))
+    found = captured(model)
+    same(model, found.compiled, X.clone().requires_grad_())
+    assert [b.reason for b in found.boundaries] == [None] * 3  # those inside of the layers
+    x = X.clone().requires_grad_()
+    before, after = (saved_bytes(lambda call=call: call(x), model, (x,)) for call in (model, found.compiled))
+    assert after <= before  # what is inside of the layers is not kept
+
+
+def test_a_selective_checkpoint_keeps_its_policy():
+    from functools import partial
+
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    model = Model(run=lambda layer, x: checkpoint(layer, x, use_reentrant=False, context_fn=context))
+    same(model, captured(model).compiled, X.clone().requires_grad_())
+
+
+def test_shapes_that_change_need_one_more_graph_not_one_each():
+    model = Model()
+    found = captured(model)
+    with torch.no_grad():
+        for rows, tokens in ((2, 5), (3, 7), (4, 9), (8, 11), (1, 5)):
+            x = torch.randn(rows, tokens, D)
+            assert off(model(x), found.compiled(x)) < 1e-6
+    assert len(found.graphs) <= 3  # static, dynamic, and a batch of one
+    assert set(found.reasons) == {None}
+
+
+def test_graphs_that_break_are_fused_each():
+    class Broken(Model):
+        def forward(self, x):
+            x = self.layers[0](x)
+            torch._dynamo.graph_break()
+            x = self.layers[1](x)
+            torch._dynamo.graph_break()
+            return self.norm(self.layers[2](x))
+
+    model = Broken()
+    found = captured(model)
+    with torch.no_grad():
+        assert off(model(X), found.compiled(X)) < 1e-6
+    assert len(found.graphs) > 1
+    assert found.reasons == [None] * 4  # and not those of the sums that end a graph
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_as_it_is_in_eager(dtype):
+    model = Model()
+    found = captured(model)
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        wanted, came = model(X), found.compiled(X)
+    assert wanted.dtype == came.dtype
+    assert off(wanted, came) < 2 * torch.finfo(dtype).eps
+    with torch.autocast("cpu", dtype):
+        same(model, found.compiled, X, 8 * torch.finfo(dtype).eps)
+
+
+def test_a_float32_stream_under_low_precision_branches_stays_one():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f, self.g = nn.Linear(D, D).bfloat16(), nn.Linear(D, D).bfloat16()
+            self.norm = nn.LayerNorm(D)
+
+        def forward(self, x):
+            x = x + self.f(x.bfloat16())
+            return x + self.g(self.norm(x).bfloat16())
+
+    model = Mixed()
+    found = captured(model)
+    with torch.no_grad():
+        wanted, came = model(X), found.compiled(X)
+    assert found.reasons == [None]
+    assert "out_dtype" in found.code
+    assert wanted.dtype == came.dtype == torch.float32
+    assert off(wanted, came) < 1e-3  # one element of y may round the other way
+
+
+def test_a_sum_that_is_rounded_before_its_norm_is_left():
+    class Rounded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f, self.norm = nn.Linear(D, D).bfloat16(), nn.LayerNorm(D).bfloat16()
+
+        def forward(self, x):
+            z = x + self.f(x.bfloat16())
+            return self.norm(z.bfloat16()), z
+
+    found = captured(Rounded())
+    with torch.no_grad():
+        found.compiled(X)
+    assert found.reasons == ["its norm is not the formula that it looks like"]
+
+
+def test_a_cache_that_grows_in_generation_gives_the_same_tokens():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(5, 99, (2, 7))
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
+    wanted = model.generate(ids, **given)
+    addnorm.fuse(model, ids, timed=False)
+    assert wanted.equal(model.generate(ids, **given))
+    addnorm.unfuse(model)
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_what_runs_inside_of_a_transform_is_left(transform):
+    class Transformed(Layer):
+        def forward(self, x):
+            def one(t):
+                return self.n(t + self.f(t))
+
+            if transform == "vmap":
+                return torch.func.vmap(one)(x)
+            return torch.func.grad(lambda t: one(t).square().sum())(x)
+
+    model = Transformed()
+    found = captured(model)
+    with torch.no_grad():
+        assert off(model(X), found.compiled(X)) < 1e-6
+    assert found.reasons == ["it is computed inside of a transform of torch.func"]
+
+
+def test_second_derivatives_go_through():
+    model = Model(layers=1).double()
+    call = captured(model).compiled
+    found = []
+    for run in (model, call):
+        x = X.double().requires_grad_()
+        (g,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), list(model.parameters()), allow_unused=True))
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or off(one, other) < 1e-10

@@ -1,0 +1,122 @@
+"""torch.nn.TransformerEncoder in inference: its closed fast path is opened, and what it does to padding is kept."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+from support.captured import both, captured, off
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of nested tensors, which torch itself makes
+D = 16
+X = torch.randn(3, 5, D, generator=torch.Generator().manual_seed(0))
+PADDING = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]]).bool()
+CAUSAL = torch.triu(torch.full((5, 5), float("-inf")), 1)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    yield
+    torch._dynamo.reset()
+
+
+def encoder(norm_first=False, activation="relu", norm=False, **options):
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(D, 2, 32, batch_first=True, norm_first=norm_first, activation=activation)
+    model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(D) if norm else None, **options).eval()
+    for p in model.parameters():
+        nn.init.uniform_(p, -0.4, 0.4) if p.dim() > 1 else nn.init.uniform_(p, 0.5, 1.0)
+    return model
+
+
+def plain(model, *args, **kwargs):
+    """Without the fast path."""
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return model(*args, **kwargs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize(("norm_first", "activation"), [*itertools.product((False, True), ("relu", "gelu"))])
+def test_the_closed_path_is_opened_and_every_boundary_fused(norm_first, activation):
+    model = encoder(norm_first, activation, enable_nested_tensor=False)
+    for masks in ({}, {"mask": CAUSAL, "is_causal": True}, {"src_key_padding_mask": PADDING}):
+        before, after, found = both(model, X, **masks)
+        assert found.reasons == [None] * (3 if norm_first else 4)
+        assert "_transformer_encoder_layer_fwd" not in found.code
+        assert off(before, after) < 1e-6
+        with torch.no_grad():
+            assert off(plain(model, X, **masks), after) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_it_is_in_every_dtype(dtype):
+    before, after, found = both(encoder(enable_nested_tensor=False).to(dtype), X.to(dtype))
+    assert found.reasons == [None] * 4
+    assert off(before, after) < (1e-12 if dtype == torch.float64 else 2e-2)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_padding_is_zero_where_torch_makes_it_zero_and_nowhere_else(norm):
+    model = encoder(norm=norm)
+    scattered = PADDING.flip(1)  # padding first: torch does not take that path
+    with torch.no_grad():
+        before = {k: model(X, src_key_padding_mask=mask) for k, mask in enumerate((PADDING, scattered, None))}
+    assert norm or not before[0][PADDING].any()
+    assert before[1][scattered].any()
+    done = addnorm.fuse(model, X, src_key_padding_mask=PADDING, timed=False)
+    assert len(done.fused) == 4  # the final norm reads what is zeroed, not a sum
+    with torch.no_grad():
+        for k, mask in enumerate((PADDING, scattered, None)):
+            assert off(before[k], model(X, src_key_padding_mask=mask)) < 1e-6
+            assert not norm or k == 2 or off(before[k][mask], model(X, src_key_padding_mask=mask)[mask]) < 1e-6
+    with_gradients = model(X, src_key_padding_mask=PADDING)
+    addnorm.unfuse(model)
+    assert off(model(X, src_key_padding_mask=PADDING), with_gradients) < 1e-6
+    with torch.no_grad():
+        assert model(X, src_key_padding_mask=PADDING).equal(before[0])
+
+
+def test_training_and_masks_of_floats_are_as_they_were():
+    model = encoder()
+    addnorm.fuse(model, X, src_key_padding_mask=PADDING, timed=False)
+    model.train()
+    floats = torch.zeros(PADDING.shape).masked_fill(PADDING, float("-inf"))
+    torch.manual_seed(0)
+    after = model(X, src_key_padding_mask=floats)
+    addnorm.unfuse(model)
+    torch.manual_seed(0)
+    assert off(model(X, src_key_padding_mask=floats), after) < 1e-6
+
+
+def test_an_encoder_inside_of_a_model_is_found_and_given_back():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = encoder(), nn.Linear(D, 3)
+
+        def forward(self, x, padding):
+            return self.head(self.inner(x, src_key_padding_mask=padding))
+
+    model = Outer().eval()
+    with torch.no_grad():
+        before = model(X, PADDING)
+        addnorm.fuse(model, X, PADDING, timed=False)
+        assert off(before, model(X, PADDING)) < 1e-6
+        addnorm.unfuse(model)
+        assert model(X, PADDING).equal(before)
+    assert "forward" not in vars(model.inner)
+
+
+def test_one_graph_serves_several_batches():
+    model = encoder(enable_nested_tensor=False)
+    found = captured(model, dynamic=True)
+    with torch.no_grad():
+        for rows in (2, 5, 9):
+            x = torch.randn(rows, 7, D)
+            assert off(model(x), found.compiled(x)) < 1e-6
+    assert len(found.graphs) == 1
+    assert found.reasons == [None] * 4

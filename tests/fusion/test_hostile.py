@@ -1,0 +1,351 @@
+"""Graphs in which a boundary looks like one and, as one call, would be noticed: by memory, gradients, numbers, strides."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from addnorm.fusion.tolerance import errors_of
+from support.captured import captured, off
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:UserWarning")
+D = 16
+X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+READ_LATER = "its add writes in place into memory of which a view is read later"
+WRITES = "its norm writes in place into memory that others read"
+AFTER = "its weight or bias is made after the add, and cannot be before it"
+NUMBER = "it is computed with a number that may change"
+
+
+class Model(nn.Module):
+    """Two sublayers, a norm, its parts; `forward` is a function of it and the inputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(1)
+        self.function, self.alpha = function, 0.5
+        self.f, self.g, self.norm = nn.Linear(D, D), nn.Linear(D, D), nn.LayerNorm(D)
+        self.weight, self.bias = nn.Parameter(torch.rand(D) + 0.5), nn.Parameter(torch.rand(D))
+        self.register_buffer("buffer", torch.rand(D) + 0.5)
+        self.register_buffer("eps", torch.tensor(1e-5))
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+def rms(m, z, eps=1e-6):
+    return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + eps) * m.weight
+
+
+def layer(m, z, weight):
+    return F.layer_norm(z, (D,), weight, m.bias)
+
+
+def tensors(found):
+    return [found] if isinstance(found, torch.Tensor) else list(found)
+
+
+def same(function, *calls, gradients=True, dtype=torch.float32, limit=1e-5, change=None, **options):
+    """The reasons; outputs, their strides, buffers and the gradients of the parameters are those of eager, in every call."""
+    model = Model(function).to(dtype)
+    twin = copy.deepcopy(model)
+    found = captured(twin, **options)
+    for k, args in enumerate(calls or ((X.to(dtype),),)):
+        one, other = (
+            _ran(of, call, args, gradients, change, k) for of, call in ((model, model), (twin, found.compiled))
+        )
+        for before, after in zip(*one[:1], *other[:1], strict=True):
+            assert off(before, after) < limit or before.equal(after)
+            assert before.stride() == after.stride()
+        assert all(a.equal(b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+        assert one[1].keys() == other[1].keys()
+        assert all(p.equal(other[1][name]) or off(p, other[1][name]) < 10 * limit for name, p in one[1].items())
+    return found.reasons
+
+
+def _ran(model, call, args, gradients, change, k):
+    if change is not None:
+        change(model, k)
+    model.zero_grad()
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(gradients):
+        outputs = tensors(call(*copy.deepcopy(args)))
+        if gradients:
+            weighed = (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(2)) for out in outputs)
+            sum(out.sum() for out in weighed).backward()
+    return outputs, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------------
+
+
+def detached(m, x):
+    z = x + m.f(x)
+    return m.norm(z.detach()) + m.g(z)
+
+
+def detached_root(m, x):
+    z = x + m.f(x)
+    return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6).detach() * m.weight
+
+
+@pytest.mark.parametrize("function", [detached, detached_root])
+def test_a_norm_that_stops_a_gradient_is_left(function):
+    assert same(function) == ["its norm takes no gradient of a part"]
+
+
+def test_a_weight_that_takes_no_gradient_takes_none():
+    assert same(lambda m, x: layer(m, x + m.f(x), m.weight.detach())) == [None]
+
+
+def test_a_sum_that_is_written_later_is_not_kept_for_backward():
+    def later(m, x):
+        z = x + m.f(x)
+        h = z.float()
+        y = (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(z.dtype) * m.weight
+        z += m.g(y)  # autograd kept h, not z
+        return z
+
+    bf16 = {"dtype": torch.bfloat16, "limit": 3e-2}
+    assert same(later, **bf16) == ["its sum, which backward needs, is written in place later"]
+    assert same(later, gradients=False, **bf16) == [None]
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------------
+
+
+def of_the_sum(m, x):
+    z = x + m.f(x)
+    return layer(m, z, z.mean((0, 1)))
+
+
+def dropped(m, x):
+    z = x + m.f(x)
+    other = F.dropout(z, 0.5)
+    return layer(m, z, F.dropout(m.weight, 0.5)) + other
+
+
+def without_gradient(m, x):
+    z = x + m.f(x)
+    with torch.no_grad():
+        weight = 1 + m.weight
+    return layer(m, z, weight)
+
+
+@pytest.mark.parametrize("function", [of_the_sum, dropped, without_gradient])
+def test_a_weight_that_cannot_be_made_before_the_add_is_left_after_it(function):
+    assert same(function) == [AFTER]
+
+
+def test_what_takes_no_gradient_in_between_is_no_hindrance():
+    def angles(m, x):
+        z = x + m.f(x)
+        with torch.no_grad():
+            angle = torch.arange(5.0).sin()
+        return m.norm(z) * angle[:, None]
+
+    assert same(angles) == [None]
+
+
+def test_a_weight_that_is_written_between_the_add_and_the_norm_is_left():
+    def written(m, x):
+        z = x + m.f(x)
+        other = z * m.buffer
+        m.buffer.mul_(2)
+        return layer(m, z, m.buffer) + other
+
+    assert same(written, gradients=False) == [AFTER]
+
+
+def test_a_weight_that_the_inputs_make_is_taken_as_it_is():
+    def adaptive(m, x):
+        z = x + m.f(x)
+        return layer(m, z, m.g(x[0, 0]))
+
+    assert same(adaptive) == [None]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_eps_that_is_another_one_in_another_call_is_not_fixed():
+    calls = [(X, eps) for eps in (1e-5, 1e-6, 1.0, 10.0)]
+    assert set(same(lambda m, x, eps: rms(m, x + m.f(x), eps), *calls)) == {None, NUMBER}
+
+
+def test_a_factor_that_was_one_is_not_fixed():
+    calls = [(X, alpha) for alpha in (0.5, 1.0, 0.25)]
+    reasons = same(lambda m, x, alpha: m.norm(torch.add(x, m.f(x), alpha=alpha)), *calls)
+    assert reasons == ["its add is a add with a factor", NUMBER]
+
+
+def test_an_eps_in_a_buffer_is_not_fixed():
+    def change(model, k):
+        model.eps.fill_(10.0**-k)
+
+    reasons = same(lambda m, x: rms(m, x + m.f(x), m.eps), (X,), (X,), change=change)
+    assert set(reasons) == {"its norm depends on more than the sum and its parameters"}
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-7])
+def test_a_lower_bound_is_no_eps(size):
+    def bounded(m, x):
+        z = size * x + size * m.f(x)
+        return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True).clamp_min(1e-10)) * m.weight
+
+    assert same(bounded) == ["its norm is not the formula that it looks like"]
+
+
+def test_the_check_knows_a_single_row():
+    bounded = lambda m, x: rms(m, (x + m.f(x)).view(1, D)).view(-1)  # noqa: E731
+    assert same(bounded, (X[:1, 0],)) == [None]
+
+    def clamped(m, x):
+        z = (x + m.f(x)).view(1, D)
+        return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True).clamp_min(1e-10)) * m.weight
+
+    assert same(clamped, (X[:1, 0],)) == ["its norm is not the formula that it looks like"]
+
+
+def test_sizes_that_only_the_run_tells_are_captured():
+    def chosen(m, x, keep):
+        x = x[keep.nonzero().squeeze(-1)]
+        z = x + m.f(x)
+        return m.norm(z.view(-1, D)), z
+
+    keep = torch.tensor([True, False])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert same(chosen, (X, keep), (X, ~keep), (X, keep | ~keep)) == [None]
+
+
+def test_the_error_of_what_is_nan_in_float64_is_not_known():
+    before = {"a": torch.ones(3), "b": torch.ones(3), "c": torch.tensor([1.0, torch.nan])}
+    truth = {"a": torch.ones(3).double(), "b": torch.full((3,), torch.nan).double(), "c": before["c"].double() * 2}
+    assert errors_of(before, truth) == {"a": 0.0, "c": 1.0}
+
+
+def test_a_norm_over_another_dimension_than_the_last_of_the_sum_is_left():
+    def channels(m, x):
+        z = x.transpose(1, 2) + m.f(x).transpose(1, 2)
+        return m.norm(z.transpose(1, 2))
+
+    assert same(channels) == ["its norm is not over the last dimension of its sum"]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------------
+
+ALIASES = {
+    "contiguous": lambda f: f.contiguous(), "to": lambda f: f.to(f.dtype), "dropout": lambda f: F.dropout(f, 0.5, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+def test_what_is_the_same_tensor_sees_an_add_in_place(alias):
+    def one(m, x):
+        f = m.f(x)
+        other = alias(f)
+        f += x
+        return m.norm(f) + other
+
+    def other(m, x):
+        f = m.f(x)
+        other = alias(f)
+        other += x
+        return m.norm(other) + f
+
+    assert same(one) == [READ_LATER]
+    assert same(other) == [READ_LATER]
+
+
+def test_an_add_in_place_by_its_operator_is_seen_too():
+    def add(m, x):
+        f = m.f(x)
+        return m.norm(torch.ops.aten.add_.Tensor(f, x)) + f
+
+    assert same(add) == [READ_LATER]
+
+
+def test_a_norm_in_place_of_which_a_view_is_read_is_left():
+    def of_a_step(m, x):
+        z = x + m.f(x)
+        h = z - z.mean(-1, keepdim=True)
+        view = h.view(-1)
+        h *= torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return h * m.weight, view * 2
+
+    def of_the_sum(m, x):
+        z = x + m.f(x)
+        view = z.view(-1)
+        z -= z.mean(-1, keepdim=True)
+        z *= torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return z * m.weight, view * 2
+
+    assert same(of_a_step, gradients=False) == [WRITES]
+    assert same(of_the_sum, gradients=False) == [WRITES]
+
+
+def test_a_norm_in_place_that_nobody_sees_is_one_call():
+    def unseen(m, x):
+        z = x + m.f(x)
+        h = z - z.mean(-1, keepdim=True)
+        h *= torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
+        h *= m.weight
+        return h + z
+
+    assert same(unseen, gradients=False) == [None]
+
+
+def test_what_a_checkpoint_writes_in_place_is_known_to_be_written():
+    def forward(m, x):
+        z = x + m.f(x)
+        checkpoint(lambda t: t.mul_(2), z, use_reentrant=False)
+        return m.norm(z)
+
+    model = Model(forward)
+    found = captured(model)
+    assert off(model(X), found.compiled(X)) < 1e-6
+    assert found.reasons == []
+
+
+# --- how results lie in memory ----------------------------------------------------------------------------------------------
+
+LAID = {
+    "rows": X, "tokens first": X.transpose(0, 1), "features first": X.view(2, D, 5).transpose(1, 2), "strided": X[:, ::2],
+    "expanded": X[:1].expand(2, 5, D),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("x", LAID.values(), ids=LAID)
+@pytest.mark.parametrize("norm", [rms, lambda m, z: m.norm(z)], ids=["by hand", "torch's"])
+def test_results_lie_in_memory_as_they_did(x, norm):
+    def both(m, x):
+        z = x + x.tanh()
+        return norm(m, z), z
+
+    def mixed(m, x):
+        z = m.f(x).transpose(0, 1).contiguous().transpose(0, 1) + x
+        return norm(m, z), z
+
+    def viewed(m, x):
+        y = norm(m, (m.f(x) + x).transpose(0, 1))
+        return (y.contiguous().view(-1, D),)
+
+    assert same(both, (x,)) == [None]
+    assert same(mixed, (x,)) == [None]
+    assert same(viewed, (x,)) == [None]
+
+
+def test_a_view_that_counts_on_it_is_taken():
+    def forward(m, x):
+        z = x + x.tanh()
+        y = rms(m, z)
+        return y.transpose(0, 1).view(-1, D) + z.transpose(0, 1).view(-1, D)
+
+    assert same(forward, (X.transpose(0, 1),)) == [None]
+
+
+def test_a_view_with_its_arguments_by_name_is_taken():
+    assert same(lambda m, x: m.norm((x + m.f(x)).reshape(shape=(-1, D)))) == [None]

@@ -1,0 +1,342 @@
+"""Where an Add & Norm is found in a graph, however it is written, and why another one is left as it is."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from support.captured import both, off
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:UserWarning")
+D = 16
+X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+
+
+class Model(nn.Module):
+    """x + f(x), a norm, and another sublayer that reads the norm; each part may be written otherwise."""
+
+    def __init__(self, add=None, norm=None, after=None):
+        super().__init__()
+        torch.manual_seed(1)
+        self.f, self.g = nn.Linear(D, D), nn.Linear(D, D)
+        self.norm = norm or nn.LayerNorm(D)
+        for p in self.norm.parameters():
+            nn.init.uniform_(p, 0.5, 1.5)
+        self.add = add or (lambda x, f: x + f)
+        self.after = after or (lambda model, z, y: z + model.g(y))
+
+    def forward(self, x):
+        z = self.add(x, self.f(x))
+        return self.after(self, z, self.norm(z))
+
+
+ADDS = {
+    "x + f": lambda x, f: x + f,
+    "f + x": lambda x, f: f + x,
+    "torch.add": torch.add,
+    "x.add": lambda x, f: x.add(f),
+    "sum of a list": lambda x, f: sum([x, f]),
+    "in place into what was computed": lambda x, f: f.add_(x),
+    "+=, into a copy": lambda x, f: _plus(x.clone(), f),
+    "in two steps": lambda x, f: (x + f) + f.tanh(),
+    "dropout on the way": lambda x, f: x + F.dropout(f, 0.5),
+    "a factor on the way": lambda x, f: x + 0.5 * f,
+}
+
+
+def _plus(x, f):
+    x += f
+    return x
+
+
+@pytest.mark.parametrize("add", ADDS.values(), ids=ADDS)
+def test_an_add_is_found_however_it_is_written(add):
+    before, after, found = both(Model(add), X.clone())
+    assert found.reasons == [None]
+    assert off(before, after) < 1e-6
+
+
+def test_what_is_written_in_place_is_read_as_written():
+    def forward(model, z, y):
+        return model.f(y) + z
+
+    class Method(Model):
+        def forward(self, x):
+            z = x.clone()
+            z.add_(self.f(x))  # the name z is read below, not what add_ returned
+            return self.after(self, z, self.norm(z))
+
+    before, after, found = both(Method(after=forward), X)
+    assert found.reasons == [None]
+    assert off(before, after) < 1e-6
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------------
+
+
+class Hand(nn.Module):
+    """A norm as a formula of x and a weight."""
+
+    def __init__(self, formula, bias=False, eps=1e-6):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(D))
+        self.bias = nn.Parameter(torch.ones(D)) if bias else None
+        self.formula, self.eps = formula, eps
+
+    def forward(self, x):
+        given = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
+        return self.formula(*given, self.eps)
+
+
+def llama(x, w, eps):
+    h = x.to(torch.float32)
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+    return w * h.to(x.dtype)
+
+
+def gemma(x, w, eps):
+    h = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    return (h * (1.0 + w.float())).type_as(x)
+
+
+def olmo(x, w, eps):
+    h = x.float()
+    return (w * (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps))).to(x.dtype)
+
+
+def t5(x, w, eps):
+    variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    h = x * torch.rsqrt(variance + eps)
+    return w * (h.to(w.dtype) if w.dtype in (torch.float16, torch.bfloat16) else h)
+
+
+def cohere(x, w, eps):
+    h = x.float()
+    mean = h.mean(-1, keepdim=True)
+    h = (h - mean) * torch.rsqrt((h - mean).pow(2).mean(-1, keepdim=True) + eps)
+    return (w.float() * h).to(x.dtype)
+
+
+def one_plus(x, w, b, eps):
+    return F.layer_norm(x, (D,), w + 1, b, eps)  # w + 1 is rounded to the weight's dtype
+
+
+def own(x, w, b, eps):
+    h = x.double() if x.dtype == torch.float64 else x.float()
+    var, mean = torch.var_mean(h, -1, correction=0, keepdim=True)
+    return ((h - mean) / (var + eps).sqrt() * w + b).to(x.dtype)
+
+
+HANDS = {
+    "llama": (llama, False, "llama"), "gemma": (gemma, False, "float32"), "olmo2": (olmo, False, "float32"),
+    "t5": (t5, False, "llama"), "cohere": (cohere, False, "float32"), "1 + w, rounded": (one_plus, True, "float32"),
+    "var_mean": (own, True, "float32"),
+    "torch's rms_norm": (lambda x, w, eps: F.rms_norm(x, (D,), w, eps), False, "float32"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANDS)
+def test_a_norm_by_hand_is_one_call_and_keeps_every_bit_in_low_precision(name):
+    formula, bias, casting = HANDS[name]
+    whole = torch.randint(-9, 10, (4, 50, D))  # squares of these add up exactly, in whatever order
+    for dtype in (torch.bfloat16, torch.float16):
+        model = Model(norm=Hand(formula, bias), after=lambda model, z, y: y).to(dtype)
+        nn.init.zeros_(model.f.weight)
+        nn.init.zeros_(model.f.bias)
+        before, after, found = both(model, whole.to(dtype))
+        assert found.reasons == [None]
+        assert found.boundaries[0].casting == casting
+        # torch adds a variance up as it goes, and rounds on the way; a mean of squares is exact here.
+        flipped = float((before != after).double().mean())
+        assert flipped <= (2e-3 if formula in (one_plus, own) else 0.0)
+
+
+@pytest.mark.parametrize("name", HANDS)
+def test_a_norm_by_hand_is_as_exact_in_float32_and_float64(name):
+    formula, bias, _ = HANDS[name]
+    for dtype, limit in ((torch.float32, 1e-6), (torch.float64, 1e-6 if name in ("llama", "gemma") else 1e-14)):
+        before, after, found = both(Model(norm=Hand(formula, bias)).to(dtype), X.to(dtype))
+        if dtype == torch.float64 and formula in (llama, gemma, olmo, t5, cohere):
+            assert found.reasons == ["its norm is not the formula that it looks like"]  # it is float32's, of float64
+        else:
+            assert found.reasons == [None]
+        assert off(before, after) < limit
+
+
+def coarse(x, w, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w
+
+
+def test_a_norm_whose_statistics_are_rounded_is_left_in_low_precision_alone():
+    for dtype, reason in ((torch.float32, None), (torch.bfloat16, "its norm rounds to low precision where the operation does not")):  # fmt: skip
+        before, after, found = both(Model(norm=Hand(coarse)).to(dtype), X.to(dtype))
+        assert found.reasons == [reason]
+        assert before.equal(after) or (reason is None and off(before, after) < 1e-6)
+
+
+LEFT = {
+    "its norm divides the squares by d - 1": lambda x, w, eps: (
+        (x - x.mean(-1, True)) / (x.var(-1, keepdim=True) + eps).sqrt() * w
+    ),
+    "its norm adds eps to the root, not below it": lambda x, w, eps: (
+        (x - x.mean(-1, True)) / (x.std(-1, correction=0, keepdim=True) + eps) * w
+    ),
+    "its norm divides by a length, not by a root of a mean": lambda x, w, eps: F.normalize(x, dim=-1) * w,
+    "its weight is one number, not one for each of 16 features": lambda x, w, eps: (
+        x * torch.rsqrt(x.pow(2).mean(-1, True) + eps) * w[:1]
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", LEFT)
+def test_a_norm_of_another_formula_is_left_and_the_reason_is_told(reason):
+    before, after, found = both(Model(norm=Hand(LEFT[reason])), X)
+    assert before.equal(after)
+    assert reason in found.reasons
+
+
+def test_a_norm_over_the_wrong_axis_of_a_square_is_no_boundary_of_the_sum():
+    class Turned(Model):
+        def forward(self, x):
+            z = x + self.f(x)
+            return z + self.norm(z.transpose(1, 2)).transpose(1, 2)
+
+    before, after, found = both(Turned(), torch.randn(2, D, D))
+    assert before.equal(after)
+    assert None not in found.reasons
+
+
+# --- views, shapes, memory --------------------------------------------------------------------------------------------------
+
+
+def test_a_norm_reads_the_sum_through_views():
+    class Flat(Model):
+        def forward(self, x):
+            z = (x + self.f(x)).transpose(0, 1)
+            return z + self.g(self.norm(z.reshape(-1, D))).view(z.shape)
+
+    before, after, found = both(Flat(), X)
+    assert found.reasons == [None]
+    assert off(before, after) < 1e-6
+
+
+def test_views_keep_sizes_that_may_change():
+    class Flat(Model):
+        def forward(self, x):
+            z = x + self.f(x)
+            return z + self.g(self.norm(z.view(-1, D))).view(z.shape)
+
+    from support.captured import captured
+
+    model = Flat()
+    found = captured(model, dynamic=True)
+    with torch.no_grad():
+        for rows in (3, 7, 11):
+            x = torch.randn(rows, 5, D)
+            assert off(model(x), found.compiled(x)) < 1e-6
+    assert len(found.graphs) == 1
+    assert found.reasons == [None]
+
+
+def test_a_sum_that_broadcasts_is_left_also_where_the_batch_happens_to_be_one():
+    class Places(Model):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Parameter(torch.randn(1, 5, D))
+
+        def forward(self, x):
+            return self.norm(x + self.places)
+
+    before, after, found = both(Places(), X)
+    assert found.reasons == ["its add broadcasts"]
+    assert before.equal(after)
+    before, after, found = both(Places(), X[:1])
+    assert off(before, after) < 1e-6  # here the shapes are the same; another batch is another graph
+
+
+def test_an_add_into_the_inputs_stays_in_place():
+    x = X.clone()
+    model = Model(_plus)
+    before, after, found = both(model, x)
+    assert found.reasons == ["its add writes in place into what the model was given"]
+    assert before.equal(after)
+    with torch.no_grad():
+        found.compiled(x)
+    assert not x.equal(X)
+
+
+def test_an_add_into_memory_of_which_a_view_is_read_stays_in_place():
+    def add(x, f):
+        head = f[:, 0]
+        f += x
+        return f + head[:, None]
+
+    before, after, found = both(Model(add), X)
+    assert before.equal(after) or off(before, after) < 1e-6
+    before, after, found = both(Model(lambda x, f: f, after=_seen), X)
+    assert before.equal(after)
+    assert "its add writes in place into memory of which a view is read later" in found.reasons
+
+
+def _seen(model, z, y):
+    f = model.g(y)
+    head = f[:, 0]
+    f += z
+    return model.norm(f) + head[:, None]
+
+
+def test_two_norms_of_one_sum_share_it():
+    def after(model, z, y):
+        return z + model.g(y) + F.layer_norm(z, (D,))
+
+    before, after, found = both(Model(after=after), X)
+    assert found.reasons == [None, "its sum is fused with the norm in norm"]
+    assert off(before, after) < 1e-6
+
+
+def test_where_the_first_of_two_norms_cannot_be_fused_the_second_is():
+    def after(model, z, y):
+        return z + model.g(y) + F.layer_norm(z, (D,))
+
+    model = Model(norm=Hand(coarse), after=after).bfloat16()
+    before, after, found = both(model, X.bfloat16())
+    assert found.reasons == ["its norm rounds to low precision where the operation does not", None]
+    assert off(before, after) < 1e-2
+
+
+def test_autocast_or_gradients_that_change_between_add_and_norm_are_respected():
+    def after(model, z, y):
+        with torch.autocast("cpu", torch.bfloat16):
+            w = z + model.f(z)
+        return model.norm(w) + y
+
+    before, after, found = both(Model(after=after), X)
+    assert "autocast, or whether gradients are taken, changes between the add and the norm" in found.reasons
+    assert off(before, after) < 1e-6
+
+
+def test_the_operations_own_calls_are_no_boundaries():
+    import addnorm
+
+    stack = addnorm.ResidualStack([nn.Linear(D, D) for _ in range(3)], D, wiring="pre_ln")
+    before, after, found = both(stack, X)
+    assert before.equal(after)
+    assert [reason for reason in found.reasons if reason is None] == []
+
+
+def test_whether_the_sum_goes_on_is_told_and_nothing_more_is_computed():
+    post = both(Model(after=lambda model, z, y: model.g(y)), X)[2]
+    pre = both(Model(), X)[2]
+    assert [b.stream for b in (*post.boundaries, *pre.boundaries)] == [False, True]
+    assert "return_residual" not in post.code
+    assert "return_residual = True" in pre.code
+    for found in (post, pre):
+        assert "layer_norm(" not in found.code.replace("add_layer_norm(", "")
+
+
+def test_paths_are_those_of_the_modules_that_add_and_normalize():
+    outer = nn.Sequential(nn.Identity(), Model())
+    found = both(outer, X)[2]
+    assert [(b.add, b.norm, b.kind, b.eps, b.shape, b.dtype) for b in found.boundaries] == [
+        ("1", "1.norm", "layer", 1e-5, (2, 5, D), "float32")
+    ]

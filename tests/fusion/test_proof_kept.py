@@ -1,0 +1,190 @@
+"""The proof: all is as it was afterwards, in the model and in what it was given."""
+
+import copy
+import math
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from addnorm.fusion.proof import prove
+from support.changed import Function, X, fused, layer, of
+from support.families import families
+
+
+def state():
+    return torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()  # noqa: NPY002
+
+
+def test_nothing_of_the_model_changes():
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(5), nn.Dropout(0.5))
+    model[0].weight.grad = torch.full_like(model[0].weight, 7.0)
+    held, before = copy.deepcopy(model.state_dict()), state()
+    proof = prove(model, model, model, (X,), {})
+    assert proof.holds
+    assert proof.oracle == "float64"
+    assert state() == before
+    assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items())
+    assert model[0].weight.grad.eq(7).all()
+    assert model[0].bias.grad is None
+
+
+def test_a_forward_that_writes_into_a_parameter_begins_each_time_with_the_same():
+    model = nn.Embedding(9, 4, max_norm=0.5)
+    held = model.weight.detach().clone()
+    assert prove(model, model, model, (torch.tensor([1, 3]),), {}).holds
+    assert torch.equal(model.weight, held)
+
+
+def test_a_forward_that_counts_begins_each_time_with_the_same():
+    def count(m, x):
+        m.steps += 1
+        m.last = m.last * 2
+        m.fresh = x
+        return x @ m.w * m.steps * m.last, m.steps
+
+    model = Function(count, 16, 4, steps=torch.tensor(0), last=torch.ones(4))
+    model.fresh = None
+    proof = prove(model, model, model, (X,), {})
+    assert proof.holds
+    assert of(proof.outputs, "[1]").size == 1
+    assert model.steps == 0
+    assert model.last.eq(1).all()
+    assert model.fresh is None
+
+
+def test_a_forward_that_writes_what_learns_into_the_models_memory_leaves_no_graph_there():
+    def write(m, x, memory):
+        m.held.copy_((x @ m.w).mean((0, 1)))
+        memory.copy_(m.held)
+        return x @ m.w * memory
+
+    model = Function(write, 16, 4, held=torch.zeros(4))
+    memory = torch.zeros(4)
+    proof = prove(model, model, model, (X, memory), {})
+    assert proof.holds
+    assert proof.oracle == "float64"
+    for one in (model.held, memory):
+        assert one.eq(0).all()
+        assert one.is_leaf
+        assert not one.requires_grad
+
+
+def test_a_generator_of_the_models_own_begins_each_time_with_the_same():
+    model = Function(lambda m, x: torch.rand(x.shape, generator=m.generator, dtype=x.dtype) * x @ m.w, 16, 4)
+    model.generator = torch.Generator().manual_seed(3)
+    held = model.generator.get_state()
+    assert prove(model, model, model, (X,), {}).holds
+    assert torch.equal(model.generator.get_state(), held)
+
+
+def test_what_is_given_begins_each_time_with_the_same():
+    def write(m, x, cache, memory):
+        assert cache["x"] is x  # the same tensor, as it is outside
+        x.mul_(2)
+        cache["seen"] = cache.get("seen", 0) + 1
+        memory.append(x)
+        return x @ m.w * cache["seen"] * len(memory)
+
+    model = Function(write, 16, 4)
+    x, memory = X.clone(), []
+    cache = {"x": x}
+    assert prove(model, model, model, (x,), {"cache": cache, "memory": memory}).holds
+    assert torch.equal(x, X)
+    assert memory == []
+    assert cache == {"x": x}
+
+
+def test_what_is_given_twice_is_one_and_the_same():
+    class Cache:
+        seen = 0
+
+    def forward(m, x, y, a, b):
+        assert x is y
+        assert a is b
+        a.seen += 1
+        return x @ m.w * b.seen
+
+    model = Function(forward, 16, 4)
+    cache = Cache()
+    assert prove(model, model, model, (X, X, cache), {"b": cache}).holds
+    assert cache.seen == 0
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_cache_that_is_given_is_as_it_was(kind):
+    from transformers import DynamicCache, StaticCache
+
+    model, args, kwargs = families()["llama"].build()
+    cache = DynamicCache() if kind == "dynamic" else StaticCache(model.config, max_cache_len=16)
+    kwargs.pop("attention_mask")
+    with torch.no_grad():
+        model(*args, **kwargs, past_key_values=cache)
+    keys = cache.layers[0].keys
+    held = keys.clone()
+    proof = prove(model, model, fused(model), args, {**kwargs, "past_key_values": cache})
+    assert proof.holds
+    assert proof.oracle == "float64"
+    assert cache.layers[0].keys is keys
+    assert torch.equal(keys, held)
+
+
+def test_a_graph_of_the_callers_is_not_used_up():
+    model = layer(dropout=0.0)
+    scale = torch.ones(16, requires_grad=True)
+    x = X * scale.exp()
+    assert prove(model, model, model, (x,), {}).holds
+    x.sum().backward()
+    assert scale.grad is not None
+
+
+def test_leaves_stay_leaves_and_keep_no_gradient():
+    x = X.clone().requires_grad_()
+    seen = []
+    model = Function(lambda m, x: (seen.append((x.is_leaf, x.requires_grad)), x @ m.w)[1], 16, 4)
+    assert prove(model, model, model, (x,), {}).holds
+    assert {*seen} == {(True, True)}
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_all_is_as_it_was_when_a_run_fails(error):
+    model = nn.BatchNorm1d(5)
+    held, before = copy.deepcopy(model.state_dict()), state()
+    x = X.clone()
+
+    def after(x):
+        model(x.mul_(2))
+        random.random()
+        numpy.random.rand()  # noqa: NPY002
+        raise error("in the middle")
+
+    with pytest.raises(error, match="in the middle"):
+        prove(model, model, after, (x,), {})
+    assert state() == before
+    assert torch.equal(x, X)
+    assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items())
+
+
+def test_outputs_that_are_memory_of_the_models_are_compared_as_they_were():
+    def forward(m, x):
+        m.held.add_(x.mean())
+        return m.held
+
+    model = Function(forward, 4, held=torch.zeros(4))
+    assert prove(model, model, model, (X,), {}).outputs[0].size == pytest.approx(float(X.mean().abs()))
+    assert not prove(model, model, lambda x: model(x * 1.001), (X,), {}).holds
+
+
+def test_what_is_not_a_number_in_the_model_stays():
+    model = Function(lambda m, x: x @ m.w, 16, 4, held=torch.full((3,), math.nan))
+    assert prove(model, model, model, (X,), {}).holds
+    assert model.held.isnan().all()
+
+
+def test_an_expanded_input_may_be_given():
+    model = layer(dropout=0.0)
+    x = torch.tensor([math.nan, 0.5]).view(2, 1, 1).expand(2, 5, 16)
+    assert prove(model, model, model, (x,), {}).holds

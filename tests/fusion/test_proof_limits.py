@@ -1,0 +1,144 @@
+"""The proof: how much may differ, measured in float64 where the model runs in it."""
+
+import math
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from addnorm.fusion.proof import prove
+from support.changed import FAULTS, Function, X, backward, fused, layer, of
+from support.families import families
+
+# --- limits ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_may_be_other_noise():
+    model = Function(lambda m, x: F.scaled_dot_product_attention(x, x + m.w, x * 2), 16)
+    after = lambda x: (x @ (x + model.w).mT / 4).softmax(-1) @ (x * 2)  # noqa: E731
+    proof = prove(model, model, after, (X,), {})
+    assert proof.gradients[0].size < 1e-5
+    assert proof.holds
+    assert not prove(model, model, backward(model, "w", lambda g: g + 1e-4), (X,), {}).holds
+
+
+def test_the_gradient_of_attentions_key_bias_makes_no_limit_loose():
+    model, args, kwargs = families()["vit"].build()
+    proof = prove(model, model, fused(model), args, kwargs)
+    assert proof.holds
+    noise = [one for one in proof.gradients if one.name.endswith("k_proj.bias") or one.size < 1e-4]
+    assert noise
+    assert all(one.limit < 1e-5 * one.size for one in proof.gradients if one.size > 1)
+
+
+def test_masked_elements_say_nothing_of_the_size_of_the_others():
+    mask = torch.tensor([0.0, 0.0, -math.inf, torch.finfo(torch.float32).min])
+    model = Function(lambda m, x: x @ m.w + mask, 16, 4)
+    proof = prove(model, model, lambda x: x @ (model.w * 1) + mask, (X,), {})
+    assert proof.holds
+    assert proof.outputs[0].size < 100
+    assert not prove(model, model, lambda x: x @ (model.w * 1.0001) + mask, (X,), {}).holds
+    assert not prove(model, model, lambda x: x @ model.w + mask.roll(1), (X,), {}).holds
+
+
+def test_not_a_number_may_be_where_there_was_none_before():
+    model = Function(lambda m, x: (x @ m.w).log(), 16, 4)
+    proof = prove(model, model, model, (X,), {})
+    assert proof.outputs[0].off == 0
+    assert proof.outputs[0].holds
+
+
+def test_complex_outputs_count():
+    model = Function(lambda m, x: torch.fft.fft(x @ m.w), 16, 4)
+    assert prove(model, model, model, (X,), {}).holds
+    assert not prove(model, model, lambda x: torch.fft.fft(x @ model.w).conj().resolve_conj(), (X,), {}).holds
+
+
+def test_an_empty_output_holds():
+    model = Function(lambda m, x: (x[:0] @ m.w, x @ m.w), 16, 4)
+    proof = prove(model, model, model, (X,), {})
+    assert proof.holds
+    assert proof.outputs[0].size == 0
+
+
+def test_sparse_gradients_count():
+    model = nn.Embedding(9, 4, sparse=True)
+    ids = torch.tensor([1, 3])
+    assert prove(model, model, model, (ids,), {}).holds
+    assert not prove(model, model, lambda x: F.embedding(x, model.weight * 1.001, sparse=False), (ids,), {}).holds
+
+
+def test_what_float64_computes_otherwise_is_judged_without_it():
+    def otherwise(m, x):  # as an expert that is chosen by the last digit
+        y = x @ m.w
+        return {"a": y, "b": y * 2, "c": y * (3.0 if x.dtype == torch.float64 else 1.0)}
+
+    model = Function(otherwise, 16, 4)
+    proof = prove(model, model, model, (X,), {})
+    assert proof.oracle == "float64"
+    assert of(proof.outputs, "c").error > 1
+    assert of(proof.outputs, "c").limit < 1e-4 * of(proof.outputs, "c").size
+
+
+# --- float64 ---------------------------------------------------------------------------------------------------------------
+
+
+class Uncopied(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("no second one\nof this")
+
+
+def test_a_model_that_cannot_be_copied_is_told():
+    model = Uncopied(16, 4)
+    proof = prove(model, model, lambda x: model(x * 1), (X,), {})
+    assert proof.oracle == "no float64 run: RuntimeError: no second one"
+    assert proof.holds
+    assert {one.error for one in (*proof.outputs, *proof.gradients)} == {None}
+    assert not prove(model, model, lambda x: model(x * 1.001), (X,), {}).holds
+
+
+def no_float64(m, x):
+    if x.dtype == torch.float64:
+        raise TypeError("never in float64")
+    return x @ m.w
+
+
+def test_an_operator_without_float64_is_told():
+    model = Function(no_float64, 16, 4)
+    proof = prove(model, model, model, (X,), {})
+    assert proof.oracle == "no float64 run: TypeError: never in float64"
+    assert proof.holds
+
+
+def test_low_precision_without_float64_is_measured_in_float32():
+    model = Function(no_float64, 16, 4).bfloat16()
+    proof = prove(model, model, model, (X.bfloat16(),), {})
+    assert proof.oracle == "float32"
+    assert proof.outputs[0].error > 0
+
+
+def test_a_model_in_float64_has_nothing_to_be_measured_by():
+    model = layer(dropout=0.0).double()
+    proof = prove(model, model, fused(model), (X.double(),), {})
+    assert proof.holds
+    assert proof.oracle == "the model itself is in float64"
+    assert not prove(model, model, FAULTS["another eps"](model), (X.double(),), {}).holds
+
+
+def test_a_run_with_other_random_numbers_measures_nothing():
+    def forward(m, x):
+        noise = numpy.random.default_rng().standard_normal(x.shape) if x.dtype == torch.float64 else numpy.ones(x.shape)
+        return (x * torch.from_numpy(noise).to(x.dtype)) @ m.w
+
+    model = Function(forward, 16, 4)
+    proof = prove(model, model, model, (X,), {})
+    assert "something else" in proof.oracle
+    assert proof.outputs[0].error is None
+    assert proof.holds
+
+
+def test_tensors_that_are_no_buffers_are_in_float64_too():
+    model = Function(lambda m, x: x @ m.w @ m.plain, 16, 4)
+    model.plain = torch.eye(4)
+    assert prove(model, model, model, (X,), {}).oracle == "float64"

@@ -1,0 +1,142 @@
+"""In the float64 copy of a model the random numbers are those of the model."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import addnorm
+from addnorm.fusion.rng_replay import same_noise
+
+X = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1))
+Q = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(2))
+
+
+def drawn(function, *given, dtype=torch.float32, seed=3):
+    """What it returns, and in float64 on the same numbers with the same noise."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        low = function(*(x.to(dtype) for x in given))
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        with same_noise(dtype):
+            high = function(*(x.to(dtype).double() for x in given))
+    assert torch.equal(torch.get_rng_state(), state)  # as many were taken from the generator
+    return low, high
+
+
+# What is drawn alone: the same numbers to the bit.
+ALONE = {
+    "rand": lambda x: torch.rand(40, dtype=x.dtype),
+    "randn": lambda x: torch.randn(40, dtype=x.dtype),
+    "with a generator": lambda x: torch.randn(40, dtype=x.dtype, generator=torch.Generator().manual_seed(7)),
+    "randint": lambda x: torch.randint(0, 100, (40,), dtype=x.dtype),
+    "randperm": lambda x: torch.randperm(40, dtype=x.dtype),
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "randint_like": lambda x: torch.randint_like(x, 9),
+    "new_empty": lambda x: x.new_empty(40).normal_(),
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3),
+    "bernoulli_ of a tensor": lambda x: torch.empty_like(x).bernoulli_(torch.full_like(x, 0.25)),
+    "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.25)),
+    "bernoulli of p": lambda x: torch.bernoulli(x, 0.25),
+    "uniform_": lambda x: torch.empty_like(x).uniform_(-1, 2),
+    "normal_": lambda x: torch.empty_like(x).normal_(1, 2),
+    "normal": lambda x: torch.normal(torch.ones_like(x), 2.0),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(2),
+    "cauchy_": lambda x: torch.empty_like(x).cauchy_(),
+    "log_normal_": lambda x: torch.empty_like(x).log_normal_(),
+    "geometric_": lambda x: torch.empty_like(x).geometric_(0.2),
+    "poisson": lambda x: torch.poisson(torch.full_like(x, 2.5)),
+    "multinomial": lambda x: torch.multinomial(torch.ones_like(x[0]), 3),
+    "columns": lambda x: torch.zeros_like(x)[..., ::2].normal_(),
+    "transposed": lambda x: torch.empty_like(x).mT.normal_(),
+    "nothing": lambda x: x.new_empty(0).normal_(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ALONE)
+def test_what_is_drawn_is_the_same_to_the_bit(name, dtype):
+    low, high = drawn(ALONE[name], X, dtype=dtype)
+    assert high.dtype == (torch.float64 if low.is_floating_point() else low.dtype)
+    assert high.shape == low.shape
+    assert torch.equal(low.to(high.dtype), high)
+
+
+# What is done with what was drawn: in float64.
+USED = {
+    "dropout": lambda x: F.dropout(x, 0.4),
+    "dropout in place": lambda x: F.dropout(x.clone(), 0.4, inplace=True),
+    "dropout of channels": lambda x: F.dropout1d(x, 0.5),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
+    "native dropout": lambda x: torch.native_dropout(x, 0.4, True)[0],
+    "native dropout, all": lambda x: torch.native_dropout(x, 1.0, True)[0],
+    "native dropout, no training": lambda x: torch.native_dropout(x, 0.4, False)[0],
+    "gumbel": F.gumbel_softmax,
+    "stochastic depth": lambda x: x / 0.8 * torch.floor(0.8 + torch.rand((len(x), 1, 1), dtype=x.dtype)),
+    "ours": lambda x: addnorm.add_layer_norm(x, x.sin(), dropout_p=0.4),
+}
+
+
+@pytest.mark.parametrize("name", USED)
+def test_masks_are_the_same_and_the_arithmetic_is_float64(name):
+    low, high = drawn(USED[name], X)
+    assert high.dtype == torch.float64
+    assert torch.equal(low == 0, high == 0)
+    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+    if "gumbel" not in name and "ours" not in name and "alpha" not in name:
+        factors = high / X.double()
+        assert len(factors.round(decimals=12).unique()) <= 2  # 0 and 1 / (1 - p), which no float32 is
+
+
+def test_attention_drops_the_same_weights():
+    low, high = drawn(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), Q)
+    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_in_training_is_the_same_but_for_rounding():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+    twin = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).double()
+    twin.load_state_dict(layer.state_dict())
+    low, high = drawn(lambda x: (layer if x.dtype == torch.float32 else twin)(x), X)
+    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_and_checkpoints_see_the_same_masks():
+    def gradient(dtype):
+        torch.manual_seed(5)
+        x = X.to(dtype).requires_grad_()
+        y = torch.utils.checkpoint.checkpoint(lambda x: F.dropout(x.sin(), 0.4), x, use_reentrant=False)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    low = gradient(torch.float32)
+    with same_noise(torch.float32):
+        high = gradient(torch.float64)
+    assert torch.equal(low == 0, high == 0)
+    torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
+
+
+def test_without_it_the_numbers_are_others():
+    torch.manual_seed(3)
+    low = torch.randn(40)
+    torch.manual_seed(3)
+    assert not torch.allclose(low.double(), torch.randn(40, dtype=torch.float64))
+
+
+def test_what_is_not_float64_is_left_as_it_is():
+    for function in (lambda: torch.randn(40), lambda: torch.randint(0, 9, (40,)), lambda: torch.randperm(9)):
+        torch.manual_seed(3)
+        plain = function()
+        torch.manual_seed(3)
+        with same_noise(torch.bfloat16):
+            inside = function()
+        assert torch.equal(plain, inside)
+        assert inside.dtype == plain.dtype
+
+
+def test_what_is_given_as_out_is_written():
+    out = torch.zeros(40, dtype=torch.float64)
+    with same_noise(torch.float32):
+        assert torch.rand(40, out=out) is out
+    assert out.all()

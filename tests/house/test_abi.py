@@ -1,0 +1,59 @@
+"""The C++ library stands on libtorch's stable C interface alone, so that one build serves every torch from the floor on."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import addnorm
+from addnorm.ops import cpu
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+needs_library = pytest.mark.skipif(not cpu.LIBRARY.exists(), reason="the C++ library was not built (ADDNORM_CPP=0)")
+
+
+def output(tool: str, *arguments: str) -> str:
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} (of binutils) is not installed")
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+@needs_library
+def test_no_symbol_of_torchs_unstable_abi_is_wanted():
+    symbols = output("nm", "-DCu", str(cpu.LIBRARY))
+    assert "aoti_torch_empty_strided" in symbols  # the stable interface, and proof that the list is a list
+    # Type names of torch's own namespaces (the headers of the stable one are inline).
+    assert re.findall(r"\b(?:at|c10|caffe2|torch::autograd|torch::jit)::\w+", symbols) == []
+
+
+@needs_library
+def test_neither_openmp_nor_python_is_linked():
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", str(cpu.LIBRARY)))
+    assert any(name.startswith("libtorch_cpu") for name in needed)
+    assert not [name for name in needed if re.match(r"lib(g|i)?omp|libiomp|libpython|libtorch_python|libc10", name)]
+    assert not re.search(r"\b(omp_|GOMP_|__kmpc_|Py[A-Z_])", output("nm", "-Du", str(cpu.LIBRARY)))
+
+
+@needs_library
+def test_nothing_is_exported_but_the_name_of_the_instruction_set():
+    exported = [line.split()[-1] for line in output("nm", "-D", "--defined-only", str(cpu.LIBRARY)).splitlines()]
+    ours = [name for name in exported if "addnorm" in name]
+    assert ours == ["addnorm_isa"]
+
+
+def test_the_abi_target_of_the_build_is_the_torch_floor_of_the_package():
+    target = re.search(r'^TORCH_TARGET_VERSION = "(0x[0-9a-f]{16})"$', (ROOT / "setup.py").read_text(), re.MULTILINE)
+    major, minor, patch = bytes.fromhex(target[1][2:])[:3]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    floors = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    torch_floors = {requirement for requirement in floors if requirement.startswith("torch")}
+    assert patch == 0
+    assert torch_floors == {f"torch>={major}.{minor}"}
+
+
+def test_the_version_is_that_of_the_package():
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == addnorm.__version__

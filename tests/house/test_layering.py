@@ -1,0 +1,154 @@
+"""Imports go one way, folder by folder and file by file, and importing addnorm imports torch and nothing else heavy."""
+
+import ast
+import json
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import addnorm
+
+SOURCE = Path(addnorm.__file__).parent
+
+# The layers, lowest first; a file may import from its own layer entry and from those on the lines above it.
+LAYERS = (
+    ("_util", "reference"),
+    ("ops",),
+    ("functional", "inplace"),
+    ("wirings",),
+    ("nn",),
+    ("stream",),
+    ("fusion", "lab"),
+    ("addnorm",),  # the public names, `from addnorm import record`
+    ("report", "bench"),
+    ("explorer",),
+    ("cli",),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+WITHIN = {("inplace", "functional")}  # neighbours of one layer that may import each other, in this direction
+ALONE = {"trace"}  # folders that import nothing of addnorm, and that every other folder may import
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """Return the dotted name of the module in a file."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path, modules: set[str]) -> set[str]:
+    """Return addnorm's modules that a file imports anywhere: at the top, in a function, under TYPE_CHECKING."""
+    package = path.relative_to(SOURCE.parent).parent.parts
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            names = [(".".join(filter(None, (base, node.module))), alias.name) for alias in node.names]
+        else:
+            continue
+        for base, name in names:
+            if base.split(".")[0] == "addnorm":
+                whole = f"{base}.{name}"
+                imported.add(whole if whole in modules else base if base in modules else base.rpartition(".")[0])
+    return imported - {module_of(path)}
+
+
+def folder_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "addnorm"
+
+
+def wrong_imports(path: Path, modules: set[str]) -> list[str]:
+    """Return the imports of a file that go against the layers."""
+    own = folder_of(module_of(path))
+    wrong = []
+    for module in sorted(imported_modules(path, modules)):
+        folder = folder_of(module)
+        if folder == own or folder in ALONE:
+            continue
+        below = own not in ALONE and LEVEL[folder] < LEVEL[own]
+        if not below and (own, folder) not in WITHIN:
+            wrong.append(module)
+    return wrong
+
+
+def import_graph(paths: list[Path]) -> dict[str, set[str]]:
+    """Return each module's imports; a package's `__init__`, which only re-exports, counts as the names it gives."""
+    modules = {module_of(path) for path in paths}
+    return {module_of(path): imported_modules(path, modules) for path in paths}
+
+
+def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules of one import cycle, an empty list if there is none."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+MODULES = {module_of(path) for path in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path):
+    if path == SOURCE / "__init__.py":
+        assert {folder_of(name) for name in imported_modules(path, MODULES)} <= {
+            name for layer in LAYERS[: LEVEL["addnorm"]] for name in layer
+        }
+    else:
+        assert wrong_imports(path, MODULES) == []
+
+
+def test_no_import_cycle_between_files():
+    graph = import_graph(FILES)
+    graph["addnorm"] = set()  # its layer is tested above: files below it import its submodules
+    assert cycle_in(graph) == []
+
+
+def test_layering_sees_a_wrong_import(tmp_path, monkeypatch):
+    root = tmp_path / "addnorm"
+    for name in ("__init__.py", "reference.py", "functional.py", "ops/__init__.py", "ops/eager.py"):
+        (root / name).parent.mkdir(exist_ok=True, parents=True)
+        (root / name).touch()
+    monkeypatch.setitem(globals(), "SOURCE", root)
+    modules = {module_of(path) for path in root.rglob("*.py")}
+    wrong = root / "reference.py"
+    for line in ("import addnorm.functional", "from addnorm import functional", "from .functional import layer_norm",
+                 "from addnorm.functional import layer_norm", "def f():\n    from . import functional"):  # fmt: skip
+        wrong.write_text(line)
+        assert imported_modules(wrong, modules) == {"addnorm.functional"}, line
+        assert wrong_imports(wrong, modules) == ["addnorm.functional"], line
+
+
+def test_layering_sees_a_cycle_through_type_checking(tmp_path, monkeypatch):
+    root = tmp_path / "addnorm"
+    (root / "ops").mkdir(parents=True)
+    (root / "ops" / "a.py").write_text("from addnorm.ops import b")
+    (root / "ops" / "b.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from addnorm.ops.a import f"
+    )
+    monkeypatch.setitem(globals(), "SOURCE", root)
+    assert set(cycle_in(import_graph(sorted(root.rglob("*.py"))))) == {"addnorm.ops.a", "addnorm.ops.b"}
+
+
+def test_no_file_is_longer_than_about_400_lines():
+    assert {path.name: n for path in FILES if (n := len(path.read_text().splitlines())) > 420} == {}
+
+
+def test_importing_addnorm_imports_only_torch():
+    code = (
+        "import json, sys; import torch; before = set(sys.modules); import addnorm;"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    new = json.loads(done.stdout)
+    ours = [name for name in new if name.split(".")[0] == "addnorm"]
+    assert {name.split(".")[0] for name in new} - sys.stdlib_module_names <= {"addnorm", "torch"}
+    assert not {folder_of(name) for name in ours} & {"cli", "bench", "report", "explorer", "lab"}
+    # Nothing of torch that torch itself imports late for its weight.
+    assert not [name for name in new if name.startswith(("torch._dynamo", "torch._inductor", "torch.onnx"))]

@@ -1,0 +1,246 @@
+"""addnorm.lab.compare: nothing is made twice, whatever ends it, and wherever it runs."""
+
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+
+from addnorm import Row, Wiring, wirings
+from addnorm.lab import RunError, compare, theory
+from addnorm.lab.train import train
+from support.lab_runs import TEXT, measured, quick, small
+
+module = sys.modules["addnorm.lab.compare"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(threads):
+    threads(1)
+
+
+@pytest.fixture(autouse=True)
+def few_stacks(monkeypatch):
+    """At init one depth, and only what is compared."""
+    monkeypatch.setattr(theory, "DEPTHS", (2,))
+    monkeypatch.setattr(theory, "WIRINGS", ())
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The names of what is made, in this process."""
+    names = []
+    work = module._work
+
+    def spy(job, *args):
+        names.append(job.name)
+        return work(job, *args)
+
+    monkeypatch.setattr(module, "_work", spy)
+    return names
+
+
+def here(compared, protocol=None, **options):
+    options = {"text": TEXT, "jobs": 1, "at_init": False, **options}
+    return compare(compared, protocol or quick(), **options)
+
+
+def test_a_result_is_that_of_the_run_alone():
+    found = here(["post_ln", "pre_ln"])
+    assert [measured(run) for run in found.runs] == [
+        {**measured(train(small(name), TEXT)), "torch": found.runs[0]["torch"]} for name in ("post_ln", "pre_ln")
+    ]
+    assert {"date", "addnorm", "torch"} <= set(found.runs[0])
+    assert (found.text["name"], found.text["digest"]) == ("counting", TEXT.digest)
+
+
+def test_what_is_there_is_not_made_again(tmp_path, made):
+    first = here(["post_ln", "pre_ln"], out=tmp_path, at_init=True)
+    assert len(made) == 4
+    lines = (tmp_path / "results.jsonl").read_bytes()
+    again = here(["post_ln", "pre_ln"], out=tmp_path, at_init=True)
+    assert len(made) == 4
+    assert (tmp_path / "results.jsonl").read_bytes() == lines
+    assert [*map(measured, again.runs)] == [*map(measured, first.runs)]
+    assert again.to_dict()["verdict"] == first.to_dict()["verdict"]
+    assert again.stacks == first.stacks
+
+
+def test_only_what_is_missing_is_made(tmp_path, made):
+    here(["post_ln"], out=tmp_path)
+    lines = (tmp_path / "results.jsonl").read_bytes()
+    found = here(["pre_ln", "post_ln", "rezero"], quick(seeds=(0, 1)), out=tmp_path)
+    assert len(made) == 1 + 5
+    assert (tmp_path / "results.jsonl").read_bytes().startswith(lines)
+    assert [(run["settings"]["wiring"], run["settings"]["seed"]) for run in found.runs] == [
+        (name, seed) for seed in (0, 1) for name in ("pre_ln", "post_ln", "rezero")
+    ]
+    here(["pre_ln"], quick(seeds=(0, 1), steps=9), out=tmp_path)
+    assert len(made) == 6 + 2
+
+
+def test_wirings_that_do_the_same_share_a_result_and_keep_their_names(tmp_path, made):
+    mine = Wiring("mine", lambda at: Row(norm_in=True), final_norm=True)
+    found = here(["pre_ln", mine, wirings.mix_ln(k=0)], out=tmp_path, at_init=True)
+    assert len(made) == 2
+    assert [run["settings"]["wiring"] for run in found.runs] == ["pre_ln", "mine", "mix_ln(k=0)"]
+    assert len({run["test"] for run in found.runs}) == 1
+    assert {row["wiring"] for row in found.at_init} == {"pre_ln", "mine", "mix_ln(k=0)"}
+    assert not any("ends lowest" in finding.sentence for finding in found.verdict)
+
+
+def test_without_a_directory_nothing_is_kept(made):
+    here(["pre_ln"])
+    here(["pre_ln"])
+    assert len(made) == 2
+
+
+def test_the_parent_alone_writes(tmp_path, monkeypatch):
+    pids = []
+    append = module.Journal.append
+    monkeypatch.setattr(module.Journal, "append", lambda self, result: (pids.append(os.getpid()), append(self, result)))
+    mine = Wiring("mine", lambda at: Row(norm_in=True, b=1 / at.number))
+    found = here([mine, "post_ln"], out=tmp_path, jobs=2)
+    assert pids == [os.getpid()] * 2
+    assert [measured(run) for run in found.runs] == [measured(run) for run in here([mine, "post_ln"]).runs]
+    assert list((tmp_path / "open").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("compared", "options", "says"),
+    [
+        ([], {}, "compared is empty, expected at least one wiring"),
+        (["pre_ln", wirings.pre_ln()], {}, "compared has pre_ln 2 times"),
+        ([Wiring("pre_ln", Row(norm_out=True))], {}, "compared has a wiring 'pre_ln' that is not addnorm's"),
+        (["preln"], {}, "preln"),
+        (["pre_ln"], {"jobs": 0}, "jobs is 0"),
+        (["pre_ln"], {"cluster": "nowhere"}, "cluster is 'nowhere', expected the address of a Dask scheduler"),
+        (["pre_ln"], {"text": replace(TEXT, text="short")}, "has 5 characters"),
+        (["pre_ln"], {"text": replace(TEXT, text=""), "training": False}, "has 0 characters"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(compared, options, says, made):
+    with pytest.raises(ValueError, match=says):
+        here(compared, **options)
+    assert made == []
+
+
+def test_no_joblib_names_the_extra(monkeypatch):
+    for missing, options in (("joblib", {}), ("distributed", {"cluster": "tcp://127.0.0.1:1"})):
+        monkeypatch.setitem(sys.modules, missing, None)
+        with pytest.raises(ImportError, match=rf"{missing} is not installed.*addnorm\[lab\]"):
+            here(["pre_ln"], **options)
+        monkeypatch.undo()
+
+
+def broken(at):
+    """A rule that fails where its model is made, and not where its key is."""
+    frame = sys._getframe()
+    while frame := frame.f_back:
+        if frame.f_code.co_qualname == "CharLM.__init__":
+            raise ZeroDivisionError("no such layer")
+    return Row(norm_in=True)
+
+
+def test_a_run_that_fails_is_named_and_what_was_finished_stays(tmp_path, made):
+    protocol = quick(seeds=(0, 1))
+    with pytest.raises(
+        RunError,
+        match=r"^run broken, 2 layers, lr 0\.001, no warm-up, seed 0 has failed, ZeroDivisionError: no such layer$",
+    ):
+        here(["post_ln", Wiring("broken", broken)], protocol, out=tmp_path)
+    assert made[0] == "run post_ln, 2 layers, lr 0.001, no warm-up, seed 0"
+    assert len((tmp_path / "results.jsonl").read_bytes().splitlines()) == 1
+    made.clear()
+    here(["post_ln"], protocol, out=tmp_path)
+    assert made == ["run post_ln, 2 layers, lr 0.001, no warm-up, seed 1"]
+
+
+def test_an_interrupt_keeps_what_was_finished(tmp_path, monkeypatch, made):
+    append = module.Journal.append
+
+    def interrupted(self, result):
+        append(self, result)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Journal, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        here(["post_ln", "pre_ln"], out=tmp_path)
+    monkeypatch.setattr(module.Journal, "append", append)
+    made.clear()
+    assert len(here(["post_ln", "pre_ln"], out=tmp_path).runs) == 2
+    assert len(made) == 1
+
+
+def test_a_process_that_is_killed_is_a_sentence_and_what_was_finished_stays(tmp_path):
+    here(["post_ln"], out=tmp_path)
+    before = (tmp_path / "results.jsonl").read_bytes()
+    here_ = os.getpid()
+
+    def rule(at):
+        if os.getpid() != here_:
+            os.kill(os.getpid(), 9)
+        return Row(norm_in=True)
+
+    deadly = Wiring("deadly", rule)
+    with pytest.raises(
+        RunError, match=r"a process was lost \(TerminatedWorkerError\), for want of memory perhaps: the same call"
+    ):
+        here(["post_ln", deadly, "pre_ln"], quick(seeds=(0, 1)), out=tmp_path, jobs=2)
+    assert (tmp_path / "results.jsonl").read_bytes().startswith(before)
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+    protocol = quick(steps=40)
+    undisturbed = here(["pre_ln"], protocol).runs[0]
+    run = small(steps=40)
+    folder = tmp_path / "open"
+    folder.mkdir()
+
+    def stop(step, loss):
+        if step == 25:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(run, TEXT, checkpoint=folder / f"{run.key(TEXT)}.pt", seconds=0, told=stop)
+    found = here(["pre_ln"], protocol, out=tmp_path).runs[0]
+    assert found["resumed"] == 1
+    assert measured(found) == measured(undisturbed)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_scheduler_that_is_not_there_is_a_sentence(monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    client = distributed.Client
+    monkeypatch.setattr(distributed, "Client", lambda *args, **options: client(*args, **{**options, "timeout": "1s"}))
+    with pytest.raises(
+        ValueError, match=r"^cluster is 'tcp://127\.0\.0\.1:1', where no Dask scheduler answers \(.*\)\.$"
+    ):
+        here(["pre_ln"], cluster="tcp://127.0.0.1:1")
+
+
+@pytest.fixture
+def cluster():
+    """The address of a real scheduler, with two worker processes, on this machine alone."""
+    distributed = pytest.importorskip("distributed")
+    made = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None, silence_logs=50
+    )
+    yield made.scheduler_address
+    made.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # distributed's own sockets
+def test_a_dask_cluster_finds_what_the_processes_of_this_machine_find(tmp_path, cluster):
+    from distributed import Client
+
+    with Client(cluster, set_as_default=False) as client:
+        pids = set(client.run(os.getpid).values())
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    given = ["post_ln", Wiring("mine", lambda at: Row(norm_in=True, b=1 / at.number))]
+    found = compare(given, quick(), text=TEXT, out=tmp_path, cluster=cluster)
+    local = here(given, at_init=True)
+    assert [*map(measured, found.runs)] == [*map(measured, local.runs)]
+    assert [*map(measured, found.stacks)] == [*map(measured, local.stacks)]
+    assert found.to_dict()["verdict"] == local.to_dict()["verdict"]

@@ -1,0 +1,101 @@
+"""addnorm.lab.run: what a run is, and when two of them are the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from addnorm import Row, Wiring, wirings
+from addnorm.lab import FULL, ILLUSTRATION, Protocol, Text
+from addnorm.lab.run import does, label, wired
+from addnorm.wirings.init import gpt2
+from support.lab_runs import SIZE, TEXT, quick, small
+
+OTHER = {"num_layers": 3, "d": 32, "nhead": 4, "tokens": 9, "batch": 5, "steps": 11, "lr": 2e-3, "warm_up": 1, "seed": 1,
+         "norm": "rms", "every": 4, "wiring": "post_ln"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_key_tells_every_setting_apart(name):
+    run = small()
+    assert set(OTHER) == set(run.settings())
+    assert replace(run, **{name: OTHER[name]}).key(TEXT) != run.key(TEXT)
+
+
+def test_a_key_tells_texts_apart_and_not_their_names():
+    assert small().key(Text("x", TEXT.text)) == small().key(TEXT) != small().key(Text(TEXT.name, TEXT.text + "!"))
+
+
+def test_a_key_is_of_what_a_wiring_does_and_not_of_what_it_is_called():
+    mine = Wiring("mine", lambda at: Row(norm_in=True), final_norm=True)
+    assert small(mine).key(TEXT) == small("pre_ln").key(TEXT)
+    assert small(wirings.mix_ln(k=0)).key(TEXT) == small("pre_ln").key(TEXT)
+    others = [replace(mine, final_norm=False), replace(mine, embedding_norm=True), replace(mine, init=gpt2),
+              replace(mine, rule=Row(norm_in=True, b=0.5)), replace(mine, profile=wirings.admin().profile)]  # fmt: skip
+    assert len({small(one).key(TEXT) for one in (mine, *others)}) == 6
+
+
+def test_a_key_is_the_same_in_another_process_and_another_year():
+    assert small().key(Text("fixed", "abc" * 100)) == "e40486f03da53d2c"
+
+
+def test_what_a_wiring_does_is_that_of_its_depth():
+    assert does(wirings.deepnorm(), 2) != does(wirings.deepnorm(), 3)[:5]
+    assert len(does(wirings.mix_ln(k=1), 6)) == 13
+    assert does(wirings.mix_ln(k=1), 4) != does(wirings.mix_ln(k=2), 4)
+
+
+def test_a_wiring_is_called_by_its_name_and_its_options():
+    assert label(wired("pre_ln")) == "pre_ln"
+    assert label(wired(wirings.mix_ln(k=3))) == "mix_ln(k=3)"
+    assert label(Wiring("mine", lambda at: Row(norm_in=True))) == "mine"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lr": float("nan")}, "lr is nan, expected a finite number"),
+        ({"lr": 0}, "lr is 0, expected a number above 0"),
+        ({"lr": -1.0}, "lr is -1"),
+        ({"lr": "fast"}, "lr is 'fast'"),
+        ({"d": 15}, "nhead is 2, expected a divisor of d = 15"),
+        ({"steps": 0}, "steps is 0, expected a whole number from 1"),
+        ({"steps": 2.5}, r"steps is 2\.5"),
+        ({"steps": True}, "steps is True"),
+        ({"num_layers": 10**9}, "num_layers is 1000000000, expected at most 10000"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**31}, "seed is 2147483648, expected at most"),
+        ({"warm_up": 11}, "warm_up is 11, expected at most steps = 10: the rate would never be reached"),
+        ({"norm": "batch"}, "norm is 'batch'"),
+        ({"wiring": "preln"}, "preln"),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused_in_a_sentence(options, says):
+    with pytest.raises(ValueError, match=says):
+        small(**options)
+
+
+def test_the_largest_seed_has_batches():
+    run = small(seed=2**31 - 1)
+    assert TEXT.batch(run.seed, 10**9, 2, 8)[0].shape == (2, 8)
+
+
+def test_a_protocol_is_every_combination_seed_by_seed():
+    protocol = quick(num_layers=(2, 3), rates=(1e-3, 1e-2), warm_ups=(0, 5), seeds=(0, 1))
+    runs = protocol.runs([wired("post_ln"), wired("pre_ln")])
+    assert len({run.key(TEXT) for run in runs}) == len(runs) == 32
+    assert [run.seed for run in runs] == [0] * 16 + [1] * 16
+    assert {run.batch for run in runs} == {SIZE["batch"]}
+
+
+def test_a_protocol_takes_a_number_for_one_and_each_number_once():
+    assert Protocol(rates=1e-3, seeds=(0, 0, 1)).seeds == (0, 1)
+    assert Protocol(num_layers=3).num_layers == (3,)
+    with pytest.raises(ValueError, match="seeds is empty"):
+        Protocol(seeds=())
+
+
+def test_the_default_is_an_illustration_and_the_full_protocol_is_not():
+    assert ILLUSTRATION.illustrates
+    assert not FULL.illustrates
+    assert Protocol(rates=(1e-3, 1e-2), seeds=(0, 1)).illustrates
+    assert Protocol(rates=1e-3, seeds=range(5)).illustrates

@@ -1,0 +1,319 @@
+"""Attention: the formula, what masks mean, what a fully masked query gets."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from addnorm.nn import CrossAttention, SelfAttention
+from addnorm.nn.masks import Merged, merge
+from support.attending import BATCH, HEADS, D, M, N, allowed, f64, inputs, same, with_gradients
+from support.oracle import relative
+
+INF = float("inf")
+
+
+def formula(attention, x, memory, mask=None):
+    """The definition, with loops over samples and heads; `mask` bool or float, `(batch, heads, queries, keys)`."""
+    if isinstance(attention, SelfAttention):
+        q, k, v = attention.in_proj(x).chunk(3, -1)
+    else:
+        q, (k, v) = attention.q_proj(x), attention.kv_proj(memory).chunk(2, -1)
+    width, samples = D // HEADS, []
+    for i in range(x.shape[0]):
+        heads = []
+        for h in range(HEADS):
+            columns = slice(h * width, (h + 1) * width)
+            scores = q[i, :, columns] @ k[i, :, columns].T / width**0.5
+            if mask is not None:
+                scores = torch.where(mask[i, h], scores, -INF) if mask.dtype == torch.bool else scores + mask[i, h]
+            heads.append(scores.softmax(-1).nan_to_num(0.0) @ v[i, :, columns])
+        samples.append(torch.cat(heads, -1))
+    return attention.out_proj(torch.stack(samples))
+
+
+KINDS = [SelfAttention, CrossAttention]
+SHAPES = {
+    "(queries, keys)": lambda n, m: (n, m),
+    "(1, keys)": lambda n, m: (1, m),
+    "(batch, queries, keys)": lambda n, m: (BATCH, n, m),
+    "(batch, 1, queries, keys)": lambda n, m: (BATCH, 1, n, m),
+    "(batch, heads, queries, keys)": lambda n, m: (BATCH, HEADS, n, m),
+    "(1, heads, 1, keys)": lambda n, m: (1, HEADS, 1, m),
+}
+
+
+def full(mask, n, m):
+    return (mask[:, None] if mask.dim() == 3 else mask).expand(BATCH, HEADS, n, m)
+
+
+@pytest.mark.parametrize("key_mask", [None, torch.bool, f64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bool, f64], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_of_any_shape_alone_or_with_one_of_keys_does_what_the_formula_says(kind, shape, dtype, key_mask):
+    attention = kind(D, HEADS, dtype=f64)
+    tensors = inputs(attention)
+    m = N if kind is SelfAttention else M
+    keep = allowed(*SHAPES[shape](N, m))
+    mask = keep if dtype == torch.bool else torch.randn(keep.shape, dtype=f64).masked_fill(~keep, -INF)
+    scores = torch.zeros(BATCH, HEADS, N, m, dtype=f64)
+    scores = scores.masked_fill(~full(mask, N, m), -INF) if mask.dtype == torch.bool else scores + full(mask, N, m)
+    named = {"mask": mask}
+    if key_mask is not None:
+        keys = allowed(BATCH, m)
+        bias = torch.randn(BATCH, m, dtype=f64)
+        named["key_mask"] = keys if key_mask == torch.bool else bias
+        scores = scores + (torch.zeros(()).masked_fill(~keys, -INF) if key_mask == torch.bool else bias)[:, None, None]
+    if kind is CrossAttention:
+        named = {f"memory_{name}": value for name, value in named.items()}
+    got = with_gradients(lambda *t: attention(*t, **named), attention, tensors)
+    same(got, with_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t)), scores), attention, tensors))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_masks_every_query_attends_to_every_key(kind):
+    attention = kind(D, HEADS, dtype=f64)
+    tensors = inputs(attention)
+    got = with_gradients(attention, attention, tensors)
+    same(got, with_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t))), attention, tensors))
+
+
+@pytest.mark.parametrize("mask", [None, torch.bool, f64], ids=str)
+@pytest.mark.parametrize("keys", [None, torch.bool, f64], ids=str)
+def test_causal_hides_later_tokens_besides_what_masks_hide(mask, keys):
+    attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
+    (x,) = inputs(attention)
+    scores = torch.zeros(BATCH, HEADS, N, N, dtype=f64).masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -INF)
+    named = {}
+    for name, kind, shape, lift in (
+        ("mask", mask, (N, N), ...),
+        ("key_mask", keys, (BATCH, N), (slice(None), None, None)),
+    ):
+        if kind == torch.bool:
+            named[name] = allowed(*shape)
+            scores = scores.masked_fill(~named[name][lift], -INF)
+        elif kind == f64:
+            named[name] = torch.randn(shape, dtype=f64)
+            scores = scores + named[name][lift]
+    got = with_gradients(lambda x: attention(x, **named), attention, (x,))
+    same(got, with_gradients(lambda x: formula(attention, x, None, scores), attention, (x,)))
+
+
+def test_a_bool_mask_is_the_inverse_of_that_of_torchs_multihead_attention():
+    theirs = torch.nn.MultiheadAttention(D, HEADS, batch_first=True, dtype=f64)
+    ours = SelfAttention(D, HEADS, dtype=f64)
+    ours.in_proj.weight, ours.in_proj.bias = theirs.in_proj_weight, theirs.in_proj_bias
+    ours.out_proj = theirs.out_proj
+    (x,) = inputs(ours)
+    hidden, padding = ~allowed(N, N), ~allowed(BATCH, N)
+    want = theirs(x, x, x, key_padding_mask=padding, attn_mask=hidden, need_weights=False)[0]
+    torch.testing.assert_close(ours(x, ~hidden, ~padding), want, rtol=1e-12, atol=1e-12)
+    of_each_head = torch.randn(BATCH * HEADS, N, N, dtype=f64)
+    want = theirs(x, x, x, attn_mask=of_each_head, need_weights=False)[0]
+    torch.testing.assert_close(ours(x, of_each_head.unflatten(0, (BATCH, HEADS))), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, f64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("as_float", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_query_that_may_attend_to_nothing_gets_the_bias_of_out_proj_and_finite_gradients(
+    kind, as_float, dropout, dtype
+):
+    attention = kind(D, HEADS, dropout=dropout, dtype=dtype)
+    tensors = inputs(attention, dtype=dtype)
+    mask = torch.ones(BATCH, N, N if kind is SelfAttention else M, dtype=torch.bool)
+    mask[0, 2] = False
+    if as_float:
+        mask = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -INF)
+    named = {"mask" if kind is SelfAttention else "memory_mask": mask}
+    results = with_gradients(lambda *t: attention(*t, **named), attention, tensors)
+    assert torch.equal(results[0][0, 2], attention.out_proj.bias)
+    assert not torch.equal(results[0][0, 1], attention.out_proj.bias)
+    assert all(t.isfinite().all() for t in results)
+
+
+def test_left_padding_under_causality_gives_no_nan():
+    attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
+    (x,) = inputs(attention)
+    keys = torch.tensor([[False, False, True, True, True], [True] * 5])
+    y = attention(x, key_mask=keys)
+    assert torch.equal(y[0, :2], attention.out_proj.bias.expand(2, D))
+    torch.testing.assert_close(y[:1, 2:], attention(x[:1, 2:]), rtol=1e-12, atol=1e-12)
+
+
+def test_a_float_mask_may_train():
+    attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
+    bias = torch.randn(1, HEADS, N, N, dtype=f64, requires_grad=True)
+    (x,) = inputs(attention)
+    attention(x, bias).square().sum().backward()
+    later = torch.ones(N, N, dtype=torch.bool).triu(1)
+    assert bias.grad[..., later].eq(0).all()
+    assert bias.grad[..., ~later].ne(0).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_drops_attention_weights_while_training_and_keeps_their_mean(kind):
+    attention = kind(D, HEADS, dropout=0.4, dtype=f64)
+    tensors = inputs(attention)
+    many = attention(*(t[:1].expand(4000, -1, -1) for t in tensors))
+    want = attention.eval()(*(t[:1] for t in tensors))[0]
+    assert many.std(0).min() > 0
+    assert ((many.mean(0) - want).abs() / many.std(0)).max() < 5 / 4000**0.5
+    assert torch.equal(attention(*tensors), attention(*tensors))
+
+
+def test_bfloat16_is_as_close_as_bfloat16_can_be_and_takes_float32_masks():
+    attention = SelfAttention(D, HEADS, dtype=torch.bfloat16)
+    x, mask = torch.randn(BATCH, N, D, dtype=torch.bfloat16), torch.randn(N, N)
+    exact = copy.deepcopy(attention).double()
+    want = exact(x.double(), mask.double())
+    assert attention(x, mask).dtype == torch.bfloat16
+    assert relative(attention(x, mask), want) < 4 * 2.0**-8  # projections, weights, values, output: a rounding each
+    with torch.autocast("cpu", torch.bfloat16):
+        y = copy.deepcopy(attention).float()(x.float(), mask, allowed(BATCH, N))
+    assert y.dtype == torch.bfloat16
+
+
+def test_no_tokens_and_no_samples_are_no_trouble():
+    attention, crossing = SelfAttention(D, HEADS, causal=True), CrossAttention(D, HEADS)
+    assert attention(torch.randn(2, 0, D)).shape == (2, 0, D)
+    assert attention(torch.randn(0, 3, D), key_mask=torch.ones(0, 3, dtype=torch.bool)).shape == (0, 3, D)
+    y = crossing(torch.randn(2, 3, D), torch.randn(2, 0, D))
+    assert torch.equal(y, crossing.out_proj.bias.expand(2, 3, D))  # nothing to attend to
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weight_roles_are_views_of_the_packed_weights_in_torchs_order(kind):
+    attention = kind(D, HEADS)
+    packed = (
+        attention.in_proj.weight
+        if kind is SelfAttention
+        else torch.cat([attention.q_proj.weight, attention.kv_proj.weight])
+    )
+    roles = dict(attention.weight_roles())
+    assert list(roles) == ["query", "key", "value", "out"]
+    for role, part in zip(roles, packed.chunk(3), strict=False):
+        assert torch.equal(roles[role], part)
+    with torch.no_grad():
+        for i, weight in enumerate(roles.values()):
+            torch.nn.init.constant_(weight, i)
+    assert [sorted(set(p.flatten().tolist())) for n, p in attention.named_parameters() if n.endswith("weight")] == (
+        [[0, 1, 2], [3]] if kind is SelfAttention else [[0], [1, 2], [3]]
+    )
+
+
+# Merged masks: once for all layers.
+
+
+def test_a_merged_mask_is_taken_as_it_is():
+    x = torch.randn(BATCH, N, D)
+    merged = merge(x, N, HEADS, None, allowed(BATCH, N), causal=True)
+    assert merged.mask.dtype == x.dtype
+    assert merge(x, N, HEADS, merged, None, causal=True) is merged
+    attention = SelfAttention(D, HEADS, causal=False)
+    assert torch.equal(attention(x, Merged(None, True)), attention(x, torch.ones(N, N, dtype=torch.bool).tril()))
+
+
+def test_causality_alone_is_no_mask_where_none_is_needed():
+    one, many = torch.randn(BATCH, 1, D), torch.randn(BATCH, N, D)
+    assert merge(one, 9, HEADS, None, None, causal=True) == Merged(None, False)
+    assert merge(many, N, HEADS, None, None, causal=True) == Merged(None, True)
+    offset = merge(many, N + 2, HEADS, None, None, causal=True).mask
+    assert torch.equal(offset == 0, torch.arange(N + 2) <= torch.arange(N)[:, None] + 2)
+
+
+def test_attention_survives_copy_and_pickle():
+    attention = SelfAttention(D, HEADS, causal=True, dropout=0.25)
+    (x,) = inputs(attention, dtype=torch.float32)
+    attention.eval()
+    for twin in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+        assert torch.equal(twin(x), attention(x))
+    assert repr(attention).startswith("SelfAttention(\n  nhead=3, dropout=0.25, causal=True\n")
+
+
+ATTENTION = SelfAttention(D, HEADS)
+CROSSING = CrossAttention(D, HEADS)
+X, MEMORY = torch.zeros(BATCH, N, D), torch.zeros(BATCH, M, D)
+REFUSED = {
+    "a width": (
+        lambda: ATTENTION(torch.zeros(BATCH, N, 8)),
+        ValueError,
+        r"x has shape \(2, 5, 8\), expected \(batch, tokens, 12\): let its width be 12",
+    ),
+    "no batch": (
+        lambda: ATTENTION(torch.zeros(N, D)),
+        ValueError,
+        r"x has shape \(5, 12\), expected \(batch, tokens, 12\): x.unsqueeze\(0\) is a batch of one",
+    ),
+    "a memory's width": (
+        lambda: CROSSING(X, torch.zeros(BATCH, N, 8)),
+        ValueError,
+        r"memory has shape \(2, 5, 8\), expected \(batch, tokens, 12\)",
+    ),
+    "a memory's batch": (lambda: CROSSING(X, MEMORY[:1]), ValueError, "memory has a batch of 1, expected 2, that of x"),
+    "no memory": (lambda: CROSSING(X), TypeError, "memory is None, expected what is attended to"),
+    "an integer mask": (
+        lambda: ATTENTION(X, torch.ones(N, N, dtype=torch.int64)),
+        TypeError,
+        r"mask has dtype torch.int64, expected torch.bool \(True: may attend\) or torch.float32 .*: give it as mask.bool\(\)",
+    ),
+    "a mask of another float": (
+        lambda: ATTENTION(X, key_mask=torch.ones(BATCH, N, dtype=f64)),
+        TypeError,
+        r"key_mask has dtype torch.float64, expected .*give it as key_mask.to\(torch.float32\)",
+    ),
+    "no tensor": (lambda: ATTENTION(X, [[True]]), TypeError, "mask is list, expected a tensor"),
+    "keys": (
+        lambda: ATTENTION(X, torch.ones(N, N + 1)),
+        ValueError,
+        r"mask has shape \(5, 6\), expected \(queries, keys\) = \(5, 5\)",
+    ),
+    "one key for all": (
+        lambda: ATTENTION(X, torch.ones(N, 1)),
+        ValueError,
+        r"mask has shape \(5, 1\), expected \(queries, keys\)",
+    ),
+    "queries": (lambda: ATTENTION(X, torch.ones(N + 1, N)), ValueError, r"mask has shape \(6, 5\), expected"),
+    "heads": (
+        lambda: ATTENTION(X, torch.ones(BATCH, 2, N, N)),
+        ValueError,
+        r"mask has shape \(2, 2, 5, 5\), expected \(batch, heads, queries, keys\) = \(2, 3, 5, 5\), or 1",
+    ),
+    "torch's mask of heads": (
+        lambda: ATTENTION(X, torch.ones(BATCH * HEADS, N, N)),
+        ValueError,
+        r"torch.nn.MultiheadAttention's becomes mask.unflatten\(0, \(2, 3\)\)",
+    ),
+    "one dimension": (
+        lambda: ATTENTION(X, torch.ones(N)),
+        ValueError,
+        r"mask has shape \(5,\), expected .*: key_mask is for masks of",
+    ),
+    "a key mask as mask of keys": (
+        lambda: CROSSING(X, MEMORY, memory_key_mask=torch.ones(N, M)),
+        ValueError,
+        r"memory_key_mask has shape \(5, 7\), expected \(batch, keys\) = \(2, 7\): .*; memory_mask is for other shapes",
+    ),
+    "a memory's mask": (
+        lambda: CROSSING(X, MEMORY, torch.ones(N, N)),
+        ValueError,
+        r"memory_mask has shape \(5, 5\), expected \(queries, keys\) = \(5, 7\)",
+    ),
+    "heads that do not divide": (
+        lambda: SelfAttention(10, 3),
+        ValueError,
+        "nhead is 3, expected a number that divides d = 10",
+    ),
+    "no heads": (lambda: CrossAttention(10, 0), ValueError, "nhead is 0, expected a whole number from 1"),
+    "dropout": (lambda: SelfAttention(10, 2, dropout=2.0), ValueError, "dropout is 2.0, expected a probability"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_in_a_sentence(name):
+    call, error, sentence = REFUSED[name]
+    with pytest.raises(error, match=sentence):
+        call()

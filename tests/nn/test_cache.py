@@ -1,0 +1,286 @@
+"""The cache of keys and values: decoding with it, beams, drafts, calls that fail, caches in the wrong hands."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+
+from addnorm import ResidualStack
+from addnorm.nn import CrossAttention, Decoder, KeyValueCache, SelfAttention, block
+from support.attending import BATCH, HEADS, D, M, N, allowed, f64, inputs, same, with_gradients
+
+# Decoding with a cache.
+
+CHUNKS = [[1] * 9, [9], [4, 5], [1, 3, 1, 4], [6, 1, 1, 1], [2, 0, 7]]
+
+
+def decoder(cross=True, **options):
+    return Decoder(2, D, HEADS, 16, cross_attention=cross, dtype=f64, **options).eval()
+
+
+def decoded(module, x, chunks, cache, *memory, **named):
+    return torch.cat([module(step, *memory, cache=cache, **named) for step in x.split(chunks, dim=1)], dim=1)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("cross", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
+def test_decoding_in_chunks_gives_what_the_whole_sequence_gives(chunks, batch_first, cross, grad):
+    module = decoder(cross, batch_first=batch_first)
+    x, memory = torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
+    along = 1
+    if not batch_first:
+        x, memory, along = x.transpose(0, 1), memory.transpose(0, 1), 0
+    named = {"memory": memory, "memory_key_mask": allowed(BATCH, M)} if cross else {}
+    cache = KeyValueCache(capacity=4)
+    with torch.set_grad_enabled(grad):
+        want = module(x, **named)
+        got = torch.cat([module(step, cache=cache, **named) for step in x.split(chunks, dim=along)], dim=along)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert cache.length == 9
+
+
+def test_with_a_cache_masks_have_an_entry_for_every_key_so_far():
+    module = decoder(cross=False)
+    x, keys, mask = torch.randn(BATCH, 9, D, dtype=f64), allowed(BATCH, 9), torch.randn(9, 9, dtype=f64)
+    want, cache, steps = module(x, mask=mask, key_mask=keys), KeyValueCache(), []
+    for begin, end in ((0, 3), (3, 4), (4, 9)):
+        steps.append(module(x[:, begin:end], mask=mask[begin:end, :end], key_mask=keys[:, :end], cache=cache))
+    torch.testing.assert_close(torch.cat(steps, 1), want, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_reach_everything_that_was_kept():
+    module = decoder()
+    x, memory = torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
+    whole = with_gradients(module, module, (x, memory))
+    same(
+        with_gradients(lambda x, memory: decoded(module, x, [4, 1, 4], KeyValueCache(), memory), module, (x, memory)),
+        whole,
+    )
+
+
+def test_an_attention_alone_keeps_its_tokens_too():
+    attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
+    (x,) = inputs(attention)
+    cache = KeyValueCache()
+    with torch.no_grad():
+        got = torch.cat([attention(step, cache=cache) for step in x.split([2, 3], 1)], 1)
+        torch.testing.assert_close(got, attention(x), rtol=1e-12, atol=1e-12)
+
+
+def test_not_causal_a_query_sees_all_that_is_kept_and_all_of_its_call():
+    attention = SelfAttention(D, HEADS, dtype=f64)
+    (x,) = inputs(attention)
+    cache = KeyValueCache()
+    attention(x[:, :2], cache=cache)
+    torch.testing.assert_close(attention(x[:, 2:], cache=cache), attention(x)[:, 2:], rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_without_gradients_memory_is_allocated_a_few_times_and_written_in_place():
+    attention, cache, places = SelfAttention(D, HEADS, causal=True), KeyValueCache(capacity=8), []
+    for step in torch.randn(100, 1, 1, D):
+        attention(step, cache=cache)
+        places.append(cache._tokens[attention].pairs.data_ptr())
+    assert sum(a != b for a, b in pairwise(places)) == 4  # 8, 16, 32, 64, 128
+    assert cache._tokens[attention].pairs.shape[3] == 128
+
+
+def test_grad_modes_may_alternate():
+    module = decoder(cross=False)
+    x = torch.randn(BATCH, 9, D, dtype=f64)
+    cache, want = KeyValueCache(), module(x).detach()
+    with torch.inference_mode():
+        steps = [module(x[:, :2], cache=cache)]
+    with torch.no_grad():
+        steps.append(module(x[:, 2:4], cache=cache))
+    steps.append(module(x[:, 4:6], cache=cache))
+    kept = steps[-1]
+    with torch.no_grad():
+        steps.append(module(x[:, 6:], cache=cache))
+    torch.testing.assert_close(torch.cat([s.detach().clone() for s in steps], 1), want, rtol=1e-12, atol=1e-12)
+    kept.sum().backward()  # nothing that the graph holds was written
+
+
+def test_what_a_graph_holds_is_not_written_after_truncate_either():
+    attention, held = SelfAttention(D, HEADS, causal=True, dtype=f64), []
+    attention.in_proj.register_forward_hook(lambda module, args, output: held.append(output))
+    x, cache = torch.randn(BATCH, 9, D, dtype=f64), KeyValueCache()
+    attention(x[:, :6], cache=cache)
+    (projected,) = held
+    before = projected.detach().clone()
+    cache.truncate(4)
+    with torch.no_grad():
+        attention(x[:, 6:8], cache=cache)
+    assert torch.equal(projected, before)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_keys_and_values_of_the_memory_are_computed_once(batch_first):
+    module, calls = decoder(batch_first=batch_first), []
+    for connection in module.stack.connections:
+        if isinstance(connection.sublayer, CrossAttention):
+            connection.sublayer.kv_proj.register_forward_hook(lambda *_: calls.append(1))
+    along = 1 if batch_first else 0
+    x, memory, other = torch.randn(BATCH, BATCH, D, dtype=f64), *torch.randn(2, BATCH, BATCH, D, dtype=f64)
+    cache = KeyValueCache()
+    steps = [module(step, memory, cache=cache) for step in x.split(1, dim=along)]
+    assert len(calls) == 2  # of each layer once
+    torch.testing.assert_close(torch.cat(steps, along), module(x, memory), rtol=1e-12, atol=1e-12)
+    calls.clear()
+    last = x.narrow(along, 1, 1)
+    cache.truncate(1)
+    torch.testing.assert_close(module(last, cache=cache), steps[1], rtol=1e-15, atol=1e-15)  # that which the cache has
+    assert not calls
+    cache.truncate(1)
+    changed = module(last, other, cache=cache)
+    assert len(calls) == 2  # another tensor is another memory
+    assert not torch.allclose(changed, steps[1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("index", [[1, 0], [1, 1], [0, 0, 1, 1, 1], [1]], ids=str)
+def test_reorder_makes_sample_i_what_sample_index_i_was(index):
+    module = decoder()
+    index = torch.tensor(index)
+    x, memory = torch.randn(BATCH, 4, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
+    new = torch.randn(len(index), 3, D, dtype=f64)
+    cache = KeyValueCache(capacity=4)
+    decoded(module, x, [3, 1], cache, memory)
+    cache.reorder(index)
+    got = decoded(module, new, [1, 2], cache)
+    want = module(torch.cat([x[index], new], 1), memory[index])[:, 4:]
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_truncate_forgets_the_last_tokens_and_clear_all():
+    module = decoder(cross=False)
+    x = torch.randn(BATCH, 9, D, dtype=f64)
+    cache, want = KeyValueCache(), module(x)
+    module(torch.cat([x[:, :4], torch.randn(BATCH, 3, D, dtype=f64)], 1), cache=cache)
+    cache.truncate(4)
+    assert repr(cache) == "KeyValueCache(length=4)"
+    torch.testing.assert_close(module(x[:, 4:], cache=cache), want[:, 4:], rtol=1e-12, atol=1e-12)
+    cache.clear()
+    assert cache.length == 0
+    torch.testing.assert_close(module(x, cache=cache), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_call_that_fails_leaves_the_cache_as_it_was(grad):
+    module = decoder(cross=False)
+    x, cache = torch.randn(BATCH, 9, D, dtype=f64), KeyValueCache()
+    with torch.set_grad_enabled(grad):
+        module(x[:, :4], cache=cache)
+        last = module.stack.connections[-1].sublayer
+        handle = last.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            module(x[:, 4:], cache=cache)
+        handle.remove()
+        assert cache.length == 4
+        torch.testing.assert_close(module(x[:, 4:], cache=cache), module(x)[:, 4:], rtol=1e-12, atol=1e-12)
+
+
+# A cache in the wrong hands
+
+
+def test_one_attention_at_two_places_is_refused_with_a_cache():
+    attention, other = SelfAttention(16, 4, causal=True), torch.nn.Linear(16, 16)
+    stack = ResidualStack([attention, other, attention, other], 16)
+    x = torch.randn(1, 3, 16)
+    stack(x)
+    with pytest.raises(ValueError, match=r"sublayers\[2\] is sublayers\[0\] too and cache is given"):
+        stack(x, cache=KeyValueCache())
+
+
+def test_checkpoints_with_a_cache_are_refused_in_any_stack():
+    stack = ResidualStack(block(16, 4, causal=True), 16, checkpoint=True)
+    with pytest.raises(ValueError, match="cache is given to a stack with checkpoint=True"):
+        stack(torch.randn(1, 3, 16), cache=KeyValueCache())
+
+
+def test_a_call_that_fails_leaves_the_memory_of_before():
+    decoder, cache = Decoder(2, 16, 4).eval(), KeyValueCache()
+    x, memory, other = torch.randn(1, 2, 16), torch.randn(1, 5, 16), torch.randn(1, 5, 16)
+    with torch.no_grad():
+        decoder(x, memory, cache=cache)
+        expected = copy.deepcopy(cache)
+        last = decoder.stack.connections[4].sublayer
+
+        def fail(module, args):
+            raise RuntimeError("out of luck")
+
+        handle = last.register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="out of luck"):
+            decoder(x, other, cache=cache)
+        handle.remove()
+        assert torch.equal(decoder(x, cache=cache), decoder(x, cache=expected))
+        with pytest.raises(ValueError, match="memory has a batch of 3"):
+            decoder(x, torch.randn(3, 5, 16), cache=cache)
+        decoder(x, cache=cache)
+
+
+def test_a_first_call_that_fails_and_truncate_to_nothing_leave_an_empty_cache():
+    decoder, cache = Decoder(1, 16, 4, cross_attention=False).eval(), KeyValueCache()
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="mask has shape"):
+            decoder(torch.randn(3, 2, 16), cache=cache, mask=torch.ones(5, 5, dtype=torch.bool))
+        decoder(torch.randn(2, 2, 16), cache=cache)
+        cache.truncate(0)
+        decoder(torch.randn(4, 1, 16), cache=cache)
+    assert cache.length == 1
+
+
+def test_truncate_to_nothing_forgets_the_reordered_memory_too():
+    decoder, cache = Decoder(1, 16, 4).eval(), KeyValueCache()
+    x, memory = torch.randn(2, 1, 16), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        expected = decoder(x, memory, cache=cache)
+        cache.reorder(torch.tensor([1, 0]))
+        cache.truncate(0)
+        assert torch.equal(decoder(x, memory, cache=cache), expected)
+
+
+def test_a_copy_of_a_cache_is_a_draft_of_its_own():
+    decoder, cache = Decoder(2, 16, 4, cross_attention=False).eval(), KeyValueCache()
+    x = torch.randn(1, 5, 16)
+    with torch.no_grad():
+        decoder(x[:, :3], cache=cache)
+        draft = copy.deepcopy(cache)
+        decoder(torch.randn(1, 2, 16), cache=draft)
+        assert (cache.length, draft.length) == (3, 5)
+        torch.testing.assert_close(decoder(x[:, 3:], cache=cache), decoder(x)[:, 3:])
+
+
+def test_the_cache_of_another_decoder_is_refused():
+    decoder, cache = Decoder(1, 16, 4, cross_attention=False).eval(), KeyValueCache()
+    x = torch.randn(1, 3, 16)
+    with torch.no_grad():
+        decoder(x, cache=cache)
+        with pytest.raises(ValueError, match="cache has 3 tokens of another stack and none of this one"):
+            copy.deepcopy(decoder)(x, cache=cache)
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_gradients_reach_a_memory_that_was_first_seen_without_them(guard):
+    decoder, cache = Decoder(1, 16, 4).eval(), KeyValueCache()
+    x, memory = torch.randn(1, 1, 16), torch.randn(1, 5, 16, requires_grad=True)
+    with guard():
+        decoder(x, memory, cache=cache)
+    if guard is torch.inference_mode:
+        cache._tokens.clear()  # tokens of inference mode stay there
+    decoder(x, memory, cache=cache).sum().backward()
+    assert memory.grad is not None
+    assert decoder.stack.connections[1].sublayer.kv_proj.weight.grad is not None
+
+
+def test_a_cache_of_another_batch_is_refused():
+    cache = KeyValueCache()
+    attention, x = SelfAttention(D, HEADS), torch.randn(BATCH, N, D)
+    attention(x, cache=cache)
+    with pytest.raises(ValueError, match=r"x has a batch of 1, expected 2, that of the cache: cache.reorder"):
+        attention(x[:1], cache=cache)

@@ -1,0 +1,234 @@
+"""from_torch: what torch's transformers compute, outputs and every gradient."""
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+from addnorm.nn import Decoder, Encoder, Transformer, from_torch
+from support.oracle import relative
+from support.torchs import BATCH, SOURCE, TARGET, D, decoder, encoder, layer, shaken, transformer
+
+LIMIT = {torch.float64: 1e-12, torch.float32: 1e-6}
+INF = float("inf")
+
+
+def padding(n):
+    """True where a token is padding, as torch has it; the samples differ."""
+    return torch.arange(n) >= torch.tensor([n, n - 2, n - 3]).unsqueeze(1)
+
+
+def additive(bool_mask, dtype):
+    return torch.zeros(bool_mask.shape, dtype=dtype).masked_fill_(bool_mask, -INF)
+
+
+def later(n):
+    """True where a key is later than the query: torch's causal mask."""
+    return torch.ones(n, n, dtype=torch.bool).triu(1)
+
+
+def masks(kind, n, dtype):
+    """(torch's attn_mask and key_padding_mask, ours) of a kind."""
+    if kind == "none":
+        return (None, None), (None, None)
+    if kind == "causal":
+        return (later(n), None), (~later(n), None)
+    if kind == "float":
+        bias = torch.randn(n, n, dtype=dtype)
+        return (bias, None), (bias, None)
+    if kind == "padding":
+        return (None, padding(n)), (None, ~padding(n))
+    if kind == "causal and padding":
+        return (later(n), padding(n)), (~later(n), ~padding(n))
+    if kind == "float and padding":
+        bias, pad = torch.randn(n, n, dtype=dtype), additive(padding(n), dtype)
+        return (bias, pad), (bias, pad)
+    raise AssertionError(kind)
+
+
+KINDS = ("none", "causal", "float", "padding", "causal and padding", "float and padding")
+
+
+def in_torchs_layout(ours):
+    """The gradients of our parameters in the order and the layout of torch's `named_parameters`, one list for a stack."""
+    grads = []
+    for sublayers in ours.stack.layers():
+        tail = []
+        for connection in sublayers:
+            sublayer = connection.sublayer
+            if hasattr(sublayer, "down"):
+                linears = [p for m in (sublayer.up, sublayer.down) for p in (m.weight, m.bias)]
+            elif hasattr(sublayer, "in_proj"):
+                linears = [sublayer.in_proj.weight, sublayer.in_proj.bias, *two(sublayer.out_proj)]
+            else:
+                joined = [
+                    (sublayer.q_proj.weight, sublayer.kv_proj.weight),
+                    (sublayer.q_proj.bias, sublayer.kv_proj.bias),
+                ]
+                linears = [None if a is None else torch.cat([a.grad, b.grad]) for a, b in joined] + two(
+                    sublayer.out_proj
+                )
+            grads += [p.grad if isinstance(p, nn.Parameter) else p for p in linears]
+            tail += [None if p is None else p.grad for p in two(connection.norm_in or connection.norm_out)]
+        grads += tail
+    final = ours.stack.norm_final
+    grads += [] if final is None else [None if p is None else p.grad for p in two(final)]
+    return [g for g in grads if g is not None]
+
+
+def two(module):
+    return [module.weight, module.bias]
+
+
+def gradients(ours):
+    parts = (ours.encoder, ours.decoder) if isinstance(ours, Transformer) else (ours,)
+    return [g for part in parts for g in in_torchs_layout(part)]
+
+
+def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
+    """Outputs, and the gradients of every input and parameter, under the same random cotangent."""
+    names = [*(f"input {i}" for i in range(len(inputs))), *(name for name, _ in theirs.named_parameters())]
+    results = []
+    for module, call in ((theirs, call_theirs), (ours, call_ours)):
+        module.zero_grad()
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        y = call(module, *leaves)
+        torch.manual_seed(7)
+        y.backward(torch.randn(y.shape, dtype=y.dtype))
+        own = [p.grad for p in module.parameters()] if module is theirs else gradients(module)
+        results.append([y.detach(), *(leaf.grad for leaf in leaves), *own])
+    want, got = results
+    assert len(got) == len(want) == len(names) + 1
+    for name, a, b in zip(["output", *names], got, want, strict=True):
+        assert a.shape == b.shape, name
+        assert relative(a, b) < limit, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_encoder_computes_what_torchs_does_with_every_gradient(kind, norm_first, dtype):
+    theirs = encoder(norm_first=norm_first, dtype=dtype, activation="gelu" if "padding" in kind else "relu")
+    ours = from_torch(theirs)
+    (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, dtype)
+    x = torch.randn(BATCH, SOURCE, D, dtype=dtype)
+    compare(
+        theirs, ours, lambda m, x: m(x, mask, pad), lambda m, x: m(x, our_mask, our_pad), [x], LIMIT[dtype]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decoder_computes_what_torchs_does_with_every_gradient(kind, norm_first, dtype):
+    theirs = decoder(norm_first=norm_first, dtype=dtype, activation="relu" if "padding" in kind else "gelu")
+    ours = from_torch(theirs)
+    (mask, pad), (our_mask, our_pad) = masks(kind, TARGET, dtype)
+    (_, memory_pad), (_, our_memory_pad) = masks("padding", SOURCE, dtype)
+    memory_mask = torch.randn(TARGET, SOURCE, dtype=dtype) if kind == "float" else None
+    memory_pad = additive(memory_pad, dtype) if kind == "float" else memory_pad
+    x, memory = torch.randn(BATCH, TARGET, D, dtype=dtype), torch.randn(BATCH, SOURCE, D, dtype=dtype)
+    compare(
+        theirs, ours,
+        lambda m, x, memory: m(x, memory, mask, memory_mask, pad, memory_pad),
+        lambda m, x, memory: m(x, memory, our_mask, our_pad, memory_mask, our_memory_pad),
+        [x, memory], LIMIT[dtype],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
+@pytest.mark.parametrize("kind", ["none", "causal and padding"])
+def test_a_transformer_computes_what_torchs_does_with_every_gradient(kind, norm_first, dtype):
+    theirs = transformer(norm_first=norm_first, dtype=dtype)
+    ours = from_torch(theirs)
+    (mask, pad), (our_mask, our_pad) = masks(kind, TARGET, dtype)
+    source_pad = None if kind == "none" else padding(SOURCE)
+    our_source = None if kind == "none" else ~source_pad
+    source, target = torch.randn(BATCH, SOURCE, D, dtype=dtype), torch.randn(BATCH, TARGET, D, dtype=dtype)
+    compare(
+        theirs, ours,
+        lambda m, s, t: m(s, t, None, mask, None, source_pad, pad, source_pad),
+        lambda m, s, t: m(s, t, None, our_source, our_mask, our_pad),
+        [source, target], LIMIT[dtype],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
+@pytest.mark.parametrize(("make", "ours_is"), [(encoder, Encoder), (decoder, Decoder)])
+@pytest.mark.parametrize(
+    "options",
+    [{"norm": False}, {"bias": False}, {"layer_norm_eps": 0.1}, {"activation": torch.tanh},
+     {"activation": nn.GELU("tanh")}, {"batch_first": False}],
+    ids=lambda options: next(iter(options)) if torch.tanh in options.values() else str(options), # whose text has an address
+)  # fmt: skip
+def test_options_are_kept(options, make, ours_is, norm_first):
+    theirs = make(norm_first=norm_first, dtype=torch.float64, **options).double()
+    ours = from_torch(theirs)
+    assert type(ours) is ours_is
+    shape = (BATCH, TARGET, D) if options.get("batch_first", True) else (TARGET, BATCH, D)
+    inputs = [torch.randn(shape, dtype=torch.float64) for _ in range(1 if make is encoder else 2)]
+    compare(theirs, ours, lambda m, *x: m(*x), lambda m, *x: m(*x), inputs, 1e-12)
+
+
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
+def test_a_layer_alone_is_a_stack_of_one_without_final_norm(norm_first):
+    x, memory = torch.randn(BATCH, TARGET, D, dtype=torch.float64), torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
+    one = shaken(layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=torch.float64))
+    ours = from_torch(one)
+    assert type(ours) is Encoder
+    assert ours.stack.norm_final is None
+    torch.testing.assert_close(ours(x), one(x), rtol=1e-12, atol=1e-12)
+    one = shaken(layer(nn.TransformerDecoderLayer, norm_first=norm_first, dtype=torch.float64))
+    torch.testing.assert_close(from_torch(one)(x, memory), one(x, memory), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
+@pytest.mark.parametrize("heads_even", [True, False])  # torch's fast path wants an even number
+@pytest.mark.parametrize("kind", ["none", "causal", "padding"])
+def test_torchs_fast_path_in_eval_without_gradients_gives_the_same(kind, heads_even, norm_first):
+    d = 24
+    one = nn.TransformerEncoderLayer(d, 4 if heads_even else 3, 40, batch_first=True, norm_first=norm_first)
+    theirs = shaken(nn.TransformerEncoder(one, 2, nn.LayerNorm(d), enable_nested_tensor=False)).eval()
+    ours = from_torch(theirs)
+    (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, torch.float32)
+    x = torch.randn(BATCH, SOURCE, d)
+    with torch.no_grad():
+        want, got = theirs(x, mask, pad), ours(x, our_mask, our_pad)
+    assert relative(got, want) < 1e-6
+
+
+# torch says at every use that nested tensors are a prototype.
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_torchs_nested_tensors_give_the_same_where_there_is_no_padding_and_zeros_where_there_is():
+    one = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True)
+    theirs = shaken(nn.TransformerEncoder(one, 2)).eval()
+    x, pad = torch.randn(BATCH, SOURCE, 24), padding(SOURCE)
+    with torch.no_grad():
+        want, got = theirs(x, None, pad), from_torch(theirs)(x, key_mask=~pad)
+    assert want[pad].eq(0).all()
+    assert relative(got[~pad], want[~pad]) < 1e-6
+
+
+def test_a_causal_encoder_becomes_a_decoder_that_masks_by_itself_and_decodes_with_a_cache():
+    theirs = encoder(dtype=torch.float64, norm_first=True).eval()
+    ours = from_torch(theirs, causal=True)
+    assert type(ours) is Decoder
+    x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
+    want = theirs(x, later(SOURCE))
+    torch.testing.assert_close(ours(x), want, rtol=1e-12, atol=1e-12)
+    cache = addnorm.nn.KeyValueCache()
+    steps = torch.cat([ours(step, cache=cache) for step in x.split(2, dim=1)], dim=1)
+    torch.testing.assert_close(steps, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [decoder, transformer])
+def test_causal_is_the_decoders(make):
+    theirs = make(dtype=torch.float64)
+    ours = from_torch(theirs, causal=True)
+    source, target = (
+        torch.randn(BATCH, SOURCE, D, dtype=torch.float64),
+        torch.randn(BATCH, TARGET, D, dtype=torch.float64),
+    )
+    inputs = (source, target) if make is transformer else (target, source)
+    torch.testing.assert_close(ours(*inputs), theirs(*inputs, tgt_mask=later(TARGET)), rtol=1e-12, atol=1e-12)

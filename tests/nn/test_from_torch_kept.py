@@ -1,0 +1,98 @@
+"""from_torch: a copy that keeps activations, eps, dropouts, modes, flags and dtype."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from addnorm.nn import from_torch
+from support.torchs import BATCH, SOURCE, D, encoder, transformer
+
+
+def test_an_activation_with_parameters_is_copied_for_every_layer():
+    theirs = encoder(activation=nn.PReLU(dtype=torch.float64), dtype=torch.float64)
+    with torch.no_grad():
+        for one in theirs.layers:
+            one.activation.weight.uniform_(-1, 1)
+    ours = from_torch(theirs)
+    x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
+    for one, (_, feed_forward) in zip(theirs.layers, ours.stack.layers(), strict=True):
+        assert torch.equal(feed_forward.sublayer.activation.weight, one.activation.weight)
+        assert feed_forward.sublayer.activation is not one.activation
+
+
+def test_every_norm_keeps_its_own_eps():
+    theirs = encoder(dtype=torch.float64)
+    for i, norm in enumerate(m for m in theirs.modules() if isinstance(m, nn.LayerNorm)):
+        norm.eps = 10.0 ** -(i + 1)
+    x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
+    torch.testing.assert_close(from_torch(theirs)(x), theirs(x), rtol=1e-12, atol=1e-12)
+
+
+def test_dropouts_modes_and_flags_are_kept():
+    theirs = transformer()
+    for i, module in enumerate(m for m in theirs.modules() if isinstance(m, nn.Dropout | nn.MultiheadAttention)):
+        if isinstance(module, nn.Dropout):
+            module.p = (i + 1) / 100
+        else:
+            module.dropout = (i + 1) / 100
+    theirs.decoder.layers[1].dropout2.eval()
+    theirs.encoder.layers[0].self_attn.eval()
+    theirs.encoder.layers[0].linear1.weight.requires_grad_(False)
+    theirs.decoder.layers[0].multihead_attn.in_proj_bias.requires_grad_(False)
+    ours = from_torch(theirs)
+    layers = zip(
+        [*theirs.encoder.layers, *theirs.decoder.layers],
+        [*ours.encoder.stack.layers(), *ours.decoder.stack.layers()],
+        strict=True,
+    )
+    for one, connections in layers:
+        *attentions, feed_forward = connections
+        for i, (name, connection) in enumerate(zip(("self_attn", "multihead_attn"), attentions, strict=False)):
+            assert connection.sublayer.dropout == getattr(one, name).dropout
+            assert connection.sublayer.training is getattr(one, name).training
+            assert connection.dropout == getattr(one, f"dropout{i + 1}").p
+            assert connection.training is getattr(one, f"dropout{i + 1}").training
+        assert feed_forward.sublayer.dropout == one.dropout.p
+        assert feed_forward.dropout == getattr(one, f"dropout{len(connections)}").p
+    assert not ours.decoder.stack.connections[4].training
+    frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
+    first = "encoder.stack.connections.1.sublayer.up.weight"
+    assert frozen == {first, *(f"decoder.stack.connections.1.sublayer.{name}.bias" for name in ("q_proj", "kv_proj"))}
+    assert not from_torch(theirs.eval()).decoder.training
+
+
+def test_dropout_of_all_kinds_has_torchs_mean_and_spread():
+    theirs = encoder(n=1, norm_first=True, norm=False, dropout=0.3)
+    ours = from_torch(theirs)
+    x = torch.randn(1, SOURCE, D).expand(4000, -1, -1)
+    with torch.no_grad():
+        want, got = theirs(x), ours(x)
+    spread = want.std(0)
+    # Of 4000 samples a mean is known to 1/sqrt(4000), a spread to about 1/sqrt(8000), of the spread; five of those.
+    assert ((got.mean(0) - want.mean(0)).abs() / spread).max() < 5 * (2 / 4000) ** 0.5
+    assert (got.std(0) / spread - 1).abs().max() < 7 * (1 / 4000) ** 0.5
+
+
+def test_the_copy_is_a_copy_in_the_same_dtype_and_nothing_is_drawn():
+    theirs = encoder(dtype=torch.bfloat16)
+    before = copy.deepcopy(theirs.state_dict())
+    state = torch.get_rng_state()
+    ours = from_torch(theirs)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {p.dtype for p in ours.parameters()} == {torch.bfloat16}
+    assert {p.device.type for p in ours.parameters()} == {"cpu"}
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    with torch.no_grad():
+        for p in ours.parameters():
+            p.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in theirs.state_dict().items())
+
+
+def test_the_activation_may_be_a_function_of_any_name():
+    theirs = encoder(activation=F.silu, dtype=torch.float64)
+    ours = from_torch(theirs)
+    assert "activation=silu" in repr(ours)
+    assert "activation=relu" in repr(from_torch(encoder()))

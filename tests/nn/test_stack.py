@@ -1,0 +1,256 @@
+"""ResidualStack: what is fused, what reaches the sublayers, its place and its wiring, what it refuses."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import addnorm
+from addnorm import ResidualStack, Row, Wiring, wirings
+from support.stacks import D, Masked, Mlp, f64, stack_of
+
+
+class Calls(TorchDispatchMode):
+    """The calls of this library's operators: True where one adds a branch, and whether it normalizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.adds, self.norms, self.fused = 0, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "addnorm":
+            names = [argument.name for argument in func._schema.arguments]
+            given = dict(zip(names, args, strict=False)) | (kwargs or {})
+            adds = given["branch"] is not None
+            normalizes = given.get("norm", 0) != 2
+            self.adds += adds and not normalizes
+            self.norms += normalizes and not adds
+            self.fused += adds and normalizes
+        return func(*args, **(kwargs or {}))
+
+
+# What is fused
+
+COUNTS = {  # of 6 sublayers: adds alone, norms alone, both in one call
+    "post_ln": (0, 0, 6),
+    "pre_ln": (0, 1, 6),
+    "sandwich": (0, 1 + 6, 6),
+    "peri_ln": (0, 1 + 1 + 6, 6),
+    "reordered": (5, 6, 1),
+    "deepnorm": (0, 0, 6),
+    "layer_scale": (0, 1, 6),
+    "layernorm_scaling": (0, 1, 6),
+    "no_norm": (6, 0, 0),
+    "no_residual": (0, 0, 6),
+    "parallel": (3, 1, 3),  # of each layer one add alone, the other with the next layer's norm
+    "resi_dual": (6 + 1, 1, 6),  # the second stream's adds, the sum of both, its norm
+    "b2t": (3, 0, 6),  # the layer's input once more
+}
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", COUNTS)
+def test_an_add_and_the_norm_after_it_are_one_call(name, grad):
+    stack, x = stack_of(6, name), torch.randn(2, 3, D)
+    with torch.set_grad_enabled(grad), Calls() as calls:
+        stack(x)
+    assert (calls.adds, calls.norms, calls.fused) == COUNTS[name]
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_pre_ln_of_s_sublayers_is_s_plus_1_norm_calls_all_but_the_first_fused_with_an_add(n):
+    with Calls() as calls:
+        stack_of(n)(torch.randn(3, D))
+    assert (calls.adds, calls.norms, calls.fused) == (0, 1, n)
+
+
+def test_a_norm_after_a_norm_is_a_call_of_its_own():  # where post-LN layers end and pre-LN layers begin
+    with Calls() as calls:
+        stack_of(6, wirings.mix_ln(k=1))(torch.randn(3, D))
+    assert (calls.adds, calls.norms, calls.fused) == (0, 1, 6)
+
+
+# What reaches the sublayers
+
+
+def test_a_keyword_goes_to_the_sublayers_whose_signature_names_it():
+    masked, plain, got = Masked(), Mlp(), {}
+
+    def anything(x, **keywords):
+        got.update(keywords)
+        return x
+
+    stack = ResidualStack([masked, plain, anything], D)
+    mask = torch.ones(3)
+    stack(torch.randn(3, D), mask=mask, scale=0.5, whatever=1)
+    assert masked.got == (mask, 0.5)
+    assert got == {"mask": mask, "scale": 0.5, "whatever": 1}
+
+
+def test_a_keyword_that_no_sublayer_takes_is_an_error():
+    stack = ResidualStack([Masked(), Mlp()], D)
+    with pytest.raises(TypeError, match="no sublayer takes the keyword argument 'maks', expected 'mask', 'scale'"):
+        stack(torch.randn(3, D), maks=None)
+    with pytest.raises(TypeError, match="'mask', expected none"):
+        stack_of(2)(torch.randn(3, D), mask=None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.compile about itself
+def test_a_keyword_finds_its_way_through_nested_stacks_and_compiled_modules():
+    x, mask = torch.randn(3, D), torch.ones(3)
+    plain = stack_of(2)
+    inner = ResidualStack([Masked(), Mlp()], D)
+    assert inner.takes == {"mask", "scale"}
+    outer = ResidualStack(
+        [plain, inner, Mlp(), torch.compile(Mlp(), backend="eager"), addnorm.SublayerConnection(Masked(), D)], D
+    )
+    outer(x, mask=mask)
+    assert inner.connections[0].sublayer.got[0] is mask
+    assert outer.connections[4].sublayer.sublayer.got[0] is mask
+
+
+def test_a_sublayer_that_is_replaced_gets_its_own_keywords():
+    stack, x, mask = stack_of(2), torch.randn(3, D), torch.ones(3)
+    stack.connections[0].sublayer = Masked()
+    stack(x, mask=mask)
+    assert stack.connections[0].sublayer.got[0] is mask
+    stack.connections[0].sublayer = Mlp()
+    with pytest.raises(TypeError, match="'mask', expected none"):
+        stack(x, mask=mask)
+
+
+def test_sublayers_may_be_functions():
+    stack = ResidualStack([torch.tanh, torch.nn.functional.gelu], D, "post_ln", dtype=f64)
+    x = torch.randn(3, D, dtype=f64)
+    z = nn.functional.layer_norm(x + x.tanh(), (D,))
+    torch.testing.assert_close(stack(x), nn.functional.layer_norm(z + nn.functional.gelu(z), (D,)))
+
+
+# Its place
+
+
+def test_sublayers_are_two_a_layer_and_the_last_layer_may_be_shorter():
+    stack = stack_of(5, wirings.layernorm_scaling())
+    assert [here.c for here in stack.connections] == pytest.approx([1, 1, 2**-0.5, 2**-0.5, 3**-0.5])
+    assert stack.num_layers == 3
+    decoder = stack_of(6, wirings.layernorm_scaling(), sublayers_per_layer=3)
+    assert [here.c for here in decoder.connections] == pytest.approx([1, 1, 1, 2**-0.5, 2**-0.5, 2**-0.5])
+
+
+def test_a_wiring_may_be_a_row_a_name_or_ones_own():
+    x = torch.randn(3, D)
+    by_name = stack_of(4, "pre_ln", final_norm=False)
+    for wiring in (Row(norm_in=True), wirings.pre_ln(), Wiring("mine", lambda at: Row(norm_in=True), final_norm=True)):
+        other = stack_of(4, wiring, final_norm=False)
+        other.load_state_dict(by_name.state_dict())
+        assert torch.equal(other(x), by_name(x))
+
+
+def test_the_final_norm_is_the_wirings_unless_it_is_told():
+    assert stack_of(2, "pre_ln").norm_final is not None
+    assert stack_of(2, "post_ln").norm_final is None
+    assert stack_of(2, "pre_ln", final_norm=False).norm_final is None
+    x = torch.randn(3, D)
+    twice = stack_of(2, "post_ln", final_norm=True)
+    once = stack_of(2, "post_ln")
+    once.load_state_dict(twice.state_dict(), strict=False)
+    torch.testing.assert_close(twice(x), nn.functional.layer_norm(once(x), (D,)))
+
+
+def test_it_prints_the_equation_it_has():
+    assert "x' = N(x + f(x)),   y = N(x_L)" in repr(stack_of(2, "post_ln", final_norm=True))
+    assert "y = N(x_L)" not in repr(stack_of(2, "pre_ln", final_norm=False))
+    assert "x' = x + f(N(x))" in repr(stack_of(2, "pre_ln").connections[0])
+
+
+# What it refuses
+
+
+def test_a_sublayer_that_returns_no_tensor_or_another_shape_is_refused_with_its_place():
+    x = torch.randn(2, 3, D)
+    with pytest.raises(
+        ValueError, match=r"sublayers\[1\] \(Linear\) returned shape \(2, 3, 7\), expected \(2, 3, 16\), the shape it"
+    ):
+        ResidualStack([Mlp(), nn.Linear(D, 7)], D)(x)
+    for wiring in ("resi_dual", "b2t", "parallel", "mix_ln"):
+        with pytest.raises(ValueError, match=r"sublayers\[1\] \(Linear\) returned shape \(2, 3, 7\)"):
+            ResidualStack([Mlp(), nn.Linear(D, 7)], D, wiring)(x)
+    with pytest.raises(TypeError, match=r"sublayers\[0\] \(LSTM\) returned a tuple of 2, expected one tensor: wrap it"):
+        ResidualStack([nn.LSTM(D, D)], D)(x)
+    for wiring in ("pre_ln", "sandwich", "post_ln", "no_norm"):
+        with torch.no_grad(), pytest.raises(TypeError, match=r"sublayers\[0\] \(nothing\) returned NoneType"):
+            ResidualStack([nothing, Mlp()], D, wiring)(x)
+        with pytest.raises(ValueError, match=r"sublayers\[0\] \(narrow\) returned shape \(2, 3, 1\)"):
+            ResidualStack([narrow], D, wiring)(x)  # and is not broadcast
+
+
+def nothing(x):
+    return None
+
+
+def narrow(x):
+    return x[..., :1]
+
+
+def test_a_sublayers_own_error_is_its_own():
+    def broken(x):
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match=r"^out of luck$"):
+        ResidualStack([broken], D)(torch.randn(3, D))
+
+
+REFUSED = {
+    "has the row Row(norm_in=True), expected a = c = 1, N_out and no N_in": lambda: stack_of(
+        2, Wiring("odd", Row(norm_in=True), flow="two_streams")
+    ),
+    "has the row Row(a=2.0), expected a = 1, no N_out, and c = 1 without N_in": lambda: stack_of(
+        2, Wiring("odd", Row(a=2.0), flow="parallel")
+    ),
+    "b is Learned(init=0.5, shared=True), Learned(init=1.5, shared=True) in the rows of one layer": lambda: stack_of(
+        2, Wiring("odd", lambda at: Row(b=addnorm.Learned(0.5 + at.sublayer, shared=True)))
+    ),
+    "b is 1.0, Learned(init=0.5, shared=True) in the rows of one layer": lambda: stack_of(
+        2, Wiring("odd", lambda at: Row(b=addnorm.Learned(0.5, shared=True) if at.sublayer else 1.0))
+    ),
+    "has the row Row(norm_out=True, c=0.5), expected a = c = 1": lambda: stack_of(
+        2, Wiring("odd", Row(norm_out=True, c=0.5), flow="bottom_to_top")
+    ),
+    "has the row Row(c=3.0), expected a = 1, no N_out, and c = 1 without N_in": lambda: stack_of(
+        2, Wiring("odd", Row(c=3.0), flow="parallel")
+    ),
+    "wiring is 'resi_dual', expected one whose sublayers each have a row": lambda: addnorm.SublayerConnection(
+        Mlp(), D, "resi_dual"
+    ),
+    "d is 0, expected a whole number from 1": lambda: ResidualStack([Mlp()], 0),
+    "d is 16.5, expected a whole number": lambda: addnorm.SublayerConnection(Mlp(), 16.5, "no_norm"),
+    "eps is -1, expected None or a number": lambda: stack_of(2, eps=-1),
+    "final_norm is 'no', expected True or False, or None": lambda: stack_of(2, final_norm="no"),
+    "checkpoint is 'no', expected True or False": lambda: stack_of(2, checkpoint="no"),
+    "residual_dtype is torch.int64, expected None (that of x) or one of torch.float32": lambda: stack_of(
+        2, residual_dtype=torch.int64
+    ),
+    "i is True, expected the number of a sublayer": lambda: stack_of(2).without(True),
+    "sublayers is empty": lambda: ResidualStack([], D),
+    "sublayer is 3, expected a module": lambda: ResidualStack([3], D),
+    "wiring is 'pre-ln', expected 'pre_ln'": lambda: ResidualStack([Mlp()], D, "pre-ln"),
+    "wiring is 7, expected a Wiring": lambda: ResidualStack([Mlp()], D, 7),
+    "residual_multiplier needs its option 'multiplier'": lambda: ResidualStack([Mlp()], D, "residual_multiplier"),
+    "sublayers_per_layer is 4 for 6 sublayers": lambda: stack_of(6, sublayers_per_layer=4),
+    "sublayers_per_layer is 0": lambda: stack_of(6, sublayers_per_layer=0),
+    "norm is 'batch', expected one of 'layer', 'rms'": lambda: stack_of(2, norm="batch"),
+    "bias is True with norm 'rms'": lambda: stack_of(2, norm="rms", bias=True),
+    "dropout is 1.5, expected a probability": lambda: stack_of(2, dropout=1.5),
+    "stochastic_depth is True, expected a probability": lambda: stack_of(2, stochastic_depth=True),
+    "i is 2, expected the number of a sublayer, 0 to 1": lambda: stack_of(2).without(2),
+    "x is list, expected a tensor": lambda: stack_of(2)([1.0]),
+    "weight has shape (16,)": lambda: stack_of(2)(torch.randn(3, 8)),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_nonsense_is_refused_with_a_sentence(sentence):
+    with pytest.raises((TypeError, ValueError), match=re.escape(sentence)):
+        REFUSED[sentence]()

@@ -1,0 +1,196 @@
+"""Encoder, decoder and transformer: every wiring, what a token depends on, what is refused. Beside torch's: test_nn_from_torch.py."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from addnorm import wirings
+from addnorm.nn import Decoder, Encoder, KeyValueCache, ResidualStack, Transformer
+from support.encoders import BATCH, HEADS, D, M, N, f64, inputs, made, padding_free, sizes, with_gradients
+from support.oracle import relative
+
+ALL = {
+    name: make(**({"multiplier": 0.4} if name == "residual_multiplier" else {})) for name, make in wirings.CONSTRUCTORS.items()
+}  # fmt: skip
+
+
+# Every wiring.
+
+
+@pytest.mark.parametrize("wiring", ALL)
+@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
+def test_any_wiring_gives_every_parameter_a_gradient_and_its_start_is_finite(kind, wiring):
+    start = kind(*sizes(kind), wiring=ALL[wiring], dtype=f64)
+    assert start(*inputs(kind)).isfinite().all()
+    module = made(kind, ALL[wiring])
+    y, *grads = with_gradients(module, module.parameters(), inputs(kind))
+    assert y.shape == (BATCH, N, D)
+    for g in grads:
+        assert g.isfinite().all()
+        assert g.ne(0).any()
+
+
+@pytest.mark.parametrize("wiring", ALL)
+def test_an_encoder_is_a_stack_of_blocks_and_masks_are_merged_for_all_of_them(wiring, monkeypatch):
+    encoder = made(Encoder, ALL[wiring])
+    (x,) = inputs(Encoder)
+    mask, keys = torch.randn(N, N, dtype=f64), padding_free(N)
+    want = encoder.stack(x, mask=mask, key_mask=keys)  # each attention merges for itself
+    told, sdpa = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        F, "scaled_dot_product_attention", lambda q, k, v, m, *rest: told.append(m) or sdpa(q, k, v, m, *rest)
+    )
+    assert torch.equal(encoder(x, mask, keys), want)
+    assert len(told) == 3
+    assert all(m is told[0] for m in told)
+
+
+@pytest.mark.parametrize("wiring", ALL)
+def test_decoding_with_a_cache_works_under_every_wiring(wiring):
+    decoder = made(Decoder, ALL[wiring]).eval()
+    x, memory = inputs(Decoder)
+    with torch.no_grad():
+        cache = KeyValueCache()
+        got = torch.cat([decoder(step, memory, cache=cache) for step in x.split([2, 1, 2], 1)], 1)
+        torch.testing.assert_close(got, decoder(x, memory), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "resi_dual", "parallel"])
+def test_a_decoder_does_not_look_ahead_but_where_causal_is_false(wiring):
+    for causal in (True, False):
+        decoder = made(Decoder, wiring, causal=causal)
+        x, memory = inputs(Decoder)
+        other = torch.cat([x[:, :3], torch.randn(BATCH, N - 3, D, dtype=f64)], 1)
+        assert torch.equal(decoder(x, memory)[:, :3], decoder(other, memory)[:, :3]) is causal
+
+
+@pytest.mark.parametrize("wiring", ALL)
+@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
+def test_without_gradients_the_bits_are_the_same_and_nothing_that_was_given_is_written(kind, wiring):
+    module = made(kind, ALL[wiring]).eval()
+    x = torch.randn(BATCH, N, D, dtype=f64)
+    tensors = (x,) if kind is Encoder else (x, x)  # the memory is the stream's start
+    want, before = module(*tensors).detach(), x.clone()
+    with torch.no_grad():
+        assert torch.equal(module(*tensors), want)
+    assert torch.equal(x, before)
+
+
+def test_a_transformer_is_its_encoder_and_its_decoder_and_hides_the_sources_padding_from_both():
+    transformer = made(Transformer)
+    source, target = inputs(Transformer)
+    keep, mask = padding_free(M), torch.randn(N, M, dtype=f64)
+    memory = transformer.encoder(source, key_mask=keep)
+    assert torch.equal(
+        transformer(source, target, None, keep), transformer.decoder(target, memory, memory_key_mask=keep)
+    )
+    everything = torch.ones(BATCH, M, dtype=torch.bool)
+    assert torch.equal(
+        transformer(source, target, None, keep, memory_mask=mask, memory_key_mask=everything),
+        transformer.decoder(target, memory, memory_mask=mask),
+    )
+
+
+@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
+def test_batch_first_is_a_matter_of_layout(kind):
+    module, tensors = made(kind), inputs(kind)
+    other = kind(*sizes(kind), dtype=f64, batch_first=False)
+    other.load_state_dict(module.state_dict())
+    keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_free(M if kind is Transformer else N)}
+    want = module(*tensors, **keep)
+    got = other(*(t.transpose(0, 1) for t in tensors), **keep)
+    torch.testing.assert_close(got.transpose(0, 1), want, rtol=1e-13, atol=1e-13)
+
+
+# What a token depends on.
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "resi_dual"])
+def test_a_token_does_not_depend_on_what_the_other_samples_hold_to_the_bit(wiring, norm):
+    encoder = made(Encoder, wiring, torch.float32, norm=norm).eval()
+    (x,) = inputs(Encoder, torch.float32)
+    other = torch.cat([x[:1], 100 * torch.randn(BATCH - 1, N, D)])
+    assert torch.equal(encoder(x)[0], encoder(other)[0])
+    # With another number of samples matrix products may add in another order: their rounding, and no more.
+    assert relative(encoder(x[:1])[0], encoder(x)[0]) < 1e-6
+
+
+def test_the_add_and_norms_do_not_depend_on_the_batch_to_the_bit():
+    """With sublayers that do no sums over features, so that nothing but the Add & Norms could depend on it."""
+    stack = ResidualStack([torch.sin, torch.tanh, torch.exp, torch.cos], 50, "pre_ln")
+    x = torch.randn(64, 9, 50)
+    whole = stack(x)
+    for i in (0, 17, 63):
+        assert torch.equal(stack(x[i : i + 1])[0], whole[i])
+
+
+@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
+def test_no_token_depends_on_padding(kind):
+    module, keep = made(kind).eval(), padding_free(M)
+    x, memory = inputs(Decoder)
+    filled = torch.where(keep[..., None], memory, 1e3 * torch.randn_like(memory))
+    if kind is Encoder:
+        a, b = (module(t, key_mask=keep)[keep] for t in (memory, filled))
+        alone = module(memory[2:, : M - 3])[0], module(memory, key_mask=keep)[2, : M - 3]
+    elif kind is Decoder:
+        a, b = (module(x, t, memory_key_mask=keep) for t in (memory, filled))
+        alone = module(x[2:], memory[2:, : M - 3])[0], a[2]
+    else:
+        a, b = (module(t, x, source_key_mask=keep) for t in (memory, filled))
+        alone = module(memory[2:, : M - 3], x[2:])[0], a[2]
+    assert torch.equal(a, b)  # what padding holds, to the bit
+    torch.testing.assert_close(*alone, rtol=1e-12, atol=1e-12)  # and how much of it there is
+
+
+# What is refused.
+
+X, MEMORY = torch.zeros(BATCH, N, D), torch.zeros(BATCH, M, D)
+REFUSED = {
+    "no batch": (
+        lambda: Encoder(1, D, HEADS)(X[0]),
+        ValueError,
+        r"x has shape \(5, 16\), expected \(batch, tokens, 16\): x.unsq",
+    ),
+    "no memory": (lambda: Decoder(1, D, HEADS)(X), TypeError, "memory is None, expected what is attended to"),
+    "a memory nobody asked for": (
+        lambda: Decoder(1, D, HEADS, cross_attention=False)(X, MEMORY),
+        TypeError,
+        "memory is given to a decoder that has cross_attention=False, expected none",
+    ),
+    "a memory's shape": (
+        lambda: Decoder(1, D, HEADS)(X, MEMORY[0], memory_mask=torch.ones(N, M)),
+        ValueError,
+        r"memory has shape \(7, 16\), expected \(batch, tokens, 16\): memory.unsqueeze\(0\)",
+    ),
+    "a mask": (
+        lambda: Encoder(1, D, HEADS)(X, torch.ones(M, M)),
+        ValueError,
+        r"mask has shape \(7, 7\), expected \(queries",
+    ),
+    "a cache that would be filled twice": (
+        lambda: Decoder(1, D, HEADS, checkpoint=True)(X, MEMORY, cache=KeyValueCache()),
+        ValueError,
+        "cache is given to a stack with checkpoint=True, expected none while gradients are on",
+    ),
+    "an activation": (
+        lambda: Encoder(1, D, HEADS, activation="elu"),
+        ValueError,
+        "activation is 'elu', expected one of 'relu'",
+    ),
+    "an option": (lambda: Encoder(1, D, HEADS, drop=0.1), TypeError, "unexpected keyword argument 'drop'"),
+    "a wiring": (lambda: Encoder(1, D, HEADS, wiring="pre-ln"), ValueError, "wiring is 'pre-ln', expected 'pre_ln'"),
+    "no layers": (lambda: Encoder(0, D, HEADS), ValueError, "num_layers is 0, expected a whole number from 1"),
+    "a norm": (
+        lambda: Encoder(1, D, HEADS, norm="batch"),
+        ValueError,
+        "norm is 'batch', expected one of 'layer', 'rms'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_in_a_sentence(name):
+    call, error, sentence = REFUSED[name]
+    with pytest.raises(error, match=sentence):
+        call()

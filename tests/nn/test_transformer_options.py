@@ -1,0 +1,73 @@
+"""Encoder, decoder and transformer: dropout, stochastic depth, checkpoints, a wider stream, norms."""
+
+import math
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.nn import Decoder, Encoder, Transformer
+from support.encoders import HEADS, D, M, N, f64, inputs, made, padding_free, sizes, with_gradients
+from support.oracle import relative
+
+
+def test_dropout_is_of_what_a_sublayer_adds_too_and_eval_has_none():
+    encoder = Encoder(1, D, HEADS, wiring=addnorm.Row(), dropout=0.3)
+    with torch.no_grad():  # both sublayers return ones, whatever they read
+        for name, parameter in encoder.named_parameters():
+            parameter.fill_(1.0 if name.endswith(("out_proj.bias", "down.bias")) else 0.0)
+    x = torch.zeros(200, N, D)
+    added = encoder(x)
+    of_each = {0.0: 0.3**2, 1 / 0.7: 2 * 0.3 * 0.7, 2 / 0.7: 0.7**2}
+    for value, share in of_each.items():
+        found = (added - value).abs().lt(1e-5).float().mean().item()
+        assert abs(found - share) < 5 * math.sqrt(share * (1 - share) / x.numel())
+    assert torch.equal(encoder.eval()(x), torch.full_like(x, 2.0))
+    attention, feed_forward = (connection.sublayer for connection in encoder.stack.connections)
+    assert (attention.dropout, feed_forward.dropout) == (0.3, 0.3)
+
+
+def test_stochastic_depth_drops_samples_not_tokens_in_either_layout():
+    for batch_first in (True, False):
+        encoder = made(Encoder, "pre_ln", stochastic_depth=1.0, final_norm=False, batch_first=batch_first)
+        (x,) = inputs(Encoder, batch=64)
+        x = x if batch_first else x.transpose(0, 1)
+        last = encoder.stack.connections[-1]
+        assert last.stochastic_depth == 1.0
+        for i, connection in enumerate(encoder.stack.connections):
+            connection.stochastic_depth = 0.5 if i == 0 else 1.0
+        changed = encoder(x).ne(x).flatten(2).any(2)  # (batch, tokens) or (tokens, batch)
+        samples = changed if batch_first else changed.T
+        assert torch.equal(samples, samples[:, :1].expand_as(samples))
+        assert 16 < samples[:, 0].sum() < 48
+
+
+@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
+def test_checkpointing_changes_no_number_with_masks_and_dropout(kind):
+    module = made(kind, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3)
+    other = kind(*sizes(kind), dtype=f64, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3, checkpoint=True)
+    other.load_state_dict(module.state_dict())
+    keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_free(M if kind is Transformer else N)}
+    tensors = inputs(kind)
+    a, b = (with_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
+    assert all(torch.equal(one, two) for one, two in zip(a, b, strict=True))
+
+
+def test_bfloat16_over_a_float32_stream_is_closer_than_over_its_own():
+    exact = made(Encoder)
+    (x,) = inputs(Encoder, torch.bfloat16)
+    want, errors = exact(x.double()), []
+    for stream in (None, torch.float32):
+        encoder = Encoder(*sizes(Encoder), dtype=torch.bfloat16, residual_dtype=stream)
+        encoder.load_state_dict(exact.state_dict())
+        y = encoder(x)
+        assert y.dtype == torch.bfloat16
+        errors.append(relative(y, want))
+    assert errors[1] < errors[0] < 0.05
+
+
+def test_a_norm_of_any_kind_without_biases_and_an_eps():
+    encoder = Encoder(1, D, HEADS, norm="rms", eps=0.5, bias=False, activation="swiglu", final_norm=False)
+    assert [name for name, _ in encoder.named_parameters() if "bias" in name] == []
+    assert {m.eps for m in encoder.modules() if isinstance(m, addnorm.RMSNorm)} == {0.5}
+    assert encoder.stack.norm_final is None

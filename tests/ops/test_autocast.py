@@ -1,0 +1,72 @@
+"""Under autocast y has the dtype that torch's own norm of the stream would have there."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import addnorm
+from addnorm.ops.autocast import y_dtype
+from support.cases import DTYPES, bf16, f32, leaves, make
+
+
+def theirs(norm: str, z: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    return F.layer_norm(z, z.shape[-1:], weight) if norm == "layer" else F.rms_norm(z, z.shape[-1:], weight)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize(
+    "variant", ["LayerNorm without bias", "RMSNorm", "LayerNorm without either", "weight_offset, RMSNorm"]
+)
+def test_on_cpu_y_has_the_dtype_of_torchs_norm_of_the_stream(variant, dtypes, grad):
+    call = make(variant, dtypes, (9, 33))
+    tensors = leaves(call) if grad else call.tensors
+    with torch.autocast("cpu", dtype=bf16):
+        y, z = call(tensors).values()
+        y_alone = call.y_alone(tensors)
+        want = theirs(call.norm, z, None)
+    assert z.dtype == call.residual_dtype
+    assert y.dtype == y_alone.dtype == want.dtype
+    assert y.equal(y_alone)
+    if grad:
+        y.backward(torch.randn_like(y))
+        assert {name: t.grad.dtype for name, t in tensors.items()} == {name: t.dtype for name, t in tensors.items()}
+
+
+def test_a_transformer_block_under_autocast_has_the_dtypes_of_the_plain_one():
+    """A float32 stream, a bfloat16 branch out of a linear layer, and a norm that feeds the next one."""
+    x, linear = torch.randn(4, 16), torch.nn.Linear(16, 16)
+    weight = torch.nn.Parameter(torch.randn(16))
+    with torch.autocast("cpu", dtype=bf16):
+        branch = linear(x)
+        y, z = addnorm.add_layer_norm(x, branch, weight, return_residual=True)
+        want_z = x + branch
+        want_y = F.layer_norm(want_z, (16,), weight)
+    assert (branch.dtype, z.dtype, y.dtype) == (bf16, want_z.dtype, want_y.dtype) == (bf16, f32, f32)
+    dy = torch.randn(4, 16)
+    got = torch.autograd.grad(y, (weight, linear.weight), dy, retain_graph=True)
+    assert_close(got, torch.autograd.grad(want_y, (weight, linear.weight), dy))
+    assert addnorm.add_layer_norm(x, branch, weight).dtype == bf16  # outside, y has the branch's dtype
+
+
+def test_out_dtype_wins_over_autocast_and_transforms_follow_it():
+    x, branch = torch.randn(4, 16), torch.randn(4, 16).to(bf16)
+    with torch.autocast("cpu", dtype=bf16):
+        assert addnorm.add_rms_norm(x, branch, out_dtype=bf16).dtype == bf16
+        assert addnorm.add_rms_norm(x, branch, residual_dtype=bf16).dtype == bf16
+        assert torch.func.vmap(addnorm.add_rms_norm)(x, branch).dtype == f32
+        assert addnorm.rms_norm(branch).dtype == bf16
+        assert addnorm.layer_norm(x).dtype == f32
+
+
+def test_autocast_off_inside_is_off():
+    x, branch = torch.randn(4, 16), torch.randn(4, 16).to(bf16)
+    with torch.autocast("cpu", dtype=bf16), torch.autocast("cpu", enabled=False):
+        assert addnorm.add_layer_norm(x, branch).dtype == bf16
+
+
+def test_on_cuda_norms_run_in_float32():
+    assert {dtype: y_dtype("cuda", dtype) for dtype in (f32, bf16, torch.float64)} == {
+        f32: f32, bf16: f32, torch.float64: torch.float64,
+    }  # fmt: skip

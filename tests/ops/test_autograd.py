@@ -1,0 +1,322 @@
+"""Gradients: right to second order and beyond, for whatever subset of the inputs wants one, and no memory kept for the rest."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import addnorm
+from support.cases import BASIC, DTYPES, OPTIONS, VARIANTS, bf16, cotangents, f32, f64, gradients, leaves, make
+from support.oracle import exact, relative, truth
+
+# Options that round to a lower dtype have no finite differences to be compared with.
+SMOOTH = {name: v for name, v in VARIANTS.items() if not v.options.keys() & {"residual_dtype", "out_dtype"}}
+USED = {"both outputs": ("y", "z"), "y alone": ("y",), "the stream alone": ("z",)}
+
+
+def used_outputs(variant: str) -> list[str]:
+    return ["the stream alone"] if VARIANTS[variant].norm == "none" else list(USED)
+
+
+# torch compiles its own formulas for forward mode with the TorchScript that it deprecates.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(("variant", "used"), [(name, used) for name in SMOOTH for used in used_outputs(name)])
+def test_first_and_second_derivatives_are_those_of_finite_differences(variant, used):
+    call = make(variant, "float64", (2, 2, 3) if "sample" in variant else (2, 4))
+    tensors = leaves(call)
+    names = list(tensors)
+    if used == "the stream alone":  # the norm's own parameters have no part in it
+        names = [name for name in names if name not in ("weight", "bias")]
+
+    def function(*values):
+        outputs = call(tensors | dict(zip(names, values, strict=True)))
+        return tuple(outputs[name] for name in USED[used])
+
+    inputs = tuple(tensors[name] for name in names)
+    assert gradcheck(function, inputs, check_forward_ad=True)
+    assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "float32 stream, bfloat16 branch"])
+@pytest.mark.parametrize("variant", [*BASIC, "everything, LayerNorm", "everything, RMSNorm"])
+def test_double_backward_in_float32_agrees_with_float64(variant, dtypes):
+    call = make(variant, dtypes, (9, 33))
+    outputs = call()
+    given = cotangents(outputs)
+
+    def penalty(outputs, tensors, dtype):
+        """A gradient penalty: the square of the first gradients, differentiated again."""
+        first = torch.autograd.grad(
+            [outputs[name] for name in given],
+            list(tensors.values()),
+            [g.to(dtype or g.dtype) for g in given.values()],
+            create_graph=True,
+        )
+        loss = sum((g.to(f64) ** 2).sum() for g in first)
+        return dict(zip(tensors, torch.autograd.grad(loss, list(tensors.values()), allow_unused=True), strict=True))
+
+    tensors = leaves(call)
+    got = penalty(call(tensors), tensors, None)
+    tensors = {name: t.to(f64).requires_grad_() for name, t in call.tensors.items()}
+    want = penalty(exact(call, tensors, outputs["z"]), tensors, f64)
+    # The first gradients are rounded to their dtypes, here bfloat16 at the worst, and weigh in twice.
+    bound = 2e-5 if dtypes == "float32" else 3e-2
+    for name, value in want.items():
+        assert (got[name] is None) == (value is None) or not value.any(), name
+        if value is not None and value.any():
+            assert relative(got[name], value) < bound, name
+
+
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "everything, LayerNorm"])
+def test_third_derivatives_are_those_of_the_formula(variant):
+    call = make(variant, "float64", (2, 5))
+    given = cotangents(call())
+
+    def third(function):
+        tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
+        value = (function(tensors)["y"] * given["y"]).sum()
+        for _ in range(3):
+            (grad,) = torch.autograd.grad(value, tensors["branch"], create_graph=True)
+            value = (grad**2).sum()
+        return grad
+
+    torch.testing.assert_close(third(call), third(lambda tensors: exact(call, tensors, call(tensors)["z"])))
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float16"])
+@pytest.mark.parametrize("used", USED)
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias", "everything, LayerNorm", "layer_scale (d,)"])
+def test_what_is_frozen_or_unused_changes_no_other_gradient(variant, used, dtypes):
+    call = make(variant, dtypes, (66, 35))
+    given = {name: g for name, g in cotangents(call()).items() if name in USED[used]}
+    everything = gradients(call, given)
+    for frozen in [(name,) for name in call.tensors] + [("residual", "branch"), ("weight", "bias")]:
+        some = gradients(call, given, *frozen)
+        for name, grad in some.items():
+            if name in frozen or everything[name] is None:
+                assert grad is None, (frozen, name)
+            else:
+                assert grad.equal(everything[name]), (frozen, name)
+    for only in call.tensors:
+        alone = (
+            gradients(call, given, *(name for name in call.tensors if name != only))
+            if everything[only] is not None
+            else {}
+        )
+        assert all(grad is None or grad.equal(everything[name]) for name, grad in alone.items()), only
+
+
+@pytest.mark.parametrize("used", USED)
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", *OPTIONS])
+def test_using_one_output_alone_gives_the_gradient_of_that_output(variant, used):
+    call = make(variant, "float32", (33, 35))
+    outputs = call()
+    given = {name: g for name, g in cotangents(outputs).items() if name in USED[used]}
+    if not given:
+        return
+    got, want = gradients(call, given), truth(call, outputs["z"], given)
+    for name, grad in got.items():
+        if want[name] is None or not want[name].any():
+            assert grad is None or not grad.any(), name
+        else:
+            assert relative(grad, want[name]) < (
+                1e-5 if grad.dtype == f32 == call.residual_dtype == call.out_dtype else 2e-2
+            ), name
+
+
+class Recorder(TorchDispatchMode):
+    """The library's operators, as they are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "addnorm":
+            names = [argument.name for argument in func._schema.arguments]
+            self.calls.append(
+                (func._schema.name.removeprefix("addnorm::"), dict(zip(names, args, strict=False)) | (kwargs or {}))
+            )
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "layer_scale (d,)", "everything, RMSNorm"])
+@pytest.mark.parametrize("used", USED)
+def test_a_gradient_nobody_sends_is_never_made_up_of_zeros(used, variant):
+    call = make(variant, "float32", (9, 33))
+    outputs = call(leaves(call))
+    given = {name: g for name, g in cotangents(outputs).items() if name in USED[used]}
+    with Recorder() as recorder:
+        torch.autograd.backward([outputs[name] for name in given], list(given.values()))
+    if used == "the stream alone" and variant in BASIC:
+        assert recorder.calls == []  # nothing to compute: the gradient of the add goes straight through
+        return
+    ((name, arguments),) = recorder.calls
+    assert name == ("add_norm_train_backward" if variant in BASIC else "add_norm_backward")
+    assert (arguments["dy"] is None, arguments["dz"] is None) == ("y" not in given, "z" not in given)
+
+
+def test_without_grad_there_is_one_operator_and_no_autograd():
+    call = make("LayerNorm", "float32", (9, 33))
+    for wanted, run in (("add_norm", call.y_alone), ("add_norm_stream", call)):
+        with Recorder() as recorder:
+            run()
+        assert [name for name, _ in recorder.calls] == [wanted]
+
+
+SAVED = {
+    # What is saved besides z and the statistics, by name of tensor.
+    "LayerNorm": ["weight"],
+    "LayerNorm without bias": ["weight"],
+    "LayerNorm without weight": [],
+    "RMSNorm": ["weight"],
+    "RMSNorm without weight": [],
+    "residual_scale a number": ["weight"],
+    "residual_scale (d,)": ["weight", "residual", "residual_scale"],
+    "row_scale a token": ["weight", "branch", "row_scale"],
+    "layer_scale (d,)": ["weight", "branch", "layer_scale"],
+    "layer_scale a number": ["weight"],
+    "branch_bias": ["weight", "branch_bias"],
+    "dropout": ["weight", "seed"],
+    "weight_offset, RMSNorm": ["weight"],
+    "residual_dtype float32": ["weight"],
+}
+
+
+@pytest.mark.parametrize("return_residual", [False, True])
+@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch"])
+@pytest.mark.parametrize("variant", SAVED)
+def test_saved_for_backward_are_the_stream_and_8_bytes_a_token_and_no_more_than_the_options_need(
+    variant, dtypes, return_residual
+):
+    call = make(variant, dtypes, (66, 35))
+    tensors, saved = leaves(call), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        output = call(tensors)["y"] if return_residual else call.y_alone(tensors)
+    assert output.grad_fn is not None
+    named = tensors | call.options
+    extra = sum(named[name].numel() * named[name].element_size() for name in SAVED[variant])
+    z = 66 * 35 * call.residual_dtype.itemsize
+    assert sum(t.numel() * t.element_size() for t in saved) == z + 66 * 8 + extra
+
+
+@pytest.mark.parametrize("frozen", ["layer_scale", "row_scale", "residual_scale"])
+def test_the_branch_is_not_kept_for_a_scale_that_wants_no_gradient(frozen):
+    call = make("everything, LayerNorm", "float32", (66, 35))
+    tensors, saved = leaves(call, "layer_scale", "row_scale", "residual_scale"), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        call(tensors)
+    assert sum(t.numel() == 66 * 35 for t in saved) == 1  # the stream
+    tensors[frozen].requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        call(tensors)
+    assert sum(t.numel() == 66 * 35 for t in saved) == 1 + 2  # and now the branch (or the residual) too
+
+
+@pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
+def test_a_retained_graph_gives_the_same_gradients_again(variant):
+    call = make(variant, "float32", (9, 33))
+    tensors = leaves(call)
+    outputs = call(tensors)
+    given = cotangents(outputs)
+    arguments = ([outputs[name] for name in given], list(tensors.values()), list(given.values()))
+    first = torch.autograd.grad(*arguments, retain_graph=True)
+    second = torch.autograd.grad(*arguments)
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(*arguments)
+
+
+def test_gradients_that_accumulate_do_not_share_memory():
+    """The add has one gradient for both inputs; adding to one in place must not change the other."""
+    call = make("LayerNorm", "float32", (9, 33))
+    once = gradients(call)
+    tensors = leaves(call)
+    for _ in range(2):
+        outputs = call(tensors)
+        torch.autograd.backward(list(outputs.values()), list(cotangents(outputs).values()))
+    for name, t in tensors.items():
+        assert t.grad.equal(2 * once[name]), name
+    tensors["residual"].grad.zero_()
+    assert tensors["branch"].grad.equal(2 * once["branch"])
+
+
+def test_one_tensor_as_residual_and_branch_gets_the_sum_of_both_gradients():
+    x, dy = torch.randn(9, 33, dtype=f64, requires_grad=True), torch.randn(9, 33, dtype=f64)
+    addnorm.add_layer_norm(x, x).backward(dy)
+    (want,) = torch.autograd.grad(torch.nn.functional.layer_norm(x + x, (33,)), x, dy)
+    torch.testing.assert_close(x.grad, want)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("variant", ["LayerNorm", "dropout", "everything, LayerNorm"])
+def test_checkpointing_draws_the_same_dropout_again(variant, use_reentrant):
+    call = make(variant, "float32", (9, 33))
+    call.options.pop("seed", None)  # drawn anew at every call, unless the generator is put back
+    given = cotangents(call())
+
+    def run(function):
+        torch.manual_seed(11)
+        tensors = leaves(call)
+        outputs = function(tensors)
+        torch.autograd.backward(list(outputs), list(given.values()))
+        return [*outputs, *(t.grad for t in tensors.values())]
+
+    plainly = run(lambda tensors: tuple(call(tensors).values()))
+
+    def checkpointed(tensors):
+        names = list(tensors)
+        return checkpoint(
+            lambda *values: tuple(call(dict(zip(names, values, strict=True))).values()),
+            *tensors.values(),
+            use_reentrant=use_reentrant,
+        )
+
+    assert all(a.equal(b) for a, b in zip(plainly, run(checkpointed), strict=True))
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_gradient_has_the_dtype_and_shape_of_its_input(variant, dtypes):
+    call = make(variant, dtypes, (5, 16))
+    for name, grad in gradients(call).items():
+        assert grad.dtype == call.tensors[name].dtype, name
+        assert grad.shape == call.tensors[name].shape, name
+
+
+def test_a_vectorized_jacobian_is_the_jacobian():
+    """`is_grads_batched`: the backward runs under vmap."""
+    call = make("LayerNorm", "float32", (3, 5))
+    residual, branch = call.tensors["residual"], call.tensors["branch"]
+    jacobian = torch.autograd.functional.jacobian
+    want = jacobian(addnorm.add_layer_norm, (residual, branch))
+    got = jacobian(addnorm.add_layer_norm, (residual, branch), vectorize=True)
+    torch.testing.assert_close(got, want)
+
+
+def test_a_bfloat16_model_learns_in_float32_where_its_parameters_are_float32():
+    call = make("LayerNorm", "bfloat16 with float32 parameters", (66, 35))
+    grads = gradients(call)
+    assert {name: g.dtype for name, g in grads.items()} == {
+        "residual": bf16,
+        "branch": bf16,
+        "weight": f32,
+        "bias": f32,
+    }
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}, {"dropout_p": 0.5}])
+@pytest.mark.parametrize("add_norm", [addnorm.add_layer_norm, addnorm.add_rms_norm])
+def test_the_stream_wants_a_gradient_only_if_something_added_does(add_norm, options):
+    x, b = torch.randn(3, 4), torch.randn(3, 4)
+    weight = torch.ones(4, requires_grad=True)
+    y, z = add_norm(x, b, weight, return_residual=True, **options)
+    assert y.requires_grad
+    assert not z.requires_grad
+    y.sum().backward()
+    assert weight.grad is not None
+    assert add_norm(x.requires_grad_(), b, weight, return_residual=True, **options)[1].requires_grad
+    if options.get("dropout_p"):
+        scale = torch.ones((), requires_grad=True)
+        assert add_norm(x.detach(), b, layer_scale=scale, return_residual=True, **options)[1].requires_grad

@@ -1,0 +1,188 @@
+"""The C++ kernels: every instruction set, any number of threads, every row on its own, and no memory read unwritten."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.ops import cpu
+from support import SUPPORT
+from support.cases import BASIC, DTYPES, VARIANTS, bf16, cotangents, f32, gradients, leaves, make
+
+CAPABILITIES = {"default": "default", "avx2": "AVX2", "avx512": "AVX512"}
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """tests/run_table.py in one process for every instruction set and one without the library, all started at once.
+
+    ADDNORM_POISON fills what the library allocates with NaN, so that an element nobody wrote differs from float64.
+    """
+    environments = {name: {"ATEN_CPU_CAPABILITY": name, "ADDNORM_POISON": "1"} for name in CAPABILITIES}
+    environments["no library"] = {"ADDNORM_CPP": "0"}
+    command = [sys.executable, "-W", "error", str(SUPPORT / "run_table.py")]
+    running = {
+        name: subprocess.Popen(
+            command, env=os.environ | variables | {"OMP_NUM_THREADS": "1"}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for name, variables in environments.items()
+    }  # fmt: skip
+    yield lambda name: (running[name].communicate()[0], running[name].returncode)
+    for process in running.values():
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_instruction_set_is_right_and_writes_all_it_returns(capability, tables):
+    output, code = tables(capability)
+    assert code == 0, output
+    # The wish is a ceiling: a machine without AVX-512 takes the next one down.
+    names = list(CAPABILITIES.values())
+    ran = names.index(output.splitlines()[0].removeprefix("C++ kernels for "))
+    wish = names.index(CAPABILITIES[capability])
+    assert ran <= wish if "ATEN_CPU_CAPABILITY" in os.environ else ran == min(wish, names.index(cpu.ISA))
+
+
+def test_without_the_cpp_library_everything_works_and_backends_says_why(tables):
+    output, code = tables("no library")
+    assert code == 0, output
+    assert output.startswith("switched off by ADDNORM_CPP=0")
+
+
+def test_backends_names_what_is_there():
+    reference, kernels, gpu = addnorm.backends()
+    assert reference == ("reference", True, "eager torch, every device, every option")
+    assert kernels.name == "cpu"
+    assert kernels.available == (cpu.ISA is not None)
+    assert kernels.detail
+    assert gpu.name == "triton"
+    assert gpu.available <= torch.cuda.is_available()
+    assert gpu.detail
+
+
+def test_a_library_that_does_not_load_is_one_warning_and_a_reason(tmp_path, monkeypatch):
+    broken = tmp_path / "_C.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(cpu, "LIBRARY", broken)
+    monkeypatch.delenv("ADDNORM_CPP", raising=False)
+    with pytest.warns(RuntimeWarning, match="runs without its CPU kernels.*reinstall"):
+        isa, reason = cpu.load()
+    assert isa is None
+    assert "does not load with torch" in reason
+    monkeypatch.setattr(cpu, "LIBRARY", tmp_path / "absent.so")
+    assert cpu.load() == (
+        None,
+        "not built (the package was installed with ADDNORM_CPP=0): reinstall it without that variable",
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtypes", "shape"),
+    [
+        *((variant, dtypes, (300, 257)) for variant in ("LayerNorm", "RMSNorm") for dtypes in DTYPES),
+        *((variant, dtypes, (1, 40001)) for variant in ("LayerNorm", "RMSNorm") for dtypes in DTYPES),
+        *(
+            (variant, dtypes, (2000, 24))
+            for variant in ("everything, LayerNorm", "row_scale and layer_scale", "residual_scale 0-d")
+            for dtypes in ("float32", "bfloat16 with float32 parameters", "float64")
+        ),
+    ],
+    ids=str,
+)
+def test_one_thread_and_two_give_the_same_bits(variant, dtypes, shape, threads):
+    call = make(variant, dtypes, shape)
+    results = []
+    for count in (1, 2):
+        threads(count)
+        results.append(call() | gradients(call, cotangents(call())))
+    assert [name for name, one in results[0].items() if not one.equal(results[1][name])] == []
+
+
+@pytest.mark.parametrize("shape", [(71, 83), (4, 5)], ids=str)
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "dropout" not in name and "everything" not in name])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(variant, dtypes, shape):
+    """Dropout is left out: its mask counts elements, so a row's place in the batch is part of it (`offset`)."""
+    call = make(variant, dtypes, shape)
+    outputs = call()
+    given = cotangents(outputs)
+    whole = outputs | {name: grad for name, grad in gradients(call, given).items() if name in ("residual", "branch")}
+    for rows in (slice(0, 1), slice(1, 4), slice(2, 71), slice(66, 67), slice(60, 70)):
+        part = call.rows(rows)
+        got = part() | gradients(part, {name: g[rows] for name, g in given.items()})
+        assert [name for name, value in whole.items() if not got[name].equal(value[rows])] == [], rows
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
+def test_a_long_row_has_the_same_bits_alone_and_in_a_batch(variant, dtypes, threads):
+    """Long enough for torch to sum one row with two threads."""
+    threads(2)
+    call = make(variant, dtypes, (3, 40001))
+    given = cotangents(call())
+    whole, alone = (
+        gradients(call, given),
+        gradients(call.rows(slice(1, 2)), {name: g[1:2] for name, g in given.items()}),
+    )
+    assert call.rows(slice(1, 2))()["y"].equal(call()["y"][1:2])
+    assert alone["residual"].equal(whole["residual"][1:2])
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", BASIC)
+def test_the_same_call_gives_the_same_bits_again(variant, dtypes):
+    call = make(variant, dtypes, (129, 65))
+    first, second = gradients(call), gradients(call)
+    assert all(first[name].equal(second[name]) for name in first)
+
+
+LAYOUTS = {
+    "transposed": lambda t: t.t().contiguous().t(),
+    "every second column": lambda t: torch.stack([t, t], -1).flatten(-2)[:, ::2],
+    "every second row": lambda t: t.repeat_interleave(2, 0)[1::2],
+    "a slice of wider rows": lambda t: torch.cat([t, t, t], 1)[:, t.shape[1] : 2 * t.shape[1]],
+    "one element off alignment": lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape),
+    "seven elements off alignment": lambda t: torch.cat([t.new_zeros(7), t.flatten()])[7:].view(t.shape),
+}
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias", "weight_offset, LayerNorm"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inputs_in_any_layout_give_the_same_bits(layout, variant, dtypes):
+    call, moved = make(variant, dtypes, (70, 37)), make(variant, dtypes, (70, 37))
+    for name, t in call.tensors.items():
+        moved.tensors[name] = LAYOUTS[layout](t) if t.dim() == 2 else torch.stack([t, -t], -1)[:, 0]
+    given = cotangents(call())
+    want = call() | gradients(call, given)
+    tensors = {name: t.detach().requires_grad_() for name, t in moved.tensors.items()}
+    outputs = moved(tensors)
+    torch.autograd.backward([outputs[name] for name in given], list(given.values()))
+    got = moved() | {name: t.grad for name, t in tensors.items()}
+    assert [name for name, value in want.items() if not got[name].equal(value)] == []
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_expanded_inputs_are_read_as_what_they_show(dtype):
+    row, column = torch.randn(1, 33).to(dtype), torch.randn(20, 1).to(dtype)
+    call = make("LayerNorm", "float32" if dtype == f32 else "bfloat16", (20, 33))
+    call.tensors |= {"residual": row.expand(20, 33), "branch": column.expand(20, 33), "weight": row[0, :1].expand(33)}
+    want = make("LayerNorm", "float32", (20, 33))
+    want.tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()}
+    assert call()["y"].equal(want()["y"])
+    tensors = leaves(want)
+    y = want(tensors)["y"]
+    assert y.grad_fn is not None
+    row.requires_grad_()
+    call.tensors["residual"] = row.expand(20, 33)
+    dy = cotangents({"y": y})["y"]
+    call()["y"].backward(dy)
+    y.backward(dy)
+    torch.testing.assert_close(row.grad, tensors["residual"].grad.sum(0, keepdim=True), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,219 @@
+"""Every option and every dtype is computed by the C++ kernels, to the reference's sums and masks."""
+
+import math
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import addnorm
+from addnorm.ops import cpu, philox
+from ops.test_eager import agree
+from support.cases import BASIC, DTYPES, OPTIONS, VARIANTS, Call, bf16, cotangents, f16, f32, f64, gradients, make
+from support.oracle import UNIT, arithmetic, magnitudes
+
+ops = torch.ops.addnorm
+pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels are not loaded: {cpu.DETAIL}")
+
+WANTS = ("residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias")
+NORMS = {"layer": 0, "rms": 1, "none": 2}
+
+
+def operators(function) -> set[str]:
+    """The names of the operators of this library that a function runs, those that run inside others included."""
+    with profile(activities=[ProfilerActivity.CPU]) as ran:
+        function()
+    return {event.key.removeprefix("addnorm::") for event in ran.key_averages() if event.key.startswith("addnorm::")}
+
+
+def in_schema(call: Call) -> dict:
+    """A call's options under the operators' names."""
+    options = dict(call.options)
+    tensors = {name: t for name, t in call.tensors.items() if name not in ("residual", "branch", "weight", "bias")}
+    for name, factor in (("residual_scale", "residual_factor"), ("layer_scale", "branch_factor")):
+        if name in options:
+            options[factor] = options.pop(name)
+    return options | tensors
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_left_to_the_reference(variant, dtypes):
+    call = make(variant, dtypes, (5, 19))
+
+    def everything():
+        gradients(call)
+        with torch.no_grad():
+            call()
+            if call.norm != "none":
+                call.y_alone()
+
+    ran = operators(everything)
+    assert any("backward" in name for name in ran) or variant == "the add alone"  # whose gradient goes straight through
+    assert [name for name in ran if "reference" in name] == []
+
+
+def test_the_reference_would_be_seen():
+    empty = torch.empty(0, 4)
+    assert "add_norm_reference" in operators(lambda: addnorm.add_layer_norm(empty, empty))
+
+
+@pytest.mark.parametrize("shape", [(70, 41), (9, 16), (5, 3), (2, 3, 130), (1, 19), (3, 1027)], ids=str)
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", OPTIONS)
+def test_kernel_and_reference_agree_within_rounding_and_the_stream_to_the_bit(variant, dtypes, shape):
+    call = make(variant, dtypes, shape)
+    if "row_scale" in call.tensors:  # the operators take one element a row
+        call.tensors["row_scale"] = call.tensors["row_scale"].expand(shape[:-1]).clone()
+    inputs = (
+        *(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")),
+        call.eps,
+        NORMS[call.norm],
+    )
+    options = in_schema(call)
+    y, z, stats = ops.add_norm_forward(*inputs, **options)
+    y_want, z_want, stats_want = ops.add_norm_forward_reference(*inputs, **options)
+    assert z.equal(z_want)  # the same products and sums, the same mask
+    outputs = {"z": z} if call.norm == "none" else {"y": y, "z": z}
+    given = cotangents(outputs)
+    terms, unit = magnitudes(call, z, given), arithmetic(call)
+    assert stats.dtype == stats_want.dtype
+    assert stats.shape == stats_want.shape
+    if call.norm != "none":
+        assert agree(y, y_want, unit, terms["y"])
+    wants = sum(1 << bit for bit, name in enumerate(WANTS) if name in call.tensors)
+    for name in ("residual_dtype", "out_dtype"):
+        options.pop(name, None)
+    backward = (given.get("y"), given["z"], z, stats, call.tensors.get("weight"), NORMS[call.norm])
+    named = options | {
+        "dresidual_dtype": DTYPES[dtypes].residual, "branch_dtype": DTYPES[dtypes].branch,
+        "bias_dtype": DTYPES[dtypes].parameter, "residual": call.tensors["residual"], "branch": call.tensors["branch"],
+    }  # fmt: skip
+    # All at once, and each on its own: the kernels write what is wanted and nothing else.
+    for asked in (wants, *(1 << bit for bit in range(len(WANTS)) if wants >> bit & 1)):
+        grads = ops.add_norm_backward(*backward, **named, wants=asked)
+        want = ops.add_norm_backward_reference(*backward, **named, wants=asked)
+        for bit, name in enumerate(WANTS):
+            if not asked >> bit & 1:
+                assert grads[bit].numel() == want[bit].numel() == 0
+                continue
+            assert grads[bit].shape == want[bit].shape
+            # The terms of a 0-d scale are those of all features.
+            assert agree(grads[bit], want[bit], unit, terms[name].reshape(want[bit].shape)), (name, asked)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16, f16, f64])
+@pytest.mark.parametrize(("rows", "d"), [(3, 1), (5, 2), (4, 3), (9, 7), (3, 64), (2, 65), (7, 127), (2, 1001)])
+@pytest.mark.parametrize(("seed", "offset"), [(0, 0), (-1, 1), (2**63 - 1, 2**32 - 2), (-(2**63), 2**40 + 7)])
+def test_the_mask_is_that_of_the_reference_wherever_a_row_begins(seed, offset, rows, d, dtype):
+    branch = torch.ones(rows, d, dtype=dtype)
+    for p in (0.1, 0.5, 1 - 2**-20):
+        seeded = torch.tensor(seed)
+        z = addnorm.add_residual(torch.zeros_like(branch), branch, dropout_p=p, seed=seeded, offset=offset)
+        assert (z != 0).equal(philox.keep_mask((rows, d), p, seeded, offset)), p
+
+
+def test_a_word_equal_to_the_threshold_is_kept():
+    """The comparison is `>=`: with p = word / 2^32 for the word of the first element, exactly that word is the threshold."""
+    seed = torch.tensor(77)
+    zero, counter = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    word = int(philox.philox((counter, zero, zero, zero), (seed & philox.MASK, seed >> 32))[0])
+    for p, kept in [(word / 2**32, True), ((word + 1) / 2**32, False)]:
+        assert math.floor(p * 2**32) == word + (not kept)
+        z = addnorm.add_residual(torch.zeros(1), torch.ones(1), dropout_p=p, seed=seed)
+        assert bool(z != 0) == kept
+
+
+def test_what_is_dropped_is_0_even_if_it_was_infinite_and_p_1_drops_all():
+    branch = torch.full((4, 33), math.inf)
+    branch[::2] = math.nan
+    seed = torch.tensor(3)
+    mask = philox.keep_mask((4, 33), 0.5, seed)
+    z = addnorm.add_residual(torch.ones(4, 33), branch, dropout_p=0.5, seed=seed)
+    assert z.isfinite().equal(~mask)
+    assert z[~mask].eq(1).all()
+    assert addnorm.add_residual(torch.ones(4, 33), branch, dropout_p=1.0, seed=seed).eq(1).all()
+    branch.requires_grad_()
+    addnorm.add_residual(torch.ones(4, 33), branch, dropout_p=1.0).sum().backward()
+    assert branch.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16])
+def test_every_number_of_a_16_bit_dtype_is_read_and_written_as_torch_does(dtype):
+    """All 65536 of them: subnormals, infinities; NaNs stay NaNs."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).reshape(64, 1024)
+    zero = torch.zeros_like(every)
+    for stream in (dtype, f32, f64):
+        z = addnorm.add_residual(every, zero, residual_scale=1.0, residual_dtype=stream)
+        want = every.to(stream)
+        assert z.isnan().equal(want.isnan())
+        assert z.nan_to_num(7.0).equal(want.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("stream", [f16, bf16])
+@pytest.mark.parametrize("wide", [f32, f64])
+def test_rounding_to_16_bits_is_torchs_at_every_tie_and_beyond(wide, stream):
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(stream)
+    every = every[every.isfinite()].sort().values.to(f64)
+    between = torch.cat(
+        [every, (every[1:] + every[:-1]) / 2, torch.tensor([65519.9, 65520.0, 1e5, -65520.0, 3.4e38, 1e-9])]
+    )
+    near = torch.cat([between, between * (1 + 1e-7), between * (1 - 1e-7)]).to(wide)
+    z = addnorm.add_residual(near, torch.zeros_like(near), layer_scale=2.0, residual_dtype=stream)
+    assert z.equal(near.to(stream))
+
+
+@pytest.mark.parametrize("isa_of", ["weight", "residual_scale", "layer_scale", "branch_bias", "row_scale"])
+@pytest.mark.parametrize("dtype", [f32, bf16, f16, f64])
+def test_parameters_and_scales_of_any_dtype_are_what_they_are_in_the_arithmetic(isa_of, dtype):
+    x, s = torch.randn(6, 21), torch.randn(6, 21)
+    value = torch.randn(6 if isa_of == "row_scale" else 21).to(dtype)
+    got = addnorm.add_layer_norm(x, s, **{isa_of: value})
+    assert got.equal(addnorm.add_layer_norm(x, s, **{isa_of: value.to(f32)}))
+
+
+@pytest.mark.parametrize("casting", ["llama", "t5"])
+@pytest.mark.parametrize("parameter", [f32, bf16, f16])
+@pytest.mark.parametrize("stream", [f32, bf16, f16, f64])
+def test_casting_is_that_of_the_reference(casting, stream, parameter):
+    x, s, w = torch.randn(65, 77).to(stream), torch.randn(65, 77).to(stream), torch.randn(77).to(parameter)
+    got = ops.add_norm_forward(x, s, w, None, 1e-6, 1, casting=1 if casting == "llama" else 2)
+    want = ops.add_norm_forward_reference(x, s, w, None, 1e-6, 1, casting=1 if casting == "llama" else 2)
+    assert got[1].equal(want[1])
+    # The last place of rstd differs between the two here and there, and with it one rounding in some thousands.
+    assert (got[0] != want[0]).double().mean() < (0.01 if stream not in (f32, f64) else 0.6)
+    narrow = max(UNIT[stream], UNIT[parameter] if casting == "t5" else 0, UNIT[got[0].dtype])
+    torch.testing.assert_close(got[0].to(f64), want[0].to(f64), rtol=4 * narrow, atol=0)
+    plain = addnorm.add_rms_norm(x, s, w, eps=1e-6)
+    rounds = UNIT[stream if casting == "llama" else parameter] > UNIT[f64 if stream == f64 else f32]
+    assert plain.equal(addnorm.add_rms_norm(x, s, w, eps=1e-6, casting=casting)) == (not rounds)
+
+
+@pytest.mark.parametrize("variant", BASIC)
+@pytest.mark.parametrize("dtypes", ["float16", "float64", "float32 stream, float16 branch"])
+def test_a_lean_operator_and_the_full_one_give_the_same_bits(variant, dtypes):
+    call = make(variant, dtypes, (33, 70))
+    lean = (*(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")), call.eps)
+    rms = call.norm == "rms"
+    for got, want in zip(ops.add_norm_train(*lean, rms), ops.add_norm_forward(*lean, int(rms)), strict=True):
+        assert got.equal(want)
+    y, z, _ = ops.add_norm_forward(*lean, int(rms), outputs=1)
+    assert y.equal(ops.add_norm(*lean, rms))
+    assert z.numel() == 0
+    y, z, stats = ops.add_norm_forward(*lean, int(rms), outputs=2)
+    assert z.equal(ops.add_norm_stream(*lean, rms)[1])
+    assert stats.numel() == 0
+
+
+def test_subnormals_of_float16_are_numbers_even_where_float32s_are_flushed():
+    """torch reads them so too: they are no subnormals of float32."""
+    half = torch.arange(-1200, 1200, dtype=torch.float64).mul(2**-24).to(f16)
+    want = half.to(f64)
+    assert torch.set_flush_denormal(True)
+    try:
+        wide = addnorm.add_residual(half, torch.zeros_like(half, dtype=f64), residual_dtype=f64)
+        single = addnorm.add_residual(half, torch.zeros_like(half), residual_dtype=f32)
+    finally:
+        torch.set_flush_denormal(False)
+    assert wide.equal(want)
+    assert single.equal(want.to(f32))

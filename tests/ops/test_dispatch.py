@@ -1,0 +1,193 @@
+"""Function transforms and forward-mode derivatives: torch.func and torch.autograd.forward_ad over the public functions."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, grad_and_value, hessian, jacrev, jvp, vjp, vmap
+from torch.testing import assert_close
+
+import addnorm
+from support.cases import VARIANTS, cotangents, f64, make
+from support.oracle import added, exact, keep_mask
+
+# torch compiles its own formulas for forward mode with the TorchScript that it deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+
+TRANSFORMED = [
+    "LayerNorm",
+    "LayerNorm without either",
+    "RMSNorm with bias",
+    "everything, LayerNorm",
+    "everything, RMSNorm",
+]
+
+
+def formula(call, tensors):
+    """The oracle at its own z, so that nothing of the library is inside the transform."""
+    return exact(call, tensors, added(call, tensors))
+
+
+@pytest.fixture(params=TRANSFORMED)
+def call(request):
+    return make(request.param, "float64", (3, 5))
+
+
+def loss(function, call, tensors, given):
+    outputs = function(tensors)
+    return sum((outputs[name] * g).sum() for name, g in given.items())
+
+
+def test_func_grad_is_the_gradient(call):
+    given = cotangents(call())
+    got = grad(lambda tensors: loss(call, call, tensors, given))(call.tensors)
+    tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
+    loss(functools.partial(formula, call), call, tensors, given).backward()
+    assert_close(got, {name: t.grad for name, t in tensors.items()})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_func_grad_and_value_agree_with_backward_for_every_variant(variant):
+    call = make(variant, "float32", (5, 17))
+    given = cotangents(call())
+    grads, value = grad_and_value(lambda tensors: loss(call, call, tensors, given))(call.tensors)
+    tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
+    want = loss(call, call, tensors, given)
+    want.backward()
+    # A bfloat16 z in between may be rounded to the other side.
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if "bfloat16" in variant else {"rtol": 2e-5, "atol": 2e-5}
+    assert_close(value, want.detach(), **tolerance)
+    assert_close(grads, {name: t.grad for name, t in tensors.items()}, **tolerance)
+
+
+def test_jvp_is_the_directional_derivative(call):
+    tangents = {name: torch.randn_like(t) for name, t in call.tensors.items()}
+    got = jvp(call, (call.tensors,), (tangents,))
+    want = jvp(functools.partial(formula, call), (call.tensors,), (tangents,))
+    assert_close(got, want)
+
+
+def test_forward_ad_carries_the_tangent(call):
+    tangents = {name: torch.randn_like(t) for name, t in call.tensors.items()}
+    with forward_ad.dual_level():
+        duals = {name: forward_ad.make_dual(t, tangents[name]) for name, t in call.tensors.items()}
+        got = {name: forward_ad.unpack_dual(out).tangent for name, out in call(duals).items()}
+        y_alone = forward_ad.unpack_dual(call.y_alone(duals)).tangent
+    _, want = jvp(functools.partial(formula, call), (call.tensors,), (tangents,))
+    assert_close(got, want)
+    assert_close(y_alone, want["y"])
+
+
+def test_forward_over_reverse_is_the_hessian_vector_product(call):
+    given = cotangents(call())
+    direction = torch.randn_like(call.tensors["branch"])
+
+    def product(function):
+        def first(branch):
+            return grad(lambda b: loss(function, call, call.tensors | {"branch": b}, given) ** 2)(branch)
+
+        return jvp(first, (call.tensors["branch"],), (direction,))[1]
+
+    assert_close(product(call), product(functools.partial(formula, call)))
+
+
+def test_hessian_is_that_of_the_formula():
+    call = make("everything, LayerNorm", "float64", (2, 3))
+    given = cotangents(call())
+
+    def of(function):
+        return hessian(lambda b: loss(function, call, call.tensors | {"branch": b}, given))(call.tensors["branch"])
+
+    want = of(functools.partial(formula, call))
+    assert want.abs().max() > 0.1
+    assert_close(of(call), want)
+
+
+def test_vmap_over_the_rows_is_the_batch(call):
+    if "row_scale" in call.tensors:  # dropout counts elements: every sample would take the same mask
+        call.options["dropout_p"] = 0.0
+    batched = {name: 0 if t.dim() == 2 or name == "row_scale" else None for name, t in call.tensors.items()}
+    assert_close(vmap(call, in_dims=(batched,))(call.tensors), call())
+
+
+def test_vmap_over_parameters_alone_is_an_ensemble():
+    x, weights, biases = torch.randn(4, 6), torch.randn(7, 6), torch.randn(7, 6)
+    y = vmap(addnorm.add_layer_norm, in_dims=(None, None, 0, 0))(x, x, weights, biases)
+    assert_close(y, torch.stack([addnorm.add_layer_norm(x, x, w, b) for w, b in zip(weights, biases, strict=True)]))
+
+
+@pytest.mark.parametrize("in_dim", [0, 1, -1])
+def test_vmap_takes_any_dimension(in_dim):
+    x, b = torch.randn(3, 3, 3), torch.randn(3, 3, 3)
+    got = vmap(addnorm.add_rms_norm, in_dims=in_dim, out_dims=in_dim)(x, b)
+    want = addnorm.add_rms_norm(x.movedim(in_dim, 0), b.movedim(in_dim, 0)).movedim(0, in_dim)
+    assert_close(got, want)
+
+
+@pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm])
+def test_vmap_of_grad_gives_the_gradient_of_every_sample(function):
+    residual, branch, weight = (
+        torch.randn(6, 4, 5, dtype=f64),
+        torch.randn(6, 4, 5, dtype=f64),
+        torch.randn(5, dtype=f64),
+    )
+    dy = torch.randn(6, 4, 5, dtype=f64)
+
+    def plain(r, b, w):
+        return F.layer_norm(r + b, (5,), w) if function is addnorm.add_layer_norm else F.rms_norm(r + b, (5,), w)
+
+    def per_sample(norm):
+        gradient = grad(lambda w, r, b, g: (norm(r, b, w) * g).sum(), argnums=(0, 1))
+        return vmap(gradient, in_dims=(None, 0, 0, 0))(weight, residual, branch, dy)
+
+    got = per_sample(function)
+    assert got[0].shape == (6, 5)
+    assert_close(got, per_sample(plain))
+
+
+def test_jacrev_and_vjp_agree_with_the_formula():
+    x, b = torch.randn(2, 4, dtype=f64), torch.randn(2, 4, dtype=f64)
+    assert_close(jacrev(addnorm.add_layer_norm)(x, b), jacrev(lambda x, b: F.layer_norm(x + b, (4,)))(x, b))
+    _, pullback = vjp(addnorm.add_layer_norm, x, b)
+    _, want = vjp(lambda x, b: F.layer_norm(x + b, (4,)), x, b)
+    assert_close(pullback(b), want(b))
+
+
+def test_vmap_with_different_randomness_drops_different_elements_of_every_sample():
+    x, ones = torch.zeros(5, 4, 8), torch.ones(5, 4, 8)
+
+    def dropped(x, b):
+        return addnorm.add_residual(x, b, dropout_p=0.5)
+
+    different = vmap(dropped, randomness="different")(x, ones)
+    assert len({tuple(sample.flatten().tolist()) for sample in different}) == 5
+    same = vmap(dropped, randomness="same")(x, ones)
+    assert len({tuple(sample.flatten().tolist()) for sample in same}) == 1
+
+
+def test_vmap_over_seeds_gives_each_sample_its_own_mask():
+    seeds = torch.arange(4)
+    z = vmap(lambda s: addnorm.add_residual(torch.zeros(3, 8), torch.ones(3, 8), dropout_p=0.5, seed=s))(seeds)
+    assert (z != 0).equal(torch.stack([keep_mask((3, 8), 0.5, seed) for seed in range(4)]))
+
+
+def test_functional_call_of_a_module_reaches_the_parameters():
+    class Norm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(5, dtype=f64))
+
+        def forward(self, x, b):
+            return addnorm.add_layer_norm(x, b, self.weight)
+
+    x, weight = torch.randn(3, 5, dtype=f64), torch.randn(5, dtype=f64)
+    got = grad(lambda w: functional_call(Norm(), {"weight": w}, (x, x)).pow(2).sum())(weight)
+    assert_close(got, grad(lambda w: F.layer_norm(x + x, (5,), w).pow(2).sum())(weight))
+
+
+@pytest.mark.parametrize("wrong", [torch.randn(3, 4), torch.randn(5), torch.randn(3, 5).long()])
+def test_a_wrong_argument_inside_a_transform_is_refused_too(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"^branch has"):
+        jvp(lambda x: addnorm.add_layer_norm(x, wrong), (torch.randn(3, 5),), (torch.randn(3, 5),))

@@ -1,0 +1,95 @@
+"""The reference behind the dispatcher: every operator agrees with its `_reference`, and with the written-out derivatives."""
+
+import pytest
+import torch
+
+from support.cases import BASIC, DTYPES, SHAPES, bf16, cotangents, f32, f64, make
+from support.oracle import UNIT, arithmetic, magnitudes
+
+ops = torch.ops.addnorm
+
+
+def agree(got: torch.Tensor, want: torch.Tensor, unit: float, terms: torch.Tensor | float) -> bool:
+    """Within a few roundings of the arithmetic, and one of the dtype on either side."""
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    bound = 8 * unit * terms + 2.01 * UNIT[got.dtype] * want.to(f64).abs() * (got.dtype not in (f32, f64))
+    return bool(((got.to(f64) - want.to(f64)).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if len(s) > 1], ids=str)
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", BASIC)
+def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
+    call = make(variant, dtypes, shape)
+    rms, unit = call.norm == "rms", arithmetic(call)
+    inputs = (*(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")), call.eps, rms)
+    y, z, stats = ops.add_norm_train(*inputs)
+    y_want, z_want, stats_want = ops.add_norm_train_reference(*inputs)
+    assert z.equal(z_want)
+    terms = magnitudes(call, z, given := cotangents({"y": y, "z": z}))
+    assert agree(y, y_want, unit, terms["y"])
+    # The mean is relative to the values it is of, rstd to itself.
+    assert agree(stats[..., 0], stats_want[..., 0], unit, z.to(f64).abs().mean(-1))
+    spread = 1 + (z.to(f64).abs().mean(-1) * stats_want[..., 1]) ** 2  # what a rounded mean does to a small variance
+    assert agree(stats[..., 1], stats_want[..., 1], unit, stats_want[..., 1] * spread)
+    for one, want in [(ops.add_norm, (y_want,)), (ops.add_norm_stream, (y_want, z))]:
+        got = one(*inputs)
+        got = (got,) if isinstance(got, torch.Tensor) else got
+        assert got[0].equal(y)
+        assert len(got) == len(want)
+
+    absent = 4 * (call.tensors.get("weight") is None) | 8 * (call.tensors.get("bias") is None)
+    for wants in range(1, 16):
+        if wants & absent:  # nobody asks for the gradient of what is not there
+            continue
+        arguments = (
+            given["y"], given["z"] if wants % 2 else None, z, stats, call.tensors.get("weight"), rms,
+            *DTYPES[dtypes], wants,
+        )  # fmt: skip
+        grads = ops.add_norm_train_backward(*arguments)
+        want = ops.add_norm_train_backward_reference(*arguments)
+        for bit, name in enumerate(("residual", "branch", "weight", "bias")):
+            if wants >> bit & 1:
+                assert agree(grads[bit], want[bit], unit, terms[name]), (name, wants)
+            else:
+                assert grads[bit].numel() == want[bit].numel() == 0
+
+
+@pytest.mark.parametrize("dresidual_dtype", [f32, bf16])
+@pytest.mark.parametrize("branch_dtype", [f32, bf16])
+@pytest.mark.parametrize("bias_dtype", [f32, bf16])
+@pytest.mark.parametrize("stream", [f32, bf16])
+@pytest.mark.parametrize("out", [f32, bf16])
+def test_every_combination_of_dtypes_the_backward_may_be_asked_for_is_right(
+    stream, out, dresidual_dtype, branch_dtype, bias_dtype
+):
+    call = make("LayerNorm", "float32", (70, 33))
+    z, dz = (call.tensors[name].to(stream) for name in ("residual", "branch"))
+    dy = cotangents({"y": z})["y"].to(out)
+    _, _, stats = ops.add_norm_train_reference(z, torch.zeros_like(z), None, None, 1e-5, False)
+    terms = magnitudes(call, z, {"y": dy, "z": dz})
+    for wants in range(1, 16):
+        arguments = (dy, dz, z, stats, call.tensors["weight"], False, dresidual_dtype, branch_dtype, bias_dtype, wants)
+        got = ops.add_norm_train_backward(*arguments)
+        want = ops.add_norm_train_backward_reference(*arguments)
+        for bit, name in enumerate(("residual", "branch", "weight", "bias")):
+            if wants >> bit & 1:
+                assert agree(got[bit], want[bit], UNIT[f32], terms[name]), (name, wants)
+
+
+@pytest.mark.parametrize("variant", [*BASIC, "everything, LayerNorm", "everything, RMSNorm", "the add alone"])
+def test_what_an_operator_returns_is_no_alias_of_what_it_was_given(variant):
+    """One-dimensional inputs are where a sum over the rows has nothing to do, and a cast where dtypes agree."""
+    for shape in [(8,), (1, 8), (3, 8)]:
+        for dtypes in ("float32", "float64"):
+            call = make(variant, dtypes, shape)
+            tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
+            outputs = call(tensors)
+            given = cotangents(outputs)
+            grads = torch.autograd.grad(list(outputs.values()), list(tensors.values()), list(given.values()))
+            theirs = {t.untyped_storage().data_ptr() for t in (*tensors.values(), *outputs.values(), *given.values())}
+            for name, grad in zip(tensors, grads, strict=True):
+                # The gradient of an add is the gradient that came, where the stream is all that was used.
+                if not (call.norm == "none" and name in ("residual", "branch")):
+                    assert grad.untyped_storage().data_ptr() not in theirs, (name, shape)

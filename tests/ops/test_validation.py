@@ -1,0 +1,299 @@
+"""Every wrong call is refused with a sentence: the argument, what came, what was expected, the remedy."""
+
+import re
+
+import pytest
+import torch
+
+import addnorm
+from support.cases import FUNCTIONS, VARIANTS, cotangents, leaves, make
+
+good = torch.randn(2, 3, 8)
+half = torch.randn(2, 3, 8, dtype=torch.float16)
+row = torch.ones(8)
+
+# What is changed in add_layer_norm(good, good, row, row), and the sentence.
+REFUSED = {
+    "residual is no tensor": (
+        {"residual": [1.0, 2.0]}, TypeError, "residual is a list, expected a tensor: torch.as_tensor(...) makes one."
+    ),
+    "branch is no tensor": (
+        {"branch": 1.0}, TypeError, "branch is a float, expected a tensor: torch.as_tensor(...) makes one."
+    ),
+    "branch is None": (
+        {"branch": None}, TypeError,
+        "branch is None, expected a tensor of residual's shape: for the norm alone use addnorm.layer_norm or "
+        "addnorm.rms_norm.",
+    ),
+    "weight is no tensor": ({"weight": 1.0}, TypeError, "weight is a float, expected a tensor: torch.as_tensor(...) makes"),
+    "residual is an integer": (
+        {"residual": good.long()}, TypeError,
+        "residual has dtype int64, expected float32, bfloat16, float16 or float64: convert it with residual.float().",
+    ),
+    "branch is bool": (
+        {"branch": good > 0}, TypeError,
+        "branch has dtype bool, expected float32, bfloat16, float16 or float64: convert it with branch.float().",
+    ),
+    "branch is complex": (
+        {"branch": good.cfloat()}, TypeError,
+        "branch has dtype complex64, expected float32, bfloat16, float16 or float64: convert it with branch.float() (its "
+        "real part, say).",
+    ),
+    "residual is 8 bits": ({"residual": good.to(torch.float8_e4m3fn)}, TypeError, "residual has dtype float8_e4m3fn, expected"),
+    "weight is an integer": ({"weight": row.int()}, TypeError, "weight has dtype int32, expected float32, bfloat16, float16"),
+    "bias is complex": ({"bias": row.cfloat()}, TypeError, "bias has dtype complex64, expected float32, bfloat16, float16"),
+    "branch is sparse": (
+        {"branch": good.to_sparse()}, TypeError,
+        "branch has layout torch.sparse_coo, expected an ordinary strided tensor: branch.to_dense().",
+    ),
+    "residual is 0-d": (
+        {"residual": torch.tensor(1.0), "branch": torch.tensor(1.0)}, ValueError,
+        "residual is a 0-d tensor, expected shape (*, d): give it a last dimension to normalize over.",
+    ),
+    "features differ": (
+        {"branch": torch.randn(2, 3, 7)}, ValueError,
+        "branch has shape (2, 3, 7), expected (2, 3, 8), the shape of residual: they are added element by element. The "
+        "sublayer must return 8 features, not 7: end it with a projection back to the width of the stream.",
+    ),
+    "branch would broadcast": (
+        {"branch": torch.randn(1, 3, 8)}, ValueError,
+        "branch has shape (1, 3, 8), expected (2, 3, 8), the shape of residual: they are added element by element. Nothing "
+        "is broadcast: expand branch, or residual, to the same shape.",
+    ),
+    "branch is a row": ({"branch": row}, ValueError, "branch has shape (8,), expected (2, 3, 8), the shape of residual"),
+    "branch has one feature": ({"branch": torch.randn(2, 3, 1)}, ValueError, "branch has shape (2, 3, 1), expected (2, 3, 8)"),
+    "residual would broadcast": (
+        {"residual": torch.randn(1, 1, 8)}, ValueError, "branch has shape (2, 3, 8), expected (1, 1, 8), the shape of residual"
+    ),
+    "branch is permuted": (
+        {"branch": torch.randn(3, 2, 8)}, ValueError,
+        "branch has shape (3, 2, 8), expected (2, 3, 8), the shape of residual: they are added element by element. Permute "
+        "or reshape branch.",
+    ),
+    "weight is short": (
+        {"weight": torch.ones(7)}, ValueError,
+        "weight has shape (7,), expected (8,), one element for each feature of residual (2, 3, 8): build it with the model's "
+        "width.",
+    ),
+    "weight would broadcast": ({"weight": torch.ones(1)}, ValueError, "weight has shape (1,), expected (8,), one element for"),
+    "bias is a number": ({"bias": torch.tensor(1.0)}, ValueError, "bias has shape (), expected (8,), one element for each"),
+    "weight has two dimensions": (
+        {"weight": torch.ones(3, 8)}, ValueError,
+        "weight has shape (3, 8), expected (8,), one element for each feature of residual (2, 3, 8): for a norm over more "
+        "than the last dimension pass normalized_shape.",
+    ),
+    "branch_bias is short": ({"branch_bias": torch.ones(7)}, ValueError, "branch_bias has shape (7,), expected (8,), one"),
+    "branch is elsewhere": (
+        {"branch": good.to("meta")}, ValueError,
+        "branch is on meta, expected cpu, the device of residual: move it with branch.to('cpu').",
+    ),
+    "residual is elsewhere": (
+        {"residual": good.to("meta")}, ValueError,
+        "branch is on cpu, expected meta, the device of residual: move it with branch.to('meta').",
+    ),
+    "weight is elsewhere": ({"weight": row.to("meta")}, ValueError, "weight is on meta, expected cpu, the device of residual"),
+    "bias is elsewhere": ({"bias": row.to("meta")}, ValueError, "bias is on meta, expected cpu, the device of residual: move"),
+    "layer_scale is elsewhere": ({"layer_scale": row.to("meta")}, ValueError, "layer_scale is on meta, expected cpu, the"),
+    "row_scale is elsewhere": (
+        {"row_scale": torch.ones(2, 3, device="meta")}, ValueError, "row_scale is on meta, expected cpu, the device of"
+    ),
+    "seed is elsewhere": (
+        {"dropout_p": 0.5, "seed": torch.tensor(1, device="meta")}, ValueError, "seed is on meta, expected cpu, the device of"
+    ),
+    "residual_scale has rows": (
+        {"residual_scale": torch.ones(2, 3)}, ValueError,
+        "residual_scale has shape (2, 3), expected a number, a 0-d tensor or shape (8,), one element for each feature: to "
+        "scale whole rows use row_scale.",
+    ),
+    "layer_scale has rows": ({"layer_scale": torch.ones(2, 3, 1)}, ValueError, "layer_scale has shape (2, 3, 1), expected a"),
+    "layer_scale is an integer tensor": ({"layer_scale": row.int()}, TypeError, "layer_scale has dtype int32, expected"),
+    "residual_scale is text": (
+        {"residual_scale": "2"}, TypeError, "residual_scale is a str, expected a number or a tensor of shape () or (8,)."
+    ),
+    "residual_scale is True": ({"residual_scale": True}, TypeError, "residual_scale is a bool, expected a number or a tensor"),
+    "row_scale has features": (
+        {"row_scale": torch.ones(2, 3, 8)}, ValueError,
+        "row_scale has shape (2, 3, 8), expected (2, 3) or a shape that broadcasts to it, one element for each row of "
+        "residual (2, 3, 8): to scale features use layer_scale.",
+    ),
+    "row_scale has other rows": ({"row_scale": torch.ones(3, 2)}, ValueError, "row_scale has shape (3, 2), expected (2, 3) or"),
+    "row_scale is a number": ({"row_scale": 0.5}, TypeError, "row_scale is a float, expected a tensor: torch.as_tensor"),
+    "dropout_p is above 1": (
+        {"dropout_p": 1.5}, ValueError, "dropout_p is 1.5, expected a probability: a number from 0 to 1."
+    ),
+    "dropout_p is negative": ({"dropout_p": -0.1}, ValueError, "dropout_p is -0.1, expected a probability: a number from"),
+    "dropout_p is NaN": ({"dropout_p": float("nan")}, ValueError, "dropout_p is nan, expected a probability: a number from"),
+    "seed is a number": (
+        {"dropout_p": 0.5, "seed": 1234}, TypeError, "seed is a int, expected a 0-d int64 tensor: torch.tensor(1234)."
+    ),
+    "seed is a float tensor": (
+        {"dropout_p": 0.5, "seed": torch.tensor(1.0)}, TypeError, "seed is a float32 tensor of shape (), expected a 0-d int64"
+    ),
+    "weight_offset without weight": (
+        {"weight": None, "weight_offset": 1.0}, ValueError,
+        "weight_offset is 1.0 but there is no weight to add it to: pass weight.",
+    ),
+    "weight_offset is text": ({"weight_offset": "1"}, TypeError, "weight_offset is a str, expected a number: 1.0 for Gemma's"),
+    "residual_dtype is an integer": (
+        {"residual_dtype": torch.int32}, TypeError,
+        "residual_dtype is torch.int32, expected float32, bfloat16, float16 or float64 (or None).",
+    ),
+    "out_dtype is complex": ({"out_dtype": torch.complex64}, TypeError, "out_dtype is torch.complex64, expected float32,"),
+    "normalized_shape is empty": (
+        {"normalized_shape": ()}, ValueError,
+        "normalized_shape is empty, expected at least one dimension: pass (d,) or None.",
+    ),
+    "normalized_shape is another": (
+        {"normalized_shape": (3, 7)}, ValueError,
+        "normalized_shape is (3, 7), expected the last dimensions of residual (2, 3, 8): pass None to normalize over the last "
+        "one.",
+    ),
+    "weight is not of normalized_shape": (
+        {"normalized_shape": (3, 8)}, ValueError,
+        "weight has shape (8,), expected normalized_shape (3, 8): reshape it.",
+    ),
+    "branch does not end in normalized_shape": (
+        {"normalized_shape": 8, "branch": torch.randn(2, 3, 7)}, ValueError,
+        "branch has shape (2, 3, 7), expected to end in normalized_shape (8,): reshape it.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
+@pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_argument_is_refused_in_a_sentence(name, function, grad):
+    changed, error, sentence = REFUSED[name]
+    arguments = {"residual": good, "branch": good, "weight": row.clone().requires_grad_(grad), "bias": row} | changed
+    for return_residual in (False, True):
+        with pytest.raises(error, match=f"^{re.escape(sentence)}"):
+            function(**arguments, return_residual=return_residual)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n, (changed, *_) in REFUSED.items()
+        if not changed.keys() & {"weight", "bias", "out_dtype", "normalized_shape", "weight_offset"}
+    ],
+)
+def test_the_add_alone_refuses_the_same_in_the_same_words(name):
+    changed, error, sentence = REFUSED[name]
+    with pytest.raises(error, match=f"^{re.escape(sentence)}"):
+        addnorm.add_residual(**({"residual": good, "branch": good} | changed))
+
+
+@pytest.mark.parametrize("function", [addnorm.layer_norm, addnorm.rms_norm])
+@pytest.mark.parametrize(
+    ("arguments", "error", "sentence"),
+    [
+        (
+            {"x": good.long()},
+            TypeError,
+            "x has dtype int64, expected float32, bfloat16, float16 or float64: convert it",
+        ),
+        ({"x": 1.0}, TypeError, "x is a float, expected a tensor: torch.as_tensor(...) makes one."),
+        ({"x": torch.tensor(1.0)}, ValueError, "x is a 0-d tensor, expected shape (*, d): give it a last dimension"),
+        (
+            {"x": good, "weight": torch.ones(7)},
+            ValueError,
+            "weight has shape (7,), expected (8,), one element for each",
+        ),
+        (
+            {"x": good, "normalized_shape": (3, 7)},
+            ValueError,
+            "normalized_shape is (3, 7), expected the last dimensions of x",
+        ),
+    ],
+)
+def test_the_norm_alone_refuses_by_the_name_of_its_own_argument(function, arguments, error, sentence):
+    with pytest.raises(error, match=f"^{re.escape(sentence)}"):
+        function(**arguments)
+
+
+def test_an_unhashable_casting_is_refused_like_another():
+    with pytest.raises(ValueError, match=r"^casting is \['llama'\], expected one of"):
+        addnorm.add_rms_norm(good, good, row, casting=["llama"])
+
+
+def test_an_unknown_casting_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"^casting is 'gemma', expected one of 'float32', 'llama', 't5'\.$"):
+        addnorm.add_rms_norm(good, good, row, casting="gemma")
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values())
+def test_an_unknown_option_is_an_error(function):
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        function(good, good, prenorm=True)
+
+
+def test_dropout_p_true_is_no_probability():
+    with pytest.raises(ValueError, match="dropout_p is True, expected a probability"):
+        addnorm.add_layer_norm(good, good, dropout_p=True)
+
+
+@pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_residual])
+def test_a_call_that_only_looks_odd_is_not_refused(function):
+    """Mixed dtypes, expanded and permuted inputs, numbers that are integers."""
+    assert function(good, half).dtype in (torch.float16, torch.float32)
+    assert function(good.permute(1, 0, 2), good.transpose(0, 1)).shape == (3, 2, 8)
+    assert function(good, torch.zeros(()).expand(2, 3, 8)).shape == (2, 3, 8)
+    assert function(good, good, residual_scale=2, layer_scale=3, dropout_p=0).shape == (2, 3, 8)
+    assert function(good, good, row_scale=torch.tensor(0.5)).shape == (2, 3, 8)
+    assert function(good, good, row_scale=torch.ones(2, 1)).shape == (2, 3, 8)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_on_the_meta_device_a_good_call_is_a_good_call(variant):
+    call = make(variant, "bfloat16", (2, 3, 8))
+    call.tensors = {name: t.to("meta") for name, t in call.tensors.items()}
+    call.options = {name: t.to("meta") if isinstance(t, torch.Tensor) else t for name, t in call.options.items()}
+    tensors = leaves(call)
+    outputs = call(tensors)
+    assert {t.device.type for t in outputs.values()} == {"meta"}
+    torch.autograd.backward(list(outputs.values()), [g.to("meta") for g in cotangents(outputs).values()])
+    assert {(t.grad.device.type, t.grad.shape) for t in tensors.values()} == {
+        ("meta", t.shape) for t in tensors.values()
+    }
+
+
+@pytest.mark.parametrize("offset", [-1, 1.5, 2**63])
+def test_an_offset_that_is_no_number_of_blocks_is_refused(offset):
+    x = torch.randn(2, 4)
+    with pytest.raises(ValueError, match=r"offset is .*, expected a whole number of blocks"):
+        addnorm.add_layer_norm(x, x, dropout_p=0.5, offset=offset)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"weight_offset": torch.ones(2)}, "weight_offset is a float32 tensor of shape (2,), expected a number"),
+        ({"weight_offset": 10**400}, "weight_offset is"),
+        ({"residual_scale": 10**400}, "residual_scale is"),
+        ({"eps": 10**400}, "eps is 1000"),
+        ({"eps": True}, "eps is True, expected a number"),
+        ({"eps": torch.tensor(1e-5, requires_grad=True)}, "eps is tensor("),
+        ({"offset": 2**62, "dropout_p": 0.1}, "offset is 4611686018427387904, expected a whole number"),
+        ({"weight_offset": True}, "weight_offset is a bool, expected a number"),
+        ({"dropout_p": None}, "dropout_p is None, expected a probability"),
+        ({"dropout_p": torch.tensor([0.1, 0.2, 0.3])}, "dropout_p is tensor("),
+        ({"dropout_p": 1.5, "training": False}, "dropout_p is 1.5, expected a probability"),
+        ({"normalized_shape": 8.0}, "normalized_shape is 8.0, expected a whole number or a sequence of them"),
+        ({"normalized_shape": (8.0,)}, "normalized_shape is (8.0,), expected a whole number or a sequence of them"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_layer_norm_])
+def test_what_is_no_number_is_told_by_name_on_every_path(function, options, sentence):
+    x = torch.randn(4, 8)
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(sentence)}"):
+        function(x, x.clone(), torch.ones(8), **options)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused():
+    nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
+    for function in (addnorm.add_layer_norm, addnorm.add_rms_norm):
+        with pytest.raises(TypeError, match=r"^residual is a nested tensor, expected an ordinary one"):
+            function(nested, nested)

@@ -1,0 +1,229 @@
+"""The Triton kernels on a GPU, where there is one: results against float64, and to the bit what docs/numerics.md says of bits.
+
+pytest tests/ops/triton/test_cuda.py                                        or `make gpu`, which measures too
+compute-sanitizer --tool memcheck python tests/support/run_cuda.py                  and racecheck, initcheck, synccheck
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import addnorm
+from addnorm.ops import philox
+from addnorm.ops.triton import plan
+from functional.test_functional import as_near_as_plain_pytorch, forward_and_backward
+from support import cases
+from support.cases import DTYPES, OPTIONS, VARIANTS, Call, bf16, cotangents, f32, f64, make
+from support.oracle import UNIT
+from support.places import places
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+CUDA = torch.device("cuda")
+
+# The two widths on either side of each change of plan, and those that the benchmark measures.
+WIDTHS = [1, 3, 64, 768, 1000, 4096, 8192, 8193, 16384, 16385, 65536, 262144]
+TABLE = [
+    *((variant, dtypes, (37, 132)) for variant in VARIANTS for dtypes in DTYPES),
+    *((variant, "bfloat16", (5, d)) for variant in ("LayerNorm", "RMSNorm", "everything, LayerNorm") for d in WIDTHS),
+    *((variant, "float32 stream, bfloat16 branch", (9, d)) for variant in ("LayerNorm", "dropout") for d in WIDTHS),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_to_the_reference(monkeypatch):
+    """An operator that the kernels leave to it fails."""
+    if torch.cuda.is_available():
+        from addnorm.ops.triton import gradients, operators
+
+        for module in (operators, gradients):
+            monkeypatch.setattr(module, "eager", None)
+
+
+def moved(call: Call, device: torch.device | str | None = None) -> Call:
+    """The same call with everything on a device."""
+    device = device or CUDA
+    options = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.options.items()
+    }
+    return Call(call.norm, call.eps, {name: t.to(device) for name, t in call.tensors.items()}, options)
+
+
+@pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
+def test_outputs_and_gradients_are_as_near_to_float64_as_plain_pytorch(variant, dtypes, shape):
+    here = make(variant, dtypes, shape)
+    call, given = moved(here), cotangents(here())
+    on_device = {name: t.to(CUDA) for name, t in given.items()}
+    ours = {name: t.cpu() for name, t in forward_and_backward(call, call, on_device).items()}
+    as_near_as_plain_pytorch(here, ours, given)  # PyTorch's on the CPU: the same yardstick as there
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_stream_has_the_bits_of_the_cpus(variant, dtypes):
+    call = make(variant, dtypes, (37, 132))
+    assert moved(call)()["z"].cpu().equal(call()["z"])
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (2, 65), (37, 132), (2, plan.FORWARD_WHOLE + 6)], ids=str)
+@pytest.mark.parametrize(("seed", "offset"), [(0, 0), (-1, 2**32 - 2), (-(2**63), 2**40 + 7)])
+def test_the_mask_is_the_cpus(seed, offset, shape):
+    for p in (0.1, 0.5, 1 - 2**-20):
+        branch = torch.ones(shape, device=CUDA)
+        z = addnorm.add_residual(
+            torch.zeros_like(branch), branch, dropout_p=p, seed=torch.tensor(seed, device=CUDA), offset=offset
+        )
+        assert (z != 0).cpu().equal(philox.keep_mask(shape, p, torch.tensor(seed), offset)), p
+
+
+@pytest.mark.parametrize("dtypes", list(DTYPES)[:6])
+@pytest.mark.parametrize("variant", [name for name, variant in VARIANTS.items() if variant.norm != "none"])
+def test_y_has_the_same_bits_with_grad_and_without_and_alone(variant, dtypes):
+    for d in (100, 1024):
+        call = moved(make(variant, dtypes, (9, d)))
+        y = forward_and_backward(call, call, cotangents_there(call))["y"]
+        assert call()["y"].equal(y)
+        assert call.y_alone().equal(y)
+
+
+def cotangents_there(call: Call) -> dict[str, torch.Tensor]:
+    return {name: t.to(CUDA) for name, t in cotangents(call()).items()}
+
+
+@pytest.mark.parametrize("d", [64, 100, 768, 4096, 8193, 20000])  # rows of 100 begin between 16 bytes
+@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "row_scale and layer_scale"])
+def test_a_row_has_the_same_bits_in_any_batch_and_every_run(variant, d):
+    call = moved(make(variant, "bfloat16", (300, d)))
+    given = cotangents_there(call)
+    whole, again = (forward_and_backward(call, call, given) for _ in range(2))
+    assert all(again[name].equal(t) for name, t in whole.items())
+    for rows in (1, 2, 17):
+        part = call.rows(slice(300 - rows, 300))
+        got = forward_and_backward(part, part, {name: t[300 - rows :] for name, t in given.items()})
+        for name in ("y", "z", "residual", "branch"):
+            assert got[name].equal(whole[name][300 - rows :]), (name, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 40_000])
+def test_sums_over_many_rows_are_as_exact_as_over_few(rows):
+    call = moved(make("LayerNorm", "bfloat16 with float32 parameters", (rows, 96)))
+    given = cotangents_there(call)
+    ours = forward_and_backward(call, call, given)
+    x_hat = F.layer_norm(ours["z"].to(f64), (96,), eps=call.eps)
+    dy = given["y"].to(f64)
+    for name, terms in (("weight", dy * x_hat), ("bias", dy)):
+        bound = 2 * UNIT[f32] * terms.abs().sum(0) + 1e-30
+        assert ((ours[name].to(f64) - terms.sum(0)).abs() <= bound).all(), name
+
+
+def test_more_elements_than_32_bits_count():
+    free = torch.cuda.mem_get_info()[0]
+    rows, d = 2**31 // 4096 + 8, 4096
+    if free < 5 * rows * d * 2:
+        pytest.skip("the device's memory does not hold five tensors of 2^31 elements")
+    x, branch = (torch.randn(rows, d, device=CUDA, dtype=bf16) for _ in range(2))
+    y = addnorm.add_layer_norm(x, branch)
+    assert y[-8:].equal(addnorm.add_layer_norm(x[-8:], branch[-8:]))
+    seed = torch.tensor(7, device=CUDA)
+    z = addnorm.add_residual(torch.zeros_like(x), torch.ones_like(x), dropout_p=0.5, seed=seed, out=y)
+    want = philox.keep_mask((8, d), 0.5, torch.tensor(7), (rows - 8) * d // 4)
+    assert (z[-8:] != 0).cpu().equal(want)
+
+
+@pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
+def test_in_place_and_into_given_memory_have_the_bits_of_the_function(variant):
+    for d in (100, 20000):
+        call = moved(make(variant, "bfloat16", (33, d)))
+        want = call()
+        tensors = {name: t.clone() for name, t in call.tensors.items()}
+        function = addnorm.add_layer_norm_ if call.norm == "layer" else addnorm.add_rms_norm_
+        function(**tensors, **call.options, eps=call.eps)
+        assert tensors["residual"].equal(want["z"])
+        assert tensors["branch"].equal(want["y"])
+
+
+@pytest.mark.parametrize("d", [96, 100, 768])
+@pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
+def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant, d):
+    call = moved(make(variant, "bfloat16 with float32 parameters", (33, d)))
+    given = cotangents_there(call)
+    want, alone = forward_and_backward(call, call, given), call.y_alone()
+    for name, t in {**call.tensors, **given}.items():
+        for place, elsewhere in places(t).items():
+            other = Call(
+                call.norm, call.eps, call.tensors | ({name: elsewhere} if name in call.tensors else {}), call.options
+            )
+            got = forward_and_backward(other, other, given | ({name: elsewhere} if name in given else {}))
+            assert all(got[key].equal(t) for key, t in want.items()), (name, place)
+            assert other.y_alone().equal(alone), (name, place)
+
+
+def test_one_row_for_all_has_the_bits_of_its_copies():
+    for d in (96, 100):
+        row, branch = torch.randn(1, d, device=CUDA).to(bf16).expand(33, d), torch.randn(33, d, device=CUDA).to(bf16)
+        assert addnorm.add_layer_norm(row, branch).equal(addnorm.add_layer_norm(row.clone(), branch))
+
+
+def test_a_stream_of_launches_of_its_own_and_a_captured_graph_give_the_same_bits():
+    call = moved(make("LayerNorm", "bfloat16", (64, 512)))
+    want = call()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        got = call()
+    stream.synchronize()
+    assert all(got[name].equal(t) for name, t in want.items())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for t in captured.values():
+        t.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(captured[name].equal(t) for name, t in want.items())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
+def test_tensors_on_another_device_than_the_current_one():
+    call = make("LayerNorm", "bfloat16", (5, 64))
+    want = cases.gradients(moved(call, "cuda:0"))
+    got = cases.gradients(moved(call, "cuda:1"))
+    assert all(got[name].device.index == 1 and got[name].cpu().equal(t.cpu()) for name, t in want.items())
+
+
+@pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
+def test_under_torch_compile_it_is_one_graph_with_eagers_bits_at_any_batch_size(variant):
+    torch._dynamo.reset()
+    calls = [moved(make(variant, "bfloat16 with float32 parameters", (rows, 128))) for rows in (5, 9, 33)]
+    names = list(calls[0].tensors)
+
+    def function(*tensors):
+        return tuple(calls[0](dict(zip(names, tensors, strict=True))).values())
+
+    compiled = torch.compile(function, fullgraph=True)
+    for call in calls:
+        tensors = [t.clone().requires_grad_() for t in call.tensors.values()]
+        outputs, want = compiled(*tensors), function(*tensors)
+        assert all(a.equal(b) for a, b in zip(outputs, want, strict=True))
+        given = [torch.randn_like(t) for t in want]
+        got = torch.autograd.grad(outputs, tensors, given)
+        assert all(a.equal(b) for a, b in zip(got, torch.autograd.grad(want, tensors, given), strict=True))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm])
+def test_under_autocast_y_is_float32_as_f_layer_norm_is(function):
+    x, s = (torch.randn(4, 64, device=CUDA, dtype=bf16) for _ in range(2))
+    with torch.autocast("cuda", dtype=bf16):
+        y, z = function(x, s, return_residual=True)
+        assert F.layer_norm(x + s, (64,)).dtype == y.dtype == f32
+    assert z.dtype == bf16
+
+
+@pytest.mark.parametrize("variant", OPTIONS)
+def test_derivatives_of_every_option_are_those_of_finite_differences(variant):
+    call = moved(make(variant, "float64", (3, 12)))
+    names = list(call.tensors)
+    tensors = [t.clone().requires_grad_() for t in call.tensors.values()]
+    assert torch.autograd.gradcheck(
+        lambda *ts: tuple(call(dict(zip(names, ts, strict=True))).values()), tensors, nondet_tol=0.0
+    )

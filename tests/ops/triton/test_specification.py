@@ -1,0 +1,30 @@
+"""The specification of the functions once more, computed by the Triton kernels in the interpreter: every test of these files."""
+
+# ruff: noqa: F403 - what is tested there is tested here
+
+import pytest
+import torch
+
+from functional.test_edges import *
+from functional.test_functional import *
+from functional.test_inplace import *
+from functional.test_properties import *
+from ops.test_autograd import *
+from ops.test_philox import *
+from support.interpreted import Interpreted
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="nothing is interpreted: test_ops_triton_cuda.py runs on the GPU"
+    ),
+]
+
+del test_contiguous_memory_is_overwritten_without_any_new  # noqa: F821 - the interpreter copies what a kernel writes
+
+
+@pytest.fixture(autouse=True)
+def on_triton():
+    """What is called is Triton's."""
+    with Interpreted():
+        yield

@@ -1,0 +1,165 @@
+"""A page: whole HTML that needs nothing, everything escaped, written whole or not at all."""
+
+import errno
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jinja2")
+
+from addnorm.report import Facts, Figure, Finding, Findings, Formula, Page, Section, Table, check, render, write
+from addnorm.report.numbers import column, number
+from support.pages import checked, tables
+
+SVG = '<svg class="chart" viewBox="0 0 1 1" role="img" aria-label="x"></svg>'
+EVIL = "<script>alert('&\"')</script>"
+
+
+def page(text="text", rows=(("a", 1.5), ("b", math.nan))):
+    table = Table(["site", text], rows, caption=text)
+    blocks = [
+        Figure(text, text, SVG, table, SVG), table, Table(["a"], [[text]], caption=text, folded=True),
+        Findings([Finding(text), Finding(text, "proved"), Finding(text, "refuted")]), Formula([text, "b"], text),
+        Facts({text: text}),
+    ]  # fmt: skip
+    return Page(
+        text,
+        text,
+        [Finding(text, "proved")],
+        [Section(text, text, blocks), Section("Two", "", [])],
+        {text: text},
+        [text],
+    )
+
+
+def test_a_page_is_whole_and_needs_nothing():
+    found = checked(render(page()))
+    assert [one["text"] for one in found.all("h2")] == ["text", "Two"]
+    assert [one["href"] for one in found.all("a")] == ["#section-1", "#section-2"]
+    assert len(found.all("details")) == 2
+    assert tables(found)[0] == [["site", "text"], ["a", 1.5], ["b", pytest.approx(math.nan, nan_ok=True)]]
+
+
+def test_every_text_is_escaped():
+    text = render(page(EVIL))
+    found = checked(text)
+    assert "alert" in text
+    assert "<script" not in text
+    assert {one["text"] for one in found.all("h3")} == {EVIL}
+    assert EVIL in [one["text"] for one in found.all("dd")]
+    assert found.all("title")[0]["text"] == EVIL
+
+
+def test_proofs_are_told_without_colours():
+    text = render(page())
+    for words in ("✓", "✗", "Holds: ", "Does not hold: "):
+        assert words in text
+
+
+def test_a_page_without_verdict_tiles_and_foot():
+    found = checked(render(Page("t", "s", [], [])))
+    assert not found.all("footer")
+
+
+def test_two_figures_of_one_name_are_refused():
+    svg = SVG.replace("></svg>", '><path id="a-1" /></svg>')
+    figure = Figure("t", "c", svg, Table(["a"], [["b"]]))
+    render(Page("t", "s", [], [Section("one", "", [figure])]))
+    with pytest.raises(
+        ValueError, match="2 drawings have the id 'a-1', expected each figure drawn with a name of its own"
+    ):
+        render(Page("t", "s", [], [Section("one", "", [figure]), Section("two", "", [figure])]))
+
+
+def test_the_same_page_is_the_same_text():
+    assert render(page()) == render(page())
+
+
+def test_it_is_light_and_dark_wide_and_narrow_on_screen_and_paper():
+    (style,) = re.findall(r"<style>(.*?)</style>", render(page()), re.S)
+    for words in ("prefers-color-scheme: dark", "@media print", "max-width: 640px", "prefers-reduced-motion"):
+        assert words in style
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0, "0"), (12, "12"), (1.23456, "1.235"), (123456.0, "123456"), (0.00123456, "0.001235"), (9.87654e-7, "9.877e-7"),
+     (-1.5e12, "-1.500e12"), (math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity"), (None, ""), (99.9999, "100.0"), (0.99999, "1.000")],
+)  # fmt: skip
+def test_a_number_has_four_digits_or_is_a_word(value, text):
+    assert number(value) == text
+
+
+def test_a_column_has_one_number_of_decimals_where_that_loses_nothing():
+    assert column([1.0, 0.25, 12.3456]) == ["1.00", "0.25", "12.35"]
+    assert column([1.0, 0.0, None, math.nan]) == ["1.000", "0.000", "", "NaN"]
+    assert column([1.0, 1e-7]) == ["1.000", "1.000e-7"]
+    assert column([100.0, 0.25]) == ["100.0", "0.2500"]
+    assert column([3, 4]) == ["3", "4"]
+
+
+def test_columns_of_numbers_stand_to_the_right_with_every_digit_for_programs():
+    found = checked(
+        render(Page("t", "s", [], [Section("a", "", [Table(["n", "x", "y"], [["a", 1 / 3, 2], ["b", None, 3]])])]))
+    )
+    cells = [one for one in found.elements if one["tag"] in ("th", "td")]
+    assert [one.get("class") for one in cells] == [None, "number", "number"] * 3
+    (value,) = found.all("data")
+    assert (value["value"], value["text"]) == (repr(1 / 3), "0.3333")
+
+
+def test_a_row_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="row 1 has 1 cells, expected 2"):
+        Table(["a", "b"], [["x", 1.0], ["y"]])
+
+
+# Writing.
+
+
+def test_a_page_is_written_into_a_folder_that_is_made(tmp_path):
+    path = write(page(), tmp_path / "new" / "deep" / "a.html")
+    assert path.read_text(encoding="utf-8") == render(page())
+    assert [one.name for one in path.parent.iterdir()] == ["a.html"]
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "a.html"
+    path.write_text("before")
+
+    def full(self, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match=r"a.html', which cannot be written \(No space left on device\)"):
+        write(page(), path)
+    assert path.read_text() == "before"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.html"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [("a.txt", ValueError, "expected a file that ends in .html"), ("folder.html", OSError, "a directory, expected the file"),
+     ("file.txt/a.html", OSError, "cannot be written"), ("a\0.html", OSError, "cannot be written"), ("x" * 300 + ".html", OSError, "cannot")],
+)  # fmt: skip
+def test_a_path_that_cannot_be_written_is_refused_in_a_sentence(tmp_path, name, error, words):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file.txt").touch()
+    for refuse in (check, lambda path: write(page(), path)):
+        with pytest.raises(error, match=words) as refused:
+            refuse(tmp_path / name)
+        assert str(refused.value).startswith("path is ")
+
+
+def test_jinja_that_is_missing_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(
+        ImportError, match=r"jinja2 is not installed, and is needed to write a report: pip install 'addnorm\[plot\]'"
+    ):
+        render(page())

@@ -1,0 +1,224 @@
+"""Tensors that share memory: which bytes they are, what a write changes, and that all is as it was in the end."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from addnorm import inspect
+from addnorm.stream.dataflow.capture import Capture
+from addnorm.stream.dataflow.memory import Region
+from addnorm.stream.dataflow.state import copied, tensors_in
+from addnorm.stream.find.ops import up
+from addnorm.stream.find.replay import replay
+from support.traps_parts import D, Mlp
+
+
+def flow_of(function, *args):
+    class Model(nn.Module):
+        def forward(self, *args):
+            return function(*args)
+
+    return Capture(Model()).run(args, {})
+
+
+def bytes_of(tensor):
+    labels = torch.arange(tensor.untyped_storage().nbytes(), dtype=torch.int16)
+    item = tensor.element_size()
+    places = torch.as_strided(
+        labels, (*tensor.shape, item), (*(s * item for s in tensor.stride()), 1), tensor.storage_offset() * item
+    )
+    return {*places.flatten().tolist()}
+
+
+BASE = torch.zeros(4, 6, 8)
+VIEWS = {
+    "all": BASE, "flat": BASE.view(-1), "turned": BASE.transpose(0, 2), "a row": BASE[:, 2], "rows": BASE[:, 1:3],
+    "left": BASE[..., :4], "right": BASE[..., 4:], "middle": BASE[..., 3:5], "steps": BASE[..., ::2], "other steps": BASE[..., 1::2],
+    "first": BASE[0], "last": BASE[3], "one": BASE[1, 2, 3], "expanded": BASE[:1].expand(4, 6, 8), "nothing": BASE[:0],
+    "split": BASE.unflatten(-1, (2, 4)), "diagonal": BASE[0, :, :6].diagonal(), "narrow rows": BASE[:, :, 2:3],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("one", VIEWS)
+@pytest.mark.parametrize("other", VIEWS)
+def test_regions_that_are_apart_share_no_byte_and_equal_ones_share_all(one, other):
+    a, b = Region.of(VIEWS[one]), Region.of(VIEWS[other])
+    mine, theirs = bytes_of(VIEWS[one]), bytes_of(VIEWS[other])
+    if a.apart(b):
+        assert not mine & theirs
+    if a == b and mine:
+        assert mine == theirs
+
+
+def test_halves_and_slices_are_known_to_be_apart():
+    apart = [("left", "right"), ("first", "last"), ("middle", "nothing")]
+    assert all(Region.of(VIEWS[one]).apart(Region.of(VIEWS[other])) for one, other in apart)
+    assert (
+        Region.of(VIEWS["all"]) == Region.of(VIEWS["turned"]) == Region.of(VIEWS["flat"]) == Region.of(VIEWS["split"])
+    )
+
+
+def test_a_write_makes_a_new_value_and_keeps_what_was_there():
+    def run(x):
+        y = x * 2
+        z = y + 1
+        y.add_(1)
+        return y, z
+
+    x = torch.ones(2, 3)
+    flow = flow_of(run, x)
+    y, z = flow.result
+    assert [op.name for op in flow.ops] == ["mul", "add", "add"]
+    assert flow.ops[0].outputs[0].tensor.eq(2).all()
+    assert y.tensor.eq(3).all()
+    assert z.op.inputs[0] is flow.ops[0].outputs[0]
+
+
+def test_a_write_to_one_half_leaves_the_other_as_it_was():
+    def run(x):
+        y = x * 2
+        left, right = y[:, :2], y[:, 2:]
+        left.add_(1)
+        return right * 1, left * 1, y * 1
+
+    right, left, whole = (value.op.inputs[0] for value in flow_of(run, torch.ones(2, 4)).result)
+    assert right.op.name == "slice"
+    assert left.op.name == "add"
+    assert whole.op.name == "write_into"
+    assert torch.equal(whole.tensor, torch.tensor([[3.0, 3.0, 2.0, 2.0]] * 2))
+
+
+def test_the_same_bytes_in_another_order_are_the_same_numbers_in_that_order():
+    def run(x):
+        y = x * 2
+        turned = y.transpose(0, 1)
+        turned.add_(torch.arange(6.0).reshape(3, 2))
+        return y * 1
+
+    x = torch.ones(2, 3)
+    (read,) = (value.op.inputs[0] for value in (flow_of(run, x).result,))
+    assert read.op.name == "alias"
+    assert torch.equal(replay(read.op, read.op.inputs[0].tensor), read.tensor)
+    assert torch.equal(read.tensor, 2 + torch.arange(6.0).reshape(3, 2).T)
+
+
+def test_what_went_through_numpy_is_known_again():
+    read = flow_of(lambda x: torch.from_numpy((x * 2).numpy()) + 1, torch.ones(2)).result.op.inputs[0]
+    assert up(read).op.name == "mul"
+
+
+def test_a_loop_that_writes_steps_takes_no_more_than_a_copy_for_each():
+    def run(x):
+        out = torch.zeros(64, 8)
+        for t in range(64):
+            out[t] = x[t] * 2
+        return out
+
+    flow = flow_of(run, torch.ones(64, 8))
+    assert len(flow.ops) < 64 * 6
+    assert flow.result.op.name == "write_into"
+    assert flow.result.tensor.eq(2).all()
+
+
+def test_out_is_no_input():
+    def run(x):
+        y = torch.empty_like(x)
+        torch.mul(x, 3.0, out=y)
+        return y
+
+    flow = flow_of(run, torch.ones(3))
+    assert [value.op for value in flow.result.op.inputs] == [None]
+
+
+# What was there before.
+
+
+class Stateful(nn.Module):
+    """Writes to all that it can reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.f, self.drop = nn.BatchNorm1d(D), Mlp(), nn.Dropout(0.5)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(D))
+        self.state, self.list = None, torch.zeros(3)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x, cache=None):
+        self.count += 1
+        self.average = 0.9 * self.average + x.mean((0, 1))  # another tensor
+        self.state = x
+        self.list[0] += 1
+        self.f.up.weight.data[0] += 1.0
+        random.random()
+        if cache is not None:
+            cache.append(x)
+            cache.tensor += 1
+        keep = torch.rand(2, 1, 1, generator=self.generator) + torch.rand(())
+        return x.add_(self.drop(self.f(self.norm(x.transpose(1, 2)).transpose(1, 2))) * keep)
+
+
+class Cache:
+    def __init__(self):
+        self.states, self.tensor = [torch.ones(2, requires_grad=True) * 2], torch.zeros(2)  # not a leaf: no deepcopy
+
+    def append(self, x):
+        self.states.append(x)
+
+
+def test_a_model_and_its_inputs_are_left_as_they_were():
+    model = nn.Sequential(Stateful(), Stateful()).train()
+    x = torch.randn(2, 7, D)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    buffers = [buffer for module in model for buffer in module.buffers()]
+    states = torch.get_rng_state(), random.getstate(), [module.generator.get_state() for module in model]
+    given = x.clone()
+    found = inspect(model, x)
+    assert found.closes
+    assert torch.equal(x, given)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(
+        one is other for one, other in zip(buffers, (b for module in model for b in module.buffers()), strict=True)
+    )
+    assert [module.state for module in model] == [None, None]
+    assert not any(module.list.any() for module in model)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert all(torch.equal(m.generator.get_state(), state) for m, state in zip(model, states[2], strict=True))
+
+
+def test_a_cache_is_left_as_it_was():
+    cache = Cache()
+    inspect(Stateful(), torch.randn(2, 7, D), cache=cache)
+    assert len(cache.states) == 1
+    assert not cache.tensor.any()
+
+
+def test_the_same_with_inference_tensors():
+    with torch.inference_mode():
+        x = torch.randn(2, 7, D)
+        given = x.clone()
+        inspect(Stateful().eval(), x)
+        assert torch.equal(x, given)
+
+
+def test_tensors_are_found_in_what_a_model_is_given():
+    cache = Cache()
+    held = {id(tensor) for tensor in tensors_in({"a": [cache, (torch.zeros(1),)], "b": 3})}
+    assert {id(cache.states[0]), id(cache.tensor)} < held
+    assert len(held) == 3
+
+
+def test_copies_have_the_same_tensors_and_what_refuses_is_given_as_it_is():
+    class Refuses:
+        def __deepcopy__(self, memo):
+            raise ValueError
+
+    cache, refuses = Cache(), Refuses()
+    twin = copied(cache)
+    assert twin is not cache
+    assert twin.tensor is cache.tensor
+    assert copied(refuses) is refuses
+    assert copied(torch.relu) is torch.relu

@@ -1,0 +1,134 @@
+"""Equations computed again: they close to the dtype, and do not where one number is off."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from addnorm import inspect
+from addnorm.nn import Encoder
+from addnorm.stream.dataflow.capture import Capture
+from addnorm.stream.find.closure import closure_of, relative, tolerance, total_of
+from addnorm.stream.find.ops import axis_of, up
+from addnorm.stream.find.replay import replay, views, whole
+from support.families import shake
+from support.stacks import D
+
+
+def found(wiring):
+    return inspect(shake(Encoder(2, D, 2, 32, wiring)), torch.randn(2, 5, D)).streams[0].found
+
+
+def test_relative():
+    ones = torch.ones(4)
+    assert relative(ones, ones) == 0.0
+    assert relative(2 * ones, ones) == 1.0
+    assert relative(torch.tensor([1.0, math.inf]), torch.tensor([1.0, math.inf])) == 0.0
+    assert relative(torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0])) == math.inf
+    assert relative(ones * math.nan, ones * math.nan) == math.inf  # nothing is proven
+    assert relative(ones[:0], ones[:0]) == math.inf
+
+
+def test_tolerance_is_that_of_the_coarsest():
+    assert tolerance(torch.float64) == 1e-10
+    assert tolerance(torch.float64, torch.float32) == 1e-5
+    assert tolerance(torch.float32, torch.bfloat16) == 8 * 2**-7
+
+
+@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "deepnorm", "sandwich", "layer_scale", "admin"])
+def test_an_equation_does_not_close_where_the_stream_is_off_by_a_thousandth(wiring):
+    one = found(wiring)
+    for add, parts, norms in zip(one.adds, one.branches, one.norms_out, strict=True):
+        norm = norms[0] if norms else None
+        assert closure_of(add, parts, norm) < 1e-5
+        right = add.out.tensor
+        add.out.tensor = right + 1e-3 * torch.randn_like(right)
+        assert closure_of(add, parts, norm) > 1e-5
+        add.out.tensor = right
+
+
+def test_the_sum_of_all_writes():
+    assert total_of(found("pre_ln")) < 1e-6
+    one = found("pre_ln")
+    one.adds[-1].out.tensor = one.adds[-1].out.tensor * 1.001
+    assert total_of(one) > 1e-4
+
+
+WAYS = {
+    "view": lambda x: x.view(6, 8),
+    "transpose": lambda x: x.transpose(1, 2).contiguous(),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "cast": lambda x: x.double().float(),
+    "expand": lambda x: x[:, None].expand(2, 4, 3, 8),
+    "zero added": lambda x: x + 0,
+    "squeeze": lambda x: x[None].squeeze(0),
+    "guard": lambda x: x.clamp(-1.0, 1.0),
+    "masked": lambda x: x.masked_fill(torch.tensor([[[True], [False], [False]]] * 2), 0.0),
+    "negative": lambda x: -x,
+    "half": lambda x: x / 2,
+    "scaled": lambda x: x * torch.arange(8.0),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropped altogether": lambda x: torch.native_dropout(x, 1.0, True)[0],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_passed_on_is_computed_again(way):
+    class Model(nn.Module):
+        def forward(self, x):
+            return WAYS[way](x * 1.5)
+
+    with torch.no_grad():
+        flow = Capture(Model()).run((torch.randn(2, 3, 8),), {})
+    value = flow.ops[0].outputs[0].tensor.double()
+    start = next(k for k, op in enumerate(flow.ops) if op.inputs and op.inputs[0] is flow.ops[0].outputs[0])
+    at = flow.ops[0].outputs[0]
+    for op in flow.ops[start:]:
+        if op.inputs and op.inputs[0] is at:
+            value, at = replay(op, value), op.outputs[0]
+    assert torch.allclose(value.float(), flow.result.tensor, atol=1e-6)
+
+
+AXES = {
+    "as it is": (lambda x: x, 2, True),
+    "channels first": (lambda x: x.transpose(1, 2), 1, False),  # its last axis is that of the tokens
+    "tokens flattened": (lambda x: x.reshape(6, 8), 2, True),
+    "heads": (lambda x: x.unflatten(-1, (2, 4)), None, False),
+    "heads first": (lambda x: x.unflatten(-1, (2, 4)).transpose(1, 2), None, False),
+    "expanded": (lambda x: x[:, None].expand(2, 4, 3, 8), 2, True),
+    "tokens mixed with the batch": (lambda x: x.reshape(2, 3, 8).permute(1, 0, 2).reshape(6, 8), 2, True),
+    "all in one": (lambda x: x.reshape(48), None, False),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_axes_through_views(name):
+    make, axis, all_features = AXES[name]
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return make(x * 1.5) * 1.0
+
+    flow = Capture(Model()).run((torch.randn(2, 3, 8),), {})
+    seen = flow.result.op.inputs[0]
+    source = up(seen)
+    assert source is flow.ops[0].outputs[0]
+    assert views(seen, source) is not None
+    found = axis_of(seen, source, len(seen.shape) - 1)
+    assert found == axis
+    assert whole(seen) == (all_features or name == "channels first")  # whole it is, whichever axis
+
+
+def test_labels_see_through_features_that_were_merged_with_tokens_for_a_while():
+    class Model(nn.Module):
+        def forward(self, x):  # (batch, d, height, width), as MobileViT's patches
+            x = x * 1.5
+            x = x.reshape(2 * 8 * 2, 2, 2, 2).transpose(1, 2).reshape(2, 8, 4, 4).transpose(1, 3).reshape(8, 4, 8)
+            return x * 1.0
+
+    flow = Capture(Model()).run((torch.randn(2, 8, 4, 4),), {})
+    seen = flow.result.op.inputs[0]
+    assert axis_of(seen, up(seen), 2) is None
+    assert whole(seen)

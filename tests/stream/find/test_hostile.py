@@ -1,0 +1,296 @@
+"""`inspect` on graphs that are made to break it: nothing is claimed that is not so, and what is not understood is told."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from addnorm import inspect
+from support.families import shake
+from support.tiny_models import AFAF, IDS, x
+from support.traps_parts import Attention, D, Mlp, Tiny, pre
+
+
+def stacked(*layers):
+    return shake(nn.Sequential(*layers))
+
+
+class Block(nn.Module):
+    """Pre-LN."""
+
+    def __init__(self, norm=lambda: nn.LayerNorm(D), attention=Attention, mlp=Mlp):
+        super().__init__()
+        self.n1, self.n2, self.a, self.m = norm(), norm(), attention(), mlp()
+
+    def forward(self, x):
+        x = x + self.a(self.n1(x))
+        return x + self.m(self.n2(x))
+
+
+class Residual(nn.Module):
+    """x + f(x), with whatever is inside of f."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.f = nn.Sequential(*parts)
+
+    def forward(self, x):
+        return x + self.f(x)
+
+
+class Looped(nn.Module):
+    """Four sublayers, and a function that says how they are run."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
+        self.parts = nn.ModuleList(Mlp() for _ in range(4))
+        self.pairs = [*zip(self.norms, self.parts, strict=True)]
+
+    def forward(self, *args):
+        return self.run(self, *args)
+
+
+def looped(run):
+    return shake(Looped(run))
+
+
+# --- rows in other clothes ------------------------------------------------------------------------------------------------
+
+
+def test_one_feature():
+    found = inspect(
+        stacked(*(Residual(nn.LayerNorm(1), nn.Linear(1, 4), nn.GELU(), nn.Linear(4, 1)) for _ in range(2))), x(2, 5, 1)
+    )
+    assert (found.wiring, found.streams[0].width) == ("pre_ln", 1)
+
+
+def test_two_hundred_layers():
+    model = stacked(*(Block() for _ in range(100)))
+    found = inspect(model, x(1, 3, D))
+    assert (found.wiring, len(found.sites), found.streams[0].num_layers) == ("pre_ln", 200, 100)
+
+
+class Dit(nn.Module):
+    """adaLN: shift, scale and gate of each sublayer come from a condition."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.a, self.m = nn.LayerNorm(D, elementwise_affine=False), Attention(), Mlp()
+        self.condition = nn.Linear(D, 6 * D)
+
+    def forward(self, given):
+        x, c = given
+        s1, g1, a1, s2, g2, a2 = self.condition(F.silu(c))[:, None].chunk(6, -1)
+        x = x + a1 * self.a(self.norm(x) * (1 + g1) + s1)
+        return x + a2 * self.m(self.norm(x) * (1 + g2) + s2), c
+
+
+class Experts(nn.Module):
+    def __init__(self, n=64):
+        super().__init__()
+        self.router, self.experts = nn.Linear(D, n), nn.ModuleList(Mlp() for _ in range(n))
+
+    def forward(self, x):
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        out = torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            here = (chosen == k).any(-1)
+            if here.any():
+                out[here] += expert(x[here]) * (weights * (chosen == k)).sum(-1)[here][:, None]
+        return out
+
+
+class LoRa(nn.Module):
+    """W x + B A x is no residual add."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear, self.a = linear, nn.Linear(linear.in_features, 4, bias=False)
+        self.b = nn.Linear(4, linear.out_features, bias=False)
+
+    def forward(self, x):
+        return self.linear(x) + self.b(self.a(x))
+
+
+class Recurrent(nn.LSTM):
+    def __init__(self):
+        super().__init__(D, D, batch_first=True)
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+def with_lora():
+    model = Tiny(pre, final_norm=True)
+    for part in model.parts:
+        for name, linear in [*part.f.named_children()]:
+            setattr(part.f, name, LoRa(linear))
+    return shake(model)
+
+
+class Crossing(Block):
+    """Latents that read an array, as a Perceiver's."""
+
+    def forward(self, given):
+        z, array = given
+        z = z + self.a(self.n1(z), array)
+        return z + self.m(self.n2(z)), array
+
+
+class Joint(nn.Module):
+    """Two streams with one attention over the tokens of both (MM-DiT)."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
+        self.a, self.m1, self.m2 = Attention(), Mlp(), Mlp()
+
+    def forward(self, given):
+        x, y = given
+        both = self.a(torch.cat([self.norms[0](x), self.norms[1](y)], 1))
+        x, y = x + both[:, : x.shape[1]], y + both[:, x.shape[1] :]
+        return x + self.m1(self.norms[2](x)), y + self.m2(self.norms[3](y))
+
+
+PRE_LN = {
+    "adaLN": (lambda: stacked(Dit(), Dit()), (x(), x(2, D)), [AFAF]),
+    "sixty-four experts": (lambda: stacked(*(Block(mlp=Experts) for _ in range(2)), nn.LayerNorm(D)), x(), [AFAF]),
+    "LoRA": (with_lora, IDS, [AFAF]),
+    "latents": (lambda: stacked(Crossing(), Crossing()), (x(2, 4, D), x()), [["cross-attention", "feed-forward"] * 2]),
+    "joint attention": (lambda: stacked(Joint(), Joint()), (x(), x(2, 5, D)), [AFAF, AFAF]),
+    "a sum of a list": (lambda: looped(lambda m, x: [x := sum([x, f(n(x))]) for n, f in m.pairs][-1]), x(), [["feed-forward"] * 4]),
+    "from .data": (lambda: looped(lambda m, x: [x := x.data + f(n(x)) for n, f in m.pairs][-1]), x(), [["feed-forward"] * 4]),
+    "vmap": (lambda: looped(lambda m, x: [x := torch.vmap(lambda y: y + f(n(y)))(x) for n, f in m.pairs][-1]), x(), [["feed-forward"] * 4]),  # noqa: B023
+    "LSTM": (lambda: stacked(*(Block(attention=Recurrent) for _ in range(2))), x(), [["other", "feed-forward"] * 2]),
+    "one sublayer": (lambda: stacked(Residual(nn.LayerNorm(D), Mlp())), x(), [["feed-forward"]]),
+    "shared norm and sublayer": (lambda: stacked(*[Block()] * 3), x(), [["attention", "feed-forward"] * 3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRE_LN)
+def test_pre_ln_in_other_clothes(name):
+    make, given, expected = PRE_LN[name]
+    found = inspect(make(), given)
+    assert found.unknown == ()
+    assert [stream.wiring.name for stream in found.streams if stream.wiring] == ["pre_ln"] * len(expected)
+    assert [[site.kind for site in stream.sites] for stream in found.streams] == expected
+    assert found.closes
+
+
+def test_writes_in_place_through_another_view():
+    def run(m, x):
+        x = x.clone()
+        turned = x.transpose(1, 2)
+        for n, f in m.pairs:
+            turned += f(n(x)).transpose(1, 2)
+        return x
+
+    found = inspect(looped(run), x())
+    assert (found.wiring, len(found.sites), found.closes, found.unknown) == ("pre_ln", 4, True, ())
+
+
+# --- what is no row ------------------------------------------------------------------------------------------------------
+
+
+def reversible(m, x):
+    a = b = x
+    for (n1, f1), (n2, f2) in zip(m.pairs[::2], m.pairs[1::2], strict=True):
+        a = a + f1(n1(b))
+        b = b + f2(n2(a))
+    return a + b
+
+
+def gated(m, x):
+    for n, f in m.pairs:
+        g = torch.sigmoid(n(x))
+        x = g * x + (1 - g) * f(x)
+    return x
+
+
+def hyper(m, x):
+    streams, mix = torch.stack([x] * 3, -2), m.norms[0].weight[:9].reshape(3, 3)
+    for n, f in m.pairs:
+        streams = mix @ streams + f(n(streams.mean(-2)))[..., None, :]
+    return streams.sum(-2)
+
+
+def dense(m, x):
+    states = [x]
+    for n, f in m.pairs:
+        states.append(f(n(torch.stack(states).sum(0))))
+    return torch.stack(states).sum(0)
+
+
+def resnet(m, x, plain=False):
+    for n, f in m.pairs:
+        x = F.relu(x + f(x if plain else n(x)))
+    return x
+
+
+NOT_UNDERSTOOD = {
+    "reversible": (reversible, "two streams in turn"),
+    "gates": (gated, "the gate g is computed from the data"),
+    "hyper-connections": (hyper, "a matrix mixes what is carried on"),
+    "dense connections": (dense, "a sum of three or more values"),
+    "relu after the add": (resnet, "a function, element by element, of where another stream ends"),
+    "relu after the add, no norms": (lambda m, x: resnet(m, x, plain=True), "stands alone"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_UNDERSTOOD)
+def test_what_is_no_row_is_told(name):
+    run, why = NOT_UNDERSTOOD[name]
+    found = inspect(looped(run), x())
+    assert found.wiring in ("none", "unknown", "pre_ln / unknown") or name == "dense connections"
+    assert any(why in unknown.reason for unknown in found.unknown), found.unknown
+
+
+class Snake(nn.Module):
+    """An activation that is an add of x and a function of it."""
+
+    def forward(self, x):
+        return x + torch.sin(x).square()
+
+
+NO_WIRING = {
+    "residual convolutions, batch norms": (
+        lambda: Residual(nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3, padding=1)), (2, 8, 9), 8,
+    ),
+    "the same in evaluation": (
+        lambda: Residual(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)).eval(), (2, 8, 9, 5), 8,
+    ),
+    "group norms": (lambda: Residual(nn.GroupNorm(1, 8), nn.Conv1d(8, 8, 3, padding=1)), (2, 8, 9), 8),
+    "a norm in the middle": (lambda: Residual(nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D)), (2, 5, D), D),
+    "norms of two axes": (lambda: Residual(nn.LayerNorm((5, D)), nn.Linear(D, D)), (2, 5, D), D),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_WIRING)
+def test_no_wiring_is_claimed_where_norms_are_others(name):
+    make, shape, width = NO_WIRING[name]
+    found = inspect(nn.Sequential(*(make() for _ in range(3))), x(*shape))
+    assert found.wiring == "unknown"
+    assert found.closes
+    assert len(found.sites) == 3
+    assert found.streams[0].width == width
+    assert found.streams[0].axis == shape.index(width) - len(shape)
+
+
+def test_activations_that_add_are_no_sublayers():
+    layers = [
+        part
+        for _ in range(2)
+        for part in (Residual(Snake(), nn.Conv1d(8, 8, 3, padding=1)), Snake(), nn.Conv1d(8, 8, 1))
+    ]
+    found = inspect(nn.Sequential(*layers), x(2, 8, 9))
+    assert all("twice" not in unknown.reason for unknown in found.unknown)
+    assert all(not site.path.endswith("1") for site in found.sites)
+
+
+def test_models_without_a_stream():
+    for model, given in ((nn.LSTM(D, D, 2), x()), (nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D)), x())):
+        found = inspect(model, given)
+        assert (found.wiring, found.sites, found.closes) == ("none", (), False)
+        assert "no residual add was found" in found.unknown[0].reason

@@ -1,0 +1,126 @@
+"""Rows by their names: the wirings' own rows come back, and what differs is said."""
+
+import pytest
+
+from addnorm import Learned, Row, wirings
+from addnorm.stream.find.naming import Seen, named, says_otherwise
+from support.stacks import ALL
+
+KINDS = ("attention", "feed-forward")
+
+
+def seen(rows, per_layer=2, together=1, kinds=KINDS, **more):
+    return [
+        Seen(k // per_layer, row, kinds[k % len(kinds)], "branch", together, frozenset({k}), (f"{k}",), **more)
+        for k, row in enumerate(rows)
+    ]
+
+
+def name_of(rows, final_norm=False, embedding_norm=False, other_layers=None, **more):
+    wiring, remarks = named(seen(rows, **more), final_norm, embedding_norm, other_layers)
+    return (wiring.name if wiring else None), remarks
+
+
+BY_ROWS = [one for one in ALL if one.flow == "rows" and one.name not in ("mix_ln", "rezero")]
+
+
+@pytest.mark.parametrize("wiring", BY_ROWS, ids=lambda wiring: wiring.name)
+@pytest.mark.parametrize("num_layers", [2, 3, 12])
+def test_the_rows_of_a_wiring_have_its_name(wiring, num_layers):
+    found, remarks = named(seen(wiring.rows(num_layers)), wiring.ends_in_norm(num_layers), wiring.embedding_norm, None)
+    also = [one for one in remarks if "is also that of" in one]
+    assert found is not None
+    assert found.name == wiring.name or also
+    assert remarks == also
+
+
+@pytest.mark.parametrize(("kind", "layers", "other"), [("decoder-only", 6, None), ("encoder", 6, 3), ("decoder", 3, 6)])
+def test_deepnorm_of_every_stack(kind, layers, other):
+    wiring = wirings.deepnorm(kind, other if kind == "encoder" else None)
+    assert name_of(wiring.rows(layers), other_layers=other) == ("deepnorm", [])
+
+
+def test_deepnorm_of_another_depth_is_none():
+    assert name_of(wirings.deepnorm().rows(6)[:8])[0] is None
+
+
+PRE, POST = Row(norm_in=True), Row(norm_out=True)
+DIFFERENCES = {
+    "no final norm": ([PRE] * 4, {}, "pre_ln", ["without the final norm that this wiring has"]),
+    "a final norm": ([POST] * 4, {"final_norm": True}, "post_ln", ["with a final norm, which this wiring has not"]),
+    "an embedding norm": ([POST] * 4, {"embedding_norm": True}, "post_ln", ["with a norm of the embedding"]),
+    "no last norm": ([POST] * 3 + [Row()], {"embedding_norm": True}, "post_ln",
+                     ["without the norm of the last sublayer", "with a norm of the embedding"]),
+    "no first norm": ([Row()] + [PRE] * 3, {"embedding_norm": True, "final_norm": True}, "pre_ln",
+                      ["the first sublayer reads the embedding norm's result, without a norm of its own",
+                       "with a norm of the embedding"]),
+    "no first norm of all": ([Row()] + [PRE] * 3, {"final_norm": True}, None, []),
+    "mixed at random": ([PRE, POST, POST, PRE], {}, None, []),
+    "the factor on the branch": ([Row(norm_out=True, b=8**0.25)] * 8, {}, None,
+                                 ["deepnorm's factor 1.682 stands on the branch, x' = N(x + 1.682 f(x)); it belongs on the "
+                                  "stream, N(1.682 x + f(x))"]),
+    "any factor on the branch": ([Row(norm_out=True, b=3.0)] * 8, {}, None,
+                                 ["post-LN with a factor 3 stands on the branch, x' = N(x + 3 f(x)); it belongs on the stream, "
+                                  "N(3 x + f(x))"]),
+    "a constant of two rules": ([Row(norm_in=True, b=0.5)] * 8, {"final_norm": True}, "residual_multiplier",
+                                ["with 4 layers the constant is also that of depth_mup(k=1)"]),
+    "not understood": ([PRE] * 4, {"final_norm": True, "odd": True}, None, []),
+    "norms inside": ([Row()] * 4, {"normed": True}, None,
+                     ["the norms are inside of the sublayers, or are norms of batches or groups"]),
+    "norms inside too": ([PRE] * 4, {"final_norm": True, "normed": True}, "pre_ln", []),
+    "some side by side": ([PRE] * 4, {"final_norm": True, "together": 2}, "parallel", []),
+    "nothing": ([], {}, None, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DIFFERENCES)
+def test_what_differs_is_said(case):
+    rows, more, name, remarks = DIFFERENCES[case]
+    assert name_of(rows, **more) == (name, remarks)
+
+
+def test_a_sublayer_of_another_kind_may_have_a_row_of_its_own():
+    rows = [Row(), *[PRE] * 4]
+    found = seen(rows, per_layer=5, kinds=("other", *KINDS, *KINDS))
+    wiring, remarks = named(found, True, False, None)
+    assert wiring == wirings.pre_ln()
+    assert remarks == ["other in layer 1 has a row of its own: x' = x + f(x)"]
+
+
+@pytest.mark.parametrize(("start", "option"), [((0.1,) * 4, 0.1), ((0.1, 0.2, 0.1, 0.1), None), ((0.0,) * 4, None)])
+def test_the_start_of_learned_factors_is_told_where_none_has_moved(start, option):
+    rows = [Row(norm_in=True, b=Learned(value, per_feature=True)) for value in start]
+    wiring, _ = named(seen(rows), True, False, None)
+    assert dict(wiring.options) == {"gamma": option}
+
+
+def test_rezero_and_skipinit_are_told_by_who_shares_a_factor():
+    one = [s._replace(learned=(f"layers.{s.layer}",)) for s in seen([Row(b=Learned(0.0))] * 4)]
+    assert named(one, False, False, None)[0] == wirings.rezero()
+    assert named(seen([Row(b=Learned(0.0))] * 4), False, False, None)[0] == wirings.skipinit()
+
+
+def skip(layer, back, **row):
+    return Seen(layer, Row(norm_out=True, **row), "other", "skip", 2, frozenset(), back=back)
+
+
+def test_bottom_to_top_is_told_by_its_skips():
+    layers = [part for k in range(2) for part in (*seen([POST] * 2), skip(k, 2))]
+    layers = [s._replace(layer=k // 3) for k, s in enumerate(layers)]
+    assert named(layers, False, True, None) == (wirings.b2t(), ["with a norm of the embedding"])
+    further = [s._replace(back=4) if s.role == "skip" else s for s in layers]
+    assert named(further, False, False, None)[0] != wirings.b2t()
+
+
+def test_a_stream_that_is_multiplied_between_sublayers_has_no_name():
+    found = [*seen([Row()] * 2), Seen(1, Row(a=Learned(1.0, per_feature=True)), "other", "injection", 1, frozenset())]
+    assert named(found, False, False, None)[0] is None
+
+
+@pytest.mark.parametrize(("text", "wiring", "claim"), [
+    ("PreNormBlock", wirings.post_ln(), "PreNorm"), ("PreNormBlock", wirings.pre_ln(), None),
+    ("a post-LN layer", wirings.pre_ln(), "post-LN"), ("post-LN or pre-LN", wirings.pre_ln(), None),
+    ("Block", wirings.post_ln(), None), ("pre_layer_norm", wirings.sandwich(), None),
+])  # fmt: skip
+def test_names_that_lie(text, wiring, claim):
+    assert says_otherwise(text, wiring) == claim

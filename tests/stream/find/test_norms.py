@@ -1,0 +1,148 @@
+"""Norms by their formula: each writing is known for what it is, with its eps; what is another formula is no norm."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from addnorm.stream.dataflow.capture import Capture
+from addnorm.stream.find.norms import find_norms
+from support import traps_parts as parts
+
+D, EPS = 16, 1e-6
+
+
+class Once(nn.Module):
+    def __init__(self, formula):
+        super().__init__()
+        self.formula = formula
+        self.w, self.b = nn.Parameter(torch.rand(D) + 0.5), nn.Parameter(torch.randn(D))
+        self.g = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        return self.formula(x, self.w, self.b, self.g)
+
+
+def norms_of(formula, x=None, dtype=torch.float32):
+    x = torch.randn(2, 5, D) if x is None else x
+    model = Once(formula).to(dtype)
+    with torch.no_grad():
+        flow = Capture(model).run((x.to(dtype),), {})
+    return find_norms(flow), flow
+
+
+def mean(x):
+    return x.mean(-1, keepdim=True)
+
+
+def squares(x):
+    return x.square().mean(-1, keepdim=True)
+
+
+KNOWN = {
+    # name: formula, kind, eps, and what else is so
+    "LayerNorm": (lambda x, w, b, g: F.layer_norm(x, (D,), w, b, EPS), "layer", EPS, {"weight", "bias"}),
+    "LayerNorm without gains": (lambda x, w, b, g: F.layer_norm(x, (D,), eps=EPS), "layer", EPS, set()),
+    "of another dtype": (lambda x, w, b, g: F.layer_norm(x.double(), (D,), w.double(), b.double(), EPS).float(), "layer", EPS, {"weight", "bias"}),
+    "RMSNorm": (lambda x, w, b, g: F.rms_norm(x, (D,), w, EPS), "rms", EPS, {"weight"}),
+    "RMSNorm, torch's eps": (lambda x, w, b, g: F.rms_norm(x, (D,), w), "rms", torch.finfo(torch.float32).eps, {"weight"}),
+    "RMSNorm of centred x": (lambda x, w, b, g: F.rms_norm(x - mean(x), (D,), w, EPS), "layer", EPS, {"weight"}),
+    "weight first": (lambda x, w, b, g: w * x * torch.rsqrt(squares(x) + EPS), "rms", EPS, {"weight"}),
+    "bias": (lambda x, w, b, g: x / torch.sqrt(squares(x) + EPS) * w + b, "rms", EPS, {"weight", "bias"}),
+    "addcmul": (lambda x, w, b, g: torch.addcmul(b, x * torch.rsqrt(squares(x) + EPS), w), "rms", EPS, {"weight", "bias"}),
+    "no eps": (lambda x, w, b, g: x / squares(x).sqrt() * w, "rms", 0.0, {"weight"}),
+    "eps outside": (lambda x, w, b, g: w * (x - mean(x)) / (x.std(-1, keepdim=True, correction=0) + EPS) + b, "layer", EPS,
+                    {"weight", "bias", "eps_outside"}),
+    "unbiased": (lambda x, w, b, g: (x - mean(x)) / torch.sqrt(x.var(-1, keepdim=True) + EPS), "layer", EPS, {"unbiased"}),
+    "std_mean": (lambda x, w, b, g: (lambda s, m: (x - m) / (s + EPS))(*torch.std_mean(x, -1, keepdim=True)), "layer", EPS,
+                 {"unbiased", "eps_outside"}),
+    "power": (lambda x, w, b, g: x * (squares(x) + EPS).pow(-0.5), "rms", EPS, set()),
+    "reciprocal": (lambda x, w, b, g: x * (squares(x) + EPS).sqrt().reciprocal(), "rms", EPS, set()),
+    "product with itself": (lambda x, w, b, g: x * torch.rsqrt((x * x).sum(-1, keepdim=True) / D + EPS), "rms", EPS, set()),
+    "einsum": (lambda x, w, b, g: x / torch.sqrt(torch.einsum("...d,...d->...", x, x)[..., None] / D + EPS), "rms", EPS, set()),
+    "length": (lambda x, w, b, g: x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) / math.sqrt(D) + EPS), "rms", EPS,
+               {"eps_outside"}),
+    "eps of float32": (lambda x, w, b, g: x * torch.rsqrt(squares(x) + torch.tensor(EPS)), "rms", EPS, set()),
+    "ScaleNorm": (lambda x, w, b, g: g * x / x.norm(dim=-1, keepdim=True).clamp(min=EPS), "scale", EPS, {"weight"}),
+    "ScaleNorm, normalize": (lambda x, w, b, g: g * F.normalize(x, dim=-1, eps=EPS), "scale", EPS, {"weight"}),
+    "unit length times sqrt(d)": (lambda x, w, b, g: F.normalize(x, dim=-1, eps=EPS) * D**0.5 * w, "rms", EPS, {"weight"}),
+    "channels first": (lambda x, w, b, g: F.layer_norm(x.transpose(1, 2).contiguous().transpose(1, 2), (D,), w, b, EPS), "layer", EPS,
+                       {"weight", "bias"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_norm_is_known_for_what_it_is(name):
+    formula, kind, eps, more = KNOWN[name]
+    (norm,), flow = norms_of(formula)
+    assert norm.kind == kind
+    assert norm.eps == pytest.approx(eps, rel=1e-6)
+    assert {key for key, value in norm.to_dict().items() if value is True} == more
+    assert norm.whole
+    assert norm.error < 1
+    assert torch.allclose(
+        norm(norm.x.tensor.double()).float().reshape(flow.result.shape), flow.result.tensor, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("formula", [*parts.RMS_FORMULAS, *parts.LAYER_FORMULAS], ids=lambda formula: formula.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_in_every_dtype(formula, dtype):
+    (norm,), _ = norms_of(lambda x, w, b, g: formula(x, w, b, EPS), dtype=dtype)
+    assert norm.kind == ("rms" if formula in parts.RMS_FORMULAS else "layer")
+
+
+OTHERS = {
+    "of some features": lambda x, w, b, g: x * torch.rsqrt(squares(x[..., :8]) + EPS),
+    "of two axes": lambda x, w, b, g: F.layer_norm(x, (5, D)),
+    "of tokens": lambda x, w, b, g: x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS),
+    "of another value": lambda x, w, b, g: x * torch.rsqrt(squares(x + b) + EPS),
+    "mean of another value": lambda x, w, b, g: (x - mean(x * w)) / torch.sqrt(x.var(-1, keepdim=True) + EPS),
+    "a cubed root": lambda x, w, b, g: x / (squares(x) + EPS).pow(1 / 3),
+    "twice the root": lambda x, w, b, g: x / (2 * (squares(x) + EPS).sqrt()),
+    "mean taken away": lambda x, w, b, g: x - mean(x),
+    "softmax": lambda x, w, b, g: x.softmax(-1),
+    "tanh": lambda x, w, b, g: torch.tanh(g * x) * w + b,
+    "variance, uncentred": lambda x, w, b, g: x * torch.rsqrt(x.var(-1, keepdim=True) + EPS),
+    "group norm": lambda x, w, b, g: F.group_norm(x.transpose(1, 2), 4).transpose(1, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_formula_is_no_norm(name):
+    found, _ = norms_of(OTHERS[name])
+    assert found == []
+
+
+def test_a_norm_of_heads_is_none_of_tokens():
+    (norm,), flow = norms_of(lambda x, w, b, g: F.rms_norm(x.unflatten(-1, (2, 8)), (8,)).flatten(-2))
+    assert not norm.whole
+    assert all(value.norm is None for op in flow.ops for value in op.outputs)
+
+
+def test_the_steps_of_a_norm_know_it():
+    (norm,), flow = norms_of(lambda x, w, b, g: w * (x * torch.rsqrt(squares(x) + EPS)))
+    assert norm.y is flow.result
+    assert norm.y.norm is norm
+    assert all(op.norms == (norm,) for op in norm.ops)
+    assert {op.name for op in norm.ops} >= {"mean", "rsqrt", "mul"}
+
+
+def test_two_norms_of_one_x():
+    found, _ = norms_of(lambda x, w, b, g: F.layer_norm(x, (D,), w) + F.rms_norm(x, (D,)))
+    assert [norm.kind for norm in found] == ["layer", "rms"]
+
+
+@pytest.mark.parametrize("x", [torch.zeros(2, 5, D), torch.full((2, 5, D), 7.0), torch.full((2, 5, D), math.nan), torch.zeros(0, 5, D)],
+                         ids=["zeros", "constant", "nan", "none"])  # fmt: skip
+def test_rows_that_are_no_rows(x):
+    found, _ = norms_of(KNOWN["LayerNorm"][0], x)
+    assert [norm.kind for norm in found] == ["layer"]
+
+
+def test_repeated_heads_after_a_norm():
+    """What is multiplied is larger than what the root was taken of."""
+    found, _ = norms_of(lambda x, w, b, g: x[:, None].expand(2, 3, 5, D) * torch.rsqrt(squares(x) + EPS)[:, None])
+    assert all(norm.x.tensor.numel() == norm.y.tensor.numel() for norm in found)

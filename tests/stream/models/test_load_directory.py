@@ -1,0 +1,264 @@
+"""A directory with a model: its weights and its tokenizer are read, no code in it is run, and a faulty one is refused in a sentence."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from addnorm.stream.models.load import load, quiet
+from addnorm.stream.models.texts import SENTENCES
+from support.named_models import no_network, run, saved_in, sentence
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    no_network(monkeypatch)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    return saved_in(tmp_path / "saved")
+
+
+def rewrite(folder, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def add_tokenizer(folder, **settings):
+    words = {"[PAD]": 0, "[UNK]": 1, "the": 2, "cat": 3, "sat": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_padding(length=99)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+# What is read
+
+
+def test_a_directory_gives_the_weights_in_it(saved):
+    loaded = load(str(saved))
+    assert not loaded.model.training
+    assert loaded.source == f"The weights are those of model.safetensors in {saved}."
+    original = load("bert").model.state_dict()
+    assert all(torch.equal(value, original[name]) for name, value in loaded.model.state_dict().items())
+    assert run(loaded).last_hidden_state.shape == (2, 16, 64)
+
+
+def test_weights_may_be_in_parts_or_pickled_and_have_a_head(saved):
+    whole = load_file(saved / "model.safetensors")
+    (saved / "model.safetensors").unlink()
+    headed = {f"bert.{name}": value for name, value in whole.items()} | {"cls.predictions.bias": torch.ones(256)}
+    torch.save(headed, saved / "pytorch_model.bin")
+    pickled = load(str(saved))
+    assert "pytorch_model.bin" in pickled.source
+    names = sorted(whole)
+    for k, some in enumerate((names[:9], names[9:])):
+        save_file({name: whole[name] for name in some}, saved / f"part-{k}.safetensors")
+    index = {"weight_map": {name: f"part-{int(k >= 9)}.safetensors" for k, name in enumerate(names)}}
+    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
+    parts = load(str(saved))
+    assert "index.json" in parts.source
+    for name, value in whole.items():
+        assert torch.equal(pickled.model.state_dict()[name], value)
+        assert torch.equal(parts.model.state_dict()[name], value)
+
+
+def test_a_file_without_a_pooler_is_fine(saved):
+    weights = {k: v for k, v in load_file(saved / "model.safetensors").items() if not k.startswith("pooler")}
+    save_file(weights, saved / "model.safetensors")
+    run(load(str(saved)))
+
+
+def test_a_tokenizer_in_the_directory_reads_the_texts(saved):
+    add_tokenizer(saved, model_max_length=6)
+    loaded = load(str(saved), texts=["the cat sat", "the dog"])
+    assert loaded.kwargs["input_ids"].tolist() == [[2, 3, 4], [2, 1, 0]]
+    assert loaded.kwargs["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert loaded.texts == ("the cat sat", "the dog")
+    assert load(str(saved), texts=["the cat " * 50]).kwargs["input_ids"].shape == (1, 6)
+    assert load(str(saved)).texts == SENTENCES
+    assert sentence(saved, texts=[" "]).startswith("the text ' ' has no tokens")
+
+
+def test_an_encoder_decoder_reads_the_texts_shifted_by_one(tmp_path):
+    with quiet():
+        load("t5").model.save_pretrained(tmp_path)
+    add_tokenizer(tmp_path)
+    loaded = load(str(tmp_path), texts=["the cat sat"])
+    assert loaded.kwargs["decoder_input_ids"].tolist() == [[0, 2, 3]]
+    run(loaded)
+
+
+# What is refused
+
+
+def broken_json(folder):
+    (folder / "config.json").write_text("{")
+
+
+def list_json(folder):
+    (folder / "config.json").write_text("[]")
+
+
+def deep_json(folder):
+    (folder / "config.json").write_text("[" * 100_000)
+
+
+def no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def no_weights(folder):
+    (folder / "model.safetensors").unlink()
+
+
+def cut_off(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def empty(folder):
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def more_layers(folder):
+    rewrite(folder, num_hidden_layers=5)
+
+
+def fewer_layers(folder):
+    rewrite(folder, num_hidden_layers=2)
+
+
+def wider(folder):
+    rewrite(folder, hidden_size=128)
+
+
+def no_such_activation(folder):
+    rewrite(folder, hidden_act="so-so")
+
+
+def quantized(folder):
+    rewrite(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+
+
+def unknown_type(folder):
+    rewrite(folder, model_type="elmo")
+
+
+def code_of_its_own(folder):
+    rewrite(folder, model_type="mine", auto_map={"AutoModel": "modeling.Model"})
+    (folder / "modeling.py").write_text("raise AssertionError('this was run')")
+
+
+def part_elsewhere(folder):
+    no_weights(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
+
+
+def part_missing(folder):
+    no_weights(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+
+
+def empty_index(folder):
+    no_weights(folder)
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def no_tensors(folder):
+    no_weights(folder)
+    torch.save([1, 2], folder / "pytorch_model.bin")
+
+
+def broken_tokenizer(folder):
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def another_s_tokenizer(folder):
+    add_tokenizer(folder)
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"[UNK]":1', '"[UNK]":999').replace('"[UNK]": 1', '"[UNK]": 999'))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (broken_json, "config.json' cannot be read as JSON (JSONDecodeError"),
+        (list_json, "config.json' holds a list, expected an object"),
+        (deep_json, "config.json' cannot be read as JSON"),
+        (no_config, "has no config.json, expected a directory as `save_pretrained`"),
+        (no_weights, "has no weights, expected model.safetensors"),
+        (cut_off, "model.safetensors' cannot be read, it is broken or cut off"),
+        (empty, "model.safetensors' cannot be read, it is broken or cut off"),
+        (more_layers, "does not fit the config.json beside it: 32 weights are missing (encoder.layer.3."),
+        (
+            fewer_layers,
+            "does not fit the config.json beside it: 16 weights are of layers that it has not (encoder.layer.2.",
+        ),
+        (wider, "weights have another shape (embeddings.LayerNorm.bias, "),
+        (no_such_activation, "cannot be made into a bert model: KeyError: 'so-so'"),
+        (quantized, "holds quantized weights"),
+        (unknown_type, "model_type 'elmo', expected a model type that transformers knows"),
+        (
+            code_of_its_own,
+            "model_type 'mine', which only code in that directory could build, and no model's code is run",
+        ),
+        (part_elsewhere, "names the file '../../etc/passwd', expected files of the same directory only"),
+        (part_missing, "names the file 'model-1.safetensors', which is not there"),
+        (empty_index, "cannot be read as an index of weights (KeyError: 'weight_map')"),
+        (no_tensors, "holds something else than named tensors"),
+        (broken_tokenizer, "tokenizer.json' cannot be read as a tokenizer"),
+        (another_s_tokenizer, "gives token 999, the model's vocabulary ends at 255"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_faulty_directory_is_refused_in_one_sentence(saved, fault, words):
+    fault(saved)
+    assert words in sentence(saved)
+
+
+def test_texts_without_a_tokenizer_are_refused(saved):
+    assert "has no tokenizer.json" in sentence(saved, texts=["a"])
+
+
+# No file is run
+
+
+class Malice:
+    def __reduce__(self):
+        return (open, ("ran", "w"))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickle_that_is_more_than_tensors_is_not_run(saved, zipped, monkeypatch):
+    monkeypatch.chdir(saved)
+    no_weights(saved)
+    content = {"a": torch.ones(2), "b": Malice()}
+    torch.save(content, saved / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    assert "holds something else than tensors, and nothing of it was run" in sentence(saved)
+    (saved / "input.pt").write_bytes((saved / "pytorch_model.bin").read_bytes())
+    assert "nothing of it was run" in sentence("bert", inputs=saved / "input.pt")
+    assert not (saved / "ran").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.load(saved / "pytorch_model.bin", weights_only=False)
+    assert (saved / "ran").exists()  # so the file would have
+
+
+def test_a_known_type_is_built_by_transformers_whatever_code_lies_beside(saved):
+    rewrite(
+        saved, auto_map={"AutoConfig": "code.Config", "AutoModel": "code.Model"}, attn_implementation="somebody/kernel"
+    )
+    (saved / "code.py").write_text("raise AssertionError('this was run')")
+    model = load(str(saved)).model
+    assert type(model).__module__.startswith("transformers.")
+    assert model.config._attn_implementation in ("sdpa", "eager")

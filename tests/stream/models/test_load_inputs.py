@@ -1,0 +1,90 @@
+"""Inputs and texts of the user's own, from files: what is read, and how all else is refused in a sentence."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from safetensors.torch import save_file
+
+from addnorm.stream.models.inputs import from_file
+from addnorm.stream.models.load import Refused, load
+from addnorm.stream.models.texts import read_texts
+from support.named_models import no_network, run, sentence
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    no_network(monkeypatch)
+
+
+# Inputs
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_inputs_come_from_a_file_by_keyword(tmp_path, suffix):
+    path = tmp_path / f"in{suffix}"
+    given = {"input_ids": torch.arange(12).view(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.int64)}
+    (save_file if suffix == ".safetensors" else torch.save)(given, path)
+    loaded = load("bert", inputs=path)
+    assert loaded.kwargs.keys() == given.keys()
+    assert run(loaded).last_hidden_state.shape == (2, 6, 64)
+
+
+def test_inputs_of_a_file_are_refused_in_one_sentence(tmp_path):
+    def written(name, content):
+        path = tmp_path / name
+        path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+        return sentence("bert", inputs=path)
+
+    assert "which is no file, expected" in sentence("bert", inputs=tmp_path / "none.pt")
+    assert "which is a directory, expected" in sentence("bert", inputs=tmp_path)
+    assert "which cannot be read (" in written("a.safetensors", b"123")
+    assert "which cannot be read (" in written("a.pt", b"")
+    assert "expected a file that ends in .safetensors or .pt" in written("a.npz", b"123")
+    assert "expected named tensors in it" in written("b.pt", torch.ones(2))
+    assert "expected named tensors in it" in written("c.pt", {})
+    assert "in which input_ids is list, expected a tensor" in written("d.pt", {"input_ids": [1]})
+    text = written("e.pt", {"input_id": torch.ones(2)})
+    assert "whose input_id the model does not take, expected one of input_ids, " in text
+    assert text.endswith("; input_ids is near.")
+    # BERT takes any keyword and ignores those that it does not know.
+    given = {"input_ids": torch.ones(1, 2, dtype=torch.int64), "attention_masks": torch.ones(1, 2)}
+    assert "whose attention_masks the model does not take" in written("f.pt", given)
+
+
+def test_a_model_that_takes_any_keyword_is_given_any(tmp_path):
+    def any_keyword(**inputs): ...
+
+    torch.save({"one": torch.ones(1)}, tmp_path / "in.pt")
+    assert from_file(tmp_path / "in.pt", any_keyword).keys() == {"one"}
+
+
+# Texts
+
+
+def test_a_text_file_has_a_text_a_line(tmp_path):
+    path = tmp_path / "texts"
+    path.write_bytes("\ufeffOne.\r\n\n  \n  Zwei Wörter. \nthree".encode())
+    assert read_texts(path) == ("One.", "Zwei Wörter.", "three")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no such file"),
+        (..., "a directory, expected a text file"),
+        (b"", "which has no text in it"),
+        (b" \n\n", "which has no text in it"),
+        (b"good\nb\xe4d", "expected UTF-8, byte 6 is not"),
+    ],
+)
+def test_a_text_file_is_refused_in_one_sentence(tmp_path, content, words):
+    path = tmp_path / "texts"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    with pytest.raises(Refused) as caught:
+        read_texts(tmp_path if content is ... else path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("--text is ")

@@ -1,0 +1,184 @@
+"""A transformers model type: built small, with every kind of layer that it has, random weights of a seed, and inputs that it takes."""
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+from addnorm.stream.models.load import load, model_types
+from addnorm.stream.models.small import LAYERS, shrunk
+from support.named_models import no_network, run, sentence
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    no_network(monkeypatch)
+
+
+# One of each make: post- and pre-norm, LayerNorm and RMSNorm, sandwiches, experts, state spaces, two stacks, images, sound.
+TYPES = [
+    *(
+        "albert",
+        "bart",
+        "bert",
+        "bloom",
+        "clip",
+        "convnext",
+        "deberta-v2",
+        "deepseek_v3",
+    ),
+    *(
+        "dinov2",
+        "distilbert",
+        "electra",
+        "falcon",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gpt2",
+    ),
+    *(
+        "gpt_neox",
+        "gpt_oss",
+        "gptj",
+        "hubert",
+        "jamba",
+        "llama",
+        "llava",
+        "mamba",
+    ),
+    *(
+        "mamba2",
+        "mistral",
+        "mixtral",
+        "modernbert",
+        "mpt",
+        "nemotron",
+        "olmo2",
+        "opt",
+    ),
+    *(
+        "phi",
+        "phi3",
+        "qwen2",
+        "qwen2_vl",
+        "qwen3",
+        "qwen3_moe",
+        "roberta",
+        "siglip",
+    ),
+    *(
+        "stablelm",
+        "swin",
+        "t5",
+        "videomae",
+        "vit",
+        "wav2vec2",
+        "whisper",
+        "xlm-roberta",
+    ),
+    *("xlnet",),
+]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_model_type_is_built_small_and_runs(name):
+    loaded = load(name)
+    assert not loaded.model.training
+    assert sum(parameter.numel() for parameter in loaded.model.parameters()) < 40_000_000
+    run(loaded)
+    assert "random" in loaded.source
+
+
+def test_small_means_three_layers_of_width_64():
+    config = load("llama").model.config
+    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
+    assert sizes == (LAYERS, 64, 4, 2)
+    config = load("gpt2").model.config  # which has names of its own
+    assert (config.n_layer, config.n_embd, config.n_head, config.vocab_size) == (LAYERS, 64, 4, 256)
+
+
+def test_configurations_in_a_configuration_are_shrunk_too():
+    model = load("clip").model
+    for config in (model.config.text_config, model.config.vision_config):
+        assert (config.hidden_size, config.num_hidden_layers) == (64, LAYERS)
+
+
+def test_as_many_layers_as_are_asked_for():
+    assert len(load("bert", layers=5).model.encoder.layer) == 5
+    assert len(load("gpt2", layers=14).model.h) == 14
+    assert load("gemma2", layers=4).model.config.layer_types == ["sliding_attention", "full_attention"] * 2
+
+
+def test_every_kind_of_layer_is_among_the_few_that_are_left():
+    assert set(load("gemma3_text").model.config.layer_types) == {"sliding_attention", "full_attention"}
+    assert load("jamba").model.config.layer_types.count("full_attention") == 1
+
+
+def test_what_a_configuration_derives_is_derived_from_the_small_sizes():
+    from transformers import DeepseekV3Config
+
+    options = shrunk(DeepseekV3Config())
+    assert "head_dim" not in options
+    assert DeepseekV3Config(**options).qk_head_dim == 24
+
+
+def test_the_norms_weights_are_away_from_one():
+    norms = [module for module in load("bert").model.modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 1 + 2 * LAYERS
+    for norm in norms:
+        assert (norm.weight - 1).abs().mean() > 0.1
+        assert norm.bias.abs().mean() > 0.1
+
+
+def test_the_seed_decides_the_weights_and_the_inputs_and_nobody_else_s_numbers():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    one, again, other = load("gpt2", seed=3), load("gpt2", seed=3), load("gpt2", seed=4)
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(run(one)[0], run(again)[0])
+    assert not torch.equal(one.model.wte.weight, other.model.wte.weight)
+    assert not torch.equal(one.kwargs["input_ids"], other.kwargs["input_ids"])
+
+
+def test_inputs_have_the_size_asked_for_and_no_padding():
+    ids = load("bert", tokens=40, batch=5).kwargs["input_ids"]
+    assert ids.shape == (5, 40)
+    assert ids.min() > 2
+    assert load("bert").kwargs["input_ids"].shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("t5", {"input_ids", "decoder_input_ids"}),
+        ("whisper", {"input_features", "decoder_input_ids"}),
+        ("vit", {"pixel_values"}),
+        ("clip", {"input_ids", "pixel_values"}),
+        ("wav2vec2", {"input_values"}),
+    ],
+)
+def test_a_model_is_given_what_it_takes(name, kinds):
+    assert load(name).kwargs.keys() == kinds
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_weights_and_inputs_have_the_dtype_asked_for(dtype):
+    loaded = load("vit", dtype=dtype)
+    assert run(loaded).last_hidden_state.dtype == getattr(torch, dtype)
+    assert load("bert", dtype=dtype).kwargs["input_ids"].dtype == torch.int64
+
+
+def test_most_model_types_are_known():
+    assert {"bert", "gpt2", "llama", "t5"} <= {*model_types()}
+    assert len(model_types()) > 100
+
+
+@pytest.mark.parametrize("name", ["timesfm", "lxmert"])
+def test_a_model_type_that_cannot_be_run_is_refused_with_the_way_around(name):
+    text = sentence(name)
+    assert text.startswith(f"MODEL '{name}' cannot be built small and run with inputs drawn at random (")
+    assert text.endswith("build it in a factory of your own, module.path:factory, which returns (model, args, kwargs).")

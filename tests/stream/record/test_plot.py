@@ -1,0 +1,289 @@
+"""Drawings of a recording: what was measured is on the Axes, nothing is left out in silence, two recordings share one."""
+
+import math
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+import matplotlib.figure
+from matplotlib import pyplot
+from matplotlib.colors import to_hex
+
+from addnorm.stream.record.recording import RecordedSite, Recording
+from addnorm.stream.record.schema import ROLES
+
+DRAWINGS = ("stream", "gradients", "writes", "similarity", "memory_map")
+BY_DEPTH = DRAWINGS[:-1]
+KINDS = ("attention", "feed-forward")
+STATISTICS = (
+    ("out", "rms"), ("out", "max"), ("out", "similarity"), ("grad", "l2"), ("params", "grad_l2"), ("write", "ratio"),
+    ("write", "cosine"), ("norm_in", "rstd"),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_window(monkeypatch):
+    pyplot.switch_backend("Agg")
+    monkeypatch.setattr(pyplot, "show", lambda: pytest.fail("show was called"))
+    yield
+    pyplot.close("all")
+
+
+def recorded(sublayers=6, streams=("stream",), value=lambda k: 1.0 / (k + 1), without=(), model="Toy"):
+    """A recording in which sublayer k, x_0 being 0, has value(k) as each of its statistics."""
+    sites = []
+    for stream in streams:
+        sites.append(RecordedSite(f"{stream}.x_0", "", "start", None, stream))
+        sites += [RecordedSite(f"{stream}.{k}", f"{k}", KINDS[k % 2], k // 2, stream) for k in range(sublayers)]
+        sites.append(RecordedSite(f"{stream}.final", "norm", "final", None, stream))
+    rec = Recording(sites, {"model": model})
+    for place, site in enumerate(sites):
+        k = place % (sublayers + 2)
+        roles = {"start": ("out", "grad"), "final": ()}.get(site.kind, ROLES)
+        for role, name in STATISTICS:
+            if role in roles and role not in without:
+                rec.add(10, place, role, name, value(k))
+        if site.kind == "final":
+            rec.add(10, place, "norm_final", "rstd", 0.5)
+    n = sublayers + 1
+    rows = [[1 / (k + 1) if source <= k else 0.0 for source in range(n)] for k in range(n)]
+    rec.maps = {stream: ([site.id for site in sites if site.stream == stream][:n], rows) for stream in streams}
+    return rec
+
+
+def lines(ax):
+    """The (x, y) of the lines that connect points."""
+    found = [line for line in ax.lines if line.get_linestyle() not in ("None", "none") and len(line.get_xdata()) > 0]
+    return [([*line.get_xdata()], [*line.get_ydata()]) for line in found if line.get_transform() == ax.transData]
+
+
+def texts(ax):
+    legend = ax.get_legend()
+    return [text.get_text() for text in legend.get_texts()] if legend else []
+
+
+def panels(ax):
+    return [one for one in ax.figure.axes if one.get_label() != "<colorbar>"]
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("of", [{}, {"sublayers": 1}, {"sublayers": 130}, {"streams": ("encoder", "decoder")}], ids=str)
+def test_every_drawing_takes_an_axes_and_gives_it_back_and_can_be_painted(name, of, tmp_path):
+    draw = getattr(recorded(**of).plot, name)
+    own = matplotlib.figure.Figure(figsize=(6, 4)).add_subplot()
+    assert draw(ax=own) is own
+    new = draw()
+    for ax in (own, new):
+        ax.figure.savefig(tmp_path / "a.png")
+        assert ax.get_title(loc="left").endswith("Toy, step 10")
+
+
+def test_the_stream_is_drawn_at_its_depths_with_rms_and_max():
+    ax = recorded(3, value=lambda k: [1.0, 2.0, 3.0, 4.0][k]).plot.stream()
+    assert lines(ax) == [([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0])] * 2
+    assert texts(ax) == ["rms", "max", "attention", "feed-forward"]
+    assert ax.get_xlabel() == "depth in sublayers"
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["$x_0$", "1", "2", "3"]
+
+
+def test_where_nobody_measured_x_0_it_is_what_enters_the_first_sublayer():
+    rec = Recording([RecordedSite("x_0", "", "start", None), RecordedSite("a", "a", "attention", 0)])
+    rec.add(0, 1, "in", "rms", 2.0)
+    rec.add(0, 1, "out", "rms", 3.0)
+    assert lines(rec.plot.stream()) == [([0, 1], [2.0, 3.0])]
+
+
+@pytest.mark.parametrize("name", BY_DEPTH[1:])
+def test_two_quantities_stand_one_above_the_other_on_the_same_depths(name):
+    upper, lower = panels(getattr(recorded().plot, name)())
+    assert upper.get_xlim() == lower.get_xlim()
+    assert upper.get_shared_x_axes().joined(upper, lower)
+    assert upper.get_ylabel() != lower.get_ylabel()
+    assert (upper.get_xlabel(), lower.get_xlabel()) == ("", "depth in sublayers")
+
+
+@pytest.mark.parametrize("name", BY_DEPTH)
+def test_two_recordings_on_one_axes_differ_in_colour_dash_and_filling(name):
+    before, after = recorded(model="A"), recorded(8, model="B", value=lambda k: 300.0 + k)
+    ax = getattr(before.plot, name)(label="before")
+    count = len(panels(ax))
+    assert getattr(after.plot, name)(ax=ax, label="after") is ax
+    assert len(panels(ax)) == count
+    handles = ax.get_legend().legend_handles[: 4 if name == "stream" else 2]
+    assert len({handle.get_color() for handle in handles}) == len(handles)
+    assert len({str(handle._unscaled_dash_pattern) for handle in handles}) == len(handles)
+    fillings = {(handle.get_fillstyle(), to_hex(handle.get_markerfacecolor()) == "#ffffff") for handle in handles}
+    assert len(fillings) == len(handles)
+    assert any("before" in text for text in texts(ax))
+    assert any("after" in text for text in texts(ax))
+    title = ax.get_title(loc="left")
+    assert title.endswith("step 10")
+    assert "Toy" not in title  # of two models none is in the title
+    assert ax.get_xlim()[1] > 8
+    for panel in panels(ax):
+        assert panel.get_yscale() == ("linear" if "cos" in panel.get_ylabel() else "log")
+
+
+def test_recordings_without_a_label_are_told_apart_by_a_number():
+    ax = recorded().plot.writes()
+    assert texts(ax) == ["attention", "feed-forward"]  # alone it needs no name
+    recorded().plot.writes(ax=ax)
+    assert texts(ax)[:2] == ["Toy", "Toy (2)"]
+
+
+def test_the_keywords_of_lines_are_taken_by_either_name():
+    ax = recorded().plot.gradients(c="#123456", lw=3, ls=":", marker="x", alpha=0.5)
+    for panel in panels(ax):
+        drawn = [line for line in panel.lines if line.get_linestyle() == ":"]
+        assert {line.get_color() for line in panel.lines} == {"#123456"}
+        assert [line.get_linewidth() for line in drawn] == [3]
+        assert {line.get_marker() for line in panel.lines if line not in drawn} == {"x"}
+
+
+def test_kinds_of_sublayers_differ_by_marker():
+    ax = recorded().plot.stream()
+    markers = {line.get_marker(): len(line.get_xdata()) for line in ax.lines if line.get_linestyle() == "None"}
+    assert markers == {">": 1, "o": 3, "s": 3}
+
+
+def test_a_narrow_series_starts_at_zero_and_a_wide_one_is_logarithmic():
+    narrow = recorded(value=lambda k: 1.0 + 1e-5 * k).plot.gradients()
+    assert (narrow.get_yscale(), narrow.get_ylim()[0]) == ("linear", 0.0)
+    wide = recorded(value=lambda k: 10.0**-k).plot.gradients()
+    assert wide.get_yscale() == "log"
+
+
+def test_nan_and_inf_are_crosses_and_the_legend_says_so():
+    rec = recorded(value=lambda k: {2: math.nan, 3: math.inf}.get(k, 1.0 + k))
+    for name in BY_DEPTH:
+        ax = getattr(rec.plot, name)()
+        for panel in panels(ax):
+            crosses = [line for line in panel.lines if line.get_marker() == "x"]
+            assert [{*line.get_xdata()} for line in crosses] in ([{2, 3}], [{2}])  # 1 / inf is 0
+            assert any("NaN" in text for text in texts(panel))
+
+
+def test_zeros_of_a_logarithmic_axis_are_triangles_at_its_foot():
+    ax = recorded(value=lambda k: [1.0, 0.0, 100.0, 0.0, 1.0, 2.0, 3.0][k]).plot.writes()
+    (mark,) = [line for line in ax.lines if line.get_marker() == "v"]
+    assert [*mark.get_xdata()] == [1, 3]
+    assert "0, off the log axis" in texts(ax)
+
+
+def test_marks_are_not_drawn_twice_when_a_recording_is_added():
+    rec = recorded(value=lambda k: math.nan if k == 2 else 1.0)
+    ax = rec.plot.writes()
+    rec.plot.writes(ax=ax)
+    assert len([line for line in ax.lines if line.get_marker() == "x"]) == 1
+
+
+def test_streams_stand_one_after_the_other_or_alone():
+    rec = recorded(2, ("encoder", "decoder"))
+    ax = rec.plot.stream()
+    assert [x for x, _ in lines(ax)] == [[0, 1, 2], [4, 5, 6]] * 2
+    assert [tick.get_text() for tick in ax.get_xticklabels(minor=True)] == ["encoder", "decoder"]
+    alone = rec.plot.stream(stream="decoder")
+    assert [x for x, _ in lines(alone)] == [[0, 1, 2]] * 2
+    with pytest.raises(ValueError, match="stream is 'decode', expected 'decoder'"):
+        rec.plot.stream(stream="decode")
+
+
+def test_a_step_can_be_chosen():
+    rec = recorded(1, value=lambda k: 1.0)
+    for place in range(2):
+        rec.add(20, place, "out", "rms", 7.0)
+    assert lines(rec.plot.stream())[0][1] == [7.0, 7.0]
+    assert lines(rec.plot.stream(step=10))[0][1] == [1.0, 1.0]
+    with pytest.raises(ValueError, match="step is 11, expected a recorded one: 10, 20"):
+        rec.plot.stream(step=11)
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "says"),
+    [
+        ("gradients", ("grad", "params"), "nothing of gradients: record with grads=True, and call loss.backward"),
+        ("stream", ("out",), "nothing of the stream: run the model while recording"),
+        ("writes", ("write",), "nothing of writes: run the model"),
+    ],
+)
+def test_what_was_not_recorded_is_said_in_one_sentence_and_nothing_is_drawn(name, without, says):
+    rec = recorded(without=without)
+    with pytest.raises(ValueError, match=says):
+        getattr(rec.plot, name)()
+    assert pyplot.get_fignums() == []
+
+
+def test_half_of_a_drawing_is_drawn_alone():
+    rec = recorded(without=("params",))
+    assert [one.get_ylabel() for one in panels(rec.plot.gradients())] == ["‖∂loss / ∂stream‖"]
+    rec = recorded(without=("out",))
+    assert [one.get_ylabel() for one in panels(rec.plot.similarity())] == ["σ"]
+
+
+def test_several_norms_of_a_sublayer_are_several_lines():
+    rec = recorded()
+    for place, site in enumerate(rec.sites):
+        if site.kind not in ("start", "final"):
+            rec.add(10, place, "norm_branch", "rstd", 3.0)
+    upper, lower = panels(rec.plot.similarity())
+    assert texts(lower) == ["of what is read", "of what is written"]
+    assert "of what is read" not in texts(upper)
+
+
+def test_axes_that_stand_on_no_grid_and_axes_that_were_cleared():
+    figure = matplotlib.figure.Figure()
+    ax = figure.add_axes((0.1, 0.2, 0.5, 0.6))
+    recorded().plot.gradients(ax=ax)
+    upper, lower = panels(ax)
+    assert lower.get_position().y0 == pytest.approx(0.2)
+    assert upper.get_position().y1 == pytest.approx(0.8)
+    assert lower.get_position().y1 < upper.get_position().y0
+    ax = recorded().plot.stream(label="old")
+    ax.clear()
+    recorded().plot.stream(ax=ax, label="new")
+    assert not any("old" in text for text in texts(ax))
+
+
+def test_the_memory_map_shows_shares_and_leaves_blank_what_is_not_yet_written():
+    ax = recorded(3).plot.memory_map()
+    cells = ax.collections[0].get_array()
+    assert cells.shape == (4, 4)  # source, depth
+    assert cells[0].tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    assert [bool(blank) for blank in cells.mask[3]] == [True, True, True, False]
+    assert ax.collections[0].get_cmap().name == "cividis"
+    assert {text.get_text() for text in ax.texts} == {"1.00", "0.50", "0.33", "0.25"}
+    assert len(ax.figure.axes) == 2  # with the colour bar
+
+
+def test_the_memory_map_may_have_negative_shares_many_sources_and_keywords():
+    rec = recorded(30)
+    ax = rec.plot.memory_map(cmap="viridis")
+    assert ([*ax.texts], ax.collections[0].get_cmap().name) == ([], "viridis")
+    rec.maps = {"stream": (["a", "b"], [[1.5, -0.5]])}
+    mesh = rec.plot.memory_map().collections[0]
+    assert (mesh.norm.vmin, mesh.norm.vmax) == (-0.5, 1.5)
+    assert mesh.norm(1.5) == pytest.approx(1)
+    assert mesh.norm(-0.5) == pytest.approx(0)
+
+
+def test_a_share_a_little_below_zero_leaves_the_small_ones_apart():
+    rec = recorded(30)
+    rec.maps = {"stream": (["a", "b", "c"], [[0.981, 0.02, -0.001]])}
+    norm = rec.plot.memory_map().collections[0].norm
+    assert norm(0.02) - norm(-0.001) > 0.1
+    assert norm.inverse(norm(0.02)) == pytest.approx(0.02)
+
+
+def test_the_memory_map_of_each_stream_stands_below_the_other():
+    rec = recorded(2, ("encoder", "decoder"))
+    assert len(panels(rec.plot.memory_map())) == 2
+    assert "decoder" in rec.plot.memory_map(stream="decoder").get_title(loc="left")
+    with pytest.raises(ValueError, match="stream is 'x', expected one of encoder, decoder"):
+        rec.plot.memory_map(stream="x")
+    with pytest.raises(ValueError, match="has no memory map: there is one where the writes add up"):
+        Recording().plot.memory_map()
+
+
+def test_plots_say_what_there_is():
+    assert all(name in repr(Recording().plot) for name in DRAWINGS)

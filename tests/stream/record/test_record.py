@@ -1,0 +1,260 @@
+"""`record` against the same numbers computed in the open."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import addnorm
+from addnorm.stream.record.recording import Recording
+from support.open_model import BATCH, REFERENCE, TOKENS, D, Model, column, lengths, loss_of, step, token_ids
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return token_ids()
+
+
+@pytest.mark.parametrize("post", [False, True], ids=["pre-LN", "post-LN"])
+class TestTheNumbers:
+    """What is recorded is what the formulas of `STATISTICS` give on the tensors themselves."""
+
+    @pytest.fixture
+    def both(self, post: bool, ids: Tensor) -> tuple[Recording, list[dict[str, Tensor]], Model]:
+        model = Model(post)
+        rec = step(model, ids)
+        seen: list[dict[str, Tensor]] = []
+        model.zero_grad()
+        loss_of(model(ids, seen)).backward()
+        return rec, seen, model
+
+    @pytest.mark.parametrize("role", ["in", "read", "raw", "write", "out"])
+    @pytest.mark.parametrize("statistic", REFERENCE)
+    def test_sizes(self, both: Any, role: str, statistic: str) -> None:
+        rec, seen, _ = both
+        assert column(rec, role, statistic) == pytest.approx([REFERENCE[statistic](s[role]) for s in seen], rel=1e-5)
+
+    def test_the_write_and_the_stream(self, both: Any) -> None:
+        rec, seen, _ = both
+        ratios = [float((lengths(s["write"]) / lengths(s["in"])).mean()) for s in seen]
+        cosines = [
+            float(F.cosine_similarity(s["write"].detach().double(), s["in"].detach().double(), dim=-1).mean())
+            for s in seen
+        ]
+        assert column(rec, "write", "ratio") == pytest.approx(ratios, rel=1e-5)
+        assert column(rec, "write", "cosine") == pytest.approx(cosines, abs=1e-6)
+
+    def test_how_alike_the_tokens_are(self, both: Any) -> None:
+        rec, seen, _ = both
+        expected = []
+        for s in seen:
+            unit = F.normalize(s["out"].detach().double(), dim=-1)
+            cosines = unit @ unit.transpose(1, 2)
+            off = ~torch.eye(TOKENS, dtype=torch.bool)
+            expected.append(float(cosines[:, off].mean()))
+        assert column(rec, "out", "similarity") == pytest.approx(expected, abs=1e-6)
+
+    def test_the_norms_denominators(self, both: Any, post: bool) -> None:
+        rec, seen, _ = both
+        role, of = ("norm_out", "z") if post else ("norm_in", "in")
+        rstds = [(s[of].detach().double().var(-1, correction=0) + 1e-5).rsqrt() for s in seen]
+        assert column(rec, role, "rstd") == pytest.approx([float(r.mean()) for r in rstds], rel=1e-5)
+        assert column(rec, role, "rstd_max") == pytest.approx([float(r.max()) for r in rstds], rel=1e-5)
+        assert column(rec, "scale", "sigma_max") == pytest.approx([float(1 / r.min()) for r in rstds], rel=1e-5)
+
+    @pytest.mark.parametrize("statistic", REFERENCE)
+    def test_the_gradient_at_the_stream(self, both: Any, statistic: str) -> None:
+        rec, seen, _ = both
+        gradients = [s["out"].grad for s in seen]
+        assert column(rec, "grad", statistic) == pytest.approx([REFERENCE[statistic](g) for g in gradients], rel=1e-4)
+
+    def test_the_gradient_of_a_sublayers_parameters(self, both: Any) -> None:
+        rec, _, model = both
+        expected = []
+        for block in model.blocks:
+            for modules in ([block.mix], [block.up, block.down]):
+                grads = [p.grad.double().square().sum() for m in modules for p in m.parameters()]
+                expected.append(float(torch.stack(grads).sum().sqrt()))
+        assert column(rec, "params", "grad_l2") == pytest.approx(expected, rel=1e-5)
+
+    def test_a_memory_map_whose_rows_sum_to_one(self, both: Any, post: bool) -> None:
+        rec, _, _ = both
+        sources, shares = rec.maps["stream"]
+        assert len(shares) == 5
+        assert sources[0] == "x_0"
+        assert all(sum(row) == pytest.approx(1.0) for row in shares)
+        assert ("norm biases" in sources) == post
+
+    def test_the_map_is_the_decompositions(self, both: Any, ids: Tensor) -> None:
+        rec, _, model = both
+        sources, shares = addnorm.decompose(model, ids).memory_map()
+        found = dict(zip(rec.maps["stream"][0], rec.maps["stream"][1][-1], strict=True))
+        assert found == pytest.approx(dict(zip(sources, shares[-1], strict=True)), rel=1e-4)
+
+    def test_a_balance_whose_amounts_add_up_to_the_streams_length(self, both: Any, ids: Tensor) -> None:
+        rec, seen, model = both
+        sheet = rec.balances["stream"]
+        assert sheet.refused == ""
+        assert sheet.error < 1e-6 > sheet.closure
+        assert sheet.tokens == BATCH * TOKENS
+        assert sheet.length == pytest.approx(float(lengths(seen[-1]["out"]).mean()), rel=1e-5)
+        parts = addnorm.decompose(model, ids)
+        x = parts.state()
+        by_hand = {name: float(((c * x).sum(-1) / x.norm(dim=-1)).mean()) for name, c in parts.components().items()}
+        assert dict(zip(sheet.sources, sheet.amounts, strict=True)) == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
+
+    def test_what_the_inspection_knows_of_it(self, both: Any, post: bool) -> None:
+        rec, _, _ = both
+        (name, known), *others = rec.facts["streams"].items()
+        assert (name, others, rec.facts["unknown"]) == ("stream", [], [])
+        assert known["wiring"] == ("post_ln" if post else "pre_ln")
+        assert known["norms"] == "LayerNorm 1e-5"
+        assert (known["closure"] is None) == post
+        assert [*known["sites"]] == [site.id for site in rec.sites if site.kind not in ("start", "final")]
+        assert all(site["closes"] and site["closure"] < 1e-5 for site in known["sites"].values())
+
+
+class Odd(nn.Module):
+    """Two sublayers, and between them something that a sum of components does not pass."""
+
+    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.between = nn.Linear(D, D), nn.Linear(D, D), between
+        self.scale = nn.Parameter(torch.rand(D) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.tanh(self.one(x))
+        x = self.between(self, x)
+        return x + torch.tanh(self.two(x))
+
+
+@pytest.mark.parametrize(
+    ("between", "says"),
+    [
+        (lambda model, x: x * model.scale, "multiplie"),
+        (
+            lambda model, x: x * (torch.arange(TOKENS) < 4)[None, :, None],
+            "the stream is multiplied or masked between add 1 and",
+        ),
+        (lambda model, x: torch.cat([x, x[:, :1]], 1), "tokens join or leave the stream before add 2"),
+    ],
+    ids=["scaled", "masked", "longer"],
+)
+def test_where_no_balance_can_be_drawn_up_it_says_why(between: Any, says: str) -> None:
+    model = Odd(between)
+    with addnorm.record(model) as rec:
+        model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
+    (sheet,) = rec.balances.values()
+    assert says in sheet.refused
+    assert (rec.maps, sheet.sources, sheet.amounts) == ({}, (), ())
+
+
+class Low(nn.Module):
+    """A bfloat16 stream to which a write is added that is too small for most of its elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.f, self.last = nn.LayerNorm(256), nn.Linear(256, 256), nn.LayerNorm(256)
+        self.bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.writes = self.f(self.norm(x)) * 0.01
+        self.out = x + self.writes
+        return self.last(self.out)
+
+
+def test_elements_that_an_add_leaves_as_they_were() -> None:
+    model, x = Low(), torch.randn(2, 50, 256).bfloat16()
+    with addnorm.record(model) as rec:
+        model(x)
+    ((_, found),) = rec.series("write", "unchanged")
+    assert found == pytest.approx(float((model.out == x).double().mean()), abs=1e-7)
+    assert found > 0.2
+
+
+def test_massive_activations() -> None:
+    model, x = Low().float(), torch.randn(2, 50, 256)
+    x[0, 0, 7] = 5000.0
+    with addnorm.record(model) as rec:
+        model(x)
+    found = {name: {site.id: value for site, value in rec.series("out", name)}["x_0"] for name in ("massive", "top")}
+    assert found["massive"] == 1.0
+    assert found["top"] == pytest.approx(5000 / float(x.abs().median()), rel=0.05)
+
+
+class Gated(nn.Module):
+    """What scales a write is computed, after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.f, self.last = nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
+        self.g = nn.Parameter(torch.randn(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            f = self.f(self.norm(x))
+            self.write = f * torch.sigmoid(self.g)
+            x = torch.addcmul(x, f, torch.sigmoid(self.g))
+        return self.last(x)
+
+
+def test_a_scale_that_is_computed() -> None:
+    model = Gated()
+    with addnorm.record(model) as rec:
+        for _ in range(2):
+            model(torch.randn(2, 5, D))
+            model.g.data.add_(1.0)
+    assert column(rec, "write", "rms")[-1] == pytest.approx(REFERENCE["rms"](model.write), rel=1e-5)
+    assert all(sum(row) == pytest.approx(1.0) for row in rec.maps["stream"][1])
+
+
+def test_features_in_the_middle() -> None:
+    """Where another dimension is as wide."""
+
+    class Convolved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.f = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for f in self.f:
+                self.write = torch.tanh(f(x))
+                x = x + self.write
+            return x
+
+    model = Convolved()
+    with addnorm.record(model) as rec:
+        model(torch.randn(2, 8, 8, 8))
+    expected = float(model.write.detach().double().norm(dim=1).mean())
+    assert column(rec, "write", "l2")[-1] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_map_is_of_the_weights_of_its_forward_whatever_an_optimizer_does_before_it_is_asked_for(norm_first):
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = torch.randn(2, 5, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with addnorm.record(model) as rec:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            before = copy.deepcopy(model)
+            optimizer.step()
+    with addnorm.record(before) as expected:
+        before(x).square().mean().backward()
+        assert expected.maps["stream"][1]
+    assert rec.balances["stream"].refused == ""
+    assert rec.maps["stream"][0] == expected.maps["stream"][0]
+    for found, exact in zip(rec.maps["stream"][1], expected.maps["stream"][1], strict=True):
+        assert found == pytest.approx(exact, abs=1e-6)

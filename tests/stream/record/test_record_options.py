@@ -1,0 +1,126 @@
+"""`record` records what it is asked for, of the tokens that count, and refuses what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import addnorm
+from addnorm.stream.record.recording import STATISTICS
+from support.open_model import BATCH, REFERENCE, TOKENS, D, Model, column, loss_of, step, token_ids
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return token_ids()
+
+
+class TestWhatIsAsked:
+    def test_every_so_many(self, ids: Tensor) -> None:
+        model = Model()
+        with addnorm.record(model, every=3) as rec:
+            for _ in range(7):
+                loss_of(model(ids)).backward()
+        assert rec.steps == (0, 3, 6)
+        assert [s for s, _ in rec.over_time(rec.sites[1].id, "params", "grad_l2")] == [0, 3, 6]
+
+    def test_layers(self, ids: Tensor) -> None:
+        rec = step(Model(layers=3), ids, layers=[1])
+        assert {site.layer for site in rec.sites} == {None, 1}
+        assert column(rec, "write", "rms") == pytest.approx(column(step(Model(layers=3), ids), "write", "rms")[2:4])
+
+    def test_layers_that_are_not(self, ids: Tensor) -> None:
+        with pytest.raises(ValueError, match=r"layers is \[5\], expected numbers from 0 to 1"):
+            step(Model(), ids, layers=[5])
+
+    def test_tokens_that_count(self, ids: Tensor) -> None:
+        """Padding changes nothing of what is recorded of the others; here each token is its own sequence."""
+        mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
+        mask[:, 4:] = False
+        model = Model()
+        rec = step(model, ids, tokens=mask)
+        seen: list[dict[str, Tensor]] = []
+        model(ids, seen)
+        expected = [REFERENCE["rms"](s["write"][mask]) for s in seen]
+        assert column(rec, "write", "rms") == pytest.approx(expected, rel=1e-5)
+        alike = []
+        for s in seen:
+            unit = F.normalize(s["out"][:, :4].detach().double(), dim=-1)
+            alike.append(float((unit @ unit.transpose(1, 2))[:, ~torch.eye(4, dtype=torch.bool)].mean()))
+        assert column(rec, "out", "similarity") == pytest.approx(alike, abs=1e-6)
+
+    def test_a_mask_of_another_shape(self, ids: Tensor) -> None:
+        with pytest.raises(ValueError, match=r"tokens has shape \(2, 2\), expected \(3, 6\)"):
+            step(Model(), ids, tokens=torch.ones(2, 2))
+
+    def test_without_gradients(self, ids: Tensor) -> None:
+        rec = step(Model(), ids, grads=False)
+        assert {e.role for e in rec.table()}.isdisjoint({"grad", "params"})
+
+    def test_a_model_without_a_stream(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        with pytest.raises(ValueError, match="no residual stream to record"), addnorm.record(model):
+            model(torch.randn(2, 4))
+
+    @pytest.mark.parametrize(("options", "message"), [({"every": 0}, "every"), ({"accumulate": 0}, "accumulate")])
+    def test_impossible_options(self, options: dict[str, int], message: str) -> None:
+        with pytest.raises(ValueError, match=message), addnorm.record(Model(), **options):
+            pass
+
+    def test_not_a_model(self) -> None:
+        with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"), addnorm.record(torch.relu):  # type: ignore[arg-type]
+            pass
+
+    def test_all_that_is_recorded_is_in_the_table_of_statistics(self, ids: Tensor) -> None:
+        known = {(s.role, s.name) for s in STATISTICS if not s.derived_from}
+        assert {(e.role, e.statistic) for e in step(Model(), ids).table()} <= known
+
+
+class TestTokens:
+    def test_padding_is_no_massive_activation(self, ids: Tensor) -> None:
+        model = Model()
+        model.embed = nn.Identity()  # type: ignore[assignment]
+        x = torch.randn(2, 5, D)
+        x[:, -1] = 1e6
+        mask = torch.ones(2, 5)
+        mask[:, -1] = 0
+        rec = step(model, x, tokens=mask)
+        assert max(value for _, value in rec.series("out", "massive")) == 0.0
+        alone = step(model, x[:, :-1])
+        assert rec.series("out", "top")[0][1] == pytest.approx(alone.series("out", "top")[0][1])
+
+    def test_tokens_first(self) -> None:
+        """The mask tells which dimension is the batch."""
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0)
+        other = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True)
+        models = [nn.TransformerEncoder(one, 2, enable_nested_tensor=False) for one in (layer, other)]
+        models[1].load_state_dict(models[0].state_dict())
+        x, mask = torch.randn(3, 5, D), torch.ones(3, 5)
+        turned, plain = step(models[0], x.transpose(0, 1), tokens=mask), step(models[1], x, tokens=mask)
+        assert column(turned, "out", "similarity") == pytest.approx(column(plain, "out", "similarity"), rel=1e-4)
+
+    def test_of_one_stream(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Transformer(D, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+        source, target, mask = torch.randn(2, 6, D), torch.randn(2, 4, D), torch.ones(2, 6)
+        mask[1, 4:] = 0
+
+        with addnorm.record(model, tokens={"encoder.layers.0": mask}) as rec:
+            model(source, target)
+        with addnorm.record(model) as second:
+            model(source, target)
+        start = [v for site, v in rec.series("out", "rms") if site.id == "encoder.layers.0/x_0"]
+        assert start == pytest.approx([REFERENCE["rms"](source[mask.bool()])])
+        of_decoder = [
+            [v for site, v in one.series("out", "rms") if site.stream == "decoder.layers.0"] for one in (rec, second)
+        ]
+        assert of_decoder[0] == of_decoder[1]
+        assert len(of_decoder[0]) == 4
+        with (
+            pytest.raises(ValueError, match=r"tokens has the stream 'encoder', expected some of 'encoder\.layers\.0'"),
+            addnorm.record(model, tokens={"encoder": mask}),
+        ):
+            model(source, target)

@@ -1,0 +1,212 @@
+"""`record` under everything that makes a forward run otherwise: checkpoints, accumulation, autocast, compilers, in-place adds."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import addnorm
+from support.open_model import REFERENCE, D, Model, column, loss_of, step, token_ids
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return token_ids()
+
+
+class TestWhatRunsOtherwise:
+    @pytest.mark.parametrize("post", [False, True], ids=["pre-LN", "post-LN"])
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_checkpoints(self, post: bool, reentrant: bool, ids: Tensor) -> None:
+        """Each number is there once, and is that of the forward without."""
+        model = Model(post).train()
+        plain = step(model, ids)
+        model.checkpointed = reentrant
+        found = step(model, ids)
+        assert found.steps == (0,)
+        assert [e[:5] for e in found.table()] == [e[:5] for e in plain.table()]
+        assert [e.value for e in found.table()] == pytest.approx([e.value for e in plain.table()], rel=1e-4, abs=1e-6)
+        assert "note" not in found.facts
+
+    def test_a_frozen_part_under_a_reentrant_checkpoint_gets_no_gradient(self, ids: Tensor) -> None:
+        """As without the recorder: of its inputs none requires one."""
+        model = Model().train()
+        model.embed.requires_grad_(False)
+        model.checkpointed = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about just this
+            loss_of(model(ids)).backward()
+            expected = [p.grad is None for p in model.parameters()]
+            step(model, ids)
+        assert [p.grad is None for p in model.parameters()] == expected
+
+    def test_gradient_accumulation_by_forward(self, ids: Tensor) -> None:
+        """Each forward is a step, with the gradients of its own backward."""
+        model = Model()
+        alone = [step(model, part) for part in ids.split(1)]
+        model.zero_grad()
+        with addnorm.record(model) as rec:
+            for part in ids.split(1):
+                loss_of(model(part)).backward()
+        for k, one in enumerate(alone):
+            for role, name in (("params", "grad_l2"), ("grad", "l2"), ("write", "ratio")):
+                mine = [v for _, v in rec.series(role, name, step=k)]
+                assert mine == pytest.approx([v for _, v in one.series(role, name)], rel=1e-4)
+
+    def test_gradient_accumulation_as_one_step(self, ids: Tensor) -> None:
+        model = Model()
+        model.zero_grad()
+        with addnorm.record(model, accumulate=3) as rec:
+            for part in ids.split(1):
+                loss_of(model(part)).backward()
+        assert rec.steps == (0,)
+        expected = [
+            float(torch.stack([p.grad.norm() for p in modules.parameters()]).norm())
+            for block in model.blocks for modules in (block.mix, nn.ModuleList([block.up, block.down]))
+        ]  # fmt: skip
+        assert column(rec, "params", "grad_l2") == pytest.approx(expected, rel=1e-4)
+
+    def test_one_backward_of_two_forwards(self, ids: Tensor) -> None:
+        model = Model()
+        first, second = ids[:1], ids[1:2]
+        one = step(model, first)
+        with addnorm.record(model) as rec:
+            (loss_of(model(first)) + loss_of(model(second))).backward()
+        assert [v for _, v in rec.series("grad", "l2", step=0)] == pytest.approx(
+            [v for _, v in one.series("grad", "l2")], rel=1e-4
+        )
+
+    def test_autocast(self, ids: Tensor) -> None:
+        model = Model(post=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            rec = step(model, ids)
+        plain = step(model, ids)
+        assert "note" not in rec.facts
+        assert column(rec, "write", "rms") == pytest.approx(column(plain, "write", "rms"), rel=0.03)
+        assert rec.maps
+
+    def test_dropout_is_that_of_the_run(self) -> None:
+        """The inspection before the first forward draws nothing: the output is what it is without a recorder."""
+        torch.manual_seed(0)
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.3, batch_first=True), 2).train()
+        x = torch.randn(2, 5, D)
+        torch.manual_seed(3)
+        expected = model(x)
+        torch.manual_seed(3)
+        with addnorm.record(model) as rec:
+            found = model(x)
+        assert torch.equal(found, expected)
+        assert len(rec.series("write", "rms")) == 4
+
+    def test_evaluation_without_gradients(self, ids: Tensor) -> None:
+        model = Model().eval()
+        with torch.no_grad(), addnorm.record(model) as rec:
+            model(ids)
+        assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
+        assert rec.series("grad", "l2") == []
+
+    def test_training_and_evaluation_in_one_recording(self, ids: Tensor) -> None:
+        model = Model()
+        with addnorm.record(model) as rec:
+            loss_of(model.train()(ids)).backward()
+            with torch.no_grad():
+                model.eval()(ids)
+        assert rec.steps == (0, 1)
+        assert rec.series("grad", "l2", step=1) == []
+
+    def test_in_place_adds(self, ids: Tensor) -> None:
+        class InPlace(Model):
+            def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
+                x = self.embed(ids)
+                for block in self.blocks:
+                    x += block.attention(block.norm1(x))
+                    x += block.mlp(block.norm2(x))
+                return self.last(x)
+
+        with torch.no_grad():
+            model = InPlace().eval()
+            with addnorm.record(model) as rec:
+                model(ids)
+            plain = Model().eval()
+            with addnorm.record(plain) as expected:
+                plain(ids)
+        for role, name in (("in", "rms"), ("write", "ratio"), ("write", "cosine"), ("out", "similarity")):
+            assert column(rec, role, name) == pytest.approx(column(expected, role, name), rel=1e-4)
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it imports its compiler
+    def test_a_compiled_model_runs_eagerly_and_says_so(self, ids: Tensor) -> None:
+        model = Model()
+        compiled = torch.compile(model)
+        with pytest.warns(UserWarning, match="compiled, and recorded eagerly"), addnorm.record(compiled) as rec:
+            compiled(ids)
+        assert rec.facts["note"] == "the model is compiled, and recorded eagerly"
+        assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
+
+    @pytest.mark.parametrize("wiring", ["pre_ln", "sandwich", "rezero", "layer_scale", "parallel", "layernorm_scaling"])
+    @pytest.mark.parametrize("gradients", [True, False])
+    def test_stacks_of_this_library(self, wiring: str, gradients: bool) -> None:
+        """Whose operators are others with gradients and without, and which write into the memory of branches."""
+        torch.manual_seed(0)
+        model = addnorm.ResidualStack([nn.Sequential(nn.Linear(D, D), nn.GELU()) for _ in range(4)], D, wiring)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p) * 0.1)
+        x = torch.randn(40, 40, D)  # more than 64 KB
+        with torch.set_grad_enabled(gradients), addnorm.record(model) as rec:
+            y = model(x)
+            if gradients:
+                loss_of(y).backward()
+        assert "note" not in rec.facts
+        writes = [REFERENCE["rms"](w) for w in model.unroll(x).writes]
+        assert column(rec, "write", "rms") == pytest.approx(writes, rel=1e-5)
+
+    @pytest.mark.parametrize("wiring", ["post_ln", "deepnorm", "mix_ln", "admin", "b2t"])
+    @pytest.mark.parametrize("gradients", [True, False])
+    def test_stacks_with_norms_on_the_stream(self, wiring: str, gradients: bool) -> None:
+        torch.manual_seed(0)
+        model = addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring)
+        x = torch.randn(40, 40, D)
+        with torch.set_grad_enabled(gradients), addnorm.record(model) as rec:
+            model(x)
+        assert "note" not in rec.facts
+        assert len(column(rec, "write", "rms")) >= 4
+
+
+def test_a_model_that_runs_otherwise_is_inspected_again(ids: Tensor) -> None:
+    class Switch(Model):
+        skip = False
+
+        def forward(self, ids: Tensor) -> Tensor:  # type: ignore[override]
+            x = self.embed(ids)
+            for block in self.blocks[1:] if self.skip else self.blocks:
+                x = block(x)
+            return self.last(x)
+
+    model = Switch()
+    with addnorm.record(model) as rec:
+        model(ids)
+        model.skip = True
+        model(ids)
+    assert "ran otherwise" in rec.facts["note"]
+    assert [s.id for s, _ in rec.series("write", "rms", step=1)] == [s.id for s in rec.sites if s.layer == 1]
+
+
+def test_a_batch_of_nothing(ids: Tensor) -> None:
+    model = Model()
+    with addnorm.record(model) as rec:
+        for part in (ids, ids[:0], ids):
+            loss_of(model(part)).backward()
+    assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
+
+
+def test_inside_torch_func_it_is_said(ids: Tensor) -> None:
+    model = Model()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    with addnorm.record(model) as rec:
+        torch.func.grad(lambda p: loss_of(torch.func.functional_call(model, p, (ids,))))(parameters)
+        model(ids)
+    assert rec.steps == (1,)
+    assert rec.facts["note"] == "forward 0 ran inside torch.func: it is not recorded"

@@ -1,0 +1,117 @@
+"""`record` changes nothing of what a model computes, and leaves nothing behind: no hook, no tensor, no token in a cache."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import addnorm
+from support.open_model import D, Model, column, loss_of, step, token_ids
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return token_ids()
+
+
+class TestNothingIsLeft:
+    @pytest.fixture
+    def hooks(self) -> Iterator[Callable[[nn.Module], int]]:
+        def count(model: nn.Module) -> int:
+            modules = nn.modules.module
+            mine = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+            params = sum(len(p._backward_hooks or ()) for p in model.parameters())
+            return mine + params + len(modules._global_forward_hooks) + len(modules._global_forward_pre_hooks)
+
+        return count
+
+    def test_no_hook(self, ids: Tensor, hooks: Callable[[nn.Module], int]) -> None:
+        model = Model()
+        step(model, ids)
+        assert hooks(model) == 0
+
+    def test_no_hook_after_an_error_in_the_model(self, ids: Tensor, hooks: Callable[[nn.Module], int]) -> None:
+        model = Model()
+        with addnorm.record(model):
+            model(ids)
+            with pytest.raises(IndexError):
+                model(ids + 100)
+        assert hooks(model) == 0
+        assert torch.backends.mha.get_fastpath_enabled()
+        step(model, ids)
+
+    def test_the_model_computes_the_same(self, ids: Tensor) -> None:
+        model = Model()
+        expected = model(ids)
+        with addnorm.record(model):
+            found = model(ids)
+        assert torch.equal(found, expected)
+
+    def test_gradients_are_the_same(self, ids: Tensor) -> None:
+        model = Model(post=True)
+        loss_of(model(ids)).backward()
+        expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        step(model, ids)
+        assert all(
+            torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True) if p.grad is not None
+        )
+
+    def test_memory_does_not_grow_with_the_steps(self, ids: Tensor) -> None:
+        model = Model()
+
+        def tensors() -> int:
+            gc.collect()
+            return sum(type(o) is Tensor for o in gc.get_objects())
+
+        with addnorm.record(model):
+            counts = []
+            for _ in range(4):
+                model.zero_grad(set_to_none=False)
+                loss_of(model(ids)).backward()
+                counts.append(tensors())
+        assert counts[3] <= counts[2] <= counts[1]  # less is what other tests left
+
+    def test_two_recorders_of_one_model(self, ids: Tensor) -> None:
+        model = Model()
+        with addnorm.record(model) as one, addnorm.record(model, grads=False) as two:
+            loss_of(model(ids)).backward()
+        assert column(one, "write", "rms") == pytest.approx(column(two, "write", "rms"))
+
+
+def test_a_cache_that_is_given_is_used_once() -> None:
+    """The inspection before the first forward does not append to it."""
+    torch.manual_seed(0)
+    decoder = addnorm.nn.Decoder(2, D, nhead=2).eval()
+    memory = torch.randn(2, 4, D)
+    x = torch.randn(2, 5, D)
+    cache, plain = addnorm.nn.KeyValueCache(), addnorm.nn.KeyValueCache()
+    with torch.no_grad():
+        expected = decoder(x, memory=memory, cache=plain)
+        with addnorm.record(decoder):
+            found = decoder(x, memory=memory, cache=cache)
+    assert torch.equal(found, expected)
+    assert cache.length == plain.length
+
+
+def test_an_interrupted_forward_leaves_nothing(ids: Tensor) -> None:
+    model = Model()
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with addnorm.record(model) as rec:
+        model(ids)
+        handle = model.blocks[1].register_forward_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids)
+        handle.remove()
+        model(ids)
+    assert rec.steps[-1] == 2
+    assert not _get_current_dispatch_mode_stack()
+    assert not nn.modules.module._global_forward_hooks

@@ -1,0 +1,326 @@
+"""`ablate` and `scale_write`: the same as a model that was written so, gradients included, and nothing is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+import addnorm
+from support.scaled_writes import D, Model, stream, written
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return stream()
+
+
+@pytest.fixture(params=[False, True], ids=["pre-LN", "post-LN"])
+def model(request: pytest.FixtureRequest) -> Model:
+    return Model(request.param)
+
+
+class TestScaleWrite:
+    @pytest.mark.parametrize("s", [0.0, 0.5, -2.0, 1.0])
+    def test_is_the_model_that_has_the_factor(self, model: Model, x: Tensor, s: float) -> None:
+        site = addnorm.inspect(model, x).sites[1]
+        with addnorm.scale_write(site, s):
+            found = model(x)
+        assert torch.allclose(found, written(model, 1, s, x), atol=1e-6)
+
+    @pytest.mark.parametrize("s", [0.5, 0.0])
+    def test_so_are_its_gradients(self, model: Model, x: Tensor, s: float) -> None:
+        """Also those of a sublayer that ends in an operator which keeps its result for the backward."""
+        site = addnorm.inspect(model, x).sites[2]
+        cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+        (written(model, 2, s, x) * cotangent).sum().backward()
+        expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        with addnorm.scale_write(site, s):
+            (model(x) * cotangent).sum().backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+
+    def test_a_factor_that_is_no_number(self, model: Model, x: Tensor) -> None:
+        with (
+            pytest.raises((TypeError, ValueError), match="s is 'half'"),
+            addnorm.scale_write(
+                addnorm.inspect(model, x).sites[0],
+                "half",  # type: ignore[arg-type]
+            ),
+        ):
+            pass
+
+
+class TestAblate:
+    @pytest.mark.parametrize("mode", ["zero", "mean"])
+    def test_is_the_model_without(self, model: Model, x: Tensor, mode: Any) -> None:
+        site = addnorm.inspect(model, x).sites[3]
+        with addnorm.ablate(site, mode):
+            found = model(x)
+        assert torch.allclose(found, written(model, 3, 0.0 if mode == "zero" else "mean", x), atol=1e-6)
+
+    def test_blocks_nest(self, model: Model, x: Tensor) -> None:
+        sites = addnorm.inspect(model, x).sites
+        model.scales = [0.0, 1.0, 0.5, 1.0]
+        expected = model(x)
+        model.scales = [1.0] * 4
+        with addnorm.ablate(sites[0]), addnorm.scale_write(sites[2], 0.5):
+            assert torch.allclose(model(x), expected, atol=1e-6)
+
+    def test_of_one_site_twice(self, x: Tensor) -> None:
+        model = Model()
+        site = addnorm.inspect(model, x).sites[1]
+        with addnorm.scale_write(site, 0.5), addnorm.scale_write(site, 0.5):
+            found = model(x)
+        assert torch.allclose(found, written(model, 1, 0.25, x), atol=1e-6)
+
+    def test_the_model_is_restored(self, model: Model, x: Tensor) -> None:
+        before = model(x)
+        site = addnorm.inspect(model, x).sites[0]
+        with addnorm.ablate(site):
+            model(x)
+        assert torch.equal(model(x), before)
+
+    def test_also_after_an_error(self, model: Model, x: Tensor) -> None:
+        before = model(x)
+        site = addnorm.inspect(model, x).sites[0]
+        with pytest.raises(RuntimeError, match=r"size|shapes"), addnorm.ablate(site):
+            model(torch.randn(2, 5, D + 1))
+        assert torch.equal(model(x), before)
+        assert not model._forward_hooks
+        assert not model._forward_pre_hooks
+
+    def test_other_inputs_than_were_inspected(self, model: Model, x: Tensor) -> None:
+        site = addnorm.inspect(model, x).sites[1]
+        other = torch.randn(3, 9, D)
+        with addnorm.ablate(site):
+            found = model(other)
+        assert torch.allclose(found, written(model, 1, 0.0, other), atol=1e-6)
+
+    def test_recorded_meanwhile(self, x: Tensor) -> None:
+        """The recorder outside of the block sees what the sublayer returns; the stream is the ablated one's."""
+        model = Model()
+        site = addnorm.inspect(model, x).sites[1]
+        with addnorm.record(model) as rec, addnorm.ablate(site), torch.no_grad():
+            y = model(x)
+        assert {s.id: v for s, v in rec.series("out", "rms")}["f.3"] == pytest.approx(
+            float(y.square().mean().sqrt()), rel=1e-5
+        )
+
+
+ADDS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "x + f": lambda x, f, g: x + f,
+    "f + x": lambda x, f, g: f + x,
+    "alpha": lambda x, f, g: torch.add(x, f, alpha=0.5),
+    "x - f": lambda x, f, g: x - f,
+    "addcmul": lambda x, f, g: torch.addcmul(x, g, f),
+    "lerp": lambda x, f, g: torch.lerp(x, f, 0.25),
+    "in place": lambda x, f, g: x.clone().add_(f),
+    "in place, in the write": lambda x, f, g: f.add_(x),
+    "in place, through a view": lambda x, f, g: x.clone().view(-1, D).add_(f.view(-1, D)).view(x.shape),
+    "addcmul of a parameter": lambda x, f, g: torch.addcmul(x, f, torch.sigmoid(g)),
+    "add_layer_norm": lambda x, f, g: addnorm.add_layer_norm(x, f, None, None, branch_bias=g, return_residual=True)[1],
+    "add_residual": lambda x, f, g: addnorm.add_residual(x, f),
+    "add_residual, scaled": lambda x, f, g: addnorm.add_residual(x, f, layer_scale=g, branch_bias=g),
+    "addmm": lambda x, f, g: torch.addmm(x.flatten(0, 1), f.flatten(0, 1), torch.eye(D)).view_as(x),
+    "scaled before": lambda x, f, g: x + f * 0.3,
+}
+
+
+@pytest.mark.parametrize("name", ADDS)
+def test_however_the_add_is_written(name: str, x: Tensor) -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.norm, self.f, self.last = nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
+            self.g = nn.Parameter(torch.rand(D) + 0.5)
+            self.factor = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            f = self.f(self.norm(x))
+            whole = ADDS[name](x, f, self.g)
+            nothing = x * 0.75 if name == "lerp" else x
+            return self.last(nothing + (whole - nothing) * self.factor) if self.factor != 1.0 else self.last(whole)
+
+    model = Written()
+    (site,) = addnorm.inspect(model, x).sites
+
+    def run() -> tuple[Tensor, dict[str, Tensor]]:
+        model.zero_grad()
+        y = model(x)
+        (y * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))).sum().backward()
+        return y.detach(), {
+            n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()
+        }
+
+    with addnorm.scale_write(site, 0.5):
+        found, gradients = run()
+    model.factor = 0.5
+    expected, exact = run()
+    assert torch.allclose(found, expected, atol=1e-5)
+    for n, gradient in gradients.items():
+        torch.testing.assert_close(gradient, exact[n], atol=1e-4, rtol=1e-3, msg=n)
+
+
+class Checked(Model):
+    """Whose layers are computed again in the backward."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+
+class TestGradients:
+    @pytest.mark.parametrize("reentrant", [False, True])
+    @pytest.mark.parametrize("scale", [0.0, 0.5])
+    def test_under_checkpoints(self, reentrant: bool, scale: float, x: Tensor) -> None:
+        """What is computed again is what was computed."""
+        model = Checked()
+        model.reentrant = reentrant
+        x.requires_grad_()
+        site = addnorm.inspect(model, x).sites[1]
+        model.scales[1] = scale
+        model(x).square().sum().backward()
+        expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.scales[1] = 1.0
+        model.zero_grad()
+        with addnorm.scale_write(site, scale):
+            model(x).square().sum().backward()
+        found = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(torch.allclose(a, b, atol=1e-4, rtol=1e-3) for a, b in zip(found, expected, strict=True))
+
+    def test_of_what_else_reads_the_write(self, x: Tensor) -> None:
+        """Only what the stream hands back is scaled, not the gradient of an auxiliary loss."""
+        model = Model()
+        site = addnorm.inspect(model, x).sites[3]
+        kept: list[Tensor] = []
+        model.f[3].register_forward_hook(lambda m, a, y: kept.append(y))
+        with addnorm.ablate(site):
+            (model(x).sum() * 0 + kept[-1].square().sum()).backward()
+        found = model.f[3][0].weight.grad.clone()  # type: ignore[union-attr]
+        model.zero_grad()
+        model(x)
+        kept[-1].square().sum().backward()
+        assert torch.allclose(found, model.f[3][0].weight.grad)  # type: ignore[arg-type]
+
+    def test_a_parameter_that_is_added_has_no_hook_afterwards(self, x: Tensor) -> None:
+        class Position(Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.where = nn.Parameter(torch.randn(5, D).expand(2, 5, D).clone())
+
+            def forward(self, x: Tensor) -> Tensor:
+                y = super().forward(x) + self.where
+                return self.norm[0](y + self.f[0](self.norm[1](y)))
+
+        model = Position()
+        site = next(s for s in addnorm.inspect(model, x).sites if s.role == "injection")
+        with addnorm.scale_write(site, 0.5):
+            model(x).sum().backward()
+        assert not model.where._backward_hooks
+
+
+def test_a_write_of_nan_is_taken_away() -> None:
+    model = Model().eval()
+    x = torch.randn(2, 5, D)
+    site = addnorm.inspect(model, x).sites[2]
+    model.f[2][0].bias.data[0] = float("nan")
+    with addnorm.ablate(site), torch.no_grad():
+        assert model(x).isfinite().all()
+
+
+def test_an_interrupted_forward_leaves_nothing(x: Tensor) -> None:
+    """torch calls no hook after a KeyboardInterrupt."""
+    model = Model().eval()
+    site = addnorm.inspect(model, x).sites[0]
+    before = model(x)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.f[1].register_forward_hook(stop)
+    with pytest.raises(KeyboardInterrupt), addnorm.ablate(site):
+        model(x)
+    assert not _get_current_dispatch_mode_stack()
+    assert not nn.modules.module._global_forward_hooks
+    with addnorm.ablate(site):
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+        handle.remove()
+        assert torch.allclose(model(x), written(model, 0, 0.0, x), atol=1e-6)  # the next forward is one again
+    assert torch.equal(model(x), before)
+
+
+class Depth(nn.Module):
+    """Which adds a random number to another in training: the adds after it are others by their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.f = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for f in self.f:
+            write = f(self.norm(x))
+            if self.training:
+                write = write * (torch.rand(x.shape[0], 1, 1) + 0.9).floor()
+            x = x + write
+        return x
+
+
+def test_a_forward_with_other_adds_is_refused(x: Tensor) -> None:
+    model = Depth().eval()
+    site = addnorm.inspect(model, x).sites[1]
+    with pytest.raises(RuntimeError, match="did not come by site"), addnorm.ablate(site):
+        model.train()(x)
+
+
+class TestRefusals:
+    def test_no_site(self) -> None:
+        with pytest.raises(TypeError, match="site is str, expected one of the sites"), addnorm.ablate("h.0"):  # type: ignore[arg-type]
+            pass
+
+    def test_another_mode(self, model: Model, x: Tensor) -> None:
+        with (
+            pytest.raises(ValueError, match="mode is 'resample'"),
+            addnorm.ablate(
+                addnorm.inspect(model, x).sites[0],
+                "resample",  # type: ignore[arg-type]
+            ),
+        ):
+            pass
+
+    def test_a_forward_that_does_not_come_by(self, x: Tensor) -> None:
+        class Early(Model):
+            stop = False
+
+            def forward(self, x: Tensor) -> Tensor:
+                if self.stop:
+                    return x * 2
+                return super().forward(x)
+
+        model = Early()
+        site = addnorm.inspect(model, x).sites[1]
+        model.stop = True
+        with pytest.raises(RuntimeError, match=r"did not come by site 'f\.1'"), addnorm.ablate(site):
+            model(x)
+        model.stop = False
+        with addnorm.ablate(site):
+            model(x)
+
+    def test_a_model_that_is_gone(self, x: Tensor) -> None:
+        import gc
+
+        site = addnorm.inspect(Model(), x).sites[0]
+        gc.collect()
+        with pytest.raises(RuntimeError, match="is gone"), addnorm.ablate(site):
+            pass

@@ -1,0 +1,121 @@
+"""`ablate_each`: each sublayer's loss and divergence are those of the model without it, and what it ran through is as it was."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import addnorm
+from addnorm.stream.find.inspection import Inspection
+from support.scaled_writes import D, Model, stream, written
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return stream()
+
+
+class TestEach:
+    @pytest.fixture
+    def found(self, x: Tensor) -> tuple[Inspection, Model]:
+        model = Model().eval()
+        return addnorm.inspect(model, x), model
+
+    def test_losses_are_those_of_the_models_without(self, found: Any, x: Tensor) -> None:
+        report, model = found
+        each = addnorm.ablate_each(report, x, loss=lambda y: y.square().mean())
+        whole = float(model(x).detach().square().mean())
+        for k, one in enumerate(each):
+            loss = float(written(model, k, 0.0, x).detach().square().mean())
+            assert one.loss == pytest.approx(loss, rel=1e-5)
+            assert one.loss_change == pytest.approx(loss - whole, abs=1e-6)
+
+    def test_kl_is_that_of_the_softmaxes(self, found: Any, x: Tensor) -> None:
+        report, model = found
+        each = addnorm.ablate_each(report, x)
+        with torch.no_grad():
+            p = F.log_softmax(model(x).double(), -1)
+            for k, one in enumerate(each):
+                q = F.log_softmax(written(model, k, 0.0, x).double(), -1)
+                expected = F.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean()
+                assert one.kl == pytest.approx(float(expected), rel=1e-5)
+                assert one.loss is None
+
+    def test_what_writes_nothing_changes_nothing(self, x: Tensor) -> None:
+        model = Model()
+        with torch.no_grad():
+            model.f[2][0].weight.zero_()
+            model.f[2][0].bias.zero_()
+        each = addnorm.ablate_each(addnorm.inspect(model, x), x, loss=lambda y: y.mean())
+        assert (each[2].loss_change, each[2].output_change) == (0.0, 0.0)
+        assert each[2].kl == pytest.approx(0.0, abs=1e-12)
+
+    def test_the_same_dropout_each_time(self, x: Tensor) -> None:
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.5, batch_first=True), 2).train()
+        report = addnorm.inspect(model, x)
+        once, again = (addnorm.ablate_each(report, x, sites=report.sites[:1]) for _ in range(2))
+        torch.manual_seed(5)
+        one = addnorm.ablate_each(report, x, sites=report.sites[:1])[0].output_change
+        torch.manual_seed(5)
+        assert addnorm.ablate_each(report, x, sites=report.sites[:1])[0].output_change == one
+        assert len(once) == len(again) == 1
+
+    @pytest.mark.parametrize("form", ["dict", "tuple"])
+    def test_an_output_that_has_its_loss(self, x: Tensor, form: str) -> None:
+        class Lossy(Model):
+            def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+                y = super().forward(x)
+                y = y.masked_fill(torch.arange(D) == 3, -float("inf"))  # what cannot be chosen
+                loss = y[..., :3].square().mean()
+                return {"loss": loss, "logits_": y} if form == "dict" else (loss, y)
+
+        model = Lossy().eval()
+        for one in addnorm.ablate_each(addnorm.inspect(model, x), x):
+            assert one.loss_change is not None
+            assert abs(one.loss_change) > 0.0
+            assert 0.0 < one.kl < float("inf")
+            assert 0.0 < one.output_change < float("inf")
+
+    def test_leaves_caches_statistics_and_chance_as_they_were(self, x: Tensor) -> None:
+        class Stateful(Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.batch = nn.BatchNorm1d(D)
+
+            def forward(self, x: Tensor, seen: Any = None) -> Tensor:  # type: ignore[override]
+                if seen is not None:
+                    seen.parts.append(x)
+                return super().forward(F.dropout(self.batch(x.transpose(1, 2)).transpose(1, 2), 0.1))
+
+        model, seen = Stateful().train(), SimpleNamespace(parts=[x * torch.ones(1, requires_grad=True)])
+        report = addnorm.inspect(model, x)
+        chance, mean = torch.get_rng_state(), model.batch.running_mean.clone()  # type: ignore[union-attr]
+        addnorm.ablate_each(report, x, seen)
+        assert len(seen.parts) == 1
+        assert torch.equal(torch.get_rng_state(), chance)
+        assert torch.equal(model.batch.running_mean, mean)  # type: ignore[arg-type]
+
+    def test_prints_and_is_json(self, found: Any, x: Tensor) -> None:
+        import json
+
+        report, _ = found
+        each = addnorm.ablate_each(report, x, loss=lambda y: y.square().mean())
+        console = Console(file=io.StringIO(), width=100)
+        console.print(each)
+        text = console.file.getvalue()  # type: ignore[attr-defined] # a StringIO
+        assert "loss change" in text
+        assert "f.3" in text
+        assert json.loads(json.dumps(each.to_dict(), allow_nan=False))[3]["site"] == "f.3"
+
+    def test_a_progress_bar(self, found: Any, x: Tensor) -> None:
+        report, _ = found
+        console = Console(file=io.StringIO(), force_terminal=True, width=80)
+        addnorm.ablate_each(report, x, progress=console)
+        assert "ablate Model" in console.file.getvalue()  # type: ignore[attr-defined] # a StringIO

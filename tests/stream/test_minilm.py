@@ -1,0 +1,66 @@
+"""MiniLM, a real model: six post-LN layers whose weights were trained, on real sentences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.stream.models.load import Loaded, load
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Loaded:
+    return load("minilm")
+
+
+@pytest.fixture(scope="module")
+def found(minilm: Loaded) -> addnorm.stream.find.inspection.Inspection:
+    return addnorm.inspect(minilm.model, *minilm.args, **minilm.kwargs)
+
+
+def test_it_is_post_ln_with_a_norm_of_the_embedding(found) -> None:
+    (stream,) = found.streams
+    assert found.wiring == "post_ln"
+    assert (stream.width, stream.num_layers, stream.norm, stream.eps) == (384, 6, "layer", 1e-12)
+    assert stream.embedding_norm is not None
+    assert stream.embedding_norm.path == "embeddings.LayerNorm"
+    assert stream.final_norm is None
+    assert [site.kind for site in stream.sites] == ["attention", "feed-forward"] * 6
+    assert {str(site.row) for site in stream.sites} == {"x' = N(x + f(x))"}
+    assert not found.unknown
+
+
+def test_every_equation_closes(found) -> None:
+    assert found.closes
+    assert found.closure <= 1e-5
+    assert max(site.closure for site in found.sites) > 0  # it was computed
+
+
+def test_in_float64_to_1e_10(minilm: Loaded) -> None:
+    assert addnorm.inspect(minilm.model, *minilm.args, float64=True, **minilm.kwargs).closure <= 1e-10
+
+
+def test_the_decomposition_of_its_post_ln_stream_closes(minilm: Loaded) -> None:
+    parts = addnorm.decompose(minilm.model, *minilm.args, **minilm.kwargs)
+    assert parts.closure <= 1e-5
+    total = torch.stack([*parts.components().values()]).sum(0)
+    with torch.no_grad():
+        end = minilm.model(*minilm.args, **minilm.kwargs).last_hidden_state.double()
+    assert float((total - end).norm() / end.norm()) <= 1e-5
+    _, shares = parts.memory_map()
+    assert all(sum(row) == pytest.approx(1.0) for row in shares)
+
+
+def test_what_is_recorded_is_of_the_tokens_alone(minilm: Loaded) -> None:
+    """Of a padded batch the same as of each sentence by itself."""
+    mask = minilm.kwargs["attention_mask"]
+    with torch.no_grad(), addnorm.record(minilm.model, tokens="attention_mask") as rec:
+        minilm.model(**minilm.kwargs)
+        for k, length in enumerate(mask.sum(1).tolist()):
+            minilm.model(**{name: t[k : k + 1, :length] for name, t in minilm.kwargs.items()})
+    lengths = mask.sum(1)
+    for role, name in (("write", "ratio"), ("write", "cosine"), ("out", "l2")):
+        together = [v for _, v in rec.series(role, name, step=0)]
+        each = torch.tensor([[v for _, v in rec.series(role, name, step=k + 1)] for k in range(len(mask))])
+        assert together == pytest.approx(((each * lengths[:, None]).sum(0) / lengths.sum()).tolist(), rel=1e-3)

@@ -1,0 +1,74 @@
+"""A model through torch.compile's frontend and the backend: its boundaries, and what it computes, fused and as it was."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.fusion.backend import compiled, eager, fused_graph
+from addnorm.fusion.pattern import Boundary
+
+
+@dataclass
+class Captured:
+    """What the backend did with a model.
+
+    Attributes:
+        graphs: the rewritten ones.
+        boundaries: of all of them.
+        compiled: the model, fused.
+    """
+
+    graphs: list[Any] = field(default_factory=list)
+    boundaries: list[Boundary] = field(default_factory=list)
+    compiled: Any = None
+
+    @property
+    def reasons(self) -> list[str | None]:
+        return [boundary.reason for boundary in self.boundaries]
+
+    @property
+    def code(self) -> str:
+        return "\n".join(graph.code for graph in self.graphs)
+
+
+def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captured:
+    """The model compiled by a backend that keeps what it saw; nothing runs yet."""
+    found = Captured()
+    paths = {str(id(module)): path for path, module in model.named_modules()}
+
+    def named(node: Any) -> str:
+        stack = [*node.meta.get("nn_module_stack", {})]
+        return next((paths[key] for key in reversed(stack) if key in paths), "")
+
+    def backend(graph: Any, example_inputs: Any) -> Any:
+        found.graphs.append(graph)
+        found.boundaries += fused_graph(graph, named)
+        return compiled(graph, example_inputs) if inductor else eager(graph)
+
+    torch._dynamo.reset()  # what was compiled before is not met again, nor counted
+    found.compiled = torch.compile(model, backend=backend, **options)
+    return found
+
+
+def both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, Captured]:
+    """What a model returns as it is, and fused, without gradients, from the same random state."""
+    found = captured(model)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        before = model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        torch.manual_seed(0)
+        after = found.compiled(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    return before, after, found
+
+
+def off(before: Tensor, after: Tensor) -> float:
+    """The largest difference, beside the largest of the numbers."""
+    assert before.shape == after.shape
+    assert before.dtype == after.dtype
+    before, after = before.detach(), after.detach()
+    return float((before.double() - after.double()).abs().max() / before.double().abs().max())

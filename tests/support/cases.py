@@ -1,0 +1,202 @@
+"""The tables that the tests run over: shapes, dtypes, variants of the operation, and the calls made from them.
+
+A `Call` is one call of the library as data: the tensors that may want a gradient, by the name of their argument, and the
+other arguments. Weights and biases are random (never ones and zeros), and so are the gradients that come in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import addnorm
+
+f64, f32, bf16, f16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
+
+FUNCTIONS = {"layer": addnorm.add_layer_norm, "rms": addnorm.add_rms_norm, "none": addnorm.add_residual}
+
+
+class Dtypes(NamedTuple):
+    residual: torch.dtype
+    branch: torch.dtype
+    parameter: torch.dtype
+
+
+DTYPES = {
+    "float32": Dtypes(f32, f32, f32),
+    "bfloat16": Dtypes(bf16, bf16, bf16),
+    "bfloat16 with float32 parameters": Dtypes(bf16, bf16, f32),
+    "float32 stream, bfloat16 branch": Dtypes(f32, bf16, f32),
+    "float32 stream, bfloat16 branch and parameters": Dtypes(f32, bf16, bf16),
+    "bfloat16 stream, float32 branch": Dtypes(bf16, f32, f32),
+    "float32 with bfloat16 parameters": Dtypes(f32, f32, bf16),
+    "float16": Dtypes(f16, f16, f16),
+    "float32 stream, float16 branch": Dtypes(f32, f16, f32),
+    "float64": Dtypes(f64, f64, f64),
+}
+
+# Rows around 4 (what backward takes at once) and 64 (a chunk of the sums over rows); features around the widths of a vector
+# (4, 8, 16) and of the unrolled block of four.
+SHAPES = [
+    (1, 768), (2, 3, 64), (3, 1), (4, 2), (5, 7), (6, 15), (7, 16), (8, 17), (9, 31), (63, 33), (64, 48), (65, 63),
+    (66, 65), (129, 100), (17,), (2, 1, 3, 130), (1, 1), (3, 1027), (260, 3),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to use the operation. An option whose value is a shape in words becomes a random tensor of that shape."""
+
+    norm: str
+    weight: bool = False
+    bias: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+LAYER, RMS = {"norm": "layer", "weight": True, "bias": True}, {"norm": "rms", "weight": True}
+EVERYTHING = {
+    "residual_scale": "(d,)", "row_scale": "(*)", "layer_scale": "(d,)", "branch_bias": "(d,)", "dropout_p": 0.3,
+    "offset": 5,
+}  # fmt: skip
+
+# No option but the norm's own parameters.
+BASIC = {
+    "LayerNorm": Variant(**LAYER),
+    "LayerNorm without bias": Variant("layer", weight=True),
+    "LayerNorm without weight": Variant("layer", bias=True),
+    "LayerNorm without either": Variant("layer"),
+    "RMSNorm": Variant(**RMS),
+    "RMSNorm with bias": Variant("rms", weight=True, bias=True),
+    "RMSNorm without weight": Variant("rms"),
+}
+OPTIONS = {
+    "residual_scale a number": Variant(**LAYER, options={"residual_scale": 1.7}),
+    "residual_scale 0-d": Variant(**LAYER, options={"residual_scale": "()"}),
+    "residual_scale (d,)": Variant(**RMS, options={"residual_scale": "(d,)"}),
+    "residual_scale zero": Variant(**LAYER, options={"residual_scale": 0.0}),
+    "row_scale a token": Variant(**LAYER, options={"row_scale": "(*)"}),
+    "row_scale a sample": Variant(**RMS, options={"row_scale": "(n, 1...)"}),
+    "layer_scale a number": Variant(**RMS, options={"layer_scale": 0.3}),
+    "layer_scale 0-d": Variant(**LAYER, options={"layer_scale": "()"}),
+    "layer_scale (d,)": Variant(**LAYER, options={"layer_scale": "(d,)"}),
+    "row_scale and layer_scale": Variant(**LAYER, options={"row_scale": "(*)", "layer_scale": "()"}),
+    "branch_bias": Variant(**LAYER, options={"branch_bias": "(d,)"}),
+    "branch_bias under layer_scale": Variant(**RMS, options={"branch_bias": "(d,)", "layer_scale": "(d,)"}),
+    "dropout": Variant(**LAYER, options={"dropout_p": 0.3}),
+    "dropout of everything": Variant(**RMS, options={"dropout_p": 1.0}),
+    "weight_offset, LayerNorm": Variant(**LAYER, options={"weight_offset": 1.0}),
+    "weight_offset, RMSNorm": Variant(**RMS, options={"weight_offset": 1.0}),
+    "residual_dtype float32": Variant(**LAYER, options={"residual_dtype": f32}),
+    "residual_dtype bfloat16": Variant(**RMS, options={"residual_dtype": bf16}),
+    "out_dtype float32": Variant(**LAYER, options={"out_dtype": f32}),
+    "out_dtype bfloat16": Variant(**RMS, options={"out_dtype": bf16}),
+    "residual_dtype and out_dtype bfloat16": Variant(**LAYER, options={"residual_dtype": bf16, "out_dtype": bf16}),
+    "residual_dtype and out_dtype float32": Variant(**RMS, options={"residual_dtype": f32, "out_dtype": f32}),
+    "everything, LayerNorm": Variant(**LAYER, options=EVERYTHING | {"weight_offset": 1.0}),
+    "everything, RMSNorm": Variant(**RMS, options=EVERYTHING),
+    "the add alone": Variant("none"),
+    "everything, the add alone": Variant("none", options=EVERYTHING),
+}
+VARIANTS = BASIC | OPTIONS
+
+
+@dataclass(repr=False)
+class Call:
+    """A call as data; `tensors` are its differentiable arguments, by name."""
+
+    norm: str
+    eps: float
+    tensors: dict[str, Tensor]
+    options: dict[str, Any]
+
+    def __repr__(self) -> str:
+        tensors = {name: f"{t.dtype} {tuple(t.shape)} strides {t.stride()}" for name, t in self.tensors.items()}
+        return f"Call({self.norm}, eps {self.eps}, {tensors}, {self.options})"
+
+    @property
+    def d(self) -> int:
+        return self.tensors["residual"].shape[-1]
+
+    @property
+    def residual_dtype(self) -> torch.dtype:
+        return self.options.get("residual_dtype") or self.tensors["residual"].dtype
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        return self.options.get("out_dtype") or self.tensors["branch"].dtype
+
+    def __call__(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """`{"y": ..., "z": ...}` (only z for the add alone)."""
+        arguments = {**(self.tensors if tensors is None else tensors), **self.options}
+        if self.norm == "none":
+            return {"z": addnorm.add_residual(**arguments)}
+        y, z = FUNCTIONS[self.norm](**arguments, eps=self.eps, return_residual=True)
+        return {"y": y, "z": z}
+
+    def y_alone(self, tensors: dict[str, Tensor] | None = None) -> Tensor:
+        arguments = {**(self.tensors if tensors is None else tensors), **self.options}
+        return FUNCTIONS[self.norm](**arguments, eps=self.eps)
+
+    def rows(self, index: slice) -> Call:
+        """The same call on some rows of a call whose shape is `(rows, d)`."""
+        rows = self.tensors["residual"].shape[0]
+        cut = {
+            name: (t[index] if name in ("residual", "branch") or (name == "row_scale" and t.shape[0] == rows) else t)
+            for name, t in self.tensors.items()
+        }
+        return Call(self.norm, self.eps, cut, self.options)
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, mean: float = 0.0) -> Tensor:
+    return (torch.randn(shape, generator=generator, dtype=f64) + mean).to(dtype)
+
+
+def make(
+    variant: Variant | str, dtypes: Dtypes | str, shape: tuple[int, ...], *, eps: float = 1e-5, seed: int = 0
+) -> Call:
+    """The call of a variant with random tensors."""
+    variant = VARIANTS[variant] if isinstance(variant, str) else variant
+    dtypes = DTYPES[dtypes] if isinstance(dtypes, str) else dtypes
+    generator = torch.Generator().manual_seed(seed)
+    d, rows = shape[-1], shape[:-1]
+    shapes = {"()": (), "(d,)": (d,), "(*)": rows, "(n, 1...)": (*rows[:1], *(1 for _ in rows[1:]))}
+    tensors = {
+        "residual": random(shape, dtypes.residual, generator, mean=0.5),
+        "branch": random(shape, dtypes.branch, generator),
+    }
+    if variant.weight:
+        tensors["weight"] = random((d,), dtypes.parameter, generator, mean=1.0)
+    if variant.bias:
+        tensors["bias"] = random((d,), dtypes.parameter, generator)
+    options = dict(variant.options)
+    for name, value in variant.options.items():
+        if value in shapes:
+            tensors[name] = random(shapes[value], dtypes.parameter, generator, mean=1.0)
+            del options[name]
+    if options.get("dropout_p"):
+        options["seed"] = torch.tensor(-1234567890123456789)
+    return Call(variant.norm, eps, tensors, options)
+
+
+def leaves(call: Call, *frozen: str) -> dict[str, Tensor]:
+    """The tensors of a call as fresh leaves, each wanting a gradient but those that are frozen."""
+    return {name: t.detach().clone().requires_grad_(name not in frozen) for name, t in call.tensors.items()}
+
+
+def cotangents(outputs: dict[str, Tensor], seed: int = 1) -> dict[str, Tensor]:
+    """Random gradients of the outputs, in their dtypes: never ones, under which half of a norm's backward is zero."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: random(tuple(t.shape), t.dtype, generator, mean=0.2) for name, t in outputs.items()}
+
+
+def gradients(call: Call, given: dict[str, Tensor] | None = None, *frozen: str) -> dict[str, Tensor | None]:
+    """The gradient of every tensor of a call, from random gradients of its outputs or from those given."""
+    tensors = leaves(call, *frozen)
+    outputs = call(tensors)
+    given = cotangents(outputs) if given is None else given
+    given = {name: g for name, g in given.items() if outputs[name].requires_grad}  # all of it may be frozen
+    torch.autograd.backward([outputs[name] for name in given], list(given.values()))
+    return {name: t.grad for name, t in tensors.items()}

@@ -1,0 +1,166 @@
+"""What is asked of the explorer's server, and what must come back: the library's own stack, or a refusal of what is wrong."""
+
+import json
+import random
+from contextlib import suppress
+from urllib.parse import quote
+
+from addnorm.explorer import race, stack
+from addnorm.explorer.params import Choice, Flag, Number
+from addnorm.lab.init_probe import Flip
+from addnorm.stream.record.store import plain
+
+JSON = {"Content-Type": "application/json"}
+
+
+def measured(**chosen):
+    """What the library says, as it comes out of JSON."""
+    return json.loads(json.dumps(plain(stack.answer(Flip(**chosen)))))
+
+
+# What can be sent in good HTTP.
+
+STRANGE = [
+    None, True, False, [], {}, [1], {"a": 1}, "", "x", "24", "NaN", "Infinity", -1, 0.5, 10**9, -(10**9), 10**400, 1e300, -1e300,
+    "x" * 5000, "\ud800", "\x00", "٣", [[[]]], -0.1,
+]  # fmt: skip
+WORDS = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "-1e999",
+    "9" * 4301,
+    "9" * 20_000,
+    "01",
+    "0x10",
+    "1_000",
+    "+1",
+    ".5",
+    "'1'",
+]
+
+
+def strange(field):
+    """What does not fit a field, as JSON."""
+    fits = {Number: lambda one: type(one) in (int, float) and field.least <= one <= field.most
+            and (not field.whole or (one == int(one) and (one - field.least) % field.step == 0)),
+            Choice: lambda one: one in field.among, Flag: lambda one: isinstance(one, bool)}[type(field)]  # fmt: skip
+    return [json.dumps(one) for one in STRANGE if not fits(one)] + WORDS
+
+
+TRACED = {"x": [1, 2], "sublayer": [3, 4]}
+WRONG_TRACES = [
+    {}, {"x": [1]}, {"x": [1], "sublayer": [1, 2]}, TRACED | {"x": []}, TRACED | {"x": [1] * 17, "sublayer": [1] * 17},
+    TRACED | {"x": 1}, TRACED | {"x": ["1", 2]}, TRACED | {"x": [True, 2]}, TRACED | {"x": [[1], 2]}, TRACED | {"x": [10**400, 1]},
+    TRACED | {"x": [None, 1]}, TRACED | {"weight": "1"}, TRACED | {"weight": [1]}, TRACED | {"bias": {}}, TRACED | {"grad": 1},
+    TRACED | {"read_grad": [1, 2]}, TRACED | {"eps": -1}, TRACED | {"eps": True}, TRACED | {"eps": "1"}, TRACED | {"eps": None},
+    TRACED | {"eps": 10**400}, TRACED | {"placement": "mid"}, TRACED | {"placement": None}, TRACED | {"norm": 1},
+    TRACED | {"norm": ["layer"]}, TRACED | {"variance": "unbiased", "norm": "rms"}, TRACED | {"digits": 3}, TRACED | {"title": "x"},
+    TRACED | {"": 1}, [TRACED], "x", 3, None, True,
+]  # fmt: skip
+BROKEN = [
+    b"", b"{", b"}", b"{}{}", b"[1,]", b'{"a":1,}', b"\xff\xfe", b'{"placement":"\xff"}', b"\xed\xa0\x80", b"\x00", b"nul",
+    b"[" * 60_000, b'{"a":' * 10_000, b"[" * 30_000 + b"]" * 30_000, b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}", b"{" + b" " * 70_000 + b"}",
+    b'"' + b"x" * 70_000, b"1" * 5000, b"\xef\xbb\xbf{", b"\xff\xfe{\x00", *(b"[" * n + b"]" * n for n in range(900, 1000, 7)),
+]  # fmt: skip
+PATHS = [
+    "/nothing", "//", "//healthz", "/healthz/", "/healthz/x", "/index.html", "/static", "/static/", "/static//etc/passwd",
+    "/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2f..%2fserver.py", "/static/%2e%2e%5cserver.py",
+    "/static/....//server.py", "/static/app.js/x", "/static/a%00b", "/static/%00", "/static/" + "a" * 300,
+    "/static/" + "a/" * 2000, "/static/%ff%fe", "/static/%E2%80%AE", "/static/~root", "/static/.", "/static/stack", "/%", "/%zz",
+    "/api", "/api/", "/api/stack/", "/api/Stack", "/api/recording", "/api/recording/", "/api/recording/0/1",
+    "/api/recording/0%2f..%2f1", "/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "/favicon.ico", "*", "x",
+    "http://evil.example/", "/\\", "/;a", "/static;a/app.js", "/healthz%20", "/healthz%0d%0aX:y",
+]  # fmt: skip
+
+
+def bad_requests():
+    """(method, path, headers, body, statuses) of what can be sent in good HTTP: a few hundred, always the same ones."""
+    rng = random.Random(8)
+    for path, fields in (("/api/stack", stack.FIELDS), ("/api/race", race.FIELDS)):
+        for name, field in fields.items():
+            for text in strange(field):
+                yield "POST", path, JSON, b'{"%s":%s}' % (name.encode(), text.encode()), {400, 422}
+    for given in WRONG_TRACES:
+        yield "POST", "/api/trace", JSON, json.dumps(given).encode(), {422}
+    for body in BROKEN:
+        for path in ("/api/stack", "/api/trace"):
+            yield "POST", path, JSON, body, {400, 413, 422}
+    for given in (*STRANGE[:4], *STRANGE[5:6], {"placment": "pre"}, {"x" * 5000: 1}, {"\ud800": 1}):
+        if given != {}:
+            yield "POST", "/api/stack", JSON, json.dumps(given).encode(), {422}
+    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp",
+                 "text/json", "application", "\xff", "a" * 5000):  # fmt: skip
+        for path in ("/api/stack", "/api/trace", "/api/race"):
+            yield "POST", path, {"Content-Type": kind}, b"{}", {415}
+    for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE", "BREW", "CONNECT", "x" * 100):
+        for path in ("/api/stack", "/api/race", "/api/trace"):
+            yield method, path, {}, None, {405}
+        if method not in ("GET", "HEAD"):
+            for path in ("/", "/healthz", "/api/meta", "/static/app.js", "/api/recording/0"):
+                yield method, path, {}, None, {405}
+    for path in PATHS:
+        yield "GET", path, {}, None, {404}
+    for which in (
+        "0",
+        "-1",
+        "x",
+        "9" * 20,
+        "9" * 5000,
+        "1.0",
+        "0x0",
+        "%00",
+        "..",
+        "0?step=0",
+        "0?step=" + "9" * 5000,
+        "0?x=1",
+        "٣",
+    ):
+        yield "GET", f"/api/recording/{quote(which, safe='?=%')}", {}, None, {404, 422}
+    for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        for method, path in (
+            ("GET", "/"),
+            ("GET", "/static/app.js"),
+            ("POST", "/api/stack"),
+            ("POST", "/api/race"),
+            ("GET", "/no"),
+        ):
+            yield method, path, JSON | headers, b"{}", {421, 403}
+    for size in (65_537, 100_000, 1_000_000, 5_000_000):
+        yield "POST", "/api/stack", JSON, b" " * size, {413}
+    for _ in range(400):  # bytes that are almost a request
+        body = bytearray(json.dumps({"placement": "pre", "sublayers": 48, "gain": 1.5, "residual": True}).encode())
+        for _ in range(rng.randint(1, 6)):
+            body[rng.randrange(len(body))] = rng.randrange(256)
+        with suppress(ValueError):
+            if not isinstance(json.loads(bytes(body)), dict):
+                continue
+            stack.flip(json.loads(bytes(body)))
+            continue  # it is one
+        yield "POST", "/api/stack", JSON, bytes(body), {400, 422}
+
+
+# What is cut off, and what is no HTTP.
+
+CUT = [
+    b"", b"G", b"GET /", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: lo", b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+    b"POST /api/race HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n",
+]  # fmt: skip
+NO_HTTP = [
+    bytes(range(256)) * 4, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 200, b"GET / HTTP/1.1\r\n\r\n", b"GET /\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", b"\r\n" * 50_000, b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9" + b"9" * 30 + b"\r\n\r\n{}",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nZZZ\r\n",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nZZ\r\n",
+    b"POST /api/stack HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nZZ\r\n",
+    b"POST /api/race HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n{}", b"GET \x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET / HTTP/1.1\nHost: localhost\nX\n\n", b"GET / HTTP/1.1\r\nHost: localhost\r\n X: y\r\n\r\nQ\r\n\r\n",
+]  # fmt: skip

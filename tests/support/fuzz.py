@@ -1,0 +1,109 @@
+"""Random calls, judged against float64 and against each other: `make fuzz`, or
+
+    python tests/support/fuzz.py --seconds 60      from a seed of the clock on
+    python tests/support/fuzz.py --cases 100 --first 7
+    python tests/support/fuzz.py --seed 1234       one case again, the one that a failure printed
+
+The calls are made in a second process, so that one that crashes is a failure like any other: the seed is printed, and the
+next process goes on behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+import traceback
+
+from support import fuzz_calls, fuzz_hostile, fuzz_judge, fuzz_same
+
+
+def run(seed: int) -> tuple[str, list[str]]:
+    """The call of this seed, and a line for everything that was wrong with it."""
+    what = "a case that could not be made"
+    try:
+        case = fuzz_calls.make(seed)
+        what = str(case)
+        got = fuzz_same.results(case)
+        outputs = {name: got[name] for name in ("y", "z") if name in got}
+        grads = {name.removeprefix("d"): t for name, t in got.items() if name not in outputs}
+        lines = fuzz_judge.wrong(case.call, outputs, grads, case.given)
+        lines += fuzz_same.wrong(case, got) + fuzz_same.norm_alone(case) + fuzz_hostile.refused(case)
+        fuzz_hostile.operators(case)
+    except Exception:
+        lines = [traceback.format_exc()]
+    return what, lines
+
+
+def report(seed: int) -> bool:
+    """Runs one case and says what was wrong; whether anything was."""
+    what, lines = run(seed)
+    if lines:
+        print(
+            f"seed {seed}: {what}",
+            *lines,
+            f"again: python tests/support/fuzz.py --seed {seed}",
+            sep="\n    ",
+            flush=True,
+        )
+    return bool(lines)
+
+
+def worker(first: int, cases: int, seconds: float) -> int:
+    """Says at each case where it is, which is what the parent knows of a process that died."""
+    end = time.monotonic() + seconds
+    for seed in range(first, first + cases):
+        if time.monotonic() > end:
+            break
+        print(f"at {seed}", flush=True)
+        if report(seed):
+            print(f"failed {seed}", flush=True)
+    print("done", flush=True)
+    return 0
+
+
+def parent(first: int, cases: int, seconds: float) -> int:
+    """Runs workers, one after another if they die, until the time or the cases are over."""
+    begin, at, failed, last = time.monotonic(), first, 0, first + cases
+    print(f"seeds from {first}", flush=True)
+    while at < last and (left := seconds - (time.monotonic() - begin)) > 0:
+        command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), __file__, "--worker"]
+        command += ["--first", str(at), "--cases", str(last - at), "--seconds", str(left)]
+        done, seed = False, at
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                match line.split():
+                    case ["at", number]:
+                        seed = int(number)
+                    case ["failed", _]:
+                        failed += 1
+                    case ["done"]:
+                        done = True
+                    case _:
+                        print(line, end="", flush=True)
+        at = seed + 1
+        if done:
+            break
+        failed += 1
+        print(f"seed {seed}: the process died with {process.returncode}")
+        print(f"    again: python tests/support/fuzz.py --seed {seed}", flush=True)
+    print(f"{at - first} cases in {time.monotonic() - begin:.0f} s, {failed} failed")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, help="one case")
+    parser.add_argument("--first", type=int, default=time.time_ns() // 10**6 % 10**9 * 10**3, help="the first seed")
+    parser.add_argument("--cases", type=int, default=sys.maxsize // 2)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.seed is not None:
+        return int(report(chosen.seed))
+    return (worker if chosen.worker else parent)(chosen.first, chosen.cases, chosen.seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Calls that must be refused, by an error that names the argument; and operators called with what nobody checked."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from support.cases import FUNCTIONS
+from support.fuzz_calls import FLOATS, Case
+
+OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
+VECTORS = ("weight", "bias", "branch_bias")
+SCALES = ("residual_scale", "layer_scale")
+# Values that are wrong for an option whatever the call; what is left out here is a tensor's.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "eps": (-1.0, math.nan, "1e-5", [], torch.ones(2)),
+    "dropout_p": (-0.1, 1.5, math.nan, "0.5", True),
+    "residual_scale": ("2", True, [1.0]),
+    "layer_scale": ("2", True, {}),
+    "row_scale": (0.5, "2", [1.0]),
+    "branch_bias": (0.5, [1.0]),
+    "seed": (7, 1.5, "seed", torch.tensor(1.0), torch.tensor([1])),
+    "offset": (-1, 1.5, 2**63, "0"),
+    "residual_dtype": (torch.int32, torch.complex64, "float32"),
+    "out_dtype": (torch.bool, torch.float8_e5m2),
+    "weight_offset": ("1", [1.0]),
+    "casting": ("gemma", 3),
+    "normalized_shape": ((), (0, 7, 0, 3), 10**6),
+}
+
+
+def refused(case: Case) -> list[str]:
+    """A line if the case with one argument made wrong is not refused by the name of that argument."""
+    rng, call = case.rng, case.call
+    name, value = _fault(case, rng)
+    arguments = {**call.tensors, **call.options, name: value}
+    if name in ("seed", "offset"):
+        arguments |= {"dropout_p": 0.5, "seed": arguments.get("seed")}
+    if call.norm != "none":
+        arguments = {"eps": call.eps, "return_residual": rng.random() < 0.5, **arguments}
+    tensors = {key for key, t in arguments.items() if isinstance(t, Tensor) and t.is_floating_point()}
+    for key in tensors & set(case.wants) - {name}:
+        arguments[key] = arguments[key].detach().requires_grad_()
+    # An argument that others are measured by may be right and they wrong.
+    blamed = (name, *call.tensors) if name in ("residual", "branch") else (name,)
+    described = f"{name} = {_described(value)}"
+    try:
+        FUNCTIONS[call.norm](**arguments)
+    except (ValueError, TypeError) as error:
+        if any(word in str(error) for word in blamed):
+            return []
+        return [f"hostile: {described} is refused without its name: {error!r}"]
+    except Exception as error:
+        return [f"hostile: {described} raises {type(error).__name__}, expected ValueError or TypeError: {error}"]
+    return [f"hostile: {described} is accepted"]
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.layout} {value.device}"
+    return repr(value)
+
+
+def _fault(case: Case, rng: random.Random) -> tuple[str, Any]:
+    """An argument's name and a value that is wrong in this call."""
+    call = case.call
+    names = [name for name in VALUES if _takes(call.norm, name)] if rng.random() < 0.3 else list(call.tensors)
+    name = rng.choice(names)
+    if name not in call.tensors or (name in VALUES and rng.random() < 0.2):
+        return name, rng.choice(VALUES[name])
+    t = call.tensors[name]
+    faults: list[Callable[[], Any]] = [
+        lambda: t.to(rng.choice(OTHER_DTYPES)),
+        lambda: t.to("meta"),
+        t.to_sparse,
+        lambda: rng.choice([t.tolist(), "tensor", object(), {}]) if name not in SCALES else "tensor",
+        lambda: t.new_ones(_wrong_shape(name, tuple(t.shape), call.d, rng)),
+    ]
+    if name == "residual":  # alone elsewhere, it is the others that are not where it is
+        faults[2:2] = [lambda: t.new_ones(())]
+    if t.dim() == 0:
+        del faults[2]
+    return name, rng.choice(faults)()
+
+
+def _takes(norm: str, name: str) -> bool:
+    if norm == "none":
+        return name not in ("eps", "weight_offset", "out_dtype", "casting", "normalized_shape")
+    return norm == "rms" or name != "casting"
+
+
+def _wrong_shape(name: str, shape: tuple[int, ...], d: int, rng: random.Random) -> tuple[int, ...]:
+    """Never one that fits, never a large one."""
+    if name in SCALES:
+        return rng.choice([(d + 1,), (1, d), (d, 1), (d + 1, 1)])
+    if name == "row_scale":
+        return (2, *shape, 3, 2, 5, 7, 2)  # more dimensions than there are rows of
+    if name in VECTORS:
+        return rng.choice([(d + 1,), (1, d), (), (d, 1), (2, d)])
+    return rng.choice([(*shape[:-1], d + 1), (*shape, 1), (2, *shape), (1, 1, *shape)])
+
+
+def operators(case: Case) -> None:
+    """The private operators with one argument exchanged for nonsense: an error or a result, never a crash."""
+    rng, call = case.rng, case.call
+    if call.tensors["residual"].numel() > 2000:  # the reference broadcasts nonsense, to the product of both sizes
+        return
+    ops = torch.ops.addnorm
+    t = {name: value.detach() for name, value in call.tensors.items()}
+    shape = tuple(t["residual"].shape)
+    junk: list[Any] = [
+        None, 0, -1, 2**62, math.nan, torch.ones(()), torch.ones(0), torch.ones(shape[-1] + 1), torch.ones(*shape, 2),
+        torch.ones(1, *shape).to(rng.choice(FLOATS)), torch.ones(3), torch.ones(shape, device="meta"), torch.ones(shape).long(),
+    ]  # fmt: skip
+    rms = call.norm == "rms"
+    forward = [t["residual"], t["branch"], t.get("weight"), t.get("bias"), 1e-5]
+    y, z, stats = ops.add_norm_train(*forward, rms)
+    dtypes = {"dresidual_dtype": t["residual"].dtype, "branch_dtype": t["branch"].dtype, "bias_dtype": torch.float32}
+    back = [y, z, z, stats, t.get("weight"), int(rms)]
+    tensors = ["residual_scale", "row_scale", "layer_scale", "branch_bias", "seed"]
+    numbers = ["residual_factor", "branch_factor", "dropout_p", "offset", "weight_offset"]
+    options = {name: rng.choice([*junk[5:], t.get(name)]) for name in tensors if rng.random() < 0.2}
+    options |= {name: rng.choice([0, 1, -1, 0.5, 2**40]) for name in numbers if rng.random() < 0.2}
+    backward = options | {
+        name: rng.choice([t["residual"], *junk[5:]]) for name in ("residual", "branch") if rng.random() < 0.5
+    }
+    wants = rng.choice([15, 255, rng.randrange(256), 3, 2**40, -1])
+    for op, arguments, keywords in (
+        (ops.add_norm, [*forward, rms], {}),
+        (ops.add_norm_stream, [*forward, rms], {}),
+        (ops.add_norm_train, [*forward, rms], {}),
+        (ops.add_norm_forward, [*forward, rng.randrange(4)], options | {"casting": rng.randrange(4)}),
+        (ops.add_norm_train_backward, [*back, *dtypes.values(), wants], {}),
+        (ops.add_norm_backward, back, backward | dtypes | {"wants": wants}),
+    ):
+        changed: list[Any] = list(arguments)
+        if rng.random() < 0.8:
+            changed[rng.randrange(len(changed))] = rng.choice(junk)
+        with contextlib.suppress(Exception):
+            op(*changed, **keywords)

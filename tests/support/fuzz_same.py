@@ -1,0 +1,164 @@
+"""What must not change a bit of a random call: gradients asked for or not, threads, layouts, the batch, how it is written."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+import addnorm
+from support.cases import FUNCTIONS, Call
+from support.fuzz_calls import Case
+
+
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Bit for bit, but for the payload of a NaN."""
+    if a is None or b is None:
+        return a is b
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    a, b = a.detach().contiguous(), b.detach().contiguous()
+    return bool(((a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())).all())
+
+
+def differing(got: dict, want: dict) -> list[str]:
+    return [name for name in got if not same(got[name], want[name])]
+
+
+def results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
+    """Outputs, and gradients (as `d` and the argument's name) of the tensors that want one."""
+    call = call or case.call
+    tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
+    outputs = call(tensors)
+    got = {name: t.detach() for name, t in outputs.items()}
+    used = {name: g for name, g in case.given.items() if outputs[name].requires_grad}
+    if used:
+        torch.autograd.backward([outputs[name] for name in used], list(used.values()))
+        got |= {f"d{name}": tensors[name].grad for name in case.wants}
+    return got
+
+
+def wrong(case: Case, first: dict[str, Tensor | None]) -> list[str]:
+    """A line for each way of making the call that gives other bits than `first`, its results."""
+    call, lines = case.call, []
+    outputs = {name: first[name] for name in ("y", "z") if name in first}
+    ways = {
+        "without gradients": _without,
+        "a row alone": _row,
+        "in many dimensions": _dimensions,
+        "in place": _in_place,
+    }
+    got = {name: way(case, outputs) for name, way in ways.items()}
+    if call.norm != "none":
+        tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
+        got["y alone"] = {"y": call.y_alone(tensors)}
+        with torch.no_grad():
+            got["y alone without gradients"] = {"y": call.y_alone()}
+    lines += [f"{way}: other bits of {names}" for way, t in got.items() if (names := differing(t, outputs))]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if before > 1 else 2)
+    if names := differing(results(case), first):
+        lines.append(f"another number of threads: other bits of {names}")
+    torch.set_num_threads(before)
+    copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()}
+    if names := differing(results(case, Call(call.norm, call.eps, copies, call.options)), first):
+        lines.append(f"contiguous copies: other bits of {names}")
+    return lines
+
+
+def _without(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    with torch.no_grad():
+        return case.call()
+
+
+def _row(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One row of the call against the same row alone; its dropout begins where the row begins."""
+    call, rows = case.call, case.call.tensors["residual"].shape[:-1]
+    count, options = math.prod(rows), dict(call.options)
+    if not count:
+        return {}
+    index = case.rng.randrange(count)
+    if options.get("dropout_p"):
+        if index * call.d % 4:
+            index = 0
+        options["offset"] += index * call.d // 4
+    tensors = dict(call.tensors)
+    for name in ("residual", "branch"):
+        tensors[name] = tensors[name].reshape(count, call.d)[index : index + 1]
+    if "row_scale" in tensors:
+        tensors["row_scale"] = tensors["row_scale"].expand(rows).reshape(count)[index : index + 1]
+    alone = Call(call.norm, call.eps, tensors, options)()
+    # Compared where it belongs, so that a difference is one of the whole.
+    whole = {name: t.reshape(count, call.d).clone() for name, t in outputs.items()}
+    for name, t in alone.items():
+        whole[name][index] = t[0]
+    return {name: t.reshape(outputs[name].shape) for name, t in whole.items()}
+
+
+def _dimensions(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The features as two dimensions, with `normalized_shape`."""
+    call = case.call
+    split = case.rng.choice([n for n in range(1, call.d + 1) if call.d % n == 0] or [0])
+    shape = (split, call.d // split) if split else (2, 0)
+    if call.norm == "none":
+        return {}
+    tensors = {
+        name: t if name == "row_scale" or t.dim() == 0 else t.reshape(*t.shape[:-1], *shape)
+        for name, t in call.tensors.items()
+    }
+    got = Call(call.norm, call.eps, tensors, call.options | {"normalized_shape": shape})()
+    return {name: t.flatten(-2) for name, t in got.items()}
+
+
+def _in_place(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The in-place form on copies: what became of the memory of residual and branch, and that y is the latter."""
+    call = case.call
+    residual, branch = call.tensors["residual"], call.tensors["branch"]
+    if call.residual_dtype != residual.dtype or call.out_dtype != branch.dtype:
+        return {}
+    tensors = call.tensors | {"residual": residual.clone(), "branch": branch.clone()}
+    eps = {} if call.norm == "none" else {"eps": call.eps}
+    options = {name: value for name, value in call.options.items() if name not in ("residual_dtype", "out_dtype")}
+    with torch.no_grad():
+        answer = getattr(addnorm, f"{FUNCTIONS[call.norm].__name__}_")(**tensors, **eps, **options)
+    z, y = tensors["residual"], tensors["branch"]
+    if call.norm == "none":
+        return {"z": z if answer is z else answer.new_empty(0)}
+    return {"z": z, "y": y if answer is y else answer.new_empty(0)}
+
+
+def _out(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Results in memory that is given: of their own, or that of residual and branch where it is like them."""
+    call = case.call
+    tensors = {name: t.clone() for name, t in call.tensors.items()}
+    out = {name: torch.full_like(t, math.nan) for name, t in outputs.items()}
+    for name, source in (("z", "residual"), ("y", "branch")):
+        if name in out and out[name].dtype == tensors[source].dtype and case.rng.random() < 0.3:
+            out[name] = tensors[source]
+    with torch.no_grad():
+        if call.norm == "none":
+            addnorm.add_residual(**tensors, **call.options, out=out["z"])
+        else:
+            options = call.options | {"eps": call.eps, "return_residual": True}
+            FUNCTIONS[call.norm](**tensors, **options, out=(out["y"], out["z"]))
+    return out
+
+
+def norm_alone(case: Case) -> list[str]:
+    """The norm of residual alone is that of residual + 0."""
+    call = case.call
+    if call.norm == "none":
+        return []
+    names = ("weight", "bias")
+    tensors = {name: call.tensors[name] for name in names if name in call.tensors}
+    options = {name: call.options[name] for name in ("weight_offset", "casting") if name in call.options}
+    x = call.tensors["residual"].contiguous()
+    function = addnorm.layer_norm if call.norm == "layer" else addnorm.rms_norm
+    y = function(x, **tensors, eps=call.eps, **options)
+    zero = torch.zeros_like(x)
+    added = FUNCTIONS[call.norm](x, zero, **tensors, eps=call.eps, **options)
+    # Adding zero changes the sign of a zero.
+    return [] if same(y + 0, added + 0) else ["the norm alone is not that of the sum with 0"]

@@ -1,0 +1,41 @@
+"""What the tests of the lab share: a text, small runs, what of a result must be the same again, results that were never trained."""
+
+from addnorm.lab import Comparison, Protocol, Run, Text
+
+TEXT = Text(
+    "counting",
+    " ".join(
+        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"][k * k % 10] for k in range(400)
+    ),
+)
+SIZE = {"num_layers": 2, "d": 16, "nhead": 2, "tokens": 8, "batch": 4}
+NOT_MEASURED = ("seconds", "resumed", "date", "addnorm")
+
+
+def small(wiring="pre_ln", **options):
+    return Run(wiring, **{**SIZE, "steps": 10, "every": 5, **options})
+
+
+def quick(**options):
+    return Protocol(**{**SIZE, "warm_ups": 0, "steps": 10, "every": 5, **options})
+
+
+def measured(result):
+    """All that another run of the same must repeat to the bit."""
+    return {name: value for name, value in result.items() if name not in NOT_MEASURED}
+
+
+def planted(wiring, test=1.0, *, seed=0, lr=1e-3, warm_up=0, n=2, validation=None, diverged=False, **more):
+    """A result with this loss."""
+    nothing = {"steps": [], "moved": [], "stream": [], "ratio": [], "similarity": [], "gradient": [], "parameters": []}
+    settings = {"wiring": wiring, "num_layers": n, "lr": lr, "warm_up": warm_up, "seed": seed}
+    return {"kind": "run", "key": f"{wiring}{n}{lr}{warm_up}{seed}", "settings": settings, "test": test, "diverged": diverged,
+            "validation": test if validation is None else validation, "recorded": nothing, "sites": [], "losses": [3.0, test],
+            "seconds": 1.0, "resumed": 0, **more}  # fmt: skip
+
+
+def compared(*runs, **protocol):
+    """A comparison that found these."""
+    names = tuple(dict.fromkeys(run["settings"]["wiring"] for run in runs))
+    text = {"name": "planted", "characters": 1000, "symbols": 20, "digest": "0", "entropy": 2.8, "uniform": 3.0}
+    return Comparison(names, Protocol(**{**SIZE, "steps": 10, **protocol}), list(runs), [], text)

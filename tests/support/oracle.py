@@ -1,0 +1,157 @@
+"""The operation once more, in float64 and from the formula, sharing no code with the library; and plain PyTorch's version.
+
+`exact` is the truth that both are measured against. Since the contract is that y and the gradients are those of the *rounded*
+stream, it takes the z that was returned and goes on from there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from support.cases import Call, f32, f64
+
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
+def philox4x32(counter: int, key: int) -> list[int]:
+    """Four words of Philox 4x32-10 in Python's own integers (Salmon et al. 2011)."""
+    mask = 2**32 - 1
+    c = [counter >> 32 * i & mask for i in range(4)]
+    k = [key & mask, key >> 32 & mask]
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [p1 >> 32 ^ c[1] ^ k[0], p1 & mask, p0 >> 32 ^ c[3] ^ k[1], p0 & mask]
+        k = [(k[0] + 0x9E3779B9) & mask, (k[1] + 0xBB67AE85) & mask]
+    return c
+
+
+@functools.cache
+def keep_mask(shape: tuple[int, ...], p: float, seed: int, offset: int = 0) -> Tensor:
+    """Which elements dropout keeps: word `i & 3` of block `(i >> 2) + offset` is at least floor(p 2^32)."""
+    count, threshold = math.prod(shape), math.floor(p * 2**32)
+    words = [w for block in range(-(-count // 4)) for w in philox4x32(block + offset, seed % 2**64)]
+    return torch.tensor([w >= threshold for w in words[:count]], dtype=torch.bool).reshape(shape)
+
+
+def _mask(call: Call) -> Tensor | None:
+    p = call.options.get("dropout_p", 0.0)
+    if not p:
+        return None
+    shape = tuple(call.tensors["branch"].shape)
+    return keep_mask(shape, p, int(call.options["seed"]), call.options.get("offset", 0))
+
+
+def added(call: Call, tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """z as anyone would write it in PyTorch, in whatever dtypes the tensors have."""
+    scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | tensors
+    u, mask = tensors["branch"], _mask(call)
+    if "branch_bias" in tensors:
+        u = u + tensors["branch_bias"]
+    if mask is not None:
+        u = torch.where(mask, u / (1.0 - call.options["dropout_p"] or 1.0), 0.0)
+    if "layer_scale" in scales:
+        u = u * scales["layer_scale"]
+    if "row_scale" in tensors:
+        u = u * tensors["row_scale"].unsqueeze(-1)
+    z = tensors["residual"] * scales["residual_scale"] + u
+    return z if dtype is None else z.to(dtype)
+
+
+def exact(call: Call, tensors: dict[str, Tensor], z_returned: Tensor) -> dict[str, Tensor]:
+    """y and z in float64, differentiable; y, and every derivative, at the z that was returned."""
+    z = added(call, tensors)
+    z = z + (z_returned.to(f64) - z).detach()
+    if call.norm == "none":
+        return {"z": z}
+    centred = z - z.mean(-1, keepdim=True) if call.norm == "layer" else z
+    y = centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + call.eps)
+    if "weight" in tensors:
+        y = y * (tensors["weight"] + call.options.get("weight_offset", 0.0))
+    return {"y": y + tensors["bias"] if "bias" in tensors else y, "z": z}
+
+
+def plain(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What a user of PyTorch alone would write, in the same dtypes."""
+    z = added(call, tensors, call.residual_dtype)
+    if call.norm == "none":
+        return {"z": z}
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    if weight is not None:
+        weight = (weight + call.options.get("weight_offset", 0.0)).to(z.dtype)
+    if call.norm == "layer":
+        y = F.layer_norm(z, (call.d,), weight, None if bias is None else bias.to(z.dtype), call.eps)
+    else:
+        y = F.rms_norm(z, (call.d,), weight, call.eps)
+        y = y if bias is None else y + bias
+    return {"y": y.to(call.out_dtype), "z": z}
+
+
+def truth(call: Call, z_returned: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs and gradients (by name of argument) in float64."""
+    tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
+    outputs = exact(call, tensors, z_returned.detach())
+    torch.autograd.backward([outputs[name] for name in given], [g.to(f64) for g in given.values()])
+    return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
+
+
+def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """For every output and gradient the sum of the absolute values of its terms: what its roundings are relative to."""
+    t = {name: value.detach().to(f64) for name, value in call.tensors.items()}
+    scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | t
+    z, mask = z.detach().to(f64), _mask(call)
+    kept = 1.0 if mask is None else mask / (1.0 - call.options["dropout_p"] or 1.0)
+    u = t["branch"].abs() + (t["branch_bias"].abs() if "branch_bias" in t else 0.0)
+    u = u if mask is None else torch.where(mask, u, 0.0) * kept  # what is dropped may have been infinite
+    rows = t["row_scale"].abs().unsqueeze(-1) if "row_scale" in t else torch.ones(())
+    a, layer = (torch.as_tensor(scales[name], dtype=f64).abs() for name in ("residual_scale", "layer_scale"))
+    m = {"z": a * t["residual"].abs() + rows * layer * u}
+    dz = given["z"].to(f64).abs() if "z" in given else torch.zeros_like(z)
+    if call.norm != "none":
+        centred = z - z.mean(-1, keepdim=True) if call.norm == "layer" else z
+        rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.eps)
+        # What the sum for the mean loses, a centred value loses too.
+        x_hat = ((z.abs() + z.abs().mean(-1, keepdim=True)) if call.norm == "layer" else z.abs()) * rstd
+        weight = (
+            (t["weight"].abs() + abs(call.options.get("weight_offset", 0.0))) if "weight" in t else torch.ones(call.d)
+        )
+        m["y"] = x_hat * weight + (t["bias"].abs() if "bias" in t else 0.0)
+        if "y" in given:
+            dy = given["y"].to(f64).abs()
+            g = dy * weight
+            dz = dz + rstd * (g + g.mean(-1, keepdim=True) + x_hat * (g * x_hat).mean(-1, keepdim=True))
+            m["weight"], m["bias"] = sum_rows(dy * x_hat), sum_rows(dy)
+    m["residual"], m["branch"] = a * dz, rows * layer * kept * dz
+    m["branch_bias"] = sum_rows(m["branch"])
+    for name, terms in (("residual_scale", dz * t["residual"].abs()), ("layer_scale", dz * rows * u)):
+        if name in t:
+            m[name] = terms.sum_to_size(t[name].shape)
+    if "row_scale" in t:
+        m["row_scale"] = (dz * layer * u).sum(-1).sum_to_size(t["row_scale"].shape)
+    return m
+
+
+def sum_rows(t: Tensor) -> Tensor:
+    return t.sum(dim=tuple(range(t.dim() - 1)))
+
+
+def rms(t: Tensor) -> float:
+    return t.to(f64).square().mean().sqrt().item() if t.numel() else 0.0
+
+
+def worst(t: Tensor) -> float:
+    return t.to(f64).abs().max().item() if t.numel() else 0.0
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """The relative error in the L2 norm."""
+    return ((got.to(f64) - want.to(f64)).norm() / want.to(f64).norm()).item()
+
+
+def arithmetic(call: Call) -> float:
+    """The unit roundoff of the arithmetic on a stream: float32's but for float64, where the truth's own errors come on top."""
+    return 4 * UNIT[f64] if call.residual_dtype == f64 else UNIT[f32]

@@ -1,0 +1,46 @@
+"""The order in which test files run: the slowest first, so that none of them runs alone at the end.
+
+The processes take the files in this order (`--dist loadfile --no-loadscope-reorder`; xdist's own order goes by the number of tests).
+Within a file, and for all other files, the order stays.
+"""
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+
+SLOWEST = (
+    "ops/triton/test_kernels",
+    "cli/test_demo",
+    "bench/test_bench",
+    "functional/test_compile",
+    "explorer/test_pages",
+    "functional/test_memory",
+    "ops/test_compile_mode",
+    "bench/test_gpu",
+    "fusion/test_families",
+    "report/test_comparison",
+    "lab/test_compare",
+    "explorer/test_stack",
+    "ops/triton/test_compiled",
+    "fusion/test_minilm",
+    "explorer/test_race_page",
+    "bench/test_labs",
+    "docs/test_docs",
+    "cli/test_fuse",
+    "bench/test_fuses",
+    "fusion/test_backend",
+    "nn/test_theory",
+    "explorer/test_trace_page",
+    "cli/test_explore",
+    "bench/test_compiles",
+    "cli/test_compare",
+    "fusion/test_fuse_hostile",
+    "explorer/test_recording_page",
+    "stream/find/test_find",
+)
+
+
+def sort_slowest_first(items):
+    """Sort the collected tests in place."""
+    rank = {TESTS / f"{name}.py": k for k, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: rank.get(Path(item.path), len(SLOWEST)))

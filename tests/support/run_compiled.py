@@ -1,0 +1,169 @@
+"""The Triton kernels compiled for a GPU that is not there: what the machine code needs, as JSON. test_ops_triton_compiled.py runs it.
+
+Without TRITON_INTERPRET, so that Triton's compiler is at work; it does not look at where the tensors are, so that they may be on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from addnorm.ops.schema import SCHEMAS
+from addnorm.ops.triton import backward, forward, launch, operators
+from support import offline
+from support.cases import cotangents, gradients, make
+from support.places import lying, places
+
+DEVICE = offline.Device()
+KERNELS = (forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalise_kernel)
+
+
+class Compiled(TorchDispatchMode):
+    """While it is on, the operators are Triton's: compiled, and launched into nothing."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Ours instead of the dispatcher's."""
+        name = func._schema.name.removeprefix("addnorm::")
+        if name not in SCHEMAS:
+            return func(*args, **(kwargs or {}))
+        with self if name == "add_norm_out" else nullcontext():  # which may call another operator
+            return getattr(operators, name)(*args, **(kwargs or {}))
+
+
+def forget() -> None:
+    """Nothing is compiled."""
+    launch._compiled.clear()
+    for kernel in KERNELS:
+        kernel.device_caches.clear()
+
+
+def compiled() -> Iterator[tuple[str, Any]]:
+    """What has been compiled since."""
+    for kernel in KERNELS:
+        for one in kernel.device_caches[0][0].values():
+            yield kernel.__name__, one
+
+
+def reductions(ttgir: str) -> list[str]:
+    """The layouts of what is summed along a row, each with its layout written out."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
+    summed = re.findall(r'"tt\.reduce"\(.*?\) <\{axis = 1.*?\}\) : \(tensor<(\w+), (#\w+)>\)', ttgir, re.DOTALL)
+    return [f"{shape} {layouts[layout]}" for shape, layout in summed]
+
+
+def described(name: str, kernel: Any) -> dict[str, Any]:
+    """One kernel."""
+    usage = offline.usage(kernel.asm["cubin"])
+    accesses = re.findall(r"(?:ld|st)\.global\.(\S+)", kernel.asm["ptx"])
+    # Those that the kernel itself asks for, `tl.fma`, some of them on several elements.
+    written = sum(
+        int(width or 1) for width in re.findall(r"call (?:<(\d+) x )?float>? @llvm\.fma\.", kernel.asm["llir"])
+    )
+    return {
+        "kernel": name, **usage._asdict(), "dynamic": kernel.metadata.shared, "accesses": accesses,
+        "reductions": reductions(kernel.asm["ttgir"]), "float64": kernel.asm["ptx"].count(".f64"), "fused": len(re.findall(r"\bfma\.", kernel.asm["ptx"])) - written,
+        "approximate": re.findall(r"\b(?:div|rcp|sqrt|rsqrt)\.(?:full|approx)\S*", kernel.asm["ptx"]),
+    }  # fmt: skip
+
+
+def of(variant: str, dtypes: str, d: int, rows: int = 4) -> list[dict[str, Any]]:
+    """The kernels of a forward and a backward."""
+    forget()
+    with Compiled():
+        gradients(make(variant, dtypes, (rows, d)))
+    return [described(*one) for one in compiled()]
+
+
+def outputs(variant: str, dtypes: str, d: int) -> dict[str, list[str]]:
+    """What the forward sums, and how, for each set of outputs."""
+    call, found = make(variant, dtypes, (4, d)), {}
+    for what in ("y", "y and z", "y, z and statistics"):
+        forget()
+        with Compiled():
+            if what == "y":
+                call.y_alone()
+            elif what == "y and z":
+                call()
+            else:
+                gradients(call)
+        found[what] = next(reductions(kernel.asm["ttgir"]) for name, kernel in compiled() if name == "forward_kernel")
+    return found
+
+
+def batches(variant: str, dtypes: str, d: int, sizes: list[int]) -> list[int]:
+    """How many kernels there are after each batch size, Triton's own lookup and ours together."""
+    forget()
+    found = []
+    for rows in sizes:
+        with Compiled():
+            gradients(make(variant, dtypes, (rows, d)))
+        launch._compiled.clear()  # let Triton look for itself
+        found.append(len(list(compiled())))
+    return found
+
+
+def in_given_memory(d: int) -> list[list[str]]:
+    """How y is summed in fresh memory, and in given memory that begins with an allocation and two bytes later."""
+    found = []
+    for begin in (None, 0, 1):
+        forget()
+        x, s = (lying(torch.zeros(4, d, dtype=torch.bfloat16), begin or 0, d) for _ in range(2))
+        with Compiled():
+            if begin is None:
+                torch.ops.addnorm.add_norm_stream(x, s, None, None, 1e-5, False)
+            else:
+                torch.ops.addnorm.add_norm_out(x, s, None, None, 1e-5, 0, s, x)
+        found.append([sums for _, kernel in compiled() for sums in reductions(kernel.asm["ttgir"])])
+    return found
+
+
+def kept(d: int) -> list[int]:
+    """How many kernels are found without Triton after each call, by where the first input lies."""
+    forget()
+    branch, found = torch.zeros(4, d, dtype=torch.bfloat16), []
+    for begin, width in ((0, d), (1, d), (0, d + 16), (0, d + 32), (0, d + 1)):
+        operators.add_norm(lying(branch, begin, width), branch, None, None, 1e-5, False)
+        found.append(len(launch._compiled))
+    return found
+
+
+def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
+    """How each kernel sums along a row, in all ways that come up while one input or gradient after the other lies elsewhere."""
+    call = make(variant, dtypes, (4, d))
+    fresh = call.tensors | cotangents(call())
+    forget()
+    for name, t in fresh.items():
+        for elsewhere in (t, *places(t).values(), *([t[:1].expand(4, d)] if t.dim() == 2 else [])):
+            moved = fresh | {name: elsewhere}
+            tensors = {key: moved[key].detach().requires_grad_() for key in call.tensors}
+            with Compiled():
+                if call.norm != "none":
+                    call.y_alone({key: t.detach() for key, t in tensors.items()})
+                outputs = call(tensors)
+                torch.autograd.backward(list(outputs.values()), [moved[key] for key in outputs])
+    found: dict[str, list[list[str]]] = {}
+    for kernel, one in compiled():
+        orders = found.setdefault(kernel, [])
+        order = reductions(one.asm["ttgir"])
+        orders += [order] if order not in orders else []
+    return found
+
+
+def main() -> None:
+    """Computes what is asked for on stdin: a list of [function, arguments]."""
+    triton.runtime.driver.set_active(DEVICE)
+    asked = (of, outputs, batches, in_given_memory, kept, somewhere)
+    functions = {function.__name__: function for function in asked}
+    json.dump([functions[name](*arguments) for name, arguments in json.load(sys.stdin)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

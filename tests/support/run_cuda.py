@@ -1,0 +1,36 @@
+"""Every variant of the operation once on the GPU, forward and backward, for a checker of memory to watch; it judges nothing itself.
+
+compute-sanitizer --tool memcheck python tests/support/run_cuda.py
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from ops.triton.test_cuda import moved
+from support.cases import VARIANTS, gradients, make
+
+SHAPES = [(37, 132), (3, 17), (2, 8200), (2, 20001)]
+
+
+def main() -> int:
+    """0, or 1 where there is no GPU."""
+    if not torch.cuda.is_available():
+        print("torch sees no CUDA device", file=sys.stderr)
+        return 1
+    for dtypes in ("bfloat16", "float32 stream, bfloat16 branch"):
+        for variant in VARIANTS:
+            for shape in SHAPES:
+                call = moved(make(variant, dtypes, shape))
+                gradients(call)
+                if call.norm != "none":
+                    call.y_alone()
+    torch.cuda.synchronize()
+    print(f"{2 * len(VARIANTS) * len(SHAPES)} calls, forward and backward")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,96 @@
+"""Calls whose tensors end, or begin, at a page that may not be touched: what tests/test_guarded.py runs for each instruction set.
+
+AddressSanitizer sees every ordinary load and store, but not the masked ones of AVX2 and AVX-512, which a compiler does not
+instrument. Here it is the processor that sees them: the process dies at the first one outside a tensor.
+"""
+
+import ctypes
+import mmap
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import addnorm
+from support.cases import BASIC, DTYPES, FUNCTIONS, OPTIONS, Call, cotangents, leaves, make
+
+PAGE, NONE = mmap.PAGESIZE, 0
+IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
+libc = ctypes.CDLL(None, use_errno=True)
+
+# Below a vector of any width, one, one more; the unrolled block with every tail; a row at a time, two, and one left.
+TABLE = [
+    *((variant, dtypes, (3, d)) for variant in ("LayerNorm", "RMSNorm") for dtypes in DTYPES for d in
+      (1, 3, 4, 5, 8, 9, 15, 16, 17, 33, 63, 65, 127, 4099)),
+    *((variant, dtypes, (1, 19)) for variant in BASIC for dtypes in DTYPES),
+    *((variant, dtypes, (5, 19)) for variant in OPTIONS for dtypes in ("float32", "bfloat16", "float16", "float64")),
+]  # fmt: skip
+
+
+def guarded(t: Tensor, end: bool) -> Tensor:
+    """A copy of t whose last byte is the last of its page, or whose first is the first; beyond it lies a forbidden page."""
+    size = t.numel() * t.element_size()
+    if size == 0:
+        return t.clone()
+    pages = -(-size // PAGE)
+    memory = mmap.mmap(-1, (pages + 2) * PAGE)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for page in (0, pages + 1):
+        if libc.mprotect(ctypes.c_void_p(first + page * PAGE), PAGE, NONE):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    offset = (pages + 1) * PAGE - size if end else PAGE
+    copy = torch.frombuffer(memory, dtype=t.dtype, count=t.numel(), offset=offset).view(t.shape)
+    return copy.copy_(t.detach())
+
+
+def results(call: Call, tensors: dict[str, Tensor], given: dict[str, Tensor]) -> list[Tensor]:
+    outputs = call(tensors)
+    torch.autograd.backward([outputs[name] for name in given], list(given.values()))
+    found = [*outputs.values(), *(t.grad for t in tensors.values())]
+    with torch.no_grad():
+        found += call(tensors).values()
+        if call.norm != "none":
+            found.append(call.y_alone(tensors))
+    return found
+
+
+def in_given_memory(call: Call, place: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """What the in-place form and `out` leave in memory that `place` makes."""
+    tensors, eps = call.tensors, {} if call.norm == "none" else {"eps": call.eps}
+    written = [place(t) for t in call().values()]
+    out = written[0] if call.norm == "none" else tuple(written)
+    both = {} if call.norm == "none" else {"return_residual": True}
+    FUNCTIONS[call.norm](**tensors, **eps, **both, **call.options, out=out)
+    if call.residual_dtype == tensors["residual"].dtype and call.out_dtype == tensors["branch"].dtype:
+        tensors = {name: place(t) for name, t in tensors.items()}
+        options = {name: value for name, value in call.options.items() if name not in ("residual_dtype", "out_dtype")}
+        IN_PLACE[call.norm](**tensors, **eps, **options)
+        written += [tensors["residual"], tensors["branch"]]
+    return written
+
+
+def main() -> int:
+    print(addnorm.backends()[1].detail, flush=True)
+    if sys.argv[1:] == ["beyond"]:  # the proof that a page is guarded
+        ctypes.string_at(guarded(torch.ones(3), end=True).data_ptr() + 12, 1)
+    for variant, dtypes, shape in TABLE:
+        call = make(variant, dtypes, shape)
+        given = cotangents(call())
+        want = results(call, leaves(call), given)
+        want += in_given_memory(call, Tensor.clone)
+        for end in (True, False):
+            print(f"{variant}, {dtypes}, {shape}, {'end' if end else 'begin'}", file=sys.stderr, flush=True)
+            tensors = {name: guarded(t, end).requires_grad_() for name, t in call.tensors.items()}
+            got = results(call, tensors, {name: guarded(t, end) for name, t in given.items()})
+            got += in_given_memory(call, partial(guarded, end=end))
+            if not all(torch.equal(a, b) for a, b in zip(got, want, strict=True)):
+                print(f"{variant}, {dtypes}, {shape}: other bits")
+                return 1
+    print(f"{len(TABLE)} calls")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""What the models of `traps.py` are made of: sublayers and norms written by hand, in the ways people write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from addnorm import Row
+from support.families import AAFF, Family, Stream, ids, ln
+
+D, HEADS, VOCAB = 16, 2, 99
+EPS = 1e-5
+
+
+# --- sublayers -----------------------------------------------------------------------------------------------------------
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """Written by hand; of another stream if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q, k
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        memory = x if memory is None else memory
+        q, k = self.turned(heads(self.q(x)), heads(self.k(memory)))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        mixed = torch.softmax(scores, -1) @ heads(self.v(memory))
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+class Rotary(Attention):
+    """Its q * cos + rotate(q) * sin are adds of one tensor with itself, but no residual ones."""
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        half = q.shape[-1] // 2
+        angle = torch.arange(q.shape[-2])[:, None] * 10.0 ** -torch.arange(half)
+        cos, sin = torch.cat((angle, angle), -1).cos(), torch.cat((angle, angle), -1).sin()
+
+        def turn(x: Tensor) -> Tensor:
+            return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+        return turn(q), turn(k)
+
+
+class NormedHeads(Attention):
+    """Norms of queries and keys stand on no stream, as OLMo 2's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm, self.k_norm = nn.RMSNorm(D, eps=1e-3), nn.RMSNorm(D, eps=1e-3)
+        self.q, self.k = nn.Sequential(self.q, self.q_norm), nn.Sequential(self.k, self.k_norm)
+
+
+class Multihead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class Scaled(Attention):
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
+
+    def act(self, x: Tensor) -> Tensor:
+        return F.gelu(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class TanhGelu(Mlp):
+    """Its x + 0.044715 x^3 is an add of a tensor and a function of it, but no residual one."""
+
+    def act(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
+
+
+class NarrowGelu(TanhGelu):
+    """The same at the width of the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(D, D), nn.Linear(D, D)
+
+
+class SwiGlu(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(D, 2 * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        return self.down(gate * torch.sigmoid(gate) * self.up(x))
+
+
+class Experts(nn.Module):
+    """Each token goes to two of three experts, and to one that all share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.shared = nn.Linear(D, 3), Mlp()
+        self.experts = nn.ModuleList(Mlp() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        weights, chosen = torch.softmax(self.router(tokens), -1).topk(2, -1)
+        out = torch.zeros_like(tokens)
+        for i, expert in enumerate(self.experts):
+            token, rank = torch.where(chosen == i)
+            out.index_add_(0, token, expert(tokens[token]) * weights[token, rank, None])
+        return (out + self.shared(tokens)).view_as(x)
+
+
+class Convolution(nn.Module):
+    """Over the positions: neither attention nor a feed-forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(D, D, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.conv(x.transpose(1, 2)).transpose(1, 2))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth by hand. `always` is Monte Carlo dropout: at work in eval mode, with a generator of its own."""
+
+    def __init__(self, p: float = 0.2, always: bool = False) -> None:
+        super().__init__()
+        self.p, self.always = p, always
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training or self.always):
+            return x
+        kept = torch.rand(x.shape[0], 1, 1, generator=torch.Generator().manual_seed(3)) + (1 - self.p)
+        return x.div(1 - self.p) * torch.floor(kept)
+
+
+# --- norms ---------------------------------------------------------------------------------------------------------------
+
+
+class HandNorm(nn.Module):
+    """A norm by the formula `(x, weight, bias, eps) -> y`."""
+
+    def __init__(self, formula: Callable[[Tensor, Tensor, Tensor, float], Tensor], eps: float) -> None:
+        super().__init__()
+        self.formula, self.eps = formula, eps
+        start = torch.zeros if formula is gemma else torch.ones
+        self.weight, self.bias = nn.Parameter(start(D)), nn.Parameter(torch.zeros(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.formula(x, self.weight, self.bias, self.eps)
+
+
+def llama(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    wide = x.to(torch.float32)
+    variance = wide.pow(2).mean(-1, keepdim=True)
+    return w * (wide * torch.rsqrt(variance + eps)).to(x.dtype)
+
+
+def gemma(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    return (y * (1.0 + w.float())).type_as(x)
+
+
+def square_root(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * w
+
+
+def inverse_root(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    wide = x.double()
+    return (wide * (1 / ((wide**2).mean(-1, keepdim=True) + eps).sqrt())).to(x.dtype) * w
+
+
+def root_plus_eps(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    """Zhang and Sennrich's own code: eps stands outside of the root."""
+    rms = x.norm(2, dim=-1, keepdim=True) * x.shape[-1] ** -0.5
+    return w * (x / (rms + eps))
+
+
+def unit_length(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.normalize(x, dim=-1, eps=eps) * math.sqrt(x.shape[-1]) * w
+
+
+def functional_rms(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), w, eps)
+
+
+def bare_rms(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), eps=eps)
+
+
+def annotated(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    """The Annotated Transformer's: the unbiased deviation, and eps added to it."""
+    return w * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps) + b
+
+
+def variance(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(torch.var(x, -1, unbiased=False, keepdim=True) + eps) * w + b
+
+
+def var_mean(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    return torch.addcmul(b, (x - mean) / torch.sqrt(var + eps), w)
+
+
+def centered(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    c = x.float() - x.float().mean(-1, keepdim=True)
+    return (c * (c * c).mean(-1, keepdim=True).add(eps).rsqrt()).to(x.dtype) * w + b
+
+
+def moments(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    """The variance as E[x^2] - E[x]^2."""
+    mean, square = x.mean(-1, keepdim=True), x.square().mean(-1, keepdim=True)
+    return (x - mean) / torch.sqrt(square - mean.square() + eps) * w + b
+
+
+def sums(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    """Means as sums over the width."""
+    d = x.shape[-1]
+    c = x - x.sum(-1, keepdim=True) / d
+    return c / (c.pow(2).sum(-1, keepdim=True) / d + eps) ** 0.5 * w + b
+
+
+def functional_layer(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],), w, b, eps)
+
+
+def native_layer(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return torch.native_layer_norm(x, (x.shape[-1],), w, b, eps)[0]
+
+
+RMS_FORMULAS = (llama, gemma, square_root, inverse_root, root_plus_eps, unit_length, functional_rms, bare_rms)
+LAYER_FORMULAS = (annotated, variance, var_mean, centered, moments, sums, functional_layer, native_layer)
+
+
+# --- models --------------------------------------------------------------------------------------------------------------
+
+
+class Part(nn.Module):
+    """One sublayer of a layer: the function, two norms, learned factors; the `Step` says what happens with them."""
+
+    def __init__(self, f: nn.Module, norm: Callable[[], nn.Module], number: int) -> None:
+        super().__init__()
+        self.f, self.norm, self.norm_2, self.number = f, norm(), norm(), number
+        self.gamma, self.scale = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(()))
+        self.drop, self.path, self.always = nn.Dropout(0.1), DropPath(), DropPath(always=True)
+
+
+Step = Callable[[Part, Tensor], Tensor]
+
+
+class Tiny(nn.Module):
+    """Tokens embedded, positions added, layers of parts, each a `step`, and norms before and after as told."""
+
+    def __init__(
+        self,
+        step: Step,
+        functions: Iterable[Callable[[], nn.Module]] = (Attention, Mlp),
+        norm: Callable[[], nn.Module] = lambda: nn.LayerNorm(D),
+        layers: int = 2,
+        embedding_norm: bool = False,
+        final_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embed, self.positions, self.step = nn.Embedding(VOCAB, D), nn.Embedding(64, D), step
+        self.parts = nn.ModuleList(Part(make(), norm, i + 1) for i in range(layers) for make in functions)
+        self.first = norm() if embedding_norm else nn.Identity()
+        self.last = norm() if final_norm else nn.Identity()
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        return self.first(self.embed(ids) + self.positions(torch.arange(ids.shape[-1])))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedded(ids)
+        for part in self.parts:
+            x = self.step(part, x)
+        return self.last(x)
+
+
+# --- families of them ----------------------------------------------------------------------------------------------------
+
+
+def tokens() -> dict[str, Any]:
+    return {"args": (ids(),)}
+
+
+def stream(wiring: str | None, letters: str = AAFF, eps: float | None = EPS, **facts: Any) -> Stream:
+    return Stream(wiring, **{"norm": ln, "eps": eps, "letters": letters, "width": D} | facts)
+
+
+def tiny(name: str, step: Step, expected: Stream, remark: str = "", **made: Any) -> Family:
+    """A chain of sublayers; where the norms before and after stand is both expected and made."""
+    norms = {"embedding_norm": expected.embedding_norm, "final_norm": expected.final_norm}
+    return Family(name, partial(Tiny, step, **norms | made), tokens, (expected,), remark)
+
+
+def every(row: Row, n: int = 4) -> dict[int, Row]:
+    """The same row for all sublayers."""
+    return dict.fromkeys(range(n), row)
+
+
+def chain(*makes: Callable[[], nn.Module]) -> nn.Module:
+    return nn.Sequential(nn.Embedding(VOCAB, D), *(make() for make in makes))
+
+
+post: Step = lambda s, x: s.norm(x + s.f(x))  # noqa: E731 (a step, as the others in the tables)
+pre: Step = lambda s, x: x + s.f(s.norm(x))  # noqa: E731 (a step, as the others in the tables)
+pre_ln, post_ln = partial(stream, "pre_ln", final_norm=True), partial(stream, "post_ln")
+factor = partial(stream, final_norm=True)

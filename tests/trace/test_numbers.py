@@ -1,0 +1,103 @@
+"""The trace against float64 autograd, against finite differences, against PyTorch and the library."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import addnorm
+from addnorm.trace import trace
+from support.trace_variants import SUBLAYER, VARIANTS, X, name_of
+
+
+def oracle(x, sublayer, jacobian, weight, bias, eps, grad, placement, norm, variance, eps_place):
+    """The same in float64 torch with autograd; the sublayer is an affine map that returns `sublayer` for this token."""
+    x, s, weight, bias = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, sublayer, weight, bias))
+
+    def normalize(z):
+        if norm == "layer":
+            centred, spread = z - z.mean(), z.var(correction=int(variance == "unbiased"))
+        else:
+            centred, spread = z, z.square().mean()
+        root = (spread + eps).sqrt() if eps_place == "inside" else spread.sqrt() + eps
+        return centred / root * weight + bias
+
+    if placement == "post":
+        out = normalize(x + s)
+    else:
+        read = normalize(x)
+        out = x + s + torch.tensor(jacobian, dtype=torch.float64) @ (read - read.detach())
+    out.backward(torch.tensor(grad, dtype=torch.float64))
+    return {
+        "output": out.tolist(), "dx": x.grad.tolist(), "dsublayer": s.grad.tolist(), "dweight": weight.grad.tolist(),
+        "dbias": bias.grad.tolist(),
+    }  # fmt: skip
+
+
+@st.composite
+def calls(draw):
+    d = draw(st.integers(2, 9))
+    numbers = st.floats(-100, 100, allow_subnormal=False)
+    vector = st.lists(numbers, min_size=d, max_size=d)
+    x, sublayer, weight, bias, grad = (draw(vector) for _ in range(5))
+    jacobian = draw(st.lists(vector, min_size=d, max_size=d))
+    return x, sublayer, jacobian, weight, bias, draw(st.sampled_from([1e-6, 1e-5, 1e-2, 1.0])), grad
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+@given(call=calls())
+def test_forward_and_backward_are_those_of_float64_autograd(variant, call):
+    x, sublayer, jacobian, weight, bias, eps, grad = call
+    d, extra = len(x), {}
+    if variant["placement"] == "pre":
+        extra["read_grad"] = [sum(jacobian[i][j] * grad[i] for i in range(d)) for j in range(d)]
+    ours = trace(x, sublayer, weight=weight, bias=bias, eps=eps, grad=grad, **variant, **extra)
+    spread = ours["variance" if variant["norm"] == "layer" else "mean_square"].value
+    # at sigma = 0 autograd has nan for eps outside the root; near it, both only have rounding errors to normalize
+    assume(variant["eps_place"] == "inside" or spread > 1e-6)
+    theirs = oracle(x, sublayer, jacobian, weight, bias, eps, grad, **variant)
+    # roundings of z, carried through 1/root; of the gradient, once more
+    root, largest = ours["root"].value, 1 + max(map(abs, [*x, *sublayer]))
+    carried = 50 * d * 2**-53 * (1 + largest / root)
+    size = 1 + max(map(abs, [*grad, *extra.get("read_grad", [])]))
+    gain = 1 + max(map(abs, weight))
+    assert ours.output == pytest.approx(theirs["output"], rel=0, abs=carried * (gain + 100))
+    assert ours["dweight"].value == pytest.approx(theirs["dweight"], rel=0, abs=carried * size)
+    assert ours["dbias"].value == pytest.approx(theirs["dbias"], rel=0, abs=carried * size)
+    for name in ("dx", "dsublayer"):
+        assert ours[name].value == pytest.approx(theirs[name], rel=0, abs=carried * size * (1 + gain / root))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+def test_the_backward_is_the_slope_of_the_forward(variant):
+    x, sublayer, weight, bias = (
+        [0.7, -1.1, 0.4, 2.0],
+        [0.2, 0.5, -0.3, 0.1],
+        [1.5, -0.5, 2.0, 1.0],
+        [0.1, 0.2, 0.3, 0.4],
+    )
+    grad, h, options = [0.3, -1.2, 0.8, 0.5], 1e-5, {"eps": 0.1, **variant}  # an eps that counts
+
+    def loss(x=x, sublayer=sublayer, weight=weight, bias=bias):
+        followed = trace(x, sublayer, weight=weight, bias=bias, **options)
+        # in pre-LN, with the identity for its Jacobian, the sublayer adds what it reads
+        read = followed["shifted"].value if variant["placement"] == "pre" else [0.0] * 4
+        return sum(g * (y + r) for g, y, r in zip(grad, followed.output, read, strict=True))
+
+    followed = trace(x, sublayer, weight=weight, bias=bias, grad=grad, **options)
+    for name, step in (("x", "dx"), ("sublayer", "dsublayer"), ("weight", "dweight"), ("bias", "dbias")):
+        start = {"x": x, "sublayer": sublayer, "weight": weight, "bias": bias}[name]
+        for k, slope in enumerate(followed[step].value):
+            up, down = ([v + sign * h * (j == k) for j, v in enumerate(start)] for sign in (1, -1))
+            assert slope == pytest.approx((loss(**{name: up}) - loss(**{name: down})) / (2 * h), abs=1e-8)
+
+
+def test_it_is_layer_norm_and_rms_norm_and_the_library():
+    z = torch.tensor([1.5, 1.0, 4.5], dtype=torch.float64)
+    x, sublayer = (torch.tensor(v, dtype=torch.float64) for v in (X, SUBLAYER))
+    layer, rms = trace(X, SUBLAYER).output, trace(X, SUBLAYER, norm="rms", eps=1e-6).output
+    assert layer == pytest.approx(F.layer_norm(z, (3,)).tolist(), rel=1e-14)
+    assert rms == pytest.approx(F.rms_norm(z, (3,), eps=1e-6).tolist(), rel=1e-14)
+    assert layer == pytest.approx(addnorm.add_layer_norm(x, sublayer).tolist(), rel=1e-14)
+    assert rms == pytest.approx(addnorm.add_rms_norm(x, sublayer, eps=1e-6).tolist(), rel=1e-14)

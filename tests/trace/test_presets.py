@@ -1,0 +1,95 @@
+"""The trace against what the lessons print, to the places printed."""
+
+import math
+
+import pytest
+import torch
+
+from addnorm.trace import PRESETS, show, trace
+from support.trace_variants import SUBLAYER, X
+
+
+@pytest.mark.parametrize(
+    ("preset", "step"), [(preset, step) for preset in PRESETS.values() for step in preset.printed], ids=str
+)
+def test_every_number_that_a_lesson_prints_is_right_to_the_places_printed(preset, step):
+    followed, printed = preset.trace(), preset.printed[step]
+    assert printed.agrees(followed[step].value)
+    assert f"the lesson prints {printed.values[0]}" in followed[step].note.replace("[", "")
+
+
+# As they stand in the lessons: so that no preset can lose one.
+LESSONS = {
+    "lesson-000": {
+        "x": "1.0 2.0 3.0", "sublayer": "0.5 -1.0 1.5", "z": "1.5 1.0 4.5", "mean": "2.33", "variance": "2.39",
+        "normalized": "-0.54 -0.86 1.40", "shifted": "-0.54 -0.86 1.40",
+    },
+    "lesson-001": {
+        "x": "1.8 -0.3 0.8", "sublayer": "1.36 0.91 1.07", "z": "3.16 0.61 1.87", "mean": "1.88",
+        "centred": "1.28 -1.27 -0.01", "squares": "1.6384 1.6129 0.0001", "variance": "1.08", "root": "1.04",
+        "normalized": "1.23 -1.22 -0.01",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_preset_carries_all_that_its_lesson_prints(name):
+    assert {step: " ".join(printed.values) for step, printed in PRESETS[name].printed.items()} == LESSONS[name]
+
+
+def test_the_sums_that_a_lesson_prints_are_in_the_numbers():
+    followed = PRESETS["lesson-001"].trace()
+    assert followed["mean"].numbers == "(3.16 + 0.61 + 1.87) / 3 = 5.64 / 3"
+    assert followed["variance"].numbers.startswith("(1.6384 + 1.6129 + 0.0001) / 3")
+
+
+def test_where_a_lesson_goes_on_from_rounded_numbers_the_trace_says_so():
+    followed = PRESETS["lesson-001"].trace(digits=5)
+    assert show(math.sqrt(1.08)) == "1.0392"
+    assert show(math.sqrt(1.0838)) == "1.0411"
+    assert show(followed["root"].value) == "1.0411"
+    assert "1.08, already rounded, 1.0392" in followed["root"].note
+    from_rounded = [f"{c / 1.04:.4f}" for c in (1.28, -1.27, -0.01)]
+    assert f"[{', '.join(from_rounded)}]" in followed["normalized"].note
+    assert [f"{v:.4f}" for v in followed["normalized"].value] == ["1.2295", "-1.2199", "-0.0096"]
+
+
+def test_a_printed_number_that_is_off_would_be_told_with_the_right_one():
+    from addnorm.trace import Printed
+
+    off = Printed(("1.23", "-1.23"), "from rounded numbers")
+    assert not off.agrees((1.2295, -1.2199))
+    assert off.note((1.2295, -1.2199)) == (
+        "the lesson prints [1.23, -1.23], which to that precision is [1.23, -1.22]: from rounded numbers"
+    )
+
+
+def test_gamma_of_sigma_and_beta_of_mu_undo_the_norm_but_for_eps():
+    followed = PRESETS["undo"].trace()
+    z, y = followed["z"].value, followed.output
+    off = max(abs(a - b) for a, b in zip(y, z, strict=True))
+    assert f"{off:.1e}" == "5.9e-06"
+    assert "5.9e-06" in followed["shifted"].note
+    exactly = PRESETS["undo"].trace(weight=math.sqrt(followed["variance"].value + 1e-5))
+    assert exactly.output == pytest.approx(z, rel=1e-14)
+
+
+def test_the_mismatches_are_those_of_torch_std():
+    z = torch.tensor([1.5, 1.0, 4.5], dtype=torch.float64)
+    unbiased = PRESETS["unbiased"].trace()
+    assert unbiased["variance"].value == pytest.approx(z.var().item(), rel=1e-14)
+    assert f"{math.sqrt(2 / 3):.4f}" == "0.8165"
+    ratio = [a / b for a, b in zip(unbiased.output, trace(X, SUBLAYER).output, strict=True)]
+    assert ratio == pytest.approx([math.sqrt(2 / 3)] * 3, rel=1e-5)
+    annotated = PRESETS["annotated-transformer"].trace()
+    assert annotated.output == pytest.approx(((z - z.mean()) / (z.std() + 1e-6)).tolist(), rel=1e-14)
+    for preset in ("unbiased", "annotated-transformer"):
+        assert "[-0.53916, -0.86266, 1.4018]" in PRESETS[preset].trace()["normalized"].note
+
+
+def test_a_changed_preset_keeps_its_notes_only_if_its_forward_is_the_same():
+    preset = PRESETS["lesson-000"]
+    assert "lesson prints" in preset.trace(grad=[0, 1, 0], digits=3)["mean"].note
+    changed = preset.trace(placement="pre")
+    assert "lesson" not in changed["mean"].note
+    assert changed.title.endswith("changed: placement")

@@ -1,0 +1,68 @@
+"""The trace as a table, as data and as an object; it needs the standard library only."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import addnorm
+from addnorm.trace import PRESETS, trace
+from support.trace_variants import SUBLAYER, X
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_the_table_fits_80_columns_and_shows_every_step(preset):
+    followed = preset.trace()
+    lines = str(followed).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if re.match(r"[a-z_]+  ", line)] == [step.name for step in followed]
+
+
+def test_long_vectors_are_shown_by_their_ends():
+    followed = trace(range(1000), [1.0] * 1000, placement="pre")
+    assert max(map(len, str(followed).splitlines())) <= 80
+    assert len(followed.to_dict()["output"]) == 1000
+    assert "(1000 numbers)" in str(followed)
+
+
+def test_the_data_is_json_and_says_its_version():
+    followed = PRESETS["lesson-001"].trace()
+    data = json.loads(json.dumps(followed.to_dict(), allow_nan=False))
+    assert data["schema"] == 1
+    assert data["output"] == list(followed.output)
+    assert {step["name"]: step["value"] for step in data["steps"]} == {
+        step.name: list(step.value) if isinstance(step.value, tuple) else step.value for step in followed
+    }
+
+
+def test_a_trace_is_frozen_and_knows_its_steps_by_name():
+    followed = trace(X, SUBLAYER)
+    assert "mean" in followed
+    assert "mode" not in followed
+    with pytest.raises(KeyError, match="'mode' is no step of this trace, expected one of: x, sublayer, z, mean"):
+        followed["mode"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        followed.eps = 1.0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        followed["mean"].value = 1.0
+
+
+def test_it_needs_the_standard_library_only():
+    folder = Path(addnorm.__file__).parent / "trace"
+    code = """
+import importlib.util, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+places = {"submodule_search_locations": [str(folder)]}
+spec = importlib.util.spec_from_file_location("alone", folder / "__init__.py", **places)
+alone = sys.modules["alone"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(alone)
+print(alone.PRESETS["lesson-000"].trace()["z"].value)
+"""
+    # -S: no installed packages at all
+    command = [sys.executable, "-I", "-S", "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "(1.5, 1.0, 4.5)\n"

@@ -1,0 +1,192 @@
+"""The trace: its steps, the tokens at the edges, what is refused."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from addnorm.trace import trace
+from support.trace_variants import SUBLAYER, VARIANTS, X, name_of
+
+# The steps
+
+
+def test_the_steps_stand_in_order():
+    post = """x sublayer z mean centred squares variance root normalized scaled shifted
+        check_mean check_variance expected grad grad_scaled grad_mean projection dz dx dsublayer dweight dbias"""
+    assert " ".join(step.name for step in trace(X, SUBLAYER)) == " ".join(post.split())
+    pre = """x squares mean_square root normalized scaled shifted sublayer z check_mean check_square expected
+        grad straight dsublayer read_grad grad_scaled projection dnorm dx dweight dbias"""
+    followed = trace(X, SUBLAYER, placement="pre", norm="rms")
+    assert " ".join(step.name for step in followed) == " ".join(pre.split())
+
+
+def test_sums_run_from_left_to_right():
+    assert trace([1e16, 1.0, -1e16], [0, 0, 0])["mean"].value == 0.0
+    assert trace([1e16, -1e16, 1.0], [0, 0, 0])["mean"].value == 1 / 3
+
+
+def test_a_step_has_its_formula_its_numbers_and_its_value():
+    step = trace(X, SUBLAYER)["variance"]
+    assert (step.section, step.symbol, step.formula) == ("forward", "σ²", "(1/d) Σ (zₖ - μ)²")
+    assert step.numbers == "(0.69444 + 1.7778 + 4.6944) / 3 = 7.1667 / 3"
+    assert step.lines() == [
+        "σ² = (1/d) Σ (zₖ - μ)² = (0.69444 + 1.7778 + 4.6944) / 3", "= 7.1667 / 3 = 2.3889"
+    ]  # fmt: skip
+    assert step.value == pytest.approx(43 / 18, rel=1e-15)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+def test_the_checks_say_what_eps_takes(variant):
+    followed = trace([0.01, -0.02, 0.03], [0, 0, 0], **variant)
+    found = followed["check_variance" if variant["norm"] == "layer" else "check_square"].value
+    assert found == pytest.approx(followed["expected"].value, rel=1e-12)
+    assert found < 0.9995
+    assert f"short of 1 by {1 - followed['expected'].value:.2g}" in followed["expected"].note
+    if variant["norm"] == "layer":
+        assert abs(followed["check_mean"].value) < 1e-15
+    else:
+        assert followed["check_mean"].note == "RMSNorm takes no mean away"
+
+
+def test_the_gradient_of_a_layer_norm_sums_to_zero_and_splits_equally():
+    followed = trace(X, SUBLAYER, grad=[0.3, -1.0, 2.0], weight=[1, 2, 3])
+    assert abs(math.fsum(followed["dz"].value)) < 1e-15
+    assert followed["dz"].value == followed["dx"].value == followed["dsublayer"].value
+
+
+def test_pre_ln_has_a_straight_path():
+    grad, read_grad = (0.3, -1.0, 2.0), (0.0, 0.0, 0.0)
+    followed = trace(X, SUBLAYER, placement="pre", grad=grad, read_grad=read_grad)
+    assert followed["dx"].value == followed["straight"].value == followed["dsublayer"].value == grad
+    default = trace(X, SUBLAYER, placement="pre", grad=grad)
+    assert default["read_grad"].value == grad
+    assert "identity" in default["read_grad"].note
+    assert default.output == default["z"].value == (1.5, 1.0, 4.5)
+
+
+def test_one_number_stands_for_all_of_gamma_or_beta():
+    assert trace(X, SUBLAYER, weight=2, bias=0.5).output == trace(X, SUBLAYER, weight=[2] * 3, bias=[0.5] * 3).output
+
+
+def test_tensors_and_any_iterable_will_do():
+    assert trace(torch.tensor(X), iter(SUBLAYER)).output == trace(X, SUBLAYER).output
+
+
+# The edges
+
+EDGES = [
+    (0.0, 0.0),
+    (0.1, 0.1, 0.1),
+    (3.0,),
+    (1e30, -2e30),
+    (1e308, 1e308),
+    (1e200, -1e200, 1.0),
+    (1e-320, 0.0),
+    (1e-30, 2e-30),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
+@pytest.mark.parametrize("x", EDGES, ids=str)
+@pytest.mark.parametrize("eps", [1e-5, 0.0])
+def test_no_token_is_refused_and_what_is_not_finite_says_why(variant, x, eps):
+    followed = trace(x, x, eps=eps, **variant)
+    json.dumps(followed.to_dict(), allow_nan=False)
+    assert str(followed)
+    broken = [step for step in followed if not step.finite]
+    if broken:
+        assert re.search("overflow|0/0|division by 0", broken[0].note)
+
+
+def test_equal_features_give_beta_and_a_gradient_that_only_eps_bounds():
+    followed = trace([2.0, 2.0], [1.0, 1.0], weight=[5, 6], bias=[7, 8], grad=[1, 0])
+    assert followed.output == (7.0, 8.0)
+    assert "all features are equal" in followed["normalized"].note
+    assert followed["dz"].value == pytest.approx([2.5 / math.sqrt(1e-5) - 0.0, -2.5 / math.sqrt(1e-5)])
+
+
+def test_equal_features_with_eps_outside_have_the_limit_where_autograd_has_nan():
+    followed = trace([2.0, 2.0], [1.0, 1.0], grad=[1, 0], eps=0.1, eps_place="outside")
+    h, y = 1e-9, trace([2.0, 2.0], [1.0, 1.0], eps=0.1, eps_place="outside").output
+    moved = trace([2.0 + h, 2.0], [1.0, 1.0], eps=0.1, eps_place="outside").output
+    assert followed["dz"].value == pytest.approx([5.0, -5.0])
+    assert (moved[0] - y[0]) / h == pytest.approx(5.0, rel=1e-6)
+    assert "autograd gives nan" in followed["dz"].note
+
+
+def test_a_lone_feature_gives_beta():
+    followed = trace([123.0], [4.0], weight=3, bias=5, grad=[2])
+    assert followed.output == (5.0,)
+    assert followed["dz"].value == (0.0,)
+    assert "d = 1" in followed["normalized"].note
+    lost = trace([123.0], [4.0], variance="unbiased")
+    assert math.isnan(lost["variance"].value)
+    assert "0/0" in lost["variance"].note
+
+
+def test_1e30_is_exact_and_squares_that_overflow_give_beta():
+    assert trace([1e30, -1e30], [0, 0]).output == (1.0, -1.0)
+    followed = trace([1e200, -1e200], [0, 0], bias=3)
+    assert followed["squares"].value == (math.inf, math.inf)
+    assert "overflow" in followed["squares"].note
+    assert followed.output == (3.0, 3.0)
+    assert followed["dz"].value == (0.0, 0.0)
+    assert followed.to_dict()["steps"][5]["value"] == [None, None]
+    assert followed.to_dict()["steps"][5]["finite"] is False
+
+
+def test_a_sum_that_overflows_is_inf_and_then_nan():
+    followed = trace([1e308, 1.0], [1e308, 1.0])
+    assert followed["z"].value == (math.inf, 2.0)
+    assert "1.8e308" in followed["z"].note
+    assert all(map(math.isnan, followed.output))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (((1, 2, 3), (1, 2)), "sublayer has 2 numbers, expected 3, the length of x: they are added element by element"),
+        (((), ()), "x is empty, expected at least one number"),
+        (((1, math.nan), (1, 2)), r"x\[1\] is nan, expected a finite number"),
+        (((1, 2), (1, -math.inf)), r"sublayer\[1\] is -inf, expected a finite number"),
+        (((1, "a"), (1, 2)), r"x\[1\] is 'a', expected a number"),
+        (("1,2", (1, 2)), "x is the text '1,2', expected numbers"),
+        ((5, (1, 2)), "x is 5, expected a vector"),
+        ((torch.ones(2, 2), (1, 2)), r"x\[0\] is tensor.*, expected a number"),
+        (((10**400, 1), (1, 2)), r"x\[0\] is 1000.*, expected a number"),
+    ],
+    ids=str,
+)
+def test_bad_vectors_are_refused_in_one_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence) as caught:
+        trace(*arguments)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"weight": [1, 2]}, "weight has 2 numbers, expected 3, the length of x"),
+        ({"weight": [1]}, "weight has 1 number, expected 3"),
+        ({"bias": "no"}, "bias is the text 'no', expected numbers"),
+        ({"grad": [1, 2, 3, 4]}, "grad has 4 numbers, expected 3"),
+        ({"eps": -1}, "eps is -1, expected a number >= 0"),
+        ({"eps": math.nan}, "eps is nan, expected a finite number"),
+        ({"placement": "middle"}, "placement is 'middle', expected 'post' or 'pre'"),
+        ({"norm": "batch"}, "norm is 'batch', expected 'layer' or 'rms'"),
+        ({"variance": "unbiased", "norm": "rms"}, "variance is 'unbiased', but RMSNorm has no variance"),
+        ({"read_grad": [1, 2, 3]}, "read_grad came with placement 'post'"),
+        ({"digits": 0}, "digits is 0, expected a whole number from 1 to 17"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_in_one_sentence(options, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        trace(X, SUBLAYER, **options)

@@ -1,0 +1,341 @@
+"""The wirings of the papers: their rows and initializations as the papers' formulas, written out again as numbers."""
+
+import inspect
+import math
+
+import pytest
+import torch
+
+from addnorm import Learned, Row, Wiring, wirings
+from addnorm.nn import Place
+from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES, NOT_OFFERED, deepnorm_constants
+from addnorm.wirings.init import RULES, Draw, gpt2
+
+PRE, POST = Row(norm_in=True), Row(norm_out=True)
+
+
+def draw(wiring, role, layer=0, num_layers=12, sublayers=2):
+    return wiring.init(role, Place(layer, 0, num_layers, sublayers), **dict(wiring.options))
+
+
+# Placement of the norm
+
+
+@pytest.mark.parametrize(
+    ("wiring", "row", "final", "embedding"),
+    [
+        (wirings.post_ln(), Row(norm_out=True), False, False),
+        (wirings.pre_ln(), Row(norm_in=True), True, False),
+        (wirings.sandwich(), Row(norm_in=True, norm_branch=True), True, False),
+        (wirings.peri_ln(), Row(norm_in=True, norm_branch=True), True, True),
+        (wirings.reordered(), Row(norm_branch=True), True, False),
+        (wirings.no_norm(), Row(), False, False),
+        (wirings.no_residual(), Row(norm_out=True, a=0.0), False, False),
+        (wirings.no_residual(norm=False), Row(a=0.0), False, False),
+        (wirings.rezero(), Row(b=Learned(0.0, shared=True)), False, False),
+        (wirings.skipinit(), Row(b=Learned(0.0)), False, False),
+        (wirings.residual_multiplier(0.22), Row(norm_in=True, b=0.22), True, False),
+        (wirings.resi_dual(), Row(norm_out=True), True, False),
+        (wirings.b2t(), Row(norm_out=True), False, False),
+    ],
+    ids=lambda value: value.name if isinstance(value, Wiring) else "",
+)
+def test_every_sublayer_has_the_same_row(wiring, row, final, embedding):
+    for num_layers in (1, 7, 48):
+        assert set(wiring.rows(num_layers)) == {row}
+        assert (wiring.ends_in_norm(num_layers), wiring.embedding_norm) == (final, embedding)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "post_layers"),
+    [(12, 3), (24, 6), (32, 8), (3, 0)],  # the paper's quarter
+)
+def test_mix_ln_is_post_ln_in_a_quarter_of_the_layers(num_layers, post_layers):
+    assert wirings.mix_ln().rows(num_layers) == [POST] * 2 * post_layers + [PRE] * 2 * (num_layers - post_layers)
+
+
+def test_mix_ln_is_between_pre_ln_and_post_ln():
+    for k, other in ((0, wirings.pre_ln()), (5, wirings.post_ln()), (9, wirings.post_ln())):
+        mixed = wirings.mix_ln(k)
+        assert mixed.rows(5) == other.rows(5)
+        assert mixed.ends_in_norm(5) == other.ends_in_norm(5)
+
+
+def test_parallel_sublayers_have_one_norm_or_one_each():
+    one, two = wirings.parallel(), wirings.parallel(norms=2)
+    assert one.rows(2, 3) == [Row(norm_in=True), Row(), Row()] * 2
+    assert two.rows(2, 3) == [Row(norm_in=True)] * 6
+    assert one.flow == two.flow == "parallel"
+    assert one.ends_in_norm(2)
+    assert "GPT-J" in one.source
+    assert "NeoX" in two.source
+
+
+def test_the_flows_of_the_wirings_that_are_no_rows():
+    flows = {one.name: one.flow for one in wirings.every() if one.flow != "rows"}
+    assert flows == {"parallel": "parallel", "resi_dual": "two_streams", "b2t": "bottom_to_top"}
+
+
+# DeepNorm
+
+
+@pytest.mark.parametrize(("n", "alpha", "beta"), [(18, 2.449, 0.2887), (100, 3.761, 0.1880), (200, 4.472, 0.1581)])
+@pytest.mark.parametrize("kind", ["encoder-only", "decoder-only"])
+def test_deepnorm_of_one_stack_has_the_papers_constants(kind, n, alpha, beta):
+    wiring = wirings.deepnorm(kind)
+    assert {(row.norm_in, row.norm_branch, row.norm_out, row.b, row.c) for row in wiring.rows(n)} == {
+        (False, False, True, 1.0, 1.0)
+    }
+    assert [round(row.a, 3) for row in wiring.rows(n)] == [alpha] * 2 * n
+    assert not wiring.ends_in_norm(n)
+    for role in ("value", "out", "up", "gate", "down"):
+        kind_of_draw, gain = draw(wiring, role, num_layers=n)
+        assert (kind_of_draw, round(gain, 4)) == ("xavier_normal", beta)
+    for role in ("query", "key"):
+        assert draw(wiring, role, num_layers=n) == Draw("xavier_normal", 1.0)
+
+
+def test_deepnorm_of_an_encoder_decoder():
+    # N = 12, M = 6 by logarithms: (N^4 M)^(1/16) = exp((4 ln 12 + ln 6) / 16).
+    root = math.exp((4 * math.log(12) + math.log(6)) / 16)
+    encoder, decoder = wirings.deepnorm().paired(12, 6)
+    assert (
+        encoder.row(0, 0, num_layers=12).a == pytest.approx(0.81 * root, rel=1e-12) == pytest.approx(1.6863, rel=1e-4)
+    )
+    assert (
+        draw(encoder, "down", num_layers=12).gain
+        == pytest.approx(0.87 / root, rel=1e-12)
+        == pytest.approx(0.4179, rel=1e-4)
+    )
+    # (3 * 6)^(1/4) is the root of the root of 18, (12 * 6)^(-1/4) one over that of 72.
+    assert decoder.row(5, 2, num_layers=6, sublayers_per_layer=3).a == pytest.approx(
+        math.sqrt(math.sqrt(18)), rel=1e-12
+    )
+    assert draw(decoder, "value", num_layers=6).gain == pytest.approx(1 / math.sqrt(math.sqrt(72)), rel=1e-12)
+    assert draw(decoder, "query", num_layers=6).gain == 1.0
+
+
+def test_deepnorm_of_an_encoder_depends_on_the_decoder_but_not_the_other_way():
+    assert deepnorm_constants("encoder", 12, 6) != deepnorm_constants("encoder", 12, 7)
+    assert deepnorm_constants("decoder", 12, 6) == deepnorm_constants("decoder", 12, 7)
+
+
+def test_a_pair_of_deepnorms_names_both_halves():
+    assert [repr(one) for one in wirings.deepnorm().paired(12, 6)] == [
+        "deepnorm(kind='encoder', other_layers=6)",
+        "deepnorm(kind='decoder', other_layers=12)",
+    ]
+
+
+# Factors
+
+
+@pytest.mark.parametrize(
+    ("growth", "omega"),
+    # S = 24: by hand, 25/ln 25 = 7.76667; the root of 6.76667.
+    [("log", 2.60128), ("linear", 1.0), ("constant", 4.89898)],
+)
+def test_admin_without_data(growth, omega):
+    wiring = wirings.admin(profiled=False, growth=growth)
+    (row,) = set(wiring.rows(12))
+    assert row == Row(norm_out=True, a=Learned(row.a.init, per_feature=True))
+    assert row.a.init == pytest.approx(omega, abs=1e-5)
+    assert wiring.profile is None
+
+
+def test_admin_with_data_starts_at_one_and_is_measured():
+    wiring = wirings.admin()
+    assert set(wiring.rows(12)) == {Row(norm_out=True, a=Learned(1.0, per_feature=True))}
+    assert callable(wiring.profile)
+
+
+def test_skipinit_may_start_at_one_over_the_root_of_the_sublayers():
+    assert set(wirings.skipinit(None).rows(8)) == {Row(b=Learned(0.25))}
+    assert set(wirings.skipinit(0.5).rows(8)) == {Row(b=Learned(0.5))}
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "gamma"), [(1, 1e-4), (12, 1e-4), (23, 1e-4), (24, 1e-5), (35, 1e-5), (36, 1e-6), (48, 1e-6)]
+)
+def test_layer_scale_starts_as_in_the_code_of_cait(num_layers, gamma):
+    assert set(wirings.layer_scale().rows(num_layers)) == {Row(norm_in=True, b=Learned(gamma, per_feature=True))}
+    assert set(wirings.layer_scale(0.1).rows(num_layers)) == {Row(norm_in=True, b=Learned(0.1, per_feature=True))}
+    assert wirings.layer_scale().ends_in_norm(num_layers)
+
+
+@pytest.mark.parametrize(
+    ("wiring", "num_layers", "b"),
+    [
+        (wirings.depth_mup(), 16, 0.25),
+        (wirings.depth_mup(1.4), 64, 0.175),
+        (wirings.completep(), 16, 0.0625),
+        (wirings.completep(2.0), 64, 0.03125),
+    ],
+    ids=repr,
+)
+def test_what_is_added_shrinks_with_the_number_of_layers(wiring, num_layers, b):
+    assert set(wiring.rows(num_layers)) == {Row(norm_in=True, b=b)}
+    assert wiring.ends_in_norm(num_layers)
+
+
+def test_layernorm_scaling_divides_by_the_root_of_the_layers_number():
+    rows = wirings.layernorm_scaling().rows(16)
+    assert [rows[2 * (number - 1)].c for number in (1, 4, 9, 16)] == pytest.approx(
+        [1.0, 1 / 2, 1 / 3, 1 / 4], rel=1e-15
+    )
+    assert rows[::2] == rows[1::2]  # both sublayers of a layer
+    assert {(row.norm_in, row.norm_branch, row.norm_out, row.a, row.b) for row in rows} == {
+        (True, False, False, 1.0, 1.0)
+    }
+    assert wirings.layernorm_scaling().ends_in_norm(16)
+
+
+# Initialization
+
+
+def test_sandwich_starts_as_cogview():
+    for role, std in (("query", 0.02), ("up", 0.02), ("out", 0.02 / math.sqrt(24)), ("down", 0.02 / math.sqrt(24))):
+        assert draw(wirings.sandwich(), role) == Draw("normal", pytest.approx(std, rel=1e-15))
+
+
+@pytest.mark.parametrize("make", [wirings.pre_ln, wirings.post_ln])
+def test_pre_ln_and_post_ln_take_another_init(make):
+    assert draw(make(), "out") == Draw("xavier_uniform")
+    assert draw(make(init=gpt2), "out", num_layers=8) == Draw("normal", 0.005)
+    assert draw(make(init=RULES["depth_scaled"]), "out", layer=3) == Draw("xavier_uniform", 0.5)
+    assert draw(make(init=RULES["zero_out"]), "down").kind == "zeros"
+    assert draw(make(init=RULES["zero_out"]), "up") == Draw("xavier_uniform")
+
+
+@pytest.mark.parametrize(
+    ("drawn", "text", "std"),
+    [
+        (Draw("xavier_uniform"), "Xavier-uniform", math.sqrt(2 / 800)),
+        (Draw("xavier_uniform", 0.5), "Xavier-uniform, gain 0.5", 0.5 * math.sqrt(2 / 800)),
+        (Draw("xavier_normal", 0.1880), "Xavier-normal, gain 0.188", 0.188 * math.sqrt(2 / 800)),
+        (Draw("normal", 0.02), "normal, standard deviation 0.02", 0.02),
+        (Draw("zeros"), "zeros", 0.0),
+    ],
+)
+def test_a_draw_has_the_deviation_that_it_tells(drawn, text, std):
+    weight = torch.empty(300, 500, dtype=torch.float64)
+    drawn(weight)
+    assert str(drawn) == text
+    assert weight.std().item() == pytest.approx(std, rel=0.01)  # of 150000 draws: its own deviation is 0.2 %
+
+
+# By name
+
+
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_every_wiring_is_complete(name):
+    wiring = wirings.get(name, **EXAMPLES.get(name, {}))
+    assert wiring.name == name
+    assert wiring.source
+    assert wiring.use.endswith(".")
+    assert wiring == CONSTRUCTORS[name](**EXAMPLES.get(name, {}))
+    assert hash(wiring) == hash(CONSTRUCTORS[name](**EXAMPLES.get(name, {})))
+    described = inspect.getdoc(CONSTRUCTORS[name])
+    for option in inspect.signature(CONSTRUCTORS[name]).parameters:
+        assert f"{option}: " in described or option in ("k", "multiplier", "init"), option
+    for num_layers in (1, 2, 12, 100):
+        assert len(wiring.rows(num_layers)) == 2 * num_layers
+
+
+def test_every_gives_each_name_once():
+    assert [one.name for one in wirings.every()] == [*CONSTRUCTORS]
+
+
+def test_what_is_not_offered_says_why():
+    assert all(name and len(why) > 20 for name, why in NOT_OFFERED.items())
+    assert not {name.lower() for name in NOT_OFFERED} & {*CONSTRUCTORS}
+
+
+def test_given_takes_a_wiring_a_row_or_a_name():
+    assert wirings.given("pre_ln") == wirings.pre_ln()
+    assert wirings.given(wirings.pre_ln()) == wirings.pre_ln()
+    assert wirings.given(PRE).rows(3) == [PRE] * 6
+
+
+@pytest.mark.parametrize("wrong", [None, 3, wirings.pre_ln, ["pre_ln"]])
+def test_given_refuses_anything_else(wrong):
+    with pytest.raises(TypeError, match=r"expected a Wiring or a name, such as addnorm\.wirings\.pre_ln\(\)"):
+        wirings.given(wrong)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "name", "options"),
+    [
+        ("wiring is 'pre-ln', expected 'pre_ln'.", "pre-ln", {}),
+        ("wiring is 'DeepNorm', expected 'deepnorm'.", "DeepNorm", {}),
+        ("wiring is 'layerscale', expected 'layer_scale'.", "layerscale", {}),
+        (f"wiring is 'zzz', expected one of {', '.join(CONSTRUCTORS)}.", "zzz", {}),
+        ("mix_ln has no option 'alpha', expected k.", "mix_ln", {"alpha": 1}),
+        ("rezero has no option 'k', expected none.", "rezero", {"k": 1}),
+        (
+            "residual_multiplier needs its option 'multiplier': addnorm.wirings.residual_multiplier(multiplier=...).",
+            "residual_multiplier",
+            {},
+        ),
+    ],
+)
+def test_get_names_what_is_wrong(sentence, name, options):
+    with pytest.raises(ValueError, match=r"expected|needs") as refusal:
+        wirings.get(name, **options)
+    assert str(refusal.value) == sentence
+
+
+KINDS = "'encoder-only', 'decoder-only', 'encoder', 'decoder'"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "name", "options"),
+    [
+        (ValueError, f"kind is 'both', expected one of {KINDS}.", "deepnorm", {"kind": "both"}),
+        (ValueError, f"kind is ['encoder'], expected one of {KINDS}.", "deepnorm", {"kind": ["encoder"]}),
+        (
+            ValueError,
+            "other_layers is None, expected the number of decoder layers: the encoder's constants need it.",
+            "deepnorm",
+            {"kind": "encoder"},
+        ),
+        (
+            ValueError,
+            "other_layers is 6, expected None: a stack that is decoder-only has no other half.",
+            "deepnorm",
+            {"kind": "decoder-only", "other_layers": 6},
+        ),
+        (
+            ValueError,
+            "other_layers is 0, expected a whole number from 1.",
+            "deepnorm",
+            {"kind": "encoder", "other_layers": 0},
+        ),
+        (ValueError, "growth is 'exp', expected one of 'log', 'linear', 'constant'.", "admin", {"growth": "exp"}),
+        (TypeError, "profiled is 'no', expected True or False.", "admin", {"profiled": "no"}),
+        (ValueError, "alpha is inf, expected a finite number.", "skipinit", {"alpha": math.inf}),
+        (ValueError, "gamma is '1e-5', expected a finite number.", "layer_scale", {"gamma": "1e-5"}),
+        (ValueError, "multiplier is nan, expected a finite number.", "residual_multiplier", {"multiplier": math.nan}),
+        (ValueError, "k is None, expected a finite number.", "depth_mup", {"k": None}),
+        (ValueError, "k is True, expected a finite number.", "completep", {"k": True}),
+        (ValueError, "k is -1, expected a whole number from 0.", "mix_ln", {"k": -1}),
+        (ValueError, "k is 2.0, expected a whole number from 0.", "mix_ln", {"k": 2.0}),
+        (TypeError, "norm is 'layer', expected True or False.", "no_residual", {"norm": "layer"}),
+        (
+            ValueError,
+            "norms is 3, expected 1 (one for all sublayers of a layer) or 2 (one for each).",
+            "parallel",
+            {"norms": 3},
+        ),
+        (
+            TypeError,
+            "init is 'gpt2', expected a function of a role and a Place, as in addnorm.wirings.init.",
+            "pre_ln",
+            {"init": "gpt2"},
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(error, sentence, name, options):
+    with pytest.raises(error) as refusal:
+        wirings.get(name, **options)
+    assert str(refusal.value) == sentence

@@ -1,0 +1,156 @@
+"""A wiring as a drawing: what stands in it, that its wires are joined, that it fits a page."""
+
+import re
+
+import pytest
+
+from addnorm import Learned, Row, Wiring, wirings
+from addnorm.wirings.catalog import EXAMPLES
+from addnorm.wirings.drawing import WIDTH
+
+EVERY = [
+    *wirings.every(), wirings.parallel(2), wirings.no_residual(False), wirings.admin(False),
+    Wiring("all", Row(True, True, True, a=2.0, b=-0.1234, c=Learned(1.0)), final_norm=True, embedding_norm=True),
+    Wiring("long", Row(a=0.0001234, b=-0.0001234), embedding_norm=True),
+    Wiring("two", Row(norm_in=True, b=2.0, a=3.0), flow="two_streams"),
+    Wiring("up", Row(norm_out=True, b=2.0, a=3.0), flow="bottom_to_top", final_norm=True),
+    Wiring("side", Row(norm_branch=True, b=2.0, a=3.0), flow="parallel"),
+    Wiring("uneven", lambda at: Row(norm_in=at.sublayer == 0, b=1.0 + at.sublayer), flow="parallel"),
+    Wiring("sublayers", lambda at: Row(norm_in=at.sublayer == 0), final_norm=True),
+]  # fmt: skip
+
+
+def drawn(text):
+    return "\n".join(line[4:] for line in text.strip("\n").splitlines())
+
+
+@pytest.mark.parametrize(
+    ("wiring", "drawing"),
+    [
+        (wirings.pre_ln(), """
+                                           ┌───┐
+    x ──┬────────────────⊕──► x' ··· x_L ──┤ N ├──► y
+        │  ┌───┐  ┌───┐  │                 └───┘
+        └──┤ N ├──┤ f ├──┘
+           └───┘  └───┘
+"""),
+        (wirings.deepnorm(), """
+           ┌────┐     ┌───┐
+    x ──┬──┤ ×α ├──⊕──┤ N ├──► x'
+        │  └────┘  │  └───┘
+        │  ┌───┐   │
+        └──┤ f ├───┘
+           └───┘
+"""),
+        (wirings.no_residual(), """
+        ┌───┐  ┌───┐
+    x ──┤ f ├──┤ N ├──► x'
+        └───┘  └───┘
+"""),
+        (wirings.parallel(), """
+                                               ┌───┐
+    x ──┬────────────────────⊕──► x' ··· x_L ──┤ N ├──► y
+        │  ┌───┐    ┌─────┐  │                 └───┘
+        └──┤ N ├─┬──┤ f_1 ├──┤
+           └───┘ │  └─────┘  │
+                 │  ┌─────┐  │
+                 └──┤ f_2 ├──┘
+                    └─────┘
+"""),
+        (wirings.resi_dual(), """
+                     ┌───┐
+    u ──┬─────────⊕──┤ N ├──► u' ··· u ─────────⊕──► y
+        │  ┌───┐  │  └───┘                      │
+        └──┤ f ├──┤                             │
+           └───┘  │                      ┌───┐  │
+    v ────────────⊕─────────► v' ··· v ──┤ N ├──┘
+                                         └───┘
+"""),
+        (wirings.b2t(), """
+                       ┌───┐                          ┌───┐
+    x ──┬───────────⊕──┤ N ├──► h ──┬───────────⊕──⊕──┤ N ├──► x'
+        │  ┌─────┐  │  └───┘        │  ┌─────┐  │  │  └───┘
+        ├──┤ f_1 ├──┘               └──┤ f_2 ├──┘  │
+        │  └─────┘                     └─────┘     │
+        └──────────────────────────────────────────┘
+"""),
+        (wirings.mix_ln(), """
+    layers 1 to 3 of 12:
+
+                     ┌───┐
+    x ──┬─────────⊕──┤ N ├──► x'
+        │  ┌───┐  │  └───┘
+        └──┤ f ├──┘
+           └───┘
+
+    layers 4 to 12:
+
+                                           ┌───┐
+    x ──┬────────────────⊕──► x' ··· x_L ──┤ N ├──► y
+        │  ┌───┐  ┌───┐  │                 └───┘
+        └──┤ N ├──┤ f ├──┘
+           └───┘  └───┘
+"""),
+    ],
+    ids=lambda value: value.name if isinstance(value, Wiring) else "",
+)  # fmt: skip
+def test_it_looks_like_this(wiring, drawing):
+    assert wiring.draw() == drawn(drawing) == wirings.get(wiring.name).draw()
+
+
+@pytest.mark.parametrize("wiring", EVERY, ids=lambda wiring: wiring.name)
+def test_it_fits_a_page_without_trailing_blanks(wiring):
+    lines = wiring.draw().splitlines()
+    assert max(map(len, lines)) <= WIDTH == 78
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert any(line[0] != " " for line in lines if line)
+
+
+LEFT, RIGHT, UP, DOWN = "─┐┘┤┬┴┼⊕", "─┌└├┬┴┼⊕", "│└┘├┤┴┼⊕", "│┌┐├┤┬┼⊕"  # which have a wire on that side
+
+
+@pytest.mark.parametrize("wiring", EVERY, ids=lambda wiring: wiring.name)
+def test_every_wire_leads_somewhere(wiring):
+    lines = wiring.draw().splitlines()
+    cells = {(x, y): character for y, line in enumerate(lines) for x, character in enumerate(line)}
+
+    def at(x, y):
+        return cells.get((x, y), " ")
+
+    loose = []
+    for (x, y), character in cells.items():
+        if character in RIGHT and character != "⊕" and at(x + 1, y) not in LEFT + "►":
+            loose.append((x, y, character))
+        if character in LEFT and character != "⊕" and at(x - 1, y) not in RIGHT and at(x - 2, y) not in "xuvhL":
+            loose.append((x, y, character))
+        if character in DOWN and character != "⊕" and at(x, y + 1) not in UP:
+            loose.append((x, y, character))
+        if character in UP and character != "⊕" and at(x, y - 1) not in DOWN:
+            loose.append((x, y, character))
+    assert loose == []
+
+
+@pytest.mark.parametrize("name", [one.name for one in wirings.every() if one.flow == "rows"])
+def test_there_is_a_box_for_each_norm_and_factor_of_the_rows(name):
+    wiring = wirings.get(name, **EXAMPLES.get(name, {}))
+    rows = wiring.rows(12)
+    forms = {(row.norm_in, row.norm_branch, row.norm_out) for row in rows}
+    boxes = re.findall(r"┤ (\S+) ├", wiring.draw())
+    assert boxes.count("N") == sum(map(sum, forms)) + wiring.embedding_norm + wiring.ends_in_norm(12)
+    assert boxes.count("f") == len(forms)
+    factors = [factor for factor in (rows[-1].a, rows[-1].b, rows[-1].c) if factor not in (0.0, 1.0)]
+    vectors = [factor for factor in factors if isinstance(factor, Learned) and factor.per_feature]
+    assert sum(box[0] in "×⊙" for box in boxes) == len(factors)
+    assert sum(box[0] == "⊙" for box in boxes) == len(vectors)
+
+
+def test_parallel_branches_of_different_length_meet_at_the_same_add():
+    wiring = Wiring("uneven", lambda at: Row(norm_in=at.sublayer == 0, b=1.0 + at.sublayer), flow="parallel")
+    assert wiring.draw().splitlines()[2::3] == [
+        "    └──┤ N ├─┬──┤ f_1 ├──────────┤",
+        "             └──┤ f_2 ├──┤ ×2 ├──┘",
+    ]
+
+
+def test_the_name_of_a_wiring_says_nothing():
+    assert Wiring("post_ln", Row(norm_in=True), final_norm=True).draw() == wirings.pre_ln().draw()

@@ -1,0 +1,264 @@
+"""`wiring.init_(stack)`: each weight is drawn by its role and place, everything else starts at rest."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from addnorm import ResidualStack, wirings
+from addnorm.wirings.init import depth_scaled, gpt2, weight_roles, xavier_normal, zero_out
+from addnorm.wirings.spec import Place
+
+D, FF = 128, 512
+
+
+class Attention(nn.Module):
+    """Tells its roles."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(D, D) for _ in range(4))
+
+    def weight_roles(self):
+        return [(name, getattr(self, name).weight) for name in ("query", "key", "value", "out")]
+
+    def forward(self, x):
+        return self.out(self.value(x).mean(-2, keepdim=True).expand_as(x))
+
+
+def feed_forward():
+    return nn.Sequential(nn.Linear(D, FF), nn.ReLU(), nn.Linear(FF, D))
+
+
+def stack_of(num_layers, wiring, **options):
+    return ResidualStack([f() for _ in range(num_layers) for f in (Attention, feed_forward)], D, wiring, **options)
+
+
+def spoiled(stack):
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.fill_(7.0)
+    return stack
+
+
+def std(weight):
+    return float(weight.detach().double().std(correction=0))
+
+
+def near(expected, weight):
+    """Within five standard errors of a sample's standard deviation; a uniform's is smaller than a normal's."""
+    return abs(std(weight) - expected) < 5 * expected / math.sqrt(2 * weight.numel())
+
+
+def glorot(fan_in, fan_out):
+    return math.sqrt(2 / (fan_in + fan_out))
+
+
+def weights(stack):
+    """(role, layer from 1, weight) of every weight."""
+    for here in stack.connections:
+        for role, weight in weight_roles(here.sublayer):
+            yield role, here.place.number, weight
+
+
+EXPECTED = {  # wiring, and the standard deviation of a role in layer l of 8
+    "post_ln: Xavier's": (wirings.post_ln(), lambda role, layer, xavier: xavier),
+    "pre_ln: Xavier's": (wirings.pre_ln(), lambda role, layer, xavier: xavier),
+    "pre_ln, Xavier-normal": (wirings.pre_ln(init=xavier_normal), lambda role, layer, xavier: xavier),
+    "GPT-2: 0.02, and 0.02/sqrt(2L) where a sublayer ends": (
+        wirings.pre_ln(init=gpt2),
+        lambda role, layer, xavier: 0.02 / 4 if role in ("out", "down") else 0.02,
+    ),
+    "sandwich: the same": (
+        wirings.sandwich(),
+        lambda role, layer, xavier: 0.02 / 4 if role in ("out", "down") else 0.02,
+    ),
+    "DS-Init: Xavier's over sqrt(l)": (
+        wirings.post_ln(init=depth_scaled),
+        lambda role, layer, xavier: xavier / math.sqrt(layer),
+    ),
+    "DeepNorm: beta = (8L)^(-1/4) = 0.3536 but for queries and keys": (
+        wirings.deepnorm(),
+        lambda role, layer, xavier: xavier if role in ("query", "key") else 0.35355339 * xavier,
+    ),
+    "DeepNorm's encoder of 8 + 4 layers: 0.87 (8^4 * 4)^(-1/16)": (
+        wirings.deepnorm("encoder", other_layers=4),
+        lambda role, layer, xavier: xavier if role in ("query", "key") else 0.87 * 16384 ** (-1 / 16) * xavier,
+    ),
+    "DeepNorm's decoder of 8: (12 * 8)^(-1/4)": (
+        wirings.deepnorm("decoder"),
+        lambda role, layer, xavier: xavier if role in ("query", "key") else 96**-0.25 * xavier,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_weights_are_drawn_as_the_source_says(name):
+    wiring, expected = EXPECTED[name]
+    stack = spoiled(stack_of(8, wiring))
+    wiring.init_(stack)
+    for role, layer, weight in weights(stack):
+        fan_out, fan_in = weight.shape
+        assert near(expected(role, layer, glorot(fan_in, fan_out)), weight), (role, layer)
+    assert len({weight[0, 0].item() for _, _, weight in weights(stack)}) == 8 * 6  # each drawn for itself
+
+
+def test_zero_out_makes_every_write_zero():
+    wiring = wirings.pre_ln(init=zero_out)
+    stack = spoiled(stack_of(3, wiring))
+    wiring.init_(stack)
+    x = torch.randn(2, 5, D)
+    assert all(not write.any() for write in stack.unroll(x).writes)
+
+
+def test_biases_become_zero_norms_one_and_factors_start():
+    for wiring in (wirings.layer_scale(0.1), wirings.rezero(), wirings.peri_ln(), wirings.admin(profiled=False)):
+        stack = spoiled(stack_of(8, wiring))
+        wiring.init_(stack)
+        fresh = stack_of(8, wiring)
+        state = stack.state_dict()
+        for name, value in fresh.state_dict().items():
+            if "sublayer" not in name:
+                assert torch.equal(state[name], value), name
+            elif name.endswith("bias"):
+                assert not state[name].any(), name
+
+
+def test_multihead_attention_is_known_and_its_packed_projection_is_drawn_by_parts():
+    attention = nn.MultiheadAttention(D, 4)
+    roles = dict(weight_roles(attention))
+    assert set(roles) == {"query", "key", "value", "out"}
+
+    def call(x):
+        return attention(x, x, x)[0]
+
+    call.weight_roles = lambda: weight_roles(attention)
+    stack = ResidualStack([call, feed_forward()], D, wirings.deepnorm())
+    stack.wiring.init_(stack)
+    beta = (8 * 1) ** -0.25
+    assert near(glorot(D, D), attention.in_proj_weight[:D])
+    assert near(beta * glorot(D, D), attention.in_proj_weight[2 * D :])
+    other = nn.MultiheadAttention(D, 4, kdim=32, vdim=16)  # its projections apart
+    assert [weight.shape[1] for _, weight in weight_roles(other)] == [D, 32, 16, D]
+
+
+def test_a_chain_of_linears_ends_in_its_down_projection():
+    chain = nn.Sequential(nn.Linear(D, FF), nn.LayerNorm(FF), nn.Linear(FF, FF), nn.GELU(), nn.Linear(FF, D))
+    assert [role for role, _ in weight_roles(chain)] == ["up", "up", "down"]
+    assert [role for role, _ in weight_roles(nn.Linear(D, D))] == ["down"]
+    assert list(weight_roles(nn.Identity())) == list(weight_roles(torch.tanh)) == []
+
+
+class Mixer(nn.Module):
+    """Does not tell its roles."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(D, D))
+
+    def forward(self, x):
+        return x @ self.table
+
+
+def test_where_roles_do_not_matter_they_need_not_be_told():
+    stack = spoiled(ResidualStack([Mixer()], D, "pre_ln"))
+    stack.wiring.init_(stack)
+    assert near(glorot(D, D), stack.connections[0].sublayer.first.weight)
+
+
+@pytest.mark.parametrize("wiring", [wirings.deepnorm(), wirings.pre_ln(init=gpt2), wirings.pre_ln(init=zero_out)])
+def test_where_they_matter_an_unknown_role_is_refused_and_nothing_is_drawn(wiring):
+    stack = spoiled(ResidualStack([feed_forward(), Mixer()], D, wiring))
+    with pytest.raises(ValueError, match=r"sublayers\[1\] \(Mixer\) does not tell the roles of its weights"):
+        wiring.init_(stack)
+    assert all(bool((p == 7).all()) for p in stack.parameters())
+
+
+def test_a_parameter_that_is_no_projection_is_refused():
+    stack = ResidualStack([Table()], D, "pre_ln")
+    with pytest.raises(ValueError, match="Table has the parameter 'table', whose role is not known"):
+        stack.wiring.init_(stack)
+
+
+def test_a_stack_of_another_wiring_and_what_is_no_stack_are_refused():
+    with pytest.raises(ValueError, match="stack was built with pre_ln"):
+        wirings.deepnorm().init_(stack_of(1, "pre_ln"))
+    with pytest.raises(TypeError, match="stack is a Linear, expected a ResidualStack"):
+        wirings.pre_ln().init_(nn.Linear(2, 2))
+
+
+# Admin: measured
+
+
+def test_admin_measures_omega_by_its_recurrence():
+    wiring = wirings.admin()
+    stack = stack_of(4, wiring, elementwise_affine=False, dropout=0.5).double()
+    x = nn.functional.layer_norm(torch.randn(8, 16, D, dtype=torch.float64), (D,))
+    wiring.init_(stack, x)
+    assert stack.training
+    omega = 1.0
+    for here in stack.connections:
+        assert here.a.shape == (D,)
+        torch.testing.assert_close(here.a, torch.full_like(here.a, omega))
+        with torch.no_grad():
+            f = here.sublayer(x)
+            z = omega * x + f
+            omega = float((omega**2 * x.var(correction=0) + f.var(correction=0)).sqrt())
+            x = nn.functional.layer_norm(z, (D,))
+    assert omega > 1.5  # each sublayer adds its variance
+
+
+def test_omega_is_about_the_root_of_the_sum_of_the_variances():
+    wiring = wirings.admin()
+    stack = stack_of(6, wiring)
+    x = nn.functional.layer_norm(torch.randn(8, 16, D), (D,))
+    wiring.init_(stack, x)
+    variances, omegas = [], [float(here.a.detach()[0]) for here in stack.connections]
+    for here in stack.connections:
+        here.sublayer.register_forward_hook(lambda module, args, out: variances.append(float(out.detach().var())))
+    stack.eval()(x)
+    for i, omega in enumerate(omegas):
+        assert omega == pytest.approx(math.sqrt(1 + sum(variances[:i])), rel=1e-4)
+
+
+def test_admin_needs_data_and_leaves_the_stack_alone_where_it_cannot_measure():
+    wiring = wirings.admin()
+    stack = stack_of(2, wiring)
+    with pytest.raises(TypeError, match=r"admin measures its factors: give init_ what the stack is called with"):
+        wiring.init_(stack)
+    with pytest.raises(ValueError, match="sublayer 0 an output that is not finite"):
+        wiring.init_(stack, torch.full((2, 3, D), math.inf))
+    assert all(torch.equal(here.a, torch.ones(D)) for here in stack.connections)
+    assert stack.training
+
+
+@pytest.mark.parametrize(
+    ("growth", "omega"), [("log", math.sqrt(13 / math.log(13) - 1)), ("linear", 1.0), ("constant", math.sqrt(12))]
+)
+def test_admin_without_data_goes_by_the_number_of_sublayers(growth, omega):
+    wiring = wirings.admin(profiled=False, growth=growth)
+    stack = spoiled(stack_of(6, wiring))
+    wiring.init_(stack)
+    for here in stack.connections:
+        torch.testing.assert_close(here.a.detach(), torch.full((D,), omega))
+
+
+def test_a_rule_of_ones_own():
+    def tiny(role, at: Place, **options):
+        return wirings.pre_ln().init(role, at)._replace(gain=0.1 * at.number)
+
+    wiring = wirings.pre_ln(init=tiny)
+    stack = spoiled(stack_of(3, wiring))
+    wiring.init_(stack)
+    for _, layer, weight in weights(stack):
+        assert near(0.1 * layer * glorot(*weight.shape), weight)

@@ -1,0 +1,273 @@
+"""Row, Learned, Place, Wiring: data that can be compared, hashed, printed, and that refuses what makes no sense."""
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from addnorm import Learned, Row, Wiring, wirings
+from addnorm.nn import Place
+from addnorm.wirings.init import gpt2, xavier
+
+INF, NAN = float("inf"), float("nan")
+
+
+def fading(at):
+    return Row(norm_in=True, b=1 / at.number)
+
+
+# Row and Learned
+
+
+def test_a_row_is_frozen_and_equal_to_one_with_the_same_fields():
+    row = Row(norm_in=True, b=2)
+    with pytest.raises(FrozenInstanceError):
+        row.b = 3.0
+    assert row == Row(norm_in=True, b=2.0)
+    assert hash(row) == hash(Row(norm_in=True, b=2.0))
+    assert row not in {Row(norm_in=True), Row(norm_branch=True, b=2.0), Row(norm_in=True, b=Learned(2.0))}
+
+
+def test_constants_become_python_floats():
+    row = Row(a=2, b=True + 1, c=3)
+    assert [(type(value), value) for value in (row.a, row.b, row.c)] == [(float, 2.0), (float, 2.0), (float, 3.0)]
+    assert type(Learned(0).init) is float
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("Row()", Row()),
+        ("Row(norm_in=True, b=0.5)", Row(norm_in=True, b=0.5)),
+        ("Row(norm_out=True, a=Learned(init=0.0, per_feature=True))", Row(norm_out=True, a=Learned(0.0, True))),
+        ("Learned(init=1.0, shared=True)", Learned(1.0, shared=True)),
+    ],
+)
+def test_repr_is_what_one_writes_to_make_it(written, value):
+    assert repr(value) == written
+    assert eval(written) == value
+
+
+def test_rows_and_wirings_survive_pickle_and_copies():
+    for one in (Row(b=Learned(0.5)), Place(0, 1, 2, 2), *wirings.every()):
+        assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
+
+
+@pytest.mark.parametrize(
+    ("is_sum", "row"),
+    [
+        (True, Row()),
+        (True, Row(norm_in=True, norm_branch=True, b=0.1, c=Learned(2.0))),
+        (False, Row(norm_out=True)),
+        (False, Row(a=0.0)),
+        (False, Row(a=2.0)),
+        (False, Row(a=Learned(1.0))),  # it is 1 only before training
+    ],
+)
+def test_the_stream_is_a_sum_where_it_is_passed_on_as_it_is(is_sum, row):
+    assert row.is_sum is is_sum
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "options"),
+    [
+        (TypeError, "norm_in is 1, expected True or False: whether that norm stands.", {"norm_in": 1}),
+        (TypeError, "norm_out is None, expected True or False: whether that norm stands.", {"norm_out": None}),
+        (
+            ValueError,
+            "b is 0, expected another number: the sublayer would never write; for a start at zero use Learned(0.0).",
+            {"b": 0},
+        ),
+        (
+            ValueError,
+            "c is 0, expected another number: the sublayer would read only zeros; for a start at zero use Learned(0.0).",
+            {"c": -0.0},
+        ),
+        *[
+            (
+                ValueError,
+                f"{name} is {value!r}, expected a finite number, or Learned(...) for a factor that trains.",
+                {name: value},
+            )
+            for name in "abc"
+            for value in (NAN, INF, -INF, "2", None, True, 1j, 10**400)
+        ],
+    ],
+)
+def test_a_row_refuses_nonsense(error, sentence, options):
+    with pytest.raises(error) as refusal:
+        Row(**options)
+    assert str(refusal.value) == sentence
+
+
+def test_a_row_without_a_residual_connection_is_no_nonsense():
+    assert str(Row(a=0)) == "x' = f(x)"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "options"),
+    [
+        (ValueError, "init is nan, expected a finite number.", {"init": NAN}),
+        (ValueError, "init is True, expected a finite number.", {"init": True}),
+        (TypeError, "per_feature is 8, expected True or False.", {"init": 1.0, "per_feature": 8}),
+        (TypeError, "shared is 'layer', expected True or False.", {"init": 1.0, "shared": "layer"}),
+    ],
+)
+def test_learned_refuses_nonsense(error, sentence, options):
+    with pytest.raises(error) as refusal:
+        Learned(**options)
+    assert str(refusal.value) == sentence
+
+
+def test_a_place_counts_from_zero_and_its_number_from_one():
+    at = Place(layer=2, sublayer=1, num_layers=6, sublayers_per_layer=3)
+    assert (at.number, at.n_sublayers) == (3, 18)
+
+
+# Wiring
+
+
+def test_a_wiring_is_frozen_equal_and_hashable():
+    mine = Wiring("mine", fading, options={}, symbols={"b": ("β", "1/l")})
+    with pytest.raises(FrozenInstanceError):
+        mine.name = "yours"
+    assert mine == Wiring("mine", fading, symbols=(("b", ("β", "1/l")),))
+    assert len({mine, Wiring("mine", fading, symbols={"b": ("β", "1/l")}), Wiring("mine", fading)}) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "other"}, {"rule": Row()}, {"final_norm": True}, {"embedding_norm": True}, {"init": gpt2},
+        {"flow": "parallel"}, {"options": {"k": 1}}, {"symbols": {"a": ("α", "")}}, {"source": "x"}, {"use": "x"},
+    ],
+)  # fmt: skip
+def test_wirings_differ_if_anything_does(change):
+    assert Wiring(**{"name": "mine", "rule": fading, **change}) != Wiring("mine", fading)
+
+
+def test_a_row_stands_for_every_sublayer_and_a_rule_is_asked_for_each():
+    assert Wiring("mine", Row(b=2.0)).rows(3) == [Row(b=2.0)] * 6
+    asked = []
+
+    def rule(at, k):
+        asked.append((at, k))
+        return Row(b=at.number * k)
+
+    mine = Wiring("mine", rule, options={"k": 10})
+    assert [row.b for row in mine.rows(2, 3)] == [10.0] * 3 + [20.0] * 3
+    assert asked == [(Place(layer, sublayer, 2, 3), 10) for layer in (0, 1) for sublayer in (0, 1, 2)]
+    assert mine.row(1, 2, num_layers=2, sublayers_per_layer=3) == Row(b=20.0)
+
+
+def test_the_final_norm_may_depend_on_the_number_of_layers():
+    assert Wiring("mine", Row(), final_norm=True).ends_in_norm(3) is True
+    mine = Wiring("mine", fading_from, final_norm=lambda num_layers, k: num_layers > k, options={"k": 4})
+    assert (mine.ends_in_norm(4), mine.ends_in_norm(5)) == (False, True)
+
+
+def fading_from(at, k):
+    return Row(b=1 / max(1, at.number - k))
+
+
+def test_a_wiring_without_a_pair_is_that_of_both_stacks():
+    mine = Wiring("mine", Row())
+    assert mine.paired(6, 6) == (mine, mine)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "options"),
+    [
+        (TypeError, "name is '', expected a text: what the wiring is called.", {"name": ""}),
+        (TypeError, "name is 3, expected a text: what the wiring is called.", {"name": 3}),
+        (
+            TypeError,
+            "rule is 'pre_ln', expected a Row, or a function that gives the Row of a Place.",
+            {"rule": "pre_ln"},
+        ),
+        (
+            TypeError,
+            "final_norm is 1, expected True or False, or a function of the number of layers.",
+            {"final_norm": 1},
+        ),
+        (TypeError, "embedding_norm is 'layer', expected True or False.", {"embedding_norm": "layer"}),
+        (
+            TypeError,
+            "init is 'gpt2', expected a function of a role and a Place, as in addnorm.wirings.init.",
+            {"init": "gpt2"},
+        ),
+        (
+            ValueError,
+            "flow is 'serial', expected one of 'rows', 'parallel', 'two_streams', 'bottom_to_top'.",
+            {"flow": "serial"},
+        ),
+        (ValueError, "a key of symbols is 'd', expected one of 'a', 'b', 'c'.", {"symbols": {"d": ("δ", "")}}),
+    ],
+)
+def test_a_wiring_refuses_nonsense(error, sentence, options):
+    with pytest.raises(error) as refusal:
+        Wiring(**{"name": "mine", "rule": Row(), **options})
+    assert str(refusal.value) == sentence
+
+
+def test_a_rule_that_gives_no_row_is_named():
+    with pytest.raises(TypeError) as refusal:
+        Wiring("mine", lambda at: {"b": 1.0}).row(0, 1, num_layers=2)
+    place = "Place(layer=0, sublayer=1, num_layers=2, sublayers_per_layer=2)"
+    assert str(refusal.value) == f"the rule of wiring 'mine' gave {{'b': 1.0}} for {place}, expected a Row."
+
+
+@pytest.mark.parametrize(("layer", "sublayer"), [(4, 0), (-1, 0), (0, 2), (0, -1)])
+def test_a_place_outside_of_the_stack_is_refused(layer, sublayer):
+    with pytest.raises(
+        ValueError, match=f"^layer {layer} of 4, sublayer {sublayer} of 2: expected each below its number"
+    ):
+        wirings.pre_ln().row(layer, sublayer, num_layers=4)
+
+
+@pytest.mark.parametrize("num_layers", [0, -1, 1.5, "12", True])
+def test_an_equation_of_no_layers_is_refused(num_layers):
+    with pytest.raises(ValueError, match=f"^num_layers is {num_layers!r}, expected a whole number from 1.$"):
+        wirings.pre_ln().equation(num_layers)
+
+
+# Printed
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "pre_ln()", "pre_ln(init=gpt2)", "deepnorm()", "deepnorm(kind='encoder', other_layers=6)", "mix_ln(k=3)",
+        "layer_scale(gamma=0.1)", "residual_multiplier(multiplier=0.22)", "parallel(norms=2)", "admin(profiled=False)",
+        "no_residual(norm=False)",
+    ],
+)  # fmt: skip
+def test_repr_is_the_call_of_the_constructor(written):
+    wiring = eval(written, {**vars(wirings), "gpt2": gpt2})
+    assert repr(wiring) == written
+
+
+def test_repr_can_be_evaluated_for_every_wiring():
+    for wiring in wirings.every():
+        assert eval(repr(wiring), dict(vars(wirings))) == wiring
+
+
+def test_repr_of_ones_own_has_the_fields_that_were_given():
+    assert repr(Wiring("mine", Row(b=2.0), final_norm=True)) == "Wiring(name='mine', rule=Row(b=2.0), final_norm=True)"
+    assert repr(Wiring("mine", fading, init=gpt2)) == "Wiring(name='mine', rule=fading, init=gpt2)"
+
+
+def test_repr_of_one_that_only_has_a_known_name_does_not_pretend():
+    assert repr(Wiring("pre_ln", Row(b=2.0))) == "Wiring(name='pre_ln', rule=Row(b=2.0))"
+    other_options = Wiring("mix_ln", fading_from, options={"k": "x"})
+    assert repr(other_options) == "Wiring(name='mix_ln', rule=fading_from, options=(('k', 'x'),))"
+
+
+def test_str_is_name_and_equation_in_one_line():
+    assert str(wirings.pre_ln()) == "pre_ln: x' = x + f(N(x)),   y = N(x_L)"
+    assert len(str(wirings.mix_ln()).splitlines()) == 1
+
+
+def test_the_default_init_is_xavier():
+    assert Wiring("mine", Row()).init is xavier
