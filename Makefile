@@ -3,6 +3,7 @@
 # make test-all  the slow tests too
 # make fuzz      random calls for SECONDS=60, judged against float64
 # make sanitize  the kernels under AddressSanitizer and UBSan: the table, and random calls for SECONDS
+# make mutants   plant faults one at a time, each against the tests of its area; under an hour, continues after an interrupt
 # make bench     the benchmark; writes benchmarks/results/
 # make gpu       on a machine with a GPU: the tests on it, under a checker of memory where there is one, and the benchmark
 #
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # A thread that waits for another one of its process gives its core to the other processes, instead of turning on it.
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest $(PARALLEL)
 
-.PHONY: demo test test-all lint fuzz sanitize bench gpu clean
+.PHONY: demo test test-all lint fuzz sanitize mutants bench gpu clean
 
 demo: $(VENV)/.done
 	$(BIN)/addnorm demo
@@ -42,6 +43,9 @@ sanitize: build/sanitize/_C.so
 
 build/sanitize/_C.so: $(wildcard csrc/*) tests/support/sanitize.py setup.py | $(VENV)/.done
 	PYTHONPATH=tests $(BIN)/python tests/support/sanitize.py build $@
+
+mutants: $(VENV)/.done
+	PYTHONPATH=tests $(BIN)/python tests/mutants/run.py
 
 bench: $(VENV)/.done
 	$(BIN)/python benchmarks/bench_functional.py

@@ -1,0 +1,357 @@
+"""Planted faults as data: each is one small, realistic error, wrong on supported input, that the tests of its area must find.
+
+A fault replaces `old`, which occurs exactly once in `file`, by `new`. `AREAS` has the tests of each area: runs of pytest, the fast
+one first, each a few patterns of files or folders. Code that a fault is about may change: change the fault with it.
+"""
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """One planted fault."""
+
+    id: str
+    area: str
+    file: str
+    old: str
+    new: str
+
+
+AREAS = {
+    "forward": ("tests/functional/test_edges.py tests/functional/test_functional.py",
+                "tests/ops/test_cpu*.py tests/functional/test_properties.py"),
+    "backward": ("tests/ops/test_autograd.py", "tests/ops/test_cpu*.py tests/functional/test_[lp]*.py"),
+    "dropout": ("tests/ops/test_philox.py tests/ops/test_cpu_options.py tests/ops/test_autograd.py", "tests/functional/test_fuzz.py"),
+    "options": ("tests/ops/test_cpu_options.py tests/functional/test_functional.py",
+                "tests/ops/test_autograd.py tests/functional/test_fuzz.py"),
+    "casting": ("tests/functional/test_functional.py tests/functional/test_reference.py",
+                "tests/ops/test_cpu_options.py tests/functional/test_fuzz.py"),
+    "dtypes": ("tests/functional/test_functional.py tests/ops/test_dispatch.py tests/ops/test_schema.py",
+               "tests/ops/test_cpu_options.py"),
+    "in_place": ("tests/functional/test_inplace*.py tests/ops/test_aliasing.py",),
+    "autocast": ("tests/ops/test_autocast.py tests/functional/test_functional.py",),
+    "validation": ("tests/ops/test_validation.py tests/functional/test_functional.py tests/functional/test_inplace*.py",),
+    "triton": ("tests/ops/triton/test_kernels.py",),
+    "attention": ("tests/nn/test_attention.py tests/nn/test_cache.py tests/nn/test_transformer*.py",),
+    "from_torch": ("tests/nn/test_from_torch*.py",),
+    "stack": ("tests/nn/test_stack*.py", "tests/nn/test_executor.py tests/wirings/test_equivalences.py"),
+    "wirings": ("tests/wirings/test_catalog.py tests/wirings/test_init.py tests/wirings/test_spec.py", "tests/nn/test_claims.py"),
+    "equation": ("tests/wirings", "tests/cli/test_wirings.py"),
+    "trace": ("tests/trace",),
+    "finder": ("tests/stream/find",),
+    "record": ("tests/stream/record/test_record*.py",),
+    "decompose": ("tests/stream/test_decompose.py",),
+    "ablate": ("tests/stream/test_ablate*.py",),
+    "proof": ("tests/fusion/test_proof*.py tests/fusion/test_rng_replay.py",),
+    "fuse": ("tests/fusion/test_pattern.py tests/fusion/test_hostile.py", "tests/fusion/test_fuse*.py tests/fusion/test_families.py"),
+    "lab_data": ("tests/lab/test_data.py tests/lab/test_run.py tests/lab/test_train.py",),
+    "lab_verdict": ("tests/lab/test_verdict.py tests/lab/test_theory.py", "tests/lab/test_compare.py"),
+    "lab_store": ("tests/lab/test_result_store.py", "tests/lab/test_compare.py"),
+    "report": ("tests/report",),
+    "server": ("tests/explorer/test_scheduler.py tests/explorer/test_server*.py",),
+    "pages": ("tests/explorer/test_trace*.py", "tests/explorer/test_stack.py tests/explorer/test_r*_page.py"),
+    "cli": ("tests/cli/test_cli.py tests/cli/test_record.py", "tests/cli/test_stream.py tests/cli/test_fuse.py"),
+}  # fmt: skip
+
+FAULTS = (
+    Fault(
+        "two-pass-mean-sign", "forward", "csrc/forward-inl.h",
+        "static_cast<real>(static_cast<double>(mean) + left)",
+        "static_cast<real>(static_cast<double>(mean) - left)",
+    ),
+    Fault(
+        "tail-lanes-counted", "forward", "csrc/forward-inl.h",
+        "t = keep_first(sub(t, k), n);",
+        "t = sub(t, k);",
+    ),
+    Fault(
+        "chunk-sums-overwritten", "backward", "csrc/backward-inl.h",
+        "store(block_sums + j, add(load(block_sums + j), load(chunk_sums + j)))",
+        "store(block_sums + j, load(chunk_sums + j))",
+    ),
+    Fault(
+        "last-block-not-summed", "backward", "csrc/backward-inl.h",
+        "for (int64_t b = 0; b + step < count; b += 2 * step)",
+        "for (int64_t b = 0; b + step + 1 < count; b += 2 * step)",
+    ),
+    Fault(
+        "mask-of-odd-rows", "dropout", "csrc/memory-inl.h",
+        "shift = static_cast<int>(first & 3);",
+        "shift = 0;",
+    ),
+    Fault(
+        "philox-counter-32-bits", "dropout", "csrc/philox-inl.h",
+        "c[b][1] = upper(c[b][0]);",
+        "c[b][1] = spread(0);",
+    ),
+    Fault(
+        "layer-scale-gradient-without-row-scale", "options", "csrc/backward-inl.h",
+        "dlayer = add(dlayer, mul(u, row_gain[r]));",
+        "dlayer = add(dlayer, u);",
+    ),
+    Fault(
+        "row-scale-gradient-without-layer-scale", "options", "csrc/backward-inl.h",
+        "PART ? keep_first(mul(u, layer), n) : mul(u, layer)",
+        "PART ? keep_first(u, n) : u",
+    ),
+    Fault(
+        "residual-gradient-without-scale", "options", "csrc/backward-inl.h",
+        "dresidual[r].template set<PART>(i, mul(t[r], scale), n)",
+        "dresidual[r].template set<PART>(i, t[r], n)",
+    ),
+    Fault(
+        "branch-bias-after-dropout", "options", "csrc/forward-inl.h",
+        "    if (branch_bias != nullptr) u = add(u, load_some<PART>(branch_bias + i, n));\n    if (mask) u = mask.apply(u, i);\n",
+        "    if (mask) u = mask.apply(u, i);\n    if (branch_bias != nullptr) u = add(u, load_some<PART>(branch_bias + i, n));\n",
+    ),
+    Fault(
+        "weight-offset-not-in-backward", "options", "csrc/backward.cpp",
+        "shape.d, a.wide, weight_offset) : scale.ones",
+        "shape.d, a.wide, 0.0) : scale.ones",
+    ),
+    Fault(
+        "second-derivative-without-eps", "backward", "src/addnorm/ops/autograd.py",
+        'reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)',
+        'reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", 0.0)',
+    ),
+    Fault(
+        "one-gradient-despite-dropout", "dropout", "src/addnorm/ops/autograd.py",
+        "            and dropout_p == 0.0\n            and residual_scale is",
+        "            and residual_scale is",
+    ),
+    Fault(
+        "casting-without-add", "casting", "src/addnorm/functional.py",
+        'and out_dtype is None and casting == "float32":',
+        "and out_dtype is None:",
+    ),
+    Fault(
+        "eps-of-the-residual", "dtypes", "src/addnorm/ops/dispatch.py",
+        "dtype=residual_dtype or residual.dtype)).eps",
+        "dtype=residual.dtype)).eps",
+    ),
+    Fault(
+        "fake-output-dtype", "dtypes", "src/addnorm/ops/schema.py",
+        "y_dtype = out_dtype or (residual if branch is None else branch).dtype",
+        "y_dtype = out_dtype or residual.dtype",
+    ),
+    Fault(
+        "normalized-shape-last-only", "validation", "src/addnorm/ops/validation.py",
+        "if tuple(residual.shape[-len(normalized_shape) :]) != normalized_shape:",
+        "if residual.shape[-1] != normalized_shape[-1]:",
+    ),
+    Fault(
+        "version-of-y-not-counted", "in_place", "src/addnorm/ops/out.py",
+        "[y] if z is None else [z] if y is None else [y, z]",
+        "[y] if z is None else [z]",
+    ),
+    Fault(
+        "neighbours-share-memory", "in_place", "src/addnorm/ops/aliasing.py",
+        "(a_starts[before.clamp(min=0)] + a_bytes > b_starts)",
+        "(a_starts[before.clamp(min=0)] + a_bytes >= b_starts)",
+    ),
+    Fault(
+        "autocast-residual-dtype", "autocast", "src/addnorm/ops/autocast.py",
+        'z_dtype = arguments.get("residual_dtype") or residual.dtype',
+        "z_dtype = residual.dtype",
+    ),
+    Fault(
+        "triton-dropout-words", "triton", "src/addnorm/ops/triton/tiles.py",
+        "tl.join(tl.join(w0, w2), tl.join(w1, w3))",
+        "tl.join(tl.join(w0, w1), tl.join(w2, w3))",
+    ),
+    Fault(
+        "causal-mask-with-cache", "attention", "src/addnorm/nn/masks.py",
+        ".tril(n_keys - n_queries)",
+        ".tril()",
+    ),
+    Fault(
+        "memory-not-reordered", "attention", "src/addnorm/nn/cache.py",
+        "= source, pairs.index_select(0, index)",
+        "= source, pairs",
+    ),
+    Fault(
+        "memory-of-another-call", "attention", "src/addnorm/nn/cache.py",
+        "if kept is None or (memory is not None and not _same(memory, kept[0])):",
+        "if kept is None:",
+    ),
+    Fault(
+        "from-torch-eps", "from_torch", "src/addnorm/nn/from_torch.py",
+        "LayerNorm(d, theirs.eps, theirs.elementwise_affine",
+        "LayerNorm(d, 1e-5, theirs.elementwise_affine",
+    ),
+    Fault(
+        "two-masks-for-two-streams", "stack", "src/addnorm/nn/schedules.py",
+        "options = seeded(run.options(here, u), u)",
+        "options = run.options(here, u)",
+    ),
+    Fault(
+        "deepnorm-encoder-alpha", "wirings", "src/addnorm/wirings/catalog.py",
+        "0.81 * (n**4 * m) ** (1 / 16)",
+        "0.81 * (n * m**4) ** (1 / 16)",
+    ),
+    Fault(
+        "mix-ln-one-layer-more", "wirings", "src/addnorm/wirings/catalog.py",
+        "POST if at.layer < _mix_ln_k(",
+        "POST if at.layer <= _mix_ln_k(",
+    ),
+    Fault(
+        "gpt2-depth-in-layers", "wirings", "src/addnorm/wirings/init.py",
+        "0.02 / math.sqrt(at.n_sublayers)",
+        "0.02 / math.sqrt(at.n_layers)",
+    ),
+    Fault(
+        "equation-first-layer", "equation", "src/addnorm/wirings/equation.py",
+        'f"{begin + 1} to {end}"',
+        'f"{begin} to {end}"',
+    ),
+    Fault(
+        "trace-projection-by-d", "trace", "src/addnorm/trace/follow.py",
+        "p = _over(_sum(products), rule.count)",
+        "p = _over(_sum(products), d)",
+    ),
+    Fault(
+        "lerp-operands-swapped", "finder", "src/addnorm/stream/find/ops.py",
+        "(Term(args[0], 1.0 - weight), Term(args[1], weight))",
+        "(Term(args[0], weight), Term(args[1], 1.0 - weight))",
+    ),
+    Fault(
+        "doubling-is-an-add", "finder", "src/addnorm/stream/find/adds.py",
+        "if kept is None or kept.source in multiples:",
+        "if kept is None:",
+    ),
+    Fault(
+        "unbiased-norm-as-biased", "finder", "src/addnorm/stream/find/norm.py",
+        "x.var(-1, correction=int(self.unbiased), keepdim=True)",
+        "x.var(-1, correction=0, keepdim=True)",
+    ),
+    Fault(
+        "closure-tolerance", "finder", "src/addnorm/stream/find/closure.py",
+        "torch.float32: 1e-5,",
+        "torch.float32: 1e-2,",
+    ),
+    Fault(
+        "mix-ln-named-by-layer", "finder", "src/addnorm/stream/find/naming.py",
+        "wirings.mix_ln(max(post) + 1)",
+        "wirings.mix_ln(max(post))",
+    ),
+    Fault(
+        "similarity-pairs", "record", "src/addnorm/stream/record/statistics.py",
+        "pairs = (counts * (counts - 1))[some]",
+        "pairs = (counts * counts)[some]",
+    ),
+    Fault(
+        "padding-counts-as-unchanged", "record", "src/addnorm/stream/record/statistics.py",
+        "dots, same = dots[mask], same[mask]",
+        "dots = dots[mask]",
+    ),
+    Fault(
+        "every-counts-forwards", "record", "src/addnorm/stream/record/recorder.py",
+        "if step % self.every:",
+        "if number % self.every:",
+    ),
+    Fault(
+        "lens-norms-swapped", "decompose", "src/addnorm/stream/decompose.py",
+        'if norm == "frozen" else x)',
+        'if norm == "recompute" else x)',
+    ),
+    Fault(
+        "mean-write-of-one-sample", "ablate", "src/addnorm/stream/ablate.py",
+        "tokens = [*range(write.dim() - 1)]",
+        "tokens = [*range(1, write.dim() - 1)]",
+    ),
+    Fault(
+        "proof-tolerance", "proof", "src/addnorm/fusion/tolerance.py",
+        "\nTIMES = 2  #",
+        "\nTIMES = 200  #",
+    ),
+    Fault(
+        "random-numbers-in-another-order", "proof", "src/addnorm/fusion/rng_replay.py",
+        "torch.empty_strided(tensor.shape, tensor.stride(), dtype=self.dtype",
+        "torch.empty(tensor.shape, dtype=self.dtype",
+    ),
+    Fault(
+        "add-with-a-factor-fused", "fuse", "src/addnorm/fusion/pattern.py",
+        'if op.name != "add" or any(term.factor != 1.0 or term.scale is not None for term in terms):',
+        'if op.name != "add" or any(term.scale is not None for term in terms):',
+    ),
+    Fault(
+        "rounding-order-not-told-apart", "fuse", "src/addnorm/fusion/call.py",
+        "\nFLIPPED = 1e-2  #",
+        "\nFLIPPED = 0.9  #",
+    ),
+    Fault(
+        "batch-seeds-collide", "lab_data", "src/addnorm/lab/data.py",
+        'f"{seed}, {step}"',
+        'f"{seed + step}"',
+    ),
+    Fault(
+        "resumed-without-optimizer", "lab_data", "src/addnorm/lab/train.py",
+        '        self.optimizer.load_state_dict(state["optimizer"])\n',
+        "",
+    ),
+    Fault(
+        "standard-deviation-for-error", "lab_verdict", "src/addnorm/lab/verdict.py",
+        "statistics.stdev(found) / math.sqrt(len(found))",
+        "statistics.stdev(found)",
+    ),
+    Fault(
+        "setting-chosen-by-test", "lab_verdict", "src/addnorm/lab/comparison.py",
+        'key=lambda group: group.loss("validation"))',
+        'key=lambda group: group.loss("test"))',
+    ),
+    Fault(
+        "infinity-lies-in-the-band", "lab_verdict", "src/addnorm/lab/published.py",
+        "all(math.isfinite(value) and low <= value <= high for",
+        "all(not value < low and not value > high for",
+    ),
+    Fault(
+        "torn-line-cut-too-early", "lab_store", "src/addnorm/lab/result_store.py",
+        'whole = data.rfind(b"\\n") + 1',
+        'whole = max(data.rfind(b"\\n"), 0)',
+    ),
+    Fault(
+        "growth-upside-down", "report", "src/addnorm/report/findings.py",
+        "times = end / start\n",
+        "times = start / end\n",
+    ),
+    Fault(
+        "ids-of-two-drawings-collide", "report", "src/addnorm/report/svg.py",
+        'names[old] = f"{name}-{len(names) + 1}"',
+        'names[old] = f"id-{len(names) + 1}"',
+    ),
+    Fault(
+        "origin-of-any-site", "server", "src/addnorm/explorer/security.py",
+        'if origin is not None and origin != f"http://{host}":',
+        'if origin is not None and not origin.startswith("http://"):',
+    ),
+    Fault(
+        "turn-lost-on-cancel", "server", "src/addnorm/explorer/scheduler.py",
+        "                self.leave(client)  # it was my turn, and I am gone",
+        "                pass",
+    ),
+    Fault(
+        "ties-rounded-to-odd", "pages", "src/addnorm/explorer/static/numbers.js",
+        "if (last % 2) return up;",
+        "if (last % 2 === 0) return up;",
+    ),
+    Fault(
+        "logarithmic-span", "pages", "src/addnorm/explorer/static/chart/scale.js",
+        "[Math.log10(low), Math.log10(high / low)]",
+        "[Math.log10(low), Math.log10(high)]",
+    ),
+    Fault(
+        "newest-step-of-one-racer", "pages", "src/addnorm/explorer/static/race/recorded.js",
+        "(running.length ? Math.min(...lengths) :",
+        "(running.length ? Math.max(...lengths) :",
+    ),
+    Fault(
+        "layers-counted-from-two", "cli", "src/addnorm/cli/record.py",
+        "found += range(first - 1, last)",
+        "found += range(first, last + 1)",
+    ),
+    Fault(
+        "unproved-exit-code", "cli", "src/addnorm/cli/group.py",
+        "    exit_code = 3\n",
+        "    exit_code = 1\n",
+    ),
+)  # fmt: skip

@@ -1,0 +1,201 @@
+"""Plant each fault of faults.py in a copy of the tree and report which test finds it.
+
+    make mutants                                          every fault that has no result for this commit yet
+    PYTHONPATH=tests python tests/mutants/run.py --only ID ...    these faults again
+    PYTHONPATH=tests python tests/mutants/run.py --check          only check that each fault applies
+
+The copy is build/mutants/tree; the working tree is not edited. A fault runs against the tests of its area up to the first
+failure. Faults that survive run against the whole default suite. A failure counts if the same test passes without the fault.
+build/mutants/results.json is written after every fault: an interrupted run continues where it stopped.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mutants.faults import AREAS, FAULTS, Fault
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = "src/addnorm/_C.so"
+SUITE = ("tests src -n2 --dist=loadfile --no-loadscope-reorder",)
+AREA_SECONDS, SUITE_SECONDS = 900, 3600  # limits of one run of pytest
+FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+def find_problems(root: Path = ROOT) -> list[str]:
+    """Return one sentence for each fault that does not apply to a tree, and for each pattern of AREAS without a file."""
+    found = []
+    for fault in FAULTS:
+        path = root / fault.file
+        count = path.read_text().count(fault.old) if path.is_file() else 0
+        if count != 1 or fault.old == fault.new:
+            found.append(f"{fault.id}: its text occurs {count} times in {fault.file}, expected once: update the fault.")
+        if fault.area not in AREAS:
+            found.append(f"{fault.id}: its area is {fault.area!r}, expected one of {', '.join(AREAS)}.")
+    ids = [fault.id for fault in FAULTS]
+    found += [f"{one} is the id of two faults, expected one." for one in ids if ids.count(one) > 1]
+    patterns = {pattern for runs in AREAS.values() for one in runs for pattern in one.split()}
+    missing = sorted(pattern for pattern in patterns if not any(root.glob(pattern)))
+    found += [f"{pattern} matches no file, expected tests: update AREAS." for pattern in missing]
+    return found
+
+
+class TreeCopy:
+    """A copy of the tree in which faults are planted and tests run."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder = folder
+        self.times = itertools.count(int(time.time()))  # bytecode is matched by file size and whole seconds
+        self.built: dict[str, bytes] = {}  # the kernels with the last fault in C++
+        self.passing: set[str] = set()  # tests that pass without a fault
+        self.broken: list[str] = []  # tests that fail without a fault
+        shutil.rmtree(folder, ignore_errors=True)
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listing, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\0")
+        for name in [*names[:-1], LIBRARY]:
+            if (root / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(root / name, folder / name)
+        self.library = (folder / LIBRARY).read_bytes()
+
+    @contextlib.contextmanager
+    def planted(self, fault: Fault):
+        """Replace the text of a fault, rebuild the kernels if it is in C++, and restore both at the end."""
+        path, library = self.folder / fault.file, self.folder / LIBRARY
+        text = path.read_text()
+        try:
+            self._write(path, text.replace(fault.old, fault.new))
+            if fault.file.startswith("csrc/"):
+                if fault.id not in self.built:
+                    build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+                    subprocess.run(build, cwd=self.folder, check=True, stdout=sys.stderr)
+                    self.built = {fault.id: library.read_bytes()}
+                library.write_bytes(self.built[fault.id])
+            yield
+        finally:
+            self._write(path, text)
+            library.write_bytes(self.library)
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        when = next(self.times)
+        os.utime(path, (when, when))
+
+    def first_failure(self, arguments: list[str], seconds: float) -> str | None:
+        """Run pytest up to the first failure and return that test, "timeout", or None if all tests pass."""
+        environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_WAIT_POLICY": "passive"}
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
+        command += [f"--deselect={test}" for test in self.broken]
+        process = subprocess.Popen(
+            [*command, *arguments], cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return "timeout"
+        finally:  # after an interrupt too, no process of the tests is left
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode == 0:
+            return None
+        failed = FAILED.search(output)
+        if failed is None:
+            raise RuntimeError(f"pytest {' '.join(arguments)} ended with {process.returncode}:\n{output[-2000:]}")
+        return failed[1]
+
+    def find_test(self, fault: Fault, runs: tuple[str, ...], seconds: float) -> str | None:
+        """Return a test that fails with a fault and passes without it, or None if no test of these runs does."""
+        for run in runs:
+            arguments = [str(one) for part in run.split() for one in sorted(self.folder.glob(part)) or [part]]
+            failed = self._find_test(fault, arguments, seconds)
+            if failed is not None:
+                return failed
+        return None
+
+    def _find_test(self, fault: Fault, arguments: list[str], seconds: float) -> str | None:
+        while True:
+            with self.planted(fault):
+                failed = self.first_failure(arguments, seconds)
+            if failed is None or failed == "timeout" or failed in self.passing:
+                return failed
+            if self.first_failure([failed], seconds) is None:
+                self.passing.add(failed)
+                return failed
+            print(f"{failed} fails without a fault too: it is left out", file=sys.stderr)
+            self.broken.append(failed)
+
+
+class Results:
+    """The results of one commit in a file, one row for each fault."""
+
+    def __init__(self, path: Path, commit: str) -> None:
+        self.path, self.commit = path, commit
+        found = json.loads(path.read_text()) if path.is_file() else {}
+        self.rows = {name: row for name, row in found.items() if row["commit"] == commit}
+
+    def add(self, fault: Fault, test: str | None, stage: str, seconds: float) -> None:
+        """Add the result of a fault and write the file."""
+        row = {"area": fault.area, "test": test, "survives": None if test else stage, "seconds": round(seconds, 1)}
+        self.rows[fault.id] = row | {"commit": self.commit}
+        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in self.rows.items())
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(f"{{\n{text}\n}}\n")
+        temporary.replace(self.path)
+
+
+def main() -> int:
+    """Run the faults that the arguments choose; return 1 if one survives or does not apply."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only check that each fault applies")
+    parser.add_argument("--only", nargs="+", metavar="ID", help="run these faults, also if they have a result")
+    parser.add_argument("--no-suite", action="store_true", help="do not run survivors against the whole suite")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="tree to copy (default: this one)")
+    parser.add_argument("--folder", type=Path, help="folder of the copy and the results (default: build/mutants)")
+    options = parser.parse_args()
+    if problems := find_problems(options.tree):
+        print(*problems, sep="\n", file=sys.stderr)
+        return 1
+    if options.check:
+        return 0
+    folder = options.folder or options.tree / "build/mutants"
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=options.tree, stdout=subprocess.PIPE, text=True, check=True)
+    copy = TreeCopy(options.tree, folder / "tree")
+    results = Results(folder / "results.json", head.stdout.strip())
+    chosen = [fault for fault in FAULTS if options.only is None or fault.id in options.only]
+    for stage in ("area",) if options.no_suite else ("area", "suite"):
+        if stage == "area":
+            faults = [fault for fault in chosen if options.only or fault.id not in results.rows]
+        else:
+            faults = [fault for fault in chosen if results.rows[fault.id]["survives"] == "area"]
+        for number, fault in enumerate(faults, 1):
+            start = time.monotonic()
+            if stage == "area":
+                test = copy.find_test(fault, AREAS[fault.area], AREA_SECONDS)
+            else:
+                test = copy.find_test(fault, SUITE, SUITE_SECONDS)
+            seconds = time.monotonic() - start
+            results.add(fault, test, stage, seconds)
+            said = f"found by {test}" if test else f"SURVIVES the {stage}"
+            print(f"{number}/{len(faults)} {fault.id}: {said} ({seconds:.0f} s)", file=sys.stderr)
+    survivors = [name for name, row in results.rows.items() if row["survives"]]
+    summary = f"{len(results.rows) - len(survivors)} of {len(results.rows)} faults are found."
+    print(summary, *survivors, sep="\n", file=sys.stderr)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,7 @@
+"""tests/mutants/faults.py: every planted fault still applies to the source."""
+
+from mutants.run import find_problems
+
+
+def test_each_fault_applies_exactly_once():
+    assert find_problems() == []
