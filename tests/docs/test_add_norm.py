@@ -18,7 +18,7 @@ PAGE = ROOT / "docs/add_norm.md"
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """The script, with a copy of the page and of the results that may be changed."""
-    module = load("docs/add_norm.py")
+    module = load("docs/_build/add_norm.py")
     copy = tmp_path / "add_norm.md"
     copy.write_text(PAGE.read_text())
     for name in ("claims", "stack", "fuse"):
@@ -37,7 +37,7 @@ def change(script, edit):
 
 
 def test_the_page_is_what_the_results_say(script):
-    assert script.main(["--check"]) == 0, "run docs/add_norm.py"
+    assert script.main(["--check"]) == 0, "run docs/_build/add_norm.py"
 
 
 def test_other_results_make_another_page(script, capsys):
@@ -47,7 +47,7 @@ def test_other_results_make_another_page(script, capsys):
 
     change(script, edit)
     assert script.main(["--check"]) == 1
-    assert capsys.readouterr().out == "add_norm.md is not what the results say: run docs/add_norm.py\n"
+    assert capsys.readouterr().out == "add_norm.md is not what the results say: run docs/_build/add_norm.py\n"
     assert script.main([]) == 0
     (line,) = [line for line in script.PAGE.read_text().splitlines() if line.startswith("| It steadies the scale")]
     assert "pre-LN 1.2e3; without norms" in line

@@ -1,4 +1,4 @@
-"""docs/api.md: every public name stands in it once, as docs/api.py reads it from the package."""
+"""docs/api.md: every public name stands in it once, as docs/_build/api.py reads it from the package."""
 
 import importlib
 import re
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs/api.md"
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """The script, with a copy of the page that may be changed."""
-    module = load("docs/api.py")
+    module = load("docs/_build/api.py")
     copy = tmp_path / "api.md"
     copy.write_text(PAGE.read_text())
     monkeypatch.setattr(module, "PAGE", copy)
@@ -28,7 +28,7 @@ def headings() -> list[str]:
 
 
 def test_the_page_is_what_the_package_says(script):
-    assert script.main(["--check"]) == 0, "run docs/api.py"
+    assert script.main(["--check"]) == 0, "run docs/_build/api.py"
 
 
 def test_every_public_name_stands_once_and_leads_to_what_it_names():
@@ -84,7 +84,7 @@ def test_a_class_tells_its_methods_and_not_its_fields_or_what_torch_calls():
 def test_a_stale_page_is_told_and_mended(script, capsys):
     script.PAGE.write_text(script.PAGE.read_text().replace("return_residual=False", "return_residual=None"))
     assert script.main(["--check"]) == 1
-    assert capsys.readouterr().out == "api.md is not what the package says: run docs/api.py\n"
+    assert capsys.readouterr().out == "api.md is not what the package says: run docs/_build/api.py\n"
     assert script.main([]) == 0
     assert script.PAGE.read_text() == PAGE.read_text()
 

@@ -13,7 +13,7 @@ RESULTS = ROOT / "benchmarks/results/compare.json"
 @pytest.fixture(params=["comparing", "readme"])
 def script(request, tmp_path, monkeypatch):
     """A script, with a copy of its page that may be changed."""
-    module = load(f"docs/{request.param}.py")
+    module = load(f"docs/_build/{request.param}.py")
     copy = tmp_path / module.PAGE.name
     copy.write_text(module.PAGE.read_text())
     monkeypatch.setattr(module, "PAGE", copy)
@@ -36,7 +36,7 @@ def test_a_page_that_is_not_is_told_and_mended(script, capsys):
 
 def test_other_results_make_another_page(tmp_path, monkeypatch):
     """Nothing on the page is written by hand: numbers that are changed appear."""
-    module = load("docs/comparing.py")
+    module = load("docs/_build/comparing.py")
     document = json.loads(RESULTS.read_text())
     document["rows"][0]["test"] = 1.2345
     document["comparison"]["verdict"][1]["sentence"] = "Something else was found."

@@ -12,7 +12,7 @@ RESULTS = ROOT / "benchmarks/results/explorer.json"
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """The script, with a copy of its page that may be changed."""
-    module = load("docs/explorer.py")
+    module = load("docs/_build/explorer.py")
     copy = tmp_path / module.PAGE.name
     copy.write_text(module.PAGE.read_text())
     monkeypatch.setattr(module, "PAGE", copy)

@@ -1,4 +1,4 @@
-"""docs/figures.py and docs/figure_numbers.py: the figures of add_norm.md show what the library computes."""
+"""docs/_build/figures.py and docs/_build/figure_numbers.py: the figures of add_norm.md show what the library computes."""
 
 import re
 import statistics
@@ -20,12 +20,12 @@ PAGES = {"comparison": ROOT / "docs/comparing.md"}  # the others stand in add_no
 
 @pytest.fixture(scope="module")
 def numbers():
-    return load("docs/figure_numbers.py")
+    return load("docs/_build/figure_numbers.py")
 
 
 @pytest.fixture(scope="module")
 def figures():
-    return load("docs/figures.py")
+    return load("docs/_build/figures.py")
 
 
 @pytest.fixture(scope="module")

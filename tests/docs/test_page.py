@@ -1,4 +1,4 @@
-"""docs/page.py: sections are put between their comments, whole or not at all."""
+"""docs/_build/page.py: sections are put between their comments, whole or not at all."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SECTIONS = {"a:one": lambda: "1", "a:two": lambda: "2"}
 
 @pytest.fixture
 def script():
-    return load("docs/page.py")
+    return load("docs/_build/page.py")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_sections_are_replaced_and_the_prose_is_left_alone(script, page):
 
 def test_a_check_changes_nothing_and_tells_what_to_run(script, page, capsys):
     assert script.main(["--check"], page, SECTIONS, "the sections say") == 1
-    assert capsys.readouterr().out == "some.md is not what the sections say: run docs/some.py\n"
+    assert capsys.readouterr().out == "some.md is not what the sections say: run docs/_build/some.py\n"
     assert page.read_text() == OLD
 
 

@@ -1,4 +1,4 @@
-"""docs/streams.md: what it says of the statistics is what docs/streams.py makes of their table."""
+"""docs/streams.md: what it says of the statistics is what docs/_build/streams.py makes of their table."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """The script, with a copy of the page that may be changed."""
-    module = load("docs/streams.py")
+    module = load("docs/_build/streams.py")
     copy = tmp_path / "streams.md"
     copy.write_text((DOCS / "streams.md").read_text())
     monkeypatch.setattr(module, "PAGE", copy)
@@ -27,7 +27,7 @@ def test_the_page_is_what_the_table_says(script):
 def test_a_page_that_is_not_is_told_and_mended(script, capsys):
     script.PAGE.write_text(script.PAGE.read_text().replace("root mean square", "sum"))
     assert script.main(["--check"]) == 1
-    assert "run docs/streams.py" in capsys.readouterr().out
+    assert "run docs/_build/streams.py" in capsys.readouterr().out
     assert script.main([]) == 0
     assert script.PAGE.read_text() == (DOCS / "streams.md").read_text()
 

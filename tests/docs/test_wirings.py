@@ -1,4 +1,4 @@
-"""docs/wirings.md: what it says of each wiring is what docs/wirings.py makes of the wirings."""
+"""docs/wirings.md: what it says of each wiring is what docs/_build/wirings.py makes of the wirings."""
 
 import re
 from contextlib import redirect_stdout
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 
 @pytest.fixture
 def script():
-    return load("docs/wirings.py")
+    return load("docs/_build/wirings.py")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def page(script, tmp_path, monkeypatch):
 
 
 def test_the_page_is_what_the_wirings_say(script):
-    assert script.main(["--check"]) == 0, "run docs/wirings.py"
+    assert script.main(["--check"]) == 0, "run docs/_build/wirings.py"
 
 
 def test_a_stale_page_is_found_and_made_anew(script, page, capsys):
@@ -38,7 +38,7 @@ def test_a_stale_page_is_found_and_made_anew(script, page, capsys):
     stale = page.read_text()
     assert stale != good
     assert script.main(["--check"]) == 1
-    assert capsys.readouterr().out == "wirings.md is not what the wirings say: run docs/wirings.py\n"
+    assert capsys.readouterr().out == "wirings.md is not what the wirings say: run docs/_build/wirings.py\n"
     assert page.read_text() == stale
     assert script.main([]) == 0
     assert page.read_text() == good

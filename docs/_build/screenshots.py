@@ -1,6 +1,6 @@
 """The picture of the explorer that README and docs/explorer.md show: docs/figures/explorer.png.
 
-python docs/screenshots.py    starts `addnorm explore`, and takes it in the system's Chromium
+python docs/_build/screenshots.py    starts `addnorm explore`, and takes it in the system's Chromium
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-FIGURES = Path(__file__).parent / "figures"
+FIGURES = Path(__file__).parent.parent / "figures"
 STATE = "#v=1&place=pre&S=48&pins=S:48&depth=36"
 SIZE = {"width": 1280, "height": 860}
 

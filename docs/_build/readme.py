@@ -1,7 +1,7 @@
 """What README.md says was measured, besides its table of speeds: the comparison in its own words, and the limits.
 
-python docs/readme.py            replaces what stands between the readme comments of README.md
-python docs/readme.py --check    changes nothing; 1 if it is not what the results say
+python docs/_build/readme.py            replaces what stands between the readme comments of README.md
+python docs/_build/readme.py --check    changes nothing; 1 if it is not what the results say
 
 Numbers come from compare.json, fuse.json, stack.json and functional.json in benchmarks/results.
 """
@@ -58,7 +58,7 @@ SECTIONS = {"readme:compare": comparing.short, "readme:limits": limits}
 
 def main(words: Sequence[str]) -> int:
     """What `page.main` does."""
-    return page.main(words, PAGE, SECTIONS, "the results say", "docs/readme.py")
+    return page.main(words, PAGE, SECTIONS, "the results say", "docs/_build/readme.py")
 
 
 if __name__ == "__main__":

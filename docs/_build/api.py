@@ -1,7 +1,7 @@
 """The middle of api.md: every public name, its signature and the first line of its docstring.
 
-python docs/api.py            replaces what stands between the api comments of the page
-python docs/api.py --check    changes nothing; 1 if the page is not what the package says
+python docs/_build/api.py            replaces what stands between the api comments of the page
+python docs/_build/api.py --check    changes nothing; 1 if the page is not what the package says
 
 A public name is one of `addnorm.__all__`, or of the `__all__` of a module that MODULES says is imported by itself. It stands in
 the section of the module that defines it. A new name needs no line here, a new module one line in MODULES.
@@ -25,7 +25,7 @@ import page
 
 import addnorm
 
-PAGE = Path(__file__).parent / "api.md"
+PAGE = Path(__file__).parent.parent / "api.md"
 SOURCE = Path(addnorm.__file__).parent.parent
 
 
@@ -42,8 +42,9 @@ MODULES = (
     Module("addnorm.functional", "The operation", "For whoever writes a model: the add and the norm in one call."),
     Module("addnorm.inplace", "In place", "For inference without new memory: the same calls, over their inputs."),
     Module("addnorm.ops", "What computes it", "For whoever asks why it is fast, or why it is not."),
+    Module("addnorm.wirings", "Wirings", "For the model builder: residual wirings as data. [wirings.md](wirings.md) lists them."),
     Module("addnorm.nn", "Modules, stacks, transformers", "For the model builder: a residual wiring in one line, over any "
-           "sublayers. The wirings themselves are in [wirings.md](wirings.md).", alone=True),
+           "sublayers.", alone=True),
     Module("addnorm.stream", "The stream of a model you have", "For the engineer with a model already: which wiring it has, and "
            "what each sublayer writes. [streams.md](streams.md) explains.", alone=True),
     Module("addnorm.fusion", "Fusing a model you have", "For the engineer with a model already: its Add & Norms as fused calls, "

@@ -1,7 +1,7 @@
 """What wirings.md says of each wiring, made from the wirings themselves.
 
-python docs/wirings.py            replaces what stands between the wirings comments of the page
-python docs/wirings.py --check    changes nothing; 1 if the page is not what the wirings say
+python docs/_build/wirings.py            replaces what stands between the wirings comments of the page
+python docs/_build/wirings.py --check    changes nothing; 1 if the page is not what the wirings say
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from addnorm import wirings
 from addnorm.nn import Wiring
 from addnorm.wirings.equation import one_line
 
-PAGE = Path(__file__).parent / "wirings.md"
+PAGE = Path(__file__).parent.parent / "wirings.md"
 
 
 def table() -> str:

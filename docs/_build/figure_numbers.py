@@ -22,7 +22,7 @@ from addnorm.lab.result_store import restored
 from addnorm.lab.toy_model import Toy
 from addnorm.trace import PRESETS, Trace, show
 
-COMPARED = Path(__file__).parent.parent / "benchmarks" / "results" / "compare.json"
+COMPARED = Path(__file__).parents[2] / "benchmarks" / "results" / "compare.json"
 LAYERS, SEEDS = 16, range(4)
 STACKS = {
     "pre_ln": "pre-LN", "post_ln": "post-LN", "no_residual": "norm, no residual", "no_norm": "residual, no norm",

@@ -1,7 +1,7 @@
 """The figures of add_norm.md, comparing.md and README.md, drawn from the numbers of figure_numbers.py.
 
-python docs/figures.py            writes docs/figures/*.svg
-python docs/figures.py FOLDER     writes them elsewhere
+python docs/_build/figures.py            writes docs/figures/*.svg
+python docs/_build/figures.py FOLDER     writes them elsewhere
 
 On a white ground, which reads well on a light page and on a dark one. Letters are paths: no font has to be there. The same
 numbers give the same file.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # matplotlib is imported where it is used
     from matplotlib.figure import Figure
     from torch import Tensor
 
-FOLDER = Path(__file__).parent / "figures"
+FOLDER = Path(__file__).parent.parent / "figures"
 BLUE, ORANGE, GREEN, PINK = COLOURS
 INK, PALE = "#222222", "#F3F4F6"
 STYLE: dict[str, Any] = {
@@ -238,7 +238,7 @@ def hundredths(number: re.Match[str]) -> str:
 def main(words: Sequence[str]) -> int:
     """Draws all, then writes all."""
     if len(words) > 1 or words[:1] == ["--help"]:
-        raise SystemExit("docs/figures.py takes one folder at most, or none for docs/figures.")
+        raise SystemExit("docs/_build/figures.py takes one folder at most, or none for docs/figures.")
     folder = Path(words[0]) if words else FOLDER
     drawn = {name: svg(draw) for name, draw in FIGURES.items()}
     folder.mkdir(parents=True, exist_ok=True)

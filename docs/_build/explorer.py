@@ -1,7 +1,7 @@
 """What docs/explorer.md says was measured, from benchmarks/results/explorer.json.
 
-python docs/explorer.py            replaces what stands between the explorer comments of docs/explorer.md
-python docs/explorer.py --check    changes nothing; 1 if it is not what the results say
+python docs/_build/explorer.py            replaces what stands between the explorer comments of docs/explorer.md
+python docs/_build/explorer.py --check    changes nothing; 1 if it is not what the results say
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SECTIONS = {"explorer:speed": speed}
 
 def main(words: Sequence[str]) -> int:
     """What `page.main` does."""
-    return page.main(words, PAGE, SECTIONS, "the results say", "docs/explorer.py")
+    return page.main(words, PAGE, SECTIONS, "the results say", "docs/_build/explorer.py")
 
 
 if __name__ == "__main__":

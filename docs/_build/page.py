@@ -24,7 +24,7 @@ def main(words: Sequence[str], page: Path, sections: Sections, source: str, scri
         source: what they are made from, and its verb: "the wirings say".
         script: what writes it; by default the file beside it of the same name.
     """
-    script = script or f"docs/{page.stem}.py"
+    script = script or f"docs/_build/{page.stem}.py"
     if [*words] not in ([], ["--check"]):
         raise SystemExit(f"{script} was called with {' '.join(words)}, expected nothing or --check.")
     text = page.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """What add_norm.md says was measured, made from the results in benchmarks/results.
 
-python docs/add_norm.py            replaces what stands between the add_norm comments of the page
-python docs/add_norm.py --check    changes nothing; 1 if the page is not what the results say
+python docs/_build/add_norm.py            replaces what stands between the add_norm comments of the page
+python docs/_build/add_norm.py --check    changes nothing; 1 if the page is not what the results say
 
 Numbers come from claims.json, stack.json and fuse.json, and verdicts from claims.json, where they were computed from a stated
 criterion. Nothing is judged here. An advantage that the numbers refute stays in the table, with them.
@@ -20,8 +20,8 @@ import page
 
 from addnorm import wirings
 
-PAGE = Path(__file__).parent / "add_norm.md"
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+PAGE = Path(__file__).parent.parent / "add_norm.md"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 DEEPEST = "64"
 
 Measured = dict[str, Any]
@@ -46,7 +46,7 @@ def entry(claim: str) -> Measured:
     """The entry of a claim: its numbers, its verdict."""
     found = {one["claim"]: one for one in document("claims")["claims"]}
     if claim not in found:
-        raise SystemExit(f"claims.json has no claim {claim!r}: docs/add_norm.py must follow addnorm.bench.claims.")
+        raise SystemExit(f"claims.json has no claim {claim!r}: docs/_build/add_norm.py must follow addnorm.bench.claims.")
     return found[claim]
 
 

@@ -1,7 +1,7 @@
 """What comparing.md says of the default comparison, made from benchmarks/results/compare.json.
 
-python docs/comparing.py            replaces what stands between the comparing comments of the page
-python docs/comparing.py --check    changes nothing; 1 if the page is not what the results say
+python docs/_build/comparing.py            replaces what stands between the comparing comments of the page
+python docs/_build/comparing.py --check    changes nothing; 1 if the page is not what the results say
 
 The sentences are the comparison's own verdict. Nothing is judged here.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import page
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "comparing.md"
 RESULTS = ROOT / "benchmarks" / "results" / "compare.json"
 SHORT = ("loss", "warm-up", "gradient", "memory")  # what README says

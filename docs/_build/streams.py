@@ -1,7 +1,7 @@
 """What streams.md says of the statistics, made from the table by which they are recorded.
 
-python docs/streams.py            replaces what stands between the streams comments of the page
-python docs/streams.py --check    changes nothing; 1 if the page is not what the table says
+python docs/_build/streams.py            replaces what stands between the streams comments of the page
+python docs/_build/streams.py --check    changes nothing; 1 if the page is not what the table says
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import page
 
 from addnorm.stream.record.schema import ROLES, STATISTICS, Statistic
 
-PAGE = Path(__file__).parent / "streams.md"
+PAGE = Path(__file__).parent.parent / "streams.md"
 
 
 def statistics() -> str:
