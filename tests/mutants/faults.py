@@ -55,9 +55,9 @@ AREAS = {
 
 FAULTS = (
     Fault(
-        "two-pass-mean-sign", "forward", "csrc/forward-inl.h",
-        "static_cast<real>(static_cast<double>(mean) + left)",
-        "static_cast<real>(static_cast<double>(mean) - left)",
+        "sums-of-long-rows-kept", "forward", "csrc/forward-inl.h",
+        "add(add(s2[0], s2[1]), add(s2[2], s2[3])));\n      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);",
+        "add(add(s2[0], s2[1]), add(s2[2], s2[3])));",
     ),
     Fault(
         "tail-lanes-counted", "forward", "csrc/forward-inl.h",

@@ -5,7 +5,7 @@
     PYTHONPATH=tests python tests/mutants/run.py --check          only check that each fault applies
 
 The copy is build/mutants/tree; the working tree is not edited. A fault runs against the tests of its area up to the first
-failure. Faults that survive run against the whole default suite. A failure counts if the same test passes without the fault.
+failure. Faults that survive run against the whole default suite. At the end each test that found a fault must pass without it.
 build/mutants/results.json is written after every fault: an interrupted run continues where it stopped.
 """
 
@@ -26,7 +26,7 @@ from mutants.faults import AREAS, FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "src/addnorm/_C.so"
-SUITE = ("tests src -n2 --dist=loadfile --no-loadscope-reorder",)
+SUITE = ("tests src -n3 --dist=loadfile --no-loadscope-reorder",)  # as in make test
 AREA_SECONDS, SUITE_SECONDS = 900, 3600  # limits of one run of pytest
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
@@ -55,8 +55,6 @@ class TreeCopy:
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
         self.times = itertools.count(int(time.time()))  # bytecode is matched by file size and whole seconds
-        self.built: dict[str, bytes] = {}  # the kernels with the last fault in C++
-        self.passing: set[str] = set()  # tests that pass without a fault
         self.broken: list[str] = []  # tests that fail without a fault
         shutil.rmtree(folder, ignore_errors=True)
         listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -75,11 +73,8 @@ class TreeCopy:
         try:
             self._write(path, text.replace(fault.old, fault.new))
             if fault.file.startswith("csrc/"):
-                if fault.id not in self.built:
-                    build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
-                    subprocess.run(build, cwd=self.folder, check=True, stdout=sys.stderr)
-                    self.built = {fault.id: library.read_bytes()}
-                library.write_bytes(self.built[fault.id])
+                build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+                subprocess.run(build, cwd=self.folder, check=True, stdout=sys.stderr)
             yield
         finally:
             self._write(path, text)
@@ -90,10 +85,10 @@ class TreeCopy:
         when = next(self.times)
         os.utime(path, (when, when))
 
-    def first_failure(self, arguments: list[str], seconds: float) -> str | None:
-        """Run pytest up to the first failure and return that test, "timeout", or None if all tests pass."""
+    def failures(self, arguments: list[str], seconds: float) -> list[str]:
+        """Run pytest and return the tests that fail; ["timeout"] if it takes longer than `seconds`."""
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_WAIT_POLICY": "passive"}
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
         command += [f"--deselect={test}" for test in self.broken]
         process = subprocess.Popen(
             [*command, *arguments], cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE,
@@ -102,38 +97,25 @@ class TreeCopy:
         try:
             output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            return "timeout"
+            return ["timeout"]
         finally:  # after an interrupt too, no process of the tests is left
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if process.returncode == 0:
-            return None
-        failed = FAILED.search(output)
-        if failed is None:
+        failed = FAILED.findall(output)
+        if process.returncode and not failed:
             raise RuntimeError(f"pytest {' '.join(arguments)} ended with {process.returncode}:\n{output[-2000:]}")
-        return failed[1]
+        return failed
 
     def find_test(self, fault: Fault, runs: tuple[str, ...], seconds: float) -> str | None:
-        """Return a test that fails with a fault and passes without it, or None if no test of these runs does."""
-        for run in runs:
-            arguments = [str(one) for part in run.split() for one in sorted(self.folder.glob(part)) or [part]]
-            failed = self._find_test(fault, arguments, seconds)
-            if failed is not None:
-                return failed
+        """Return the first test of these runs that fails with a fault, "timeout", or None if all pass."""
+        with self.planted(fault):
+            for run in runs:
+                arguments = [str(one) for part in run.split() for one in sorted(self.folder.glob(part)) or [part]]
+                failed = self.failures(["-x", *arguments], seconds)
+                if failed:
+                    return failed[0]
         return None
-
-    def _find_test(self, fault: Fault, arguments: list[str], seconds: float) -> str | None:
-        while True:
-            with self.planted(fault):
-                failed = self.first_failure(arguments, seconds)
-            if failed is None or failed == "timeout" or failed in self.passing:
-                return failed
-            if self.first_failure([failed], seconds) is None:
-                self.passing.add(failed)
-                return failed
-            print(f"{failed} fails without a fault too: it is left out", file=sys.stderr)
-            self.broken.append(failed)
 
 
 class Results:
@@ -141,6 +123,7 @@ class Results:
 
     def __init__(self, path: Path, commit: str) -> None:
         self.path, self.commit = path, commit
+        self.passing: set[str] = set()  # tests that pass without a fault
         found = json.loads(path.read_text()) if path.is_file() else {}
         self.rows = {name: row for name, row in found.items() if row["commit"] == commit}
 
@@ -148,10 +131,25 @@ class Results:
         """Add the result of a fault and write the file."""
         row = {"area": fault.area, "test": test, "survives": None if test else stage, "seconds": round(seconds, 1)}
         self.rows[fault.id] = row | {"commit": self.commit}
+        self.write()
+
+    def write(self) -> None:
+        """Write the file, whole or not at all."""
         text = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in self.rows.items())
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text(f"{{\n{text}\n}}\n")
         temporary.replace(self.path)
+
+    def drop_broken(self, copy: TreeCopy) -> None:
+        """Run each test that found a fault without the fault; if it fails then too, leave it out and drop its results."""
+        tests = {row["test"] for row in self.rows.values()} - {None, "timeout"} - self.passing
+        broken = {*copy.failures(sorted(tests), SUITE_SECONDS)} & tests if tests else set()
+        self.passing |= tests - broken
+        copy.broken += broken
+        self.rows = {name: row for name, row in self.rows.items() if row["test"] not in broken}
+        self.write()
+        for test in broken:
+            print(f"{test} fails without a fault too: it is left out", file=sys.stderr)
 
 
 def main() -> int:
@@ -173,21 +171,27 @@ def main() -> int:
     copy = TreeCopy(options.tree, folder / "tree")
     results = Results(folder / "results.json", head.stdout.strip())
     chosen = [fault for fault in FAULTS if options.only is None or fault.id in options.only]
-    for stage in ("area",) if options.no_suite else ("area", "suite"):
-        if stage == "area":
-            faults = [fault for fault in chosen if options.only or fault.id not in results.rows]
-        else:
-            faults = [fault for fault in chosen if results.rows[fault.id]["survives"] == "area"]
+    for fault in chosen if options.only else ():
+        results.rows.pop(fault.id, None)
+
+    def next_stage(fault: Fault) -> str | None:
+        row = results.rows.get(fault.id)
+        return "area" if row is None else "suite" if row["survives"] == "area" and not options.no_suite else None
+
+    suite_runs = 0
+    while faults := sorted((fault for fault in chosen if next_stage(fault)), key=next_stage):
         for number, fault in enumerate(faults, 1):
-            start = time.monotonic()
-            if stage == "area":
-                test = copy.find_test(fault, AREAS[fault.area], AREA_SECONDS)
-            else:
-                test = copy.find_test(fault, SUITE, SUITE_SECONDS)
+            start, stage = time.monotonic(), next_stage(fault)
+            runs, limit = (SUITE, SUITE_SECONDS) if stage == "suite" else (AREAS[fault.area], AREA_SECONDS)
+            if stage == "suite" and suite_runs == 0:  # leave out what fails without any fault
+                copy.broken += copy.failures(SUITE[0].split(), SUITE_SECONDS)
+            suite_runs += stage == "suite"
+            test = copy.find_test(fault, runs, limit)
             seconds = time.monotonic() - start
             results.add(fault, test, stage, seconds)
             said = f"found by {test}" if test else f"SURVIVES the {stage}"
             print(f"{number}/{len(faults)} {fault.id}: {said} ({seconds:.0f} s)", file=sys.stderr)
+        results.drop_broken(copy)
     survivors = [name for name, row in results.rows.items() if row["survives"]]
     summary = f"{len(results.rows) - len(survivors)} of {len(results.rows)} faults are found."
     print(summary, *survivors, sep="\n", file=sys.stderr)
