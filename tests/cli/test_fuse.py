@@ -91,7 +91,7 @@ def one_sentence(stderr, *words):
 
 
 def test_it_reports_what_is_fused_the_proof_and_what_it_brings():
-    done = run("fuse_models:good")
+    done = run("fuse_models:good", "--benchmark")
     assert (done.exit_code, done.stderr) == (0, "")
     for words in (
         "Block, evaluation: 1 of 1 Add & Norm is fused",
@@ -113,7 +113,7 @@ def test_it_reports_what_is_fused_the_proof_and_what_it_brings():
 
 
 def test_minilm_is_fused_but_for_what_is_told():
-    found, errors = document("minilm", "--batch", 1, "--tokens", 8, "--no-times")
+    found, errors = document("minilm", "--batch", 1, "--tokens", 8)
     assert errors == ""
     assert (found["schema"], found["name"], found["model"]) == ("addnorm.fusion", "minilm", "BertModel")
     assert found["fused"] >= 12
@@ -126,15 +126,15 @@ def test_minilm_is_fused_but_for_what_is_told():
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(columns):
-    done = run("llama", "--dtype", "bfloat16", "--train", "--no-times", COLUMNS=str(columns))
+    done = run("llama", "--dtype", "bfloat16", "--train", COLUMNS=str(columns))
     assert done.exit_code == 0
     assert "LlamaModel, training: 6 of 6 Add & Norms are fused" in " ".join(done.stdout.split())
     assert "casting llama" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= columns
 
 
-def test_without_times_nothing_is_measured():
-    done = run("fuse_models:good", "--no-times")
+def test_fuse_measures_only_when_asked():
+    done = run("fuse_models:good")
     assert done.exit_code == 0
     assert "forward pass" not in done.stdout
 
@@ -144,13 +144,13 @@ def test_the_graphs_go_on_to_inductor(monkeypatch):
 
     asked = []
     monkeypatch.setattr(graphs, "compiled", lambda graph, inputs, options: asked.append(graph) or graph.forward)
-    found, _ = document("fuse_models:good", "--compile", "--no-times")
+    found, _ = document("fuse_models:good", "--compile")
     assert found["inductor"]
     assert asked
 
 
 def test_a_model_without_gradients_has_no_training_step():
-    found, _ = document("fuse_models:frozen")
+    found, _ = document("fuse_models:frozen", "--benchmark")
     assert found["proof"]["gradients"] == []
     assert found["measured"]["training"] is None
 

@@ -247,7 +247,7 @@ def test_a_cache_that_grows_in_generation_gives_the_same_tokens():
     ids = torch.randint(5, 99, (2, 7))
     given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
     wanted = model.generate(ids, **given)
-    addnorm.fuse(model, ids, timed=False)
+    addnorm.fuse(model, ids)
     assert wanted.equal(model.generate(ids, **given))
     addnorm.unfuse(model)
 

@@ -67,7 +67,7 @@ def test_padding_is_zero_where_torch_makes_it_zero_and_nowhere_else(norm):
         before = {k: model(X, src_key_padding_mask=mask) for k, mask in enumerate((PADDING, scattered, None))}
     assert norm or not before[0][PADDING].any()
     assert before[1][scattered].any()
-    done = addnorm.fuse(model, X, src_key_padding_mask=PADDING, timed=False)
+    done = addnorm.fuse(model, X, src_key_padding_mask=PADDING)
     assert len(done.fused) == 4  # the final norm reads what is zeroed, not a sum
     with torch.no_grad():
         for k, mask in enumerate((PADDING, scattered, None)):
@@ -82,7 +82,7 @@ def test_padding_is_zero_where_torch_makes_it_zero_and_nowhere_else(norm):
 
 def test_training_and_masks_of_floats_are_as_they_were():
     model = encoder()
-    addnorm.fuse(model, X, src_key_padding_mask=PADDING, timed=False)
+    addnorm.fuse(model, X, src_key_padding_mask=PADDING)
     model.train()
     floats = torch.zeros(PADDING.shape).masked_fill(PADDING, float("-inf"))
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ def test_an_encoder_inside_of_a_model_is_found_and_given_back():
     model = Outer().eval()
     with torch.no_grad():
         before = model(X, PADDING)
-        addnorm.fuse(model, X, PADDING, timed=False)
+        addnorm.fuse(model, X, PADDING)
         assert off(before, model(X, PADDING)) < 1e-6
         addnorm.unfuse(model)
         assert model(X, PADDING).equal(before)

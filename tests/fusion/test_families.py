@@ -65,7 +65,7 @@ CASES = [
 def test_a_family_is_fused_wherever_it_is_understood_and_proven(name, dtype):
     model, args, kwargs = build(name, dtype)
     expected = sums(addnorm.inspect(model, *args, **kwargs))
-    done = addnorm.fuse(model, *args, timed=False, **kwargs)
+    done = addnorm.fuse(model, *args, **kwargs)
     assert len(done.fused) >= expected > 0
     assert all(one.reason.startswith(LEFT) for one in done.left)
     assert done.proof.holds
@@ -108,7 +108,7 @@ def test_five_steps_of_training_have_the_same_losses(name, dtype):
         truth = losses(exact, exact, exact_args, exact_kwargs)
     eager = losses(model, model, args, kwargs)
     model.load_state_dict(state)
-    done = addnorm.fuse(model, *args, timed=False, **kwargs)
+    done = addnorm.fuse(model, *args, **kwargs)
     assert done.fused
     assert done.proof.mode == "training"
     fused = losses(model, model, args, kwargs)

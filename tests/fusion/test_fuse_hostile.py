@@ -68,8 +68,8 @@ def test_a_model_and_a_part_of_it_are_unfused_in_any_order(first):
     model = Outer().eval()
     with torch.no_grad():
         before = model(X, PADDING)
-        addnorm.fuse(model.inner, X, timed=False, src_key_padding_mask=PADDING)
-        addnorm.fuse(model, X, PADDING, timed=False)
+        addnorm.fuse(model.inner, X, src_key_padding_mask=PADDING)
+        addnorm.fuse(model, X, PADDING)
         order = [model.inner, model] if first == "inner" else [model, model.inner]
         for one in order:
             addnorm.unfuse(one)
@@ -83,10 +83,10 @@ def test_a_copy_of_a_fused_encoder_is_fused_and_unfused_as_any_other(again):
     model = encoder()
     with torch.no_grad():
         before = model(X, src_key_padding_mask=PADDING)
-        addnorm.fuse(model, X, timed=False)
+        addnorm.fuse(model, X)
         other = again(model)
         assert other(X, src_key_padding_mask=PADDING).equal(before)
-        addnorm.fuse(other, X, timed=False)
+        addnorm.fuse(other, X)
         assert off(before, other(X, src_key_padding_mask=PADDING)) < 1e-6
         addnorm.unfuse(other)
         assert "forward" not in vars(other)
@@ -98,7 +98,7 @@ def test_a_copy_of_a_fused_encoder_is_fused_and_unfused_as_any_other(again):
 
 def test_a_cache_that_the_model_is_given_is_left_as_it_was_when_times_are_measured():
     cache = {"seen": None}
-    done = addnorm.fuse(Model().eval(), X, cache=cache)
+    done = addnorm.fuse(Model().eval(), X, benchmark=True, cache=cache)
     assert done.measured is not None
     assert cache == {"seen": None}
 
@@ -116,13 +116,13 @@ def test_an_interrupt_while_memory_is_put_back_leaves_it_as_it_was(monkeypatch):
 
     monkeypatch.setattr(measure, "_equal", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        addnorm.fuse(model, X, timed=False)
+        addnorm.fuse(model, X)
     assert all(t.equal(before[name]) for name, t in model.state_dict().items())
 
 
 def test_a_fused_model_is_freed_with_all_its_graphs():
     model = Model().eval()
-    addnorm.fuse(model, X, timed=False)
+    addnorm.fuse(model, X)
     gone = weakref.ref(model)
     del model
     gc.collect()
@@ -132,7 +132,7 @@ def test_a_fused_model_is_freed_with_all_its_graphs():
 def test_nothing_is_left_of_a_model_that_was_unfused():
     model, before = Model().eval(), graphs()
     for _ in range(2):
-        addnorm.fuse(model, X, timed=False)
+        addnorm.fuse(model, X)
         addnorm.unfuse(model)
     assert graphs() <= before
 
@@ -159,14 +159,14 @@ class Silent(Model):
 def test_where_there_is_no_number_to_compare_nothing_is_fused(model, x):
     model = model().eval()
     with pytest.raises(ValueError, match="no finite number for these inputs, so that nothing can be proved"):
-        addnorm.fuse(model, x, timed=False)
+        addnorm.fuse(model, x)
     assert model._compiled_call_impl is None
 
 
 def test_outputs_that_are_zero_are_compared():
     model = Model().eval()
     nn.init.zeros_(model.n.weight)
-    assert addnorm.fuse(model, X, timed=False).proof.holds
+    assert addnorm.fuse(model, X).proof.holds
 
 
 # --- models of which eager itself computes little ------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def saturated(name, seed):
 @pytest.mark.parametrize(("name", "seed"), [("roberta", 16), ("qwen3", 21)])
 def test_gradients_that_are_lost_in_eager_too_prove_nothing_against_the_fused_model(name, seed):
     model, args, kwargs = saturated(name, seed)
-    proof = addnorm.fuse(model, *args, timed=False, **kwargs).proof
+    proof = addnorm.fuse(model, *args, **kwargs).proof
     assert proof.oracle == "float64"
     assert proof.holds
 

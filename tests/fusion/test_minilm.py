@@ -33,7 +33,7 @@ def test_its_twelve_boundaries_are_fused_and_proven(dtype, training):
     loaded = load("minilm", texts=TEXTS, dtype=dtype)
     loaded.model.train(training)
     with quiet():
-        done = addnorm.fuse(loaded.model, timed=False, **loaded.kwargs)
+        done = addnorm.fuse(loaded.model, **loaded.kwargs)
     assert len(done.fused) == 12
     assert [(one.norm, one.reason) for one in done.left] == [("embeddings.LayerNorm", "its add broadcasts")]
     assert {(one.kind, one.eps, one.stream) for one in done.fused} == {("layer", 1e-12, False)}
@@ -49,7 +49,7 @@ def test_it_embeds_texts_of_other_lengths_as_before():
     longer = load("minilm", texts=[" ".join(TEXTS * 5), *TEXTS * 2]).kwargs
     with torch.no_grad(), quiet():
         before = loaded.model(**longer).last_hidden_state
-        addnorm.fuse(loaded.model, timed=False, **loaded.kwargs)
+        addnorm.fuse(loaded.model, **loaded.kwargs)
         after = loaded.model(**longer).last_hidden_state
         assert (before - after).abs().max() < 1e-5 * before.abs().max()
         assert addnorm.unfuse(loaded.model)(**longer).last_hidden_state.equal(before)

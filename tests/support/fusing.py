@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 
 def fused(model, *args, **kwargs):
-    return addnorm.fuse(model, *args, timed=False, **kwargs)
+    return addnorm.fuse(model, *args, **kwargs)
 
 
 def calls(model, *args, **kwargs):

@@ -43,10 +43,10 @@ SECONDS = 30.0  # of a cell: a step takes long, and a few per cent are to be see
 Given = Mapping[str, Any]
 MAKE: dict[str, Callable[[nn.Module, Given], Fusion | None]] = {
     "plain": lambda model, given: None,
-    "fused": lambda model, given: fuse(model, timed=False, **given),
+    "fused": lambda model, given: fuse(model, **given),
     "frontend": lambda model, given: model.compile(backend="eager"),
     "inductor": lambda model, given: model.compile(),
-    "fused, inductor": lambda model, given: fuse(model, compile=True, timed=False, **given),
+    "fused, inductor": lambda model, given: fuse(model, compile=True, **given),
 }  # fmt: skip
 
 

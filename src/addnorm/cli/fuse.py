@@ -18,16 +18,14 @@ from addnorm.stream.models.load import Loaded, quiet, refused
 
 __all__ = ["fuse"]
 
-SECONDS = 2.0  # for each measurement
-
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx")  # where an error is not the model's
 
 
-def fuse(given: Given, screen: Console, *, as_json: bool, inductor: bool, timed: bool) -> str | None:
+def fuse(given: Given, screen: Console, *, as_json: bool, inductor: bool, benchmark: bool) -> str | None:
     """The report; returns why nothing is fused, in a sentence, or None."""
     loaded = loaded_of(given)
     try:
-        done, unproved = _fused(loaded, inductor, timed), None
+        done, unproved = _fused(loaded, inductor, benchmark), None
     except VerificationError as error:
         done, unproved = error.fusion, str(error)
     except Exception as error:  # of the model, at what it was called with; or of the compiler
@@ -43,9 +41,9 @@ def fuse(given: Given, screen: Console, *, as_json: bool, inductor: bool, timed:
     return unproved or _nothing(done)
 
 
-def _fused(loaded: Loaded, inductor: bool, timed: bool) -> Fusion:
+def _fused(loaded: Loaded, inductor: bool, benchmark: bool) -> Fusion:
     with working(f"fuse {loaded.name}"), quiet(), _calm():
-        return addnorm.fuse(loaded.model, *loaded.args, compile=inductor, timed=SECONDS * timed, **loaded.kwargs)
+        return addnorm.fuse(loaded.model, *loaded.args, compile=inductor, benchmark=benchmark, **loaded.kwargs)
 
 
 @contextmanager

@@ -338,11 +338,11 @@ def ablate(model: Any, **options: Any) -> str | None:
 @click.option(
     "--compile", "inductor", is_flag=True, help="Hand the fused graphs on to Inductor, as torch.compile does."
 )
-@click.option("--no-times", "timed", flag_value=False, default=True, help="Only fuse and prove.")
+@click.option("--benchmark", is_flag=True, help="Measure times and memory before and after.")
 def fuse(model: Any, **options: Any) -> str | None:
-    r"""Make a model's Add & Norms fused, prove that nothing changed, and tell what it brings.
+    r"""Fuse the Add & Norms of a model and prove that it computes the same.
 
-    MODEL is as for addnorm inspect. Exit code 3 where the proof fails, or where there is nothing to fuse.
+    MODEL is as for addnorm inspect. Exit code 3 if the proof fails, or if there is nothing to fuse.
 
     \b
       addnorm fuse minilm

@@ -33,7 +33,7 @@ USUAL = "addnorm.fuse(model, *args, **kwargs)"
 APART = {"isolate_recompiles": True, "recompile_limit": 32}
 
 
-def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: float = 2.0, **kwargs: Any) -> Fusion:
+def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = False, **kwargs: Any) -> Fusion:
     r"""Makes every Add & Norm of a model that is understood one fused call, and proves that nothing changed.
 
         z = x + Sublayer(x);  y = Norm(z)        becomes        y, z = add_layer_norm(x, Sublayer(x), weight, bias, eps, ...)
@@ -46,8 +46,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: float = 2.0
         model: any `torch.nn.Module`.
         args: what the model is called with, for the proof: shapes and values that mean something to it.
         compile: hand the rewritten graphs on to Inductor, as torch.compile does. Else they run eagerly.
-        timed: for how many seconds to measure a call and a training step each, before and after in turn, at least five
-            rounds. 0, or False, leaves times, memory and share out.
+        benchmark: measure the times of a forward pass and of a training step, before and after, and the memory that autograd
+            keeps. It takes about two seconds each.
         kwargs: the keyword arguments of that call.
 
     Returns:
@@ -62,7 +62,7 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: float = 2.0
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
         >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
-        >>> done = addnorm.fuse(model, torch.randn(2, 5, 16), timed=False)
+        >>> done = addnorm.fuse(model, torch.randn(2, 5, 16))
         >>> len(done.fused), done.proof.holds
         (6, True)
         >>> model = addnorm.unfuse(model)
@@ -80,9 +80,9 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, timed: float = 2.0
         done = Fusion(type(model).__name__, found, graphs.count, proof, compile)
         if not proof.holds:
             raise VerificationError(done)
-        if done.fused and timed:
+        if done.fused and benchmark:
             calls = (model._call_impl, after, lambda backend: _entry(model, backend))
-            took = measured(model, *calls, args, kwargs, bool(proof.gradients), float(timed))
+            took = measured(model, *calls, args, kwargs, bool(proof.gradients))
             done = replace(done, measured=took)
         fused = bool(done.fused)
     finally:

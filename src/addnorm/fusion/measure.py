@@ -26,6 +26,7 @@ __all__ = ["Contents", "Ran", "Tensors", "Times", "run", "saved_bytes", "step", 
 Call = Callable[..., Any]
 Tensors = dict[str, Tensor]
 
+SECONDS = 2.0  # for each measurement
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 101
 
 
@@ -180,7 +181,7 @@ class Times:
 
 
 def times(
-    before: Callable[[], Any], after: Callable[[], Any], *, seconds: float = 2.0, model: nn.Module | None = None,
+    before: Callable[[], Any], after: Callable[[], Any], *, seconds: float | None = None, model: nn.Module | None = None,
     given: Any = (),
 ) -> Times:  # fmt: skip
     """Times two calls in turns, so that what disturbs this machine for a while disturbs both.
@@ -197,7 +198,7 @@ def times(
     with nullcontext() if model is None else Contents(model, given).again(), _collected_by_hand():
         for call in calls:
             _seconds(call)
-        end = time.perf_counter() + seconds
+        end = time.perf_counter() + (SECONDS if seconds is None else seconds)
         for turn in range(MOST_ROUNDS):
             if turn >= FEWEST_ROUNDS and time.perf_counter() > end:
                 break

@@ -43,7 +43,7 @@ class Measured:
 
 def measured(
     model: nn.Module, before: Callable[..., Any], after: Callable[..., Any], compile: Callable[..., Callable[..., Any]],
-    args: Sequence[Any], kwargs: Mapping[str, Any], learns: bool, seconds: float,
+    args: Sequence[Any], kwargs: Mapping[str, Any], learns: bool,
 ) -> Measured:  # fmt: skip
     """Measures two callables that compute the same with the parameters of a model; `compile` compiles it with a backend."""
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad and learns}
@@ -51,7 +51,7 @@ def measured(
 
     def timed(wanted: Mapping[str, Any]) -> Times:
         calls = (measure.step(call, args, kwargs, wanted) for call in (before, after))
-        return measure.times(*calls, seconds=seconds, model=model, given=given)
+        return measure.times(*calls, model=model, given=given)
 
     def called(call: Callable[..., Any]) -> Any:
         """With what no call before has filled, if it is a cache."""
