@@ -305,7 +305,7 @@ REFUSED = {
     "heads that do not divide": (
         lambda: SelfAttention(10, 3),
         ValueError,
-        "nhead is 3, expected a number that divides d = 10",
+        "nhead is 3, expected a number that divides d_model = 10",
     ),
     "no heads": (lambda: CrossAttention(10, 0), ValueError, "nhead is 0, expected a whole number from 1"),
     "dropout": (lambda: SelfAttention(10, 2, dropout=2.0), ValueError, "dropout is 2.0, expected a probability"),

@@ -224,8 +224,8 @@ REFUSED = {
     "wiring is 'resi_dual', expected one whose sublayers each have a row": lambda: addnorm.SublayerConnection(
         Mlp(), D, "resi_dual"
     ),
-    "d is 0, expected a whole number from 1": lambda: ResidualStack([Mlp()], 0),
-    "d is 16.5, expected a whole number": lambda: addnorm.SublayerConnection(Mlp(), 16.5, "no_norm"),
+    "d_model is 0, expected a whole number from 1": lambda: ResidualStack([Mlp()], 0),
+    "d_model is 16.5, expected a whole number": lambda: addnorm.SublayerConnection(Mlp(), 16.5, "no_norm"),
     "eps is -1, expected None or a number": lambda: stack_of(2, eps=-1),
     "final_norm is 'no', expected True or False, or None": lambda: stack_of(2, final_norm="no"),
     "checkpoint is 'no', expected True or False": lambda: stack_of(2, checkpoint="no"),

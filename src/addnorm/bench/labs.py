@@ -99,7 +99,7 @@ class Plain(nn.Module):
     def __init__(self, of: CharLM, nhead: int) -> None:
         super().__init__()
         stack = of.decoder.stack
-        pre, d = stack.wiring.name == "pre_ln", stack.d
+        pre, d = stack.wiring.name == "pre_ln", stack.d_model
         self.embedding, self.position = (
             nn.Embedding(*of.embedding.weight.shape),
             nn.Embedding(*of.position.weight.shape),

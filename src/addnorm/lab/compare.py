@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from addnorm import wirings
+from addnorm._util.arguments import check_int
 from addnorm.lab import theory
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.data import Text, topics
@@ -34,7 +35,6 @@ from addnorm.lab.result_store import Journal, tell_step
 from addnorm.lab.run import SCHEMA, Run, digest, does, label
 from addnorm.lab.train import one_thread, train
 from addnorm.nn import Row, Wiring
-from addnorm.nn.checks import whole
 from addnorm.stream.record.optional import need
 
 __all__ = ["RunError", "compare"]
@@ -95,7 +95,7 @@ def compare(
     text = (text or topics()).fits(protocol.tokens)
     runs = protocol.runs(given) if training else []
     if jobs is not None:
-        whole("jobs", jobs, 1)
+        check_int("jobs", jobs, 1)
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     todo = [_Job(run.key(text), f"run {run}", run.steps, run, text) for run in runs]
     todo += _at_init(given) if at_init else []

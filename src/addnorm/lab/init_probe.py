@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import wirings
+from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.lab.train import one_thread
-from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block, checks
+from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
 from addnorm.nn.norm import NormKind
 from addnorm.wirings.catalog import deepnorm_constants
 
@@ -86,24 +87,24 @@ class Flip:
     final_norm: bool | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("placement", self.placement, PLACEMENTS)
-        checks.one_of("norm", self.norm, ("layer", "rms"))
+        check_choice("placement", self.placement, PLACEMENTS)
+        check_choice("norm", self.norm, ("layer", "rms"))
         for name, least in (("sublayers", 2), ("d", 1), ("tokens", 1), ("seed", 0)):
-            checks.whole(name, getattr(self, name), least)
+            check_int(name, getattr(self, name), least)
         if self.sublayers % 2:
             raise ValueError(
                 f"sublayers is {self.sublayers}, expected an even number: attention and feed-forward in turn."
             )
-        object.__setattr__(self, "gain", checks.number("gain", self.gain))
+        object.__setattr__(self, "gain", check_float("gain", self.gain))
         if self.gain < 0:
             raise ValueError(f"gain is {self.gain:g}, expected a number from 0: weights are N(0, gain^2 / fan_in).")
         if self.alpha is not None:
-            object.__setattr__(self, "alpha", checks.number("alpha", self.alpha, ", or None: as the wiring says"))
+            object.__setattr__(self, "alpha", check_float("alpha", self.alpha, ", or None: as the wiring says"))
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}, expected a whole number below 2^63, as torch takes it.")
-        checks.flag("residual", self.residual)
+        check_bool("residual", self.residual)
         if self.final_norm is not None:
-            checks.flag("final_norm", self.final_norm, ", or None: as the wiring says")
+            check_bool("final_norm", self.final_norm, ", or None: as the wiring says")
 
     @property
     def wiring(self) -> Wiring:
@@ -228,7 +229,7 @@ def _drawn(sublayers: Modules, seed: int, tokens: int, gain: float, deepnorm: bo
     """x_0 and v of a seed; and its weights, in the sublayers."""
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-    d = cast(Any, sublayers[0]).d
+    d = cast(Any, sublayers[0]).d_model
     x, v = (torch.randn(1, tokens, d, **options) for _ in "xv")
     beta = deepnorm_constants("encoder-only", len(sublayers) // 2)[1] if deepnorm else 1.0
     for sublayer in cast(tuple[Any, ...], sublayers):

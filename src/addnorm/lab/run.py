@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from addnorm import wirings
+from addnorm._util.arguments import check_choice, check_float, check_int
 from addnorm.lab.data import Text
-from addnorm.nn import Wiring, checks
+from addnorm.nn import Wiring
 from addnorm.nn.norm import NormKind
 from addnorm.wirings.equation import number
 from addnorm.wirings.init import xavier, xavier_packed
@@ -92,9 +93,9 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "wiring", wired(self.wiring))
         for name in ("num_layers", "d", "nhead", "tokens", "batch", "steps"):
-            checks.whole(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
         for name in ("warm_up", "seed", "every"):
-            checks.whole(name, getattr(self, name), 0)
+            check_int(name, getattr(self, name), 0)
         for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at most {most}.")
@@ -102,14 +103,14 @@ class Run:
             raise ValueError(
                 f"warm_up is {self.warm_up}, expected at most steps = {self.steps}: the rate would never be reached."
             )
-        object.__setattr__(self, "lr", checks.number("lr", self.lr))
+        object.__setattr__(self, "lr", check_float("lr", self.lr))
         if self.lr <= 0:
             raise ValueError(f"lr is {self.lr:g}, expected a number above 0.")
         if self.d % self.nhead:
             raise ValueError(f"nhead is {self.nhead}, expected a divisor of d = {self.d}.")
         if self.wiring.profile is not None and self.wiring.flow != "rows":
             raise ValueError(f"wiring {self.name!r} measures its factors, which the lab can do of rows only.")
-        checks.one_of("norm", self.norm, ("layer", "rms"))
+        check_choice("norm", self.norm, ("layer", "rms"))
 
     @property
     def name(self) -> str:

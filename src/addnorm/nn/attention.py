@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from addnorm._util.arguments import check_int
 from addnorm.nn.cache import KeyValueCache
-from addnorm.nn.checks import whole
 from addnorm.nn.masks import Merged, merge
 from addnorm.nn.residual import probability
 
@@ -17,15 +17,15 @@ __all__ = ["CrossAttention", "SelfAttention"]
 
 
 class SelfAttention(nn.Module):
-    r"""Multi-head self-attention: out_proj of softmax(q k^T / sqrt(d / heads) + mask) v, with q, k, v = in_proj(x).
+    r"""Multi-head self-attention: out_proj of softmax(q k^T / sqrt(head_dim) + mask) v, with q, k, v = in_proj(x).
 
     A mask means what it does to `F.scaled_dot_product_attention`: bool, True where the query may attend to the key; or float,
     added to the scores. **`torch.nn.MultiheadAttention` and `torch.nn.Transformer` have bool masks the other way round**: of
     theirs give `~mask`. A query that may attend to no key gets zeros from the attention, and so the bias of `out_proj`, not NaN.
 
     Args:
-        d: the width.
-        nhead: the number of heads, which divides d.
+        d_model: the width.
+        nhead: the number of heads, which divides d_model.
         bias: whether the projections have biases.
         dropout: of the attention's weights, while training.
         causal: whether a token attends to itself and earlier tokens only; with a cache, to all that came before.
@@ -33,8 +33,8 @@ class SelfAttention(nn.Module):
         dtype: of the parameters.
 
     Attributes:
-        in_proj: `Linear(d, 3 d)`, the rows of queries, keys and values in this order, as in `torch.nn.MultiheadAttention`.
-        out_proj: `Linear(d, d)`.
+        in_proj: `Linear(d_model, 3 d_model)`: the rows of queries, keys and values, as in `torch.nn.MultiheadAttention`.
+        out_proj: `Linear(d_model, d_model)`.
 
     Source: Vaswani et al. 2017, arXiv 1706.03762.
 
@@ -48,7 +48,7 @@ class SelfAttention(nn.Module):
 
     def __init__(
         self,
-        d: int,
+        d_model: int,
         nhead: int,
         *,
         bias: bool = True,
@@ -58,11 +58,11 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.d, self.nhead, self.d_head = _heads(d, nhead)
+        self.d_model, self.nhead, self.head_dim = _heads(d_model, nhead)
         self.dropout = probability("dropout", dropout)
         self.causal = causal
-        self.in_proj = nn.Linear(d, 3 * d, bias=bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(d, d, bias=bias, device=device, dtype=dtype)
+        self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -71,10 +71,10 @@ class SelfAttention(nn.Module):
         key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The output, `(batch, tokens, d)`.
+        """The output, `(batch, tokens, d_model)`.
 
         Args:
-            x: `(batch, tokens, d)`.
+            x: `(batch, tokens, d_model)`.
             mask: bool or float: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; any of these but
                 keys may be 1.
             key_mask: bool or float, `(batch, keys)`: which tokens may be attended to, such as those that are no padding.
@@ -83,10 +83,10 @@ class SelfAttention(nn.Module):
         Raises:
             ValueError, TypeError: a shape or a dtype that does not fit.
         """
-        if x.dim() != 3 or x.shape[2] != self.d:
-            refuse("x", x, self.d)
+        if x.dim() != 3 or x.shape[2] != self.d_model:
+            refuse("x", x, self.d_model)
         batch, n, _ = x.shape
-        projected = self.in_proj(x).reshape(batch, n, 3, self.nhead, self.d_head)
+        projected = self.in_proj(x).reshape(batch, n, 3, self.nhead, self.head_dim)
         if mask is None and key_mask is None and cache is None:
             told, causal = None, self.causal
         else:
@@ -110,22 +110,22 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    r"""Multi-head attention to a memory: out_proj of softmax(q k^T / sqrt(d / heads) + mask) v, with k, v = kv_proj(memory).
+    r"""Multi-head attention to a memory: out_proj of softmax(q k^T / sqrt(head_dim) + mask) v, with k, v = kv_proj(memory).
 
     Masks, and a query that may attend to nothing, are as in `SelfAttention`.
 
     Args:
-        d: the width, of x and of the memory.
-        nhead: the number of heads, which divides d.
+        d_model: the width, of x and of the memory.
+        nhead: the number of heads, which divides d_model.
         bias: whether the projections have biases.
         dropout: of the attention's weights, while training.
         device: of the parameters.
         dtype: of the parameters.
 
     Attributes:
-        q_proj: `Linear(d, d)`.
-        kv_proj: `Linear(d, 2 d)`, the rows of keys and values in this order.
-        out_proj: `Linear(d, d)`.
+        q_proj: `Linear(d_model, d_model)`.
+        kv_proj: `Linear(d_model, 2 d_model)`, the rows of keys and values in this order.
+        out_proj: `Linear(d_model, d_model)`.
 
     Source: Vaswani et al. 2017, arXiv 1706.03762.
 
@@ -137,7 +137,7 @@ class CrossAttention(nn.Module):
 
     def __init__(
         self,
-        d: int,
+        d_model: int,
         nhead: int,
         *,
         bias: bool = True,
@@ -146,11 +146,11 @@ class CrossAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.d, self.nhead, self.d_head = _heads(d, nhead)
+        self.d_model, self.nhead, self.head_dim = _heads(d_model, nhead)
         self.dropout = probability("dropout", dropout)
-        self.q_proj = nn.Linear(d, d, bias=bias, device=device, dtype=dtype)
-        self.kv_proj = nn.Linear(d, 2 * d, bias=bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(d, d, bias=bias, device=device, dtype=dtype)
+        self.q_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
+        self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -160,11 +160,11 @@ class CrossAttention(nn.Module):
         memory_key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The output, `(batch, tokens, d)`.
+        """The output, `(batch, tokens, d_model)`.
 
         Args:
-            x: `(batch, tokens, d)`.
-            memory: `(batch, keys, d)`, what is attended to; None: that which the cache has.
+            x: `(batch, tokens, d_model)`.
+            memory: `(batch, keys, d_model)`, what is attended to; None: that which the cache has.
             memory_mask: as the mask of `SelfAttention`, with the tokens of the memory as keys.
             memory_key_mask: bool or float, `(batch, keys)`: which tokens of the memory may be attended to.
             cache: keeps the memory's keys and values; they are computed again only for another tensor as memory.
@@ -172,8 +172,8 @@ class CrossAttention(nn.Module):
         Raises:
             ValueError, TypeError: a shape or a dtype that does not fit; no memory.
         """
-        if x.dim() != 3 or x.shape[2] != self.d:
-            refuse("x", x, self.d)
+        if x.dim() != 3 or x.shape[2] != self.d_model:
+            refuse("x", x, self.d_model)
         batch, n, _ = x.shape
         pairs = None
         if cache is not None:
@@ -192,22 +192,22 @@ class CrossAttention(nn.Module):
         told = None
         if memory_mask is not None or memory_key_mask is not None:
             told, _ = merge(x, pairs.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
-        q = self.q_proj(x).reshape(batch, n, self.nhead, self.d_head).transpose(1, 2)
+        q = self.q_proj(x).reshape(batch, n, self.nhead, self.head_dim).transpose(1, 2)
         k, v = (one.transpose(1, 2) for one in pairs.unbind(2))
         y = F.scaled_dot_product_attention(q, k, v, told, self.dropout if self.training else 0.0)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def _pairs(self, memory: Tensor | None) -> Tensor:
-        """Keys and values of the memory, `(batch, keys, 2, heads, d / heads)`."""
+        """Keys and values of the memory, `(batch, keys, 2, heads, d_model / heads)`."""
         if memory is None:
             raise TypeError(
-                "memory is None, expected what is attended to, (batch, keys, d): give memory=, such as an encoder's output."
+                "memory is None, expected what is attended to, (batch, keys, d_model): give memory=, such as an encoder's output."
             )
-        if memory.dim() != 3 or memory.shape[2] != self.d:
-            refuse("memory", memory, self.d)
+        if memory.dim() != 3 or memory.shape[2] != self.d_model:
+            refuse("memory", memory, self.d_model)
         batch, n, _ = memory.shape
         pairs: Tensor = self.kv_proj(memory)
-        return pairs.reshape(batch, n, 2, self.nhead, self.d_head)
+        return pairs.reshape(batch, n, 2, self.nhead, self.head_dim)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
         """The weights by their roles, as `addnorm.wirings.init` wants them: views of the packed one."""
@@ -219,23 +219,23 @@ class CrossAttention(nn.Module):
         return _shown(self.nhead, self.dropout, False)
 
 
-def refuse(name: str, x: Tensor, d: int) -> None:
-    """The sentence about an input that is not `(batch, tokens, d)`."""
-    remedy = f"let its width be {d}"
-    if x.dim() == 2 and x.shape[1] == d:
+def refuse(name: str, x: Tensor, d_model: int) -> None:
+    """The sentence about an input that is not `(batch, tokens, d_model)`."""
+    remedy = f"let its width be {d_model}"
+    if x.dim() == 2 and x.shape[1] == d_model:
         remedy = f"{name}.unsqueeze(0) is a batch of one"
-    raise ValueError(f"{name} has shape {tuple(x.shape)}, expected (batch, tokens, {d}): {remedy}.")
+    raise ValueError(f"{name} has shape {tuple(x.shape)}, expected (batch, tokens, {d_model}): {remedy}.")
 
 
-def _heads(d: int, nhead: int) -> tuple[int, int, int]:
-    """d, the number of heads, the width of each."""
-    whole("d", d, 1)
-    whole("nhead", nhead, 1)
-    if d % nhead:
+def _heads(d_model: int, nhead: int) -> tuple[int, int, int]:
+    """d_model, the number of heads, the width of each."""
+    check_int("d_model", d_model, 1)
+    check_int("nhead", nhead, 1)
+    if d_model % nhead:
         raise ValueError(
-            f"nhead is {nhead}, expected a number that divides d = {d}: each head gets d / nhead features."
+            f"nhead is {nhead}, expected a number that divides d_model = {d_model}: each head gets d_model / nhead features."
         )
-    return d, nhead, d // nhead
+    return d_model, nhead, d_model // nhead
 
 
 def _shown(nhead: int, dropout: float, causal: bool) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 __all__ = ["KeyValueCache"]
 
-TOKENS = 3  # the dimension of tokens in (2, batch, heads, tokens, d / heads): keys and values, side by side
+TOKENS = 3  # the dimension of tokens in (2, batch, heads, tokens, d_model / heads): keys and values, side by side
 
 
 @dataclass
@@ -62,7 +62,7 @@ class KeyValueCache:
         return 0 if kept is None else kept.length
 
     def extend(self, attention: nn.Module, pairs: Tensor) -> Tensor:
-        """Adds the keys and values of new tokens, `(2, batch, heads, tokens, d / heads)`, and returns those of all."""
+        """Adds the keys and values of new tokens, `(2, batch, heads, tokens, d_model / heads)`, and returns those of all."""
         kept = self._tokens.get(attention)
         if kept is None or kept.length == 0:
             kept = _Kept(pairs.narrow(TOKENS, 0, 0), 0)
@@ -102,7 +102,7 @@ class KeyValueCache:
         return pairs
 
     def remember(self, attention: nn.Module, memory: Tensor, pairs: Tensor) -> None:
-        """Keeps the keys and values of the memory, `(batch, keys, 2, heads, d / heads)`."""
+        """Keeps the keys and values of the memory, `(batch, keys, 2, heads, d_model / heads)`."""
         self._memories[attention] = memory, pairs
 
     def reorder(self, index: Tensor) -> None:

@@ -93,7 +93,7 @@ class Pass:
     ) -> None:
         """`keep`: every write is kept in `writes`."""
         if not isinstance(x, Tensor):
-            raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d).")
+            raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
         self.kind = norm
         self.context = context
         self.dtype = x.dtype

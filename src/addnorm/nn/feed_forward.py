@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm.nn.checks import whole
+from addnorm._util.arguments import check_int
 from addnorm.nn.residual import probability
 
 __all__ = ["Activation", "FeedForward"]
@@ -18,11 +18,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.
 
 
 class FeedForward(nn.Module):
-    r"""The feed-forward sublayer: down(act(up(x))), or with "swiglu" down(silu(gate(x)) * up(x)); shape `(*, d)`.
+    r"""The feed-forward sublayer: down(act(up(x))), or with "swiglu" down(silu(gate(x)) * up(x)); shape `(*, d_model)`.
 
     Args:
-        d: the width.
-        dim_feedforward: the width inside; None is 4 d, for "swiglu" 8/3 d rounded up to a multiple of 8.
+        d_model: the width.
+        dim_feedforward: the width inside; None is 4 d_model, for "swiglu" 8/3 d_model rounded up to a multiple of 8.
         activation: "relu", "gelu", "swiglu", or a function.
         bias: whether the projections have biases.
         dropout: of what enters the last projection, while training.
@@ -43,7 +43,7 @@ class FeedForward(nn.Module):
 
     def __init__(
         self,
-        d: int,
+        d_model: int,
         dim_feedforward: int | None = None,
         activation: Activation = "relu",
         *,
@@ -58,19 +58,19 @@ class FeedForward(nn.Module):
                 f"activation is {activation!r}, expected one of {', '.join(map(repr, ACTIVATIONS))}, or a function."
             )
         gated = activation == "swiglu"
-        whole("d", d, 1)
+        check_int("d_model", d_model, 1)
         if dim_feedforward is None:
-            dim_feedforward = -(-8 * d // 24) * 8 if gated else 4 * d
-        whole("dim_feedforward", dim_feedforward, 1)
+            dim_feedforward = -(-8 * d_model // 24) * 8 if gated else 4 * d_model
+        check_int("dim_feedforward", dim_feedforward, 1)
         self.activation_name = activation if isinstance(activation, str) else None
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         self.dropout = probability("dropout", dropout)
-        self.up = nn.Linear(d, dim_feedforward, bias=bias, device=device, dtype=dtype)
-        self.gate = nn.Linear(d, dim_feedforward, bias=bias, device=device, dtype=dtype) if gated else None
-        self.down = nn.Linear(dim_feedforward, d, bias=bias, device=device, dtype=dtype)
+        self.up = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype)
+        self.gate = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype) if gated else None
+        self.down = nn.Linear(dim_feedforward, d_model, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output, `(*, d)`."""
+        """The output, `(*, d_model)`."""
         hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)

@@ -92,8 +92,8 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
     decoder = _blocks("module.decoder", module.decoder, causal)
     first = "module.encoder.layers.0", module.encoder.layers[0]
     _refuse_difference("module.decoder.layers.0", module.decoder.layers[0], *first, "norm_first")
-    _refuse_difference("module.decoder", decoder, "module.encoder", encoder, "d", "batch_first")
-    ours = Transformer(1, 1, encoder.d, encoder.nhead, wiring=encoder.wiring, device="meta")
+    _refuse_difference("module.decoder", decoder, "module.encoder", encoder, "d_model", "batch_first")
+    ours = Transformer(1, 1, encoder.d_model, encoder.nhead, wiring=encoder.wiring, device="meta")
     ours.encoder, ours.decoder = encoder, decoder
     ours.training = module.training
     return ours
@@ -116,9 +116,9 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
             of_first = first_path + ".self_attn", first.self_attn
             _refuse_difference(f"{at}.{name}", getattr(layer, name), *of_first, "embed_dim", "num_heads", "batch_first")
     attention = first.self_attn
-    d: int = attention.embed_dim
+    d_model: int = attention.embed_dim
     wiring = "pre_ln" if first.norm_first else "post_ln"
-    size = (len(layers), d, attention.num_heads, first.linear1.out_features, wiring)
+    size = (len(layers), d_model, attention.num_heads, first.linear1.out_features, wiring)
     options: dict[str, Any] = {"final_norm": norm is not None, "batch_first": attention.batch_first, "device": "meta"}
     ours: Encoder | Decoder = Encoder(*size, **options)
     if decodes or causal:
@@ -126,7 +126,7 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
     ours.train(theirs.training)
     for connections, (at, layer) in zip(ours.stack.layers(), layers.items(), strict=True):
         for connection, part in zip(connections, PARTS[type(layer)], strict=True):
-            own_norm = _norm(f"{at}.{part.norm}", getattr(layer, part.norm), d)
+            own_norm = _norm(f"{at}.{part.norm}", getattr(layer, part.norm), d_model)
             setattr(connection, "norm_in" if layer.norm_first else "norm_out", own_norm)
             dropout = getattr(layer, part.dropout)
             connection.dropout, connection.training = dropout.p, dropout.training
@@ -136,7 +136,7 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
             else:
                 _fill_feed_forward(sublayer, layer)
     if norm is not None:
-        ours.stack.norm_final = _norm(f"{path}.norm", norm, d)
+        ours.stack.norm_final = _norm(f"{path}.norm", norm, d_model)
     return ours
 
 
@@ -146,8 +146,8 @@ def _fill_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
         if isinstance(ours, SelfAttention):
             setattr(ours.in_proj, name, _copied(packed))
         else:
-            setattr(ours.q_proj, name, _copied(packed, slice(None, ours.d)))
-            setattr(ours.kv_proj, name, _copied(packed, slice(ours.d, None)))
+            setattr(ours.q_proj, name, _copied(packed, slice(None, ours.d_model)))
+            setattr(ours.kv_proj, name, _copied(packed, slice(ours.d_model, None)))
     _fill(ours.out_proj, theirs.out_proj)
     ours.dropout, ours.training = theirs.dropout, theirs.training
 
@@ -161,12 +161,14 @@ def _fill_feed_forward(ours: FeedForward, layer: Any) -> None:
     ours.activation_name = NAMES.get(given)
 
 
-def _norm(path: str, theirs: Any, d: int) -> LayerNorm:
+def _norm(path: str, theirs: Any, d_model: int) -> LayerNorm:
     """A norm with the weights of one of torch's."""
     _expect(path, theirs, (nn.LayerNorm, LayerNorm))
-    if theirs.normalized_shape != (d,):
-        _refuse(path, f"is over {theirs.normalized_shape}", f"({d},), the features", "a stack normalizes each token")
-    ours = LayerNorm(d, theirs.eps, theirs.elementwise_affine, theirs.bias is not None, device="meta")
+    if theirs.normalized_shape != (d_model,):
+        _refuse(
+            path, f"is over {theirs.normalized_shape}", f"({d_model},), the features", "a stack normalizes each token"
+        )
+    ours = LayerNorm(d_model, theirs.eps, theirs.elementwise_affine, theirs.bias is not None, device="meta")
     _fill(ours, theirs)
     return ours.train(theirs.training)
 

@@ -35,7 +35,7 @@ def merge(
     """All that masks, in one: bool masks and causality become -inf in the dtype of x, float masks are added.
 
     Args:
-        x: what the queries are made of, `(batch, queries, d)`. They are the last of the keys where `causal`.
+        x: what the queries are made of, `(batch, queries, d_model)`. They are the last of the keys where `causal`.
         n_keys: the number of keys, those of a cache included.
         nhead: the number of heads.
         mask: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; any of these but keys may be 1. One

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import wirings
-from addnorm.nn import checks
+from addnorm._util.arguments import check_choice, check_dtype, check_int
 from addnorm.nn.executor import NOTHING, Pass
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.ops.validation import is_number
@@ -26,7 +26,7 @@ ALONE = Place(0, 0, 1, 1)
 class Norms:
     """How the norms of a stack are made, all alike; eps None is torch's default for its kind, bias None is what its kind has."""
 
-    d: int
+    d_model: int
     kind: NormKind
     eps: float | None
     affine: bool
@@ -35,8 +35,8 @@ class Norms:
     dtype: Any
 
     def __post_init__(self) -> None:
-        checks.whole("d", self.d, 1)
-        checks.one_of("norm", self.kind, ("layer", "rms"))
+        check_int("d_model", self.d_model, 1)
+        check_choice("norm", self.kind, ("layer", "rms"))
         if self.eps is not None and not (is_number(self.eps) and self.eps >= 0):
             raise ValueError(f"eps is {self.eps!r}, expected None or a number that is not negative.")
         if self.kind == "rms" and self.bias:
@@ -47,9 +47,9 @@ class Norms:
         if not present:
             return None
         if self.kind == "rms":
-            return RMSNorm(self.d, self.eps, self.affine, device=self.device, dtype=self.dtype)
+            return RMSNorm(self.d_model, self.eps, self.affine, device=self.device, dtype=self.dtype)
         eps, bias = 1e-5 if self.eps is None else self.eps, self.bias is not False
-        return LayerNorm(self.d, eps, self.affine, bias, device=self.device, dtype=self.dtype)
+        return LayerNorm(self.d_model, eps, self.affine, bias, device=self.device, dtype=self.dtype)
 
 
 class Routed:
@@ -62,9 +62,9 @@ class SublayerConnection(Routed, nn.Module):
     r"""A sublayer in its wrapper: x' = N_out(a * x + b * dropout(N_branch(f(c * N_in(x))))), norms and factors as a `Row` says.
 
     Args:
-        sublayer: f, a module or any callable, from `(*, d)` to the same shape. It gets those keyword arguments of a call that
-            its signature names.
-        d: the width of the stream.
+        sublayer: f, a module or any callable, from `(*, d_model)` to the same shape. Of a call's keyword arguments it receives
+            those that its signature names.
+        d_model: the width of the stream.
         wiring: a `Wiring`, a `Row`, or the name of a wiring that needs no options.
         place: where in a stack it stands, for wirings that depend on it.
         norm: "layer" or "rms".
@@ -80,7 +80,7 @@ class SublayerConnection(Routed, nn.Module):
     Attributes:
         norm_in, norm_branch, norm_out: `LayerNorm`, `RMSNorm` or None. They are computed in one call with the add; one that
             is replaced by another module, or has hooks, is called as a module, after the add.
-        a, b, c: a float, or a parameter where it is learned, a scalar or `(d,)`.
+        a, b, c: a float, or a parameter where it is learned, a scalar or `(d_model,)`.
 
     A stack of several is a `ResidualStack`, which also fuses the add of each with the norm of the next.
 
@@ -94,7 +94,7 @@ class SublayerConnection(Routed, nn.Module):
     def __init__(
         self,
         sublayer: Callable[..., Tensor],
-        d: int,
+        d_model: int,
         wiring: Wiring | Row | str = "pre_ln",
         *,
         place: Place = ALONE,
@@ -110,7 +110,9 @@ class SublayerConnection(Routed, nn.Module):
     ) -> None:
         super().__init__()
         if not callable(sublayer):
-            raise TypeError(f"sublayer is {sublayer!r}, expected a module or another callable from (*, d) to (*, d).")
+            raise TypeError(
+                f"sublayer is {sublayer!r}, expected a module or another callable from (*, d_model) to (*, d_model)."
+            )
         wiring = wirings.given(wiring)
         if wiring.flow != "rows":
             raise ValueError(
@@ -119,19 +121,19 @@ class SublayerConnection(Routed, nn.Module):
             )
         self.row = wiring.row(*place)
         self.place = place
-        self.d = d
+        self.d_model = d_model
         self.norm = norm
         self.dropout = probability("dropout", dropout)
         self.stochastic_depth = probability("stochastic_depth", stochastic_depth)
-        self.residual_dtype = checks.residual_dtype(residual_dtype)
+        self.residual_dtype = check_dtype("residual_dtype", residual_dtype)
         self.sublayer = sublayer
         self._takes: tuple[Any, frozenset[str] | None] | None = None
-        norms = Norms(d, norm, eps, elementwise_affine, bias, device, dtype)
+        norms = Norms(d_model, norm, eps, elementwise_affine, bias, device, dtype)
 
         def factor(value: Factor) -> nn.Parameter | float:
             if not isinstance(value, Learned):
                 return value
-            return nn.Parameter(torch.empty((d,) if value.per_feature else (), device=device, dtype=dtype))
+            return nn.Parameter(torch.empty((d_model,) if value.per_feature else (), device=device, dtype=dtype))
 
         for name in ("norm_in", "norm_branch", "norm_out"):  # None too is registered: `Pass` looks into the table
             self.register_module(name, norms.make(getattr(self.row, name)))
@@ -180,7 +182,7 @@ class SublayerConnection(Routed, nn.Module):
         return kept / keep if keep else kept
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """x', `(*, d)`; the keyword arguments are the sublayer's."""
+        """x', `(*, d_model)`; the keyword arguments are the sublayer's."""
         refuse_unknown(context, self.takes)
         run = Pass(self.norm, x, self.residual_dtype, context)
         stream = run.begin(x)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from addnorm import wirings
-from addnorm.nn import checks
+from addnorm._util.arguments import check_bool, check_dtype
 from addnorm.nn.executor import Pass
 from addnorm.nn.norm import NormKind
 from addnorm.nn.residual import Norms, Routed, SublayerConnection, probability, refuse_unknown
@@ -40,9 +40,9 @@ class ResidualStack(Routed, nn.Module):
     with a norm, both are one call: S sublayers of pre-LN are S + 1 norm calls, all but the first fused with an add.
 
     Args:
-        sublayers: modules or callables in their order, each from `(*, d)` to `(*, d)`. A call's keyword arguments (masks,
-            memory, a cache) go to those whose signature names them.
-        d: the width of the stream.
+        sublayers: modules or callables in their order, each from `(*, d_model)` to `(*, d_model)`. Of a call's keyword arguments
+            (masks, memory, a cache) each sublayer receives those that its signature names.
+        d_model: the width of the stream.
         wiring: a `Wiring`, a `Row`, or the name of a wiring that needs no options.
         sublayers_per_layer: for wirings that depend on the depth, for parallel ones, and for checkpoints. None is 2
             (attention and feed-forward), the last layer shorter if need be; a decoder with cross-attention has 3.
@@ -85,7 +85,7 @@ class ResidualStack(Routed, nn.Module):
     def __init__(
         self,
         sublayers: Iterable[Callable[..., Tensor]],
-        d: int,
+        d_model: int,
         wiring: Wiring | Row | str = "pre_ln",
         *,
         sublayers_per_layer: int | None = None,
@@ -106,12 +106,12 @@ class ResidualStack(Routed, nn.Module):
         if not sublayers:
             raise ValueError("sublayers is empty, expected at least one: without any there is nothing to connect.")
         self.wiring = wirings.given(wiring)
-        self.d = d
+        self.d_model = d_model
         self.norm: NormKind = norm
-        norms = Norms(d, norm, eps, elementwise_affine, bias, device, dtype)
+        norms = Norms(d_model, norm, eps, elementwise_affine, bias, device, dtype)
         self.sublayers_per_layer, self.num_layers = _layers(len(sublayers), sublayers_per_layer)
-        self.residual_dtype = checks.residual_dtype(residual_dtype)
-        checks.flag("checkpoint", checkpoint)
+        self.residual_dtype = check_dtype("residual_dtype", residual_dtype)
+        check_bool("checkpoint", checkpoint)
         self.checkpoint = checkpoint
         probability("stochastic_depth", stochastic_depth)
         affine: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -121,7 +121,7 @@ class ResidualStack(Routed, nn.Module):
             place = Place(*divmod(i, self.sublayers_per_layer), self.num_layers, self.sublayers_per_layer)
             self.connections.append(
                 SublayerConnection(
-                    sublayer, d, self.wiring.row(*place), place=place, dropout=dropout, residual_dtype=residual_dtype,
+                    sublayer, d_model, self.wiring.row(*place), place=place, dropout=dropout, residual_dtype=residual_dtype,
                     stochastic_depth=stochastic_depth * place.number / self.num_layers, **affine,
                 )
             )  # fmt: skip
@@ -130,7 +130,7 @@ class ResidualStack(Routed, nn.Module):
         self.register_load_state_dict_post_hook(_shared_again)  # type: ignore[no-untyped-call]  # torch's
         if final_norm is None:
             final_norm = self.wiring.ends_in_norm(self.num_layers)
-        checks.flag("final_norm", final_norm, ", or None: as the wiring says")
+        check_bool("final_norm", final_norm, ", or None: as the wiring says")
         self.norm_embedding = norms.make(self.wiring.embedding_norm)
         self.norm_final = norms.make(final_norm)
 
@@ -169,7 +169,7 @@ class ResidualStack(Routed, nn.Module):
         return [connections[i : i + n] for i in range(0, len(connections), n)]
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """The output, `(*, d)`, in the dtype of x unless a sublayer returns another; the keyword arguments are the sublayers'."""
+        """Return the output, `(*, d_model)`, in the dtype of x unless a sublayer returns another one."""
         return self._run(Pass(self.norm, x, self.residual_dtype, context), x)[0]
 
     def _run(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

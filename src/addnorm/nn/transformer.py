@@ -11,15 +11,15 @@ They take and return vectors: embeddings, positions and the projection to a voca
 from __future__ import annotations
 
 import copy
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from addnorm import wirings
+from addnorm._util.arguments import check_int
 from addnorm.nn.attention import CrossAttention, SelfAttention, refuse
 from addnorm.nn.cache import KeyValueCache
-from addnorm.nn.checks import whole
 from addnorm.nn.feed_forward import Activation, FeedForward
 from addnorm.nn.masks import merge
 from addnorm.nn.norm import NormKind
@@ -30,7 +30,7 @@ __all__ = ["Decoder", "Encoder", "Transformer", "block"]
 
 
 def block(
-    d: int,
+    d_model: int,
     nhead: int,
     dim_feedforward: int | None = None,
     *,
@@ -46,7 +46,7 @@ def block(
     """The sublayers of one block in their order, for a `ResidualStack`: attention, attention to a memory if wanted, feed-forward.
 
     Args:
-        d: the width.
+        d_model: the width.
         nhead: the number of heads.
         dim_feedforward: the width inside the feed-forward; None: `FeedForward`'s.
         cross_attention: whether there is attention to a memory.
@@ -64,31 +64,13 @@ def block(
     """
     of_attention = dropout if attention_dropout is None else attention_dropout
     made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-    crossing = [CrossAttention(d, nhead, dropout=of_attention, **made)] if cross_attention else []
+    crossing = [CrossAttention(d_model, nhead, dropout=of_attention, **made)] if cross_attention else []
     own = copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
     return [
-        SelfAttention(d, nhead, causal=causal, dropout=of_attention, **made),
+        SelfAttention(d_model, nhead, causal=causal, dropout=of_attention, **made),
         *crossing,
-        FeedForward(d, dim_feedforward, own, dropout=dropout, **made),
+        FeedForward(d_model, dim_feedforward, own, dropout=dropout, **made),
     ]
-
-
-class Options(TypedDict, total=False):
-    """What `Encoder`, `Decoder` and `Transformer` all take by name."""
-
-    activation: Activation
-    norm: NormKind
-    eps: float | None
-    bias: bool
-    dropout: float
-    attention_dropout: float | None
-    stochastic_depth: float
-    checkpoint: bool
-    residual_dtype: torch.dtype | None
-    final_norm: bool | None
-    batch_first: bool
-    device: torch.device | str | None
-    dtype: torch.dtype | None
 
 
 class _Blocks(nn.Module):
@@ -97,41 +79,37 @@ class _Blocks(nn.Module):
     def __init__(
         self,
         num_layers: int,
-        d: int,
+        d_model: int,
         nhead: int,
         dim_feedforward: int | None,
         wiring: Wiring | Row | str,
         *,
         causal: bool,
         cross_attention: bool,
-        activation: Activation = "relu",
-        norm: NormKind = "layer",
-        eps: float | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        attention_dropout: float | None = None,
-        stochastic_depth: float = 0.0,
-        checkpoint: bool = False,
-        residual_dtype: torch.dtype | None = None,
-        final_norm: bool | None = None,
-        batch_first: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        activation: Activation,
+        norm: NormKind,
+        bias: bool,
+        dropout: float,
+        attention_dropout: float | None,
+        batch_first: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        **stack_options: Any,
     ) -> None:
         super().__init__()
-        whole("num_layers", num_layers, 1)
-        self.d, self.nhead = d, nhead
+        check_int("num_layers", num_layers, 1)
+        self.d_model, self.nhead = d_model, nhead
         self.causal, self.cross_attention = causal, cross_attention
         self.batch_first = batch_first
         blocks = [
-            block(d, nhead, dim_feedforward, cross_attention=cross_attention, causal=causal, activation=activation, bias=bias,
-                  dropout=dropout, attention_dropout=attention_dropout, device=device, dtype=dtype)
+            block(d_model, nhead, dim_feedforward, cross_attention=cross_attention, causal=causal, activation=activation,
+                  bias=bias, dropout=dropout, attention_dropout=attention_dropout, device=device, dtype=dtype)
             for _ in range(num_layers)
         ]  # fmt: skip
         self.stack = ResidualStack(
-            [sublayer for layer in blocks for sublayer in layer], d, wiring, sublayers_per_layer=3 if cross_attention else 2,
-            norm=norm, eps=eps, bias=bias if norm == "layer" else None, dropout=dropout, stochastic_depth=stochastic_depth,
-            checkpoint=checkpoint, residual_dtype=residual_dtype, final_norm=final_norm, device=device, dtype=dtype,
+            [sublayer for layer in blocks for sublayer in layer], d_model, wiring,
+            sublayers_per_layer=3 if cross_attention else 2, norm=norm, bias=bias if norm == "layer" else None,
+            dropout=dropout, device=device, dtype=dtype, **stack_options,
         )  # fmt: skip
         if self.wiring.profile is None:
             self.wiring.init_(self)
@@ -156,11 +134,11 @@ class _Blocks(nn.Module):
             given is None for given in (mask, key_mask, memory, memory_mask, memory_key_mask, cache)
         ):
             if x.dim() != 3:
-                refuse("x", x, self.d)
+                refuse("x", x, self.d_model)
             return self.stack(x)  # type: ignore[no-any-return]  # torch does not type a module's call
         for name, given in (("x", x), ("memory", memory)):
             if given is not None and given.dim() != 3:
-                refuse(name, given, self.d)
+                refuse(name, given, self.d_model)
         if not self.batch_first:
             x, memory = x.transpose(0, 1), None if memory is None else memory.transpose(0, 1)
         context: dict[str, Any] = {}
@@ -199,7 +177,7 @@ class _Blocks(nn.Module):
 
 
 class Encoder(_Blocks):
-    r"""Blocks of self-attention and feed-forward under a residual wiring; `(batch, tokens, d)` to the same shape.
+    r"""Blocks of self-attention and feed-forward under a residual wiring; `(batch, tokens, d_model)` to the same shape.
 
         x_{2l-1} = wiring(x_{2l-2}, SelfAttention)        x_{2l} = wiring(x_{2l-1}, FeedForward)        y = N_final(x_{2L})
 
@@ -208,21 +186,24 @@ class Encoder(_Blocks):
 
     Args:
         num_layers: L.
-        d: the width of the stream.
-        nhead: the number of heads, which divides d.
-        dim_feedforward: the width inside the feed-forward; None is 4 d, for "swiglu" 8/3 d rounded up to a multiple of 8.
+        d_model: the width of the stream.
+        nhead: the number of heads, which divides d_model.
+        dim_feedforward: the hidden width of the feed-forward sublayers; None means that of `FeedForward`.
         wiring: a `Wiring`, a `Row`, or a name such as "post_ln" or "pre_ln".
-        options:
-            activation: "relu" (default), "gelu", "swiglu", or a function; a module is copied for each layer.
-            norm: "layer" (default) or "rms".
-            eps: of the norms; None: torch's.
-            bias: whether projections and LayerNorms have biases (default True).
-            dropout: of what a sublayer adds, inside the feed-forward, and of the attention's weights (default 0).
-            attention_dropout: of the attention's weights, if it is another.
-            stochastic_depth, checkpoint, residual_dtype, final_norm: as in `ResidualStack`.
-            batch_first: False: inputs and outputs are `(tokens, batch, d)`, the output a transposed view. Masks have the batch
-                first either way.
-            device, dtype: of the parameters.
+        activation: "relu", "gelu", "swiglu", or a function; a module is copied for each layer.
+        norm: "layer" or "rms".
+        eps: epsilon of the norms; None means the default of `torch.nn.LayerNorm` or `torch.nn.RMSNorm`.
+        bias: whether projections and LayerNorms have biases.
+        dropout: dropout probability of each sublayer's output, inside the feed-forward, and of the attention weights.
+        attention_dropout: dropout probability of the attention weights, if it differs from `dropout`.
+        stochastic_depth: as in `ResidualStack`.
+        checkpoint: as in `ResidualStack`.
+        residual_dtype: as in `ResidualStack`.
+        final_norm: as in `ResidualStack`.
+        batch_first: if False, inputs and outputs are `(tokens, batch, d_model)`, and the output is a transposed view. Masks have
+            the batch first in both cases.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Attributes:
         stack: the `ResidualStack`, whose sublayers are those of `block`.
@@ -241,19 +222,37 @@ class Encoder(_Blocks):
     def __init__(
         self,
         num_layers: int,
-        d: int,
+        d_model: int,
         nhead: int,
         dim_feedforward: int | None = None,
         wiring: Wiring | Row | str = "pre_ln",
-        **options: Unpack[Options],
+        *,
+        activation: Activation = "relu",
+        norm: NormKind = "layer",
+        eps: float | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        stochastic_depth: float = 0.0,
+        checkpoint: bool = False,
+        residual_dtype: torch.dtype | None = None,
+        final_norm: bool | None = None,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_layers, d, nhead, dim_feedforward, wiring, causal=False, cross_attention=False, **options)
+        super().__init__(
+            num_layers, d_model, nhead, dim_feedforward, wiring, causal=False, cross_attention=False,
+            activation=activation, norm=norm, eps=eps, bias=bias, dropout=dropout, attention_dropout=attention_dropout,
+            stochastic_depth=stochastic_depth, checkpoint=checkpoint, residual_dtype=residual_dtype, final_norm=final_norm,
+            batch_first=batch_first, device=device, dtype=dtype,
+        )  # fmt: skip
 
     def forward(self, x: Tensor, mask: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
         """The output, in the shape and dtype of x.
 
         Args:
-            x: `(batch, tokens, d)`.
+            x: `(batch, tokens, d_model)`.
             mask: as in `SelfAttention`: `(tokens, tokens)` or one for each sample (and head); bool, True where the query may
                 attend to the key, or float, added to the scores.
             key_mask: `(batch, tokens)`: which tokens may be attended to, such as those that are no padding.
@@ -280,18 +279,33 @@ class Decoder(_Blocks):
     def __init__(
         self,
         num_layers: int,
-        d: int,
+        d_model: int,
         nhead: int,
         dim_feedforward: int | None = None,
         wiring: Wiring | Row | str = "pre_ln",
         *,
         cross_attention: bool = True,
         causal: bool = True,
-        **options: Unpack[Options],
+        activation: Activation = "relu",
+        norm: NormKind = "layer",
+        eps: float | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        stochastic_depth: float = 0.0,
+        checkpoint: bool = False,
+        residual_dtype: torch.dtype | None = None,
+        final_norm: bool | None = None,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            num_layers, d, nhead, dim_feedforward, wiring, causal=causal, cross_attention=cross_attention, **options
-        )
+            num_layers, d_model, nhead, dim_feedforward, wiring, causal=causal, cross_attention=cross_attention,
+            activation=activation, norm=norm, eps=eps, bias=bias, dropout=dropout, attention_dropout=attention_dropout,
+            stochastic_depth=stochastic_depth, checkpoint=checkpoint, residual_dtype=residual_dtype, final_norm=final_norm,
+            batch_first=batch_first, device=device, dtype=dtype,
+        )  # fmt: skip
 
     def forward(
         self,
@@ -306,8 +320,8 @@ class Decoder(_Blocks):
         """The output, in the shape and dtype of x.
 
         Args:
-            x: `(batch, tokens, d)`; with a cache only the tokens that are new.
-            memory: `(batch, memory tokens, d)`, what an encoder returned; None where the cache has it.
+            x: `(batch, tokens, d_model)`; with a cache only the tokens that are new.
+            memory: `(batch, memory tokens, d_model)`, what an encoder returned; None where the cache has it.
             mask: as in `Encoder`, and besides causality.
             key_mask: `(batch, tokens)`; with a cache, an entry for every token so far.
             memory_mask: `(tokens, memory tokens)` or one for each sample (and head).
@@ -324,8 +338,8 @@ class Decoder(_Blocks):
 class Transformer(nn.Module):
     r"""An `Encoder`, and a `Decoder` whose memory is its output; embeddings, positions and vocabulary are the caller's.
 
-    The two stacks get `wiring.paired(n_encoder_layers, n_decoder_layers)`: of DeepNorm the constants for an encoder-decoder, for
-    instance. Arguments, initialization and errors are those of `Encoder`.
+    The two stacks use `wiring.paired(num_encoder_layers, num_decoder_layers)`: DeepNorm, for instance, has other constants in an
+    encoder-decoder. All other arguments, the initialization and the errors are those of `Encoder`.
 
     Attributes:
         encoder, decoder: for inference called one by one: `memory = encoder(source)`, then `decoder(token, memory, cache=cache)`.
@@ -340,19 +354,38 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
-        n_encoder_layers: int,
-        n_decoder_layers: int,
-        d: int,
+        num_encoder_layers: int,
+        num_decoder_layers: int,
+        d_model: int,
         nhead: int,
         dim_feedforward: int | None = None,
         wiring: Wiring | Row | str = "pre_ln",
-        **options: Unpack[Options],
+        *,
+        activation: Activation = "relu",
+        norm: NormKind = "layer",
+        eps: float | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        stochastic_depth: float = 0.0,
+        checkpoint: bool = False,
+        residual_dtype: torch.dtype | None = None,
+        final_norm: bool | None = None,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        options: dict[str, Any] = {
+            "activation": activation, "norm": norm, "eps": eps, "bias": bias, "dropout": dropout,
+            "attention_dropout": attention_dropout, "stochastic_depth": stochastic_depth, "checkpoint": checkpoint,
+            "residual_dtype": residual_dtype, "final_norm": final_norm, "batch_first": batch_first, "device": device,
+            "dtype": dtype,
+        }  # fmt: skip
         self.wiring = wirings.given(wiring)
-        of_encoder, of_decoder = self.wiring.paired(n_encoder_layers, n_decoder_layers)
-        self.encoder = Encoder(n_encoder_layers, d, nhead, dim_feedforward, of_encoder, **options)
-        self.decoder = Decoder(n_decoder_layers, d, nhead, dim_feedforward, of_decoder, **options)
+        of_encoder, of_decoder = self.wiring.paired(num_encoder_layers, num_decoder_layers)
+        self.encoder = Encoder(num_encoder_layers, d_model, nhead, dim_feedforward, of_encoder, **options)
+        self.decoder = Decoder(num_decoder_layers, d_model, nhead, dim_feedforward, of_decoder, **options)
 
     def forward(
         self,
@@ -368,8 +401,8 @@ class Transformer(nn.Module):
         """The decoder's output, in the shape and dtype of `target`.
 
         Args:
-            source: `(batch, source tokens, d)`.
-            target: `(batch, target tokens, d)`.
+            source: `(batch, source tokens, d_model)`.
+            target: `(batch, target tokens, d_model)`.
             source_mask: the encoder's mask.
             source_key_mask: the encoder's key_mask.
             target_mask: the decoder's mask, besides causality.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from addnorm.nn import checks
+from addnorm._util.arguments import check_choice, check_float
 from addnorm.stream.dataflow.capture import Frames, Op, Value
 from addnorm.stream.dataflow.observers import Watch, watched, without_checkpoints
 from addnorm.stream.find.closure import relative
@@ -55,7 +55,7 @@ def ablate(site: Site, mode: Mode = "zero") -> Iterator[None]:
         >>> bool((without - before).abs().max() > 0.01), torch.equal(model(x), before)
         (True, True)
     """
-    checks.one_of("mode", mode, ("zero", "mean"))
+    check_choice("mode", mode, ("zero", "mean"))
     with _changed(site, 0.0, _mean if mode == "mean" else None):
         yield
 
@@ -68,7 +68,7 @@ def scale_write(site: Site, s: float) -> Iterator[None]:
         site: one of the `sites` that `addnorm.inspect` found.
         s: 1 changes nothing, 0 is `ablate(site)`.
     """
-    with _changed(site, checks.number("s", s), None):
+    with _changed(site, check_float("s", s), None):
         yield
 
 

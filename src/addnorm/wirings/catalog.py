@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-from addnorm.nn import checks
+from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.nn.admin_init import profile_
 from addnorm.wirings.init import Draw, InitRule, gpt2, known, xavier
 from addnorm.wirings.spec import Learned, Place, Row, Wiring
@@ -99,9 +99,9 @@ def deepnorm(kind: Kind = "encoder-only", other_layers: int | None = None) -> Wi
         kind: "encoder-only", "decoder-only", or "encoder" or "decoder" for one half of an encoder-decoder.
         other_layers: the layers of the other half, on which the constants of the encoder of an encoder-decoder depend.
     """
-    checks.one_of("kind", kind, _DEEPNORM)
+    check_choice("kind", kind, _DEEPNORM)
     if other_layers is not None:
-        checks.whole("other_layers", other_layers, 1)
+        check_int("other_layers", other_layers, 1)
     if kind == "encoder" and other_layers is None:
         raise ValueError(
             "other_layers is None, expected the number of decoder layers: the encoder's constants need it."
@@ -127,8 +127,8 @@ def _deepnorm_init(role: str | None, at: Place, kind: Kind, other_layers: int | 
     return Draw("xavier_normal", deepnorm_constants(kind, at.num_layers, other_layers)[1])
 
 
-def _deepnorm_pair(wiring: Wiring, n_encoder: int, n_decoder: int) -> tuple[Wiring, Wiring]:
-    return deepnorm("encoder", n_decoder), deepnorm("decoder", n_encoder)
+def _deepnorm_pair(wiring: Wiring, num_encoder_layers: int, num_decoder_layers: int) -> tuple[Wiring, Wiring]:
+    return deepnorm("encoder", num_decoder_layers), deepnorm("decoder", num_encoder_layers)
 
 
 Growth = Literal["log", "linear", "constant"]
@@ -149,8 +149,8 @@ def admin(profiled: bool = True, growth: Growth = "log") -> Wiring:
         growth: of the data-free form: how much the output may change, in the number of sublayers S: "log" is
             omega = sqrt((S+1)/ln(S+1) - 1), "linear" 1, "constant" sqrt(S).
     """
-    checks.flag("profiled", profiled)
-    checks.one_of("growth", growth, _ADMIN)
+    check_bool("profiled", profiled)
+    check_choice("growth", growth, _ADMIN)
     formula = {"log": "√((S+1)/ln(S+1) - 1)", "linear": "1", "constant": "√S"}[growth]
     return Wiring(
         "admin", _admin_row, options={"profiled": profiled, "growth": growth},
@@ -180,7 +180,7 @@ def skipinit(alpha: float | None = 0.0) -> Wiring:
         alpha: its initial value; None is 1/sqrt(S).
     """
     if alpha is not None:
-        alpha = checks.number("alpha", alpha)
+        alpha = check_float("alpha", alpha)
     return Wiring(
         "skipinit", _skipinit_row, options={"alpha": alpha}, symbols={"b": ("α", "1/√S" if alpha is None else "")},
         source="De, Smith 2020, arXiv 2002.10444", use="to do without norms: every sublayer starts as the identity.",
@@ -202,7 +202,7 @@ def layer_scale(gamma: float | None = None) -> Wiring:
         gamma: its initial value; None is that of CaiT's code: 1e-4 below 24 layers, 1e-5 below 36, then 1e-6.
     """
     if gamma is not None:
-        gamma = checks.number("gamma", gamma)
+        gamma = check_float("gamma", gamma)
     start = "1e-4, 1e-5 or 1e-6" if gamma is None else ""
     return Wiring(
         "layer_scale", _layer_scale_row, final_norm=True, options={"gamma": gamma}, symbols={"b": ("γ", start)},
@@ -277,7 +277,7 @@ def mix_ln(k: int | None = None) -> Wiring:
         k: None is a quarter of the layers, as in the paper.
     """
     if k is not None:
-        checks.whole("k", k, 0)
+        check_int("k", k, 0)
     return Wiring(
         "mix_ln", _mix_ln_row, final_norm=_mix_ln_final, options={"k": k}, source="Li et al. 2024, arXiv 2412.13795",
         use="for the gradients of post-LN in the deep layers and those of pre-LN in the first.",
@@ -310,7 +310,7 @@ def no_residual(norm: bool = True) -> Wiring:
     Args:
         norm: whether the norm is left.
     """
-    checks.flag("norm", norm)
+    check_bool("norm", norm)
     return Wiring(
         "no_residual", Row(norm_out=norm, a=0.0), options={"norm": norm}, source="ablation; Dong et al. 2021, arXiv 2103.03404",
         use="to see what the residual connection is for: the gradient has no way around a sublayer.",
@@ -379,7 +379,7 @@ NOT_OFFERED = {
 
 
 def _factor(name: str, value: Any) -> float:
-    factor = checks.number(name, value)
+    factor = check_float(name, value)
     if factor == 0.0:
         raise ValueError(f"{name} is 0, expected another number: no sublayer would ever write.")
     return factor

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from addnorm.nn import checks
+from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.wirings import description, drawing, equation
 from addnorm.wirings.init import InitRule, xavier
 
@@ -35,7 +35,7 @@ class Learned:
 
     Args:
         init: the initial value.
-        per_feature: one for each of the d features, shape `(d,)`, instead of a scalar.
+        per_feature: one for each of the `d_model` features, shape `(d_model,)`, instead of a scalar.
         shared: one for all sublayers of a layer (ReZero's), instead of one for each sublayer.
     """
 
@@ -44,9 +44,9 @@ class Learned:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "init", checks.number("init", self.init))
+        object.__setattr__(self, "init", check_float("init", self.init))
         for name in ("per_feature", "shared"):
-            checks.flag(name, getattr(self, name))
+            check_bool(name, getattr(self, name))
 
     def __repr__(self) -> str:
         return _call("Learned", _changed(self))
@@ -85,12 +85,12 @@ class Row:
 
     def __post_init__(self) -> None:
         for name in ("norm_in", "norm_branch", "norm_out"):
-            checks.flag(name, getattr(self, name), ": whether that norm stands")
+            check_bool(name, getattr(self, name), ": whether that norm stands")
         for name in ("a", "b", "c"):
             value = getattr(self, name)
             if not isinstance(value, Learned):
                 or_learned = ", or Learned(...) for a factor that trains"
-                object.__setattr__(self, name, checks.number(name, value, or_learned))
+                object.__setattr__(self, name, check_float(name, value, or_learned))
         for name, what in (("b", "the sublayer would never write"), ("c", "the sublayer would read only zeros")):
             if getattr(self, name) == 0.0:
                 raise ValueError(f"{name} is 0, expected another number: {what}; for a start at zero use Learned(0.0).")
@@ -180,12 +180,12 @@ class Wiring:
             raise TypeError(
                 f"final_norm is {self.final_norm!r}, expected True or False, or a function of the number of layers."
             )
-        checks.flag("embedding_norm", self.embedding_norm)
+        check_bool("embedding_norm", self.embedding_norm)
         if not callable(self.init):
             raise TypeError(
                 f"init is {self.init!r}, expected a function of a role and a Place, as in addnorm.wirings.init."
             )
-        checks.one_of("flow", self.flow, FLOWS)
+        check_choice("flow", self.flow, FLOWS)
         for name in ("pair", "profile"):
             if not (getattr(self, name) is None or callable(getattr(self, name))):
                 raise TypeError(f"{name} is {getattr(self, name)!r}, expected None or a function.")
@@ -197,7 +197,7 @@ class Wiring:
                     f"{name} is {getattr(self, name)!r}, expected a mapping from names, such as {{'k': 3}}."
                 ) from None
         for name in dict(self.symbols):
-            checks.one_of("a key of symbols", name, equation.FACTORS)
+            check_choice("a key of symbols", name, equation.FACTORS)
         for name in (
             "options",
             "symbols",
@@ -231,9 +231,9 @@ class Wiring:
             return self.final_norm
         return bool(self.final_norm(num_layers, **dict(self.options)))
 
-    def paired(self, n_encoder: int, n_decoder: int) -> tuple[Wiring, Wiring]:
+    def paired(self, num_encoder_layers: int, num_decoder_layers: int) -> tuple[Wiring, Wiring]:
         """The wirings of the two stacks of an encoder-decoder with so many layers each."""
-        return (self, self) if self.pair is None else self.pair(self, n_encoder, n_decoder)
+        return (self, self) if self.pair is None else self.pair(self, num_encoder_layers, num_decoder_layers)
 
     def equation(self, num_layers: int | None = None) -> str:
         """The wiring in symbols; with `num_layers` the constants as numbers.
@@ -249,7 +249,7 @@ class Wiring:
             at the end:           y = N(x_L)
         """
         if num_layers is not None:
-            checks.whole("num_layers", num_layers, 1)
+            check_int("num_layers", num_layers, 1)
         return equation.equation_of(self, num_layers)
 
     def describe(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from addnorm.nn.checks import whole
+from addnorm._util.arguments import check_int
 from addnorm.stream.models.factory import FACTORY, from_factory
 from addnorm.stream.models.files import from_directory
 from addnorm.stream.models.hf import Refused, first_line, need_hf, quiet
@@ -132,7 +132,7 @@ def _check(options: _Options) -> None:
     for option, n in options._asdict().items():
         if n is not None and option in least:
             try:
-                whole(f"--{option}", n, least[option])
+                check_int(f"--{option}", n, least[option])
             except ValueError as error:
                 raise Refused(str(error)) from None
     if options.dtype is not None and options.dtype not in DTYPES:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from addnorm.nn import checks
+from addnorm._util.arguments import check_int
 from addnorm.stream.dataflow.capture import PARAMETER, Frames, Value
 from addnorm.stream.dataflow.observers import Tap, Watch, checkpoints_with_graph, gather, watched
 from addnorm.stream.find.inspect import capture, understand
@@ -79,8 +79,8 @@ def record(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.record(model).")
-    checks.whole("every", every, 1)
-    checks.whole("accumulate", accumulate, 1)
+    check_int("every", every, 1)
+    check_int("accumulate", accumulate, 1)
     recorder = Recorder(model, grads, every, layers, tokens, accumulate)
     try:
         with checkpoints_with_graph(), watched(model, recorder.begin, recorder.end):
