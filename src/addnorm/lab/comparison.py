@@ -1,165 +1,70 @@
-"""What a comparison found: its runs, the stacks at init, and each wiring at its best.
-
-Everything here is computed from results; nothing is trained.
-"""
+"""Comparison of wirings: its results, the verdict that follows from them, and how both are printed."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
-from addnorm.lab import theory
+from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
 from addnorm.lab.measure import Numbers
-from addnorm.lab.protocol import Protocol
-from addnorm.lab.published import Check, checks
+from addnorm.lab.results import Results
+from addnorm.lab.verdict import Finding, findings
+from addnorm.wirings.equation import number
 
-if TYPE_CHECKING:  # rich is imported where something is printed
-    from rich.console import Console, ConsoleOptions, RenderResult
-
-    from addnorm.lab.verdict import Finding
-
-__all__ = ["SCHEMA", "Arm", "Comparison", "Group"]
+__all__ = ["SCHEMA", "Comparison"]
 
 SCHEMA = "addnorm.comparison"
 VERSION = 1
+WIDTH = 100  # columns of a sentence
+DETAIL = ("losses", "recorded", "map", "after", "sites")  # numbers by step and depth, which only results.jsonl has
 
 
-@dataclass(frozen=True)
-class Group:
-    """The runs of one setting, a seed each.
-
-    Attributes:
-        wiring, num_layers, lr, warm_up: what they have in common.
-        runs: in the order of the seeds.
-    """
-
-    wiring: str
-    num_layers: int
-    lr: float
-    warm_up: int
-    runs: tuple[Numbers, ...] = field(repr=False)
-
-    @property
-    def diverged(self) -> int:
-        """How many runs ended in no number, or well above their first loss and above that of knowing nothing."""
-        return sum(run["diverged"] for run in self.runs)
-
-    def loss(self, part: str = "test") -> float:
-        """The mean over the seeds; infinite if one diverged: a setting that fails once in a while is no good one."""
-        return math.inf if self.diverged else statistics.fmean(run[part] for run in self.runs)
-
-    def losses(self, part: str = "test") -> list[float]:
-        """By seed; infinite where it diverged."""
-        return [math.inf if run["diverged"] else run[part] for run in self.runs]
-
-    def mean(self, value: Callable[[Numbers], float | None]) -> float:
-        """Of a number of each run, over those that have it; NaN if none has."""
-        found = [x for run in self.runs if (x := value(run)) is not None]
-        return statistics.fmean(found) if found else math.nan
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A wiring at a depth: every setting that was tried, and the one it is judged by.
-
-    The setting is chosen by the loss on the validation part, and judged by that on the test part.
-    """
-
-    wiring: str
-    num_layers: int
-    groups: tuple[Group, ...]
-
-    @property
-    def best(self) -> Group:
-        """The setting with the least validation loss."""
-        return min(self.groups, key=lambda group: group.loss("validation"))
-
-    def best_where(self, which: Callable[[Group], bool]) -> Group | None:
-        """The best of some settings."""
-        return min(filter(which, self.groups), key=lambda group: group.loss("validation"), default=None)
-
-    @property
-    def at_the_edge(self) -> bool:
-        """Whether the best rate is the smallest or the largest that was tried, so that a better one may lie beyond."""
-        rates = sorted({group.lr for group in self.groups})
-        return len(rates) > 1 and self.best.lr in (rates[0], rates[-1]) and math.isfinite(self.best.loss("validation"))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `addnorm.lab.compare` found; prints as its verdict and a table.
-
-    Attributes:
-        compared: the wirings, by name.
-        protocol: which runs were made.
-        runs: what each left behind (`addnorm.lab.train`), in the order of the protocol.
-        stacks: the figures of single stacks at init (`addnorm.lab.theory.at_init`).
-        text: what was learned: its name, size, and the losses of knowing nothing (`uniform`) and of knowing only how often each
-            character occurs (`entropy`).
-    """
-
-    compared: tuple[str, ...]
-    protocol: Protocol
-    runs: Sequence[Numbers] = field(repr=False)
-    stacks: Sequence[Numbers] = field(repr=False)
-    text: Numbers = field(repr=False)
-
-    @cached_property
-    def groups(self) -> tuple[Group, ...]:
-        """The runs by what differs but the seed."""
-        found: dict[tuple[Any, ...], list[Numbers]] = {}
-        for run in self.runs:
-            of = run["settings"]
-            found.setdefault((of["wiring"], of["num_layers"], of["lr"], of["warm_up"]), []).append(run)
-        return tuple(Group(key[0], key[1], key[2], key[3], tuple(runs)) for key, runs in found.items())
-
-    @cached_property
-    def arms(self) -> tuple[Arm, ...]:
-        """Each wiring at each depth, depth by depth."""
-        keys = dict.fromkeys((group.num_layers, group.wiring) for group in self.groups)
-        return tuple(
-            Arm(wiring, n, tuple(g for g in self.groups if (g.num_layers, g.wiring) == (n, wiring)))
-            for n, wiring in sorted(keys, key=lambda key: (key[0], self.compared.index(key[1])))
-        )
-
-    def by_depth(self) -> Iterator[tuple[int, tuple[Arm, ...]]]:
-        """The arms of each depth, from the shallowest."""
-        for n in sorted({arm.num_layers for arm in self.arms}):
-            yield n, tuple(arm for arm in self.arms if arm.num_layers == n)
-
-    @cached_property
-    def at_init(self) -> list[Numbers]:
-        """The figures at init by wiring and depth, over the seeds."""
-        return theory.summary(self.stacks)
-
-    @cached_property
-    def checks(self) -> list[Check]:
-        """What the papers say of wirings at init, beside what was measured."""
-        return checks(self.at_init)
+class Comparison(Results, Rendered):
+    """Comparison that `addnorm.lab.compare` returns. It prints its verdict and a table of the settings."""
 
     @cached_property
     def verdict(self) -> list[Finding]:
-        """What follows, in sentences that are computed from the numbers."""
-        from addnorm.lab.verdict import findings  # that file stands on this one
-
+        """The sentences that follow from the numbers, each with its criterion."""
         return findings(self)
 
     def to_dict(self) -> Numbers:
-        """For JSON: everything but the numbers by step and depth, which are in the directory's results.jsonl."""
-        detail = ("losses", "recorded", "map", "after", "sites")
+        """Return the comparison for JSON, without the numbers by step and depth, which are in the directory's results.jsonl."""
         return {
             "schema": SCHEMA, "schema_version": VERSION, "compared": [*self.compared], "protocol": self.protocol.settings(),
             "illustration": self.protocol.illustrates, "text": self.text,
             "verdict": [finding.to_dict() for finding in self.verdict],
             "checks": [check.as_dict() for check in self.checks],
-            "runs": [{name: value for name, value in run.items() if name not in detail} for run in self.runs],
+            "runs": [{name: value for name, value in run.items() if name not in DETAIL} for run in self.runs],
         }  # fmt: skip
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from addnorm.lab.format import shown
+    def _blocks(self) -> Iterator[Block]:
+        for finding in self.verdict:
+            yield Paragraph(finding.sentence, hang=2, width=WIDTH)
+        if self.groups:
+            yield Paragraph("")
+            yield self._settings()
+            yield Paragraph(
+                "Nats a character on the test part; in bold the setting by which each wiring is judged.", style="dim"
+            )
+        for check in self.checks:
+            if check.holds is False:
+                measured = ", ".join(f"{name} {value:.3g}" for name, value in check.measured.items())
+                yield Paragraph(f"Not met: {check.name} ({check.criterion}): {measured}", style="bad")
 
-        yield from shown(self, options.max_width)
+    def _settings(self) -> Table:
+        """Return a table with a row for each setting."""
+        best = {id(arm.best) for arm in self.arms}
+        rows = []
+        for group in self.groups:
+            losses = " ".join(map(_loss, group.losses())) if len(group.runs) > 1 else ""
+            cells = [group.wiring, str(group.num_layers), number(group.lr), str(group.warm_up), _loss(group.loss()), losses,
+                     str(group.diverged or "")]  # fmt: skip
+            rows.append(Row(cells, "strong" if id(group) in best else ""))
+        left = ("wiring", "by seed")
+        names = ("wiring", "layers", "rate", "warm-up", "test loss", "by seed", "diverged")
+        return Table([Column(name, "left" if name in left else "right", fold=True) for name in names], rows)
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}" if math.isfinite(value) else "-"

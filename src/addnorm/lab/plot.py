@@ -10,8 +10,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from addnorm.lab.comparison import Comparison, Group
+from addnorm.lab.comparison import Comparison
 from addnorm.lab.measure import Numbers
+from addnorm.lab.results import Group
 from addnorm.stream.record import axes
 from addnorm.stream.record.axes import Depths, Line
 from addnorm.stream.record.schema import RecordedSite

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from addnorm.lab.comparison import Comparison, Group
 from addnorm.lab.measure import Numbers
+from addnorm.lab.results import Group, Results
 from addnorm.wirings.equation import number
 
 __all__ = ["Difference", "Finding", "difference", "findings", "setting"]
@@ -107,7 +107,7 @@ def setting(group: Group) -> str:
     return f"rate {number(group.lr)}, {'warm-up' if group.warm_up else 'no warm-up'}"
 
 
-def findings(of: Comparison) -> list[Finding]:
+def findings(of: Results) -> list[Finding]:
     """All that can be said."""
     told = [_scope(of)]
     for say in (_ranks, _warm_ups, _failed, _edges, _gradients, _shares, _ablated, _theory):
@@ -115,7 +115,7 @@ def findings(of: Comparison) -> list[Finding]:
     return told
 
 
-def _scope(of: Comparison) -> Finding:
+def _scope(of: Results) -> Finding:
     """What this is, and what it is not."""
     p, n = of.protocol, len(of.runs)
     if not n:
@@ -134,7 +134,7 @@ def _scope(of: Comparison) -> Finding:
     return Finding("scope", sentence, "")
 
 
-def _ranks(of: Comparison) -> Iterator[Finding]:
+def _ranks(of: Results) -> Iterator[Finding]:
     """Which wiring ends lowest, depth by depth."""
     for n, arms in of.by_depth():
         if len(arms) < 2:
@@ -157,7 +157,7 @@ def _ranks(of: Comparison) -> Iterator[Finding]:
         yield Finding("loss", f"{sentence}: {', '.join(texts)}, in nats a character.", against[0][1].criterion, numbers)
 
 
-def _warm_ups(of: Comparison) -> Iterator[Finding]:
+def _warm_ups(of: Results) -> Iterator[Finding]:
     """What warm-up brings to each."""
     for n, arms in of.by_depth():
         said, numbers, criterion = [], {}, ""
@@ -185,7 +185,7 @@ def _warm_ups(of: Comparison) -> Iterator[Finding]:
             yield Finding("warm-up", f"Warm-up, at {n} layers: {_listed(said)}.", criterion, numbers)
 
 
-def _failed(of: Comparison) -> Iterator[Finding]:
+def _failed(of: Results) -> Iterator[Finding]:
     """Which runs learned nothing, or diverged."""
     entropy = of.text["entropy"]
     for what, which in (
@@ -210,7 +210,7 @@ def _failed(of: Comparison) -> Iterator[Finding]:
                           {name: failed for name, (failed, _) in counts.items()})  # fmt: skip
 
 
-def _edges(of: Comparison) -> Iterator[Finding]:
+def _edges(of: Results) -> Iterator[Finding]:
     """Where the grid of rates was too narrow."""
     said = [f"{arm.wiring} at {arm.num_layers} layers ({number(arm.best.lr)})" for arm in of.arms if arm.at_the_edge]
     if said:
@@ -219,7 +219,7 @@ def _edges(of: Comparison) -> Iterator[Finding]:
         )
 
 
-def _gradients(of: Comparison) -> Iterator[Finding]:
+def _gradients(of: Results) -> Iterator[Finding]:
     """The gradient at x_0 over that at x_L, before and after training."""
     for n, arms in of.by_depth():
         said, numbers = [], {}
@@ -238,7 +238,7 @@ def _gradients(of: Comparison) -> Iterator[Finding]:
             yield Finding("gradient", sentence, "mean length of a token's gradient, means over the seeds", numbers)
 
 
-def _shares(of: Comparison) -> Iterator[Finding]:
+def _shares(of: Results) -> Iterator[Finding]:
     """What is left of x_0 at the end of the stream, and what the last sublayer has."""
     for n, arms in of.by_depth():
         said, numbers = [], {}
@@ -253,7 +253,7 @@ def _shares(of: Comparison) -> Iterator[Finding]:
             yield Finding("memory", sentence, "shares <c, x> / |x|^2, which sum to one", numbers)
 
 
-def _ablated(of: Comparison) -> Iterator[Finding]:
+def _ablated(of: Results) -> Iterator[Finding]:
     """What the loss rises by without one sublayer."""
     for n, arms in of.by_depth():
         said, numbers = [], {}
@@ -272,7 +272,7 @@ def _ablated(of: Comparison) -> Iterator[Finding]:
             yield Finding("ablation", sentence, "each sublayer's write taken away in turn", numbers)
 
 
-def _theory(of: Comparison) -> Iterator[Finding]:
+def _theory(of: Results) -> Iterator[Finding]:
     """How many published figures at init are met."""
     judged = [check for check in of.checks if check.holds is not None] if of.stacks else []
     if judged:
