@@ -121,9 +121,9 @@ def test_what_stands_out_is_computed(made):
     text = " ".join(said(page))
     ratios = rec.series("write", "ratio")
     most = max(ratios, key=lambda one: one[1])
-    assert f"the {most[0].kind} of layer {most[0].layer + 1} writes most, {100 * most[1]:.1f} %" in text
+    assert f"the {most[0].kind} of layer {most[0].layer + 1} writes most, {100 * most[1]:.1f}%" in text
     share = rec.maps["stream"][1][-1][0]
-    assert f"{100 * share:.1f} % of the stream is x₀" in text
+    assert f"{100 * share:.1f}% of the stream is x₀" in text
     largest = max(done, key=lambda one: one.output_change)
     assert f"Without the {largest.site.kind} of layer {largest.site.layer + 1} the output changes most" in text
     assert "There are no massive activations" in text
@@ -146,15 +146,15 @@ def recorded(**values):
     [
         ({"out_rms": [1.0, 2.0, 3.0, 4.0]}, "The stream grows 4.0 times from x₀ to its end: root mean square 1.00, then 4.00."),
         ({"out_rms": [1.0, 1.0, 1.0, 1.05]}, "The stream keeps its size from x₀"),
-        ({"out_rms": [1.0, 1.0, 1.0, 0.25]}, "The stream shrinks to 25.0 % from x₀"),
-        ({"write_ratio": [0.5, 1e-5, 1e-4]}, "2 of 3 sublayers write less than 0.100 % of the stream's length: the attention of layer 2, the attention of layer 3."),
+        ({"out_rms": [1.0, 1.0, 1.0, 0.25]}, "The stream shrinks to 25.0% from x₀"),
+        ({"write_ratio": [0.5, 1e-5, 1e-4]}, "2 of 3 sublayers write less than 0.100% of the stream's length: the attention of layer 2, the attention of layer 3."),
         ({"write_cosine": [0.5, -0.5, 0.0]}, "The attention of layer 2 writes against the stream and takes from it: cosine -0.50."),
         ({"write_cosine": [-0.2, -0.5, -0.3]}, "All 3 sublayers write against the stream and take from it, most of all the attention of layer 2: cosine -0.50."),
         ({"out_similarity": [0.1, 0.5, 0.8, 0.99]}, "is 0.10 at x₀ and 0.99 at the end: nearly one vector for all"),
         ({"out_massive": [0.0, 0.0, 3.0, 7.0]}, "massive activations from the attention of layer 2 on: at most 7, after the attention of layer 3"),
         ({"out_top": [1.0, 2.0, 30.0, 4.0]}, "no massive activations; the largest magnitude is 30 medians, after the attention of layer 2"),
         ({"grad_l2": [8.0, 4.0, 2.0, 1.0]}, "The gradient at x₀ is 8.0 times that at the stream's end."),
-        ({"write_unchanged": [0.0, 0.25, 0.0]}, "25.0 % of the stream's elements stay as they are when the attention of layer 2 adds"),
+        ({"write_unchanged": [0.0, 0.25, 0.0]}, "25.0% of the stream's elements stay as they are when the attention of layer 2 adds"),
         ({"out_rms": [1.0, math.nan, math.inf, 4.0]}, "2 of the recorded numbers are NaN or infinite; the first in depth is rms of out at layers.0."),
     ],
 )  # fmt: skip

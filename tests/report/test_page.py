@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("jinja2")
 
 from addnorm.report import Facts, Figure, Finding, Findings, Formula, Page, Section, Table, check, render, write
-from addnorm.report.numbers import column, number
 from support.pages import checked, tables
 
 SVG = '<svg class="chart" viewBox="0 0 1 1" role="img" aria-label="x"></svg>'
@@ -83,26 +82,6 @@ def test_it_is_light_and_dark_wide_and_narrow_on_screen_and_paper():
     (style,) = re.findall(r"<style>(.*?)</style>", render(page()), re.S)
     for words in ("prefers-color-scheme: dark", "@media print", "max-width: 640px", "prefers-reduced-motion"):
         assert words in style
-
-
-# Numbers.
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0"), (0, "0"), (12, "12"), (1.23456, "1.235"), (123456.0, "123456"), (0.00123456, "0.001235"), (9.87654e-7, "9.877e-7"),
-     (-1.5e12, "-1.500e12"), (math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity"), (None, ""), (99.9999, "100.0"), (0.99999, "1.000")],
-)  # fmt: skip
-def test_a_number_has_four_digits_or_is_a_word(value, text):
-    assert number(value) == text
-
-
-def test_a_column_has_one_number_of_decimals_where_that_loses_nothing():
-    assert column([1.0, 0.25, 12.3456]) == ["1.00", "0.25", "12.35"]
-    assert column([1.0, 0.0, None, math.nan]) == ["1.000", "0.000", "", "NaN"]
-    assert column([1.0, 1e-7]) == ["1.000", "1.000e-7"]
-    assert column([100.0, 0.25]) == ["100.0", "0.2500"]
-    assert column([3, 4]) == ["3", "4"]
 
 
 def test_columns_of_numbers_stand_to_the_right_with_every_digit_for_programs():

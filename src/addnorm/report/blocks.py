@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from addnorm.report.numbers import column
+from addnorm._util.numbers import format_column
 
 __all__ = ["Block", "Cell", "Facts", "Figure", "Finding", "Findings", "Formula", "Page", "Section", "Shown", "Table"]
 
@@ -71,8 +71,8 @@ class Table:
 
     def _column(self, cells: list[Cell], numeric: bool) -> list[Shown]:
         if not numeric:
-            return [Shown(cell if isinstance(cell, str) else column([cell])[0]) for cell in cells]
-        texts = column([cell for cell in cells if not isinstance(cell, str)])
+            return [Shown(cell if isinstance(cell, str) else format_column([cell])[0]) for cell in cells]
+        texts = format_column([cell for cell in cells if not isinstance(cell, str)])
         values = [repr(cell) if isinstance(cell, float) else "" for cell in cells]
         return [Shown(text, value, True) for text, value in zip(texts, values, strict=True)]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from addnorm._util.numbers import format_number
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
 from addnorm.report import curves, initial
 from addnorm.report.blocks import Block, Cell, Facts, Finding, Findings, Page, Section, Table
 from addnorm.report.model import versions
-from addnorm.report.numbers import number
 from addnorm.wirings.equation import number as constant
 
 __all__ = ["of_comparison"]
@@ -110,11 +110,11 @@ def _tiles(found: Comparison) -> dict[str, str]:
     n, arms = depths[-1]
     lowest = sorted(arms, key=lambda arm: arm.best.loss())[:TILES]
     tiles = {f"{arm.wiring}, {n} layers": _loss(arm.best.loss()) for arm in arms if arm in lowest}
-    return tiles | {"Frequencies alone": number(found.text["entropy"], 3)}
+    return tiles | {"Frequencies alone": format_number(found.text["entropy"], 3)}
 
 
 def _loss(loss: float) -> str:
-    return number(loss, 3) if math.isfinite(loss) else "diverged"
+    return format_number(loss, 3) if math.isfinite(loss) else "diverged"
 
 
 class Part(NamedTuple):

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from addnorm._util.numbers import format_number
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.plot import Chosen
 from addnorm.report.blocks import Cell, Figure, Table
 from addnorm.report.figure import drawn
-from addnorm.report.numbers import number
 from addnorm.stream.record.recording import Recording
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def learning(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
         f"learning-{n}{name}", lambda figure: plot.curves(found, n, figure.add_subplot()), title=f"Learning, {n} layers{of}",
         caption=f"The loss of each batch before it was learned from, as the mean of {plot.WINDOW} steps. Each curve is a wiring "
         "at its best learning rate. Where losses come near it, a dotted line is what knowing only how often each character "
-        f"occurs gives: {number(found.text['entropy'])}.",
+        f"occurs gives: {format_number(found.text['entropy'])}.",
         table=Table(["step", *curves], rows, f"{of_steps}{more}"), height=4.2,
     )  # fmt: skip
 
@@ -96,7 +96,7 @@ def rates(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
 
 def listed(losses: Sequence[float]) -> str:
     """Losses by seed."""
-    return ", ".join(number(loss, 4) for loss in losses)
+    return ", ".join(format_number(loss, 4) for loss in losses)
 
 
 def by_depth(name: str, chosen: Sequence[Chosen], *, after: bool, of: str = "") -> Figure | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from addnorm._util.numbers import format_number, format_percent
 from addnorm.report.blocks import Finding
-from addnorm.report.numbers import number, percent
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.record.recording import RecordedSite, Recording
@@ -54,7 +54,7 @@ def _proof(found: Inspection) -> Iterator[Finding]:
         )
         yield Finding(
             f"{_capital(out_of(len(closed), len(found.sites), 'sublayers'))} {them}: what the "
-            f"model itself made differs by {number(worst, 2)} at most, relative.",
+            f"model itself made differs by {format_number(worst, 2)} at most, relative.",
             "proved",
         )
     if open_:
@@ -62,7 +62,7 @@ def _proof(found: Inspection) -> Iterator[Finding]:
         do = "does" if len(found.sites) == 1 else "do"
         yield Finding(
             f"{_capital(out_of(len(open_), len(found.sites), 'sublayers'))} {do} not close: {worst_site.equation} is off by "
-            f"{number(worst_site.closure, 2)}, relative, at {worst_site.id}.",
+            f"{format_number(worst_site.closure, 2)}, relative, at {worst_site.id}.",
             "refuted",
         )
     for stream in found.streams:
@@ -70,7 +70,7 @@ def _proof(found: Inspection) -> Iterator[Finding]:
         if stream.closure is not None:
             holds = "is" if stream.closes else "is not"
             yield Finding(
-                f"{name} at its end {holds} x₀ and the sum of all writes: relative error {number(stream.closure, 2)}.",
+                f"{name} at its end {holds} x₀ and the sum of all writes: relative error {format_number(stream.closure, 2)}.",
                 "proved" if stream.closes else "refuted",
             )
     if found.unknown:
@@ -113,8 +113,8 @@ def _growth(rec: Recording, stream: str | None) -> Iterator[str]:
         times = end / start
         how = "keeps its size"
         if not 0.9 <= times <= 1.1:
-            how = f"grows {number(times, 2)} times" if times > 1 else f"shrinks to {percent(times)}"
-        sizes = f"{number(start, 3)}, then {number(end, 3)}"
+            how = f"grows {format_number(times, 2)} times" if times > 1 else f"shrinks to {format_percent(times)}"
+        sizes = f"{format_number(start, 3)}, then {format_number(end, 3)}"
         yield f"The stream {how} from {called(first)} to its end: root mean square {sizes}."
 
 
@@ -122,18 +122,18 @@ def _largest_writes(rec: Recording, stream: str | None) -> Iterator[str]:
     ratios = _finite(rec, "write", "ratio", stream)
     if len(ratios) == 1:
         ((only, ratio),) = ratios
-        yield f"Beside its stream {called(only)} writes {percent(ratio)} of its length."
+        yield f"Beside its stream {called(only)} writes {format_percent(ratio)} of its length."
     elif ratios:
         (most, high), (least, low) = max(ratios, key=_value), min(ratios, key=_value)
         yield (
-            f"Beside its stream {called(most)} writes most, {percent(high)} of its length, and {called(least)} least, "
-            f"{percent(low)}."
+            f"Beside its stream {called(most)} writes most, {format_percent(high)} of its length, and {called(least)} least, "
+            f"{format_percent(low)}."
         )
     dead = [site for site, value in ratios if value < DEAD]
     if dead:
         names = ", ".join(map(called, dead[:3])) + ", ..." * (len(dead) > 3)
         them = _capital(out_of(len(dead), len(ratios), "sublayers"))
-        yield f"{them} write less than {percent(DEAD)} of the stream's length: {names}."
+        yield f"{them} write less than {format_percent(DEAD)} of the stream's length: {names}."
 
 
 def _against(rec: Recording, stream: str | None) -> Iterator[str]:
@@ -142,10 +142,10 @@ def _against(rec: Recording, stream: str | None) -> Iterator[str]:
     if against:
         most, cosine = min(against, key=_value)
         if len(against) == 1:
-            yield f"{_capital(called(most))} writes against the stream and takes from it: cosine {number(cosine, 2)}."
+            yield f"{_capital(called(most))} writes against the stream and takes from it: cosine {format_number(cosine, 2)}."
             return
         them = _capital(out_of(len(against), len(cosines), "sublayers"))
-        how = f"most of all {called(most)}: cosine {number(cosine, 2)}"
+        how = f"most of all {called(most)}: cosine {format_number(cosine, 2)}"
         yield f"{them} write against the stream and take from it, {how}."
 
 
@@ -155,7 +155,8 @@ def _alike(rec: Recording, stream: str | None) -> Iterator[str]:
         (first, start), (_, end) = values[0], values[-1]
         verdict = ": nearly one vector for all, a collapse of rank" if end > ALIKE else ""
         begin = "at x₀" if first.kind == "start" else f"after {called(first)}"
-        yield f"The mean cosine of two tokens is {number(start, 2)} {begin} and {number(end, 2)} at the end{verdict}."
+        cosines = f"{format_number(start, 2)} {begin} and {format_number(end, 2)} at the end"
+        yield f"The mean cosine of two tokens is {cosines}{verdict}."
 
 
 def _massive(rec: Recording, stream: str | None) -> Iterator[str]:
@@ -167,7 +168,7 @@ def _massive(rec: Recording, stream: str | None) -> Iterator[str]:
         yield f"There are massive activations from {called(first)} on: at most {round(count)}, after {called(most)}."
     elif tops:
         site, top = max(tops, key=_value)
-        yield f"There are no massive activations; the largest magnitude is {number(top, 2)} medians, after {called(site)}."
+        yield f"There are no massive activations; the largest magnitude is {format_number(top, 2)} medians, after {called(site)}."
 
 
 def _backward(rec: Recording, stream: str | None) -> Iterator[str]:
@@ -175,14 +176,14 @@ def _backward(rec: Recording, stream: str | None) -> Iterator[str]:
     if len(values) > 1 and values[-1][1] > 0:
         (first, start), (_, end) = values[0], values[-1]
         times = start / end
-        how = "as large as" if 0.9 < times < 1.1 else f"{number(times, 2)} times"
+        how = "as large as" if 0.9 < times < 1.1 else f"{format_number(times, 2)} times"
         begin = "at x₀" if first.kind == "start" else f"at the stream after {called(first)}"
         yield f"The gradient {begin} is {how} that at the stream's end."
     weights = [one for one in _finite(rec, "params", "grad_l2", stream) if one[1] > 0]
     if len(weights) > 1:
         (most, high), (least, low) = max(weights, key=_value), min(weights, key=_value)
         if high > UNEVEN * low:
-            uneven = f"{number(high / low, 2)} times that of {called(least)}"
+            uneven = f"{format_number(high / low, 2)} times that of {called(least)}"
             yield f"The gradients of the parameters are uneven: that of {called(most)} is {uneven}."
 
 
@@ -191,7 +192,7 @@ def _absorbed(rec: Recording, stream: str | None) -> Iterator[str]:
     if values:
         site, share = max(values, key=_value)
         if share > 0.01:
-            lost = f"{percent(share)} of the stream's elements stay as they are"
+            lost = f"{format_percent(share)} of the stream's elements stay as they are"
             yield f"Up to {lost} when {called(site)} adds its write: it is rounded away."
 
 
@@ -204,8 +205,10 @@ def _made_of(rec: Recording, stream: str | None) -> Iterator[str]:
             sites = {site.id: site for site in rec.sites}
             writers = {source: share for source, share in end.items() if source in sites and source != "x_0"}
             most = max(writers, key=writers.__getitem__, default=None)
-            largest = f"; the largest part is from {called(sites[most])}, {percent(writers[most])}" if most else ""
-            yield f"At its end {percent(end['x_0'])} of the stream is x₀{largest}."
+            largest = (
+                f"; the largest part is from {called(sites[most])}, {format_percent(writers[most])}" if most else ""
+            )
+            yield f"At its end {format_percent(end['x_0'])} of the stream is x₀{largest}."
 
 
 def of_ablations(done: Sequence[Ablation]) -> list[Finding]:
@@ -217,8 +220,8 @@ def of_ablations(done: Sequence[Ablation]) -> list[Finding]:
         (most, high), (least, low) = max(known, key=_value), min(known, key=_value)
         found.append(
             Finding(
-                f"Without {called(most, several)} the output changes most, by {percent(high)} of its length; "
-                f"without {called(least, several)} least, by {percent(low)}."
+                f"Without {called(most, several)} the output changes most, by {format_percent(high)} of its length; "
+                f"without {called(least, several)} least, by {format_percent(low)}."
             )
         )
     better = [one for one in done if one.loss_change is not None and one.loss_change < 0]
@@ -227,7 +230,7 @@ def of_ablations(done: Sequence[Ablation]) -> list[Finding]:
         found.append(
             Finding(
                 f"Left out one at a time, {out_of(len(better), len(done), 'sublayers')} would lower the loss on these inputs, "
-                f"most of all {called(best.site, several)}: {number(best.loss_change, 3)}."
+                f"most of all {called(best.site, several)}: {format_number(best.loss_change, 3)}."
             )
         )
     return found

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from addnorm._util.numbers import format_number
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.plot import Curve, Points
 from addnorm.lab.published import Check
 from addnorm.report.blocks import Block, Cell, Figure, Section, Table
 from addnorm.report.figure import drawn
-from addnorm.report.numbers import number
 from addnorm.stream.record import axes
 
 if TYPE_CHECKING:
@@ -159,9 +159,9 @@ def _checked(judged: Sequence[Check]) -> list[Block]:
     every: list[list[Cell]] = []
     for check in judged:
         values = [*check.measured.values()]
-        found = "" if not values else number(min(values), 3)
+        found = "" if not values else format_number(min(values), 3)
         if len(values) > 1:
-            found = f"{found} to {number(max(values), 3)}"
+            found = f"{found} to {format_number(max(values), 3)}"
         rows.append([check.name, check.verdict, found, check.criterion])
         every += [[check.name, what, value] for what, value in check.measured.items()]
     wrong = [k for k, check in enumerate(judged) if check.holds is False]
