@@ -29,7 +29,7 @@ def cell(wiring="pre_ln", num_layers=2):
 
 
 def models(wiring):
-    run = Run(wirings.get(wiring), num_layers=2, d=16, nhead=4, tokens=8, batch=2, every=0)
+    run = Run(wirings.get(wiring), num_layers=2, d_model=16, nhead=4, tokens=8, batch=2, every=0)
     training = Training(run, TEXT)
     return training.model, labs.Plain(training.model, 4)
 

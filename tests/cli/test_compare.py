@@ -18,7 +18,7 @@ from addnorm.lab import theory
 from support import SUPPORT
 from support.lab_runs import TEXT, measured
 
-SMALL = ("--layers", 2, "--d", 16, "--heads", 2, "--tokens", 8, "--batch", 4)
+SMALL = ("--layers", 2, "--d-model", 16, "--heads", 2, "--tokens", 8, "--batch", 4)
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_any_terminal_is_wide_enough(columns):
         (("--rates", "0"), "--rates is 0, expected a number above 0"),
         (("--layers", "0"), "--layers is 0, expected a whole number from 1"),
         (("--layers", "999999999"), "--layers is 999999999, expected at most 10000"),
-        (("--d", "30"), "--heads is 4, expected a divisor of d = 30"),
+        (("--d-model", "30"), "--heads is 4, expected a divisor of d_model = 30"),
         (("--warm-up", "7", "--steps", "6"), "--warm-up is 7, expected at most steps = 6"),
         (("--warm-up", "-1"), "--warm-up is -1"),
         (("--tokens", "999999"), "--text 'text' has"),
@@ -265,7 +265,7 @@ def training(*arguments):
 
 
 STEPS = 400
-PROTOCOL = {"num_layers": 2, "d": 16, "nhead": 2, "tokens": 8, "batch": 4, "warm_ups": 0, "steps": STEPS}
+PROTOCOL = {"num_layers": 2, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4, "warm_ups": 0, "steps": STEPS}
 
 
 def settings(line):

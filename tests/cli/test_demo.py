@@ -29,7 +29,7 @@ from support.pages import checked
 def short(monkeypatch, threads, tmp_path):
     threads(1)
     monkeypatch.chdir(tmp_path)  # where the reports are written
-    quick = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d=16, nhead=2, tokens=8, batch=2, every=2)
+    quick = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d_model=16, nhead=2, tokens=8, batch=2, every=2)
     monkeypatch.setattr(compare, "PROTOCOL", quick)
     monkeypatch.setattr(compare, "AT_INIT", False)
     monkeypatch.setattr(compare, "JOBS", 1)

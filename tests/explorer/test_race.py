@@ -21,7 +21,7 @@ from addnorm.stream.record.store import plain
 from support.lab_runs import TEXT
 
 STATIC = Path(module.__file__).parent / "static"
-SMALL = {"layers": 2, "d": 16, "tokens": 8, "batch": 4, "steps": 6}
+SMALL = {"layers": 2, "d_model": 16, "tokens": 8, "batch": 4, "steps": 6}
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_the_page_is_told_the_fields_and_the_equations():
         ({"left": "nonsense"}, "left is 'nonsense', expected one of post_ln, pre_ln, "),
         ({"right": "residual_multiplier"}, "right is 'residual_multiplier', expected one of "),
         ({"layers": 13}, "layers is 13, expected a whole number from 1 to 12."),
-        ({"d": 20}, "d is 20, expected a whole number from 16 to 128 in steps of 16."),
+        ({"d_model": 20}, "d_model is 20, expected a whole number from 16 to 128 in steps of 16."),
         ({"lr": 0}, "lr is 0, expected a number from 1e-05 to 1."),
         ({"lr": True}, "lr is True, expected a number"),
         ({"steps": 2.5}, "steps is 2.5, expected a whole number from 1 to 500."),

@@ -14,7 +14,7 @@ from addnorm.explorer.race import asked, race
 from addnorm.lab.measure import BY_DEPTH
 from addnorm.stream.record.store import plain
 
-SMALL = {"layers": 2, "steps": 6, "d": 16, "tokens": 8, "batch": 2}
+SMALL = {"layers": 2, "steps": 6, "d_model": 16, "tokens": 8, "batch": 2}
 ADDRESS = "&L=2&steps=6&rd=16&rT=8&rB=2"
 NAMES = ("post_ln", "pre_ln")
 CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")

@@ -44,7 +44,7 @@ def test_a_stack_is_what_the_library_measures(client):
     asked = {
         "placement": "pre",
         "sublayers": 6,
-        "d": 16,
+        "d_model": 16,
         "tokens": 4,
         "seed": 3,
         "gain": 0.7,
@@ -59,7 +59,7 @@ def test_a_stack_is_what_the_library_measures(client):
 
 
 def test_numbers_that_overflow_come_as_words(client):
-    asked = {"placement": "none", "sublayers": 96, "d": 64, "gain": 3.0, "alpha": 8.0}
+    asked = {"placement": "none", "sublayers": 96, "d_model": 64, "gain": 3.0, "alpha": 8.0}
     text = client.post("/api/stack", json=asked).text
     assert json.loads(text, parse_constant=pytest.fail)["stream"][-1] in ("Infinity", "NaN")
 
@@ -96,7 +96,7 @@ def test_every_answer_says_what_may_be_done_with_it(client):
     answers = [
         client.get("/"), client.get("/static/app.js"), client.get("/static/app.js", headers={"If-None-Match": etag}),
         client.get("/api/meta"), client.post("/api/trace", json={"x": [1], "sublayer": [2]}), client.get("/nothing"),
-        client.delete("/"), client.post("/api/stack", json={"d": 1}), client.get("/", headers={"Host": "evil.example"}),
+        client.delete("/"), client.post("/api/stack", json={"d_model": 1}), client.get("/", headers={"Host": "evil.example"}),
         client.post("/api/stack", content=b"{}"), client.head("/"), client.get("/", headers={"Range": "bytes=0-9"}),
     ]  # fmt: skip
     assert [one.status_code for one in answers] == [200, 200, 304, 200, 200, 404, 405, 422, 421, 415, 200, 206]

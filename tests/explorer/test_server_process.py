@@ -109,7 +109,7 @@ def race_refused(process):
 def test_fifty_clients_at_once_are_all_answered_rightly(process, threads):
     threads(1)
     asked = [
-        {"placement": place, "sublayers": 4, "d": 16, "seed": k}
+        {"placement": place, "sublayers": 4, "d_model": 16, "seed": k}
         for k in range(10)
         for place in list(stack.PLACEMENTS)[:5]
     ]

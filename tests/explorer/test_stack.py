@@ -36,7 +36,7 @@ def assert_shows(explorer, flip, title, charts=CHARTS):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_marks_are_the_librarys_numbers(looked, placement):
     looked.look(f"#v=1&place={placement}&S=12&d=16&T=5")
-    assert_shows(looked, Flip(placement, sublayers=12, d=16, tokens=5), TITLES[placement])
+    assert_shows(looked, Flip(placement, sublayers=12, d_model=16, tokens=5), TITLES[placement])
 
 
 def test_post_to_pre_by_keyboard_alone(explorer):
@@ -59,7 +59,7 @@ def test_post_to_pre_by_keyboard_alone(explorer):
 
 def test_post_to_pre_by_mouse_click_drag_and_radio(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4")
-    small = {"sublayers": 8, "d": 16, "tokens": 4}
+    small = {"sublayers": 8, "d_model": 16, "tokens": 4}
     explorer.after(lambda: page.locator(".slot[data-place=pre] rect").click())
     assert_shows(explorer, Flip("pre", **small), "pre-LN", ["stream"])
     chip, slot = (
@@ -91,7 +91,7 @@ def test_what_is_pinned_stays_as_a_ghost(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4")
     explorer.after(lambda: page.get_by_role("button", name="Pin this").click())
     explorer.after(lambda: page.keyboard.press("2"))
-    small = {"sublayers": 8, "d": 16, "tokens": 4}
+    small = {"sublayers": 8, "d_model": 16, "tokens": 4}
     post, pre = (Flip(name, **small).measure() for name in ("post", "pre"))
     assert explorer.marks("stream", "pre-LN") == pre["stream"]
     assert explorer.marks("stream", "post-LN") == post["stream"]
@@ -117,7 +117,7 @@ def test_the_address_holds_everything(explorer):
     page.get_by_label("Residual connection").uncheck()
     for label, value in (
         ("Sublayers", 16),
-        ("Width d", 24),
+        ("Width d_model", 24),
         ("Tokens", 3),
         ("Weight gain", 0.5),
         ("Residual α", 1.5),
@@ -172,7 +172,7 @@ def summary(explorer, chart):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_what_is_said_is_what_was_measured(looked, placement):
     looked.look(f"#v=1&place={placement}&S=12&d=16&T=5")
-    found = Flip(placement, sublayers=12, d=16, tokens=5).measure()
+    found = Flip(placement, sublayers=12, d_model=16, tokens=5).measure()
     layers = [math.hypot(*found["parameters"][at : at + 2]) for at in range(1, 13, 2)]
     wanted = {
         "stream": found["stream"][-1] / found["stream"][0], "gradient": found["gradient"][0] / found["gradient"][-1],
@@ -203,7 +203,7 @@ def test_eight_seeds_are_looked_at_before_one_is_believed(explorer):
     page = explorer.stack("#v=1&S=12&d=16&T=5&seed=3")
     page.get_by_role("button", name="8 seeds").click()
     said = page.locator(".stack-verdict p").filter(has_text="Over seeds 0 to 7").inner_text(timeout=20_000)
-    found = [Flip(sublayers=12, d=16, tokens=5, seed=seed).measure() for seed in range(8)]
+    found = [Flip(sublayers=12, d_model=16, tokens=5, seed=seed).measure() for seed in range(8)]
     ratios = [one["gradient"][0] / one["gradient"][-1] for one in found]
     low, high = re.search(r"x_0 over the end: ([\d.]+) to ([\d.]+);", said).groups()
     assert (float(low), float(high)) == (pytest.approx(min(ratios), rel=6e-3), pytest.approx(max(ratios), rel=6e-3))
@@ -342,7 +342,7 @@ def test_a_wrong_address_is_told_and_breaks_nothing(looked, fragment, sentence):
 
 def test_the_cursor_reads_the_charts_and_is_linked(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4&pins=place:pre,S:8,d:16,T:4")
-    found = Flip(sublayers=8, d=16, tokens=4).measure()
+    found = Flip(sublayers=8, d_model=16, tokens=4).measure()
     cursor = page.get_by_role("slider", name="The stream: data cursor", exact=True)
     cursor.focus()
     for _ in range(3):
@@ -370,7 +370,7 @@ def test_a_cursor_that_moves_asks_for_nothing(explorer):
 
 def test_tables_and_files_have_the_same_numbers(explorer):
     page = explorer.stack("#v=1&S=4&d=16&T=4")
-    found = Flip(sublayers=4, d=16, tokens=4).measure()
+    found = Flip(sublayers=4, d_model=16, tokens=4).measure()
     chart = page.locator("#chart-stream")
     chart.get_by_role("button", name="Table").click()
     cells = chart.locator("tbody td").all_inner_texts()
@@ -426,7 +426,7 @@ def test_of_quick_changes_only_the_last_is_drawn(explorer):
         "() => document.querySelector('.stack-equation').textContent.includes('N(3.13 x')", timeout=20_000
     )
     assert len(page.evaluate("drawn")) < 5, "what was overtaken is not drawn"
-    assert_shows(explorer, Flip("deepnorm", sublayers=96, d=128), "DeepNorm", ["stream"])
+    assert_shows(explorer, Flip("deepnorm", sublayers=96, d_model=128), "DeepNorm", ["stream"])
 
 
 def test_a_server_that_is_gone_is_said(explorer):
@@ -447,7 +447,12 @@ def test_a_server_that_is_gone_is_said(explorer):
 
 def test_the_bounds_of_the_controls_are_those_of_the_server(explorer):
     page = explorer.stack()
-    for label, name in (("Sublayers", "sublayers"), ("Width d", "d"), ("Tokens", "tokens"), ("Weight gain", "gain")):
+    for label, name in (
+        ("Sublayers", "sublayers"),
+        ("Width d_model", "d_model"),
+        ("Tokens", "tokens"),
+        ("Weight gain", "gain"),
+    ):
         slider = page.get_by_role("slider", name=label, exact=True)
         assert (float(slider.get_attribute("min")), float(slider.get_attribute("max"))) == (
             FIELDS[name].least,

@@ -16,7 +16,7 @@ from addnorm.wirings.catalog import deepnorm_constants
 
 CHANGED = [
     {}, {"norm": "rms"}, {"alpha": 1.5}, {"residual": False}, {"final_norm": True}, {"final_norm": False}, {"gain": 0.3},
-    {"tokens": 1}, {"d": 12, "tokens": 5},
+    {"tokens": 1}, {"d_model": 12, "tokens": 5},
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def as_a_model(flip):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("change", [{}, {"norm": "rms"}, {"alpha": 1.5}], ids=str)
 def test_the_numbers_are_those_that_the_recorder_hears(placement, change):
-    flip = Flip(placement, sublayers=6, d=16, tokens=5, **change)
+    flip = Flip(placement, sublayers=6, d_model=16, tokens=5, **change)
     found = flip.measure()
     model, x, loss = as_a_model(flip)
     with addnorm.record(model) as rec:
@@ -50,7 +50,7 @@ def test_the_numbers_are_those_that_the_recorder_hears(placement, change):
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_map_is_that_of_decompose(placement):
-    flip = Flip(placement, sublayers=6, d=16, tokens=5)
+    flip = Flip(placement, sublayers=6, d_model=16, tokens=5)
     found = flip.measure()
     model, x, _ = as_a_model(flip)
     parts = addnorm.decompose(model, x)
@@ -64,7 +64,7 @@ def test_the_map_is_that_of_decompose(placement):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("change", CHANGED, ids=str)
 def test_shares_sum_to_one_and_every_list_has_a_number_for_each_place(placement, change):
-    flip = Flip(placement, **{"sublayers": 8, "d": 16, "tokens": 5} | change)
+    flip = Flip(placement, **{"sublayers": 8, "d_model": 16, "tokens": 5} | change)
     found = flip.measure()
     for name in (
         "labels",
@@ -112,7 +112,7 @@ def test_a_seed_is_a_stack_and_nobody_elses_random_numbers_are_drawn():
     torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu"), lambda: torch.device("meta"), lambda: default_dtype(torch.float64),
 ], ids=["no_grad", "inference_mode", "autocast", "device", "default_dtype"])  # fmt: skip
 def test_the_numbers_are_the_same_whatever_is_set_around_it(around):
-    flip = Flip("pre", sublayers=4, d=8)
+    flip = Flip("pre", sublayers=4, d_model=8)
     alone = flip.measure()
     with around():
         assert flip.measure() == alone
@@ -129,7 +129,7 @@ def default_dtype(dtype):
 
 
 def test_the_likeness_of_all_places_is_that_of_each():
-    flip = Flip("none", sublayers=6, d=8, tokens=3)
+    flip = Flip("none", sublayers=6, d_model=8, tokens=3)
     stack, x, _ = flip.build()
     assert flip.measure()["similarity"] == pytest.approx(
         [likeness(one.detach().double()) for one in streams(stack, x)], rel=1e-12
@@ -147,7 +147,7 @@ def test_the_wiring_is_the_papers_until_something_of_it_is_changed():
 
 def ratio(placement, sublayers, name, first, last):
     """Over four seeds: what a value at one place is of that at another."""
-    found = [Flip(placement, sublayers, d=32, seed=seed).measure()[name] for seed in range(4)]
+    found = [Flip(placement, sublayers, d_model=32, seed=seed).measure()[name] for seed in range(4)]
     return statistics.geometric_mean(one[first] / one[last] for one in found)
 
 
@@ -156,14 +156,14 @@ def test_the_lesson_is_there():
     assert ratio("post", 24, "stream", -1, 0) == pytest.approx(1, abs=0.1)
     assert ratio("pre", 24, "stream", -1, 0) > 2.5
     last = {
-        name: statistics.fmean(Flip(name, 24, d=32, seed=seed).measure()["ratio"][-1] for seed in range(4))
+        name: statistics.fmean(Flip(name, 24, d_model=32, seed=seed).measure()["ratio"][-1] for seed in range(4))
         for name in ("post", "pre")
     }
     assert last["pre"] < 0.5 * last["post"], "in pre-LN the last write moves the stream less: it has grown"
     assert ratio("pre", 24, "gradient", 0, -1) > 1.5
     assert ratio("none", 24, "stream", -1, 0) > 30
     assert ratio("deepnorm", 24, "gradient", 0, -1) == pytest.approx(1, abs=0.1)
-    lasts = {name: [statistics.fmean(Flip(name, n, d=32, seed=seed).measure()["parameters"][-1] for seed in range(4)) for n in (6, 48)]
+    lasts = {name: [statistics.fmean(Flip(name, n, d_model=32, seed=seed).measure()["parameters"][-1] for seed in range(4)) for n in (6, 48)]
              for name in ("post", "pre")}  # fmt: skip
     assert lasts["post"][1] > 0.75 * lasts["post"][0], (
         "the last gradient does not fall with depth: why there is warm-up"

@@ -10,7 +10,7 @@ from support.stacks import ALL
 
 
 def model(wiring, seed=0, **options):
-    return CharLM(11, 2, wired(wiring), **{"d": 16, "nhead": 2, "tokens": 8, "seed": seed, **options})
+    return CharLM(11, 2, wired(wiring), **{"d_model": 16, "nhead": 2, "tokens": 8, "seed": seed, **options})
 
 
 def test_a_model_is_its_seed_and_draws_nobody_elses_numbers():
@@ -38,7 +38,7 @@ def test_wirings_of_one_rule_begin_with_the_same_weights(wiring):
 
 def test_x_0_has_variance_one():
     text = torch.randint(500, (64, 32))
-    x = CharLM(500, 1, wired("pre_ln"), d=64, tokens=32).embed(text)
+    x = CharLM(500, 1, wired("pre_ln"), d_model=64, tokens=32).embed(text)
     assert float(x.detach().var()) == pytest.approx(1.0, rel=0.05)
 
 

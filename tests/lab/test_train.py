@@ -22,7 +22,7 @@ def one_thread(threads):
 
 
 def model_of(run):
-    return CharLM(len(TEXT.characters), run.num_layers, run.wiring, d=run.d, nhead=run.nhead, tokens=run.tokens,
+    return CharLM(len(TEXT.characters), run.num_layers, run.wiring, d_model=run.d_model, nhead=run.nhead, tokens=run.tokens,
                   norm=run.norm, seed=run.seed, text=TEXT.batch(run.seed, 0, run.batch, run.tokens)[0])  # fmt: skip
 
 
@@ -242,7 +242,9 @@ def test_where_nothing_can_be_recorded_it_trains_all_the_same_and_says_why(monke
     assert (again["resumed"], again["losses"]) == (1, whole["losses"])
 
 
-@pytest.mark.parametrize("odd", [{"d": 1, "nhead": 1}, {"tokens": 1}, {"batch": 1}, {"num_layers": 1}, {"every": 1000}])
+@pytest.mark.parametrize(
+    "odd", [{"d_model": 1, "nhead": 1}, {"tokens": 1}, {"batch": 1}, {"num_layers": 1}, {"every": 1000}]
+)
 def test_the_smallest_runs_are_runs(odd):
     found = train(small(**{"steps": 2, **odd}), TEXT)
     assert len(found["losses"]) == 2

@@ -21,7 +21,7 @@ WIRINGS = ("post_ln", "pre_ln")
 @pytest.fixture(scope="module")
 def made():
     """Two wirings, two rates, two seeds, tiny; with shallow stacks at init."""
-    protocol = lab.Protocol(num_layers=2, rates=(1e-3, 1e-2), warm_ups=(0, 4), seeds=(0, 1), steps=8, d=16, nhead=2, tokens=8,
+    protocol = lab.Protocol(num_layers=2, rates=(1e-3, 1e-2), warm_ups=(0, 4), seeds=(0, 1), steps=8, d_model=16, nhead=2, tokens=8,
                             batch=2, every=4)  # fmt: skip
     text = lab.Text("counting", "one two three four five six seven eight nine ten " * 40)
     with one_thread():

@@ -8,7 +8,7 @@ TEXT = Text(
         ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"][k * k % 10] for k in range(400)
     ),
 )
-SIZE = {"num_layers": 2, "d": 16, "nhead": 2, "tokens": 8, "batch": 4}
+SIZE = {"num_layers": 2, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4}
 NOT_MEASURED = ("seconds", "resumed", "date", "addnorm")
 
 

@@ -153,7 +153,7 @@ def train_plain(model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, te
 def started(cell: Cell, variant: str, text: Text, steps: int) -> Callable[[Told], None]:
     """A training that has not begun, as a function that does all of it."""
     run = Run(
-        wirings.get(cell.wiring), num_layers=cell.num_layers, d=cell.d, nhead=HEADS, tokens=cell.tokens, batch=cell.batch,
+        wirings.get(cell.wiring), num_layers=cell.num_layers, d_model=cell.d, nhead=HEADS, tokens=cell.tokens, batch=cell.batch,
         steps=steps, every=EVERY if variant == "recorded" else 0,
     )  # fmt: skip
     training = Training(run, text)

@@ -24,10 +24,15 @@ __all__ = ["compare"]
 
 DEFAULT = ("post_ln", "pre_ln")
 OUT = Path("addnorm-compare")
-FLAGS = {
-    name: f"--{name}" for name in ("text", "out", "seeds", "steps", "d", "tokens", "batch", "jobs", "cluster", "rates")
+FLAGS = {name: f"--{name}" for name in ("text", "out", "seeds", "steps", "tokens", "batch", "jobs", "cluster", "rates")}
+FLAGS |= {
+    "d_model": "--d-model",
+    "compared": "WIRINGS",
+    "num_layers": "--layers",
+    "warm_up": "--warm-up",
+    "nhead": "--heads",
+    "lr": "--rates",
 }
-FLAGS |= {"compared": "WIRINGS", "num_layers": "--layers", "warm_up": "--warm-up", "nhead": "--heads", "lr": "--rates"}
 FILE = click.Path(path_type=Path)
 
 
@@ -77,7 +82,7 @@ def count(least: int, most: int | None = None) -> click.IntRange:
 )
 @click.option("--seeds", type=count(1, 1000), metavar="N", help="How many seeds (default 1).")
 @click.option("--steps", type=count(1), metavar="N", help="Of a run (default 200).")
-@click.option("--d", type=count(1), metavar="N", help="Width (default 64).")
+@click.option("--d-model", "d_model", type=count(1), metavar="N", help="Width (default 64).")
 @click.option("--heads", "nhead", type=count(1), metavar="N", help="Of the attention (default 4).")
 @click.option("--tokens", type=count(1), metavar="N", help="Characters in a sequence (default 64).")
 @click.option("--batch", type=count(1), metavar="N", help="Sequences in a step (default 16).")

@@ -35,7 +35,7 @@ FIELDS: dict[str, Field] = {
     "left": Choice("post_ln", WIRINGS),
     "right": Choice("pre_ln", WIRINGS),
     "layers": Number(6, 1, 12, step=1),
-    "d": Number(64, 16, 128, step=16),
+    "d_model": Number(64, 16, 128, step=16),
     "tokens": Number(32, 8, 64, step=1),
     "batch": Number(8, 1, 32, step=1),
     "steps": Number(120, 1, 500, step=1),
@@ -101,7 +101,7 @@ def race(both: Sequence[Run], on: Text | None = None) -> Events:
 
     Example:
         >>> from addnorm.explorer.race import asked, race
-        >>> events = race(asked({"layers": 1, "steps": 2, "d": 16, "tokens": 8, "batch": 2}))
+        >>> events = race(asked({"layers": 1, "steps": 2, "d_model": 16, "tokens": 8, "batch": 2}))
         >>> [event["event"] for event in events]
         ['start', 'step', 'step', 'step', 'step', 'end']
     """

@@ -15,7 +15,7 @@ FIELDS: dict[str, Field] = {
     "placement": Choice("post", tuple(PLACEMENTS)),
     "norm": Choice("layer", ("layer", "rms")),
     "sublayers": Number(24, 2, 96, step=2),
-    "d": Number(64, 8, 256, step=8),
+    "d_model": Number(64, 8, 256, step=8),
     "tokens": Number(16, 1, 64, step=1),
     "gain": Number(1.0, 0.1, 3.0),
     "alpha": Number(0.0, 0.0, 8.0),

@@ -82,7 +82,7 @@ def compare(
 
     Example:
         >>> from addnorm import lab
-        >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d=16, nhead=2, tokens=8, batch=4)
+        >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d_model=16, nhead=2, tokens=8, batch=4)
         >>> found = lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1)
         >>> [run["settings"]["wiring"] for run in found.runs]
         ['post_ln', 'pre_ln']

@@ -54,7 +54,7 @@ class Flip:
     Args:
         placement: one of `PLACEMENTS`.
         sublayers: attention and feed-forward in turn: an even number.
-        d: the width.
+        d_model: the width.
         tokens: in the one sequence; each attends to all.
         gain: of the weights, not negative.
         alpha: the factor of the residual, a; None is the wiring's own, 1 or DeepNorm's (2L)^(1/4).
@@ -77,7 +77,7 @@ class Flip:
 
     placement: str = "post"
     sublayers: int = 24
-    d: int = 64
+    d_model: int = 64
     tokens: int = 16
     gain: float = 1.0
     alpha: float | None = None
@@ -89,7 +89,7 @@ class Flip:
     def __post_init__(self) -> None:
         check_choice("placement", self.placement, PLACEMENTS)
         check_choice("norm", self.norm, ("layer", "rms"))
-        for name, least in (("sublayers", 2), ("d", 1), ("tokens", 1), ("seed", 0)):
+        for name, least in (("sublayers", 2), ("d_model", 1), ("tokens", 1), ("seed", 0)):
             check_int(name, getattr(self, name), least)
         if self.sublayers % 2:
             raise ValueError(
@@ -126,8 +126,8 @@ class Flip:
         return deepnorm_constants("encoder-only", self.sublayers // 2)[0] if self.placement == "deepnorm" else 1.0
 
     def build(self) -> tuple[ResidualStack, Tensor, Tensor]:
-        """The stack, x_0 and v, `(1, tokens, d)` each."""
-        sublayers = _allocated(self.sublayers, self.d)
+        """The stack, x_0 and v, `(1, tokens, d_model)` each."""
+        sublayers = _allocated(self.sublayers, self.d_model)
         return self._stacked(sublayers), *_drawn(sublayers, *self._of_the_draw())
 
     def _of_the_draw(self) -> tuple[int, int, float, bool]:
@@ -136,18 +136,20 @@ class Flip:
 
     def _remembered(self) -> tuple[Modules, Tensor, Tensor]:
         """The sublayers of the last measurement of this shape, with this one's weights: nobody else has them. And x_0 and v."""
-        shape, key = (self.sublayers, self.d), self._of_the_draw()
+        shape, key = (self.sublayers, self.d_model), self._of_the_draw()
         sublayers, of, drawn = _kept.pop(shape, None) or (_allocated(*shape), None, ())
         if of != key:
             drawn = _drawn(sublayers, *key)
-        if self.sublayers * self.d**2 <= REMEMBERED:
+        if self.sublayers * self.d_model**2 <= REMEMBERED:
             _kept[shape] = sublayers, key, drawn
         if len(_kept) > KEPT:
             del _kept[next(iter(_kept))]
         return sublayers, *drawn
 
     def _stacked(self, sublayers: Sequence[nn.Module]) -> ResidualStack:
-        return ResidualStack(sublayers, self.d, self.wiring, norm=self.norm, elementwise_affine=False, device="cpu")
+        return ResidualStack(
+            sublayers, self.d_model, self.wiring, norm=self.norm, elementwise_affine=False, device="cpu"
+        )
 
     def measure(self) -> dict[str, Any]:
         """What is to be seen, as JSON types (with NaN and inf as they are): one number for each place, x_0 and every sublayer.
@@ -191,10 +193,10 @@ class Flip:
         self, connections: list[SublayerConnection], stream: list[Tensor], raws: list[Tensor], gradients: list[Tensor],
         of_weights: list[list[Tensor]],
     ) -> dict[str, Any]:  # fmt: skip
-        x = torch.cat(stream).double()  # (places, tokens, d)
+        x = torch.cat(stream).double()  # (places, tokens, d_model)
         writes = torch.cat([_write(here, raw) for here, raw in zip(connections, raws, strict=True)]).double()
         lengths = x.norm(dim=-1)
-        rms = lengths / self.d**0.5
+        rms = lengths / self.d_model**0.5
         low, high = rms.quantile(torch.tensor(BAND, dtype=rms.dtype, device="cpu"), dim=-1)
         ratio = (writes.norm(dim=-1) / lengths[:-1]).mean(-1)
         cosine = torch.cosine_similarity(writes, x[:-1], dim=-1).mean(-1)
@@ -213,11 +215,11 @@ class Flip:
         }  # fmt: skip
 
 
-def _allocated(n: int, d: int) -> Modules:
+def _allocated(n: int, d_model: int) -> Modules:
     """Sublayers whose weights nobody has drawn: `to_empty` from meta, in a third of its time."""
     found: list[nn.Module] = []
     for _ in range(n // 2):
-        found += block(d, math.gcd(d, 4), bias=False, device="meta", dtype=torch.float32)
+        found += block(d_model, math.gcd(d_model, 4), bias=False, device="meta", dtype=torch.float32)
     for sublayer in found:
         for module in sublayer.modules():
             if isinstance(module, nn.Linear):
@@ -229,8 +231,8 @@ def _drawn(sublayers: Modules, seed: int, tokens: int, gain: float, deepnorm: bo
     """x_0 and v of a seed; and its weights, in the sublayers."""
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-    d = cast(Any, sublayers[0]).d_model
-    x, v = (torch.randn(1, tokens, d, **options) for _ in "xv")
+    d_model = cast(Any, sublayers[0]).d_model
+    x, v = (torch.randn(1, tokens, d_model, **options) for _ in "xv")
     beta = deepnorm_constants("encoder-only", len(sublayers) // 2)[1] if deepnorm else 1.0
     for sublayer in cast(tuple[Any, ...], sublayers):
         for role, weight in sublayer.weight_roles():

@@ -23,7 +23,7 @@ class Protocol:
         rates: the learning rates, of which each wiring is judged at its best.
         warm_ups: the steps of warm-up.
         seeds: of weights and batches.
-        steps, d, nhead, tokens, batch, norm, every: as in `Run`.
+        steps, d_model, nhead, tokens, batch, norm, every: as in `Run`.
     """
 
     num_layers: tuple[int, ...] = (12,)
@@ -31,7 +31,7 @@ class Protocol:
     warm_ups: tuple[int, ...] = (0, 100)
     seeds: tuple[int, ...] = (0,)
     steps: int = 200
-    d: int = 64
+    d_model: int = 64
     nhead: int = 4
     tokens: int = 64
     batch: int = 16
@@ -50,7 +50,7 @@ class Protocol:
     def runs(self, compared: Sequence[Wiring]) -> list[Run]:
         """Seed by seed, so that a comparison that was ended early has whole seeds."""
         same: dict[str, Any] = {
-            name: getattr(self, name) for name in ("steps", "d", "nhead", "tokens", "batch", "norm", "every")
+            name: getattr(self, name) for name in ("steps", "d_model", "nhead", "tokens", "batch", "norm", "every")
         }
         return [
             Run(wiring, num_layers=n, lr=lr, warm_up=warm_up, seed=seed, **same)

@@ -65,7 +65,7 @@ class Run:
     Args:
         wiring: of the model.
         num_layers: each an attention and a feed-forward block.
-        d: the width.
+        d_model: the width.
         nhead: of the attention.
         tokens: in a sequence.
         batch: sequences in a step.
@@ -79,7 +79,7 @@ class Run:
 
     wiring: Wiring
     num_layers: int = 12
-    d: int = 64
+    d_model: int = 64
     nhead: int = 4
     tokens: int = 64
     batch: int = 16
@@ -92,7 +92,7 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "wiring", wired(self.wiring))
-        for name in ("num_layers", "d", "nhead", "tokens", "batch", "steps"):
+        for name in ("num_layers", "d_model", "nhead", "tokens", "batch", "steps"):
             check_int(name, getattr(self, name), 1)
         for name in ("warm_up", "seed", "every"):
             check_int(name, getattr(self, name), 0)
@@ -106,8 +106,8 @@ class Run:
         object.__setattr__(self, "lr", check_float("lr", self.lr))
         if self.lr <= 0:
             raise ValueError(f"lr is {self.lr:g}, expected a number above 0.")
-        if self.d % self.nhead:
-            raise ValueError(f"nhead is {self.nhead}, expected a divisor of d = {self.d}.")
+        if self.d_model % self.nhead:
+            raise ValueError(f"nhead is {self.nhead}, expected a divisor of d_model = {self.d_model}.")
         if self.wiring.profile is not None and self.wiring.flow != "rows":
             raise ValueError(f"wiring {self.name!r} measures its factors, which the lab can do of rows only.")
         check_choice("norm", self.norm, ("layer", "rms"))

@@ -42,23 +42,23 @@ class UniformAttention(nn.Module):
     """Attention with zero queries and keys: the mean over the tokens that the mask leaves, times W_v.
 
     Args:
-        d: the width.
+        d_model: the width.
         mixing: "mean" of all tokens, "causal": of those up to one's own, "none": of one's own alone.
     """
 
-    def __init__(self, d: int, mixing: Mixing = "mean") -> None:
+    def __init__(self, d_model: int, mixing: Mixing = "mean") -> None:
         super().__init__()
         if mixing not in get_args(Mixing):
             raise ValueError(f"mixing is {mixing!r}, expected one of {', '.join(get_args(Mixing))}.")
         self.mixing: Mixing = mixing
-        self.value = nn.Linear(d, d, bias=False)
+        self.value = nn.Linear(d_model, d_model, bias=False)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
         """For init rules that depend on the role."""
         return [("value", self.value.weight)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(*, n, d)` to the same shape; by "mean" every token gets the same."""
+        """`(*, n, d_model)` to the same shape; by "mean" every token gets the same."""
         mixed: Tensor = self.value(_MIXED[self.mixing](x))
         return mixed.expand(x.shape)
 
@@ -75,33 +75,33 @@ class Toy(nn.Module):
         tokens: in a sequence.
         judged: how many tokens the loss is the mean of; None: all. The paper's bounds are for each token's own loss: in a mean
             the gradients of different tokens cancel, and the less so the more alike the tokens are, which is another story.
-        d: the width, and the number of classes.
+        d_model: the width, and the number of classes.
         mixing: which tokens the attention averages; the same weights and data are drawn for each.
 
     Attributes:
         stack: the `ResidualStack`.
-        x: `(sequences, tokens, d)`.
+        x: `(sequences, tokens, d_model)`.
     """
 
     def __init__(
         self, num_layers: int, wiring: Wired, seed: int, *,
-        init: bool = False, sequences: int = 1, tokens: int = 32, d: int = 64, judged: int | None = None,
+        init: bool = False, sequences: int = 1, tokens: int = 32, d_model: int = 64, judged: int | None = None,
         mixing: Mixing = "mean",
     ) -> None:  # fmt: skip
         super().__init__()
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
-            self.x = torch.randn(sequences, tokens, d)
-            self.targets = torch.randint(d, (sequences * tokens,))[:judged]
+            self.x = torch.randn(sequences, tokens, d_model)
+            self.targets = torch.randint(d_model, (sequences * tokens,))[:judged]
             sublayers: list[nn.Module] = []
             for _ in range(num_layers):
-                up, down = nn.Linear(d, d, bias=False), nn.Linear(d, d, bias=False)
-                sublayers += [UniformAttention(d, mixing), nn.Sequential(up, nn.ReLU(), down)]
-            self.stack = ResidualStack(sublayers, d, wiring, elementwise_affine=False)
-            self.head = nn.Linear(d, d, bias=False)
+                up, down = nn.Linear(d_model, d_model, bias=False), nn.Linear(d_model, d_model, bias=False)
+                sublayers += [UniformAttention(d_model, mixing), nn.Sequential(up, nn.ReLU(), down)]
+            self.stack = ResidualStack(sublayers, d_model, wiring, elementwise_affine=False)
+            self.head = nn.Linear(d_model, d_model, bias=False)
             for parameter in self.parameters():
                 if parameter.dim() == 2:  # a learned factor keeps its own start
-                    nn.init.normal_(parameter, std=d**-0.5)
+                    nn.init.normal_(parameter, std=d_model**-0.5)
             if init:
                 self.stack.wiring.init_(self.stack, self.x)
 
@@ -180,7 +180,7 @@ def passed(
 
 
 def likeness(x: Tensor) -> float:
-    """The mean cosine of two different tokens of a sequence `(*, n, d)`: 1 if all are alike."""
+    """The mean cosine of two different tokens of a sequence `(*, n, d_model)`: 1 if all are alike."""
     n = x.shape[-2]
     unit = x / x.norm(dim=-1, keepdim=True)
     return float(((unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))).mean())

@@ -66,7 +66,7 @@ def train(
 
     Example:
         >>> from addnorm.lab import Run, Text, train
-        >>> run = Run("pre_ln", num_layers=2, d=16, nhead=2, tokens=8, steps=3)
+        >>> run = Run("pre_ln", num_layers=2, d_model=16, nhead=2, tokens=8, steps=3)
         >>> found = train(run, Text("counting", "one two three four five six seven eight nine ten " * 20))
         >>> len(found["losses"]), [*found["recorded"]["stream"][0]][0] is not None
         (3, True)
@@ -87,7 +87,8 @@ class Training:
         self.key = run.key(text)
         first, _ = text.batch(run.seed, 0, run.batch, run.tokens)
         self.model = CharLM(
-            len(text.characters), run.num_layers, run.wiring, d=run.d, nhead=run.nhead, tokens=run.tokens, norm=run.norm,
+            len(text.characters), run.num_layers, run.wiring, d_model=run.d_model, nhead=run.nhead, tokens=run.tokens,
+            norm=run.norm,
             seed=run.seed, text=first,
         )  # fmt: skip
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=run.lr, fused=True)

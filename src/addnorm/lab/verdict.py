@@ -124,9 +124,7 @@ def _scope(of: Results) -> Finding:
         )
     one = [f"{len(found)} {name}{'s' * (len(found) != 1)}" for name, found in
            (("depth", p.num_layers), ("learning rate", p.rates), ("seed", p.seeds))]  # fmt: skip
-    size = (
-        f"{n} run{'s' * (n != 1)} of {p.steps} steps ({', '.join(one)}; d = {p.d}, {p.tokens} characters x {p.batch})"
-    )
+    size = f"{n} run{'s' * (n != 1)} of {p.steps} steps ({', '.join(one)}; d = {p.d_model}, {p.tokens} characters x {p.batch})"
     if p.illustrates:
         sentence = f"An illustration, not evidence: {size}. For evidence: addnorm compare --full."
         return Finding("scope", sentence, "evidence needs three seeds and two learning rates at least")

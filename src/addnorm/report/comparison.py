@@ -45,7 +45,7 @@ def of_comparison(found: Comparison, facts: Mapping[str, str] | None = None) -> 
 
     Example:
         >>> from addnorm import lab, report
-        >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d=16, nhead=2, tokens=8, batch=4)
+        >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d_model=16, nhead=2, tokens=8, batch=4)
         >>> page = report.of_comparison(lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1))
         >>> [section.title for section in page.sections][:2]
         ['Learning', 'By depth: 2 layers']
@@ -197,8 +197,8 @@ def _settings(found: Comparison) -> dict[str, str]:
         told |= {
             "layers": _listed(p.num_layers), "learning rates": _listed(p.rates), "warm-up steps": _listed(p.warm_ups),
             "seeds": _listed(p.seeds), "steps": str(p.steps),
-            "model": f"d = {p.d}, {p.nhead} heads, feed-forward {4 * p.d}, {'LayerNorm' if p.norm == 'layer' else 'RMSNorm'}, "
-            f"{text['symbols']} symbols",
+            "model": f"d_model = {p.d_model}, {p.nhead} heads, feed-forward {4 * p.d_model}, "
+            f"{'LayerNorm' if p.norm == 'layer' else 'RMSNorm'}, {text['symbols']} symbols",
             "batch": f"{p.batch} sequences of {p.tokens} characters",
             "optimizer": "Adam, constant rate after a linear warm-up, no clipping, no weight decay",
             "weights": "by each wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",

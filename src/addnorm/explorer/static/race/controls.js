@@ -6,7 +6,7 @@ import { choice, number, whole } from "../state.js";
 
 /** Keys of the address, and what the server calls them. @type {Record<string, string>} */
 export const KEYS = {
-  left: "left", right: "right", L: "layers", steps: "steps", lr: "lr", warm: "warm_up", rseed: "seed", rd: "d", rT: "tokens", rB: "batch",
+  left: "left", right: "right", L: "layers", steps: "steps", lr: "lr", warm: "warm_up", rseed: "seed", rd: "d_model", rT: "tokens", rB: "batch",
 };
 
 /** @type {[string, string, string][]} key, label, hint */
@@ -14,7 +14,7 @@ const SLIDERS = [
   ["L", "Layers", "each an attention and a feed-forward block"],
   ["steps", "Steps", "of Adam, each on a batch of its own"],
   ["warm", "Warm-up", "over so many steps the rate rises"],
-  ["rd", "Width d", "features of a token"],
+  ["rd", "Width d_model", "features of a token"],
   ["rT", "Tokens", "characters of a sequence"],
   ["rB", "Batch", "sequences of a step"],
 ];

@@ -210,7 +210,7 @@ function mount(root, app) {
   /** The settings as `addnorm.lab.Run` calls them. @param {import("../state.js").State} state @returns {Record<string, any>} */
   function named(state) {
     const { layers, ...others } = asked(state);
-    return { num_layers: layers, d: others.d, nhead: meta.race.heads, ...others };
+    return { num_layers: layers, d_model: others.d_model, nhead: meta.race.heads, ...others };
   }
 }
 

@@ -13,7 +13,7 @@ import { spread, summaries, verdict } from "./verdict.js";
 
 /** Keys of the address, and what the library calls them. @type {Record<string, string>} */
 const KEYS = {
-  place: "placement", norm: "norm", S: "sublayers", d: "d", T: "tokens", gain: "gain", alpha: "alpha", seed: "seed", res: "residual", final: "final",
+  place: "placement", norm: "norm", S: "sublayers", d: "d_model", T: "tokens", gain: "gain", alpha: "alpha", seed: "seed", res: "residual", final: "final",
 };
 const PINS = 3;
 const SEEDS = 8; // of which a survey is made
@@ -86,7 +86,7 @@ const CHARTS = [
 /** Key, label, and how its value is shown. @type {[string, string, (value: any, found: any, state: import("../state.js").State) => string][]} */
 const SLIDERS = [
   ["S", "Sublayers", String],
-  ["d", "Width d", String],
+  ["d", "Width d_model", String],
   ["T", "Tokens", String],
   ["gain", "Weight gain", (value) => show(value, 3)],
   ["alpha", "Residual α", (value, found, { res }) => (!res ? "cut" : value ? show(value, 3) : `own${found && found.alpha ? `: ${show(found.alpha, 3)}` : ""}`)],
