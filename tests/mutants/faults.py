@@ -176,8 +176,8 @@ FAULTS = (
     ),
     Fault(
         "from-torch-eps", "from_torch", "src/addnorm/nn/from_torch.py",
-        "LayerNorm(d, theirs.eps, theirs.elementwise_affine",
-        "LayerNorm(d, 1e-5, theirs.elementwise_affine",
+        "LayerNorm(d_model, theirs.eps, theirs.elementwise_affine",
+        "LayerNorm(d_model, 1e-5, theirs.elementwise_affine",
     ),
     Fault(
         "two-masks-for-two-streams", "stack", "src/addnorm/nn/schedules.py",
@@ -295,7 +295,7 @@ FAULTS = (
         "statistics.stdev(found)",
     ),
     Fault(
-        "setting-chosen-by-test", "lab_verdict", "src/addnorm/lab/comparison.py",
+        "setting-chosen-by-test", "lab_verdict", "src/addnorm/lab/results.py",
         'key=lambda group: group.loss("validation"))',
         'key=lambda group: group.loss("test"))',
     ),
