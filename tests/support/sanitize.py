@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from distutils.core import run_setup  # setuptools provides it where Python no longer does
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-CAPABILITIES = ("default", "avx2", "avx512")
+from support import ROOT
+from support.capabilities import CAPABILITIES
 
 # After the flags of setup.py, the last word on each. float-cast-overflow is not part of `undefined`.
 FLAGS = [
