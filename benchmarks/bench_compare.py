@@ -15,8 +15,8 @@ from pathlib import Path
 from rich.console import Console
 
 from addnorm import lab
+from addnorm._util.jsonio import to_jsonable
 from addnorm.bench import machine
-from addnorm.stream.record.store import plain
 
 RESULTS = Path(__file__).parent / "results" / "compare.json"
 COMPARED = ("post_ln", "pre_ln")
@@ -32,8 +32,8 @@ def main() -> int:
         "seconds": time.monotonic() - start, "comparison": found.to_dict(), "rows": list(found.runs),
     }  # fmt: skip
     Console().print(found)
-    rows = ",\n".join(json.dumps(plain(run), allow_nan=False) for run in found.runs)
-    head = json.dumps(plain({**document, "rows": []}), indent=1, allow_nan=False)
+    rows = ",\n".join(json.dumps(to_jsonable(run), allow_nan=False) for run in found.runs)
+    head = json.dumps(to_jsonable({**document, "rows": []}), indent=1, allow_nan=False)
     temporary = RESULTS.with_suffix(".tmp")
     temporary.write_text(head.removesuffix("[]\n}") + f"[\n{rows}\n]}}\n", encoding="utf-8")
     temporary.replace(RESULTS)

@@ -137,7 +137,7 @@ def test_the_recording_has_a_line_for_each_sublayer():
     assert held is None
     assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", text, re.M)) == 12
     rec = addnorm.stream.Recording.load("addnorm-demo/minilm.json")
-    assert rec.facts["streams"]["stream"]["wiring"] == "post_ln"
+    assert rec.metadata["streams"]["stream"]["wiring"] == "post_ln"
     assert rec.balances["stream"].error < 1e-6
 
 

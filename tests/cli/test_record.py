@@ -37,7 +37,7 @@ def test_record_reads_a_file_a_batch_a_step_and_counts_no_padding(place):
     assert all(
         value > 0 for role, name in (("grad", "l2"), ("params", "grad_l2")) for _, value in rec.series(role, name)
     )
-    assert rec.facts["name"] == "minilm"
+    assert rec.metadata["name"] == "minilm"
     # The last step is one short text: as if it had been read alone.
     (place / "short.txt").write_text("Short.\n")
     run("record", "minilm", "--text", "short.txt", "--out", "alone.json")
@@ -49,7 +49,7 @@ def test_record_reads_a_file_a_batch_a_step_and_counts_no_padding(place):
 
 def test_json_is_the_recording_on_stdout():
     found = document("record", "llama", "--steps", 3, "--only", "2-3")
-    assert (found["schema"], found["facts"]["name"]) == ("addnorm.recording", "llama")
+    assert (found["schema"], found["metadata"]["name"]) == ("addnorm.recording", "llama")
     assert {site["layer"] for site in found["sites"] if site["layer"] is not None} == {1, 2}
     assert {step for series in found["series"] for step in series["steps"]} == {0, 1, 2}
     steps = [series["values"] for series in found["series"] if (series["role"], series["statistic"]) == ("out", "rms")]
@@ -59,11 +59,11 @@ def test_json_is_the_recording_on_stdout():
 def test_without_gradients_there_are_none():
     found = document("record", "gpt2", "--no-grads")
     assert not [series for series in found["series"] if series["statistic"] == "grad_l2" or series["role"] == "grad"]
-    assert found["facts"]["loss"] is None
+    assert found["metadata"]["loss"] is None
 
 
 def test_the_models_own_loss_is_taken():
-    assert document("record", "own_models:with_loss")["facts"]["loss"] == cli_record.OWN_LOSS
+    assert document("record", "own_models:with_loss")["metadata"]["loss"] == cli_record.OWN_LOSS
 
 
 def test_the_probes_gradient_is_not_that_of_a_constant():
@@ -173,9 +173,9 @@ def test_an_interrupt_keeps_the_steps_that_were_finished(place, monkeypatch):
     assert done.stderr == "Written: run.json\nInterrupted.\n"
     assert "2 steps 0 ... 1" in done.stdout
     rec = Recording.load(place / "run.json")
-    assert (rec.steps, rec.facts["interrupted"]) == ((0, 1), "after 2 of 5 steps")
-    assert {series.steps[-1] for *_, series in rec.each_series()} == {1}
-    assert [*rec.maps] == ["stream"]
+    assert (rec.steps, rec.metadata["interrupted"]) == ((0, 1), "after 2 of 5 steps")
+    assert {series.steps[-1] for *_, series in rec.iter_series()} == {1}
+    assert [*rec.memory_maps] == ["stream"]
 
 
 def test_an_interrupt_in_the_first_step_writes_nothing(place, monkeypatch):

@@ -13,11 +13,11 @@ from torch.utils import checkpoint
 
 import addnorm
 from addnorm import lab
+from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import race as module
 from addnorm.explorer.race import FIELDS, WIRINGS, asked, meta, race, verdict
 from addnorm.lab.measure import BY_DEPTH
 from addnorm.lab.train import Training, train
-from addnorm.stream.record.store import plain
 from support.lab_runs import TEXT
 
 STATIC = Path(module.__file__).parent / "static"
@@ -52,7 +52,7 @@ def test_each_racer_is_the_labs_own_run_to_the_bit(settings):
     assert [event["event"] for event in events] == ["start", *["step"] * 12, "end"]
     assert [event["racer"] for event in events[1:-1]] == [0, 1] * 6
     for k, run in enumerate(asked({**SMALL, **settings})):
-        found = plain(train(run, TEXT))
+        found = to_jsonable(train(run, TEXT))
         taken = steps_of(events, k)
         assert [step["step"] for step in taken] == [*range(6)]
         assert [step["loss"] for step in taken] == found["losses"]
@@ -387,5 +387,5 @@ def test_the_page_keeps_what_the_server_told(modules):
     of_left, of_right = found["stream"]
     assert of_right["values"] == right[3]["stream"]
     assert (of_left["name"], of_left["ghost"]) == ("no_norm, at its last step 1", True)
-    assert plain([float(x) for x in of_left["values"]]) == left[1]["stream"]
+    assert to_jsonable([float(x) for x in of_left["values"]]) == left[1]["stream"]
     assert found["sentences"][0] == "no_norm has stopped: its loss at step 1 is nan."

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from addnorm import lab
+from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.race import asked, race
 from addnorm.lab.measure import BY_DEPTH
-from addnorm.stream.record.store import plain
 
 SMALL = {"layers": 2, "steps": 6, "d_model": 16, "tokens": 8, "batch": 2}
 ADDRESS = "&L=2&steps=6&rd=16&rT=8&rB=2"
@@ -24,7 +24,7 @@ CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")
 def trained():
     """What the lab finds of both, as JSON has it."""
     text = lab.topics()
-    return {name: plain(lab.train(run, text)) for name, run in zip(NAMES, asked(SMALL), strict=True)}
+    return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, asked(SMALL), strict=True)}
 
 
 def last_there(values):

@@ -112,7 +112,7 @@ def test_the_cursors_of_all_charts_are_one(explorer):
 
 def test_the_map_is_the_recordings(looked, files):
     page = looked.look(f"#v=1&view=recording&rec={PRE}", "recording")
-    _, shares = files[PRE][1].maps["stream"]
+    _, shares = files[PRE][1].memory_maps["stream"]
     found = page.eval_on_selector_all(
         "#chart-recording-map .cell", "all => all.map(c => [Number(c.dataset.index), Number(c.dataset.value)])"
     )

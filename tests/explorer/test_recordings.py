@@ -12,10 +12,10 @@ from torch import nn
 
 import addnorm
 from addnorm import explorer
+from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.recordings import MOST, NAMES, Recordings, labels
-from addnorm.stream.record.balance import Balance
-from addnorm.stream.record.recording import RecordedSite, Recording
-from addnorm.stream.record.store import plain
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import Balance, RecordedSite
 
 D, STEPS = 16, 3
 
@@ -69,7 +69,7 @@ def of(tmp_path):
 def answer(recordings, number=0, **query):
     """What the page gets, after it went through JSON."""
     found = recordings.answer(recordings.asked(number, {name: str(value) for name, value in query.items()}))
-    return json.loads(json.dumps(plain(found), allow_nan=False))
+    return json.loads(json.dumps(to_jsonable(found), allow_nan=False))
 
 
 # What is answered.
@@ -89,7 +89,7 @@ def test_every_number_is_the_recordings(of, post_ln, suffix):
         for name, values in found["series"].items():
             expected = {site.id: value for site, value in post_ln.series(*name.split("."), step=step)}
             assert {one: value for one, value in zip(ids, values, strict=True) if value is not None} == expected
-        sources, shares = post_ln.maps["stream"]
+        sources, shares = post_ln.memory_maps["stream"]
         assert found["map"]["shares"] == shares
         assert len(found["map"]["sources"]) == len(sources)
 
@@ -146,7 +146,7 @@ def test_each_stream_has_its_own(of, two_streams):
             opening["written"]
             == dict(two_streams.series("out", "l2", stream=name))[two_streams.sites[0 if name == "encoder" else 6]]
         )
-        assert one["balance"]["length"] == two_streams.balances[name].length
+        assert one["balance"]["length"] == two_streams.balances[name].stream_norm
 
 
 def test_a_statistic_over_the_steps(of, post_ln):
@@ -198,9 +198,9 @@ def test_what_does_not_close_or_is_not_known_is_said(of):
         "refused": "The components of the stream do not add up: the stream is multiplied or masked between add 1 and add 2."
     }
     assert found["map"] is None
-    site = next(iter(rec.facts["streams"]["stream"]["sites"].values()))
+    site = next(iter(rec.metadata["streams"]["stream"]["sites"].values()))
     site |= {"closes": False, "closure": "Infinity"}
-    rec.facts["unknown"] = [{"path": "head", "reason": "it reads the stream twice"}]
+    rec.metadata["unknown"] = [{"path": "head", "reason": "it reads the stream twice"}]
     badges = {badge["name"]: badge for badge in answer(of(rec))["badges"]}
     assert badges["equations"]["text"] == "1 of 2 sublayers do not close"
     assert badges["equations"]["more"].endswith("the largest error is inf")
@@ -213,7 +213,7 @@ def test_amounts_that_somebody_changed_do_not_close(of, post_ln):
     rec = Recording.load(path)
     sheet = rec.balances["stream"]
     rec.balances["stream"] = Balance(
-        sheet.sources, (1.01 * sheet.amounts[0], *sheet.amounts[1:]), sheet.length, 9, 1e-7
+        sheet.sources, (1.01 * sheet.amounts[0], *sheet.amounts[1:]), sheet.stream_norm, 9, 1e-7
     )
     found = answer(of(rec))
     assert found["balance"]["closes"] is False
@@ -222,7 +222,7 @@ def test_amounts_that_somebody_changed_do_not_close(of, post_ln):
 
 def test_an_older_file_says_what_it_does_not_have(of, post_ln):
     document = post_ln.to_dict()
-    del document["balances"], document["facts"]["streams"], document["facts"]["unknown"]
+    del document["balances"], document["metadata"]["streams"], document["metadata"]["unknown"]
     recordings = of(post_ln)
     Path(recordings.paths[0]).write_text(json.dumps(document))
     found = answer(Recordings(recordings.paths))
@@ -230,8 +230,8 @@ def test_an_older_file_says_what_it_does_not_have(of, post_ln):
     assert states(found)["wiring"] == ("none", "post-LN")  # told then, of the whole model, without its proof
     sheet = found["balance"]
     assert (sheet["length"], sheet["closes"]) == (None, True)
-    assert [row["part"] for row in sheet["rows"]] == post_ln.maps["stream"][1][-1]
-    document["maps"] = {}
+    assert [row["part"] for row in sheet["rows"]] == post_ln.memory_maps["stream"][1][-1]
+    document["memory_maps"] = {}
     Path(recordings.paths[0]).write_text(json.dumps(document))
     assert answer(Recordings(recordings.paths))["balance"]["refused"].startswith("Not recorded")
 
@@ -337,7 +337,7 @@ def test_a_long_recording_is_answered_at_once_and_in_few_bytes(of):
         for step in range(0, 2 * steps, 2):
             rec.add(step, 1 + step % n, *name.split("."), 1.0)
             rec.add(step, n, *name.split("."), float(step))
-    rec.maps = {"stream": ([site.id for site in sites], [[1.0 / (n + 1)] * (n + 1)] * (n + 1))}
+    rec.memory_maps = {"stream": ([site.id for site in sites], [[1.0 / (n + 1)] * (n + 1)] * (n + 1))}
     recordings = Recordings()
     recordings.paths, recordings.loaded = ["run.json"], [rec]
     (listed,) = recordings.listed()

@@ -15,10 +15,10 @@ pytest.importorskip("httpx2")  # of starlette's test client
 from starlette.testclient import TestClient
 
 import addnorm
+from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import security, server, stack
 from addnorm.explorer.server import application
 from addnorm.lab.init_probe import Flip
-from addnorm.stream.record.store import plain
 from addnorm.trace import trace
 from support.explorer_requests import measured
 
@@ -54,7 +54,7 @@ def test_a_stack_is_what_the_library_measures(client):
     found = client.post("/api/stack", json=asked)
     assert found.status_code == 200
     expected = Flip("pre", 6, 16, 4, 0.7, 2.0, 3, final_norm=False).measure()
-    assert {name: found.json()[name] for name in expected} == json.loads(json.dumps(plain(expected)))
+    assert {name: found.json()[name] for name in expected} == json.loads(json.dumps(to_jsonable(expected)))
     assert client.post("/api/stack", json={}).json() == measured()
 
 
@@ -68,7 +68,7 @@ def test_a_trace_is_what_the_library_traces(client):
     asked = {"x": [1, 2, 3], "sublayer": [0.5, -1, 1.5], "placement": "pre", "weight": 2, "eps": 0.001}
     found = client.post("/api/trace", json=asked)
     expected = trace([1, 2, 3], [0.5, -1, 1.5], placement="pre", weight=2, eps=0.001).to_dict()
-    assert found.json() == json.loads(json.dumps(plain(expected)))
+    assert found.json() == json.loads(json.dumps(to_jsonable(expected)))
 
 
 def test_the_page_its_files_and_what_it_must_know(client):

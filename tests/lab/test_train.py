@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from addnorm._util.jsonio import to_jsonable
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, train
-from addnorm.stream.record.store import plain
 from support.lab_runs import TEXT, measured, small
 from support.stacks import ALL
 
@@ -202,7 +202,7 @@ def test_a_run_that_diverges_stops_and_says_so(options):
         assert len(found["losses"]) < 400
         assert math.isnan(found["test"])
         assert "ablation" not in found
-    assert "NaN" not in json.dumps(plain(found), allow_nan=False).replace('"NaN"', "")
+    assert "NaN" not in json.dumps(to_jsonable(found), allow_nan=False).replace('"NaN"', "")
 
 
 def test_a_run_that_learned_nothing_yet_has_not_diverged():
@@ -220,7 +220,7 @@ def test_every_wiring_trains_and_is_recorded(wiring):
     assert len({one["id"] for one in found["sites"]}) == 5
     assert all(value is not None and value > 0 for value in found["recorded"]["gradient"][1])
     assert len(found["ablation"]) == (6 if wiring.name == "b2t" else 4)
-    json.dumps(plain(found), allow_nan=False)
+    json.dumps(to_jsonable(found), allow_nan=False)
 
 
 def test_where_nothing_can_be_recorded_it_trains_all_the_same_and_says_why(monkeypatch, tmp_path):

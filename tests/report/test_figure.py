@@ -14,7 +14,8 @@ from addnorm.report import Table, drawn
 from addnorm.report.figure import unicode
 from addnorm.report.svg import PAPER, THEMED
 from addnorm.stream.record import axes
-from addnorm.stream.record.recording import RecordedSite, Recording
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import RecordedSite
 
 TABLE = Table(["sublayer", "value"], [["1", 0.5]])
 MADE = {"title": "A title", "caption": "A caption.", "table": TABLE}
@@ -36,7 +37,7 @@ def stream(name="stream", rec=None):
 
 def heat_map(n):
     rec = recording()
-    rec.maps = {"stream": ([f"s{k}" for k in range(n)], [[1 / n] * n] * n)}
+    rec.memory_maps = {"stream": ([f"s{k}" for k in range(n)], [[1 / n] * n] * n)}
     return drawn("map", lambda figure: rec.plot.memory_map(ax=figure.add_subplot()), **MADE)
 
 

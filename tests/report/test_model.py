@@ -13,7 +13,8 @@ import addnorm
 from addnorm.report import Finding, findings, of_model, render
 from addnorm.stream.ablate import Ablations
 from addnorm.stream.find.inspection import Unknown
-from addnorm.stream.record.recording import RecordedSite, Recording
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import RecordedSite
 from support.pages import checked, tables
 
 
@@ -72,7 +73,7 @@ def test_the_figures_have_the_recordings_numbers(made):
             assert shown == {site.id: value for site, value in rec.series(role, statistic)}, statistic
             assert shown
     shares = figure(page, "Of what the stream is made").table
-    sources, rows = rec.maps["stream"]
+    sources, rows = rec.memory_maps["stream"]
     assert [row[0] for row in shares.rows] == sources
     assert [[*depth] for depth in zip(*(row[1:] for row in shares.rows), strict=True)] == rows
 
@@ -122,7 +123,7 @@ def test_what_stands_out_is_computed(made):
     ratios = rec.series("write", "ratio")
     most = max(ratios, key=lambda one: one[1])
     assert f"the {most[0].kind} of layer {most[0].layer + 1} writes most, {100 * most[1]:.1f}%" in text
-    share = rec.maps["stream"][1][-1][0]
+    share = rec.memory_maps["stream"][1][-1][0]
     assert f"{100 * share:.1f}% of the stream is x₀" in text
     largest = max(done, key=lambda one: one.output_change)
     assert f"Without the {largest.site.kind} of layer {largest.site.layer + 1} the output changes most" in text

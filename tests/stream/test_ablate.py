@@ -280,7 +280,7 @@ class Depth(nn.Module):
 def test_a_forward_with_other_adds_is_refused(x: Tensor) -> None:
     model = Depth().eval()
     site = addnorm.inspect(model, x).sites[1]
-    with pytest.raises(RuntimeError, match="did not come by site"), addnorm.ablate(site):
+    with pytest.raises(RuntimeError, match="did not reach site"), addnorm.ablate(site):
         model.train()(x)
 
 
@@ -311,7 +311,7 @@ class TestRefusals:
         model = Early()
         site = addnorm.inspect(model, x).sites[1]
         model.stop = True
-        with pytest.raises(RuntimeError, match=r"did not come by site 'f\.1'"), addnorm.ablate(site):
+        with pytest.raises(RuntimeError, match=r"did not reach site 'f\.1'"), addnorm.ablate(site):
             model(x)
         model.stop = False
         with addnorm.ablate(site):
@@ -322,5 +322,5 @@ class TestRefusals:
 
         site = addnorm.inspect(Model(), x).sites[0]
         gc.collect()
-        with pytest.raises(RuntimeError, match="is gone"), addnorm.ablate(site):
+        with pytest.raises(RuntimeError, match="was deleted"), addnorm.ablate(site):
             pass

@@ -5,17 +5,17 @@ import random
 from contextlib import suppress
 from urllib.parse import quote
 
+from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import race, stack
 from addnorm.explorer.params import Choice, Flag, Number
 from addnorm.lab.init_probe import Flip
-from addnorm.stream.record.store import plain
 
 JSON = {"Content-Type": "application/json"}
 
 
 def measured(**chosen):
     """What the library says, as it comes out of JSON."""
-    return json.loads(json.dumps(plain(stack.answer(Flip(**chosen)))))
+    return json.loads(json.dumps(to_jsonable(stack.answer(Flip(**chosen)))))
 
 
 # What can be sent in good HTTP.

@@ -72,7 +72,7 @@ def token_ids() -> Tensor:
     return torch.randint(20, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
-def loss_of(y: Tensor) -> Tensor:
+def compute_loss(y: Tensor) -> Tensor:
     """A loss whose gradient at every token is another."""
     return (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)).sum()
 
@@ -80,7 +80,7 @@ def loss_of(y: Tensor) -> Tensor:
 def step(model: nn.Module, ids: Tensor, **options: Any) -> Recording:
     model.zero_grad()
     with addnorm.record(model, **options) as rec:
-        loss_of(model(ids)).backward()
+        compute_loss(model(ids)).backward()
     return rec
 
 

@@ -2,7 +2,8 @@
 
 import math
 
-from addnorm.stream.record.recording import RecordedSite, Recording
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import RecordedSite
 
 NAN, INF = math.nan, math.inf
 

@@ -173,10 +173,10 @@ def in_flags(sentence: str) -> str:
 def check_report(target: Path) -> None:
     """Refuses a place for the report that cannot be written to, before anything runs."""
     from addnorm import report
-    from addnorm.stream.record.optional import need
+    from addnorm._util.optional import require
 
     for package, to in (("matplotlib", "draw"), ("jinja2", "write a report")):
-        need(package, to)
+        require(package, to)
     try:
         report.check(target)
     except (ValueError, OSError) as error:
@@ -185,9 +185,9 @@ def check_report(target: Path) -> None:
 
 def document(found: Comparison) -> Any:
     """JSON types."""
-    from addnorm.stream.record.store import plain
+    from addnorm._util.jsonio import to_jsonable
 
-    return plain(found.to_dict())
+    return to_jsonable(found.to_dict())
 
 
 def written(found: Comparison, target: Path) -> Path:

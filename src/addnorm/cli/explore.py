@@ -45,11 +45,11 @@ def explore(port: int | None, host: str, recordings: tuple[Path, ...], opened: b
       addnorm record minilm --out minilm.json --memory-map
       addnorm explore --recording minilm.json
     """
-    from addnorm.stream.record.optional import need
+    from addnorm._util.optional import require
 
     try:
         for package in ("starlette", "uvicorn"):
-            need(package, "explore")
+            require(package, "explore")
     except ImportError as error:
         raise Refused(f"{error}.") from None
     import torch

@@ -19,6 +19,7 @@ from rich.text import Text
 from torch import Tensor
 
 import addnorm
+from addnorm._util.optional import require
 from addnorm.cli.stream import (
     Given,
     Refused,
@@ -31,11 +32,10 @@ from addnorm.cli.stream import (
     show_shares,
     unproved,
 )
-from addnorm.stream.ablate import logits_of
+from addnorm.stream.ablate import find_logits
 from addnorm.stream.models.inputs import generated, in_words
 from addnorm.stream.models.load import Loaded, quiet, refused
 from addnorm.stream.models.texts import read_texts
-from addnorm.stream.record.optional import need
 from addnorm.stream.record.recording import Recording
 
 __all__ = ["NoGradients", "Probe", "record", "step_of", "tell"]
@@ -76,25 +76,25 @@ def record(
         try:
             for kwargs in bar.track(batches, description=f"record {found.model}"):
                 step_of(loaded, kwargs, probe if grads else None)
-                finished, kept = finished + 1, Recording(rec.sites, rec.facts, rec.maps, rec.balances)
+                finished, kept = finished + 1, Recording(rec.sites, rec.metadata, rec.memory_maps, rec.balances)
         except KeyboardInterrupt:
             if not finished:
                 raise
     interrupted = finished < len(batches)
     if interrupted:
         rec = _until(rec, finished, kept)
-        rec.facts["interrupted"] = f"after {finished} of {len(batches)} steps"
-    rec.facts |= said(loaded) | {"loss": probe.sentence if grads else None}
+        rec.metadata["interrupted"] = f"after {finished} of {len(batches)} steps"
+    rec.metadata |= said(loaded) | {"loss": probe.sentence if grads else None}
     if as_json:
         print_json(rec.to_dict())
     else:
         screen.print(rec)
-        for name, (sources, shares) in rec.maps.items() if memory_map else ():
+        for name, (sources, shares) in rec.memory_maps.items() if memory_map else ():
             of = dict(zip(sources, shares[-1], strict=True))
             screen.print()
             show_shares(screen, f"What {name} is made of at its end, step {rec.steps[-1]}", of)
-        note = rec.facts.get("note")
-        told = [note and f"Note: {note}.", rec.facts["loss"], _inputs(loaded, batches[:finished]), loaded.source]
+        note = rec.metadata.get("note")
+        told = [note and f"Note: {note}.", rec.metadata["loss"], _inputs(loaded, batches[:finished]), loaded.source]
         notes(screen, *(str(note) for note in told if note))
     _write(rec, out, plots)
     if interrupted:
@@ -125,7 +125,7 @@ class Probe:
         if isinstance(own, Tensor):
             self.sentence = OWN_LOSS
             return own
-        y = logits_of(output)
+        y = find_logits(output)
         random = torch.Generator().manual_seed(self.seed)
         v = torch.randn(y.shape[1:], generator=random).div(y.shape[-1] ** 0.5).to(y.device)
         products = (y.to(torch.promote_types(y.dtype, torch.float32)) * v).sum(-1)
@@ -155,7 +155,7 @@ def step_of(loaded: Loaded, kwargs: dict[str, Any], probe: Probe | None) -> None
 
 def _until(rec: Recording, finished: int, kept: Recording) -> Recording:
     """The recording without the step in which it was interrupted: half of it would stand beside the other half of the last."""
-    for site, role, name, series in rec.each_series():
+    for site, role, name, series in rec.iter_series():
         for step, value in zip(*series, strict=True):
             if step < finished:
                 kept.add(step, site, role, name, value)
@@ -228,10 +228,10 @@ def _check_out(out: Path | None, plots: Path | None) -> None:
             if out.is_dir():
                 raise Refused(f"--out is '{out}', a directory, expected the file to write.")
             if (package := FORMATS[out.suffix]) is not None:
-                need(package, "write Parquet")
+                require(package, "write Parquet")
             _can_write("--out", out, out.parent)
         if plots is not None:
-            need("matplotlib", "draw")
+            require("matplotlib", "draw")
             _can_write("--plots", plots, plots)
     except ImportError as error:
         raise Refused(f"{error}.") from None

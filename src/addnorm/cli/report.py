@@ -16,6 +16,7 @@ from rich.console import Console
 
 import addnorm
 from addnorm import report as pages
+from addnorm._util.optional import require
 from addnorm.cli.record import NoGradients, Probe, step_of, tell
 from addnorm.cli.stream import (
     Given,
@@ -32,7 +33,6 @@ from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.hf import first_line
 from addnorm.stream.models.load import Loaded, quiet
-from addnorm.stream.record.optional import need
 from addnorm.stream.record.recording import Recording
 
 __all__ = ["inspect"]
@@ -42,7 +42,7 @@ def inspect(given: Given, screen: Console, *, as_json: bool, float64: bool, repo
     """The table of the sublayers, and the report."""
     with _told():
         for package, to in (("matplotlib", "draw"), ("jinja2", "write a report")):
-            need(package, to)
+            require(package, to)
         pages.check(report)
     loaded = loaded_of(given)
     found = inspected(loaded, float64)

@@ -20,13 +20,13 @@ from rich.text import Text
 from torch import Tensor
 
 import addnorm
+from addnorm._util.jsonio import to_jsonable
 from addnorm.stream.decompose import BIASES
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.hf import first_line
 from addnorm.stream.models.inputs import in_words
 from addnorm.stream.models.load import Loaded, Refused, load, quiet, refused
 from addnorm.stream.models.texts import read_texts
-from addnorm.stream.record.store import plain
 
 __all__ = [
     "FIELDS", "Given", "Refused", "ablate", "decompose", "inputs_of", "inspect", "inspected", "loaded_of", "mask_of",
@@ -214,7 +214,7 @@ def _mean(share: Tensor, mask: Tensor | None) -> float:
 
 def print_json(document: dict[str, Any]) -> None:
     """On stdout; what is no number is a word, "NaN" or "Infinity", as in a recording's file."""
-    print(json.dumps(plain(document), indent=2, allow_nan=False))
+    print(json.dumps(to_jsonable(document), indent=2, allow_nan=False))
 
 
 def notes(screen: Console, *texts: str) -> None:

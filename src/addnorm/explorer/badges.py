@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from addnorm.stream.record.balance import Balance
 from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import Balance
 
 __all__ = ["badges", "closes"]
 
@@ -28,8 +28,8 @@ AGAIN = "This file does not say: record the model again."
 
 def badges(rec: Recording, stream: str) -> list[Badge]:
     """The badges of one stream."""
-    known = _object(_object(rec.facts.get("streams")).get(stream))
-    unknown = rec.facts.get("unknown")
+    known = _object(_object(rec.metadata.get("streams")).get(stream))
+    unknown = rec.metadata.get("unknown")
     return [
         _wiring(known, rec),
         _equations(known, rec),
@@ -46,7 +46,7 @@ def closes(sheet: Balance) -> bool:
 
 def _wiring(known: Mapping[str, Any], rec: Recording) -> Badge:
     if not known:
-        name = rec.facts.get("wiring")
+        name = rec.metadata.get("wiring")
         return _badge("wiring", NONE, _titled(name) if isinstance(name, str) else "not recorded", AGAIN)
     equation = _text(known.get("equation")).replace("\n", "; ")
     said = [equation, *(f"{title}: {words}" for title, words in (
@@ -64,7 +64,7 @@ def _wiring(known: Mapping[str, Any], rec: Recording) -> Badge:
 def _equations(known: Mapping[str, Any], rec: Recording) -> Badge:
     sites = {str(name): _object(site) for name, site in _object(known.get("sites")).items()}
     if not sites:
-        error = rec.facts.get("closure")
+        error = rec.metadata.get("closure")
         text = f"largest relative error {error:.1e}" if isinstance(error, float) else "not recorded"
         return _badge("equations", NONE, text, AGAIN)
     wrong = [name for name, site in sites.items() if site.get("closes") is not True]
@@ -100,8 +100,8 @@ def _components(rec: Recording, stream: str) -> Badge:
     sheet = rec.balances.get(stream)
     if sheet is None:
         return _badge("balance", NONE, "not recorded", AGAIN)
-    if sheet.refused:
-        return _badge("balance", OPEN, "does not add up", f"{sheet.refused}.")
+    if sheet.reason:
+        return _badge("balance", OPEN, "does not add up", f"{sheet.reason}.")
     if not closes(sheet):
         more = "The amounts do not make the length of the stream: they are not what the recorder wrote."
         return _badge("balance", OPEN, f"does not add up, error {sheet.error:.1e}", more)

@@ -17,12 +17,12 @@ from itertools import chain
 from typing import Any
 
 from addnorm import wirings
+from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.params import Choice, Field, Number, described, read
 from addnorm.lab.data import Text, topics
 from addnorm.lab.measure import BY_DEPTH, Numbers
 from addnorm.lab.run import Run
 from addnorm.lab.train import Training, one_thread
-from addnorm.stream.record.store import plain
 
 __all__ = ["FIELDS", "Events", "asked", "meta", "race"]
 
@@ -118,12 +118,12 @@ def _events(both: Sequence[Run], on: Text) -> Events:
         names = [f"{name} ({side})" for name, side in zip(names, ("left", "right"), strict=True)]
     with closing(_turns(trainings)) as turns:
         first = [next(turns), next(turns)]  # once a step is recorded, the places are known
-        yield plain({"event": "start", **_start(names, trainings)})
+        yield to_jsonable({"event": "start", **_start(names, trainings)})
         for k in chain(first, turns):
-            yield plain({"event": "step", "racer": k, **_step(trainings[k])})
+            yield to_jsonable({"event": "step", "racer": k, **_step(trainings[k])})
     with one_thread():
         ended = [{"name": name, **_end(training)} for name, training in zip(names, trainings, strict=True)]
-    yield plain({"event": "end", "racers": ended, "verdict": verdict(ended, on)})
+    yield to_jsonable({"event": "end", "racers": ended, "verdict": verdict(ended, on)})
 
 
 def _turns(trainings: list[Training]) -> Generator[int, None, None]:

@@ -17,7 +17,7 @@ from addnorm.explorer.badges import badges, closes
 from addnorm.explorer.params import shown
 from addnorm.stream.decompose import BIASES
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.schema import BY_NAME, RecordedSite, expected
+from addnorm.stream.record.schema import BY_NAME, RecordedSite, suggest
 
 __all__ = ["MOST", "SERIES", "Asked", "Recordings", "labels"]
 
@@ -67,7 +67,7 @@ class Recordings:
         names = [Path(path).name for path in self.paths]
         return [
             {
-                "name": name if names.count(name) == 1 else path, "path": path, "model": _text(rec.facts.get("model")),
+                "name": name if names.count(name) == 1 else path, "path": path, "model": _text(rec.metadata.get("model")),
                 "streams": [*rec.streams], "steps": _thinned(rec.steps), "count": len(rec.steps),
             }
             for name, path, rec in zip(names, self.paths, self.loaded, strict=True)
@@ -100,9 +100,9 @@ class Recordings:
                 )
         stream, what = query.get("stream", rec.streams[0]), query.get("what")
         if stream not in rec.streams:
-            raise ValueError(f"stream is {shown(stream)}, expected {expected(stream, rec.streams)}.")
+            raise ValueError(f"stream is {shown(stream)}, expected {suggest(stream, rec.streams)}.")
         if what is not None and what not in NAMES:
-            raise ValueError(f"what is {shown(what)}, expected {expected(what, NAMES)}.")
+            raise ValueError(f"what is {shown(what)}, expected {suggest(what, NAMES)}.")
         steps = rec.steps
         step = _whole("step", query["step"]) if "step" in query else steps[-1]
         if step not in steps:
@@ -116,7 +116,7 @@ class Recordings:
         return {
             "number": asked.number, "path": self.paths[asked.number], "stream": stream, "step": step,
             "last": step == rec.steps[-1],
-            "facts": {name: said for name in FACTS if (said := _text(rec.facts.get(name)))},
+            "facts": {name: said for name in FACTS if (said := _text(rec.metadata.get(name)))},
             "sites": [asdict(one) | {"label": label} for one, label in zip(sites, labels(sites), strict=True)],
             "series": _series(rec, sites, step, stream),
             "badges": badges(rec, stream),
@@ -168,7 +168,7 @@ def _series(rec: Recording, sites: Sequence[RecordedSite], step: int, stream: st
 
 def _map(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any] | None:
     """Sources and, at each depth, their shares; the depths have the names of the sublayers where each has an add of its own."""
-    sources, shares = rec.maps.get(stream, ([], []))
+    sources, shares = rec.memory_maps.get(stream, ([], []))
     if not shares:
         return None
     named = _named(sites)
@@ -193,9 +193,9 @@ def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict
 
     `refused` says why there is none. Of an older file, without amounts, the parts are those of the map: means of tokens' shares.
     """
-    sheet, (mapped, shares), last = rec.balances.get(stream), rec.maps.get(stream, ([], [])), rec.steps[-1]
-    if sheet is not None and sheet.refused:
-        return {"refused": f"The components of the stream do not add up: {sheet.refused}."}
+    sheet, (mapped, shares), last = rec.balances.get(stream), rec.memory_maps.get(stream, ([], [])), rec.steps[-1]
+    if sheet is not None and sheet.reason:
+        return {"refused": f"The components of the stream do not add up: {sheet.reason}."}
     if sheet is None and not shares:
         return {"refused": "Not recorded: this file has neither amounts nor shares. Record the model again."}
     opening = [(site, value) for site, value in rec.series("out", "l2", last, stream) if site.kind == "start"]
@@ -203,9 +203,9 @@ def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict
     named, kinds = _named(sites), {_source(site): site.kind for site in sites} | {BIASES: "norms"}
     if sheet is not None:
         amounts: list[float | None] = [*sheet.amounts]
-        parts = [amount / sheet.length if sheet.length else math.nan for amount in sheet.amounts]
+        parts = [amount / sheet.stream_norm if sheet.stream_norm else math.nan for amount in sheet.amounts]
         sources: Sequence[str] = sheet.sources
-        facts = {name: getattr(sheet, name) for name in ("length", "tokens", "closure", "error")}
+        facts = {name: getattr(sheet, name) for name in ("tokens", "closure", "error")} | {"length": sheet.stream_norm}
         facts["closes"] = closes(sheet)
     else:
         sources, parts, amounts = mapped, shares[-1], [None] * len(mapped)

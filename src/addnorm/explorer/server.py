@@ -28,12 +28,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 import addnorm
+from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import presets, race, stack, tokens
 from addnorm.explorer.params import described
 from addnorm.explorer.recordings import Recordings
 from addnorm.explorer.scheduler import Busy, Desk, Ended, Gone, Superseded
 from addnorm.explorer.security import LOOPBACK, Guard, Refused, body_of, refusal
-from addnorm.stream.record.store import plain
 
 __all__ = ["STATIC", "application"]
 
@@ -180,7 +180,7 @@ def _client(request: Request) -> str:
 
 def _text(found: Any) -> str:
     """JSON, with words for NaN and inf."""
-    return json.dumps(plain(found), allow_nan=False, separators=(",", ":"))
+    return json.dumps(to_jsonable(found), allow_nan=False, separators=(",", ":"))
 
 
 def _json(text: str) -> Response:

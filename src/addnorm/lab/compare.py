@@ -25,6 +25,7 @@ from rich.console import Console
 
 from addnorm import wirings
 from addnorm._util.arguments import check_int
+from addnorm._util.optional import require
 from addnorm.lab import theory
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.data import Text, topics
@@ -35,7 +36,6 @@ from addnorm.lab.result_store import Journal, tell_step
 from addnorm.lab.run import SCHEMA, Run, digest, does, label
 from addnorm.lab.train import one_thread, train
 from addnorm.nn import Row, Wiring
-from addnorm.stream.record.optional import need
 
 __all__ = ["RunError", "compare"]
 
@@ -192,14 +192,14 @@ def _make(
 @contextmanager
 def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[Any, Any]]:
     """joblib's Parallel and delayed: on processes of this machine, or on a cluster."""
-    joblib = need("joblib", "compare")
+    joblib = require("joblib", "compare")
     options: dict[str, Any] = {"return_as": "generator_unordered"}
     if cluster is None:
         n = min(jobs or joblib.cpu_count(), n_jobs)
         with joblib.parallel_config(backend="loky", inner_max_num_threads=1):
             yield joblib.Parallel(n_jobs=n, **options), joblib.delayed
         return
-    distributed = need("distributed", "compare on a cluster")
+    distributed = require("distributed", "compare on a cluster")
     if not re.fullmatch(r"(tcp|tls|wss?)://\S+:\d+", cluster):
         raise ValueError(
             f"cluster is {cluster!r}, expected the address of a Dask scheduler, as in tcp://10.0.0.5:8786."

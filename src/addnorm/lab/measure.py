@@ -109,7 +109,7 @@ def by_depth(recording: Recording, step: int) -> Numbers:
 def map_of(recording: Recording) -> Numbers | None:
     """The memory map of the last recorded step, where there is one: of what each state of the stream is made."""
     names = {site.id: name_of(site.kind, site.layer) for site in recording.sites if site.kind not in ("start", "final")}
-    for sources, shares in recording.maps.values():
+    for sources, shares in recording.memory_maps.values():
         return {"sources": [names.get(source, source) for source in sources], "shares": shares}
     return None
 

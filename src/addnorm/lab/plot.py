@@ -99,7 +99,7 @@ def style_of(number: int, dashed: bool) -> dict[str, Any]:
     which = (2 * again + (dashed != (again % 4 > 1))) % 4
     return {
         "color": axes.COLOURS[number % len(axes.COLOURS)], "linestyle": axes.DASHES[which],
-        "fillstyle": axes.FILLINGS[which],
+        "fillstyle": axes.FILLS[which],
     }  # fmt: skip
 
 
@@ -240,7 +240,7 @@ def over_steps(shown: Sequence[Chosen], figure: Figure) -> Figure:
     for ax, (name, (ylabel, _)) in zip(places, WHILE.items(), strict=True):
         found = [Curve(one.label, while_training(one.group, name), one.style) for one in shown]
         finite = [y for curve in found for _, y in curve.points if math.isfinite(y) and y > 0]
-        log = bool(finite) and max(finite) > axes.WIDE * min(finite) and name != "similarity"
+        log = bool(finite) and max(finite) > axes.LOG_RATIO * min(finite) and name != "similarity"
         lines(ax, found, "step" if ax is places[-1] else "", ylabel, log_y=log)
         if ax is not places[0] and ax.get_legend() is not None:
             ax.get_legend().remove()
@@ -278,13 +278,13 @@ def by_depth(shown: Sequence[Chosen], panels: Sequence[Panel], figure: Figure, *
     places = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, ylabel, limits) in zip(places, panels, strict=True):
         first = ax is places[0]
-        axes.panel_of(ax, depths).tells_kinds = first
+        axes.panel_of(ax, depths).legend_has_kinds = first
         ax.tick_params(labelbottom=ax is places[-1])
         for label, group, style in shown:
             values = mean_by_depth(group, name, after) if group.runs[0]["sites"] else []
             sites = sites_of(group.runs[0])
             points = [(site, value) for site, value in zip(sites, values, strict=False) if value is not None]
-            axes.add(ax, depths, Line(label, points, style))
+            axes.add_line(ax, depths, Line(label, points, style))
         axes.finish(ax, [], ylabel, limits, legend=first)
     return figure
 
@@ -299,7 +299,7 @@ def ablation(shown: Sequence[Chosen], ax: Axes) -> Axes:
         sites = [RecordedSite(one["site"], one["site"], one["kind"], None) for one in runs[0]["ablation"]]
         depths = depths or Depths(sites)
         rises = [statistics.fmean(run["ablation"][k]["rise"] for run in runs) for k in range(len(sites))]
-        axes.add(ax, depths, Line(label, [*zip(sites, rises, strict=True)], style))
+        axes.add_line(ax, depths, Line(label, [*zip(sites, rises, strict=True)], style))
     if depths is None:
         raise ValueError("nothing was ablated, expected a run that did not diverge.")
     axes.finish(ax, [], "rise of the loss, nats", None, legend=True)

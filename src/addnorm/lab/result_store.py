@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from addnorm._util.jsonio import to_jsonable
 from addnorm.lab.measure import Numbers
-from addnorm.stream.record.store import plain
 
 __all__ = ["Journal", "restored", "step_of", "tell_step"]
 
@@ -97,7 +97,7 @@ class Journal:
         Raises:
             ValueError: it cannot be written; what was written before stays.
         """
-        line = json.dumps(plain(result), allow_nan=False).encode() + b"\n"
+        line = json.dumps(to_jsonable(result), allow_nan=False).encode() + b"\n"
         try:
             with self.file.open("ab") as file:
                 file.write(line)
@@ -135,7 +135,7 @@ def tell_step(path: Path, step: int, loss: float) -> None:
     """Says where an open run stands, for whoever looks on."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with contextlib.suppress(OSError):  # nothing hangs on it
-        temporary.write_text(json.dumps([step, plain(loss)]))
+        temporary.write_text(json.dumps([step, to_jsonable(loss)]))
         temporary.replace(path)
 
 

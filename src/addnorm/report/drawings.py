@@ -13,7 +13,8 @@ from addnorm.report.blocks import Cell, Figure, Table
 from addnorm.report.figure import drawn
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.record import axes
-from addnorm.stream.record.recording import Map, RecordedSite, Recording
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import MemoryMap, RecordedSite
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +108,7 @@ def similarity(rec: Recording, caption: str) -> Figure | None:
 
 def made_of(rec: Recording, stream: str, name: str, caption: str) -> Figure | None:
     """The memory map of a stream: source by depth."""
-    found: Map | None = rec.maps.get(stream)
+    found: MemoryMap | None = rec.memory_maps.get(stream)
     if found is None or not found[0] or not found[1]:
         return None
     sources, shares = found
@@ -117,7 +118,7 @@ def made_of(rec: Recording, stream: str, name: str, caption: str) -> Figure | No
     rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
     table = Table(head, rows, "Share of each source in the stream; a column sums to one")
     sites = {site.id: site for site in rec.sites}
-    of = f"stream of the {stream}" if len(rec.maps) > 1 else "stream"
+    of = f"stream of the {stream}" if len(rec.memory_maps) > 1 else "stream"
 
     def draw(figure: Canvas) -> None:
         ax = rec.plot.memory_map(ax=figure.add_subplot(), stream=stream)
@@ -180,12 +181,12 @@ def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *
     }
     for kind, style in styles.items():
         own = [
-            (depths.at[s.id], v)
+            (depths.x[s.id], v)
             for s, v in zip(depths.sites, values, strict=True)
             if s.kind == kind and math.isfinite(v)
         ]
         ax.bar([x for x, _ in own], [y for _, y in own], width=0.72, **style)
-    lost = [depths.at[site.id] for site, value in zip(depths.sites, values, strict=True) if not math.isfinite(value)]
+    lost = [depths.x[site.id] for site, value in zip(depths.sites, values, strict=True) if not math.isfinite(value)]
     crosses = ax.plot(
         lost, [0.9] * len(lost), "x", color=axes.ALARM, markersize=6.5, markeredgewidth=1.8, transform=ax.get_xaxis_transform(),
         label="NaN or infinite",

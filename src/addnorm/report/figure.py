@@ -12,10 +12,10 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from addnorm._util.optional import require
 from addnorm.report.blocks import Figure, Table
 from addnorm.report.svg import INK, PAPER, themed
-from addnorm.stream.record.axes import short
-from addnorm.stream.record.optional import need
+from addnorm.stream.record.axes import format_tick
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -58,8 +58,8 @@ def drawn(
     """
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
         raise ValueError(f"name is {name!r}, expected letters, digits and hyphens: it begins the ids of the drawing.")
-    matplotlib = need("matplotlib", "draw")
-    figures = need("matplotlib.figure", "draw")
+    matplotlib = require("matplotlib", "draw")
+    figures = require("matplotlib.figure", "draw")
     label = f"{title}. {caption}"
     with matplotlib.rc_context({**SETTINGS, "svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the reader's fonts write it, not matplotlib's
@@ -116,7 +116,7 @@ def _plain(axis: Any) -> None:
 
     formatter = axis.get_major_formatter()
     if type(formatter) is ScalarFormatter:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
     elif isinstance(formatter, FixedFormatter | FuncFormatter):
         axis.set_major_formatter(FuncFormatter(lambda value, place: unicode(formatter(value, place))))
 

@@ -9,7 +9,8 @@ from addnorm._util.numbers import format_number, format_percent
 from addnorm.report.blocks import Finding
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection, Site
-from addnorm.stream.record.recording import RecordedSite, Recording
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import RecordedSite
 
 __all__ = ["called", "of_ablations", "of_inspection", "of_recording", "out_of"]
 
@@ -197,7 +198,7 @@ def _absorbed(rec: Recording, stream: str | None) -> Iterator[str]:
 
 
 def _made_of(rec: Recording, stream: str | None) -> Iterator[str]:
-    for name, (sources, shares) in rec.maps.items():
+    for name, (sources, shares) in rec.memory_maps.items():
         if stream not in (None, name) or not shares:
             continue
         end = dict(zip(sources, shares[-1], strict=True))

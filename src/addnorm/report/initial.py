@@ -123,7 +123,7 @@ def _by_layer(
         for place, (ax, (ylabel, value)) in enumerate(zip(places, panels, strict=True)):
             curves = [Curve(wiring, points(value(rows[wiring]))) for wiring in there[:MOST]]
             finite = [y for curve in curves for _, y in curve.points if math.isfinite(y) and y > 0]
-            log = bool(finite) and max(finite) > axes.WIDE * min(finite) and "cos" not in ylabel
+            log = bool(finite) and max(finite) > axes.LOG_RATIO * min(finite) and "cos" not in ylabel
             plot.lines(ax, curves, "layer" if ax is places[-1] else "", ylabel, log_y=log, marked=False)
             if log:
                 _within(ax, curves)

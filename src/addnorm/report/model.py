@@ -190,7 +190,7 @@ def _by_depth(rec: Recording | None) -> list[Block]:
 def _made_of(rec: Recording | None) -> list[Block]:
     if rec is None:
         return []
-    return _there([drawings.made_of(rec, name, f"map-{k}", SAID["map"]) for k, name in enumerate(rec.maps, 1)])
+    return _there([drawings.made_of(rec, name, f"map-{k}", SAID["map"]) for k, name in enumerate(rec.memory_maps, 1)])
 
 
 def _without(done: Sequence[Ablation] | None) -> list[Block]:
@@ -224,5 +224,5 @@ def _settings(found: Inspection, rec: Recording | None) -> dict[str, str]:
     told |= {"operators watched": str(found.operators)}
     if rec is not None:
         told["steps recorded"] = str(len(rec.steps))
-        told |= {"note": str(rec.facts["note"])} if rec.facts.get("note") else {}
+        told |= {"note": str(rec.metadata["note"])} if rec.metadata.get("note") else {}
     return {name: text for name, text in told.items() if text}

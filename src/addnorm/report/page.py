@@ -13,8 +13,8 @@ from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
+from addnorm._util.optional import require
 from addnorm.report.blocks import Figure, Page
-from addnorm.stream.record.optional import need
 
 __all__ = ["check", "render", "write"]
 
@@ -29,7 +29,7 @@ def render(page: Page) -> str:
         ValueError: two figures were drawn with one name.
     """
     _check_ids(page)
-    jinja2 = need("jinja2", "write a report")
+    jinja2 = require("jinja2", "write a report")
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,

@@ -1,10 +1,10 @@
-"""`decompose`: the stream at any depth as the sum of what each source has in it.
+"""`decompose`: the stream at any depth as the sum of one component for each source.
 
     x = c_0 + c_1 + ... + c_n        sources: x_0, every sublayer's write, the biases of the norms on the stream
 
-Where the stream is a plain sum (pre-LN) a source is what was written. Where a norm stands on it (post-LN, DeepNorm) each
-write is carried through the norms after it: LayerNorm with its recorded denominator is linear in x but for its bias, so the
-sum is exact. What does not add up to the recorded stream is refused.
+Where the stream is a plain sum (pre-LN) the component of a sublayer is its write. Where norms are placed on the stream (post-LN,
+DeepNorm) each write is propagated through the norms after it: LayerNorm with its recorded denominator is linear in x except for
+its bias, so the sum is exact. Components that do not add up to the recorded stream raise an error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from addnorm.stream.find.inspect import Found, capture, doubled, understand
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norms import Norm
 from addnorm.stream.find.sites import Branch
-from addnorm.stream.record.statistics import rows
+from addnorm.stream.record.statistics import features_last
 
-__all__ = ["BIASES", "Decomposition", "carried", "decompose"]
+__all__ = ["BIASES", "Decomposition", "decompose", "propagate", "source_shares", "sum_components"]
 
 BIASES = "norm biases"
 Components = dict[str, Tensor]
 
 
-def carried(
+def propagate(
     found: Found,
     names: dict[int, str],
     start: Tensor,
@@ -37,15 +37,15 @@ def carried(
     keep: Callable[[Add, Tensor], Tensor],
     late: Callable[[Add, Tensor], Tensor],
 ) -> Iterator[Components]:
-    """The components of each state of a stream, the first one first.
+    """Yield the components of each state of a stream, from x_0 to the end.
 
     Args:
         found: the stream.
-        names: of the sublayers, by the identity of their `Branch`.
+        names: ids of the sublayers, by the identity of their `Branch`.
         start: x_0.
-        write: what a sublayer adds, in the layout of the stream.
-        keep: what an add makes of the stream before it adds: a * x.
-        late: what becomes of the stream between the norms after the add before, and an add.
+        write: returns the term that a sublayer adds, in the layout of the stream.
+        keep: applies an add's factor to a component of the stream: a * x.
+        late: applies the factors between the norms after the previous add and an add.
     """
     parts: Components = {"x_0": start}
     yield dict(parts)
@@ -56,41 +56,41 @@ def carried(
             new = write(branch)
             parts[name] = parts[name] + new if name in parts else new
         for norm in norms:
-            parts = _normed(norm, parts)
+            parts = _propagate_through(norm, parts)
         if k + 1 < len(found.adds):
             parts = {name: late(found.adds[k + 1], part) for name, part in parts.items()}
         yield dict(parts)
 
 
-def _normed(norm: Norm, parts: Components) -> Components:
-    """The components of Norm(x): its denominator is that of the sum."""
-    total = sum_of(parts)
+def _propagate_through(norm: Norm, parts: Components) -> Components:
+    """Return the components of Norm(x): the norm with the denominator of the sum, applied to each."""
+    total = sum_components(parts)
     denominator = norm.denominator(total)
-    found = {name: norm.linear(part, denominator) for name, part in parts.items()}
+    normed = {name: norm.linear(part, denominator) for name, part in parts.items()}
     shift = norm.shift(total.dtype)
     if isinstance(shift, Tensor):
-        found[BIASES] = found.get(BIASES, torch.zeros_like(total)) + shift
-    return found
+        normed[BIASES] = normed.get(BIASES, torch.zeros_like(total)) + shift
+    return normed
 
 
-def sum_of(parts: Components) -> Tensor:
-    """The stream that components make."""
+def sum_components(parts: Components) -> Tensor:
+    """Return the sum of the components: the stream."""
     return torch.stack([*parts.values()]).sum(0) if len(parts) > 1 else next(iter(parts.values()))
 
 
-def shares_of(parts: Components, total: Tensor) -> dict[str, Tensor]:
-    """<c_s, x> / |x|^2 of each token: they sum to one."""
+def source_shares(parts: Components, total: Tensor) -> dict[str, Tensor]:
+    """Return the share of each source in each token, <c_s, x> / |x|^2; the shares of a token sum to 1."""
     size = total.square().sum(-1).clamp_min(torch.finfo(total.dtype).tiny)
     return {name: (part * total).sum(-1) / size for name, part in parts.items()}
 
 
 class Decomposition:
-    """A stream taken apart, from `addnorm.decompose`.
+    """Stream as the sum of its components, from `addnorm.decompose`.
 
     Attributes:
-        stream: the `Stream` that was found.
-        sources: "x_0", the ids of the sublayers in the order of depth, and "norm biases" where norms on the stream have any.
-        depth: the number of adds; depth 0 is x_0, depth k the stream after the k-th add and its norm.
+        stream: the inspected `Stream`.
+        sources: "x_0", the ids of the sublayers in order of depth, and "norm biases" where norms on the stream have biases.
+        depth: number of adds; depth 0 is x_0, depth k the stream after the k-th add and its norm.
         closures: for each depth, the relative error of the components' sum against the recorded stream.
     """
 
@@ -100,75 +100,76 @@ class Decomposition:
         found: Found = stream.found
         self._found = found
         self._names = {id(site.found[2]): site.id for site in stream.sites}
-        refused = _refusal(found)
-        if refused:
-            raise ValueError(f"{stream.name} cannot be decomposed: {refused}.")
+        if reason := _obstacle(found):
+            raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [*self._recorded()]
         self.depth = len(found.adds)
         self.closures: list[float] = []
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
         for k, parts in enumerate(self._walk()):
-            self.closures.append(
-                relative(self._states[k], sum_of(parts).reshape(self._states[k].shape))
-            )  # tokens may be flat
+            total = sum_components(parts).reshape(self._states[k].shape)  # its tokens may be flattened
+            self.closures.append(relative(self._states[k], total))
             sources |= dict.fromkeys(parts)
             if not self.closures[-1] <= tolerance:
                 raise ValueError(
                     f"{stream.name} cannot be decomposed: at depth {k} the components add up to the stream with a relative "
-                    f"error of {self.closures[-1]:.1e}, allowed {tolerance:.0e}; addnorm.inspect tells what is not understood."
+                    f"error of {self.closures[-1]:.1e}, tolerance {tolerance:.0e}: addnorm.inspect lists what is not understood."
                 )
         self.sources = [*sources]
 
     @property
     def closure(self) -> float:
-        """The largest relative error of any depth."""
+        """Largest relative error over all depths."""
         return max(self.closures)
 
     def components(self, depth: int = -1) -> Components:
-        """What each source has in the stream at a depth, `(*, d)` in float64; they sum to `state(depth)`.
+        """Return the component of each source at a depth, `(*, d)` in float64; they sum to `state(depth)`.
 
         Args:
-            depth: 0 is x_0, k the stream after the k-th add; -1 the end.
+            depth: 0 is x_0, k the stream after the k-th add, -1 the end.
+
+        Raises:
+            IndexError: there is no such depth.
         """
-        at = self._depth(depth)
-        found = next(parts for k, parts in enumerate(self._walk()) if k == at)
-        return {name: self._rows(part) for name, part in found.items()}
+        index = self._depth(depth)
+        parts = next(parts for k, parts in enumerate(self._walk()) if k == index)
+        return {name: self._features_last(part) for name, part in parts.items()}
 
     def shares(self, depth: int = -1) -> dict[str, Tensor]:
-        """The share of each source in each token, <c_s, x> / |x|^2, `(*)`: they sum to one."""
+        """Return the share of each source in each token, <c_s, x> / |x|^2, `(*)`; the shares of a token sum to 1."""
         parts = self.components(depth)
-        return shares_of(parts, sum_of(parts))
+        return source_shares(parts, sum_components(parts))
 
     def memory_map(self) -> tuple[list[str], list[list[float]]]:
-        """The sources, and for each depth the mean over the tokens of their shares; each row sums to one."""
-        found = []
-        for parts in self._walk():
-            last = {name: self._rows(part) for name, part in parts.items()}
-            shares = shares_of(last, sum_of(last))
-            found.append([float(shares[s].mean()) if s in shares else 0.0 for s in self.sources])
-        return self.sources, found
+        """Return the sources, and for each depth the mean over the tokens of their shares; each row sums to 1."""
+        rows = []
+        for components in self._walk():
+            parts = {name: self._features_last(part) for name, part in components.items()}
+            shares = source_shares(parts, sum_components(parts))
+            rows.append([float(shares[source].mean()) if source in shares else 0.0 for source in self.sources])
+        return self.sources, rows
 
     def state(self, depth: int = -1) -> Tensor:
-        """The stream that was recorded at a depth, `(*, d)`, in float64."""
-        return self._rows(self._states[self._depth(depth)])
+        """Return the recorded stream at a depth, `(*, d)` in float64."""
+        return self._features_last(self._states[self._depth(depth)])
 
     def lens(
         self, head: Callable[[Tensor], Tensor] | None = None, *, norm: Literal["recompute", "frozen"]
     ) -> list[Tensor]:
-        """What the end of the model would make of the stream at every depth: head(N_final(x)).
+        """Return the model's head applied to the stream at every depth: head(N_final(x)).
 
         Args:
-            head: from the normed stream to logits, say; the normed stream itself by default. It is given float64 in the
-                model's dtype.
-            norm: "recompute" normalizes each depth by its own statistics, "frozen" by the denominators of the last depth, with
-                which contributions add up. They tell different things and neither is a default.
+            head: function of the normed stream in the model's dtype, such as the projection to logits. By default the normed
+                stream is returned.
+            norm: "recompute" normalizes each depth by its own statistics; "frozen" by the denominators of the last depth, with
+                which contributions add up. The results differ, so there is no default.
         """
         if norm not in ("recompute", "frozen"):
             raise ValueError(
-                f"norm is {norm!r}, expected 'recompute' (each depth by its own) or 'frozen' (the last one's)."
+                f"norm is {norm!r}, expected 'recompute' (statistics of each depth) or 'frozen' (those of the last depth)."
             )
         final = self._found.final[-1] if self._found.final else None
-        found = []
+        outputs = []
         with torch.no_grad():
             for state in self._states:
                 x = state
@@ -176,12 +177,11 @@ class Decomposition:
                     denominator = final.denominator(self._states[-1] if norm == "frozen" else x)
                     x = final.linear(x, denominator) + final.shift(x.dtype)
                 x = x.to(self._found.adds[0].x.tensor.dtype)
-                found.append(x if head is None else head(x))
-        return found
+                outputs.append(x if head is None else head(x))
+        return outputs
 
-    def _rows(self, t: Tensor) -> Tensor:
-        """With the features last."""
-        return rows(t, self.stream.width, self.stream.axis)
+    def _features_last(self, t: Tensor) -> Tensor:
+        return features_last(t, self.stream.width, self.stream.axis)
 
     def _depth(self, depth: int) -> int:
         if not -self.depth - 1 <= depth <= self.depth:
@@ -209,15 +209,15 @@ class Decomposition:
 
         with torch.no_grad():
             start = self._found.adds[0].x.tensor.detach().double()
-            yield from carried(self._found, self._names, start, write, keep, lambda add, part: part)
+            yield from propagate(self._found, self._names, start, write, keep, lambda add, part: part)
 
     def __repr__(self) -> str:
         size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"
         return f"<Decomposition of {self.stream.name}: {size}>"
 
 
-def _refusal(found: Found) -> str:
-    """Why components could not be carried through."""
+def _obstacle(found: Found) -> str:
+    """Return why components cannot be propagated; else empty text."""
     for k, add in enumerate(found.adds[1:], 1):
         if add.retokened:
             return f"tokens join or leave the stream before add {k + 1}"
@@ -231,18 +231,20 @@ def _refusal(found: Found) -> str:
 def decompose(
     model: nn.Module, *args: Any, float64: bool = False, stream: str | None = None, **kwargs: Any
 ) -> Decomposition:
-    r"""Takes the stream of a model apart: what x_0 and every sublayer have in it, at any depth.
+    r"""Decompose the stream of a model into one component for x_0 and one for each sublayer, at any depth.
 
-    In a plain sum x_L = x_0 + w_1 + ... + w_S the components are the writes. Behind a norm that stands on the stream they are
-    the writes carried through it with its recorded denominator, each c -> (c - mean(c)) / sqrt(var + eps) * weight; the biases
-    of the norms are a source of their own.
+    In a plain sum x_L = x_0 + w_1 + ... + w_S the components are the writes. A norm on the stream maps each component to
+    (c - mean(c)) / sqrt(var + eps) * weight with its recorded denominator; the biases of the norms are a source of their own.
 
     Args:
-        model: as for `addnorm.inspect`.
-        args: what the model is called with.
+        model: the model, as for `addnorm.inspect`.
+        args: positional arguments of the model's forward.
         float64: run a copy of the model in float64: the components then add up to 1e-10 instead of 1e-5.
-        stream: which one, where the model has several: its name, such as "decoder".
-        kwargs: the keyword arguments of the call.
+        stream: name of the stream where the model has several, such as "decoder".
+        kwargs: keyword arguments of the model's forward.
+
+    Returns:
+        A `Decomposition`.
 
     Raises:
         ValueError: there is no such stream, or the components do not add up to it.
@@ -256,29 +258,29 @@ def decompose(
         >>> bool((total - parts.state()).abs().max() < 1e-5), round(float(sum(parts.shares().values()).mean()), 6)
         (True, 1.0)
 
-    Source: Mickus, Paperno, Constant, "How to dissect a Muppet" (2022), for BERT; here for every placement of the norm.
+    Source: Mickus, Paperno, Constant, "How to dissect a Muppet" (2022), for BERT; here for every norm placement.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args)."
         )
-    runs = getattr(model, "_orig_mod", model)
+    eager = getattr(model, "_orig_mod", model)
     if float64:
-        runs, args, kwargs = doubled(runs, args, kwargs)
+        eager, args, kwargs = doubled(eager, args, kwargs)
     with torch.no_grad():
-        found = understand(runs, capture(runs, args, kwargs), target=model)
-    chosen = _chosen(found, stream)
+        inspection = understand(eager, capture(eager, args, kwargs), target=model)
+    chosen = _select_stream(inspection, stream)
     dtypes = [add.out.tensor.dtype for add in chosen.found.adds]
     tolerance = max(TOLERANCE.get(dtype, 1e-5) for dtype in dtypes)
-    return Decomposition(chosen, found, tolerance)
+    return Decomposition(chosen, inspection, tolerance)
 
 
-def _chosen(found: Inspection, name: str | None) -> Stream:
-    names = [stream.name for stream in found.streams]
+def _select_stream(inspection: Inspection, name: str | None) -> Stream:
+    names = [stream.name for stream in inspection.streams]
     if not names:
-        raise ValueError(f"{found.model} has no residual stream to decompose: {found.unknown[0].reason}.")
+        raise ValueError(f"{inspection.model} has no residual stream to decompose: {inspection.unknown[0].reason}.")
     if name is None and len(names) > 1:
         raise ValueError(f"stream is None, expected one of {', '.join(map(repr, names))}: the model has several.")
     if name is not None and name not in names:
         raise ValueError(f"stream is {name!r}, expected one of {', '.join(map(repr, names))}.")
-    return found.streams[0 if name is None else names.index(name)]
+    return inspection.streams[0 if name is None else names.index(name)]

@@ -2,7 +2,8 @@
 
 from rich.console import Console
 
-from addnorm.stream.record.recording import RecordedSite, Recording
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import RecordedSite
 from support.recordings import NAN, WRITES, filled, series_of, sites
 
 

@@ -10,8 +10,8 @@ import matplotlib.figure
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
-from addnorm.stream.record.recording import RecordedSite, Recording
-from addnorm.stream.record.schema import ROLES
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import ROLES, RecordedSite
 
 DRAWINGS = ("stream", "gradients", "writes", "similarity", "memory_map")
 BY_DEPTH = DRAWINGS[:-1]
@@ -48,7 +48,7 @@ def recorded(sublayers=6, streams=("stream",), value=lambda k: 1.0 / (k + 1), wi
             rec.add(10, place, "norm_final", "rstd", 0.5)
     n = sublayers + 1
     rows = [[1 / (k + 1) if source <= k else 0.0 for source in range(n)] for k in range(n)]
-    rec.maps = {stream: ([site.id for site in sites if site.stream == stream][:n], rows) for stream in streams}
+    rec.memory_maps = {stream: ([site.id for site in sites if site.stream == stream][:n], rows) for stream in streams}
     return rec
 
 
@@ -202,9 +202,9 @@ def test_a_step_can_be_chosen():
 @pytest.mark.parametrize(
     ("name", "without", "says"),
     [
-        ("gradients", ("grad", "params"), "nothing of gradients: record with grads=True, and call loss.backward"),
-        ("stream", ("out",), "nothing of the stream: run the model while recording"),
-        ("writes", ("write",), "nothing of writes: run the model"),
+        ("gradients", ("grad", "params"), "no values of gradients: record with grads=True, and call loss.backward"),
+        ("stream", ("out",), "no values of the stream: run the model while recording"),
+        ("writes", ("write",), "no values of writes: run the model"),
     ],
 )
 def test_what_was_not_recorded_is_said_in_one_sentence_and_nothing_is_drawn(name, without, says):
@@ -227,8 +227,8 @@ def test_several_norms_of_a_sublayer_are_several_lines():
         if site.kind not in ("start", "final"):
             rec.add(10, place, "norm_branch", "rstd", 3.0)
     upper, lower = panels(rec.plot.similarity())
-    assert texts(lower) == ["of what is read", "of what is written"]
-    assert "of what is read" not in texts(upper)
+    assert texts(lower) == ["of the input", "of the output"]
+    assert "of the input" not in texts(upper)
 
 
 def test_axes_that_stand_on_no_grid_and_axes_that_were_cleared():
@@ -260,7 +260,7 @@ def test_the_memory_map_may_have_negative_shares_many_sources_and_keywords():
     rec = recorded(30)
     ax = rec.plot.memory_map(cmap="viridis")
     assert ([*ax.texts], ax.collections[0].get_cmap().name) == ([], "viridis")
-    rec.maps = {"stream": (["a", "b"], [[1.5, -0.5]])}
+    rec.memory_maps = {"stream": (["a", "b"], [[1.5, -0.5]])}
     mesh = rec.plot.memory_map().collections[0]
     assert (mesh.norm.vmin, mesh.norm.vmax) == (-0.5, 1.5)
     assert mesh.norm(1.5) == pytest.approx(1)
@@ -269,7 +269,7 @@ def test_the_memory_map_may_have_negative_shares_many_sources_and_keywords():
 
 def test_a_share_a_little_below_zero_leaves_the_small_ones_apart():
     rec = recorded(30)
-    rec.maps = {"stream": (["a", "b", "c"], [[0.981, 0.02, -0.001]])}
+    rec.memory_maps = {"stream": (["a", "b", "c"], [[0.981, 0.02, -0.001]])}
     norm = rec.plot.memory_map().collections[0].norm
     assert norm(0.02) - norm(-0.001) > 0.1
     assert norm.inverse(norm(0.02)) == pytest.approx(0.02)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.record.recording import Recording
-from support.open_model import BATCH, REFERENCE, TOKENS, D, Model, column, lengths, loss_of, step, token_ids
+from support.open_model import BATCH, REFERENCE, TOKENS, D, Model, column, compute_loss, lengths, step, token_ids
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ class TestTheNumbers:
         rec = step(model, ids)
         seen: list[dict[str, Tensor]] = []
         model.zero_grad()
-        loss_of(model(ids, seen)).backward()
+        compute_loss(model(ids, seen)).backward()
         return rec, seen, model
 
     @pytest.mark.parametrize("role", ["in", "read", "raw", "write", "out"])
@@ -85,7 +85,7 @@ class TestTheNumbers:
 
     def test_a_memory_map_whose_rows_sum_to_one(self, both: Any, post: bool) -> None:
         rec, _, _ = both
-        sources, shares = rec.maps["stream"]
+        sources, shares = rec.memory_maps["stream"]
         assert len(shares) == 5
         assert sources[0] == "x_0"
         assert all(sum(row) == pytest.approx(1.0) for row in shares)
@@ -94,16 +94,16 @@ class TestTheNumbers:
     def test_the_map_is_the_decompositions(self, both: Any, ids: Tensor) -> None:
         rec, _, model = both
         sources, shares = addnorm.decompose(model, ids).memory_map()
-        found = dict(zip(rec.maps["stream"][0], rec.maps["stream"][1][-1], strict=True))
+        found = dict(zip(rec.memory_maps["stream"][0], rec.memory_maps["stream"][1][-1], strict=True))
         assert found == pytest.approx(dict(zip(sources, shares[-1], strict=True)), rel=1e-4)
 
     def test_a_balance_whose_amounts_add_up_to_the_streams_length(self, both: Any, ids: Tensor) -> None:
         rec, seen, model = both
         sheet = rec.balances["stream"]
-        assert sheet.refused == ""
+        assert sheet.reason == ""
         assert sheet.error < 1e-6 > sheet.closure
         assert sheet.tokens == BATCH * TOKENS
-        assert sheet.length == pytest.approx(float(lengths(seen[-1]["out"]).mean()), rel=1e-5)
+        assert sheet.stream_norm == pytest.approx(float(lengths(seen[-1]["out"]).mean()), rel=1e-5)
         parts = addnorm.decompose(model, ids)
         x = parts.state()
         by_hand = {name: float(((c * x).sum(-1) / x.norm(dim=-1)).mean()) for name, c in parts.components().items()}
@@ -111,8 +111,8 @@ class TestTheNumbers:
 
     def test_what_the_inspection_knows_of_it(self, both: Any, post: bool) -> None:
         rec, _, _ = both
-        (name, known), *others = rec.facts["streams"].items()
-        assert (name, others, rec.facts["unknown"]) == ("stream", [], [])
+        (name, known), *others = rec.metadata["streams"].items()
+        assert (name, others, rec.metadata["unknown"]) == ("stream", [], [])
         assert known["wiring"] == ("post_ln" if post else "pre_ln")
         assert known["norms"] == "LayerNorm 1e-5"
         assert (known["closure"] is None) == post
@@ -152,8 +152,8 @@ def test_where_no_balance_can_be_drawn_up_it_says_why(between: Any, says: str) -
     with addnorm.record(model) as rec:
         model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
     (sheet,) = rec.balances.values()
-    assert says in sheet.refused
-    assert (rec.maps, sheet.sources, sheet.amounts) == ({}, (), ())
+    assert says in sheet.reason
+    assert (rec.memory_maps, sheet.sources, sheet.amounts) == ({}, (), ())
 
 
 class Low(nn.Module):
@@ -214,7 +214,7 @@ def test_a_scale_that_is_computed() -> None:
             model(torch.randn(2, 5, D))
             model.g.data.add_(1.0)
     assert column(rec, "write", "rms")[-1] == pytest.approx(REFERENCE["rms"](model.write), rel=1e-5)
-    assert all(sum(row) == pytest.approx(1.0) for row in rec.maps["stream"][1])
+    assert all(sum(row) == pytest.approx(1.0) for row in rec.memory_maps["stream"][1])
 
 
 def test_features_in_the_middle() -> None:
@@ -253,8 +253,8 @@ def test_the_map_is_of_the_weights_of_its_forward_whatever_an_optimizer_does_bef
             optimizer.step()
     with addnorm.record(before) as expected:
         before(x).square().mean().backward()
-        assert expected.maps["stream"][1]
+        assert expected.memory_maps["stream"][1]
     assert rec.balances["stream"].refused == ""
-    assert rec.maps["stream"][0] == expected.maps["stream"][0]
-    for found, exact in zip(rec.maps["stream"][1], expected.maps["stream"][1], strict=True):
+    assert rec.memory_maps["stream"][0] == expected.memory_maps["stream"][0]
+    for found, exact in zip(rec.memory_maps["stream"][1], expected.memory_maps["stream"][1], strict=True):
         assert found == pytest.approx(exact, abs=1e-6)

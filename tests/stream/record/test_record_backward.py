@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import addnorm
 from addnorm.stream.record.recording import Recording
-from support.open_model import Block, D, Model, loss_of, token_ids
+from support.open_model import Block, D, Model, compute_loss, token_ids
 
 
 @pytest.fixture
@@ -23,15 +23,15 @@ class TestWhichStepAGradientIsOf:
     def test_a_backward_that_is_not_recorded_changes_nothing(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model, every=2) as rec:
-            loss_of(model(ids)).backward()
+            compute_loss(model(ids)).backward()
             before = self.first(rec, 0)
-            (loss_of(model(ids)) * 10).backward()
+            (compute_loss(model(ids)) * 10).backward()
         assert self.first(rec, 0) == before
 
     def test_backwards_after_both_forwards(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
-            one, ten = loss_of(model(ids)), loss_of(model(ids)) * 10
+            one, ten = compute_loss(model(ids)), compute_loss(model(ids)) * 10
             one.backward()
             ten.backward()
         assert self.first(rec, 1) == pytest.approx([10 * value for value in self.first(rec, 0)], rel=1e-4)
@@ -39,7 +39,7 @@ class TestWhichStepAGradientIsOf:
     def test_an_evaluation_before_the_backward(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
-            loss = loss_of(model(ids))
+            loss = compute_loss(model(ids))
             with torch.no_grad():
                 model(ids)
             loss.backward()
@@ -51,9 +51,9 @@ class TestWhichStepAGradientIsOf:
         model.embed = nn.Identity()  # type: ignore[assignment]
         x = torch.randn(2, 5, D, requires_grad=True)
         with addnorm.record(model) as rec:
-            loss_of(model(x)).backward()
+            compute_loss(model(x)).backward()
             before = rec.series("grad", "l2", step=0)
-            (loss_of(model(x)) * 10).backward()
+            (compute_loss(model(x)) * 10).backward()
         assert rec.series("grad", "l2", step=0) == before
 
     def test_after_a_backward_that_failed(self, ids: Tensor) -> None:
@@ -65,19 +65,19 @@ class TestWhichStepAGradientIsOf:
         with addnorm.record(model, every=2) as rec:
             handle = model.embed.weight.register_hook(fail)
             with pytest.raises(RuntimeError, match="stop"):
-                loss_of(model(ids)).backward()
+                compute_loss(model(ids)).backward()
             handle.remove()
             before = self.first(rec, 0)
-            (loss_of(model(ids)) * 10).backward()
+            (compute_loss(model(ids)) * 10).backward()
         assert self.first(rec, 0) == before
 
     def test_a_module_that_is_replaced(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
-            loss_of(model(ids)).backward()
+            compute_loss(model(ids)).backward()
             model.blocks[0] = Block(False)
             model.zero_grad()
-            loss_of(model(ids)).backward()
+            compute_loss(model(ids)).backward()
         expected = float(torch.stack([p.grad.norm() for p in model.blocks[0].mix.parameters()]).norm())
         assert self.first(rec, 1)[0] == pytest.approx(expected, rel=1e-4)
-        assert "note" not in rec.facts
+        assert "note" not in rec.metadata

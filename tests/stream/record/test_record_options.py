@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import addnorm
-from addnorm.stream.record.recording import STATISTICS
-from support.open_model import BATCH, REFERENCE, TOKENS, D, Model, column, loss_of, step, token_ids
+from addnorm.stream.record.schema import STATISTICS
+from support.open_model import BATCH, REFERENCE, TOKENS, D, Model, column, compute_loss, step, token_ids
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ class TestWhatIsAsked:
         model = Model()
         with addnorm.record(model, every=3) as rec:
             for _ in range(7):
-                loss_of(model(ids)).backward()
+                compute_loss(model(ids)).backward()
         assert rec.steps == (0, 3, 6)
         assert [s for s, _ in rec.over_time(rec.sites[1].id, "params", "grad_l2")] == [0, 3, 6]
 
@@ -74,7 +74,7 @@ class TestWhatIsAsked:
             pass
 
     def test_all_that_is_recorded_is_in_the_table_of_statistics(self, ids: Tensor) -> None:
-        known = {(s.role, s.name) for s in STATISTICS if not s.derived_from}
+        known = {(s.role, s.name) for s in STATISTICS if not s.reciprocal_of}
         assert {(e.role, e.statistic) for e in step(Model(), ids).table()} <= known
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import addnorm
-from support.open_model import REFERENCE, D, Model, column, loss_of, step, token_ids
+from support.open_model import REFERENCE, D, Model, column, compute_loss, step, token_ids
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ class TestWhatRunsOtherwise:
         assert found.steps == (0,)
         assert [e[:5] for e in found.table()] == [e[:5] for e in plain.table()]
         assert [e.value for e in found.table()] == pytest.approx([e.value for e in plain.table()], rel=1e-4, abs=1e-6)
-        assert "note" not in found.facts
+        assert "note" not in found.metadata
 
     def test_a_frozen_part_under_a_reentrant_checkpoint_gets_no_gradient(self, ids: Tensor) -> None:
         """As without the recorder: of its inputs none requires one."""
@@ -38,7 +38,7 @@ class TestWhatRunsOtherwise:
         model.checkpointed = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about just this
-            loss_of(model(ids)).backward()
+            compute_loss(model(ids)).backward()
             expected = [p.grad is None for p in model.parameters()]
             step(model, ids)
         assert [p.grad is None for p in model.parameters()] == expected
@@ -50,7 +50,7 @@ class TestWhatRunsOtherwise:
         model.zero_grad()
         with addnorm.record(model) as rec:
             for part in ids.split(1):
-                loss_of(model(part)).backward()
+                compute_loss(model(part)).backward()
         for k, one in enumerate(alone):
             for role, name in (("params", "grad_l2"), ("grad", "l2"), ("write", "ratio")):
                 mine = [v for _, v in rec.series(role, name, step=k)]
@@ -61,7 +61,7 @@ class TestWhatRunsOtherwise:
         model.zero_grad()
         with addnorm.record(model, accumulate=3) as rec:
             for part in ids.split(1):
-                loss_of(model(part)).backward()
+                compute_loss(model(part)).backward()
         assert rec.steps == (0,)
         expected = [
             float(torch.stack([p.grad.norm() for p in modules.parameters()]).norm())
@@ -74,7 +74,7 @@ class TestWhatRunsOtherwise:
         first, second = ids[:1], ids[1:2]
         one = step(model, first)
         with addnorm.record(model) as rec:
-            (loss_of(model(first)) + loss_of(model(second))).backward()
+            (compute_loss(model(first)) + compute_loss(model(second))).backward()
         assert [v for _, v in rec.series("grad", "l2", step=0)] == pytest.approx(
             [v for _, v in one.series("grad", "l2")], rel=1e-4
         )
@@ -84,9 +84,9 @@ class TestWhatRunsOtherwise:
         with torch.autocast("cpu", torch.bfloat16):
             rec = step(model, ids)
         plain = step(model, ids)
-        assert "note" not in rec.facts
+        assert "note" not in rec.metadata
         assert column(rec, "write", "rms") == pytest.approx(column(plain, "write", "rms"), rel=0.03)
-        assert rec.maps
+        assert rec.memory_maps
 
     def test_dropout_is_that_of_the_run(self) -> None:
         """The inspection before the first forward draws nothing: the output is what it is without a recorder."""
@@ -111,7 +111,7 @@ class TestWhatRunsOtherwise:
     def test_training_and_evaluation_in_one_recording(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
-            loss_of(model.train()(ids)).backward()
+            compute_loss(model.train()(ids)).backward()
             with torch.no_grad():
                 model.eval()(ids)
         assert rec.steps == (0, 1)
@@ -142,7 +142,7 @@ class TestWhatRunsOtherwise:
         compiled = torch.compile(model)
         with pytest.warns(UserWarning, match="compiled, and recorded eagerly"), addnorm.record(compiled) as rec:
             compiled(ids)
-        assert rec.facts["note"] == "the model is compiled, and recorded eagerly"
+        assert rec.metadata["note"] == "the model is compiled, and recorded eagerly"
         assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
 
     @pytest.mark.parametrize("wiring", ["pre_ln", "sandwich", "rezero", "layer_scale", "parallel", "layernorm_scaling"])
@@ -158,8 +158,8 @@ class TestWhatRunsOtherwise:
         with torch.set_grad_enabled(gradients), addnorm.record(model) as rec:
             y = model(x)
             if gradients:
-                loss_of(y).backward()
-        assert "note" not in rec.facts
+                compute_loss(y).backward()
+        assert "note" not in rec.metadata
         writes = [REFERENCE["rms"](w) for w in model.unroll(x).writes]
         assert column(rec, "write", "rms") == pytest.approx(writes, rel=1e-5)
 
@@ -171,7 +171,7 @@ class TestWhatRunsOtherwise:
         x = torch.randn(40, 40, D)
         with torch.set_grad_enabled(gradients), addnorm.record(model) as rec:
             model(x)
-        assert "note" not in rec.facts
+        assert "note" not in rec.metadata
         assert len(column(rec, "write", "rms")) >= 4
 
 
@@ -190,7 +190,7 @@ def test_a_model_that_runs_otherwise_is_inspected_again(ids: Tensor) -> None:
         model(ids)
         model.skip = True
         model(ids)
-    assert "ran otherwise" in rec.facts["note"]
+    assert "ran otherwise" in rec.metadata["note"]
     assert [s.id for s, _ in rec.series("write", "rms", step=1)] == [s.id for s in rec.sites if s.layer == 1]
 
 
@@ -198,7 +198,7 @@ def test_a_batch_of_nothing(ids: Tensor) -> None:
     model = Model()
     with addnorm.record(model) as rec:
         for part in (ids, ids[:0], ids):
-            loss_of(model(part)).backward()
+            compute_loss(model(part)).backward()
     assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
 
 
@@ -206,7 +206,7 @@ def test_inside_torch_func_it_is_said(ids: Tensor) -> None:
     model = Model()
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     with addnorm.record(model) as rec:
-        torch.func.grad(lambda p: loss_of(torch.func.functional_call(model, p, (ids,))))(parameters)
+        torch.func.grad(lambda p: compute_loss(torch.func.functional_call(model, p, (ids,))))(parameters)
         model(ids)
     assert rec.steps == (1,)
-    assert rec.facts["note"] == "forward 0 ran inside torch.func: it is not recorded"
+    assert rec.metadata["note"] == "forward 0 ran inside torch.func: it is not recorded"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import addnorm
-from support.open_model import D, Model, column, loss_of, step, token_ids
+from support.open_model import D, Model, column, compute_loss, step, token_ids
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ class TestNothingIsLeft:
 
     def test_gradients_are_the_same(self, ids: Tensor) -> None:
         model = Model(post=True)
-        loss_of(model(ids)).backward()
+        compute_loss(model(ids)).backward()
         expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         step(model, ids)
         assert all(
@@ -73,14 +73,14 @@ class TestNothingIsLeft:
             counts = []
             for _ in range(4):
                 model.zero_grad(set_to_none=False)
-                loss_of(model(ids)).backward()
+                compute_loss(model(ids)).backward()
                 counts.append(tensors())
         assert counts[3] <= counts[2] <= counts[1]  # less is what other tests left
 
     def test_two_recorders_of_one_model(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as one, addnorm.record(model, grads=False) as two:
-            loss_of(model(ids)).backward()
+            compute_loss(model(ids)).backward()
         assert column(one, "write", "rms") == pytest.approx(column(two, "write", "rms"))
 
 

@@ -5,10 +5,8 @@ import sys
 
 import pytest
 
-import addnorm.stream.record.recording as recording_module
-from addnorm.stream.record.balance import Balance
-from addnorm.stream.record.recording import STATISTICS, RecordedSite, Recording
-from addnorm.stream.record.schema import ALIASES, ROLES
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import HOOK_NAMES, ROLES, STATISTICS, Balance, RecordedSite
 from support.recordings import INF, NAN, WRITES, filled, sites
 
 
@@ -35,7 +33,7 @@ def test_a_second_number_of_a_step_replaces_the_first_and_a_late_one_finds_its_p
 
 def test_a_number_takes_16_bytes():
     rec = filled(*((step, 1, "out", "rms", 1.0) for step in range(10_000)))
-    (_, _, _, series), *others = rec.each_series()
+    (_, _, _, series), *others = rec.iter_series()
     assert not others
     assert sum(sys.getsizeof(values) for values in series) < 16 * 10_000 * 1.2
 
@@ -103,12 +101,7 @@ def test_every_statistic_has_a_role_a_meaning_and_a_formula_and_stands_once():
     assert len({(one.role, one.name) for one in STATISTICS}) == len(STATISTICS)
     assert {one.role for one in STATISTICS} == set(ROLES)
     assert all(one.meaning and one.formula for one in STATISTICS)
-    assert all(set(alias.roles) <= set(ROLES) for alias in ALIASES.values())
-
-
-def test_the_vocabulary_is_at_hand_where_the_recording_is():
-    assert recording_module.STATISTICS is STATISTICS
-    assert recording_module.ROLES is ROLES
+    assert all(set(hook.roles) <= set(ROLES) for hook in HOOK_NAMES.values())
 
 
 @pytest.mark.parametrize(
@@ -178,7 +171,7 @@ def test_over_time_takes_a_site_by_id_place_or_itself():
         (lambda rec: rec.over_time("0.atn", "write", "rms"), "site is '0.atn', expected '0.attn'."),
         (lambda rec: rec.over_time(6, "write", "rms"), "site is 6, expected a number from 0 to 5"),
         (lambda rec: rec.over_time("0.attn", "mlp_out", "rms"), "0.attn has no 'mlp_out', which is for feed-forward"),
-        (lambda rec: rec.over_time("0.attn", "1_attn_out", "rms"), "is for attention of layer 1: ask for 'write'"),
+        (lambda rec: rec.over_time("0.attn", "1_attn_out", "rms"), "is for attention of layer 1: use 'write'"),
         (lambda rec: Recording().series("in", "rms", stream="x"), "expected none: there is nothing yet"),
     ],
 )

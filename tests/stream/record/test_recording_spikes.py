@@ -28,7 +28,7 @@ def test_spikes_follow_the_rule(window, least):
     noise = [1.0 + 0.1 * math.sin(12.9898 * k * k) for k in range(5000)]
     for at, value in ((40, 5.0), (41, 5.0), (700, NAN), (701, 3.0), (4095, 4.0), (4097, 4.0), (4999, INF)):
         noise[at] = value
-    found = [spike.step for spike in series_of(noise).spikes(window, least=least)]
+    found = [spike.step for spike in series_of(noise).spikes(window, min_count=least)]
     assert found == by_hand(noise, window, 6.0, least)
     assert {40, 700, 701, 4095, 4999} <= set(found)
 
@@ -46,5 +46,5 @@ def test_rounding_and_few_values_are_no_spikes():
     assert series_of([1.0] * 100 + [1.0 + 1e-7]).spikes() == []
     assert series_of([1.0, 1.1] * 10 + [100.0]).spikes() == []
     assert series_of([0.0] * 40 + [1.0]).spikes()[0].step == 40
-    with pytest.raises(ValueError, match="least is 200 and window 128"):
-        series_of([1.0]).spikes(least=200)
+    with pytest.raises(ValueError, match="min_count is 200 and window 128"):
+        series_of([1.0]).spikes(min_count=200)

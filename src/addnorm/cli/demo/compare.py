@@ -11,10 +11,10 @@ from rich.text import Text
 
 import addnorm
 from addnorm import lab, report
+from addnorm._util.optional import require
 from addnorm.cli.demo.stream import FOLDER, MODEL, heading, minilm, written
 from addnorm.lab.data import topics
 from addnorm.stream.models.load import quiet
-from addnorm.stream.record.optional import need
 
 __all__ = ["compared", "reports"]
 
@@ -38,7 +38,7 @@ def compared(screen: Console) -> bool | None:
     try:
         report.check(FOLDER / "compare.html")
         for package, to in (("matplotlib", "draw"), ("joblib", "compare")):
-            need(package, to)
+            require(package, to)
         found = lab.compare(COMPARED, PROTOCOL, out=FOLDER, jobs=JOBS, at_init=AT_INIT, progress=errors)
     except (ImportError, OSError) as error:
         screen.print(Text(f"{str(error).rstrip('.')}.", "yellow"))
@@ -62,7 +62,7 @@ def reports(screen: Console) -> None:
         return
     try:
         report.check(FOLDER / "minilm.html")
-        need("matplotlib", "draw")
+        require("matplotlib", "draw")
     except (ImportError, OSError) as error:
         screen.print(Text(f"{str(error).rstrip('.')}.", "yellow"))
         return

@@ -93,7 +93,7 @@ def recorded(screen: Console) -> None:
     loaded.model.zero_grad()
     screen.print(_by_depth(rec))
     loss = "each token's output along a random direction, the mean over the tokens"
-    rec.facts |= {"name": loaded.name, "source": loaded.source, "loss": loss}
+    rec.metadata |= {"name": loaded.name, "source": loaded.source, "loss": loss}
     try:
         FOLDER.mkdir(parents=True, exist_ok=True)
         written(screen, rec.save(RECORDING))

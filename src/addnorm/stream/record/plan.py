@@ -1,45 +1,47 @@
-"""What a recorder listens to: of each stream its states, of each sublayer what it reads, returns and adds, found by address.
+"""What `record` takes from an inspection: the values to measure at every site, by their address, and metadata.
 
-A plan holds no tensor of the run that was inspected.
+A plan holds no tensor of the inspected run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from addnorm._util.jsonio import to_jsonable
 from addnorm.stream.dataflow.capture import PARAMETER, Value
 from addnorm.stream.find.adds import Path
 from addnorm.stream.find.inspect import Found
-from addnorm.stream.find.inspection import Inspection, Stream
+from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.find.norms import Norm
 from addnorm.stream.find.sites import Branch
 from addnorm.stream.record.schema import RecordedSite
 
-__all__ = ["Heard", "Plan", "PlannedNorm", "PlannedSite", "PlannedState", "parameters_of", "write_of"]
+__all__ = ["NormProbe", "Plan", "SiteProbe", "StateProbe", "WriteProbe", "inspection_metadata", "write_probe"]
 
-RSTD = {"native_layer_norm": 2, "_fused_rms_norm": 1}  # which result of the operator is 1 / the denominator
+RSTD_OUTPUT = {"native_layer_norm": 2, "_fused_rms_norm": 1}  # the output of the operator that is rstd
 
 
 @dataclass
-class Heard:
-    """A value to listen to: an operator's result, or what was there before (`leaf`: an input's number, a parameter's name)."""
+class WriteProbe:
+    """Operand of a residual add, with the numbers and tensors by which the adds multiply it."""
 
     value: Value
     factor: float = 1.0
-    scales: tuple[Value, ...] = ()  # tensors by which the adds multiply it
+    scales: tuple[Value, ...] = ()
 
     @property
-    def leaf(self) -> bool:
-        """Whether no operator makes it."""
-        return self.value.op is None
+    def operands(self) -> list[Value]:
+        """The operand and its scales, as far as operators compute them (the other scales are parameters)."""
+        return [self.value, *(scale for scale in self.scales if scale.op is not None)]
 
 
 @dataclass
-class PlannedNorm:
-    """A norm at a site: where its rstd is found, or the x of which it is computed."""
+class NormProbe:
+    """Norm of a site: its rstd, or its input where no operator outputs rstd."""
 
-    sites: list[int]
+    site: int
     role: str
     norm: Norm
     rstd: Value | None
@@ -47,89 +49,89 @@ class PlannedNorm:
 
 
 @dataclass
-class PlannedState:
-    """A state of the stream: what enters the sublayers of one add and leaves those of the one before."""
+class StateProbe:
+    """State of the stream: input of the sublayers of one add, output of those of the add before."""
 
     index: int
     value: Value
-    entering: list[int] = field(default_factory=list)  # the sites that it enters
-    leaving: list[int] = field(default_factory=list)  # the sites that it leaves; x_0 is one
-    wanted: int = 0  # how many writes are compared with it
+    entering: list[int] = field(default_factory=list)  # sites whose input it is
+    leaving: list[int] = field(default_factory=list)  # sites whose output it is; x_0 is one
+    writes: int = 0  # number of writes that are compared with it
     stream: str = ""
     width: int = 0
-    axis: int = -1  # which dimension has the features
+    axis: int = -1  # dimension of the features
 
 
 @dataclass
-class PlannedSite:
-    """A sublayer."""
+class SiteProbe:
+    """Sublayer."""
 
     index: int
-    state: int  # which state it adds to
+    state: int  # index of the state it adds to
     read: Value | None
     raw: Value
-    write: Heard
+    write: WriteProbe
     parameters: list[str]
 
 
 @dataclass
 class Plan:
-    """All of it, for the streams of a model."""
+    """Values to measure in the streams of a model."""
 
     recorded: tuple[RecordedSite, ...]
-    states: list[PlannedState]
-    sites: list[PlannedSite]
-    norms: list[PlannedNorm]
-    streams: dict[str, tuple[Stream, list[int]]]  # with the numbers of its states
+    states: list[StateProbe]
+    sites: list[SiteProbe]
+    norms: list[NormProbe]
+    streams: dict[str, Stream]
 
     @classmethod
-    def of(cls, inspection: Inspection, layers: Iterable[int] | None = None) -> Plan:
-        """What there is to hear of what was found, in these layers."""
+    def from_inspection(cls, inspection: Inspection, layers: Iterable[int] | None = None) -> Plan:
+        """Return the plan for an inspected model, for these layers only or for all."""
         plan = cls((), [], [], [], {})
-        wanted = None if layers is None else {*layers}
+        chosen = None if layers is None else {*layers}
         recorded: list[RecordedSite] = []
         several = len(inspection.streams) > 1
         for stream in inspection.streams:
-            plan._add(stream, recorded, f"{stream.name}/" if several else "", wanted)
+            plan._add_stream(stream, recorded, f"{stream.name}/" if several else "", chosen)
         plan.recorded = tuple(recorded)
         return plan
 
-    def _add(self, stream: Stream, recorded: list[RecordedSite], prefix: str, wanted: set[int] | None) -> None:
+    def _add_stream(self, stream: Stream, recorded: list[RecordedSite], prefix: str, layers: set[int] | None) -> None:
         found: Found = stream.found
         first = len(self.states)
-        values = [add.x for add in found.adds] + [_end(found)]
+        values = [add.x for add in found.adds] + [_last_state(found)]
         self.states += [
-            PlannedState(first + k, value, stream=stream.name, width=stream.width, axis=stream.axis)
+            StateProbe(first + k, value, stream=stream.name, width=stream.width, axis=stream.axis)
             for k, value in enumerate(values)
         ]
-        self.streams[stream.name] = stream, [*range(first, len(self.states))]
-        at = len(recorded)
+        self.streams[stream.name] = stream
+        self.states[first].leaving.append(len(recorded))
         recorded.append(RecordedSite(f"{prefix}x_0", "", "start", None, stream.name, ""))
-        self.states[first].leaving.append(at)
         for site in stream.sites:
             k, branch = site.found[1], site.found[2]
-            if wanted is not None and site.layer not in wanted:
+            if layers is not None and site.layer not in layers:
                 continue
-            at = len(recorded)
+            index = len(recorded)
             recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, stream.name, site.equation))
-            self.states[first + k].entering.append(at)
-            self.states[first + k].wanted += 1
-            self.states[first + k + 1].leaving.append(at)
+            self.states[first + k].entering.append(index)
+            self.states[first + k].writes += 1
+            self.states[first + k + 1].leaving.append(index)
+            parameters = _parameter_names(branch)
             self.sites.append(
-                PlannedSite(at, first + k, branch.reads.value, branch.raw, write_of(branch), parameters_of(branch))
+                SiteProbe(index, first + k, branch.reads.value, branch.raw, write_probe(branch), parameters)
             )
             for role, norms in (
                 ("norm_in", branch.reads.norms),
                 ("norm_branch", [branch.norm]),
                 ("norm_out", found.norms_out[k]),
             ):
-                self.norms += [_planned(norm, role, at, stream.name) for norm in norms[:1] if norm is not None]
+                self.norms += [_norm_probe(norm, role, index, stream.name) for norm in norms[:1] if norm is not None]
         if stream.final_norm is not None:
+            self.norms.append(_norm_probe(stream.final_norm, "norm_final", len(recorded), stream.name))
             recorded.append(RecordedSite(f"{prefix}final", stream.final_norm.path, "final", None, stream.name, ""))
-            self.norms.append(_planned(stream.final_norm, "norm_final", len(recorded) - 1, stream.name))
 
     def values(self) -> Iterator[Value]:
-        """Everything that is heard."""
+        """Yield all values to measure."""
         for state in self.states:
             yield state.value
         for site in self.sites:
@@ -138,32 +140,32 @@ class Plan:
             yield norm.rstd if norm.rstd is not None else norm.norm.x
 
 
-def _end(found: Found) -> Value:
-    """The last state: after the last add and its norm."""
+def _last_state(found: Found) -> Value:
+    """Return the state after the last add and its norm."""
     norms = found.norms_out[-1]
     return norms[-1].y if norms else found.adds[-1].out
 
 
-def _planned(norm: Norm, role: str, site: int, stream: str) -> PlannedNorm:
+def _norm_probe(norm: Norm, role: str, site: int, stream: str) -> NormProbe:
     op = norm.y.op
     assert op is not None
-    part = RSTD.get(op.name)
-    rstd = op.outputs[part] if part is not None and len(op.outputs) > part else None
-    return PlannedNorm([site], role, norm, rstd, stream)
+    output = RSTD_OUTPUT.get(op.name)
+    rstd = op.outputs[output] if output is not None and len(op.outputs) > output else None
+    return NormProbe(site, role, norm, rstd, stream)
 
 
-def write_of(branch: Branch) -> Heard:
-    """What a sublayer adds: the operand of the add in which it enters, and the numbers by which adds multiply it."""
+def write_probe(branch: Branch) -> WriteProbe:
+    """Return the term that a sublayer adds: the operand of the add that contains it, and its factors."""
     path: Path = branch.path
     terms = [path.term, *path.sums]
     factor = 1.0
     for term in terms:
         factor *= term.factor
-    return Heard(terms[-1].value, factor, tuple(term.scale for term in terms if term.scale is not None))
+    return WriteProbe(terms[-1].value, factor, tuple(term.scale for term in terms if term.scale is not None))
 
 
-def parameters_of(branch: Branch) -> list[str]:
-    """The names of the parameters with which a sublayer computes; those of the norm that it reads through are not."""
+def _parameter_names(branch: Branch) -> list[str]:
+    """Return the names of a sublayer's parameters, without those of the norm of its input."""
     norms = {op for norm in branch.reads.norms for op in norm.ops}
     names: dict[str, None] = {}
     todo = [value for op in branch.ops if op not in norms for value in op.inputs]
@@ -178,3 +180,40 @@ def parameters_of(branch: Branch) -> list[str]:
         else:
             todo.extend(value.op.inputs)
     return sorted(name for name in names if name)
+
+
+def inspection_metadata(inspection: Inspection) -> dict[str, Any]:
+    """Return what a recording keeps of its inspection, as JSON types.
+
+    "streams" has the wiring of each stream and how well every equation closes, "unknown" the adds that were not understood.
+    """
+    dtypes = dict.fromkeys(stream.dtype for stream in inspection.streams)
+    return {
+        "mode": inspection.mode, "wiring": inspection.wiring, "closure": inspection.closure, "dtype": "/".join(dtypes),
+        "streams": {stream.name: _stream_metadata(stream) for stream in inspection.streams},
+        "unknown": [{"path": one.path, "reason": one.reason} for one in inspection.unknown],
+    }  # fmt: skip
+
+
+def _stream_metadata(stream: Stream) -> dict[str, Any]:
+    """Return a stream's wiring (None: not a known one) and closure of x_L = x_0 + all writes (None: not a plain sum)."""
+    metadata: dict[str, Any] = to_jsonable({
+        "wiring": stream.wiring and stream.wiring.name, "equation": stream.equation, "width": stream.width,
+        "layers": stream.num_layers, "dtype": stream.dtype, "norms": _norm_texts(stream.norms()),
+        "embedding_norm": _norm_texts([stream.embedding_norm]), "final_norm": _norm_texts([stream.final_norm]),
+        "closure": stream.closure, "closes": stream.closes, "remarks": [*stream.remarks],
+        "sites": {site.id: _site_metadata(site) for site in stream.sites},
+    })  # fmt: skip
+    return metadata  # infinity is a word already: a file gives back the same metadata
+
+
+def _site_metadata(site: Site) -> dict[str, Any]:
+    norms = _norm_texts([site.norm_in, site.norm_branch, site.norm_out])
+    return {"closure": site.closure, "closes": site.closes, "norms": norms, "notes": [*site.notes]}
+
+
+def _norm_texts(norms: Any) -> str:
+    """Return the norms with their eps, each kind once: "LayerNorm 1e-12"."""
+    from addnorm.stream.find.format import norm_text  # late: it imports rich, which `import addnorm` does not need
+
+    return ", ".join(dict.fromkeys(norm_text(norm) for norm in norms if norm is not None))

@@ -1,6 +1,6 @@
-"""Drawings of a recording by depth; each returns its Axes, and none calls `show`.
+"""Drawings of a recording by depth. Each returns its Axes; none calls `show`.
 
-Where a drawing has two quantities they stand one above the other, with the same depths on the x axis; the upper Axes is returned.
+A drawing of two quantities has one Axes for each, one above the other with the same depths on the x axis, and returns the upper.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from addnorm._util.optional import require
 from addnorm.stream.record import axes
 from addnorm.stream.record.axes import Depths, Line
-from addnorm.stream.record.optional import need
-from addnorm.stream.record.schema import RecordedSite, expected
+from addnorm.stream.record.measurements import Measurements
+from addnorm.stream.record.schema import RecordedSite, suggest
 
-if TYPE_CHECKING:  # matplotlib is imported where it is used; recording.py stands on this file
+if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.axes import Axes
-
-    from addnorm.stream.record.recording import Recording
 
 __all__ = ["Plots"]
 
 Values = list[tuple[RecordedSite, float]]
 GRADIENTS = "record with grads=True, and call loss.backward() while recording"
 FORWARD = "run the model while recording"
-NORMS = {"norm_in": "of what is read", "norm_out": "of the stream after the add", "norm_branch": "of what is written"}
-MAP_WITH_NUMBERS = 10  # a map of so many sources has its numbers written into it
+NORMS = {"norm_in": "of the input", "norm_out": "of the stream after the add", "norm_branch": "of the output"}
+LABELLED_CELLS = 10  # a map with at most so many sources and depths shows its numbers
 
 
 class Plots:
-    """Draws a recording.
+    """Drawings of a recording.
 
-    Every function takes and returns `ax`, and takes `label` (a name for the recording where several share an Axes), `step`
-    (by default the last that has the numbers), `stream` (by default all, one after the other), and the keywords of
-    matplotlib's lines. Without `ax` the figure is a new one of pyplot's.
+    Every function takes and returns `ax`; without it, it draws on a new figure of pyplot. It also takes `label` (a name for the
+    recording where several share an Axes), `step` (the last that has the numbers by default), `stream` (all by default, one
+    after the other), and the keywords of matplotlib's lines.
 
     Example:
         >>> from matplotlib.figure import Figure
-        >>> from addnorm.stream.record.recording import RecordedSite, Recording
-        >>> rec = Recording([RecordedSite("attn", "attn", "attention", 0), RecordedSite("mlp", "mlp", "feed-forward", 0)])
+        >>> from addnorm.stream.record.schema import RecordedSite
+        >>> sites = [RecordedSite("attn", "attn", "attention", 0), RecordedSite("mlp", "mlp", "feed-forward", 0)]
+        >>> rec = addnorm.stream.Recording(sites)
         >>> rec.add(0, 0, "out", "rms", 1.5)
         >>> rec.add(0, 1, "out", "rms", 2.0)
         >>> ax = rec.plot.stream(ax=Figure().add_subplot(), label="before")
@@ -47,7 +47,7 @@ class Plots:
         'The residual stream by depth, step 0'
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Measurements) -> None:
         self.recording = recording
 
     def __repr__(self) -> str:
@@ -62,12 +62,12 @@ class Plots:
         stream: str | None = None,
         **line: Any,
     ) -> Axes:
-        """The stream after each sublayer: root mean square and largest magnitude."""
+        """Draw the stream after each sublayer: root mean square and largest magnitude."""
         step = self._step(step, ("out", "rms"), ("out", "max"))
-        found = [(name, self._stream(name, step, stream)) for name in ("rms", "max")]
-        depths = self._depths(stream, "the stream", FORWARD, *(values for _, values in found))
+        lines = [(name, self._stream(name, step, stream)) for name in ("rms", "max")]
+        depths = self._depths(stream, "the stream", FORWARD, *(values for _, values in lines))
         ax = axes.new_axes(ax, 4.0)
-        for name, values in found:
+        for name, values in lines:
             self._add(ax, depths, f"{label}: {name}" if label else name, values, line)
         title = self._title("The residual stream by depth", step)
         axes.finish(ax, title, "magnitude of the stream's elements", legend=True)
@@ -82,16 +82,14 @@ class Plots:
         stream: str | None = None,
         **line: Any,
     ) -> Axes:
-        """The backward on the depths of the forward: the gradient at the stream, and of each sublayer's parameters."""
+        """Draw the backward by depth: gradient at the stream, and of each sublayer's parameters."""
         step = self._step(step, ("grad", "l2"), ("params", "grad_l2"))
-        at_stream, of_parameters = (
-            self._values("grad", "l2", step, stream),
-            self._values("params", "grad_l2", step, stream),
-        )
+        at_stream = self._values("grad", "l2", step, stream)
+        of_parameters = self._values("params", "grad_l2", step, stream)
         depths = self._depths(stream, "gradients", GRADIENTS, at_stream, of_parameters)
         title = self._title("Gradient of the loss by depth", step)
         panels = [("‖∂loss / ∂stream‖", at_stream), ("‖∂loss / ∂parameters‖", of_parameters)]
-        return self._one_above_the_other(ax, depths, title, label, [(y, values, None) for y, values in panels], line)
+        return self._draw_panels(ax, depths, title, label, [(y, values, None) for y, values in panels], line)
 
     def writes(
         self,
@@ -102,16 +100,16 @@ class Plots:
         stream: str | None = None,
         **line: Any,
     ) -> Axes:
-        """What each sublayer adds: its length over that of the stream, and its cosine with the stream."""
+        """Draw each sublayer's write: its norm relative to the stream's, and its cosine with the stream."""
         step = self._step(step, ("write", "ratio"), ("write", "cosine"))
         ratio, cosine = self._values("write", "ratio", step, stream), self._values("write", "cosine", step, stream)
         depths = self._depths(stream, "writes", FORWARD, ratio, cosine)
-        title = self._title("What each sublayer writes, against the stream", step)
+        title = self._title("Writes of the sublayers relative to the stream", step)
         panels: list[tuple[str, Values, Limits]] = [
             ("‖write‖ / ‖stream‖", ratio, None),
             ("cos(write, stream)", cosine, (-1, 1)),
         ]
-        return self._one_above_the_other(ax, depths, title, label, panels, line)
+        return self._draw_panels(ax, depths, title, label, panels, line)
 
     def similarity(
         self,
@@ -122,66 +120,69 @@ class Plots:
         stream: str | None = None,
         **line: Any,
     ) -> Axes:
-        """How alike the tokens are after each sublayer, and the norms' denominators sigma."""
+        """Draw the similarity of the tokens after each sublayer, and the norms' denominators sigma."""
         step = self._step(step, ("out", "similarity"), ("scale", "sigma"))
-        alike = self._values("out", "similarity", step, stream)
+        cosines = self._values("out", "similarity", step, stream)
         sigmas = {name: self._values(name, "sigma", step, stream) for name in NORMS}
         sigmas = {name: values for name, values in sigmas.items() if values}
         last = self._values("norm_final", "sigma", step, stream)
         order = {site.id: place for place, site in enumerate(self.recording.sites)}
-        for name in [*sigmas][:1] or ["norm_in"] * bool(last):  # the final norm goes with the first
+        for name in [*sigmas][:1] or ["norm_in"] * bool(last):  # the final norm is drawn with the first
             sigmas[name] = sorted([*sigmas.get(name, []), *last], key=lambda one: order[one[0].id])
-        depths = self._depths(stream, "token similarities or norms", FORWARD, alike, *sigmas.values())
-        title = self._title("How alike the tokens are, by depth", step)
-        panels: list[Panel] = [("cos(token, token)", alike, (0.0, 1.0))]
-        ax = self._one_above_the_other(ax, depths, title, label, panels, line, more=1 if sigmas else 0)
+        depths = self._depths(stream, "token similarities or norms", FORWARD, cosines, *sigmas.values())
+        title = self._title("Similarity of the tokens by depth", step)
+        panels: list[Panel] = [("cos(token, token)", cosines, (0.0, 1.0))]
+        ax = self._draw_panels(ax, depths, title, label, panels, line, more=1 if sigmas else 0)
         if sigmas:
-            lower = axes.below(ax, "sigma", depths) if alike else ax
+            lower = axes.add_lower_axes(ax, "sigma", depths) if cosines else ax
             several = len(sigmas) > 1
             for name, values in sigmas.items():
                 self._add(lower, depths, f"{label} {NORMS[name]}".strip() if several else label, values, line)
             title = self._title("Denominator of the norms, σ = √(variance + ε)", step)
-            axes.finish(lower, title[:1] if alike else title, "σ", legend=several or not alike)
+            axes.finish(lower, title[:1] if cosines else title, "σ", legend=several or not cosines)
         return ax
 
     def memory_map(self, ax: Axes | None = None, *, stream: str | None = None, **mesh: Any) -> Axes:
-        """Of what the stream is made at each depth: the share of each source, at the last recorded step.
+        """Draw the share of each source in the stream at each depth, at the last recorded step.
 
         Args:
-            ax: the Axes; several streams stand below one another.
-            stream: one of them.
+            ax: the Axes; several streams are drawn below one another.
+            stream: name of one stream; all by default.
             mesh: keywords of matplotlib's `pcolormesh`.
+
+        Raises:
+            ValueError: there is no such stream, or the recording has no memory map.
         """
-        maps = self.recording.maps
+        maps = self.recording.memory_maps
         if stream is not None and stream not in maps and maps:
-            raise ValueError(f"stream is {stream!r}, expected {expected(stream, maps)}.")
+            raise ValueError(f"stream is {stream!r}, expected {suggest(stream, maps)}.")
         chosen = {name: one for name, one in maps.items() if stream in (None, name) and one[1] and one[0]}
         if not chosen:
             raise ValueError(
                 f"{self.recording!r} has no memory map: there is one where the writes add up to the stream."
             )
-        need("matplotlib", "draw")
+        require("matplotlib", "draw")
         ax = axes.new_axes(ax, 5.0 * len(chosen))
-        where = ax
+        panel = ax
         for place, (name, (sources, shares)) in enumerate(chosen.items()):
             if place:
-                where = axes.below(ax, name, Depths(()), share=False, height=1.0)
+                panel = axes.add_lower_axes(ax, name, Depths(()), share=False, height=1.0)
             of = f" ({name})" if len(maps) > 1 else ""
             steps = self.recording.steps
-            title = self._title(f"What the stream{of} is made of, by depth", steps[-1] if steps else None)
-            _map(where, sources, shares, ", ".join(filter(None, title)), mesh)
+            title = self._title(f"Shares of the sources in the stream{of}, by depth", steps[-1] if steps else None)
+            _draw_map(panel, sources, shares, ", ".join(filter(None, title)), mesh)
         return ax
 
-    # What they share.
+    # Shared parts.
 
-    def _step(self, step: int | None, *wanted: tuple[str, str]) -> int | None:
-        return self.recording.last_step(*wanted) if step is None else step
+    def _step(self, step: int | None, *statistics: tuple[str, str]) -> int | None:
+        return self.recording.last_step(*statistics) if step is None else step
 
     def _values(self, name: str, statistic: str, step: int | None, stream: str | None) -> Values:
         return self.recording.series(name, statistic, step, stream)
 
     def _stream(self, statistic: str, step: int | None, stream: str | None) -> Values:
-        """The stream by depth: where it starts is what enters its first sublayer, if nobody measured it there."""
+        """Return a statistic of the stream by depth. x_0 without one has that of the first sublayer's input."""
         after = self._values("out", statistic, step, stream)
         measured = {site.id for site, _ in after}
         before: Values = []
@@ -198,24 +199,24 @@ class Plots:
         order = {site.id: place for place, site in enumerate(sites)}
         return sorted([*before, *after], key=lambda one: order[one[0].id])
 
-    def _depths(self, stream: str | None, what: str, remedy: str, *found: Values) -> Depths:
-        """The depths of what is drawn; a sentence if there is nothing to draw."""
-        if not any(found):
-            raise ValueError(f"{self.recording!r} has nothing of {what}: {remedy}.")
-        need("matplotlib", "draw")
-        drawn = {site.id for values in found for site, _ in values}
+    def _depths(self, stream: str | None, what: str, remedy: str, *series: Values) -> Depths:
+        """Return the positions of the sites of some series; an error if all are empty."""
+        if not any(series):
+            raise ValueError(f"{self.recording!r} has no values of {what}: {remedy}.")
+        require("matplotlib", "draw")
+        drawn = {site.id for values in series for site, _ in values}
         sites = [site for site in self.recording.sites if stream in (None, site.stream)]
         return Depths([site for site in sites if site.kind != "final" or site.id in drawn])
 
     def _title(self, what: str, step: int | None) -> list[str]:
-        return [what, str(self.recording.facts.get("model", "")), "" if step is None else f"step {step}"]
+        return [what, str(self.recording.metadata.get("model", "")), "" if step is None else f"step {step}"]
 
     def _add(self, ax: Axes, depths: Depths, label: str, values: Values, line: dict[str, Any]) -> None:
         if values:
-            name = str(self.recording.facts.get("model", "recording"))
-            axes.add(ax, depths, Line(label or name, values, line, named=bool(label)))
+            name = str(self.recording.metadata.get("model", "recording"))
+            axes.add_line(ax, depths, Line(label or name, values, line, has_user_label=bool(label)))
 
-    def _one_above_the_other(
+    def _draw_panels(
         self,
         ax: Axes | None,
         depths: Depths,
@@ -225,13 +226,13 @@ class Plots:
         line: dict[str, Any],
         more: int = 0,
     ) -> Axes:
-        """A panel for each quantity that was recorded, title and legend above the first; there will be `more`."""
+        """Draw a panel for each quantity with values, title and legend above the first; leave room for `more` panels."""
         panels = [panel for panel in panels if panel[1]]
         ax = axes.new_axes(ax, 2.6 + 1.3 * (len(panels) + more))
         for place, (ylabel, values, limits) in enumerate(panels):
-            where = axes.below(ax, ylabel, depths) if place else ax
-            self._add(where, depths, label, values, line)
-            axes.finish(where, [] if place else title, ylabel, limits, legend=not place)
+            panel = axes.add_lower_axes(ax, ylabel, depths) if place else ax
+            self._add(panel, depths, label, values, line)
+            axes.finish(panel, [] if place else title, ylabel, limits, legend=not place)
         return ax
 
 
@@ -239,8 +240,8 @@ Limits = tuple[float, float] | None
 Panel = tuple[str, Values, Limits]
 
 
-def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, mesh: dict[str, Any]) -> None:
-    """One heat map: sources from below upwards, depths from left to right; what is not yet written is left blank."""
+def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, mesh: dict[str, Any]) -> None:
+    """Draw a heat map: sources upwards, depths to the right. Cells before a source's write are blank."""
     from matplotlib.colors import FuncNorm
 
     begins = [next((k for k, row in enumerate(shares) if row[source]), 0) for source in range(len(sources))]
@@ -250,7 +251,7 @@ def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, me
     ]
     finite = [value for row in cells for value in row if math.isfinite(value)]
     low, high = min([*finite, 0.0]), max([*finite, 0.0]) or 1.0
-    # Shares of a deep stream are small, of either sign, but for x_0's where all begins.
+    # Shares in a deep stream are small and of either sign, except that of x_0 at the start.
     own = {} if "norm" in mesh else {"norm": FuncNorm((_root, _square), low, high)}
     style = {"cmap": "cividis", **own, **mesh}
     edges = ([k - 0.5 for k in range(n + 1)] for n in (len(shares), len(sources)))
@@ -261,7 +262,7 @@ def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, me
     bar.set_label(f"share of the stream{root}", fontsize="small")
     bar.ax.tick_params(labelsize="small")
     bar.outline.set_visible(False)
-    if max(len(shares), len(sources)) <= MAP_WITH_NUMBERS:
+    if max(len(shares), len(sources)) <= LABELLED_CELLS:
         for source, row in enumerate(cells):
             for depth, value in enumerate(row):
                 if math.isfinite(value):
@@ -279,7 +280,7 @@ def _map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, me
 
 
 def _root(share: Any) -> Any:
-    """The square root, with the sign of the share."""
+    """Return the square root of the magnitude with the sign of the share."""
     return abs(share) ** 0.5 * ((share > 0) * 2.0 - 1.0)
 
 
@@ -288,5 +289,5 @@ def _square(root: Any) -> Any:
 
 
 def _short(name: str) -> str:
-    """The end of a name, where it is long: "…layer.3.attention"."""
+    """Return a name, of a long one the end: "…layer.3.attention"."""
     return "$x_0$" if name == "x_0" else name if len(name) <= 26 else f"…{name[-25:]}"

@@ -1,75 +1,67 @@
-"""What was measured of a model's residual stream: a number for each step, site, role and statistic.
-
-What it guarantees:
-
-- Memory is 16 bytes a number and nothing else that grows with the steps.
-- Of one step each number is there once: what comes later in a step replaces what came before.
-- NaN and inf are values like others, also in files.
-"""
+"""`Recording`: measurements with files, drawings, a table for terminals and notebooks."""
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from addnorm.stream.record import format, store
-from addnorm.stream.record.balance import Balance
-from addnorm.stream.record.optional import need
-from addnorm.stream.record.schema import (
-    BY_NAME,
-    ORDER,
-    ROLES,
-    STATISTICS,
-    Entry,
-    RecordedSite,
-    Selection,
-    expected,
-    select,
-)
-from addnorm.stream.record.spikes import Spike, spikes_of
+from addnorm._util.numbers import format_count, format_number
+from addnorm._util.optional import require
+from addnorm._util.tables import Block, Column, Drawing, Paragraph, Rendered, Row, Span, Table
+from addnorm.stream.record import store
+from addnorm.stream.record.measurements import Measurements
+from addnorm.stream.record.schema import ENDS, Measurement
 
-if TYPE_CHECKING:  # rich is imported where it is used
-    from rich.console import Console, ConsoleOptions, RenderResult
-
+if TYPE_CHECKING:
     from addnorm.stream.record.plot import Plots
 
-__all__ = ["ROLES", "STATISTICS", "Balance", "Entry", "RecordedSite", "Recording", "Spike"]
-
-Map = tuple[list[str], list[list[float]]]
+__all__ = ["Recording"]
 
 
-class Series(NamedTuple):
-    """The values of one statistic at one site, by step."""
+class SummaryColumn(NamedTuple):
+    """Statistic with a column in the table by depth."""
 
-    steps: array[int]
-    values: array[float]
-
-    def at(self, step: int) -> float | None:
-        """The value of that step, None if there is none."""
-        place = bisect_left(self.steps, step)
-        return self.values[place] if place < len(self.steps) and self.steps[place] == step else None
+    heading: str
+    role: str
+    statistic: str
 
 
-class Recording:
-    """What was measured, by step and site; `rec.plot` draws it, `rec.save` keeps it, `rec.table()` has every number.
+COLUMNS = (
+    SummaryColumn("stream rms", "out", "rms"),
+    SummaryColumn("write / stream", "write", "ratio"),
+    SummaryColumn("cosine", "write", "cosine"),
+    SummaryColumn("similarity", "out", "similarity"),
+    SummaryColumn("gradient", "grad", "l2"),
+    SummaryColumn("of weights", "params", "grad_l2"),
+)
+NOTE = (
+    "stream rms: after the sublayer; cosine: between write and stream; similarity: between tokens; "
+    "gradient: its norm at the stream, and at the sublayer's weights."
+)
+CHARTS = (("stream rms by depth", COLUMNS[0], "#0072B2"), ("gradient at the stream by depth", COLUMNS[4], "#D55E00"))
+WIDTH, HEIGHT, EDGE = 280, 84, 6  # of a chart, in pixels
+CELL = 8  # characters
 
-    `STATISTICS` in this module says what there is. Wherever a role is asked for, TransformerLens' names do as well:
-    resid_pre, attn_out, resid_mid, mlp_out, resid_post, scale, and "3_attn_out" for layer 3 alone.
+
+class Recording(Rendered, Measurements):
+    """Measurements of a model by step and site. `rec.plot` draws them, `rec.save` writes a file, `rec.table()` has all numbers.
+
+    `STATISTICS` in `addnorm.stream.record.schema` lists what is recorded. Methods that take a role accept the names of
+    TransformerLens as well: resid_pre, attn_out, resid_mid, mlp_out, resid_post, scale, and "3_attn_out" for layer 3 only.
 
     Args:
-        sites: in order of depth, streams one after the other.
-        facts: what was recorded: class of the model, version of torch, dtype, mode, notes; of each of its "streams" the
-            wiring and how well every equation closes.
-        maps: of each stream, at the last recorded step: the sources, and for each depth their shares, which sum to one.
-        balances: of each stream, at the last recorded step: what each source has in it in the end, or why that is not known.
+        sites: sites in order of depth, one stream after the other.
+        metadata: how the recording was made: class of the model, version of torch, dtype, mode, notes; under "streams" the
+            wiring of each stream and how well every equation closes.
+        memory_maps: for each stream, at the last recorded step: the sources, and for each depth their shares, which sum to 1.
+        balances: for each stream, at the last recorded step: how much each source contributes to the stream's norm.
 
     Example:
-        >>> from addnorm.stream.record.recording import RecordedSite, Recording
-        >>> rec = Recording([RecordedSite("layers.0.attn", "layers.0.attn", "attention", 0)], {"model": "Toy"})
+        >>> from addnorm.stream.record.schema import RecordedSite
+        >>> rec = addnorm.stream.Recording([RecordedSite("layers.0.attn", "layers.0.attn", "attention", 0)], {"model": "Toy"})
         >>> rec.add(0, 0, "write", "rms", 0.5)
         >>> rec.add(1, 0, "write", "rms", 0.75)
         >>> rec
@@ -80,266 +72,70 @@ class Recording:
         [(0, 0.5), (1, 0.75)]
     """
 
-    def __init__(
-        self,
-        sites: Iterable[RecordedSite] = (),
-        facts: Mapping[str, Any] | None = None,
-        maps: Mapping[str, Map] | None = None,
-        balances: Mapping[str, Balance] | None = None,
-    ) -> None:
-        self.sites = tuple(sites)
-        self.facts: dict[str, Any] = dict(facts or {})
-        self._maps: dict[str, Map] = dict(maps or {})
-        self._balances: dict[str, Balance] = dict(balances or {})
-        # Makes the maps and the balances of the last step when they are asked for.
-        self.mapper: Callable[[], Mapping[str, tuple[Map | None, Balance]]] | None = None
-        self._series: dict[tuple[int, str, str], Series] = {}
-        self._steps: dict[int, None] = {}
-
-    @property
-    def sites(self) -> tuple[RecordedSite, ...]:
-        """In order of depth, streams one after the other. Who records may append to them; `add` counts them from 0."""
-        return self._sites
-
-    @sites.setter
-    def sites(self, sites: Iterable[RecordedSite]) -> None:
-        self._sites = tuple(sites)
-        for name, count in Counter(site.id for site in self._sites).items():
-            if count > 1:
-                raise ValueError(
-                    f"{count} sites have the id {name!r}, expected an id for each: '{name}#2' for the second use."
-                )
-
-    @property
-    def maps(self) -> dict[str, Map]:
-        """Of each stream, at the last recorded step: the sources, and for each depth their shares, which sum to one."""
-        self._make()
-        return self._maps
-
-    @maps.setter
-    def maps(self, maps: Mapping[str, Map]) -> None:
-        self._maps = dict(maps)
-
-    @property
-    def balances(self) -> dict[str, Balance]:
-        """Of each stream, at the last recorded step: what each source has in it in the end, or why that is not known."""
-        self._make()
-        return self._balances
-
-    def _make(self) -> None:
-        """What the last step has; of one whose components do not add up, an earlier step's map does not stand for it."""
-        for stream, (found, balance) in (self.mapper() if self.mapper is not None else {}).items():
-            self._balances[stream] = balance
-            self._maps.pop(stream, None)
-            if found is not None:
-                self._maps[stream] = found
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """The names of the streams."""
-        return tuple(dict.fromkeys(site.stream for site in self.sites))
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        """The steps that were recorded."""
-        return tuple(sorted(self._steps))
-
-    def add(self, step: int, site: int, role: str, statistic: str, value: float) -> None:
-        """Keeps a number.
-
-        Args:
-            step: usually the last one or the next.
-            site: its place in `sites`.
-            role: one of `ROLES`.
-            statistic: one of that role's `STATISTICS`.
-            value: replaces what the same step had.
-        """
-        series = self._series.get((site, role, statistic))
-        if series is None:
-            series = self._begin(site, role, statistic)
-        steps, values = series
-        if steps and step <= steps[-1]:  # of the last step, or of an earlier one whose backward comes late
-            place = bisect_left(steps, step)
-            if steps[place] == step:
-                values[place] = value
-            else:
-                steps.insert(place, step)
-                values.insert(place, float(value))
-                self._steps[step] = None
-            return
-        number = float(value)  # first: what is no number must not leave a step without one
-        steps.append(step)
-        values.append(number)
-        self._steps[step] = None
-
-    def _begin(self, site: int, role: str, statistic: str) -> Series:
-        if not 0 <= site < len(self.sites):
-            raise ValueError(
-                f"site is {site}, expected a number from 0 to {len(self.sites) - 1}: its place in `sites`."
-            )
-        found = BY_NAME.get((role, statistic))
-        if found is None or found.derived_from:
-            names = [f"{one.role} {one.name}" for one in STATISTICS if not one.derived_from]
-            raise ValueError(f"{role} {statistic} is not recorded, expected {expected(f'{role} {statistic}', names)}.")
-        return self._series.setdefault((site, role, statistic), Series(array("q"), array("d")))
-
-    def each_series(self) -> Iterator[tuple[int, str, str, Series]]:
-        """Every series with its site, role and statistic, by depth and in the order of `STATISTICS`."""
-        for site, role, statistic in sorted(self._series, key=lambda key: (key[0], ORDER[key[1:]])):
-            if (series := self._series[site, role, statistic]).steps:
-                yield site, role, statistic, series
-
-    def table(self) -> list[Entry]:
-        """Every number, tidy: by step, then by depth, then in the order of `STATISTICS`."""
-        entries = [
-            Entry(step, self.sites[site].id, self.sites[site].layer, role, statistic, value)
-            for site, role, statistic, series in self.each_series()
-            for step, value in zip(series.steps, series.values, strict=True)
-        ]
-        return sorted(entries, key=lambda entry: entry.step)  # which leaves the order within a step
-
     def to_pandas(self) -> Any:
-        """The table as a pandas DataFrame; `layer` is Int64, NA at the stream's ends."""
-        frame = need("pandas", "make a DataFrame").DataFrame(self.table(), columns=Entry._fields)
+        """Return the table as a pandas DataFrame; `layer` is Int64, NA at the ends of a stream. Needs `addnorm[data]`."""
+        frame = require("pandas", "make a DataFrame").DataFrame(self.table(), columns=Measurement._fields)
         return frame.astype({"step": "int64", "layer": "Int64", "value": "float64"})
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON types: what `save` writes. NaN and inf, which JSON lacks, are "NaN", "Infinity", "-Infinity"."""
+        """Return everything as JSON types. NaN and infinity are "NaN", "Infinity", "-Infinity"."""
         return store.to_dict(self)
 
     def save(self, path: str | Path) -> Path:
-        """Writes a file, whole or not at all; `Recording.load` reads it.
+        """Write a file atomically and return its path.
 
         Args:
-            path: ends in .json, or in .parquet for a tidy table that other tools read; that needs `addnorm[data]`.
+            path: ends in .json, or in .parquet for a tidy table that other tools read (needs `addnorm[data]`).
         """
         return store.save(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Recording:
-        """A recording that was saved; a file that is no recording is refused with a ValueError."""
+        """Read a file that `save` wrote.
+
+        Raises:
+            ValueError: the file is no recording.
+        """
         return store.load(Path(path), cls)
-
-    def series(
-        self, name: str, statistic: str, step: int | None = None, stream: str | None = None
-    ) -> list[tuple[RecordedSite, float]]:
-        """A statistic by depth; empty where it was not recorded.
-
-        Args:
-            name: a role, or one of TransformerLens' names.
-            statistic: one of the role's.
-            step: by default the last that has it.
-            stream: by default all, one after the other.
-        """
-        selection = select(name, statistic)
-        if stream is not None and stream not in self.streams:
-            raise ValueError(f"stream is {stream!r}, expected {expected(stream, self.streams)}.")
-        chosen = [
-            (site, series)
-            for place, site in enumerate(self.sites)
-            if stream in (None, site.stream)
-            and selection.takes(site.kind, site.layer)
-            and (series := self._find(place, selection))
-        ]
-        if step is None:
-            step = max((series.steps[-1] for _, series in chosen), default=None)
-        elif step not in self._steps:
-            raise ValueError(f"step is {step!r}, expected a recorded one: {_listed(self.steps)}.")
-        if step is None:
-            return []
-        values = ((site, series.at(step)) for site, series in chosen)
-        return [(site, selection.value(value)) for site, value in values if value is not None]
-
-    def last_step(self, *wanted: tuple[str, str]) -> int | None:
-        """The last step that has one of these names and statistics; None where none has."""
-        selections = [select(*one) for one in wanted]
-        found = (self._find(place, one) for place in range(len(self.sites)) for one in selections)
-        return max((series.steps[-1] for series in found if series), default=None)
-
-    def over_time(self, site: str | int | RecordedSite, name: str, statistic: str) -> list[tuple[int, float]]:
-        """A statistic of one site by step; empty where it was not recorded.
-
-        Args:
-            site: its id, its place in `sites`, or itself.
-            name: a role, or one of TransformerLens' names.
-            statistic: one of the role's.
-        """
-        place = self._place(site)
-        selection, found = select(name, statistic), self.sites[place]
-        if not selection.takes(found.kind, found.layer):
-            where = " of ".join(
-                filter(None, [selection.kind, "" if selection.layer is None else f"layer {selection.layer}"])
-            )
-            raise ValueError(
-                f"{found.id} has no {name!r}, which is for {where}: ask for {selection.roles[0]!r} of this site."
-            )
-        series = self._find(place, selection)
-        return [(step, selection.value(value)) for step, value in zip(*series, strict=True)] if series else []
-
-    def _place(self, site: str | int | RecordedSite) -> int:
-        if isinstance(site, int):
-            if not -len(self.sites) <= site < len(self.sites):
-                raise ValueError(f"site is {site}, expected a number from 0 to {len(self.sites) - 1}, or an id.")
-            return range(len(self.sites))[site]
-        name = site.id if isinstance(site, RecordedSite) else site
-        ids = [one.id for one in self.sites]
-        if name not in ids:
-            raise ValueError(f"site is {name!r}, expected {expected(name, ids)}.")
-        return ids.index(name)
-
-    def _find(self, place: int, selection: Selection) -> Series | None:
-        """Of the first of the selection's roles that the site has."""
-        found = (self._series.get((place, role, selection.statistic)) for role in selection.roles)
-        return next((series for series in found if series and series.steps), None)
-
-    def spikes(self, window: int = 128, sd: float = 6.0, least: int = 32) -> list[Spike]:
-        """Values far above those before them, by step: value > mean + sd standard deviations of the last `window` values.
-
-        The value itself is not in its window, NaN and inf are always told, and a series that only rounding moves has none.
-
-        Args:
-            window: how many values back.
-            sd: how many standard deviations.
-            least: how many values there must be before the rule speaks; fewer give false alarms.
-        """
-        if not 2 <= least <= window:
-            raise ValueError(f"least is {least} and window {window}, expected 2 <= least <= window.")
-        found = [
-            Spike(
-                series.steps[at],
-                self.sites[site].id,
-                self.sites[site].layer,
-                role,
-                name,
-                series.values[at],
-                mean,
-                spread,
-            )
-            for site, role, name, series in self.each_series()
-            for at, mean, spread in spikes_of(series.values, window, sd, least)
-        ]
-        return sorted(found, key=lambda spike: spike.step)
 
     @property
     def plot(self) -> Plots:
-        """Draws it: `rec.plot.stream(ax=ax)`; needs `addnorm[plot]`."""
-        from addnorm.stream.record.plot import Plots  # plot.py stands on this file
+        """Drawings of the recording: `rec.plot.stream(ax=ax)`. Needs `addnorm[plot]`."""
+        from addnorm.stream.record.plot import Plots  # late: most programs draw nothing
 
         return Plots(self)
 
     def __repr__(self) -> str:
-        sublayers = sum(site.kind not in ("start", "final") for site in self.sites)
+        sublayers = format_count(sum(site.kind not in ENDS for site in self.sites), "sublayer")
         streams = f" in {len(self.streams)} streams" if len(self.streams) > 1 else ""
-        what = f"{sublayers} sublayer{'s' * (sublayers != 1)}{streams}, {_steps_text(self.steps)}"
         gradients = ", with gradients" if any(role == "grad" for _, role, _ in self._series) else ""
-        of = f" of {self.facts['model']}" if self.facts.get("model") else ""
-        return f"<Recording{of}: {what}{gradients}>"
+        model = f" of {self.metadata['model']}" if self.metadata.get("model") else ""
+        return f"<Recording{model}: {sublayers}{streams}, {_steps_text(self.steps)}{gradients}>"
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield format.rich_table(self, options.max_width)
-
-    def _repr_html_(self) -> str:
-        return format.html(self)
+    def _blocks(self) -> Iterator[Block]:
+        yield Paragraph(repr(self)[1:-1], style="strong")
+        charts = [
+            _chart(title, [value for _, value in self.series(one.role, one.statistic)], colour)
+            for title, one, colour in CHARTS
+        ]
+        yield Drawing(f"<div>{''.join(charts)}</div>")
+        series = ((one.heading, self.series(one.role, one.statistic)) for one in COLUMNS)
+        columns = {heading: {site.id: value for site, value in values} for heading, values in series if values}
+        rows: list[Row | Sequence[Span]] = []
+        stream = self.streams[0] if len(self.streams) == 1 else ""
+        for site in self.sites:
+            is_end = site.kind in ENDS
+            if is_end and not any(site.id in values for values in columns.values()):
+                continue
+            if site.stream != stream:
+                stream = site.stream
+                rows.append(Row(["", stream], "strong"))
+            layer = "" if site.layer is None else str(site.layer + 1)
+            rows.append(
+                [layer, site.kind, "" if is_end else site.id, *(_cell(one.get(site.id)) for one in columns.values())]
+            )
+        headings = [Column("layer", "right"), Column("sublayer"), Column("module", drop="first")]
+        yield Table([*headings, *(Column(one, "right", drop="last") for one in columns)], rows, caption=NOTE)
 
 
 def _steps_text(steps: tuple[int, ...]) -> str:
@@ -347,6 +143,47 @@ def _steps_text(steps: tuple[int, ...]) -> str:
     return f"{len(steps) or 'no'} step{'s' * (len(steps) != 1)}{ends}"
 
 
-def _listed(steps: tuple[int, ...]) -> str:
-    shown = [*map(str, steps)]
-    return ", ".join([*shown[:6], "...", shown[-1]] if len(shown) > 8 else shown) or "there is none yet"
+def _cell(value: float | None) -> Span:
+    text = format_number(value, 3, width=CELL)
+    return text if value is None or math.isfinite(value) else (text, "bad")
+
+
+def _chart(title: str, values: Sequence[float], colour: str) -> str:
+    """Return a small SVG of values by depth. The scale is logarithmic where all are positive and far apart.
+
+    Values that are not finite are crosses at the top.
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, high = min(finite), max(finite)
+    log = low > 0 and high > 10 * low
+    low = low if log else min(low, 0.0)  # from zero, or noise would look large
+
+    def height(value: float) -> float:
+        size = math.log(value / low) / math.log(high / low) if log else (value - low) / ((high - low) or 1.0)
+        return HEIGHT - EDGE - size * (HEIGHT - 2 * EDGE)
+
+    step = (WIDTH - 2 * EDGE) / max(len(values) - 1, 1)
+    points = [(EDGE + step * k, height(value) if math.isfinite(value) else None) for k, value in enumerate(values)]
+    path = "".join(
+        f"{'L' if k and points[k - 1][1] is not None else 'M'}{x:.1f} {y:.1f}"
+        for k, (x, y) in enumerate(points)
+        if y is not None
+    )
+    marks = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"/>'
+        if y is not None
+        else f'<path d="M{x - 3:.1f} 2l6 6m0 -6l-6 6" stroke="#B00020" stroke-width="1.5"/>'
+        for x, y in points
+    )
+    bad = len(values) - len(finite)
+    scale = "log scale" if log else f"from {format_number(low, 3, trim=True)}"
+    ends = " to ".join(format_number(value, 3, trim=True) for value in (min(finite), high))
+    caption = escape(f"{title}, {scale}: {ends}{f', {bad} not finite' if bad else ''}")
+    return (
+        '<figure style="display:inline-block;margin:0 1em 0 0">'
+        f'<svg role="img" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{caption}</title>'
+        f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>{marks}</svg>'
+        f"<figcaption><small>{caption}</small></figcaption></figure>"
+    )

@@ -1,7 +1,6 @@
-"""The memory map of a recorded step, the share of each source at every depth; and the balance sheet of the stream in the end.
+"""Memory map and balance sheet of a recorded step, computed from a sample of its tokens.
 
-Both are over a few tokens, so that they cost little: at most `TOKENS`, evenly spread, are kept of every state and every write,
-for one step.
+At most `TOKENS` evenly spaced tokens of every state and every write are kept, for one step.
 """
 
 from __future__ import annotations
@@ -15,74 +14,80 @@ from torch import Tensor
 
 from addnorm.stream.dataflow.capture import Value
 from addnorm.stream.dataflow.observers import Tap
-from addnorm.stream.decompose import carried, shares_of, sum_of
+from addnorm.stream.decompose import propagate, source_shares, sum_components
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.closure import relative, tolerance
 from addnorm.stream.find.inspect import Found
 from addnorm.stream.find.inspection import Stream
 from addnorm.stream.find.ops import Factor
 from addnorm.stream.find.sites import Branch
-from addnorm.stream.record.balance import Balance
-from addnorm.stream.record.plan import Plan, write_of
-from addnorm.stream.record.recording import Map
-from addnorm.stream.record.statistics import Tokens, rows
+from addnorm.stream.record.plan import write_probe
+from addnorm.stream.record.schema import Balance, MemoryMap
+from addnorm.stream.record.statistics import TokenMask, features_last
 
-__all__ = ["TOKENS", "Sample"]
+__all__ = ["TOKENS", "TokenSample"]
 
 TOKENS = 64
 
 
-class Sample:
-    """What is kept of one stream in one step."""
+class TokenSample:
+    """Sample of the tokens of one stream in one step.
 
-    def __init__(self, plan: Plan, name: str, tokens: Tokens) -> None:
-        self.stream, _ = plan.streams[name]
-        self.found: Found = self.stream.found
+    Args:
+        stream: the inspected stream.
+        tokens: mask of the tokens to sample from.
+    """
+
+    def __init__(self, stream: Stream, tokens: TokenMask) -> None:
+        self.stream = stream
+        self.found: Found = stream.found
         self.tokens = tokens
-        self._kept: dict[Value, Tensor] = {}
-        self._gains: dict[Value, Tensor] = {}  # the parameters among the norms' gains, as the forward found them
-        self._chosen: Tensor | None = None
+        self._states: dict[Value, Tensor] = {}
+        self._parameters: dict[Value, Tensor] = {}  # copies of the gains that are parameters, as of the forward
+        self._chosen: Tensor | None = None  # indices of the sampled tokens
         self._count = 0
 
-    def taps(self, stream: Stream) -> Iterator[tuple[Value, Tap]]:
-        """What is to be heard; nothing, where it could not be put together."""
-        if self.refusal():
+    def taps(self) -> Iterator[tuple[Value, Tap]]:
+        """Yield the values to sample with the functions that take them; nothing if they could not be combined."""
+        if self.reason():
             return
         for value in dict.fromkeys(self._values()):
             yield value, partial(self._keep, value)
         gains = [gain for norms in self.found.norms_out for norm in norms for gain in (norm.weight, norm.bias)]
-        gains += [scale for branches in self.found.branches for branch in branches for scale in write_of(branch).scales]
+        gains += [
+            scale for branches in self.found.branches for branch in branches for scale in write_probe(branch).scales
+        ]
         for gain in filter(None, gains):
             if gain.op is not None:
-                yield gain, partial(self._now, gain)
-            else:  # an optimizer may have changed it by the time that the map is asked for
-                self._gains[gain] = gain.tensor.detach().clone()
+                yield gain, partial(self._keep_gain, gain)
+            else:  # an optimizer may change it before the map is computed
+                self._parameters[gain] = gain.tensor.detach().clone()
 
-    def refusal(self) -> str:
-        """Why components cannot be carried through, where a step on the stream is none that numbers alone describe."""
+    def reason(self) -> str:
+        """Return why components cannot be propagated: a step on the stream that is not a constant factor; else empty text."""
         for k, add in enumerate(self.found.adds):
-            if _number(add.kept.factors) is None:
+            if _product(add.kept.factors) is None:
                 return f"add {k + 1} multiplies the stream by more than a constant"
             if k and add.retokened:
                 return f"tokens join or leave the stream before add {k + 1}"
             if k and add.source is not None:
                 return f"add {k + 1} adds to a norm what was read before it"
-            if k and _number([*add.early, *add.late]) is None:
+            if k and _product([*add.early, *add.late]) is None:
                 return f"the stream is multiplied or masked between add {k} and add {k + 1}"
         return ""
 
-    def made(self) -> tuple[Map | None, Balance]:
-        """The map: the sources, and their mean shares at each depth. And the sheet. Neither where components do not add up."""
-        if refusal := self.refusal():
-            return None, Balance(refused=refusal)
-        with self._as_then():
-            return self._made()
+    def compute(self) -> tuple[MemoryMap | None, Balance]:
+        """Return the memory map and the balance; without a map, the balance has the reason."""
+        if reason := self.reason():
+            return None, Balance(reason=reason)
+        with self._restored_parameters():
+            return self._compute()
 
     @contextmanager
-    def _as_then(self) -> Iterator[None]:
-        """The gains are those of the forward."""
-        present = {gain: gain.tensor for gain in self._gains}
-        for gain, tensor in self._gains.items():
+    def _restored_parameters(self) -> Iterator[None]:
+        """Give the gains that are parameters their values of the forward."""
+        present = {gain: gain.tensor for gain in self._parameters}
+        for gain, tensor in self._parameters.items():
             gain.tensor = tensor
         try:
             yield
@@ -90,82 +95,81 @@ class Sample:
             for gain, tensor in present.items():
                 gain.tensor = tensor
 
-    def _made(self) -> tuple[Map | None, Balance]:
+    def _compute(self) -> tuple[MemoryMap | None, Balance]:
         values = [*dict.fromkeys(self._values())]
-        missing = sum(value not in self._kept for value in values)
-        if missing or not self._kept:
-            return None, Balance(refused=f"{missing} of {len(values)} states and writes were not met in the last step")
+        missing = sum(value not in self._states for value in values)
+        if missing or not self._states:
+            return None, Balance(reason=f"{missing} of {len(values)} states and writes were not met in the last step")
         names = {id(site.found[2]): site.id for site in self.stream.sites}
 
         def write(branch: Branch) -> Tensor:
-            heard = write_of(branch)
-            part = self._kept[heard.value] * heard.factor
-            for scale in heard.scales:
+            probe = write_probe(branch)
+            part = self._states[probe.value] * probe.factor
+            for scale in probe.scales:
                 part = part * scale.tensor.detach().double()
             return part
 
         def keep(add: Add, part: Tensor) -> Tensor:
-            number = _number(add.kept.factors) or 1.0
+            number = _product(add.kept.factors) or 1.0
             for term in (add.kept.term, *add.kept.sums):
                 number *= term.factor
             return part * number
 
         def late(add: Add, part: Tensor) -> Tensor:
-            return part * (_number([*add.early, *add.late]) or 1.0)
+            return part * (_product([*add.early, *add.late]) or 1.0)
 
-        states = [self._kept[value] for value in self._states()]
+        states = [self._states[value] for value in self._state_values()]
         limit = tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
         sources: dict[str, None] = {}
         depths: list[dict[str, float]] = []
         closure = 0.0
         with torch.no_grad():
-            for k, parts in enumerate(carried(self.found, names, states[0], write, keep, late)):
-                total = sum_of(parts)
-                closure = max(closure, off := relative(states[k], total))
-                if not off <= limit:
-                    text = f"at depth {k} the components add up to the stream with a relative error of {off:.1e}, "
-                    return None, Balance(refused=f"{text}allowed {limit:.0e}")
-                depths.append({name: float(share.mean()) for name, share in shares_of(parts, total).items()})
+            for k, parts in enumerate(propagate(self.found, names, states[0], write, keep, late)):
+                total = sum_components(parts)
+                closure = max(closure, error := relative(states[k], total))
+                if not error <= limit:
+                    reason = f"at depth {k} the components add up to the stream with a relative error of {error:.1e}, "
+                    return None, Balance(reason=f"{reason}allowed {limit:.0e}")
+                depths.append({name: float(share.mean()) for name, share in source_shares(parts, total).items()})
                 sources |= dict.fromkeys(parts)
-            length = torch.linalg.vector_norm(states[-1], dim=-1)
-            along = states[-1] / length.clamp_min(torch.finfo(length.dtype).tiny)[:, None]
-            amounts = {name: float((part * along).sum(-1).mean()) for name, part in parts.items()}
-        sheet = Balance(tuple(amounts), tuple(amounts.values()), float(length.mean()), length.numel(), closure)
-        return ([*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]), sheet
+            norms = torch.linalg.vector_norm(states[-1], dim=-1)
+            direction = states[-1] / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None]
+            amounts = {name: float((part * direction).sum(-1).mean()) for name, part in parts.items()}
+        balance = Balance(tuple(amounts), tuple(amounts.values()), float(norms.mean()), norms.numel(), closure)
+        return ([*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]), balance
 
-    def _states(self) -> list[Value]:
+    def _state_values(self) -> list[Value]:
         norms = self.found.norms_out[-1]
         return [add.x for add in self.found.adds] + [norms[-1].y if norms else self.found.adds[-1].out]
 
     def _values(self) -> Iterator[Value]:
-        yield from self._states()
+        yield from self._state_values()
         for branches in self.found.branches:
             for branch in branches:
-                yield write_of(branch).value
+                yield write_probe(branch).value
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
         with torch.no_grad():
-            t = rows(tensor.detach(), self.stream.width, self.stream.axis)
+            t = features_last(tensor.detach(), self.stream.width, self.stream.axis)
             if t.shape[-1] != self.stream.width:
                 return
             flat = t.reshape(-1, self.stream.width)
             if self._chosen is None:
                 self._count = flat.shape[0]
-                mask = self.tokens.of(t)
+                mask = self.tokens.flatten(t)
                 among = torch.arange(flat.shape[0], device=flat.device) if mask is None else mask.nonzero().reshape(-1)
-                step = max(1, -(-among.numel() // TOKENS))
-                self._chosen = among[::step]
+                self._chosen = among[:: max(1, -(-among.numel() // TOKENS))]
             if flat.shape[0] == self._count and self._chosen.numel():
-                self._kept[value] = flat[self._chosen].double()
-            elif flat.shape[0] == 1:  # a bias, the same for all
-                self._kept[value] = flat.double().expand(self._chosen.numel(), -1)
+                self._states[value] = flat[self._chosen].double()
+            elif flat.shape[0] == 1:  # a bias, the same for all tokens
+                self._states[value] = flat.double().expand(self._chosen.numel(), -1)
 
-    def _now(self, gain: Value, tensor: Tensor) -> None:
+    def _keep_gain(self, gain: Value, tensor: Tensor) -> None:
         gain.tensor = tensor.detach().clone()  # it may be a view of a parameter
 
 
-def _number(factors: list[Factor]) -> float | None:
-    """The product of constant factors; None where there are others."""
+def _product(factors: list[Factor]) -> float | None:
+    """Return the product of constant factors; None if a factor is not constant."""
     number = 1.0
     for factor in factors:
         if factor.kind != "constant":

@@ -1,30 +1,39 @@
-"""What a recording tells of a sublayer: roles and their statistics, as data, and the names by which they are asked for.
+"""Roles and statistics of a recording as data, the names that select them, and the types of its sites, rows and balances.
 
-Everything that prints, explains or looks up a statistic reads `STATISTICS`; nothing else lists them.
+Everything that prints, explains or selects a statistic reads `STATISTICS`. No other file lists them.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["ALIASES", "ROLES", "STATISTICS", "Alias", "Entry", "RecordedSite", "Selection", "Statistic", "select"]
+__all__ = [
+    "ENDS", "HOOK_NAMES", "ROLES", "STATISTICS", "Balance", "HookName", "Measurement", "MemoryMap", "RecordedSite",
+    "Selection", "Statistic", "resolve_name", "suggest",
+]  # fmt: skip
+
+MemoryMap = tuple[list[str], list[list[float]]]  # the sources, and for each depth their shares
+
+ENDS = ("start", "final")  # the kinds of the sites that are no sublayers
 
 
 @dataclass(frozen=True)
 class RecordedSite:
-    """A sublayer of a stream, or one of its ends: where it begins, the final norm.
+    """Sublayer of a stream, or an end of the stream: x_0 or the final norm.
 
     Args:
-        id: unique: the module's path, "encoder.layer.3.attention", with "#2" for its second use; "x_0" or "final" at the ends.
+        id: unique name: the module's path, "encoder.layer.3.attention", with "#2" for its second use; "x_0" or "final" at the
+            ends.
         path: the module's path.
         kind: "attention", "cross-attention", "feed-forward", "other", "start" or "final".
-        layer: counted from 0; None at the ends.
-        stream: the name of its stream: "stream", "encoder", "decoder".
-        equation: "x' = N(x + f(x))".
+        layer: index of the layer from 0; None at the ends.
+        stream: name of the stream: "stream", "encoder", "decoder".
+        equation: the residual equation, "x' = N(x + f(x))".
     """
 
     id: str
@@ -35,8 +44,8 @@ class RecordedSite:
     equation: str = ""
 
 
-class Entry(NamedTuple):
-    """A row of the tidy table."""
+class Measurement(NamedTuple):
+    """Row of the tidy table: one number."""
 
     step: int
     site: str
@@ -46,14 +55,51 @@ class Entry(NamedTuple):
     value: float
 
 
+@dataclass(frozen=True)
+class Balance:
+    """Balance sheet of one stream at the last recorded step: how much each source contributes to the final stream's norm.
+
+    Formula: |x| = sum over sources of <c_s, x> / |x|, since x = sum of c_s. x is the stream after the last sublayer, c_s the
+    component of source s in it, propagated through every norm on its way. Both sides are means over the same tokens.
+
+    Args:
+        sources: "x_0", the ids of the sublayers, and "norm biases" where norms on the stream have biases.
+        amounts: for each source, the mean over the tokens of <c_s, x> / |x|. A component opposite to the stream is negative.
+        stream_norm: mean over the same tokens of |x|, the recorded stream after the last sublayer, before a final norm.
+        tokens: number of tokens.
+        closure: the largest relative error over all depths of the components' sum against the recorded stream.
+        reason: why the components do not add up to the stream, in which case there are no amounts; empty otherwise.
+
+    Example:
+        >>> from addnorm.stream.record.schema import Balance
+        >>> sheet = Balance(("x_0", "0.attn", "0.mlp"), (1.0, 2.5, -0.5), stream_norm=3.0, tokens=8, closure=1e-7)
+        >>> sheet.error, dict(zip(sheet.sources, sheet.amounts))["0.attn"] / sheet.stream_norm
+        (0.0, 0.8333333333333334)
+    """
+
+    sources: tuple[str, ...] = ()
+    amounts: tuple[float, ...] = ()
+    stream_norm: float = math.nan
+    tokens: int = 0
+    closure: float = math.nan
+    reason: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative error |stream_norm - sum of the amounts| / stream_norm; NaN where there are no amounts."""
+        finite = all(map(math.isfinite, self.amounts))
+        difference = abs(self.stream_norm - math.fsum(self.amounts)) if finite else math.nan
+        return difference / self.stream_norm if self.stream_norm else difference
+
+
 ROLES = {
     "in": "the stream x that enters the sublayer",
-    "read": "what the sublayer reads, r",
-    "raw": "what the sublayer returns, f(r)",
-    "write": "what is added to the stream, w: after norm, factor and dropout",
+    "read": "the sublayer's input, r",
+    "raw": "the sublayer's output, f(r)",
+    "write": "the term that is added to the stream, w: the output after norm, factor and dropout",
     "out": "the stream x' after the sublayer",
-    "norm_in": "the norm of what the sublayer reads",
-    "norm_branch": "the norm of what the sublayer returns",
+    "norm_in": "the norm of the sublayer's input",
+    "norm_branch": "the norm of the sublayer's output",
     "norm_out": "the norm of the stream after the add",
     "norm_final": "the norm after the last sublayer",
     "grad": "the gradient of the loss at the stream after the sublayer, g = ∂loss/∂x'",
@@ -62,123 +108,134 @@ ROLES = {
 
 
 class Statistic(NamedTuple):
-    """A number that is recorded of a role, or follows from one that is."""
+    """Number that is recorded for a role, or derived from a recorded one."""
 
     role: str
     name: str
     meaning: str
     formula: str
-    derived_from: str = ""  # the recorded statistic whose reciprocal it is
+    reciprocal_of: str = ""  # for a derived statistic: the recorded statistic
 
 
 _SYMBOLS = {"in": "x", "read": "r", "raw": "f(r)", "write": "w", "out": "x'", "grad": "g"}
 _NORMS = ("norm_in", "norm_branch", "norm_out", "norm_final")
 _RSTD = "1 / √(variance + eps)"
 
+# In the order of tables. statistics.py computes each recorded statistic.
 STATISTICS = (
     *(
         Statistic(role, name, meaning, formula.format(symbol))
         for role, symbol in _SYMBOLS.items()
         for name, meaning, formula in (
-            ("l2", "length of a token, mean over the tokens", "mean_t ‖{}_t‖"),
+            ("l2", "L2 norm of a token, mean over the tokens", "mean_t ‖{}_t‖"),
             ("rms", "root mean square of all elements", "√mean({}²)"),
             ("max", "largest magnitude", "max |{}|"),
         )
     ),
-    Statistic("write", "ratio", "length of the write over that of the stream it is added to, mean over the tokens",
+    Statistic("write", "ratio", "L2 norm of the write relative to that of the stream it is added to, mean over the tokens",
               "mean_t ‖w_t‖ / ‖x_t‖"),
-    Statistic("write", "cosine", "whether the write points along the stream, mean over the tokens", "mean_t cos(w_t, x_t)"),
-    Statistic("write", "unchanged", "share of the stream's elements that adding the write leaves as they are",
+    Statistic("write", "cosine", "cosine between the write and the stream, mean over the tokens", "mean_t cos(w_t, x_t)"),
+    Statistic("write", "unchanged", "share of the stream's elements that adding the write does not change",
               "mean(round(x + w) = x)"),
-    Statistic("out", "similarity", "how alike the tokens are: mean cosine of two of them", "mean_{s≠t} cos(x'_s, x'_t)"),
-    Statistic("out", "massive", "massive activations: how many", "#{|x'| > 100 and |x'| > 1000 median|x'|}"),
-    Statistic("out", "top", "the largest magnitude, in medians", "max |x'| / median |x'|"),
+    Statistic("out", "similarity", "cosine between two tokens of a sequence, mean over the pairs", "mean_{s≠t} cos(x'_s, x'_t)"),
+    Statistic("out", "massive", "number of massive activations", "#{|x'| > 100 and |x'| > 1000 median|x'|}"),
+    Statistic("out", "top", "largest magnitude relative to the median magnitude", "max |x'| / median |x'|"),
     *(
-        Statistic(role, f"{name}{end}", f"{meaning}, {which} the tokens", formula, derived_from)
+        Statistic(role, f"{name}{suffix}", f"{meaning}, {reduction} the tokens", formula, reciprocal_of)
         for role in _NORMS
         for name, meaning, formula, parts in (
-            ("rstd", "what the norm multiplies a token by", _RSTD,
-             (("", "mean over", ""), ("_min", "least of", ""), ("_max", "most of", ""))),
+            ("rstd", "the norm's factor for a token", _RSTD,
+             (("", "mean over", ""), ("_min", "minimum over", ""), ("_max", "maximum over", ""))),
             ("sigma", "the norm's denominator", "1 / rstd",
-             (("", "harmonic mean over", "rstd"), ("_min", "least of", "rstd_max"), ("_max", "most of", "rstd_min"))),
+             (("", "harmonic mean over", "rstd"), ("_min", "minimum over", "rstd_max"), ("_max", "maximum over", "rstd_min"))),
         )
-        for end, which, derived_from in parts
+        for suffix, reduction, reciprocal_of in parts
     ),
-    Statistic("params", "grad_l2", "length of the gradient of the sublayer's parameters", "√Σ (∂loss/∂θ)²"),
-    Statistic("params", "l2", "length of the sublayer's parameters", "√Σ θ²"),
+    Statistic("params", "grad_l2", "L2 norm of the gradient of the sublayer's parameters", "√Σ (∂loss/∂θ)²"),
+    Statistic("params", "l2", "L2 norm of the sublayer's parameters", "√Σ θ²"),
 )  # fmt: skip
-"""Every statistic, in the order in which tables have them."""
 
 BY_NAME = {(statistic.role, statistic.name): statistic for statistic in STATISTICS}
 ORDER = {key: place for place, key in enumerate(BY_NAME)}
 
 
-class Alias(NamedTuple):
-    """Another name: of the first of these roles that a site has, at sites of a kind."""
+class HookName(NamedTuple):
+    """Name of TransformerLens: it selects the first of these roles that a site has, at sites of one kind."""
 
     roles: tuple[str, ...]
     kind: str | None
     meaning: str
 
 
-# TransformerLens' names.
-ALIASES = {
-    "resid_pre": Alias(("in",), "attention", "the stream that enters a layer"),
-    "attn_out": Alias(("write",), "attention", "what attention adds to the stream"),
-    "resid_mid": Alias(("out",), "attention", "the stream between attention and feed-forward"),
-    "mlp_out": Alias(("write",), "feed-forward", "what the feed-forward sublayer adds to the stream"),
-    "resid_post": Alias(("out",), "feed-forward", "the stream that leaves a layer"),
-    "scale": Alias(("norm_in", "norm_out", "norm_branch", "norm_final"), None, "a norm's denominator, sigma"),
+HOOK_NAMES = {
+    "resid_pre": HookName(("in",), "attention", "the stream that enters a layer"),
+    "attn_out": HookName(("write",), "attention", "the term that attention adds to the stream"),
+    "resid_mid": HookName(("out",), "attention", "the stream between attention and feed-forward"),
+    "mlp_out": HookName(("write",), "feed-forward", "the term that the feed-forward sublayer adds to the stream"),
+    "resid_post": HookName(("out",), "feed-forward", "the stream that leaves a layer"),
+    "scale": HookName(("norm_in", "norm_out", "norm_branch", "norm_final"), None, "a norm's denominator, sigma"),
 }
-STATISTIC_ALIASES = {"scale": "sigma"}
+STATISTIC_SYNONYMS = {"scale": "sigma"}
 
 
 class Selection(NamedTuple):
-    """What a name and a statistic mean."""
+    """Series that a name and a statistic select."""
 
     roles: tuple[str, ...]
-    statistic: str  # as it is recorded
+    statistic: str  # the recorded one
     kind: str | None = None
     layer: int | None = None
     reciprocal: bool = False
 
-    def takes(self, kind: str, layer: int | None) -> bool:
-        """Whether a site of that kind and layer is meant."""
-        return self.kind in (None, kind) and self.layer in (None, layer)
+    def matches(self, site: RecordedSite) -> bool:
+        """Return whether the selection includes sites of that kind and layer."""
+        return self.kind in (None, site.kind) and self.layer in (None, site.layer)
 
-    def value(self, recorded: float) -> float:
-        """The value asked for, from what was recorded."""
-        return recorded if not self.reciprocal else 1.0 / recorded if recorded else float("inf")
+    def convert(self, recorded: float) -> float:
+        """Return the value of the requested statistic from the recorded one."""
+        return recorded if not self.reciprocal else 1.0 / recorded if recorded else math.inf
 
 
-def select(name: str, statistic: str) -> Selection:
-    """What a name and a statistic mean: a role or one of TransformerLens' names, "3_attn_out" that of layer 3 alone.
+def resolve_name(name: str, statistic: str) -> Selection:
+    """Return the selection of a name and a statistic.
+
+    Args:
+        name: a role, or a name of TransformerLens; "3_attn_out" selects layer 3 only.
+        statistic: a statistic of the role.
+
+    Raises:
+        ValueError: there is no such name or statistic.
 
     Example:
-        >>> from addnorm.stream.record.schema import select
-        >>> select("3_attn_out", "rms")
+        >>> from addnorm.stream.record.schema import resolve_name
+        >>> resolve_name("3_attn_out", "rms")
         Selection(roles=('write',), statistic='rms', kind='attention', layer=3, reciprocal=False)
-        >>> select("attnout", "rms")
+        >>> resolve_name("attnout", "rms")
         Traceback (most recent call last):
         ...
         ValueError: name is 'attnout', expected 'attn_out'.
     """
     label = re.fullmatch(r"(\d+)_(.+)", str(name))
-    layer, known = (int(label[1]), label[2]) if label else (None, name)
-    alias = Alias((known,), None, "") if known in ROLES else ALIASES.get(known)
-    if alias is None:
-        raise ValueError(f"name is {name!r}, expected {expected(known, [*ROLES, *ALIASES])}.")
-    recorded = STATISTIC_ALIASES.get(statistic, statistic)
-    found = BY_NAME.get((alias.roles[0], recorded))
-    if found is None:
-        names = [one.name for one in STATISTICS if one.role == alias.roles[0]]
-        raise ValueError(f"{known} has no statistic {statistic!r}, expected {expected(statistic, names)}.")
-    return Selection(alias.roles, found.derived_from or found.name, alias.kind, layer, bool(found.derived_from))
+    layer, base = (int(label[1]), label[2]) if label else (None, name)
+    hook = HookName((base,), None, "") if base in ROLES else HOOK_NAMES.get(base)
+    if hook is None:
+        raise ValueError(f"name is {name!r}, expected {suggest(base, [*ROLES, *HOOK_NAMES])}.")
+    entry = BY_NAME.get((hook.roles[0], STATISTIC_SYNONYMS.get(statistic, statistic)))
+    if entry is None:
+        names = [one.name for one in STATISTICS if one.role == hook.roles[0]]
+        raise ValueError(f"{base} has no statistic {statistic!r}, expected {suggest(statistic, names)}.")
+    return Selection(hook.roles, entry.reciprocal_of or entry.name, hook.kind, layer, bool(entry.reciprocal_of))
 
 
-def expected(given: object, names: Iterable[str], show: Callable[[str], str] = repr) -> str:
-    """What to write instead of what was given: the name that is close to it, or all there are."""
+def suggest(value: object, names: Iterable[str], show: Callable[[str], str] = repr) -> str:
+    """Return the name that is close to a wrong value, or the list of names, for an error message.
+
+    Example:
+        >>> from addnorm.stream.record.schema import suggest
+        >>> suggest("decode", ["encoder", "decoder"]), suggest("x", ["encoder", "decoder"])
+        ("'decoder'", 'one of encoder, decoder')
+    """
     names = [*names]
-    close = difflib.get_close_matches(str(given).lower(), names, 1)
+    close = difflib.get_close_matches(str(value).lower(), names, 1)
     listed = [*names[:12], f"... ({len(names)} in all)"] if len(names) > 14 else names
     return show(close[0]) if close else f"one of {', '.join(listed)}" if names else "none: there is nothing yet"
