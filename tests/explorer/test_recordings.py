@@ -113,7 +113,7 @@ def test_adds_of_several_sublayers_are_counted(of):
         RecordedSite("a", "a", "attention", 0),
         RecordedSite("b", "b", "other", 0),
     ]
-    rec = Recording(sites, maps={"stream": (["x_0", "a", "b"], [[1.0, 0.0, 0.0], [0.5, 0.25, 0.25]])})
+    rec = Recording(sites, memory_maps={"stream": (["x_0", "a", "b"], [[1.0, 0.0, 0.0], [0.5, 0.25, 0.25]])})
     rec.add(0, 1, "write", "l2", 1.0)
     assert answer(of(rec))["map"]["depths"] == ["x_0", "after add 1"]
 

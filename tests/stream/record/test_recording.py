@@ -91,7 +91,7 @@ def test_a_balance_is_wrong_by_what_the_amounts_lack():
     assert Balance(("x_0", "f"), (3.0, -1.0), 2.0).error == 0.0
     assert Balance(("x_0", "f"), (3.0, -1.5), 2.0).error == 0.25
     assert math.isnan(Balance(("x_0",), (NAN,), 2.0).error)
-    assert math.isnan(Balance(refused="it does not add up").error)
+    assert math.isnan(Balance(reason="it does not add up").error)
 
 
 # Names.
