@@ -1,7 +1,7 @@
-"""What README.md says was measured, besides its table of speeds: the comparison in its own words, and the limits.
+"""Write the measured sentences of README.md: the verdict of the comparison, and the limits.
 
-python docs/_build/readme.py            replaces what stands between the readme comments of README.md
-python docs/_build/readme.py --check    changes nothing; 1 if it is not what the results say
+python docs/_build/readme.py            replace the text between the readme comments of README.md
+python docs/_build/readme.py --check    change nothing; exit with 1 if the page disagrees with the results
 
 Numbers come from compare.json, fuse.json, stack.json and functional.json in benchmarks/results.
 """
@@ -20,7 +20,7 @@ PAGE = comparing.ROOT / "README.md"
 
 
 def limits() -> str:
-    """What nobody should expect, with the numbers."""
+    """Return the limits with their numbers."""
     fused = add_norm.document("fuse")
     shares = [row["share"] for row in fused["rows"] if row["variant"] == "plain"]
     gains = [one["value"] for one in fused["summary"] if "fused, " in one["name"] and "times as fast" in one["name"]]
@@ -29,21 +29,20 @@ def limits() -> str:
     plain = [stacks[f"{job}: mean, against plain PyTorch"] for job in ("inference", "forward + backward")]
     share = (
         f"- **Add & Norm is a small share of a model's time.** In MiniLM it is {100 * min(shares):.1f} to "
-        f"{100 * max(shares):.1f} % of the forward pass; the rest is matrix products. Fused, the model ran {min(gains):.2f} to "
-        f"{max(gains):.2f} times as fast as before ([docs/fusing.md](docs/fusing.md)). Do not expect the whole to gain what the "
-        "operation gains."
+        f"{100 * max(shares):.1f} % of the forward pass; the rest is mostly matrix products. The fused model ran {min(gains):.2f} to "
+        f"{max(gains):.2f} times as fast as the original ([docs/fusing.md](docs/fusing.md)). A model gains far less than the operation."
     )
     as_good = (
-        "- **PyTorch is as good** where there is little to do: with gradients and one row the operation runs "
-        f"{min(one_row):.2f} to {max(one_row):.2f} times as fast as eager, and encoders of this library run {plain[0]:.2f} times "
-        f"as fast as the same in plain PyTorch in inference, {plain[1]:.2f} times in training, on average over "
+        "- **No gain on small inputs and whole encoders:** with gradients and one row the operation runs "
+        f"{min(one_row):.2f} to {max(one_row):.2f} times as fast as eager. Encoders of this library run {plain[0]:.2f} times as "
+        f"fast as plain PyTorch in inference and {plain[1]:.2f} times in training, the mean over "
         "[many sizes](docs/performance.md)."
     )
     return f"{share}\n{as_good}"
 
 
 def _speeds(rows: int) -> list[float]:
-    """Against eager, forward and backward, LayerNorm without options, on so many rows and all threads."""
+    """Return the speed relative to eager of LayerNorm, forward and backward, for a number of rows, on all threads."""
     found = add_norm.document("functional")
     kept: list[dict[str, Any]] = [
         row for row in found["rows"]
@@ -57,7 +56,7 @@ SECTIONS = {"readme:compare": comparing.short, "readme:limits": limits}
 
 
 def main(words: Sequence[str]) -> int:
-    """What `page.main` does."""
+    """Run `page.main` for README.md."""
     return page.main(words, PAGE, SECTIONS, "the results say", "docs/_build/readme.py")
 
 
