@@ -27,7 +27,12 @@ def test_a_file_keeps_every_bit(tmp_path, suffix):
     assert rec.save(str(path)) == path
     again = Recording.load(path)
     assert again.to_dict() == rec.to_dict()
-    assert (again.sites, again.metadata, again.memory_maps, again.steps) == (rec.sites, rec.metadata, rec.memory_maps, rec.steps)
+    assert (again.sites, again.metadata, again.memory_maps, again.steps) == (
+        rec.sites,
+        rec.metadata,
+        rec.memory_maps,
+        rec.steps,
+    )
     assert str(again.balances) == str(rec.balances)
     assert str(again.table()) == str(rec.table())  # as text: NaN is not NaN
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
