@@ -29,9 +29,9 @@ def limits() -> str:
     plain = [stacks[f"{job}: mean, against plain PyTorch"] for job in ("inference", "forward + backward")]
     share = (
         f"- **Add & Norm is a small share of a model's time.** In MiniLM it is {100 * min(shares):.1f} to "
-        f"{100 * max(shares):.1f} % of the forward pass; the rest is mostly matrix products. The fused model ran {min(gains):.2f} to "
-        f"{max(gains):.2f} times as fast as the original ([docs/fusing.md](docs/fusing.md)). A model gains far "
-        "less than the operation."
+        f"{100 * max(shares):.1f} % of the forward pass; the rest is mostly matrix products. "
+        f"The fused model ran {min(gains):.2f} to {max(gains):.2f} times as fast as the original "
+        "([docs/fusing.md](docs/fusing.md)). A model gains far less than the operation."
     )
     as_good = (
         "- **No gain on small inputs and whole encoders:** with gradients and one row the operation runs "
