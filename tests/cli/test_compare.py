@@ -114,7 +114,7 @@ def test_any_terminal_is_wide_enough(columns):
     [
         (("preln",), "preln"),
         (("pre_ln", "pre_ln"), "WIRINGS has pre_ln 2 times"),
-        (("mix_ln:k",), "'mix_ln:k' came with 'k', expected OPTION=VALUE, as in mix_ln:k=3"),
+        (("mix_ln:k",), "the setting is 'k', expected OPTION=VALUE, as in mix_ln:k=3"),
         (("mix_ln:j=3",), "j"),
         (("residual_multiplier",), "multiplier"),
         (("--rates", "nan"), "--rates is nan, expected a finite number"),
@@ -171,7 +171,7 @@ def test_a_failed_run_is_a_sentence_that_says_where_the_others_are(monkeypatch):
     monkeypatch.setattr(lab, "compare", fail)
     done = run("pre_ln")
     assert done.exit_code == 1
-    one_sentence(done.stderr, "run pre_ln has failed", "What is finished is in addnorm-compare")
+    one_sentence(done.stderr, "run pre_ln has failed", "Finished runs are in addnorm-compare")
 
 
 def test_a_report_that_cannot_be_written_loses_no_results(monkeypatch):
@@ -193,7 +193,7 @@ def test_an_interrupt_while_the_report_is_drawn_is_one(monkeypatch):
     monkeypatch.setattr(report, "of_comparison", interrupt)
     done = run("pre_ln", *SMALL, "--steps", 1)
     assert done.exit_code == 130
-    assert "Interrupted. What is finished is in addnorm-compare; the same command goes on." in done.stderr
+    assert "Interrupted. Finished runs are in addnorm-compare; the same command continues." in done.stderr
 
 
 # A process that is killed.
@@ -308,7 +308,7 @@ def test_interrupted_it_says_so_and_keeps_everything():
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert stderr == "Interrupted. What is finished is in out; the same command goes on.\n"
+    assert stderr == "Interrupted. Finished runs are in out; the same command continues.\n"
     assert stdout == ""
     until(lambda: not any(map(runs, workers)), seconds=20)
     assert checkpoints()

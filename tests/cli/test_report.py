@@ -11,7 +11,7 @@ from click.testing import CliRunner
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from addnorm.cli import main, stream
+from addnorm.cli import inspect, main
 from addnorm.report import Figure
 from support.pages import checked
 
@@ -105,14 +105,14 @@ def test_in_float64_and_in_training(place, quick):
 
 
 def test_what_is_not_proved_exits_with_3_and_has_its_page(place, monkeypatch, quick):
-    inspected = stream.inspected
+    inspected = inspect.inspect_model
 
     def broken(*arguments):
         found = inspected(*arguments)
         found.sites[0].closes, found.sites[0].closure = False, 0.5
         return found
 
-    monkeypatch.setattr("addnorm.cli.report.inspected", broken)
+    monkeypatch.setattr("addnorm.cli.inspect.inspect_model", broken)
     done = run("report_models:toy", "--report", "a.html")
     assert done.exit_code == 3
     assert "1 of 3 sublayers do not close" in done.stderr
@@ -136,7 +136,7 @@ def test_a_model_without_a_stream_has_no_report(place):
 )
 def test_a_path_that_cannot_be_written_is_refused_before_anything_runs(place, monkeypatch, path, words):
     (place / "folder.html").mkdir()
-    monkeypatch.setattr("addnorm.cli.report.loaded_of", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("addnorm.cli.inspect.load_model", lambda *_: pytest.fail("it ran"))
     done = run("report_models:toy", "--report", path)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"Error: {words}")
@@ -146,7 +146,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_anything_runs(place, mo
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_a_package_that_is_missing_is_told_before_anything_runs(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr("addnorm.cli.report.loaded_of", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("addnorm.cli.inspect.load_model", lambda *_: pytest.fail("it ran"))
     done = run("report_models:toy", "--report", "a.html")
     assert done.exit_code == 2
     assert f"{package} is not installed" in done.stderr

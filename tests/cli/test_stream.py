@@ -93,7 +93,7 @@ def spoilt(monkeypatch):
 def test_a_closure_that_fails_exits_with_3_and_says_which(monkeypatch):
     spoilt(monkeypatch)
     done = run("inspect", "own_models:toy")
-    one_sentence(done, 3, "1 of 2 sublayers do not close: x' = x + f(x) is off by nan at layers.1")
+    one_sentence(done, 3, "1 of 2 sublayers do not close: x' = x + f(x) has a relative error of nan at layers.1")
     assert "Toy, evaluation" in done.stdout
     found = document("inspect", "own_models:toy", code=3)
     assert found["closes"] is False
@@ -110,7 +110,9 @@ def test_a_stream_that_is_no_sum_exits_with_3(monkeypatch):
         return found
 
     monkeypatch.setattr(addnorm, "inspect", spoil)
-    one_sentence(run("inspect", "own_models:toy"), 3, "stream is not x_0 and all writes: their sum is off by 5.0e-01")
+    one_sentence(
+        run("inspect", "own_models:toy"), 3, "stream is not the sum of x_0 and all writes: relative error 5.0e-01"
+    )
 
 
 @pytest.mark.parametrize("command", ["inspect", "record", "decompose", "ablate"])

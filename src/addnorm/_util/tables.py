@@ -326,6 +326,8 @@ def _rich_paragraph(block: Paragraph, width: int) -> RenderableType:
     room = max(min(width, block.width or width) - block.indent - block.hang, 1)
     lines = [line for part in text.split("\n", allow_blank=True) or [text] for line in part.wrap(console, room)]
     first, later = " " * block.indent, " " * (block.indent + block.hang)
+    for line in lines:
+        line.rstrip()
     padded = [Text.assemble(later if k else first, line) for k, line in enumerate(lines)]
     return Text("\n").join([Text()] * block.space + padded)
 

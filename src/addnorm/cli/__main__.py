@@ -1,5 +1,5 @@
 """Run the command line as `python -m addnorm.cli`."""
 
-from addnorm.cli.group import main
+from addnorm.cli import main
 
 main(prog_name="addnorm")

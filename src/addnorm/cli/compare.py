@@ -1,29 +1,30 @@
-"""`addnorm compare`: the wirings, options and files of a comparison; the verdict on stdout, progress on stderr."""
+"""`addnorm compare`: wirings compared by training small models; the verdict on stdout, progress on stderr, a report."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
-from addnorm.cli.screen import wide
-
-if TYPE_CHECKING:  # what it needs is imported when it runs
-    from addnorm.lab import Comparison, Protocol
-    from addnorm.nn import Wiring
+from addnorm import lab
+from addnorm import report as pages
+from addnorm._util.files import UnwritableError
+from addnorm._util.tables import make_console
+from addnorm.cli._model import FILE
+from addnorm.cli._output import ArgumentError, print_json, print_message, stdout
+from addnorm.cli.inspect import check_report
+from addnorm.cli.wirings import make_wiring
+from addnorm.nn import Wiring
 
 __all__ = ["compare"]
 
 DEFAULT = ("post_ln", "pre_ln")
 OUT = Path("addnorm-compare")
+# The options, by the arguments that the errors of addnorm.lab name.
 FLAGS = {name: f"--{name}" for name in ("text", "out", "seeds", "steps", "tokens", "batch", "jobs", "cluster", "rates")}
 FLAGS |= {
     "d_model": "--d-model",
@@ -33,17 +34,11 @@ FLAGS |= {
     "nhead": "--heads",
     "lr": "--rates",
 }
-FILE = click.Path(path_type=Path)
+COUNT = click.IntRange(1)
 
 
-class Refused(click.ClickException):
-    """The arguments were wrong, and the sentence says how."""
-
-    exit_code = 2
-
-
-class Numbers(click.ParamType[Any]):
-    """Numbers with commas."""
+class _Numbers(click.ParamType[Any]):
+    """Numbers separated by commas."""
 
     name = "numbers"
 
@@ -51,147 +46,101 @@ class Numbers(click.ParamType[Any]):
         self.kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """`3e-4,1e-3` as a tuple."""
         if isinstance(value, tuple):
             return value
         try:
             return tuple(self.kind(part) for part in str(value).split(","))
         except ValueError:
             example = "6,12" if self.kind is int else "3e-4,1e-3"
-            self.fail(f"{value!r}, expected numbers with commas, as in {example}.", param, ctx)
-
-
-def count(least: int, most: int | None = None) -> click.IntRange:
-    """A whole number from so many."""
-    return click.IntRange(least, most)
+            self.fail(f"{value!r}, expected numbers separated by commas, as in {example}.", param, ctx)
 
 
 @click.command()
 @click.argument("compared", nargs=-1, metavar="[WIRING]...")
+@click.option("--text", type=FILE, metavar="FILE", help="UTF-8 text to learn (default: Python's documentation).")
 @click.option(
-    "--text", type=FILE, metavar="FILE", help="What the models learn, UTF-8; Python's documentation by default."
+    "--full", is_flag=True, help="The full protocol: several depths, learning rates and seeds. About an hour."
 )
-@click.option("--full", is_flag=True, help="The honest protocol: depths, a grid of rates, seeds. About an hour.")
-@click.option("--init-only", is_flag=True, help="Train nothing: the figures at init, of no_norm and no_residual too.")
-@click.option("--out", type=FILE, default=OUT, metavar="DIR", help=f"Results, and what is open (default {OUT}).")
+@click.option("--init-only", is_flag=True, help="No training: measure at init, also no_norm and no_residual.")
+@click.option(
+    "--out", type=FILE, default=OUT, metavar="DIR", help=f"Folder of results and checkpoints (default {OUT})."
+)
 @click.option("--report", type=FILE, metavar="FILE", help="The report (default report.html in --out).")
-@click.option("--layers", "num_layers", type=Numbers(int), metavar="N,...", help="Depths (default 12).")
-@click.option("--rates", type=Numbers(float), metavar="X,...", help="Learning rates (default 1e-3).")
+@click.option("--layers", "num_layers", type=_Numbers(int), metavar="N,...", help="Numbers of layers (default 12).")
+@click.option("--rates", type=_Numbers(float), metavar="X,...", help="Learning rates (default 1e-3).")
 @click.option(
-    "--warm-up", "warm_ups", type=Numbers(int), metavar="N,...", help="Steps of warm-up (default 0 and 100, or half)."
+    "--warm-up",
+    "warm_ups",
+    type=_Numbers(int),
+    metavar="N,...",
+    help="Steps of warm-up (default 0,100, or half of --steps).",
 )
-@click.option("--seeds", type=count(1, 1000), metavar="N", help="How many seeds (default 1).")
-@click.option("--steps", type=count(1), metavar="N", help="Of a run (default 200).")
-@click.option("--d-model", "d_model", type=count(1), metavar="N", help="Width (default 64).")
-@click.option("--heads", "nhead", type=count(1), metavar="N", help="Of the attention (default 4).")
-@click.option("--tokens", type=count(1), metavar="N", help="Characters in a sequence (default 64).")
-@click.option("--batch", type=count(1), metavar="N", help="Sequences in a step (default 16).")
+@click.option("--seeds", type=click.IntRange(1, 1000), metavar="N", help="Number of seeds (default 1).")
+@click.option("--steps", type=COUNT, metavar="N", help="Steps of each run (default 200).")
+@click.option("--d-model", type=COUNT, metavar="N", help="Width of the model (default 64).")
+@click.option("--heads", "nhead", type=COUNT, metavar="N", help="Attention heads (default 4).")
+@click.option("--tokens", type=COUNT, metavar="N", help="Characters in a sequence (default 64).")
+@click.option("--batch", type=COUNT, metavar="N", help="Sequences in a step (default 16).")
 @click.option("--norm", type=click.Choice(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
-@click.option("--jobs", type=count(1), metavar="N", help="Processes (default: one a core).")
-@click.option("--cluster", metavar="ADDRESS", help="A Dask scheduler whose workers do it, as in tcp://10.0.0.5:8786.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--jobs", type=COUNT, metavar="N", help="Processes (default: one a core).")
+@click.option("--cluster", metavar="ADDRESS", help="Dask scheduler whose workers train, as in tcp://10.0.0.5:8786.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def compare(
     compared: tuple[str, ...], text: Path | None, full: bool, init_only: bool, out: Path, report: Path | None,
-    jobs: int | None, cluster: str | None, as_json: bool, **given: Any,
+    jobs: int | None, cluster: str | None, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    r"""Train small models under different wirings, side by side, and write a report.
+    r"""Train small models with different wirings and write a report.
 
-    WIRING is a name of `addnorm wirings`, with its options after a colon; post_ln and pre_ln by default. The default is an
-    illustration and takes about two minutes; --full is the honest protocol. Ctrl-C, or a crash, loses nothing: the same
-    command goes on.
+    WIRING is a name of `addnorm wirings`, with options after a colon; post_ln and pre_ln by default. The default is an
+    illustration that takes about two minutes; --full is the full protocol. After Ctrl-C or a crash the same command continues.
 
     \b
       addnorm compare post_ln pre_ln
       addnorm compare pre_ln deepnorm mix_ln:k=3 --layers 6,12 --rates 1e-3,3e-3 --seeds 3
     """
-    from addnorm import lab
-
-    wirings = [wiring(spec) for spec in compared or DEFAULT]
-    target = out / "report.html" if report is None else report
-    errors = Console(stderr=True, highlight=False)
+    wirings = [_parse_wiring(spec) for spec in compared or DEFAULT]
+    path = out / "report.html" if report is None else report
+    check_report(path)
     try:
-        with refusing():
-            check_report(target)
-            protocol = chosen(lab.FULL if full else lab.ILLUSTRATION, given)
-            found = lab.compare(
-                wirings, protocol, text=None if text is None else lab.read(text), out=out, jobs=jobs, cluster=cluster,
-                training=not init_only, progress=errors,
+        try:
+            comparison = lab.compare(
+                wirings, _make_protocol(lab.FULL if full else lab.ILLUSTRATION, settings),
+                text=None if text is None else lab.read(text), out=out, jobs=jobs, cluster=cluster, training=not init_only,
+                progress=make_console(stderr=True),
             )  # fmt: skip
+        except (ValueError, ImportError, UnwritableError) as error:
+            raise ArgumentError(_name_options(str(error))) from None
         if as_json:
-            click.echo(json.dumps(document(found), indent=2, allow_nan=False))
+            print_json(comparison.to_dict())
         else:
-            wide().print(found)
-        errors.print(Text(f"Written: {written(found, target)}"), soft_wrap=True)
-    except lab.RunError as error:
-        raise click.ClickException(f"{str(error).rstrip('.')}. What is finished is in {out}.") from None
-    except (ImportError, OSError) as error:  # of the report
-        raise click.ClickException(f"{str(error).rstrip('.')}. What is finished is in {out}.") from None
+            stdout().print(comparison)
+        print_message(f"Written: {pages.write(pages.of_comparison(comparison), path)}")
+    except (lab.RunError, ImportError, OSError) as error:  # the last two: of the report
+        raise click.ClickException(f"{str(error).rstrip('.')}. Finished runs are in {out}.") from None
     except KeyboardInterrupt:
-        errors.print(Text(f"Interrupted. What is finished is in {out}; the same command goes on."), soft_wrap=True)
+        print_message(f"Interrupted. Finished runs are in {out}; the same command continues.")
         click.get_current_context().exit(130)
 
 
-@contextmanager
-def refusing() -> Iterator[None]:
-    """What a function says of its arguments, as a sentence about the options."""
-    try:
-        yield
-    except (ValueError, ImportError) as error:
-        raise Refused(in_flags(str(error))) from None
-
-
-def wiring(spec: str) -> Wiring:
-    """The wiring of NAME or NAME:OPTION=VALUE,..."""
-    from addnorm.cli import wirings as cli_wirings
-
+def _parse_wiring(spec: str) -> Wiring:
+    """Return the wiring of NAME or NAME:OPTION=VALUE,..."""
     name, _, options = spec.partition(":")
     try:
-        return cli_wirings.made(name, options.split(",") if options else ())
+        return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3")
     except ValueError as error:
-        raise Refused(
-            str(error).replace("--set came with", f"{spec!r} came with").replace("--set k=3", "mix_ln:k=3")
-        ) from None
+        raise ArgumentError(error) from None
 
 
-def chosen(protocol: Protocol, given: dict[str, Any]) -> Protocol:
-    """The protocol with what was asked for."""
-    told = {name: value for name, value in given.items() if value is not None}
-    if "seeds" in told:
-        told["seeds"] = tuple(range(told["seeds"]))
-    if "steps" in told:  # else a short run would never reach its rate
-        told = {"warm_ups": tuple(min(n, told["steps"] // 2) for n in protocol.warm_ups)} | told
-    return replace(protocol, **told)
+def _make_protocol(protocol: lab.Protocol, settings: dict[str, Any]) -> lab.Protocol:
+    """Return the protocol with the settings that were given as options."""
+    changes = {name: value for name, value in settings.items() if value is not None}
+    if "seeds" in changes:
+        changes["seeds"] = tuple(range(changes["seeds"]))
+    if "steps" in changes:  # a short run must reach its learning rate
+        changes = {"warm_ups": tuple(min(n, changes["steps"] // 2) for n in protocol.warm_ups)} | changes
+    return replace(protocol, **changes)
 
 
-def in_flags(sentence: str) -> str:
-    """What a function says of its argument, of the option; with a full stop."""
-    name = re.match(r"\w+", sentence)
-    flag = FLAGS.get(name[0], "") if name else ""
-    return (flag + sentence[len(name[0]) :] if flag and name else sentence).rstrip(".") + "."
-
-
-def check_report(target: Path) -> None:
-    """Refuses a place for the report that cannot be written to, before anything runs."""
-    from addnorm import report
-    from addnorm._util.optional import require
-
-    for package, to in (("matplotlib", "draw"), ("jinja2", "write a report")):
-        require(package, to)
-    try:
-        report.check(target)
-    except (ValueError, OSError) as error:
-        raise Refused(re.sub("^path is", "--report is", str(error))) from None
-
-
-def document(found: Comparison) -> Any:
-    """JSON types."""
-    from addnorm._util.jsonio import to_jsonable
-
-    return to_jsonable(found.to_dict())
-
-
-def written(found: Comparison, target: Path) -> Path:
-    """The report, on the disk."""
-    from addnorm import report
-
-    return report.write(report.of_comparison(found), target)
+def _name_options(sentence: str) -> str:
+    """Replace the argument at the beginning of an error by the option."""
+    return re.sub(r"^\w+", lambda word: FLAGS.get(word[0], word[0]), sentence)

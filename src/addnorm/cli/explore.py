@@ -12,48 +12,47 @@ from functools import partial
 from pathlib import Path
 
 import click
+import torch
+
+from addnorm._util.optional import require
+from addnorm.cli._output import ArgumentError
 
 __all__ = ["explore"]
 
-PORT = 8017  # by default; another where it is taken
-ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # all addresses of this machine, and how it calls itself
-
-
-class Refused(click.ClickException):
-    """The arguments were wrong, and the sentence says how."""
-
-    exit_code = 2
+PORT = 8017  # by default; another one where it is in use
+ANY_ADDRESS = {
+    "0.0.0.0": "127.0.0.1",
+    "::": "::1",
+    "": "127.0.0.1",
+}  # hosts that listen at all addresses, and this machine
 
 
 @click.command()
-@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help=f"0 is any that is free (default {PORT}).")
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help=f"Port; 0 is any free one (default {PORT}).")
 @click.option(
-    "--host", default="127.0.0.1", metavar="NAME", help="For other machines to reach it; they need the token."
+    "--host", default="127.0.0.1", metavar="NAME", help="Address to listen at; other machines need the printed token."
 )
 @click.option(
     "--recording", "recordings", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-    help="What `addnorm record --out FILE` wrote (repeatable).",
+    help="A file that `addnorm record --out FILE` wrote (repeatable).",
 )  # fmt: skip
-@click.option("--open", "opened", is_flag=True, help="Also open it in the browser.")
-def explore(port: int | None, host: str, recordings: tuple[Path, ...], opened: bool) -> None:
-    r"""Open the explorer: a local page to flip the LayerNorm and watch the stream and the gradients.
+@click.option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
+def explore(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool) -> None:
+    r"""Open the explorer, a local web page.
 
-    It is served to this machine alone, and asks nobody else for anything. Ctrl-C ends it.
+    Move the LayerNorm of a stack, follow one token, look into a recording, train two wirings side by side. Only this machine
+    can reach the page, and the page loads nothing from elsewhere. Ctrl-C ends the server.
 
     \b
       addnorm explore
       addnorm record minilm --out minilm.json --memory-map
       addnorm explore --recording minilm.json
     """
-    from addnorm._util.optional import require
-
     try:
         for package in ("starlette", "uvicorn"):
             require(package, "explore")
     except ImportError as error:
-        raise Refused(f"{error}.") from None
-    import torch
-
+        raise ArgumentError(error) from None
     from addnorm.explorer.scheduler import Desk
     from addnorm.explorer.security import LOOPBACK
     from addnorm.explorer.server import application
@@ -61,60 +60,58 @@ def explore(port: int | None, host: str, recordings: tuple[Path, ...], opened: b
 
     token = None if host in LOOPBACK else secrets.token_urlsafe(16)
     desk = Desk()
-    with _bound(host, port) as listening:
+    with _bind(host, port) as listener:
         try:
             page = application(recordings, hosts=LOOPBACK if token is None else None, token=token, desk=desk)
         except (ValueError, ImportError, OSError) as error:
-            raise Refused(f"--recording: {str(error).rstrip('.')}.") from None
-        torch.set_num_threads(1)  # small matrices gain nothing by more, and two clients are computed at once
-        serve(page, desk, listening, partial(_ready, host, listening.getsockname()[1], token, opened))
+            raise ArgumentError(f"--recording: {error}") from None
+        torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
+        serve(page, desk, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
     click.echo("Ended.", err=True)
     if desk.busy:
-        os._exit(0)  # Python would wait for what is computed, and nobody else does
+        os._exit(0)  # Python would wait for running computations, whose results have no reader
 
 
-def _bound(host: str, port: int | None) -> socket.socket:
-    """A socket that listens; where nobody asked for a port and the usual one is taken, at another."""
-    tries = (PORT, 0) if port is None else (port,)
-    for attempt in tries:
+def _bind(host: str, port: int | None) -> socket.socket:
+    """Return a listening socket. Without a port it is the usual one, or any other if that is in use."""
+    ports = (PORT, 0) if port is None else (port,)
+    for attempt in ports:
         try:
-            return _listening(host, attempt)
-        except (OSError, UnicodeError, TypeError) as error:  # the last two: a name that cannot be one
-            taken = getattr(error, "errno", None) == errno.EADDRINUSE
-            if taken and attempt != tries[-1]:
+            return _listen(host, attempt)
+        except (OSError, UnicodeError, TypeError) as error:  # the last two: a name that no host can have
+            in_use = getattr(error, "errno", None) == errno.EADDRINUSE
+            if in_use and attempt != ports[-1]:
                 continue
-            if taken:
-                raise Refused(
-                    f"--port is {attempt}, which is in use: give another, or 0 for any that is free."
+            if in_use:
+                raise ArgumentError(
+                    f"--port is {attempt}, which is in use: choose another, or 0 for any free one"
                 ) from None
-            refused, given = ("--port", attempt) if isinstance(error, PermissionError) else ("--host", host)
-            why = getattr(error, "strerror", None) or error
-            raise Refused(f"{refused} is {given}, which cannot be listened at ({why}).") from None
+            option, value = ("--port", attempt) if isinstance(error, PermissionError) else ("--host", host)
+            reason = getattr(error, "strerror", None) or error
+            raise ArgumentError(f"{option} is {value}, where this machine cannot listen ({reason})") from None
     raise AssertionError("unreachable")  # the last attempt returns or raises
 
 
-def _listening(host: str, port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(128)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
     except BaseException:
-        found.close()
+        listener.close()
         raise
-    return found
+    return listener
 
 
-def _ready(host: str, port: int, token: str | None, opened: bool) -> None:
-    """Says where it is, once it answers."""
-    here = ANY.get(host, host)
-    name = f"[{here}]" if ":" in here else here
+def _announce(host: str, port: int, token: str | None, opens_browser: bool) -> None:
+    """Print the address, once the server answers."""
+    name = ANY_ADDRESS.get(host, host)
+    name = f"[{name}]" if ":" in name else name
     address = f"http://{name}:{port}/" + ("" if token is None else f"?token={token}")
     click.echo(f"The explorer is at {address}")
-    if host in ANY:
-        click.echo(f"From other machines: the same with this machine's name for {name}.")
-    click.echo("Ctrl-C ends it.")
-    if opened:
-        threading.Thread(
-            target=webbrowser.open, args=(address,), daemon=True
-        ).start()  # one in the terminal stays in it
+    if host in ANY_ADDRESS:
+        click.echo(f"From other machines: replace {name} by the name of this machine.")
+    click.echo("Press Ctrl-C to end it.")
+    if opens_browser:  # in a thread, since a browser in the terminal returns when it is closed
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()

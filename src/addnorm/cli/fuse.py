@@ -1,4 +1,4 @@
-"""What `addnorm fuse` does with the model that it was given the name of: the report, and the sentence where nothing is proved."""
+"""`addnorm fuse`: a model's Add & Norms as fused calls, with the proof that its results stay the same."""
 
 from __future__ import annotations
 
@@ -8,47 +8,62 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+import click
 
 import addnorm
 from addnorm import Fusion, VerificationError
-from addnorm.cli.stream import Given, inputs_of, loaded_of, notes, print_json, said, working
+from addnorm.cli._model import ModelOptions, describe_inputs, load_model, model_command, model_facts
+from addnorm.cli._output import print_json, print_notes, stdout, working
 from addnorm.stream.models.hf import first_line
 from addnorm.stream.models.load import Loaded, quiet, refused
 
 __all__ = ["fuse"]
 
-COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx")  # where an error is not the model's
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx")  # modules whose errors are not the model's
 
 
-def fuse(given: Given, screen: Console, *, as_json: bool, inductor: bool, benchmark: bool) -> str | None:
-    """The report; returns why nothing is fused, in a sentence, or None."""
-    loaded = loaded_of(given)
+@click.command()
+@model_command
+@click.option(
+    "--compile", "inductor", is_flag=True, help="Compile the fused graphs with Inductor, as torch.compile does."
+)
+@click.option("--benchmark", is_flag=True, help="Also measure time and memory, before and after.")
+def fuse(model: ModelOptions, as_json: bool, inductor: bool, benchmark: bool) -> str | None:
+    r"""Fuse the Add & Norms of a model and prove that its results stay the same.
+
+    MODEL is as in `addnorm inspect`. Exit code 3 where the proof fails, or where there is nothing to fuse.
+
+    \b
+      addnorm fuse minilm
+      addnorm fuse llama --dtype bfloat16 --train
+    """
+    loaded = load_model(model)
     try:
-        done, unproved = _fused(loaded, inductor, benchmark), None
+        fusion, failure = _fuse(loaded, inductor, benchmark), None
     except VerificationError as error:
-        done, unproved = error.fusion, str(error)
-    except Exception as error:  # of the model, at what it was called with; or of the compiler
+        fusion, failure = error.fusion, str(error)
+    except Exception as error:  # of the model, or of the compiler
         if not type(error).__module__.startswith(COMPILERS):
             raise refused(error, loaded) from error
-        inner = getattr(error, "inner_exception", error)  # what a backend raised
+        inner = getattr(error, "inner_exception", error)  # of a backend
         return f"{type(loaded.model).__name__} is not fused: it cannot be captured as graphs ({first_line(inner)})."
     if as_json:
-        print_json({**said(loaded), **done.to_dict()})
+        print_json({**model_facts(loaded), **fusion.to_dict()})
     else:
-        screen.print(done)
-        notes(screen, inputs_of(loaded), loaded.source)
-    return unproved or _nothing(done)
+        console = stdout()
+        console.print(fusion)
+        print_notes(console, describe_inputs(loaded), loaded.source)
+    return failure or _describe_nothing(fusion)
 
 
-def _fused(loaded: Loaded, inductor: bool, benchmark: bool) -> Fusion:
-    with working(f"fuse {loaded.name}"), quiet(), _calm():
+def _fuse(loaded: Loaded, inductor: bool, benchmark: bool) -> Fusion:
+    with working(f"fuse {loaded.name}"), quiet(), _silent_compiler():
         return addnorm.fuse(loaded.model, *loaded.args, compile=inductor, benchmark=benchmark, **loaded.kwargs)
 
 
 @contextmanager
-def _calm() -> Iterator[None]:
-    """The compiler without its warnings; TORCH_LOGS asks for them."""
+def _silent_compiler() -> Iterator[None]:
+    """Silence the compiler's warnings, unless TORCH_LOGS is set."""
     disabled = logging.root.manager.disable
     with warnings.catch_warnings():
         if "TORCH_LOGS" not in os.environ:
@@ -60,11 +75,11 @@ def _calm() -> Iterator[None]:
             logging.disable(disabled)
 
 
-def _nothing(done: Fusion) -> str | None:
-    """Why nothing was fused."""
-    if done.fused:
+def _describe_nothing(fusion: Fusion) -> str | None:
+    """Return why nothing was fused, in a sentence, or None."""
+    if fusion.fused:
         return None
-    if not done.boundaries:
-        return f"{done.model} is not fused: in its graphs no norm reads a sum."
-    reasons = dict.fromkeys(str(one.reason) for one in done.left)
-    return f"{done.model} is not fused: {'; '.join(reasons)}."
+    if not fusion.boundaries:
+        return f"{fusion.model} is not fused: in its graphs no norm reads a sum."
+    reasons = dict.fromkeys(str(one.reason) for one in fusion.left)
+    return f"{fusion.model} is not fused: {'; '.join(reasons)}."

@@ -1,8 +1,7 @@
-"""What `addnorm trace` reads and shows: vectors, the list of the examples, the steps."""
+"""`addnorm trace`: one token through Add & Norm, step by step."""
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from contextlib import suppress
@@ -12,59 +11,128 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from addnorm._util.tables import make_console
+from addnorm.cli._output import ArgumentError, print_json, print_unwrapped
 from addnorm.trace import PRESETS, SECTIONS, Trace, show
+from addnorm.trace import trace as trace_token
 
-__all__ = ["list_presets", "numbers", "scale", "show_steps", "two"]
+__all__ = ["trace"]
+
+# The options whose name differs from that of `addnorm.trace.trace`'s argument, and those that have the same name.
+FLAGS = {"weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
+    name: f"--{name}" for name in ("grad", "eps", "variance")
+}
 
 
-def two(vectors: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
-    """X and SUBLAYER."""
-    if len(vectors) != 2:
-        came = {0: "no vectors came", 1: "one vector came"}.get(len(vectors), f"{len(vectors)} vectors came")
+class _SignedCommand(click.Command):
+    """Command whose arguments may be negative numbers. A space before the minus keeps click from reading an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [re.sub(r"^-(?=[\d.]|inf|nan)", " -", arg, flags=re.I) for arg in args])
+
+
+@click.command(cls=_SignedCommand)
+@click.argument("vectors", nargs=-1, metavar="[X SUBLAYER]")
+@click.option("--preset", metavar="NAME", help="Use a worked example instead of vectors; --list shows their names.")
+@click.option("--list", "listing", is_flag=True, help="List the worked examples.")
+@click.option(
+    "--placement", type=click.Choice(["post", "pre"]), help="Norm after the add (default), or before the sublayer."
+)
+@click.option("--norm", type=click.Choice(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
+@click.option("--gamma", "weight", metavar="VECTOR", help="Scale: as many numbers as X, or one for all (default 1).")
+@click.option("--beta", "bias", metavar="VECTOR", help="Shift: as many numbers as X, or one for all (default 0).")
+@click.option("--eps", type=float, help="Added to the variance (default 1e-5).")
+@click.option("--grad", metavar="VECTOR", help="Gradient of the output (default 1,0,...,0).")
+@click.option("--read-grad", metavar="VECTOR", help="Pre-LN: gradient of the sublayer's input (default: --grad).")
+@click.option("--variance", type=click.Choice(["biased", "unbiased"]), help="Divide by d (default) or by d - 1.")
+@click.option(
+    "--eps-place", type=click.Choice(["inside", "outside"]), help="Add eps inside the root (default) or to the root."
+)
+@click.option("--digits", type=click.IntRange(1, 17), help="Significant digits (default 5).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all digits.")
+def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: bool, **options: Any) -> None:
+    r"""Compute Add & Norm of one token step by step, forward and backward.
+
+    X is the token and SUBLAYER the sublayer's output for it: numbers separated by commas, or quoted and separated by spaces.
+
+    \b
+      addnorm trace 1,2,3 0.5,-1,1.5
+      addnorm trace --preset lesson-001 --placement pre
+    """
+    if listing:
+        _list_presets(as_json)
+        return
+    try:
+        result = _compute(vectors, preset, {name: value for name, value in options.items() if value is not None})
+    except ValueError as error:
+        raise ArgumentError(re.sub(r"^\w+", lambda name: FLAGS.get(name[0], name[0]), str(error))) from None
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        _print_steps(result, make_console())
+
+
+def _compute(vectors: tuple[str, ...], preset: str | None, options: dict[str, Any]) -> Trace:
+    """Return the trace of the vectors, or of the worked example."""
+    for name, parse in (("weight", _scale), ("bias", _scale), ("grad", _vector), ("read_grad", _vector)):
+        if name in options:
+            options[name] = parse(options[name])
+    if preset is None:
+        if len(vectors) != 2:
+            raise ValueError(
+                f"the command has {len(vectors) or 'no'} vector{'s' * (len(vectors) != 1)}, expected two, X and SUBLAYER, or "
+                "--preset: separate numbers by commas, as in 1,2,3 0.5,-1,1.5."
+            )
+        return trace_token(*map(_vector, vectors), **options)
+    if vectors:
         raise ValueError(
-            f"{came}, expected two, X and SUBLAYER (or --preset): put commas between numbers, as in 1,2,3 0.5,-1,1.5."
+            f"--preset is {preset!r} beside vectors, expected one of the two: a preset has its own vectors."
         )
-    return numbers(vectors[0]), numbers(vectors[1])
+    if preset not in PRESETS:
+        raise ValueError(
+            f"--preset is {preset!r}, expected one of {', '.join(PRESETS)}: `addnorm trace --list` lists them."
+        )
+    return PRESETS[preset].trace(**options)
 
 
-def numbers(text: str) -> list[Any]:
-    """The entries of a vector, with or without brackets, as texts: `addnorm.trace` says which is no number."""
+def _vector(text: str) -> list[Any]:
+    """Return the entries of a vector, with or without brackets, as texts. `addnorm.trace` names those that are no numbers."""
     text = text.strip().replace("\N{MINUS SIGN}", "-")
     if text[:1] + text[-1:] in ("[]", "()"):
         text = text[1:-1].strip()
     return re.split(r"\s*,\s*|\s+", text) if text else []
 
 
-def scale(text: str) -> Any:
-    """A vector, or one number for all features."""
-    found = numbers(text)
+def _scale(text: str) -> Any:
+    """Return a vector, or one number for all features."""
+    entries = _vector(text)
     with suppress(ValueError):
-        return float(found[0]) if len(found) == 1 else found
-    return found
+        return float(entries[0]) if len(entries) == 1 else entries
+    return entries
 
 
-def list_presets(as_json: bool, screen: Console) -> None:
-    """The worked examples by name."""
+def _list_presets(as_json: bool) -> None:
+    """Print the worked examples."""
     if as_json:
-        click.echo(json.dumps([{"name": preset.name, "title": preset.title} for preset in PRESETS.values()], indent=2))
+        print_json([{"name": preset.name, "title": preset.title} for preset in PRESETS.values()])
         return
+    console = make_console()
     for preset in PRESETS.values():
-        screen.print(Text.assemble((f"{preset.name:23}", "cyan"), preset.title))
+        console.print(Text.assemble((f"{preset.name:23}", "cyan"), preset.title))
 
 
-def show_steps(followed: Trace, screen: Console) -> None:
-    """The steps as derivations under their section's name, the values set off."""
-    width = min(screen.width, 100)
+def _print_steps(result: Trace, console: Console) -> None:
+    """Print the steps as derivations under the heading of their section, with the values set off."""
+    width = min(console.width, 100)
     room = max(width - 16, 24)
-    screen.print(*filter(None, (Text(followed.title, "bold"), Text(followed.heading))), sep="\n")
+    console.print(*filter(None, (Text(result.title, "bold"), Text(result.heading))), sep="\n")
     for section in SECTIONS:
-        screen.print(Text(f"\n{section.capitalize()}", "bold"), Text("─" * width, "dim"), sep="\n")
-        for step in followed.section(section):
-            derivation = "\n".join(step.lines(followed.digits, room))
-            value = show(step.value, followed.digits)
-            value = value if derivation.endswith(value) else ""  # a long vector, broken
+        console.print(Text(f"\n{section.capitalize()}", "bold"), Text("─" * width, "dim"), sep="\n")
+        for step in result.section(section):
+            derivation = "\n".join(step.lines(result.digits, room))
+            value = show(step.value, result.digits)
+            value = value if derivation.endswith(value) else ""  # a long vector is broken into lines
             text = Text.assemble(derivation.removesuffix(value), (value, "bold cyan"))
             text.append("".join(f"\n{line}" for line in textwrap.wrap(step.note, room)), "dim")
             for k, line in enumerate(text.split()):
-                name = "" if k else step.name
-                screen.print(Text.assemble(f"{name:16}", line), no_wrap=True, overflow="ignore", crop=False)
+                print_unwrapped(console, Text.assemble(f"{'' if k else step.name:16}", line))

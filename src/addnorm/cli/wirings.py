@@ -1,62 +1,115 @@
-"""What `addnorm wirings` shows: the list of the wirings, and one of them with its constants at a depth."""
+"""`addnorm wirings`: the list of the wirings, and one wiring with its constants at a depth."""
 
 from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import click
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from addnorm import wirings
+import addnorm
+from addnorm._util.numbers import format_count
+from addnorm._util.tables import WIDTH, Block, Column, Paragraph, Table
+from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout
 from addnorm.nn import Learned, Place, Wiring
 from addnorm.wirings.equation import in_lines, number
 from addnorm.wirings.init import ROLES, RULES
 
-__all__ = ["Stack", "listed", "made", "show", "show_all", "stacks", "to_dict"]
+__all__ = ["make_wiring", "wirings"]
 
-WIDEST = 100
-SOURCE = ((96, 28), (78, 21), (0, 0))  # of the table: from so many columns it has so many
-FEW = 8  # so many different layers are all shown, of more the first, the middle and the last
-FACTORS = {"a": "of the stream", "b": "of what is added", "c": "of what is read"}
+SOURCES = ((96, 28), (78, 21), (0, 0))  # terminals of so many columns have so many for the source
+MOST_ROWS = 8  # layers of which each has a line; of more layers the first three, the middle one and the last have
+FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
 LEGEND = "N is a norm, f the sublayer, L the number of layers, l a layer's number from 1, S the number of sublayers."
+DEPTH = click.IntRange(1, 10_000)
 
 
-class Stack(NamedTuple):
-    """A wiring at a depth."""
+class _Stack(NamedTuple):
+    """Wiring at a depth."""
 
     title: str  # "Encoder"; empty if there is one stack
     wiring: Wiring
     num_layers: int
-    sublayers: int  # a layer
+    sublayers: int  # of each layer
 
-    @property
-    def places(self) -> list[Place]:
-        """Of the first sublayer of each layer."""
-        return [Place(layer, 0, self.num_layers, self.sublayers) for layer in range(self.num_layers)]
+    def places(self, each: bool = True) -> list[Place]:
+        """Return the places of all sublayers, or of the first sublayer of each layer."""
+        sublayers = range(self.sublayers if each else 1)
+        return [Place(layer, k, self.num_layers, self.sublayers) for layer in range(self.num_layers) for k in sublayers]
 
 
-def made(name: str, settings: Iterable[str]) -> Wiring:
-    """The wiring of that name, with options as they were typed: `k=3`. Raises ValueError with a sentence."""
-    options = {}
+@click.command()
+@click.argument("name", required=False)
+@click.option("--layers", type=DEPTH, metavar="N", help="Also show the constants of a stack of N layers.")
+@click.option(
+    "--decoder-layers", type=DEPTH, metavar="M", help="And those of a decoder of M layers; N is the encoder's then."
+)
+@click.option("--set", "settings", multiple=True, metavar="OPTION=VALUE", help="Option of the wiring, as in --set k=3.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all rows.")
+def wirings(
+    name: str | None, layers: int | None, decoder_layers: int | None, settings: tuple[str, ...], as_json: bool
+) -> None:
+    r"""List the residual wirings, or describe one.
+
+    With NAME: its equation, a drawing, its source, and with --layers its constants.
+
+    \b
+      addnorm wirings
+      addnorm wirings deepnorm --layers 100
+      addnorm wirings mix_ln --layers 12 --set k=3
+    """
+    if name is None:
+        if layers or decoder_layers or settings:
+            raise ArgumentError(
+                "NAME is missing, expected the wiring to which the options belong: `addnorm wirings` lists them"
+            )
+        if as_json:
+            print_json([_summary(one) for one in addnorm.wirings.every()])
+        else:
+            _print_list(stdout())
+        return
+    try:
+        wiring = make_wiring(name, settings)
+        stacks = _make_stacks(wiring, layers, decoder_layers)
+        document = _to_dict(wiring, stacks)  # some options are found impossible only in a row
+    except (ValueError, OverflowError) as error:
+        raise ArgumentError(error) from None
+    if as_json:
+        print_json(document)
+    else:
+        _print_wiring(wiring, stacks, stdout())
+
+
+def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3") -> Wiring:
+    """Return the wiring of that name with options as they were typed: `k=3`.
+
+    Args:
+        name: of the wiring.
+        settings: texts OPTION=VALUE.
+        example: of a correct setting, for the error.
+
+    Raises:
+        ValueError: there is no such wiring or option, or its value is wrong.
+    """
+    options: dict[str, Any] = {}
     for setting in settings:
         option, equals, text = setting.partition("=")
         if not (option and equals):
-            raise ValueError(f"--set came with {setting!r}, expected OPTION=VALUE, as in --set k=3.")
+            raise ValueError(f"the setting is {setting!r}, expected OPTION=VALUE, as in {example}.")
         if option in options:
-            raise ValueError(f"--set came with {option} twice, expected it once.")
-        options[option] = _value(option, text)
+            raise ValueError(f"{option} is set twice, expected it once.")
+        options[option] = _parse_value(option, text)
     try:
-        return wirings.get(name, **options)
+        return addnorm.wirings.get(name, **options)
     except TypeError as error:
         raise ValueError(str(error)) from None
 
 
-def _value(option: str, text: str) -> Any:
+def _parse_value(option: str, text: str) -> Any:
+    """Return a Python value for the text of a setting."""
     if option == "init":
         if text not in RULES:
             raise ValueError(f"init is {text!r}, expected one of {', '.join(RULES)}.")
@@ -67,169 +120,144 @@ def _value(option: str, text: str) -> Any:
         return text
 
 
-def stacks(wiring: Wiring, layers: int | None, decoder_layers: int | None) -> list[Stack]:
-    """The stacks whose constants are shown."""
+def _make_stacks(wiring: Wiring, layers: int | None, decoder_layers: int | None) -> list[_Stack]:
+    """Return the stacks whose constants are printed."""
     if decoder_layers is None:
-        return [] if layers is None else [Stack("", wiring, layers, 2)]
+        return [] if layers is None else [_Stack("", wiring, layers, 2)]
     if layers is None:
-        raise ValueError("--decoder-layers came without --layers, expected both: the encoder's number of layers too.")
+        raise ValueError(
+            f"--decoder-layers is {decoder_layers} without --layers, expected both: add --layers of the encoder."
+        )
     encoder, decoder = wiring.paired(layers, decoder_layers)
-    return [Stack("Encoder", encoder, layers, 2), Stack("Decoder", decoder, decoder_layers, 3)]
+    return [_Stack("Encoder", encoder, layers, 2), _Stack("Decoder", decoder, decoder_layers, 3)]
 
 
-# What a program reads.
+# JSON.
 
 
-def listed() -> list[dict[str, str]]:
-    """Every wiring, for JSON."""
-    return [
-        {"name": one.name, "call": repr(one), "equation": one.equation(), "source": one.source, "use": one.use}
-        for one in wirings.every()
-    ]
-
-
-def to_dict(wiring: Wiring, found: Sequence[Stack]) -> dict[str, Any]:
-    """One wiring, for JSON."""
+def _summary(wiring: Wiring) -> dict[str, Any]:
     return {
-        "name": wiring.name,
-        "call": repr(wiring),
-        "equation": wiring.equation(),
-        "drawing": wiring.draw(),
-        "description": wiring.describe(),
-        "use": wiring.use,
-        "source": wiring.source,
-        "flow": wiring.flow,
-        "embedding_norm": wiring.embedding_norm,
-        "stacks": [_stack_dict(stack) for stack in found],
-    }
+        "name": wiring.name, "call": repr(wiring), "equation": wiring.equation(), "source": wiring.source, "use": wiring.use,
+    }  # fmt: skip
 
 
-def _stack_dict(stack: Stack) -> dict[str, Any]:
-    wiring, n, per_layer = stack.wiring, stack.num_layers, stack.sublayers
-    places = [Place(layer, k, n, per_layer) for layer in range(n) for k in range(per_layer)]
+def _to_dict(wiring: Wiring, stacks: Sequence[_Stack]) -> dict[str, Any]:
+    more = {
+        "drawing": wiring.draw(), "description": wiring.describe(), "flow": wiring.flow,
+        "embedding_norm": wiring.embedding_norm, "stacks": [_stack_to_dict(stack) for stack in stacks],
+    }  # fmt: skip
+    return _summary(wiring) | more
+
+
+def _stack_to_dict(stack: _Stack) -> dict[str, Any]:
+    wiring, num_layers = stack.wiring, stack.num_layers
     return {
         "stack": stack.title.lower() or None,
         "call": repr(wiring),
-        "equation": wiring.equation(n),
-        "layers": n,
-        "sublayers_per_layer": per_layer,
-        "final_norm": wiring.ends_in_norm(n),
+        "equation": wiring.equation(num_layers),
+        "layers": num_layers,
+        "sublayers_per_layer": stack.sublayers,
+        "final_norm": wiring.ends_in_norm(num_layers),
         "rows": [
             {
-                "layer": at.layer,
-                "sublayer": at.sublayer,
+                "layer": place.layer,
+                "sublayer": place.sublayer,
                 **{norm: getattr(row, norm) for norm in ("norm_in", "norm_branch", "norm_out")},
-                **{name: _factor_dict(getattr(row, name), wiring) for name in FACTORS},
-                "init": {role: wiring.init(role, at, **dict(wiring.options))._asdict() for role in ROLES},
+                **{name: _factor_to_dict(getattr(row, name), wiring) for name in FACTORS},
+                "init": {role: wiring.init(role, place, **dict(wiring.options))._asdict() for role in ROLES},
             }
-            for at, row in zip(places, wiring.rows(n, per_layer), strict=True)
+            for place, row in zip(stack.places(), wiring.rows(num_layers, stack.sublayers), strict=True)
         ],
     }
 
 
-def _factor_dict(factor: float | Learned, wiring: Wiring) -> Any:
+def _factor_to_dict(factor: float | Learned, wiring: Wiring) -> Any:
     if isinstance(factor, float):
         return factor
     start = "measured" if wiring.profile else factor.init
     return {"learned": True, "start": start, "per_feature": factor.per_feature, "shared": factor.shared}
 
 
-# What a reader sees.
+# Text.
 
 
-def show_all(screen: Console) -> None:
-    """The list: a table where there is room for one."""
-    width = min(screen.width, WIDEST)
-    for_source = next(columns for least, columns in SOURCE if width >= least)
-    every = wirings.every()
-    names = max(len(one.name) for one in every)
-    for_equation = max(width - names - 2 - for_source - 2 * bool(for_source), 24)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("wiring", style="cyan", width=names)
-    table.add_column("equation", width=for_equation)
-    if for_source:
-        table.add_column("source", style="dim", width=for_source)
+def _print_list(console: Console) -> None:
+    """Print a line for each wiring; the source has a column where the terminal is wide enough."""
+    width = min(console.width, WIDTH)
+    source_width = next(columns for least, columns in SOURCES if width >= least)
+    every = addnorm.wirings.every()
+    equation_width = max(width - max(len(one.name) for one in every) - 2 - source_width - 2 * bool(source_width), 24)
+    columns = [
+        Column("wiring", style="accent"),
+        Column("equation", fold=True),
+        Column("source", style="dim", fold=True),
+    ]
+    rows = []
     for one in every:
-        authors = re.sub(r",? arXiv [\d.]+", "", one.source)  # the number is shown with the wiring
-        texts = [one.name, "\n".join(in_lines(one, for_equation)), authors]
-        table.add_row(*map(Text, texts[: len(table.columns)]))
-    screen.print(table)
-    screen.print()
-    for text in (LEGEND, "`addnorm wirings NAME` tells more; with --layers N the constants too."):
-        _paragraph(screen, text, "dim")
+        authors = re.sub(r",? arXiv [\d.]+", "", one.source)  # the page of the wiring has the number
+        rows.append([one.name, "\n".join(in_lines(one, equation_width)), authors][: 3 if source_width else 2])
+    legend = Paragraph(LEGEND, style="dim", space=True)
+    more = Paragraph("`addnorm wirings NAME` describes one; with --layers N it shows the constants too.", style="dim")
+    print_blocks(console, [Table(columns if source_width else columns[:2], rows), legend, more])
 
 
-def show(wiring: Wiring, found: Sequence[Stack], screen: Console) -> None:
-    """One wiring, and its constants in each stack."""
-    screen.print(Text(repr(wiring), "bold cyan"))
-    _as_it_is(screen, wiring.equation(), "bold")
-    screen.print()
-    _as_it_is(screen, wiring.draw())
-    screen.print()
-    _paragraph(screen, wiring.describe())
-    screen.print()
-    _paragraph(screen, f"Use it {wiring.use}")
-    _paragraph(screen, f"Source: {wiring.source}.")
-    screen.print()
-    for stack in found:
-        _show_stack(stack, screen)
-    _paragraph(screen, LEGEND if found else f"{LEGEND} The constants at a depth: --layers N.", "dim")
+def _print_wiring(wiring: Wiring, stacks: Sequence[_Stack], console: Console) -> None:
+    """Print a wiring, and its constants in each stack."""
+    print_unwrapped(console, repr(wiring), "bold cyan")
+    print_unwrapped(console, wiring.equation(), "bold")
+    print_unwrapped(console, f"\n{wiring.draw()}\n")
+    source = Paragraph(f"Source: {wiring.source}.")
+    print_blocks(console, [Paragraph(wiring.describe()), Paragraph(f"Use it {wiring.use}", space=True), source])
+    for stack in stacks:
+        _print_stack(stack, console)
+    legend = LEGEND if stacks else f"{LEGEND} The constants at a depth: --layers N."
+    print_blocks(console, [Paragraph(legend, style="dim", space=True)])
 
 
-def _show_stack(stack: Stack, screen: Console) -> None:
-    what = f"{stack.num_layers} layer{'s' * (stack.num_layers > 1)} of {stack.sublayers} sublayers"
-    title = f"{stack.title}: {what}" if stack.title else what
-    screen.print(Text(title, "bold"), Text("─" * min(screen.width, WIDEST), "dim"), sep="\n")
-    _as_it_is(screen, stack.wiring.equation(stack.num_layers))
-    screen.print()
+def _print_stack(stack: _Stack, console: Console) -> None:
+    """Print the equation, the factors and the initialization of a stack."""
+    heading = f"{format_count(stack.num_layers, 'layer')} of {stack.sublayers} sublayers"
+    print_unwrapped(console, f"\n{stack.title}: {heading}" if stack.title else f"\n{heading}", "bold")
+    print_unwrapped(console, "─" * min(console.width, WIDTH), "dim")
+    print_unwrapped(console, f"{stack.wiring.equation(stack.num_layers)}\n")
     rows = stack.wiring.rows(stack.num_layers, stack.sublayers)[:: stack.sublayers]
-    columns = {name: [_factor(getattr(row, name), stack.wiring) for row in rows] for name in FACTORS}
-    alike = {name: texts[0] for name, texts in columns.items() if len({*texts}) == 1}
-    ones = [name for name, text in alike.items() if text == "1"]
-    lines = [(f"{name}, {FACTORS[name]}", f"{alike[name]} in every layer") for name in alike if name not in ones]
-    _lines(screen, [*lines, *[(", ".join(ones), "1 in every layer")] * bool(ones)])
-    varied = {name: texts for name, texts in columns.items() if name not in alike}
+    factors = {name: [_factor(getattr(row, name), stack.wiring) for row in rows] for name in FACTORS}
+    constant = {name: texts[0] for name, texts in factors.items() if len({*texts}) == 1}
+    ones = [name for name, text in constant.items() if text == "1"]
+    lines = [[f"{name}, {FACTORS[name]}", f"{constant[name]} in every layer"] for name in constant if name not in ones]
+    lines += [[", ".join(ones), "1 in every layer"]] * bool(ones)
+    varied = {name: texts for name, texts in factors.items() if name not in constant}
     if varied:
-        shown = range(len(rows)) if len(rows) <= FEW else (0, 1, 2, len(rows) // 2 - 1, len(rows) - 1)
-        head = ("layer", "  ".join(f"{name}, {FACTORS[name]}" for name in varied))
-        _lines(screen, [head, *((str(k + 1), "  ".join(texts[k] for texts in varied.values())) for k in shown)])
-    screen.print()
-    _lines(screen, [("weights", "drawn from"), *_inits(stack)])
-    screen.print()
+        lines.append(["layer", "  ".join(f"{name}, {FACTORS[name]}" for name in varied)])
+        few = range(len(rows)) if len(rows) <= MOST_ROWS else (0, 1, 2, len(rows) // 2 - 1, len(rows) - 1)
+        lines += [[str(k + 1), "  ".join(texts[k] for texts in varied.values())] for k in few]
+    blocks: list[Block] = [
+        _two_columns(lines),
+        Paragraph(""),
+        _two_columns([["weights", "drawn from"], *_inits(stack)]),
+    ]
+    print_blocks(console, blocks)
+
+
+def _two_columns(rows: Sequence[Sequence[str]]) -> Table:
+    return Table([Column("", style="accent"), Column("", fold=True)], rows, header=False)
 
 
 def _factor(factor: float | Learned, wiring: Wiring) -> str:
+    """Return a factor in words."""
     if isinstance(factor, float):
         return number(factor)
     start = "as measured" if wiring.profile else f"at {number(factor.init)}"
     return f"a learned {'vector' if factor.per_feature else 'number'} that starts {start}"
 
 
-def _inits(stack: Stack) -> list[tuple[str, str]]:
-    """How the weights are drawn, roles that are drawn alike together."""
-    found: dict[str, list[str]] = {}
+def _inits(stack: _Stack) -> list[list[str]]:
+    """Return how the weights are drawn, with the roles that are drawn alike in one row."""
+    roles_of: dict[str, list[str]] = {}
     for role in ROLES:
-        draws = [str(stack.wiring.init(role, at, **dict(stack.wiring.options))) for at in stack.places]
+        draws = [
+            str(stack.wiring.init(role, place, **dict(stack.wiring.options))) for place in stack.places(each=False)
+        ]
         text = draws[0] if len({*draws}) == 1 else f"{draws[0]} in layer 1 ... {draws[-1]} in layer {len(draws)}"
-        found.setdefault(text, []).append(role)
-    return [(", ".join(roles), text) for text, roles in found.items()]
-
-
-def _lines(screen: Console, lines: Sequence[tuple[str, str]]) -> None:
-    """A name and what it is, a line each, or more where it is too long."""
-    left = max([21, *(len(name) for name, _ in lines)]) + 2
-    for name, text in lines:
-        first, *others = textwrap.wrap(text, max(min(screen.width, WIDEST) - left, 20), break_on_hyphens=False)
-        screen.print(Text.assemble((f"{name:{left}}", "cyan"), first))
-        for line in others:
-            screen.print(Text(f"{'':{left}}{line}"))
-
-
-def _paragraph(screen: Console, text: str, style: str = "") -> None:
-    """A text, wrapped without trailing blanks."""
-    _as_it_is(screen, textwrap.fill(text, min(screen.width, WIDEST)), style)
-
-
-def _as_it_is(screen: Console, text: str, style: str = "") -> None:
-    """Lines that are not to be broken."""
-    screen.print(Text(text, style), no_wrap=True, overflow="ignore", crop=False)
+        roles_of.setdefault(text, []).append(role)
+    return [[", ".join(roles), text] for text, roles in roles_of.items()]

@@ -1,1 +1,63 @@
-"""The demonstration that `addnorm demo` runs, one file for each part."""
+"""`addnorm demo`, which `make demo` runs: nine parts, each a heading, a sentence that says what to look at, and a table.
+
+- `operation`: one token step by step, real tensors against PyTorch, the bias gradient in bfloat16, the speed
+- `model`: the residual streams of MiniLM found and proved, recorded by depth; its Add & Norms fused; a report on it
+- `training`: post-LN and pre-LN trained side by side, with a report
+
+A part returns whether its proof held, or None where it proves nothing. The files lie in the folder addnorm-demo.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from addnorm.cli._output import stdout
+from addnorm.cli.demo import model, operation, training
+from addnorm.cli.demo._parts import RECORDING
+from addnorm.ops import cpu
+
+__all__ = ["demo", "run"]
+
+PARTS: tuple[Callable[[Console], bool | None], ...] = (
+    operation.one_token, operation.real_tensors, operation.bias_gradient, operation.speed, model.find_streams,
+    model.record_by_depth, model.fuse_model, training.compare_wirings, model.write_report,
+)  # fmt: skip
+
+
+@click.command()
+def demo() -> None:
+    """Show in a few minutes what addnorm does.
+
+    The files that it writes are in the folder addnorm-demo. Exit code 3 where a proof fails.
+    """
+    click.get_current_context().exit(0 if run(stdout()) else 3)
+
+
+def run(console: Console) -> bool:
+    """Print the demonstration and return whether every proof held."""
+    if cpu.ISA is None:
+        console.print(
+            f"[yellow]The C++ kernels are absent[/]: {cpu.DETAIL}. In their place PyTorch computes the formulas."
+        )
+    results = [result for part in PARTS if (result := part(console)) is not None]
+    failed = results.count(False)
+    console.print(f"\n[bold red]{failed} of {len(results)} proofs failed.[/]" if failed else "\nEvery proof held.")
+    recording = f" --recording {RECORDING}" if RECORDING.exists() else ""
+    console.print("\nTo move the LayerNorm yourself and look into the recording, open the explorer in a browser:")
+    console.print(Text(f"  {_program()} explore{recording}", "bold"), soft_wrap=True)
+    return not failed
+
+
+def _program() -> str:
+    """Return how to call this program: with its path, where the shell does not find it by its name."""
+    program = Path(sys.argv[0])
+    if program.name != "addnorm" or shutil.which("addnorm") == str(program):
+        return "addnorm"
+    return str(program.relative_to(Path.cwd()) if program.is_relative_to(Path.cwd()) else program)

@@ -1,0 +1,152 @@
+"""Commands on a model: the MODEL argument with its options, loading the model, inspecting it, describing it and its inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import Tensor
+
+import addnorm
+from addnorm.cli._output import ArgumentError, ProofError, working
+from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.models.inputs import in_words
+from addnorm.stream.models.load import Loaded, Refused, load, quiet, refused
+from addnorm.stream.models.texts import read_texts
+
+__all__ = [
+    "FILE", "ModelOptions", "describe_failure", "describe_inputs", "float64_option", "inspect_model", "load_model",
+    "model_command", "model_facts", "token_mask",
+]  # fmt: skip
+
+FILE = click.Path(path_type=Path)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """The MODEL argument and the options that say how to build and call it."""
+
+    name: str
+    text: Path | None = None
+    input: Path | None = None
+    seed: int = 0
+    layers: int | None = None
+    tokens: int | None = None
+    batch: int | None = None
+    dtype: str | None = None
+    train: bool = False
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the inputs are tokenized texts."""
+        with suppress(OSError, ValueError):  # a name that is too long for a file
+            has_tokenizer = self.name == "minilm" or (Path(self.name) / "tokenizer.json").is_file()
+            return self.text is not None or (has_tokenizer and self.input is None)
+        return self.text is not None
+
+
+OPTIONS = (
+    click.argument("name", metavar="MODEL"),
+    click.option("--text", type=FILE, metavar="FILE", help="Texts for a model with a tokenizer, one a line."),
+    click.option("--input", type=FILE, metavar="FILE", help="Inputs as named tensors: a .safetensors or .pt file."),
+    click.option("--layers", type=int, metavar="N", help="Number of layers of a model type (default at most 3)."),
+    click.option("--tokens", type=int, metavar="N", help="Length of random inputs; longer texts are cut off."),
+    click.option("--batch", type=int, metavar="N", help="Number of random inputs, or of texts that are read at once."),
+    click.option("--dtype", metavar="NAME", help="float32, float64, bfloat16 or float16 (default: that of the weights)."),
+    click.option("--seed", type=int, default=0, metavar="N", help="Seed of random weights and inputs (default 0)."),
+    click.option("--train", is_flag=True, help="Use training mode, with dropout (default: evaluation mode)."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+)  # fmt: skip
+float64_option = click.option("--float64", is_flag=True, help="Use a float64 copy of the model: errors below 1e-10.")
+
+
+def model_command(command: Callable[..., str | None]) -> Callable[..., None]:
+    """Add the MODEL argument and its options to a command, and turn exceptions into a sentence and an exit code.
+
+    The command is called with `ModelOptions` and its own options. It returns why its proof failed, in a sentence, or None.
+    """
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:
+        model = ModelOptions(**{field.name: options.pop(field.name) for field in dataclasses.fields(ModelOptions)})
+        try:
+            failure = command(model, **options)
+        except Refused as error:
+            raise ArgumentError(error) from None
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            click.get_current_context().exit(130)
+        if failure is not None:
+            raise ProofError(failure)
+
+    for option in reversed(OPTIONS):
+        run = option(run)
+    return run
+
+
+def load_model(options: ModelOptions, texts: Sequence[str] | None = None) -> Loaded:
+    """Return the model with its inputs, made from these texts or from those of `--text`."""
+    arguments = dataclasses.asdict(options)
+    file, inputs, train = (arguments.pop(name) for name in ("text", "input", "train"))
+    if file is not None and texts is None:
+        texts = read_texts(file)
+    with working(f"load {options.name}"):
+        loaded = load(**arguments, texts=texts, inputs=inputs)
+    torch.manual_seed(options.seed)  # of dropout
+    loaded.model.train(train)
+    return loaded
+
+
+def inspect_model(loaded: Loaded, float64: bool = False) -> Inspection:
+    """Return the inspection of a model.
+
+    Raises:
+        Refused: the model raised an error for its inputs.
+    """
+    try:
+        with working(f"inspect {loaded.name}"), quiet():
+            return addnorm.inspect(loaded.model, *loaded.args, float64=float64, **loaded.kwargs)
+    except Exception as error:  # whatever the model raises
+        raise refused(error, loaded) from error
+
+
+def describe_failure(inspection: Inspection) -> str | None:
+    """Return what an inspection could not prove, in a sentence, or None."""
+    if not inspection.sites:
+        return f"{inspection.model} has no residual stream: {inspection.unknown[0].reason}."
+    failed = [site for site in inspection.sites if not site.closes]
+    if failed:
+        worst = max(failed, key=lambda site: site.closure if site.closure == site.closure else float("inf"))
+        count = f"{len(failed)} of {len(inspection.sites)} sublayers do not close"
+        return f"{count}: {worst.equation} has a relative error of {worst.closure:.1e} at {worst.id}."
+    for stream in inspection.streams:
+        if not stream.closes:
+            return f"{stream.name} is not the sum of x_0 and all writes: relative error {stream.closure:.1e}."
+    return None
+
+
+def model_facts(loaded: Loaded) -> dict[str, Any]:
+    """Return the model's name, the source of its weights and its inputs, for a JSON document."""
+    return {"name": loaded.name, "source": loaded.source, "inputs": in_words(loaded.args, loaded.kwargs)}
+
+
+def describe_inputs(loaded: Loaded) -> str:
+    """Return the inputs in a sentence."""
+    mask = token_mask(loaded.kwargs)
+    if loaded.texts is not None and mask is not None:
+        return f"Inputs: {len(loaded.texts)} texts, {int(mask.sum())} tokens of {mask.numel()} with padding."
+    return f"Inputs: {in_words(loaded.args, loaded.kwargs)}."
+
+
+def token_mask(kwargs: dict[str, Any]) -> Tensor | None:
+    """Return which tokens are not padding, where one mask holds for all streams."""
+    mask = kwargs.get("attention_mask")
+    ids = [value for name, value in kwargs.items() if name.endswith("input_ids")]
+    fits = isinstance(mask, Tensor) and bool(ids) and all(one.shape == mask.shape for one in ids)
+    return mask.bool() if fits and isinstance(mask, Tensor) else None

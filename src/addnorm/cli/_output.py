@@ -1,0 +1,83 @@
+"""Printing and failing, for all commands: consoles, JSON, notes, progress, errors with their exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from addnorm._util import jsonio
+from addnorm._util.tables import WIDTH, Block, Paragraph, make_console, to_rich
+
+__all__ = [
+    "ArgumentError", "ProofError", "print_blocks", "print_json", "print_message", "print_notes",
+    "print_unwrapped", "stderr_if_terminal", "stdout", "working",
+]  # fmt: skip
+
+
+class ArgumentError(click.ClickException):
+    """Wrong argument, told in one sentence without the usage text. Exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, message: object) -> None:
+        super().__init__(f"{str(message).rstrip('.')}.")
+
+
+class ProofError(click.ClickException):
+    """Proof that failed, or a model in which there is nothing to prove. Exit code 3."""
+
+    exit_code = 3
+
+
+def stdout() -> Console:
+    """Return the console for results. It is 100 columns wide where the width is not known, in a pipe for instance."""
+    return make_console(width=WIDTH)
+
+
+def stderr_if_terminal() -> Console | Literal[False]:
+    """Return a console for progress on stderr, or False where stderr is not a terminal."""
+    console = Console(stderr=True)
+    return console if console.is_terminal else False
+
+
+def print_json(document: Any) -> None:
+    """Print a document on stdout as JSON."""
+    click.echo(jsonio.dumps(document), nl=False)
+
+
+def print_blocks(console: Console, blocks: Iterable[Block]) -> None:
+    """Print paragraphs and tables, at most 100 columns wide."""
+    width = min(console.width, WIDTH)
+    for part in to_rich(blocks, width):
+        console.print(part, width=width)
+
+
+def print_notes(console: Console, *sentences: str) -> None:
+    """Print sentences below a table."""
+    print_blocks(console, [Paragraph(text, style="dim", space=not k) for k, text in enumerate(sentences)])
+
+
+def print_unwrapped(console: Console, text: str | Text, style: str = "") -> None:
+    """Print lines that must not be wrapped."""
+    console.print(Text(text, style) if isinstance(text, str) else text, no_wrap=True, overflow="ignore", crop=False)
+
+
+def print_message(sentence: str) -> None:
+    """Print a sentence on stderr in one line."""
+    make_console(stderr=True).print(Text(sentence), soft_wrap=True)
+
+
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """Show on a terminal that a step is running."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(Text(title if len(title) < 60 else f"{title[:58]}…")):
+        yield

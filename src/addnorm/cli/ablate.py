@@ -1,0 +1,59 @@
+"""`addnorm ablate`: a model without each of its sublayers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import click
+
+import addnorm
+from addnorm.cli._model import (
+    ModelOptions,
+    describe_failure,
+    describe_inputs,
+    inspect_model,
+    load_model,
+    model_command,
+    model_facts,
+)
+from addnorm.cli._output import print_json, print_notes, stderr_if_terminal, stdout
+from addnorm.stream.models.hf import first_line
+from addnorm.stream.models.load import quiet
+
+__all__ = ["ablate"]
+
+NOTE = (
+    "The KL divergence is that of the softmax over the output's last dimension; the change of the output is relative to "
+    "the whole model's output."
+)
+
+
+@click.command()
+@model_command
+@click.option(
+    "--mode", type=click.Choice(["zero", "mean"]), default="zero", help="What replaces the write (default zero)."
+)
+def ablate(model: ModelOptions, as_json: bool, mode: Literal["zero", "mean"]) -> str | None:
+    """Remove each sublayer in turn and measure how the output changes.
+
+    A sublayer is removed by replacing what it writes into the stream. MODEL is as in `addnorm inspect`.
+    """
+    loaded = load_model(model)
+    inspection = inspect_model(loaded)
+    if not inspection.sites:
+        return describe_failure(inspection)
+    try:
+        with quiet():
+            result = addnorm.ablate_each(
+                inspection, *loaded.args, mode=mode, progress=stderr_if_terminal(), **loaded.kwargs
+            )
+    except (RuntimeError, TypeError) as error:  # an operand cannot be replaced, or the output has no tensor
+        return f"{inspection.model} cannot be ablated ({first_line(error)})."
+    if as_json:
+        facts = {"schema": "addnorm.ablation", "schema_version": 1, **model_facts(loaded), "model": inspection.model}
+        print_json({**facts, "mode": mode, "sites": result.to_dict()})
+    else:
+        console = stdout()
+        console.print(result)
+        print_notes(console, NOTE, describe_inputs(loaded), loaded.source)
+    return describe_failure(inspection)

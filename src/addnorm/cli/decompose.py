@@ -1,0 +1,90 @@
+"""`addnorm decompose`: the share of each sublayer in a model's residual stream."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from torch import Tensor
+
+import addnorm
+from addnorm._util.tables import Column, Table
+from addnorm.cli._model import (
+    ModelOptions,
+    describe_failure,
+    describe_inputs,
+    float64_option,
+    inspect_model,
+    load_model,
+    model_command,
+    model_facts,
+    token_mask,
+)
+from addnorm.cli._output import print_blocks, print_json, print_notes, stdout, working
+from addnorm.stream.decompose import BIASES
+from addnorm.stream.models.load import quiet
+
+__all__ = ["decompose", "print_shares"]
+
+NOTE = "The share of a source is ⟨its part, x⟩ / |x|² of a token, averaged over the tokens; the shares sum to one."
+
+
+@click.command()
+@model_command
+@float64_option
+def decompose(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
+    """Compute each sublayer's share of a model's residual stream.
+
+    The stream at its end is written as a sum with one part for each source: x_0, the writes, the biases of the norms. MODEL is
+    as in `addnorm inspect`. Exit code 3 where the parts do not add up to the stream.
+    """
+    loaded = load_model(model)
+    inspection = inspect_model(loaded)
+    if not inspection.sites:
+        return describe_failure(inspection)
+    parts, refused = [], []
+    with working(f"decompose {inspection.model}"), quiet():
+        for stream in inspection.streams:
+            try:
+                parts.append(
+                    addnorm.decompose(loaded.model, *loaded.args, stream=stream.name, float64=float64, **loaded.kwargs)
+                )
+            except ValueError as error:  # the stream cannot be decomposed; the inputs are right, since the model ran
+                refused.append(str(error))
+    mask = token_mask(loaded.kwargs)
+    shares = [{source: _mean(share, mask) for source, share in one.shares().items()} for one in parts]
+    if as_json:
+        streams = [
+            {"name": one.stream.name, "depth": one.depth, "closure": one.closure, "shares": of}
+            for one, of in zip(parts, shares, strict=True)
+        ]
+        facts = {
+            "schema": "addnorm.decomposition",
+            "schema_version": 1,
+            **model_facts(loaded),
+            "model": inspection.model,
+        }
+        print_json({**facts, "streams": streams, "refused": refused})
+    else:
+        console = stdout()
+        for k, (one, of) in enumerate(zip(parts, shares, strict=True)):
+            console.print(end="\n" * bool(k))
+            depth = f"{one.stream.name} after {one.depth} adds"
+            title = f"{inspection.model}, {depth}: the sum of its parts, relative error {one.closure:.1e}"
+            print_shares(console, title, of)
+        if parts:
+            print_notes(console, NOTE, describe_inputs(loaded), loaded.source)
+    return " ".join(refused) or None
+
+
+def print_shares(console: Console, title: str, shares: dict[str, float]) -> None:
+    """Print the share of each source, by depth, the biases of the norms last."""
+    sources = sorted(shares, key=lambda source: source == BIASES)
+    rows = [[source, f"{shares[source]:.2%}"] for source in sources]
+    print_blocks(console, [Table([Column("source", fold=True), Column("share", "right")], rows, title=title)])
+
+
+def _mean(share: Tensor, mask: Tensor | None) -> float:
+    """Return the mean over the tokens that are not padding."""
+    if mask is not None and share.shape != mask.shape and share.shape == mask.T.shape:
+        mask = mask.T
+    return float((share[mask] if mask is not None and share.shape == mask.shape else share).mean())

@@ -1,0 +1,44 @@
+"""Part of the demonstration that trains: post-LN against pre-LN, with a report. An interrupted run continues."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from addnorm import lab, report
+from addnorm._util.optional import require
+from addnorm._util.tables import make_console
+from addnorm.cli.demo._parts import FOLDER, print_heading, print_warning, print_written
+from addnorm.lab.data import topics
+
+__all__ = ["compare_wirings"]
+
+WIRINGS = ("post_ln", "pre_ln")
+PROTOCOL = lab.ILLUSTRATION
+AT_INIT = True
+JOBS: int | None = None
+
+
+def compare_wirings(console: Console) -> bool | None:
+    """Print the default comparison, write its report, and return whether the published figures at init are met."""
+    print_heading(
+        console,
+        "8. Post-LN against pre-LN, trained",
+        f"{' and '.join(WIRINGS)}, each with warm-up and without: a character model of {PROTOCOL.num_layers[0]} layers learns "
+        f"Python's documentation ({len(topics().text):,} characters), with the same batches and weights. Untrained stacks are "
+        "compared with the figures of the papers.",
+    )
+    path = FOLDER / "compare.html"
+    try:
+        report.check(path)
+        for package, purpose in (("matplotlib", "draw"), ("joblib", "compare")):
+            require(package, purpose)
+        comparison = lab.compare(
+            WIRINGS, PROTOCOL, out=FOLDER, jobs=JOBS, at_init=AT_INIT, progress=make_console(stderr=True)
+        )
+    except (ImportError, OSError) as error:
+        print_warning(console, error)
+        return None
+    console.print()
+    console.print(comparison)
+    print_written(console, report.write(report.of_comparison(comparison, {"command": "addnorm demo"}), path))
+    return all(check.holds is not False for check in comparison.checks)
