@@ -51,7 +51,11 @@ class _Commands(click.Group):
             formatter.write_dl([*COMMANDS.items()])
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    help="The transformer's Add & Norm: fused, exact, explained.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(addnorm.__version__, package_name="addnorm")
 def main() -> None:
-    """The transformer's Add & Norm: fused, exact, explained."""
+    """Run a command of addnorm."""
