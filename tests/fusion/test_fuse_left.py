@@ -90,7 +90,7 @@ def test_a_scripted_model_is_not_captured_and_left():
 
 REFUSED = {
     "model is int, expected a torch.nn.Module": lambda: addnorm.fuse(3, X),
-    "which is not made yet": lambda: addnorm.fuse(nn.Sequential(nn.LazyLinear(D)), X),
+    "which is not initialized yet": lambda: addnorm.fuse(nn.Sequential(nn.LazyLinear(D)), X),
     "on the meta device": lambda: addnorm.fuse(nn.Linear(D, D, device="meta"), X),
     "is compiled already": lambda: addnorm.fuse(torch.compile(Model()), X),
     "is not fused: fuse it with": lambda: addnorm.unfuse(Model()),

@@ -172,7 +172,7 @@ FAULTS = (
     Fault(
         "memory-of-another-call", "attention", "src/addnorm/nn/cache.py",
         "if kept is None or (memory is not None and not _same(memory, kept[0])):",
-        "if kept is None:",
+        "if residual is None:",
     ),
     Fault(
         "from-torch-eps", "from_torch", "src/addnorm/nn/from_torch.py",
@@ -210,14 +210,14 @@ FAULTS = (
         "p = _over(_sum(products), d)",
     ),
     Fault(
-        "lerp-operands-swapped", "finder", "src/addnorm/stream/find/ops.py",
+        "lerp-operands-swapped", "finder", "src/addnorm/stream/find/operators.py",
         "(Term(args[0], 1.0 - weight), Term(args[1], weight))",
         "(Term(args[0], weight), Term(args[1], 1.0 - weight))",
     ),
     Fault(
         "doubling-is-an-add", "finder", "src/addnorm/stream/find/adds.py",
-        "if kept is None or kept.source in multiples:",
-        "if kept is None:",
+        "if residual is None or residual.source in multiples:",
+        "if residual is None:",
     ),
     Fault(
         "unbiased-norm-as-biased", "finder", "src/addnorm/stream/find/norm.py",

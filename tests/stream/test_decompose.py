@@ -77,7 +77,7 @@ def test_behind_norms_a_component_is_what_the_frozen_norms_make_of_its_write(x: 
     parts = addnorm.decompose(model, x)
     last = parts.stream.sites[-1]
     found = parts.components()[last.id]
-    norm, raw = last.norm_out, last.found[2].raw.tensor.double().reshape(x.shape)
+    norm, raw = last.norm_out, last.sublayer.raw.tensor.double().reshape(x.shape)
     assert norm is not None
     z = norm.x.tensor.double()
     centre = torch.eye(D, dtype=torch.float64) - 1 / D

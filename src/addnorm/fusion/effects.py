@@ -13,7 +13,7 @@ from torch import fx
 
 from addnorm.fusion.traced import Traced, given_to, size_of
 from addnorm.stream.dataflow.graph import CONSTANT, NOISE, Op
-from addnorm.stream.find.ops import TRANSPARENT
+from addnorm.stream.find.operators import TRANSPARENT
 
 if TYPE_CHECKING:
     from addnorm.fusion.pattern import Match

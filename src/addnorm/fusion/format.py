@@ -22,7 +22,7 @@ from addnorm.fusion.fusion import Fusion
 from addnorm.fusion.measured import Measured
 from addnorm.fusion.pattern import Boundary
 from addnorm.fusion.proof import Difference, Proof, worst
-from addnorm.stream.find.format import NORMS, SHOWN, merged, starred
+from addnorm.stream.find.inspection import MAX_PATHS, NORM_NAMES, mask_numbers, merge_paths
 from addnorm.wirings.equation import number
 
 __all__ = ["as_html", "as_text", "on_console"]
@@ -130,7 +130,7 @@ def _alike(boundaries: Sequence[Boundary]) -> list[list[Boundary]]:
     """Those that are the same but for the number of their layer."""
     groups: dict[Any, list[Boundary]] = {}
     for one in boundaries:
-        same = one.kind, one.eps, one.casting, one.stream, one.dtype, one.reason, starred(one.add), starred(one.norm)
+        same = one.kind, one.eps, one.casting, one.stream, one.dtype, one.reason, mask_numbers(one.add), mask_numbers(one.norm)
         groups.setdefault(same, []).append(one)
     return [*groups.values()]
 
@@ -141,14 +141,14 @@ def _cells(group: Sequence[Boundary]) -> dict[str, str]:
     casting = f", casting {first.casting}" if first.casting != "float32" else ""
     return {
         "": f"{len(group)} x", "add in": add, "norm": norm,
-        "norm is": f"{NORMS[first.kind]} {'' if first.eps is None else number(first.eps)}".strip() + casting,
+        "norm is": f"{NORM_NAMES[first.kind]} {'' if first.eps is None else number(first.eps)}".strip() + casting,
         "returns": "y and the sum" if first.stream else "y", "dtype": first.dtype,
     }  # fmt: skip
 
 
 def _paths(group: Sequence[Boundary]) -> tuple[str, str]:
     """Of the module that adds and of the norm; that from the module on, if it is inside."""
-    add, norm = merged([one.add for one in group]), merged([one.norm for one in group])
+    add, norm = merge_paths([one.add for one in group]), merge_paths([one.norm for one in group])
     inside = all(one.add and one.norm.startswith(f"{one.add}.") for one in group)
     return add or MODEL, norm.removeprefix(add) if inside and norm.startswith(add) else norm or MODEL
 
@@ -166,8 +166,8 @@ def _proof(proof: Proof) -> Iterator[Part]:
     else:
         count = " and ".join(f"{len(of)} of {_many(len(kinds[kind]), kind)}" for kind, of in wrong.items() if of)
         yield Text(f"\n!! {count} are off by more than their limit:", WRONG)
-        yield _differences([(kind, one) for kind, of in wrong.items() for one in of[:SHOWN]], wrong=True)
-        more = [f"{len(of) - SHOWN} more {kind}s" for kind, of in wrong.items() if len(of) > SHOWN]
+        yield _differences([(kind, one) for kind, of in wrong.items() for one in of[:MAX_PATHS]], wrong=True)
+        more = [f"{len(of) - MAX_PATHS} more {kind}s" for kind, of in wrong.items() if len(of) > MAX_PATHS]
         if more:
             yield _note(f"and {' and '.join(more)}", WRONG)
     yield _note(" ".join(_oracle(proof)), "dim")

@@ -22,7 +22,7 @@ from addnorm.fusion.fusion import Fusion, VerificationError
 from addnorm.fusion.graphs import Backend, Graphs
 from addnorm.fusion.measured import measured
 from addnorm.fusion.proof import prove
-from addnorm.stream.find.inspect import refuse
+from addnorm.stream.find.inspect import check_inputs
 
 __all__ = ["fuse", "unfuse"]
 
@@ -68,7 +68,7 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
         >>> model = addnorm.unfuse(model)
     """
     _check(model)
-    refuse(model, args, kwargs, USUAL)
+    check_inputs(model, args, kwargs, USUAL)
     graphs = Graphs(model, compile)
     after = _entry(model, graphs)
     undo = [as_eager(encoder) for encoder in padded(model)]

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from addnorm.fusion.backend import Graph, bodies, compiled, eager, fused_graph
 from addnorm.fusion.pattern import Boundary, sum_of
 from addnorm.fusion.traced import source_of
-from addnorm.stream.find.inspect import capture
+from addnorm.stream.find.inspect import capture_flow
 from addnorm.stream.find.norms import find_norms
 
 __all__ = ["Backend", "Graphs"]
@@ -101,7 +101,7 @@ class Graphs:
     def _between(self, model: nn.Module, args: Any, kwargs: Any, found: Sequence[Boundary]) -> tuple[Boundary, ...]:
         """The boundaries that no graph has: their add is in one, their norm in another."""
         with torch.no_grad():
-            flow = capture(model, args, kwargs)
+            flow = capture_flow(model, args, kwargs)
         seen = Counter((one.norm, one.kind) for one in found)
         left = []
         for norm in find_norms(flow):

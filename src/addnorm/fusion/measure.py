@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm.fusion.rng_replay import exchanged
-from addnorm.stream.dataflow.state import PLAIN, as_it_was, tensors_in
+from addnorm.stream.dataflow.state import LEAF_TYPES, find_tensors, preserve_state
 
 __all__ = ["Contents", "Ran", "Tensors", "Times", "run", "saved_bytes", "step", "tensors_of", "times"]
 
@@ -86,7 +86,7 @@ def tensors_of(result: Any) -> Tensors:
     def walk(one: Any, path: tuple[str, ...]) -> None:
         if isinstance(one, Tensor):
             found[".".join(path) or "output"] = one
-        if isinstance(one, PLAIN) or callable(one) or id(one) in seen:
+        if isinstance(one, LEAF_TYPES) or callable(one) or id(one) in seen:
             return
         seen.add(id(one))
         if isinstance(one, Mapping):
@@ -108,7 +108,7 @@ class Contents:
     def __init__(self, model: nn.Module, given: Any = ()) -> None:
         self.model = model
         attributes = [[*vars(module).values()] for module in model.modules()]  # not too many to look into, one by one
-        held = {id(t): t for one in (*attributes, given) for t in tensors_in(one)}
+        held = {id(t): t for one in (*attributes, given) for t in find_tensors(one)}
         self.tensors = [t for t in held.values() if t.layout == torch.strided and not t.is_nested]
         self.storages = {_address(t) for t in self.tensors}
         self._copies = [(t.detach().clone(), t.is_leaf) for t in self.tensors]
@@ -118,7 +118,7 @@ class Contents:
     @contextmanager
     def again(self) -> Iterator[None]:
         """What runs inside begins as all others do, and leaves nothing behind."""
-        with as_it_was(self.model):
+        with preserve_state(self.model):
             try:
                 yield
             finally:

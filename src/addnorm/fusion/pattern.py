@@ -18,7 +18,7 @@ from addnorm.fusion.traced import Traced, given_to, is_number, size_of
 from addnorm.stream.dataflow.graph import CONSTANT, FAMILY, Op, Value
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.find.ops import TRANSPARENT, terms_of, up
+from addnorm.stream.find.operators import TRANSPARENT, match_terms, strip_views
 
 __all__ = ["Boundary", "Match", "matches", "regions", "sum_of"]
 
@@ -122,8 +122,8 @@ def matches(
 
 def sum_of(norm: Norm) -> Match | None:
     """The norm with the add whose sum it reads; None where it reads something else, or our own operation did both."""
-    value = up(norm.x)
-    if value.op is None or terms_of(value.op) is None or not value.tensor.is_floating_point():
+    value = strip_views(norm.x)
+    if value.op is None or match_terms(value.op) is None or not value.tensor.is_floating_point():
         return None
     if value.op.origin.startswith(FAMILY) and any(op.origin.startswith(FAMILY) for op in norm.ops):
         return None
@@ -131,7 +131,7 @@ def sum_of(norm: Norm) -> Match | None:
 
 
 REASONS: dict[str, Callable[[Norm], bool]] = {
-    "its norm divides by a length, not by a root of a mean": lambda norm: norm.kind == "scale" or norm.length,
+    "its norm divides by a length, not by a root of a mean": lambda norm: norm.kind == "scale" or norm.uses_length,
     "its norm divides the squares by d - 1": lambda norm: norm.unbiased,
     "its norm adds eps to the root, not below it": lambda norm: norm.eps_outside,
 }
@@ -164,7 +164,7 @@ def _find_add(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | 
     node = traced.at[op]
     if node in traced.transformed:
         return "it is computed inside of a transform of torch.func"
-    terms = terms_of(op)
+    terms = match_terms(op)
     assert terms is not None
     if op.name != "add" or any(term.factor != 1.0 or term.scale is not None for term in terms):
         return f"its add is a {op.name} with a factor"

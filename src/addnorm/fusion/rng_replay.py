@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from addnorm.stream.dataflow.state import PLAIN, tensors_in
+from addnorm.stream.dataflow.state import LEAF_TYPES, find_tensors
 
 __all__ = ["exchanged", "same_noise", "widened"]
 
@@ -49,12 +49,12 @@ def widened(model: nn.Module, given: Any, tensors: Sequence[Tensor], wide: torch
 
 def exchanged(given: Any, exchange: Callable[[Tensor], Tensor]) -> Any:
     """Arguments with their tensors exchanged, one for one; objects that hold some, such as a cache, are copied around them."""
-    memo: dict[int, Any] = {id(tensor): exchange(tensor) for tensor in tensors_in(given)}
+    memo: dict[int, Any] = {id(tensor): exchange(tensor) for tensor in find_tensors(given)}
 
     def one(value: Any) -> Any:
         if isinstance(value, Tensor):
             return memo[id(value)] if id(value) in memo else exchange(value)
-        if isinstance(value, PLAIN) or callable(value):
+        if isinstance(value, LEAF_TYPES) or callable(value):
             return value
         try:
             return copy.deepcopy(value, memo)  # one memo, so that an object given twice is one still

@@ -164,7 +164,7 @@ class _Tracer(fx.Interpreter):
             kind = next(self._kinds)
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, Tensor):
-                value = self.capture.leaf(tensor, kind)
+                value = self.capture.add_leaf(tensor, kind)
                 value.tensor = tensor if number is None else number
         return pytree.tree_map_only((torch.SymInt, torch.SymFloat, torch.SymBool), numbers_of, out)
 

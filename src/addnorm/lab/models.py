@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from addnorm.nn import Wiring
 from addnorm.nn.norm import NormKind
 from addnorm.nn.transformer import Decoder
-from addnorm.stream.dataflow.threads import forked
+from addnorm.stream.dataflow.state import fork_rng
 
 __all__ = ["CharLM"]
 
@@ -47,7 +47,7 @@ class CharLM(nn.Module):
         tokens: int = 64, norm: NormKind = "layer", seed: int = 0, text: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        with forked():  # of two models made in two threads each would get some of the other's numbers
+        with fork_rng():  # of two models made in two threads each would get some of the other's numbers
             torch.manual_seed(seed)
             self.embedding, self.position = nn.Embedding(characters, d_model), nn.Embedding(tokens, d_model)
             self.head = nn.Linear(d_model, characters)

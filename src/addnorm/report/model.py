@@ -14,8 +14,7 @@ import torch
 from addnorm.report import drawings, findings
 from addnorm.report.blocks import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.format import NORMS, merged, norm_text, starred
-from addnorm.stream.find.inspection import Inspection, Site, Stream
+from addnorm.stream.find.inspection import NORM_NAMES, Inspection, Site, Stream, format_norm, mask_numbers, merge_paths
 from addnorm.stream.record.recording import Recording
 from addnorm.wirings.equation import GAP
 from addnorm.wirings.equation import number as constant
@@ -108,7 +107,7 @@ def _subtitle(found: Inspection) -> str:
 
 def _tiles(found: Inspection) -> dict[str, str]:
     widths = dict.fromkeys(str(stream.width) for stream in found.streams)
-    norms = dict.fromkeys(NORMS.get(kind, kind) for s in found.streams if s.norm for kind in s.norm.split("/"))
+    norms = dict.fromkeys(NORM_NAMES.get(kind, kind) for s in found.streams if s.norm for kind in s.norm.split("/"))
     tiles = {"Wiring": found.wiring, "Sublayers": str(len(found.sites)), "Width d": " / ".join(widths)}
     tiles |= {"Norm": " / ".join(norms)} if norms else {"Norm": "none"}
     return tiles | {"Largest error": f"{found.closure:.1e}".replace("e-0", "e-")} if found.sites else tiles
@@ -145,7 +144,7 @@ def _wiring(stream: Stream) -> list[Block]:
     lines = [line.strip() for line in stream.equation.replace(GAP, "\n").split("\n")]
     text = "N is a norm, f the sublayer, x the stream before it and x' the stream after it."
     ends = [("An embedding norm", stream.embedding_norm), ("A final norm", stream.final_norm)]
-    said = [Finding(f"{what} stands {'before the first' if 'emb' in what else 'after the last'} sublayer: {norm_text(norm)}, "
+    said = [Finding(f"{what} stands {'before the first' if 'emb' in what else 'after the last'} sublayer: {format_norm(norm)}, "
                     f"{norm.path or 'in the model itself'}.") for what, norm in ends if norm is not None]  # fmt: skip
     said += [
         Finding(remark[0].upper() + remark[1:].rstrip(".") + ".") for remark in stream.remarks if remark != EMBEDDING
@@ -153,7 +152,7 @@ def _wiring(stream: Stream) -> list[Block]:
     if stream.wiring is not None:
         said.append(Finding(f"Source: {stream.wiring.source}. When to use {stream.wiring.name}: {stream.wiring.use}"))
     rows: list[list[Cell]] = [
-        [site.where, site.layer + 1, site.kind, site.equation, _norms(site), f"{site.closure:.0e}".replace("e-0", "e-")]
+        [site.location, site.layer + 1, site.kind, site.equation, _norms(site), f"{site.closure:.0e}".replace("e-0", "e-")]
         for site in stream.sites
     ]
     wrong = [place for place, site in enumerate(stream.sites) if not site.closes]
@@ -162,14 +161,14 @@ def _wiring(stream: Stream) -> list[Block]:
     alike: dict[tuple[str, str], list[str]] = {}
     for site in stream.sites:
         for note in site.notes:
-            alike.setdefault((note, starred(site.id)), []).append(site.id)
-    notes = [Finding(f"{merged(ids)}: {note}.") for (note, _), ids in alike.items()]
+            alike.setdefault((note, mask_numbers(site.id)), []).append(site.id)
+    notes = [Finding(f"{merge_paths(ids)}: {note}.") for (note, _), ids in alike.items()]
     return [Formula(lines, text), *([Findings(said)] if said else []), table, *([Findings(notes)] if notes else [])]
 
 
 def _norms(site: Site) -> str:
     found = [norm for norm in (site.norm_in, site.norm_branch, site.norm_out) if norm is not None]
-    return ", ".join(dict.fromkeys(map(norm_text, found)))
+    return ", ".join(dict.fromkeys(map(format_norm, found)))
 
 
 def _depth_lead(rec: Recording | None) -> str:

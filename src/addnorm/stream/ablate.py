@@ -21,11 +21,12 @@ from addnorm._util.arguments import check_choice, check_float
 from addnorm._util.numbers import format_number
 from addnorm._util.tables import Block, Column, Rendered, Table
 from addnorm.stream.calls import copy_arguments
-from addnorm.stream.dataflow.capture import Frames, Op, Value
-from addnorm.stream.dataflow.observers import Watch, watched, without_checkpoints
-from addnorm.stream.find.closure import relative
+from addnorm.stream.dataflow.frames import Frames
+from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
+from addnorm.stream.find.closure import relative_error
 from addnorm.stream.find.inspection import Inspection, Site
-from addnorm.stream.find.sites import Branch
+from addnorm.stream.find.sublayers import Sublayer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -93,14 +94,14 @@ def _changed(site: Site, s: float, replace: Change | None) -> Iterator[None]:
         raise RuntimeError(f"the model of site {site.id!r} was deleted, expected it to live as long as the block.")
     edit = _WriteEdit(site, s, replace)
 
-    def begin(frames: Frames, args: Any, kwargs: Any) -> Watch:
-        return Watch(frames, {}, {edit.op.address: edit})
+    def begin(frames: Frames, args: Any, kwargs: Any) -> ObserverMode:
+        return ObserverMode(frames, {}, {edit.op.address: edit})
 
-    def end(watch: Watch) -> None:
-        if watch.completed and watch.otherwise(edit.op):
+    def end(watch: ObserverMode) -> None:
+        if watch.completed and watch.was_missed(edit.op):
             raise edit.missed()
 
-    with without_checkpoints(), watched(model, begin, end):
+    with disable_checkpoints(), observe_forwards(model, begin, end):
         yield
 
 
@@ -108,8 +109,8 @@ class _WriteEdit:
     """Replacement of the write at the operator that adds it."""
 
     def __init__(self, site: Site, s: float, replace: Change | None) -> None:
-        branch: Branch = site.found[2]
-        term = [branch.path.term, *branch.path.sums][-1]
+        branch: Sublayer = site.sublayer
+        term = [branch.write_path.term, *branch.write_path.sums][-1]
         assert term.op is not None
         self.site, self.s, self.replace = site, s, replace
         self.op: Op = term.op
@@ -143,7 +144,7 @@ class _WriteEdit:
             arguments["branch"] = self._changed(arguments["branch"])
             return (), arguments
 
-    def made(self, out: Tensor) -> None:
+    def on_output(self, out: Tensor) -> None:
         """Change the gradient of the operator's node to that of s * write."""
         base = out._base if self.in_place and out._is_view() else None
         if base is not None and 0 in self._scaled and base.numel() != out.numel() and base.requires_grad:
@@ -307,7 +308,7 @@ def ablate_each(
             with ablate(site, mode):
                 value, output = run()
             change = None if value is None or whole_loss is None else value - whole_loss
-            effects.append(Ablation(site, value, change, _kl(whole, output), relative(output, whole)))
+            effects.append(Ablation(site, value, change, _kl(whole, output), relative_error(output, whole)))
             advance()
     return Ablations(effects)
 

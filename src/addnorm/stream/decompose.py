@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.stream.find.adds import Add
-from addnorm.stream.find.closure import TOLERANCE, operand, relative
-from addnorm.stream.find.inspect import Found, capture, doubled, understand
+from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.closure import TOLERANCES, compute_operand, relative_error
+from addnorm.stream.find.inspect import build_inspection, capture_flow, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
-from addnorm.stream.find.norms import Norm
-from addnorm.stream.find.sites import Branch
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.record.statistics import features_last
 
 __all__ = ["BIASES", "Decomposition", "decompose", "propagate", "source_shares", "sum_components"]
@@ -30,10 +31,10 @@ Components = dict[str, Tensor]
 
 
 def propagate(
-    found: Found,
+    found: Chain,
     names: dict[int, str],
     start: Tensor,
-    write: Callable[[Branch], Tensor],
+    write: Callable[[Sublayer], Tensor],
     keep: Callable[[Add, Tensor], Tensor],
     late: Callable[[Add, Tensor], Tensor],
 ) -> Iterator[Components]:
@@ -49,7 +50,7 @@ def propagate(
     """
     parts: Components = {"x_0": start}
     yield dict(parts)
-    for k, (add, branches, norms) in enumerate(zip(found.adds, found.branches, found.norms_out, strict=True)):
+    for k, (add, branches, norms) in enumerate(zip(found.adds, found.sublayers, found.norms_out, strict=True)):
         parts = {name: keep(add, part) for name, part in parts.items()}
         for branch in branches:
             name = names.get(id(branch), BIASES)
@@ -97,9 +98,9 @@ class Decomposition:
     def __init__(self, stream: Stream, inspection: Inspection, tolerance: float) -> None:
         self.stream = stream
         self.inspection = inspection
-        found: Found = stream.found
-        self._found = found
-        self._names = {id(site.found[2]): site.id for site in stream.sites}
+        found: Chain = stream.chain
+        self._chain = found
+        self._names = {id(site.sublayer): site.id for site in stream.sites}
         if reason := _obstacle(found):
             raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [*self._recorded()]
@@ -108,7 +109,7 @@ class Decomposition:
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
         for k, parts in enumerate(self._walk()):
             total = sum_components(parts).reshape(self._states[k].shape)  # its tokens may be flattened
-            self.closures.append(relative(self._states[k], total))
+            self.closures.append(relative_error(self._states[k], total))
             sources |= dict.fromkeys(parts)
             if not self.closures[-1] <= tolerance:
                 raise ValueError(
@@ -168,7 +169,7 @@ class Decomposition:
             raise ValueError(
                 f"norm is {norm!r}, expected 'recompute' (statistics of each depth) or 'frozen' (those of the last depth)."
             )
-        final = self._found.final[-1] if self._found.final else None
+        final = self._chain.final_norms[-1] if self._chain.final_norms else None
         outputs = []
         with torch.no_grad():
             for state in self._states:
@@ -176,7 +177,7 @@ class Decomposition:
                 if final is not None:
                     denominator = final.denominator(self._states[-1] if norm == "frozen" else x)
                     x = final.linear(x, denominator) + final.shift(x.dtype)
-                x = x.to(self._found.adds[0].x.tensor.dtype)
+                x = x.to(self._chain.adds[0].x.tensor.dtype)
                 outputs.append(x if head is None else head(x))
         return outputs
 
@@ -189,41 +190,41 @@ class Decomposition:
         return depth % (self.depth + 1)
 
     def _recorded(self) -> Iterator[Tensor]:
-        for add in self._found.adds:
+        for add in self._chain.adds:
             yield add.x.tensor.detach().double()
-        norms = self._found.norms_out[-1]
-        last = norms[-1].y if norms else self._found.adds[-1].out
+        norms = self._chain.norms_out[-1]
+        last = norms[-1].y if norms else self._chain.adds[-1].out
         yield last.tensor.detach().double()
 
     def _walk(self) -> Iterator[Components]:
-        shapes = {id(add): add.out.shape for add in self._found.adds}
+        shapes = {id(add): add.out.shape for add in self._chain.adds}
 
-        def write(branch: Branch) -> Tensor:
+        def write(branch: Sublayer) -> Tensor:
             raw = branch.raw.tensor.detach().double()
             if branch.norm is not None:
-                raw = branch.norm(raw).reshape(branch.path.source.shape)
-            return operand(branch.path, raw).expand(shapes[id(branch.add)])
+                raw = branch.norm(raw).reshape(branch.write_path.source.shape)
+            return compute_operand(branch.write_path, raw).expand(shapes[id(branch.add)])
 
         def keep(add: Add, part: Tensor) -> Tensor:
-            return operand(add.kept, part.reshape(add.x.shape)).reshape(add.out.shape)
+            return compute_operand(add.residual_path, part.reshape(add.x.shape)).reshape(add.out.shape)
 
         with torch.no_grad():
-            start = self._found.adds[0].x.tensor.detach().double()
-            yield from propagate(self._found, self._names, start, write, keep, lambda add, part: part)
+            start = self._chain.adds[0].x.tensor.detach().double()
+            yield from propagate(self._chain, self._names, start, write, keep, lambda add, part: part)
 
     def __repr__(self) -> str:
         size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"
         return f"<Decomposition of {self.stream.name}: {size}>"
 
 
-def _obstacle(found: Found) -> str:
+def _obstacle(found: Chain) -> str:
     """Return why components cannot be propagated; else empty text."""
     for k, add in enumerate(found.adds[1:], 1):
-        if add.retokened:
+        if add.changes_tokens:
             return f"tokens join or leave the stream before add {k + 1}"
-        if any(f.kind != "noise" for f in (*add.early, *add.late)):
+        if any(f.kind != "noise" for f in (*add.early_factors, *add.late_factors)):
             return f"the stream is multiplied or masked between add {k} and add {k + 1}"
-        if add.source is not None:
+        if add.branch_input is not None:
             return f"add {k + 1} adds to a norm what was read before it"
     return ""
 
@@ -266,12 +267,12 @@ def decompose(
         )
     eager = getattr(model, "_orig_mod", model)
     if float64:
-        eager, args, kwargs = doubled(eager, args, kwargs)
+        eager, args, kwargs = to_float64(eager, args, kwargs)
     with torch.no_grad():
-        inspection = understand(eager, capture(eager, args, kwargs), target=model)
+        inspection = build_inspection(eager, capture_flow(eager, args, kwargs), target=model)
     chosen = _select_stream(inspection, stream)
-    dtypes = [add.out.tensor.dtype for add in chosen.found.adds]
-    tolerance = max(TOLERANCE.get(dtype, 1e-5) for dtype in dtypes)
+    dtypes = [add.out.tensor.dtype for add in chosen.chain.adds]
+    tolerance = max(TOLERANCES.get(dtype, 1e-5) for dtype in dtypes)
     return Decomposition(chosen, inspection, tolerance)
 
 

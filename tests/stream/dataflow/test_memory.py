@@ -9,9 +9,8 @@ from torch import nn
 from addnorm import inspect
 from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.dataflow.memory import Region
-from addnorm.stream.dataflow.state import copied, tensors_in
-from addnorm.stream.find.ops import up
-from addnorm.stream.find.replay import replay
+from addnorm.stream.dataflow.state import copy_argument, find_tensors
+from addnorm.stream.find.operators import replay_op, strip_views
 from support.traps_parts import D, Mlp
 
 
@@ -46,7 +45,7 @@ VIEWS = {
 def test_regions_that_are_apart_share_no_byte_and_equal_ones_share_all(one, other):
     a, b = Region.of(VIEWS[one]), Region.of(VIEWS[other])
     mine, theirs = bytes_of(VIEWS[one]), bytes_of(VIEWS[other])
-    if a.apart(b):
+    if a.is_disjoint(b):
         assert not mine & theirs
     if a == b and mine:
         assert mine == theirs
@@ -54,7 +53,7 @@ def test_regions_that_are_apart_share_no_byte_and_equal_ones_share_all(one, othe
 
 def test_halves_and_slices_are_known_to_be_apart():
     apart = [("left", "right"), ("first", "last"), ("middle", "nothing")]
-    assert all(Region.of(VIEWS[one]).apart(Region.of(VIEWS[other])) for one, other in apart)
+    assert all(Region.of(VIEWS[one]).is_disjoint(Region.of(VIEWS[other])) for one, other in apart)
     assert (
         Region.of(VIEWS["all"]) == Region.of(VIEWS["turned"]) == Region.of(VIEWS["flat"]) == Region.of(VIEWS["split"])
     )
@@ -100,13 +99,13 @@ def test_the_same_bytes_in_another_order_are_the_same_numbers_in_that_order():
     x = torch.ones(2, 3)
     (read,) = (value.op.inputs[0] for value in (flow_of(run, x).result,))
     assert read.op.name == "alias"
-    assert torch.equal(replay(read.op, read.op.inputs[0].tensor), read.tensor)
+    assert torch.equal(replay_op(read.op, read.op.inputs[0].tensor), read.tensor)
     assert torch.equal(read.tensor, 2 + torch.arange(6.0).reshape(3, 2).T)
 
 
 def test_what_went_through_numpy_is_known_again():
     read = flow_of(lambda x: torch.from_numpy((x * 2).numpy()) + 1, torch.ones(2)).result.op.inputs[0]
-    assert up(read).op.name == "mul"
+    assert strip_views(read).op.name == "mul"
 
 
 def test_a_loop_that_writes_steps_takes_no_more_than_a_copy_for_each():
@@ -206,7 +205,7 @@ def test_the_same_with_inference_tensors():
 
 def test_tensors_are_found_in_what_a_model_is_given():
     cache = Cache()
-    held = {id(tensor) for tensor in tensors_in({"a": [cache, (torch.zeros(1),)], "b": 3})}
+    held = {id(tensor) for tensor in find_tensors({"a": [cache, (torch.zeros(1),)], "b": 3})}
     assert {id(cache.states[0]), id(cache.tensor)} < held
     assert len(held) == 3
 
@@ -217,8 +216,8 @@ def test_copies_have_the_same_tensors_and_what_refuses_is_given_as_it_is():
             raise ValueError
 
     cache, refuses = Cache(), Refuses()
-    twin = copied(cache)
+    twin = copy_argument(cache)
     assert twin is not cache
     assert twin.tensor is cache.tensor
-    assert copied(refuses) is refuses
-    assert copied(torch.relu) is torch.relu
+    assert copy_argument(refuses) is refuses
+    assert copy_argument(torch.relu) is torch.relu

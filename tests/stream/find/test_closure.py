@@ -10,50 +10,49 @@ from torch.nn import functional as F
 from addnorm import inspect
 from addnorm.nn import Encoder
 from addnorm.stream.dataflow.capture import Capture
-from addnorm.stream.find.closure import closure_of, relative, tolerance, total_of
-from addnorm.stream.find.ops import axis_of, up
-from addnorm.stream.find.replay import replay, views, whole
+from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance, relative_error
+from addnorm.stream.find.operators import covers_features, find_axis, find_views, replay_op, strip_views
 from support.families import shake
 from support.stacks import D
 
 
 def found(wiring):
-    return inspect(shake(Encoder(2, D, 2, 32, wiring)), torch.randn(2, 5, D)).streams[0].found
+    return inspect(shake(Encoder(2, D, 2, 32, wiring)), torch.randn(2, 5, D)).streams[0].chain
 
 
 def test_relative():
     ones = torch.ones(4)
-    assert relative(ones, ones) == 0.0
-    assert relative(2 * ones, ones) == 1.0
-    assert relative(torch.tensor([1.0, math.inf]), torch.tensor([1.0, math.inf])) == 0.0
-    assert relative(torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0])) == math.inf
-    assert relative(ones * math.nan, ones * math.nan) == math.inf  # nothing is proven
-    assert relative(ones[:0], ones[:0]) == math.inf
+    assert relative_error(ones, ones) == 0.0
+    assert relative_error(2 * ones, ones) == 1.0
+    assert relative_error(torch.tensor([1.0, math.inf]), torch.tensor([1.0, math.inf])) == 0.0
+    assert relative_error(torch.tensor([1.0, math.nan]), torch.tensor([1.0, 2.0])) == math.inf
+    assert relative_error(ones * math.nan, ones * math.nan) == math.inf  # nothing is proven
+    assert relative_error(ones[:0], ones[:0]) == math.inf
 
 
 def test_tolerance_is_that_of_the_coarsest():
-    assert tolerance(torch.float64) == 1e-10
-    assert tolerance(torch.float64, torch.float32) == 1e-5
-    assert tolerance(torch.float32, torch.bfloat16) == 8 * 2**-7
+    assert get_tolerance(torch.float64) == 1e-10
+    assert get_tolerance(torch.float64, torch.float32) == 1e-5
+    assert get_tolerance(torch.float32, torch.bfloat16) == 8 * 2**-7
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "deepnorm", "sandwich", "layer_scale", "admin"])
 def test_an_equation_does_not_close_where_the_stream_is_off_by_a_thousandth(wiring):
     one = found(wiring)
-    for add, parts, norms in zip(one.adds, one.branches, one.norms_out, strict=True):
+    for add, parts, norms in zip(one.adds, one.sublayers, one.norms_out, strict=True):
         norm = norms[0] if norms else None
-        assert closure_of(add, parts, norm) < 1e-5
+        assert compute_closure(add, parts, norm) < 1e-5
         right = add.out.tensor
         add.out.tensor = right + 1e-3 * torch.randn_like(right)
-        assert closure_of(add, parts, norm) > 1e-5
+        assert compute_closure(add, parts, norm) > 1e-5
         add.out.tensor = right
 
 
 def test_the_sum_of_all_writes():
-    assert total_of(found("pre_ln")) < 1e-6
+    assert compute_total_closure(found("pre_ln")) < 1e-6
     one = found("pre_ln")
     one.adds[-1].out.tensor = one.adds[-1].out.tensor * 1.001
-    assert total_of(one) > 1e-4
+    assert compute_total_closure(one) > 1e-4
 
 
 WAYS = {
@@ -87,7 +86,7 @@ def test_what_is_passed_on_is_computed_again(way):
     at = flow.ops[0].outputs[0]
     for op in flow.ops[start:]:
         if op.inputs and op.inputs[0] is at:
-            value, at = replay(op, value), op.outputs[0]
+            value, at = replay_op(op, value), op.outputs[0]
     assert torch.allclose(value.float(), flow.result.tensor, atol=1e-6)
 
 
@@ -113,12 +112,12 @@ def test_axes_through_views(name):
 
     flow = Capture(Model()).run((torch.randn(2, 3, 8),), {})
     seen = flow.result.op.inputs[0]
-    source = up(seen)
+    source = strip_views(seen)
     assert source is flow.ops[0].outputs[0]
-    assert views(seen, source) is not None
-    found = axis_of(seen, source, len(seen.shape) - 1)
+    assert find_views(seen, source) is not None
+    found = find_axis(seen, source, len(seen.shape) - 1)
     assert found == axis
-    assert whole(seen) == (all_features or name == "channels first")  # whole it is, whichever axis
+    assert covers_features(seen) == (all_features or name == "channels first")  # whole it is, whichever axis
 
 
 def test_labels_see_through_features_that_were_merged_with_tokens_for_a_while():
@@ -130,5 +129,5 @@ def test_labels_see_through_features_that_were_merged_with_tokens_for_a_while():
 
     flow = Capture(Model()).run((torch.randn(2, 8, 4, 4),), {})
     seen = flow.result.op.inputs[0]
-    assert axis_of(seen, up(seen), 2) is None
-    assert whole(seen)
+    assert find_axis(seen, strip_views(seen), 2) is None
+    assert covers_features(seen)

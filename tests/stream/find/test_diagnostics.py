@@ -26,7 +26,7 @@ class Plain(nn.Module):
 REFUSED = {
     "a function": (lambda: (torch.relu, x()), TypeError, "model is builtin_function_or_method, expected a torch.nn.Module"),
     "the meta device": (lambda: (tiny().to("meta"), IDS), ValueError, "embed.weight on the meta device"),
-    "lazy modules": (lambda: (Lazy(), x()), ValueError, "f.weight, which is not made yet"),
+    "lazy modules": (lambda: (Lazy(), x()), ValueError, "f.weight, which is not initialized yet"),
     "nested tensors": (
         lambda: (Plain(), torch.nested.nested_tensor([x(3, D), x(5, D)], layout=torch.jagged)), ValueError, "a padded one",
     ),

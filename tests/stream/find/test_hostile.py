@@ -231,11 +231,11 @@ def resnet(m, x, plain=False):
 
 NOT_UNDERSTOOD = {
     "reversible": (reversible, "two streams in turn"),
-    "gates": (gated, "the gate g is computed from the data"),
-    "hyper-connections": (hyper, "a matrix mixes what is carried on"),
+    "gates": (gated, "a gate g computed from the data"),
+    "hyper-connections": (hyper, "a matrix A that mixes states"),
     "dense connections": (dense, "a sum of three or more values"),
-    "relu after the add": (resnet, "a function, element by element, of where another stream ends"),
-    "relu after the add, no norms": (lambda m, x: resnet(m, x, plain=True), "stands alone"),
+    "relu after the add": (resnet, "an elementwise function of the end of another stream"),
+    "relu after the add, no norms": (lambda m, x: resnet(m, x, plain=True), "a single add"),
 }
 
 

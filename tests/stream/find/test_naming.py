@@ -3,21 +3,21 @@
 import pytest
 
 from addnorm import Learned, Row, wirings
-from addnorm.stream.find.naming import Seen, named, says_otherwise
+from addnorm.stream.find.naming import SublayerSummary, find_contradiction, identify_wiring
 from support.stacks import ALL
 
 KINDS = ("attention", "feed-forward")
 
 
-def seen(rows, per_layer=2, together=1, kinds=KINDS, **more):
+def seen(rows, per_layer=2, num_parallel=1, kinds=KINDS, **more):
     return [
-        Seen(k // per_layer, row, kinds[k % len(kinds)], "branch", together, frozenset({k}), (f"{k}",), **more)
+        SublayerSummary(k // per_layer, row, kinds[k % len(kinds)], "branch", num_parallel, frozenset({k}), (f"{k}",), **more)
         for k, row in enumerate(rows)
     ]
 
 
 def name_of(rows, final_norm=False, embedding_norm=False, other_layers=None, **more):
-    wiring, remarks = named(seen(rows, **more), final_norm, embedding_norm, other_layers)
+    wiring, remarks = identify_wiring(seen(rows, **more), final_norm, embedding_norm, other_layers)
     return (wiring.name if wiring else None), remarks
 
 
@@ -27,7 +27,7 @@ BY_ROWS = [one for one in ALL if one.flow == "rows" and one.name not in ("mix_ln
 @pytest.mark.parametrize("wiring", BY_ROWS, ids=lambda wiring: wiring.name)
 @pytest.mark.parametrize("num_layers", [2, 3, 12])
 def test_the_rows_of_a_wiring_have_its_name(wiring, num_layers):
-    found, remarks = named(seen(wiring.rows(num_layers)), wiring.ends_in_norm(num_layers), wiring.embedding_norm, None)
+    found, remarks = identify_wiring(seen(wiring.rows(num_layers)), wiring.ends_in_norm(num_layers), wiring.embedding_norm, None)
     also = [one for one in remarks if "is also that of" in one]
     assert found is not None
     assert found.name == wiring.name or also
@@ -46,29 +46,29 @@ def test_deepnorm_of_another_depth_is_none():
 
 PRE, POST = Row(norm_in=True), Row(norm_out=True)
 DIFFERENCES = {
-    "no final norm": ([PRE] * 4, {}, "pre_ln", ["without the final norm that this wiring has"]),
-    "a final norm": ([POST] * 4, {"final_norm": True}, "post_ln", ["with a final norm, which this wiring has not"]),
+    "no final norm": ([PRE] * 4, {}, "pre_ln", ["without the final norm of this wiring"]),
+    "a final norm": ([POST] * 4, {"final_norm": True}, "post_ln", ["with a final norm, which this wiring does not have"]),
     "an embedding norm": ([POST] * 4, {"embedding_norm": True}, "post_ln", ["with a norm of the embedding"]),
     "no last norm": ([POST] * 3 + [Row()], {"embedding_norm": True}, "post_ln",
                      ["without the norm of the last sublayer", "with a norm of the embedding"]),
     "no first norm": ([Row()] + [PRE] * 3, {"embedding_norm": True, "final_norm": True}, "pre_ln",
-                      ["the first sublayer reads the embedding norm's result, without a norm of its own",
+                      ["the first sublayer reads the embedding norm's output, without a norm of its own",
                        "with a norm of the embedding"]),
     "no first norm of all": ([Row()] + [PRE] * 3, {"final_norm": True}, None, []),
     "mixed at random": ([PRE, POST, POST, PRE], {}, None, []),
     "the factor on the branch": ([Row(norm_out=True, b=8**0.25)] * 8, {}, None,
-                                 ["deepnorm's factor 1.682 stands on the branch, x' = N(x + 1.682 f(x)); it belongs on the "
+                                 ["deepnorm's factor 1.682 is on the branch, x' = N(x + 1.682 f(x)), but belongs on the "
                                   "stream, N(1.682 x + f(x))"]),
     "any factor on the branch": ([Row(norm_out=True, b=3.0)] * 8, {}, None,
-                                 ["post-LN with a factor 3 stands on the branch, x' = N(x + 3 f(x)); it belongs on the stream, "
+                                 ["post-LN with a factor 3 is on the branch, x' = N(x + 3 f(x)), but belongs on the stream, "
                                   "N(3 x + f(x))"]),
     "a constant of two rules": ([Row(norm_in=True, b=0.5)] * 8, {"final_norm": True}, "residual_multiplier",
                                 ["with 4 layers the constant is also that of depth_mup(k=1)"]),
-    "not understood": ([PRE] * 4, {"final_norm": True, "odd": True}, None, []),
-    "norms inside": ([Row()] * 4, {"normed": True}, None,
-                     ["the norms are inside of the sublayers, or are norms of batches or groups"]),
-    "norms inside too": ([PRE] * 4, {"final_norm": True, "normed": True}, "pre_ln", []),
-    "some side by side": ([PRE] * 4, {"final_norm": True, "together": 2}, "parallel", []),
+    "not understood": ([PRE] * 4, {"final_norm": True, "has_reasons": True}, None, []),
+    "norms inside": ([Row()] * 4, {"has_inner_norm": True}, None,
+                     ["the norms are inside the sublayers, or normalize over batches or groups"]),
+    "norms inside too": ([PRE] * 4, {"final_norm": True, "has_inner_norm": True}, "pre_ln", []),
+    "some side by side": ([PRE] * 4, {"final_norm": True, "num_parallel": 2}, "parallel", []),
     "nothing": ([], {}, None, []),
 }  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_what_differs_is_said(case):
 def test_a_sublayer_of_another_kind_may_have_a_row_of_its_own():
     rows = [Row(), *[PRE] * 4]
     found = seen(rows, per_layer=5, kinds=("other", *KINDS, *KINDS))
-    wiring, remarks = named(found, True, False, None)
+    wiring, remarks = identify_wiring(found, True, False, None)
     assert wiring == wirings.pre_ln()
     assert remarks == ["other in layer 1 has a row of its own: x' = x + f(x)"]
 
@@ -90,31 +90,31 @@ def test_a_sublayer_of_another_kind_may_have_a_row_of_its_own():
 @pytest.mark.parametrize(("start", "option"), [((0.1,) * 4, 0.1), ((0.1, 0.2, 0.1, 0.1), None), ((0.0,) * 4, None)])
 def test_the_start_of_learned_factors_is_told_where_none_has_moved(start, option):
     rows = [Row(norm_in=True, b=Learned(value, per_feature=True)) for value in start]
-    wiring, _ = named(seen(rows), True, False, None)
+    wiring, _ = identify_wiring(seen(rows), True, False, None)
     assert dict(wiring.options) == {"gamma": option}
 
 
 def test_rezero_and_skipinit_are_told_by_who_shares_a_factor():
-    one = [s._replace(learned=(f"layers.{s.layer}",)) for s in seen([Row(b=Learned(0.0))] * 4)]
-    assert named(one, False, False, None)[0] == wirings.rezero()
-    assert named(seen([Row(b=Learned(0.0))] * 4), False, False, None)[0] == wirings.skipinit()
+    one = [s._replace(scale_names=(f"layers.{s.layer}",)) for s in seen([Row(b=Learned(0.0))] * 4)]
+    assert identify_wiring(one, False, False, None)[0] == wirings.rezero()
+    assert identify_wiring(seen([Row(b=Learned(0.0))] * 4), False, False, None)[0] == wirings.skipinit()
 
 
-def skip(layer, back, **row):
-    return Seen(layer, Row(norm_out=True, **row), "other", "skip", 2, frozenset(), back=back)
+def skip(layer, length, **row):
+    return SublayerSummary(layer, Row(norm_out=True, **row), "other", "skip", 2, frozenset(), skip_length=length)
 
 
 def test_bottom_to_top_is_told_by_its_skips():
     layers = [part for k in range(2) for part in (*seen([POST] * 2), skip(k, 2))]
     layers = [s._replace(layer=k // 3) for k, s in enumerate(layers)]
-    assert named(layers, False, True, None) == (wirings.b2t(), ["with a norm of the embedding"])
-    further = [s._replace(back=4) if s.role == "skip" else s for s in layers]
-    assert named(further, False, False, None)[0] != wirings.b2t()
+    assert identify_wiring(layers, False, True, None) == (wirings.b2t(), ["with a norm of the embedding"])
+    further = [s._replace(skip_length=4) if s.role == "skip" else s for s in layers]
+    assert identify_wiring(further, False, False, None)[0] != wirings.b2t()
 
 
 def test_a_stream_that_is_multiplied_between_sublayers_has_no_name():
-    found = [*seen([Row()] * 2), Seen(1, Row(a=Learned(1.0, per_feature=True)), "other", "injection", 1, frozenset())]
-    assert named(found, False, False, None)[0] is None
+    found = [*seen([Row()] * 2), SublayerSummary(1, Row(a=Learned(1.0, per_feature=True)), "other", "injection", 1, frozenset())]
+    assert identify_wiring(found, False, False, None)[0] is None
 
 
 @pytest.mark.parametrize(("text", "wiring", "claim"), [
@@ -123,4 +123,4 @@ def test_a_stream_that_is_multiplied_between_sublayers_has_no_name():
     ("Block", wirings.post_ln(), None), ("pre_layer_norm", wirings.sandwich(), None),
 ])  # fmt: skip
 def test_names_that_lie(text, wiring, claim):
-    assert says_otherwise(text, wiring) == claim
+    assert find_contradiction(text, wiring) == claim

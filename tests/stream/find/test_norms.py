@@ -80,7 +80,7 @@ def test_a_norm_is_known_for_what_it_is(name):
     assert norm.kind == kind
     assert norm.eps == pytest.approx(eps, rel=1e-6)
     assert {key for key, value in norm.to_dict().items() if value is True} == more
-    assert norm.whole
+    assert norm.is_whole
     assert norm.error < 1
     assert torch.allclose(
         norm(norm.x.tensor.double()).float().reshape(flow.result.shape), flow.result.tensor, atol=1e-5
@@ -118,7 +118,7 @@ def test_another_formula_is_no_norm(name):
 
 def test_a_norm_of_heads_is_none_of_tokens():
     (norm,), flow = norms_of(lambda x, w, b, g: F.rms_norm(x.unflatten(-1, (2, 8)), (8,)).flatten(-2))
-    assert not norm.whole
+    assert not norm.is_whole
     assert all(value.norm is None for op in flow.ops for value in op.outputs)
 
 

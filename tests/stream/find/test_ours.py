@@ -81,7 +81,7 @@ def test_every_wiring_comes_back_in_bfloat16(wiring, stream):
     encoder = shake(Encoder(LAYERS, D, 2, 32, wiring, dtype=torch.bfloat16, residual_dtype=stream))
     found = inspect(encoder, text(dtype=torch.bfloat16))
     judge(found, wiring, limit=0.02)
-    assert found.streams[0].found.adds[-1].out.tensor.dtype == (stream or torch.bfloat16)
+    assert found.streams[0].chain.adds[-1].out.tensor.dtype == (stream or torch.bfloat16)
 
 
 @each_wiring

@@ -1,4 +1,4 @@
-"""Which call of which module is running, told by hooks on all modules; and runs in which every operator runs by itself."""
+"""Calls of a model's modules, tracked by hooks on all modules; and eager execution of compiled models."""
 
 from __future__ import annotations
 
@@ -12,66 +12,72 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from addnorm.stream.dataflow.graph import Frame
-from addnorm.stream.dataflow.threads import shared
+from addnorm.stream.dataflow.state import share_context
 
-__all__ = ["Frames", "alone", "eagerly"]
+__all__ = ["Frames", "exclusive", "force_eager"]
 
 
-class Alone(threading.local):
-    """While some frames capture a run, it is no run for all the others; what other threads run is none of theirs."""
+class _Exclusive(threading.local):
+    """The frames that capture a run in this thread, during which all others are paused."""
 
     frames: Frames | None = None
 
 
-alone = Alone()
+exclusive = _Exclusive()
 
 
 class Frames:
-    """Which call of which module is running, told by hooks on all modules."""
+    """Tracker of the call of a module that is running.
+
+    Attributes:
+        model: the model.
+        paths: path of each module by its id.
+        current: the running call; None outside of a run.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.paths = {id(module): path for path, module in model.named_modules()}
-        self.calls: dict[str, int] = {}
         self.current: Frame | None = None
+        self._calls: dict[str, int] = {}
         self._stack: list[Frame] = []
 
     def start(self) -> Frame:
-        """Begins a run."""
-        self.calls.clear()
+        """Begin a run and return the call of the model."""
+        self._calls.clear()
         self._stack.clear()
-        self.calls[""] = 1
+        self._calls[""] = 1
         self.current = Frame("", 0, None)
         return self.current
 
     @property
-    def paused(self) -> bool:
-        """Whether what runs now is not theirs."""
-        return alone.frames is not None and alone.frames is not self
+    def is_paused(self) -> bool:
+        """Whether other frames capture the current run."""
+        return exclusive.frames is not None and exclusive.frames is not self
 
     def enter(self, module: nn.Module, args: Any = None) -> None:
-        """A module is called."""
-        if self.paused:
+        """Track the begin of a call (a forward pre-hook)."""
+        if self.is_paused:
             return
         path = self.paths.get(id(module))
         if path is None or (path == "" and not self._stack):  # the model itself has its frame already
             if path == "" and self.current is not None:
                 self._stack.append(self.current)
             return
-        call = self.calls.get(path, 0)
-        self.calls[path] = call + 1
+        call = self._calls.get(path, 0)
+        self._calls[path] = call + 1
         if self.current is not None:
             self._stack.append(self.current)
             self.current = Frame(path, call, self.current)
 
     def leave(self, module: nn.Module, args: Any = None, output: Any = None) -> None:
-        """It has returned, or raised."""
-        if self._stack and not self.paused and id(module) in self.paths:
+        """Track the end of a call that returned or raised (a forward hook)."""
+        if self._stack and not self.is_paused and id(module) in self.paths:
             self.current = self._stack.pop()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """The hooks, for as long as the block runs."""
+    def install_hooks(self) -> Iterator[None]:
+        """Install the hooks while the block runs."""
         handles = [
             register_module_forward_pre_hook(self.enter),
             register_module_forward_hook(self.leave, always_call=True),
@@ -83,10 +89,10 @@ class Frames:
                 handle.remove()
 
 
-@shared
+@share_context
 @contextmanager
-def eagerly() -> Iterator[None]:
-    """Every operator runs by itself: no compiled graph, no closed fast path."""
+def force_eager() -> Iterator[None]:
+    """Run every operator eagerly while the block runs: no compiled graph, no fast path of TransformerEncoder."""
     fast = torch.backends.mha.get_fastpath_enabled()
     with torch.compiler.set_stance("force_eager"):
         torch.backends.mha.set_fastpath_enabled(False)

@@ -1,7 +1,7 @@
-"""Fused operators as the plain ones that they stand for: factors, dropout mask, product, add, norm, each a step of its own.
+"""Decomposition of fused operators into primitive steps: factors, dropout mask, product, add, norm.
 
-So whoever reads a data flow meets an add as an add and a norm as a norm, whether they were fused or not. Fused are this
-library's operators, and torch's `addmm(x, a, b)` where x is no bias but as large as the product.
+A data flow then has the same adds and norms whether the model fuses them or not. Fused operators are this library's, and torch's
+`addmm(x, a, b)` if x has the shape of the product and is not a bias.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from addnorm.ops import philox, schema
 
-__all__ = ["Step", "known", "lower"]
+__all__ = ["Step", "decompose_fused", "is_fused"]
 
 KINDS = {number: kind for kind, number in schema.NORMS.items()}
-LOWERED = ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_forward", "add_norm_out")
+DECOMPOSED = ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_forward", "add_norm_out")
 SUFFIX = "_reference"
 PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
 
 
 class Step(NamedTuple):
-    """A plain operator: what it is given, what it returned, and what that is called among the parts of the fused one."""
+    """Primitive operator: name, function, tensors and numbers as inputs, output, and the name of the output in the fused one."""
 
     name: str
     func: Callable[..., Any]
@@ -33,27 +33,27 @@ class Step(NamedTuple):
     part: str
 
 
-def known(name: str, args: Sequence[Any]) -> bool:
-    """Whether an operator is such a one."""
+def is_fused(name: str, args: Sequence[Any]) -> bool:
+    """Return whether an operator is decomposed."""
     if name in PRODUCTS:
         x, a, b = args[:3]
         return tuple(x.shape) == (*a.shape[:-1], b.shape[-1])
-    return name.startswith("addnorm::") and name.removeprefix("addnorm::").removesuffix(SUFFIX) in LOWERED
+    return name.startswith("addnorm::") and name.removeprefix("addnorm::").removesuffix(SUFFIX) in DECOMPOSED
 
 
-def lower(
-    name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], returned: Sequence[Tensor],
-    was: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+def decompose_fused(
+    name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Tensor],
+    get_old: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> list[Step]:  # fmt: skip
-    """The steps of one call; `was` gives what a tensor held before the call."""
+    """Return the steps of one call; `get_old` returns a tensor's contents before the call."""
     if name in PRODUCTS:
-        return _product(name, args, kwargs, returned[0], was)
+        return _decompose_product(name, args, kwargs, outputs[0], get_old)
     names = [argument.name for argument in func._schema.arguments]
     defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    given: dict[str, Any] = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-    kind = KINDS[given["norm"]] if "norm" in given else "rms" if given["rms"] else "layer"
-    y, z = _results(name, given, returned)
-    residual, branch = given["residual"], given["branch"]
+    arguments: dict[str, Any] = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    kind = KINDS[arguments["norm"]] if "norm" in arguments else "rms" if arguments["rms"] else "layer"
+    y, z = _find_outputs(name, arguments, outputs)
+    residual, branch = arguments["residual"], arguments["branch"]
     steps: list[Step] = []
 
     def step(name: str, part: str, output: Tensor, *inputs: Tensor, numbers: tuple[Any, ...] = ()) -> Tensor:
@@ -63,70 +63,72 @@ def lower(
     with torch.no_grad():
         if branch is not None:
             wide = torch.float64 if residual.dtype == torch.float64 else torch.float32
-            held = {id(residual): was(residual), id(branch): was(branch)}
+            old = {id(residual): get_old(residual), id(branch): get_old(branch)}
 
             def value(t: Tensor) -> Tensor:
-                return held.get(id(t), t).detach().to(wide)
+                return old.get(id(t), t).detach().to(wide)
 
             def times(t: Tensor, factor: Tensor | float, part: str) -> Tensor:
                 if isinstance(factor, Tensor):
                     return step("mul", part, value(t) * factor.detach().to(wide), t, factor)
                 return t if factor == 1.0 else step("mul", part, value(t) * factor, t, numbers=(factor,))
 
-            stream = times(residual, given.get("residual_factor", 1.0), "a")
-            if (scale := given.get("residual_scale")) is not None:
+            stream = times(residual, arguments.get("residual_factor", 1.0), "a")
+            if (scale := arguments.get("residual_scale")) is not None:
                 stream = times(stream, scale, "a_scale")
             write = branch
-            if (bias := given.get("branch_bias")) is not None:
+            if (bias := arguments.get("branch_bias")) is not None:
                 write = step("add", "branch", value(write) + bias.detach().to(wide), write, bias)
-            if p := given.get("dropout_p", 0.0):
-                keep = philox.keep_scale(tuple(branch.shape), p, given["seed"], given["offset"], wide)
+            if p := arguments.get("dropout_p", 0.0):
+                keep = philox.keep_scale(tuple(branch.shape), p, arguments["seed"], arguments["offset"], wide)
                 write = times(write, step("noise", "keep", keep), "dropped")
-            if (scale := given.get("layer_scale")) is not None:
+            if (scale := arguments.get("layer_scale")) is not None:
                 write = times(write, scale, "layer_scale")
-            if (rows := given.get("row_scale")) is not None:
+            if (rows := arguments.get("row_scale")) is not None:
                 write = times(
                     write, step("unsqueeze", "rows", rows.detach()[..., None], rows, numbers=(-1,)), "row_scale"
                 )
-            write = times(write, given.get("branch_factor", 1.0), "b")
+            write = times(write, arguments.get("branch_factor", 1.0), "b")
             if z is None:
-                z = (value(stream) + value(write)).to(given.get("residual_dtype") or residual.dtype)
+                z = (value(stream) + value(write)).to(arguments.get("residual_dtype") or residual.dtype)
             residual = step("add", "z", z, stream, write)
         if kind != "none" and y is not None:
-            gains = [given[name] for name in ("weight", "bias") if given[name] is not None]
-            has = (given["weight"] is not None, given["bias"] is not None)
-            eps, offset = given["eps"], given.get("weight_offset", 0.0)
+            gains = [arguments[name] for name in ("weight", "bias") if arguments[name] is not None]
+            has = (arguments["weight"] is not None, arguments["bias"] is not None)
+            eps, offset = arguments["eps"], arguments.get("weight_offset", 0.0)
             step("addnorm::norm", "y", y, residual, *gains, numbers=(kind, eps, offset, *has))
     return steps
 
 
-def _product(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, was: Callable[[Tensor], Tensor]
+def _decompose_product(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor, get_old: Callable[[Tensor], Tensor]
 ) -> list[Step]:
-    """beta * x + alpha * (a @ b)."""
+    """Return the steps of beta * x + alpha * (a @ b)."""
     x, a, b = args[:3]
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     with torch.no_grad():
-        product = PRODUCTS[name](was(a).detach(), was(b).detach()) * alpha
+        product = PRODUCTS[name](get_old(a).detach(), get_old(b).detach()) * alpha
         steps = [Step(name.replace("add", "").replace("bbmm", "bmm"), PRODUCTS[name], (a, b), (), product, "product")]
         stream = x
         if beta != 1:
-            stream = was(x).detach() * beta
+            stream = get_old(x).detach() * beta
             steps.append(Step("mul", torch.mul, (x,), (beta,), stream, "a"))
     return [*steps, Step("add", torch.add, (stream, product), (), out, "z")]
 
 
-def _results(name: str, given: dict[str, Any], returned: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-    """y and z, None where the call did not make them."""
+def _find_outputs(
+    name: str, arguments: dict[str, Any], outputs: Sequence[Tensor]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return y and z, None for one that was not requested."""
     if "out" in name:
-        return given["y"], given["z"]
-    y = returned[0]
-    z = returned[1] if len(returned) > 1 else None
-    return (y if y.numel() or not given["residual"].numel() else None), (z if z is not None and z.numel() else None)
+        return arguments["y"], arguments["z"]
+    y = outputs[0]
+    z = outputs[1] if len(outputs) > 1 else None
+    return (y if y.numel() or not arguments["residual"].numel() else None), (z if z is not None and z.numel() else None)
 
 
-def _norm(*given: Any) -> Any:
-    raise NotImplementedError  # a norm is computed by its formula (norms.py), never replayed
+def _refuse_replay(*args: Any) -> Any:
+    raise NotImplementedError  # a norm is computed by its formula (norm.py), never replayed
 
 
 STEPS: dict[str, Callable[..., Any]] = {
@@ -134,5 +136,5 @@ STEPS: dict[str, Callable[..., Any]] = {
     "mul": torch.mul,
     "noise": torch.ones,
     "unsqueeze": torch.unsqueeze,
-    "addnorm::norm": _norm,
+    "addnorm::norm": _refuse_replay,
 }

@@ -1,4 +1,4 @@
-"""A data flow as data: values, the operators that made them, and the calls of modules in which those ran."""
+"""Data flow of a run: values, the operators that computed them, and the calls of modules in which the operators ran."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 __all__ = ["CONSTANT", "DATA", "FAMILY", "NOISE", "PARAMETER", "Address", "Flow", "Frame", "Op", "Value"]
 
-CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # what a value depends on; the bits add up
-FAMILY = "addnorm::"  # this library's operators count as one: there are forms with a backward, and into given memory
-Address = tuple[
-    str, int, str, int
-]  # a module's path, which call of it, an operator, which of those that the call ran itself
+CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # bits: what a value depends on
+# This library's operators count as one name: in place, out=, and with a backward they are different operators.
+FAMILY = "addnorm::"
+# A module's path, the number of the call, an operator's name, its number among the operators of that name in the call.
+Address = tuple[str, int, str, int]
 
 
 class Frame:
@@ -25,17 +25,17 @@ class Frame:
         self.path = path
         self.call = call
         self.parent = parent
-        self.ran: dict[str, int] = {}  # how many of each operator
+        self.ran: dict[str, int] = {}  # number of operators of each name
 
     def count(self, name: str) -> int:
-        """Which of its kind an operator is, as they are counted from 0 in this call."""
+        """Count an operator and return its number among those of its name in this call, from 0."""
         name = FAMILY if name.startswith(FAMILY) else name
         number = self.ran.get(name, 0)
         self.ran[name] = number + 1
         return number
 
     def chain(self) -> Iterator[Frame]:
-        """The call, that from which it was made, and so on."""
+        """Return the call, its caller, and so on."""
         frame: Frame | None = self
         while frame is not None:
             yield frame
@@ -46,27 +46,45 @@ class Frame:
 
 
 class Value:
-    """A tensor at a moment."""
+    """Tensor at one moment of the run.
+
+    Attributes:
+        op: operator that computed it; None for inputs, parameters and other tensors that existed before the run.
+        part: which output of the operator it is; for an input, its number among the inputs of the model.
+        tensor: its contents.
+        shape: its shape, which remains when the tensor is released.
+        kind: bits of CONSTANT, PARAMETER, DATA, NOISE: what it depends on.
+        index: number of its operator; -1 for values from before the run.
+        name: name of a parameter or buffer.
+        users: the operators that read it.
+        norm: the `Norm` that computed it, after `find_norms`.
+    """
 
     __slots__ = ("index", "kind", "name", "norm", "op", "part", "shape", "tensor", "users")
 
     def __init__(self, op: Op | None, part: int | str, tensor: Tensor, kind: int, index: int, name: str = "") -> None:
         self.op = op
-        self.part = part  # of the outputs of its operator; of an input its number among those of the model
+        self.part = part
         self.tensor = tensor
         self.shape = tuple(tensor.shape)
         self.kind = kind
-        self.index = index  # of its operator; -1 for what was there before
-        self.name = name  # of a parameter or buffer
+        self.index = index
+        self.name = name
         self.users: list[Op] = []
-        self.norm: Any = None  # the Norm that made it, once norms are found
+        self.norm: Any = None
 
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else self.name or 'input'} {self.index} {self.shape}>"
 
 
 class Op:
-    """An operator as it ran: `args` and `kwargs` have values where it was given tensors."""
+    """Operator of the run. `args` and `kwargs` have `Value`s in place of tensors.
+
+    Attributes:
+        origin: name of the operator that ran; of a fused operator, this one is a step.
+        ordinal: number among the operators of that name in the call.
+        norms: the norms of which it is a step, after `find_norms`.
+    """
 
     __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "norms", "ordinal", "origin", "outputs")
 
@@ -83,7 +101,7 @@ class Op:
     ) -> None:
         self.index = index
         self.name = name
-        self.origin = name  # of the operator that ran, of which this may be a step
+        self.origin = name
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -91,11 +109,11 @@ class Op:
         self.frame = frame
         self.ordinal = ordinal
         self.outputs: list[Value] = []
-        self.norms: tuple[Any, ...] = ()  # of which it is a step, once norms are found
+        self.norms: tuple[Any, ...] = ()
 
     @property
     def address(self) -> Address:
-        """Where it is found again in another run."""
+        """The address that identifies the operator in another run."""
         return self.frame.path, self.frame.call, FAMILY if self.origin.startswith(FAMILY) else self.origin, self.ordinal
 
     def __repr__(self) -> str:
@@ -103,15 +121,15 @@ class Op:
 
 
 class Flow:
-    """What was captured."""
+    """Captured run: operators, leaves (tensors from before the run), and the result with values in place of tensors."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self.leaves: list[Value] = []
-        self.result: Any = None  # of the model, values in place of tensors
+        self.result: Any = None
 
-    def forget(self, keep: Container[Value] = ()) -> None:
-        """Lets the tensors go that the run has made; shapes and what depends on what remain."""
+    def release_tensors(self, keep: Container[Value] = ()) -> None:
+        """Release the tensors that the run computed, except those in `keep`; shapes and dependencies remain."""
         for op in self.ops:
             for value in op.outputs:
                 if value not in keep:

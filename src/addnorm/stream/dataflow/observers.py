@@ -1,8 +1,9 @@
-"""A run that is watched: at chosen operators of chosen module calls something is told what went in and came out.
+"""Observers: functions that get the outputs of selected operators in later forwards, and editors that change their arguments.
 
-What an inspection found is found again by its address: the module's path, which call of it, the operator, and which of those
-that this call ran itself. So another branch taken elsewhere (a different expert, a cast that autocast remembers) does not
-matter. Only inside the model's own forward is anything watched; the recomputation of a checkpoint in the backward is not.
+An operator of an inspected run is identified by its address: the module's path, the number of the call, the operator's name, and
+its number among the operators of that name in the call. A different branch elsewhere (another expert, a cast that autocast
+caches) does not change the address. Only operators of the model's own forward are observed; the recomputation of a checkpoint in
+the backward is not.
 """
 
 from __future__ import annotations
@@ -19,179 +20,186 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow import fused_ops
-from addnorm.stream.dataflow.capture import name_of, written_by
-from addnorm.stream.dataflow.frames import Frames, alone, eagerly
+from addnorm.stream.dataflow.capture import find_written, operator_name
+from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
 from addnorm.stream.dataflow.graph import FAMILY, Address, Frame, Op, Value
-from addnorm.stream.dataflow.memory import without_modes
-from addnorm.stream.dataflow.threads import shared
+from addnorm.stream.dataflow.memory import disable_modes
+from addnorm.stream.dataflow.state import share_context
 
-__all__ = ["Edit", "Tap", "Watch", "checkpoints_with_graph", "gather", "watched", "without_checkpoints"]
+__all__ = [
+    "Editor", "Observer", "ObserverMode", "disable_checkpoints", "group_observers", "observe_forwards",
+    "use_nonreentrant_checkpoints",
+]  # fmt: skip
 
 
-class Tap(Protocol):
-    """What is told of results: called with the tensor as it was made."""
+class Observer(Protocol):
+    """Function that is called with the output of an operator right after the operator ran."""
 
     def __call__(self, tensor: Tensor) -> None:
-        """Told of a result."""
+        """Receive an output."""
 
 
-class Edit(Protocol):
-    """Changes an operator's arguments, and what its node of the graph hands back."""
+class Editor(Protocol):
+    """Object that changes an operator's arguments and the gradients of its autograd node."""
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments with which the operator runs."""
+        """Return the arguments with which the operator runs."""
 
-    def made(self, out: Tensor) -> None:
-        """Told of a result once its node is set."""
+    def on_output(self, out: Tensor) -> None:
+        """Receive the output after torch has set its autograd node."""
 
 
-class Watch(TorchDispatchMode):
-    """The mode in which a watched forward runs.
+class ObserverMode(TorchDispatchMode):
+    """Dispatch mode in which an observed forward runs.
 
     Args:
-        frames: of the model.
-        taps: for each operator's address what is told of which result.
-        edits: for each operator's address what changes it.
+        frames: the calls of the model's modules.
+        observers: for each operator's address the observers of each of its outputs.
+        editors: for each operator's address its editor.
+
+    Attributes:
+        completed: whether the forward returned.
+        deferred: functions to call before the next operator, when the autograd node of the last output is set.
     """
 
     def __init__(
         self,
         frames: Frames,
-        taps: Mapping[Address, Mapping[int | str, list[Tap]]],
-        edits: Mapping[Address, Edit] | None = None,
+        observers: Mapping[Address, Mapping[int | str, list[Observer]]],
+        editors: Mapping[Address, Editor] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.frames = frames
-        self.taps = taps
-        self.edits = edits or {}
-        self.hit: set[Address] = set()
-        self.calls: dict[tuple[str, int], Frame] = {}  # the calls in which they were
-        self.completed = False  # the forward came to its end
-        self.waiting: list[Callable[[], None]] = []  # what needs the autograd node that torch sets after an operator
-        self.before: Callable[[Any, list[Tensor]], None] | None = None  # told which tensors an operator will overwrite
+        self.observers = observers
+        self.editors = editors or {}
+        self.completed = False
+        self.deferred: list[Callable[[], None]] = []
+        self._visited: dict[Address, Frame] = {}  # with the calls in which the operators ran
 
-    def otherwise(self, op: Op) -> bool:
-        """Whether an operator was not met, or its call ran more or fewer of its name, so that what was met may be another."""
-        path, call, name, _ = op.address
-        frame = self.calls.get((path, call))
-        return op.address not in self.hit or frame is None or frame.ran.get(name) != op.frame.ran.get(name)
+    def was_missed(self, op: Op) -> bool:
+        """Return whether an operator did not run, or may be confused with another one of its call.
 
-    def settle(self) -> None:
-        """Does what was waiting for the last operator to be through."""
-        waiting, self.waiting = self.waiting, []
-        for step in waiting:
-            step()
+        The latter is so if the call ran more or fewer operators of that name than in the captured run.
+        """
+        frame = self._visited.get(op.address)
+        name = op.address[2]
+        return frame is None or frame.ran.get(name) != op.frame.ran.get(name)
+
+    def run_deferred(self) -> None:
+        """Call the deferred functions."""
+        deferred, self.deferred = self.deferred, []
+        for function in deferred:
+            function()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """An operator runs."""
+        """Run an operator, and call its observers and its editor."""
         kwargs = kwargs or {}
         frame = self.frames.current
-        if frame is None or self.frames.paused:
+        if frame is None or self.frames.is_paused:
             return func(*args, **kwargs)
-        if self.waiting:
-            self.settle()
-        name = name_of(func)
+        if self.deferred:
+            self.run_deferred()
+        name = operator_name(func)
         address = (frame.path, frame.call, FAMILY if name.startswith(FAMILY) else name, frame.count(name))
-        mutable = func._schema.is_mutable
-        edit = self.edits.get(address)
-        if edit is not None:
-            with without_modes():  # whoever watches around this sees the operators of the model alone
-                args, kwargs = edit(func, args, kwargs)
-        if mutable and self.before is not None:
-            self.before(func, written_by(func, args, kwargs))
-        if edit is not None or address in self.taps:
-            self.hit.add(address)
-            self.calls[frame.path, frame.call] = frame
-        if address not in self.taps:
-            return self._run(func, args, kwargs, edit)
+        editor = self.editors.get(address)
+        if editor is not None:
+            with disable_modes():  # outer modes see only the operators of the model
+                args, kwargs = editor(func, args, kwargs)
+        if editor is not None or address in self.observers:
+            self._visited[address] = frame
+        if address not in self.observers:
+            return self._run(func, args, kwargs, editor)
         copies: dict[int, Tensor] = {}
-        if mutable and fused_ops.known(name, args):
-            with without_modes():
-                copies = {id(t): t.detach().clone() for t in written_by(func, args, kwargs)}
-        out = self._run(func, args, kwargs, edit)
-        parts = _parts(func, args, kwargs, out, copies)
-        with without_modes():
-            for part, tells in self.taps[address].items():
+        if func._schema.is_mutable and fused_ops.is_fused(name, args):
+            with disable_modes():
+                copies = {id(t): t.detach().clone() for t in find_written(func, args, kwargs)}
+        out = self._run(func, args, kwargs, editor)
+        parts = _name_outputs(func, args, kwargs, out, copies)
+        with disable_modes():
+            for part, observers in self.observers[address].items():
                 if part in parts:
-                    for tell in tells:
-                        tell(parts[part])
+                    for observer in observers:
+                        observer(parts[part])
         return out
 
-    def _run(self, func: Any, args: Any, kwargs: Any, edit: Edit | None) -> Any:
+    def _run(self, func: Any, args: Any, kwargs: Any, editor: Editor | None) -> Any:
         out = func(*args, **kwargs)
-        if edit is not None:
-            made = next((t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()), None)
-            if made is not None:
-                self.waiting.append(lambda: edit.made(made))
+        if editor is not None:
+            first = next((t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()), None)
+            if first is not None:
+                self.deferred.append(lambda: editor.on_output(first))
         return out
 
 
-def _parts(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor]) -> Mapping[int | str, Tensor]:
-    """The results of an operator by what they are called; of a fused one those of its steps."""
-    written = written_by(func, args, kwargs)
+def _name_outputs(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor]) -> Mapping[int | str, Tensor]:
+    """Return the outputs of an operator by number; those of the steps of a fused operator by name."""
+    written = find_written(func, args, kwargs)
     returned = written or [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
-    name = name_of(func)
-    if fused_ops.known(name, args):
-        with without_modes():
-            steps = fused_ops.lower(name, func, args, kwargs, returned, lambda t: copies.get(id(t), t))
+    name = operator_name(func)
+    if fused_ops.is_fused(name, args):
+        with disable_modes():
+            steps = fused_ops.decompose_fused(name, func, args, kwargs, returned, lambda t: copies.get(id(t), t))
         return {step.part: step.output for step in steps}
     return dict(enumerate(returned))
 
 
 @contextmanager
-def watched(
+def observe_forwards(
     model: nn.Module,
-    begin: Callable[[Frames, tuple[Any, ...], dict[str, Any]], Watch | None],
-    end: Callable[[Watch], None] = lambda watch: None,
+    begin: Callable[[Frames, tuple[Any, ...], dict[str, Any]], ObserverMode | None],
+    end: Callable[[ObserverMode], None] = lambda mode: None,
 ) -> Iterator[Frames]:
-    """While the block runs, each forward of the model is one that `begin` gave a `Watch` for; `end` is told when it is over.
+    """Run the model's forwards in observer modes while the block runs. Compiled models run eagerly.
 
-    The model runs eagerly meanwhile, also where it is compiled.
+    Args:
+        model: the model.
+        begin: called before each forward with the frames and the arguments; returns the mode, or None to leave the forward alone.
+        end: called with the mode after the forward.
     """
     inner = getattr(model, "_orig_mod", model)
     frames = Frames(inner)
     running: list[ExitStack | None] = []
-    watches: list[Watch] = []
-    callers: list[FrameType] = []  # Python's frame in which the forward runs
+    modes: list[ObserverMode] = []
+    callers: list[FrameType] = []  # the Python frame in which the forward runs
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if running and not _runs(callers[-1]):
+        if running and not _is_running(callers[-1]):
             abandon()
-        if running or alone.frames is not None:  # the model calls itself, or is being inspected
+        if running or exclusive.frames is not None:  # the model calls itself, or is inspected
             running.append(None)
             return
         stack = ExitStack()
         running.append(stack)
         callers.append(sys._getframe(1))
         stack.callback(callers.clear)
-        frames.paths = {id(m): path for path, m in inner.named_modules()}  # a module may have been replaced
-        with without_modes():
-            watch = begin(frames, args, kwargs)
-        if watch is not None:
-            watches.append(watch)
+        frames.paths = {id(m): path for path, m in inner.named_modules()}  # modules may have been replaced
+        with disable_modes():
+            mode = begin(frames, args, kwargs)
+        if mode is not None:
+            modes.append(mode)
             frames.start()
-            stack.callback(_over, frames, watch, end)
-            stack.enter_context(frames.watching())
-            stack.enter_context(watch)
+            stack.callback(_finish, frames, mode, end)
+            stack.enter_context(frames.install_hooks())
+            stack.enter_context(mode)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         stack = running.pop() if running else None
         if stack is not None:
-            if output is not None and watches:
-                watches[-1].completed = True
-            watches.clear()
+            if output is not None and modes:
+                modes[-1].completed = True
+            modes.clear()
             stack.close()
 
     def abandon() -> None:
-        """torch calls no hook for a forward that KeyboardInterrupt has ended."""
+        """End a forward that KeyboardInterrupt has ended, for which torch calls no hook."""
         stacks = [stack for stack in running if stack is not None]
         running.clear()
-        watches.clear()
+        modes.clear()
         for stack in stacks:
             stack.close()
 
     with ExitStack() as outer:
-        outer.enter_context(eagerly())
+        outer.enter_context(force_eager())
         outer.callback(abandon)
         for handle in (
             inner.register_forward_pre_hook(enter, with_kwargs=True),
@@ -201,21 +209,21 @@ def watched(
         yield frames
 
 
-def _runs(frame: FrameType) -> bool:
-    """Whether a frame is one of those that are running now."""
+def _is_running(frame: FrameType) -> bool:
+    """Return whether a Python frame is on the stack."""
     here: FrameType | None = sys._getframe(1)
     while here is not None and here is not frame:
         here = here.f_back
     return here is not None
 
 
-@shared
+@share_context
 @contextmanager
-def checkpoints_with_graph() -> Iterator[None]:
-    """Reentrant checkpoints run as the other kind, whose forward has a graph; the gradients are the same.
+def use_nonreentrant_checkpoints() -> Iterator[None]:
+    """Run reentrant checkpoints as non-reentrant ones while the block runs; the gradients are the same.
 
-    A reentrant one runs its forward without, so that there is nothing at which a gradient could be heard. One of whose inputs
-    none requires a gradient stays what it is: it gives its parameters none, and shall give none.
+    The forward of a reentrant checkpoint has no autograd graph on which gradients could be observed. A checkpoint none of whose
+    inputs requires a gradient stays reentrant: it gives its parameters no gradients, and must not.
     """
     real = checkpoint.CheckpointFunction
 
@@ -233,10 +241,10 @@ def checkpoints_with_graph() -> Iterator[None]:
         checkpoint.CheckpointFunction = real  # type: ignore[misc]  # as it was
 
 
-@shared
+@share_context
 @contextmanager
-def without_checkpoints() -> Iterator[None]:
-    """Checkpoints keep what they would compute again: nothing watches the backward, where what was edited would differ."""
+def disable_checkpoints() -> Iterator[None]:
+    """Run functions under checkpoints without them while the block runs: a recomputation in the backward would not be edited."""
     real, graph = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
 
     class Plain:
@@ -256,17 +264,17 @@ def without_checkpoints() -> Iterator[None]:
         checkpoint._checkpoint_without_reentrant_generator = real
 
 
-def _over(frames: Frames, watch: Watch, end: Callable[[Watch], None]) -> None:
-    watch.settle()
+def _finish(frames: Frames, mode: ObserverMode, end: Callable[[ObserverMode], None]) -> None:
+    mode.run_deferred()
     frames.current = None
-    with without_modes():
-        end(watch)
+    with disable_modes():
+        end(mode)
 
 
-def gather(taps: Iterable[tuple[Value, Tap]]) -> dict[Address, dict[int | str, list[Tap]]]:
-    """Taps by the address of their operator."""
-    found: dict[Address, dict[int | str, list[Tap]]] = {}
-    for value, tap in taps:
+def group_observers(observers: Iterable[tuple[Value, Observer]]) -> dict[Address, dict[int | str, list[Observer]]]:
+    """Return the observers of operators' outputs by the operator's address and the output."""
+    groups: dict[Address, dict[int | str, list[Observer]]] = {}
+    for value, observer in observers:
         if value.op is not None:
-            found.setdefault(value.op.address, {}).setdefault(value.part, []).append(tap)
-    return found
+            groups.setdefault(value.op.address, {}).setdefault(value.part, []).append(observer)
+    return groups

@@ -1,47 +1,66 @@
-"""What a run must leave as it was, beside the memory of tensors: arguments, what modules hold, random states."""
+"""State that a run must restore, besides the memory of tensors: arguments, the modules' attributes, random generators.
+
+Torch has some state once for the whole process. Several threads may observe models at a time, so `share_context` and `fork_rng`
+protect it.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from addnorm.stream.dataflow.threads import forked
+__all__ = ["UNINITIALIZED", "copy_argument", "find_tensors", "fork_rng", "preserve_state", "share_context"]  # fmt: skip
 
-__all__ = ["UNMADE", "as_it_was", "copied", "tensors_in"]
+UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)  # of lazy modules
 
-UNMADE = (UninitializedBuffer, UninitializedParameter)  # those of lazy modules
+LEAF_TYPES = (
+    Tensor,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Generator,
+    nn.Module,
+)
+MAX_OBJECTS = 10_000  # that are searched for tensors
 
-PLAIN = (Tensor, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Generator, nn.Module)
-MANY = 10_000  # objects that are looked into for tensors
 
+def copy_argument(argument: Any) -> Any:
+    """Return a copy of an argument that a forward may change, such as a cache, with the same tensors.
 
-def copied(given: Any) -> Any:
-    """A copy of an argument that a forward may change, such as a cache, with the same tensors; what cannot be copied as it is."""
-    if isinstance(given, PLAIN) or callable(given):
-        return given
+    Objects that cannot be copied are returned themselves.
+    """
+    if isinstance(argument, LEAF_TYPES) or callable(argument):
+        return argument
     try:
-        return copy.deepcopy(given, {id(tensor): tensor for tensor in tensors_in(given)})
-    except Exception:  # an object may refuse to be copied in any way
-        return given
+        return copy.deepcopy(argument, {id(tensor): tensor for tensor in find_tensors(argument)})
+    except Exception:  # __deepcopy__ may raise anything
+        return argument
 
 
-def tensors_in(given: Any) -> Iterator[Tensor]:
-    """The tensors that an argument holds."""
+def find_tensors(argument: Any) -> Iterator[Tensor]:
+    """Return the tensors in an argument: in containers and attributes, at any depth."""
     seen: set[int] = set()
-    todo = [given]
-    while todo and len(seen) < MANY:
+    todo = [argument]
+    while todo and len(seen) < MAX_OBJECTS:
         one = todo.pop()
         if isinstance(one, Tensor):
             yield one
-        if isinstance(one, PLAIN) or callable(one) or id(one) in seen:
+        if isinstance(one, LEAF_TYPES) or callable(one) or id(one) in seen:
             continue
         seen.add(id(one))
         if isinstance(one, Mapping):
@@ -52,26 +71,77 @@ def tensors_in(given: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def as_it_was(model: nn.Module) -> Iterator[None]:
-    """After the block modules have the buffers and tensors that they had, and the random generators their states."""
-    held = [(table, dict(table)) for module in model.modules() for table in (module._buffers, vars(module)) if table]
+def preserve_state(model: nn.Module) -> Iterator[None]:
+    """Restore buffers, tensor attributes and random generators after the block."""
+    tables = [(table, dict(table)) for module in model.modules() for table in (module._buffers, vars(module)) if table]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    python = random.getstate()
+    python_state = random.getstate()
     numpy = sys.modules.get("numpy")
-    of_numpy = numpy.random.get_state() if numpy is not None else None
+    numpy_state = numpy.random.get_state() if numpy is not None else None
     try:
-        with forked(devices):
+        with fork_rng(devices):
             yield
     finally:
-        random.setstate(python)
+        random.setstate(python_state)
         if numpy is not None:
-            numpy.random.set_state(of_numpy)
-        for table, before in held:
+            numpy.random.set_state(numpy_state)
+        for table, before in tables:
             for name, value in before.items():
                 if table.get(name) is not value and _is_state(value) and _is_state(table.get(name)):
                     table[name] = value
 
 
 def _is_state(value: Any) -> bool:
-    """Whether a module may keep its state in it. What is not made yet is not: it becomes a buffer when it is."""
-    return value is None or (isinstance(value, Tensor) and not isinstance(value, UNMADE))
+    """Return whether a module may keep state in an attribute: None or a tensor, but no uninitialized buffer of a lazy module."""
+    return value is None or (isinstance(value, Tensor) and not isinstance(value, UNINITIALIZED))
+
+
+_generator = threading.RLock()
+
+
+@contextmanager
+def fork_rng(devices: Iterable[torch.device] = ()) -> Iterator[None]:
+    """Fork torch's random generators while the block runs. Other threads that fork them wait: they would restore wrong states."""
+    with _generator, torch.random.fork_rng([*devices]):
+        yield
+
+
+def share_context(change: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+    """Decorate a context manager that changes the whole process, so that several threads can be inside at a time.
+
+    The first one to enter makes the change; the last one to leave undoes it.
+
+    Example:
+        >>> from contextlib import contextmanager
+        >>> @share_context
+        ... @contextmanager
+        ... def change():
+        ...     print("made")
+        ...     yield
+        ...     print("undone")
+        >>> with change(), change():
+        ...     print("there")
+        made
+        there
+        undone
+    """
+    lock, stack = threading.Lock(), ExitStack()
+    users = 0
+
+    @contextmanager
+    @wraps(change)
+    def block() -> Iterator[None]:
+        nonlocal users
+        with lock:
+            if not users:
+                stack.enter_context(change())
+            users += 1
+        try:
+            yield
+        finally:
+            with lock:
+                users -= 1
+                if not users:
+                    stack.close()
+
+    return block

@@ -1,8 +1,8 @@
-"""The residual adds of a data flow: x + f(x), in the ways in which it is written.
+"""The residual adds of a data flow: x + f(x), in all forms in which models write it.
 
-An add is residual if one operand, but for factors, is a value on which the other one depends. That other one is what was written.
+An add is residual if one operand is, up to factors, a value on which the other operand depends. The other operand is the write.
 
-    x + f(x)                       regular           (x + f(x)) + g(x)      two sublayers side by side
+    x + f(x)                       regular           (x + f(x)) + g(x)      two parallel sublayers
     (x + bias) + f(x)              shifted           state + something      an injection
     N(x) + f(x)                    beside its norm   state + earlier state  a skip
 """
@@ -14,55 +14,72 @@ from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.ops import Factor, Term, factor_of, mixing, reaches, terms_of, up
+from addnorm.stream.find.operators import Factor, Term, is_ancestor, is_mixing, match_factor, match_terms, strip_views
 
-__all__ = ["Add", "Path", "Write", "between", "find_adds", "mixes", "walk"]
+__all__ = [
+    "Add",
+    "Path",
+    "Write",
+    "find_adds",
+    "find_ops_between",
+    "has_mixing_branch",
+    "join_paths",
+    "trace_multiples",
+]
 
 TOKENWISE = {"cat", "slice", "constant_pad_nd", "index_select", "narrow"}
 
 
 @dataclass
 class Path:
-    """The way from a value down to a term of an add: the operators on it, the last one first, and the factors among them."""
+    """Path from a value to a term of an add: its operators, the last one first, and the factors among them."""
 
     source: Value
     term: Term
     ops: list[Op] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
-    sums: list[Term] = field(default_factory=list)  # the terms of partial sums that the way leads through
+    sums: list[Term] = field(default_factory=list)  # terms of partial sums on the path
+
+    @property
+    def terms(self) -> list[Term]:
+        """The term of the add and those of the partial sums."""
+        return [self.term, *self.sums]
 
 
 @dataclass
 class Write:
-    """One term that is added to the stream."""
+    """One term that is added to the stream.
 
-    path: Path  # from what the branch ends in (`path.source`) to the operand
-    role: str = (
-        "branch"  # or "injection": depends on no state of this stream; "skip": an earlier state; "bias": a parameter
-    )
+    Attributes:
+        path: from the branch's output (`path.source`) to the operand.
+        role: "branch"; "injection" if it depends on no state of this stream; "skip" for an earlier state; "bias" for a parameter.
+    """
+
+    path: Path
+    role: str = "branch"
 
 
 @dataclass(eq=False)
 class Add:
-    """A residual add: out = a * x + the writes."""
+    """Residual add: out = a * x + writes."""
 
     x: Value
     out: Value
-    kept: Path  # from x to the operand
+    residual_path: Path  # from x to the operand
     writes: list[Write]
-    before: Add | None = None  # the add with which x was made
-    norms: list[Norm] = field(default_factory=list)  # between that and x, the first one last
-    early: list[Factor] = field(default_factory=list)  # factors between that and the first of those norms
-    late: list[Factor] = field(default_factory=list)  # factors between those norms and x
-    source: Value | None = None  # what the branch reads, where that is not x but what x is the norm of
-    retokened: bool = False  # tokens joined or left between that and x
-    merged: bool = False  # a partial sum of another add
-    inside: list[Add] = field(default_factory=list)  # residual adds of the branches' own
+    branch_input: Value | None = None  # what the branch reads if x is the norm of it
+    previous: Add | None = None  # the add that computed x
+    norms: list[Norm] = field(default_factory=list)  # between the previous add and x, the first one last
+    early_factors: list[Factor] = field(default_factory=list)  # between the previous add and the first of those norms
+    late_factors: list[Factor] = field(default_factory=list)  # between those norms and x
+    changes_tokens: bool = False  # tokens are joined or removed between the previous add and x
+    is_partial: bool = False  # a partial sum of another add
+    inner_adds: list[Add] = field(default_factory=list)  # residual adds inside the branches
 
     @property
     def read(self) -> Value:
-        """Where the branches begin."""
-        return self.source or self.x
+        """The value at which the branches begin."""
+        return self.branch_input or self.x
 
     @property
     def op(self) -> Op:
@@ -71,35 +88,48 @@ class Add:
         return self.out.op
 
     def states(self) -> Iterator[Add]:
-        """This add and those before it on the stream."""
+        """Return this add and those before it on the stream, the last one first."""
         add: Add | None = self
         while add is not None:
             yield add
-            add = add.before
+            add = add.previous
 
 
-def walk(term: Term) -> Iterator[Path]:
-    """The values of which an operand is a multiple, each with the way from it down to the operand; nearest first."""
+def trace_multiples(term: Term) -> Iterator[Path]:
+    """Return the values of which an operand is a multiple, the nearest first, each with its path to the operand."""
     value = term.value
     ops: list[Op] = []
     factors: list[Factor] = []
     while True:
-        while up(value) is not value:
+        while strip_views(value) is not value:
             assert value.op is not None
             ops.append(value.op)
             value = value.op.inputs[0]
         yield Path(value, term, [*ops], [*factors])
-        passed = None if value.op is None or value.norm is not None else factor_of(value.op)
-        if passed is None:
+        product = None if value.op is None or value.norm is not None else match_factor(value.op)
+        if product is None:
             return
         assert value.op is not None
         ops.append(value.op)
-        value, factor = passed
+        value, factor = product
         factors.append(factor)
 
 
-def between(x: Value, raw: Value) -> list[Op]:
-    """The operators that lead from x to raw."""
+def _trace_origin(term: Term) -> Path:
+    """Return the farthest of those paths."""
+    return [*trace_multiples(term)][-1]
+
+
+def join_paths(first: Path, then: Path) -> Path:
+    """Return the path that leads to a partial sum, and from there to the operand."""
+    return Path(
+        first.source, then.term, [*then.ops, *first.ops], [*then.factors, *first.factors],
+        [*then.sums, first.term, *first.sums],
+    )  # fmt: skip
+
+
+def find_ops_between(x: Value, raw: Value) -> list[Op]:
+    """Return the operators through which raw depends on x, in the order in which they ran."""
     back: set[Op] = set()
     todo = [raw]
     while todo:
@@ -108,173 +138,170 @@ def between(x: Value, raw: Value) -> list[Op]:
             continue
         back.add(value.op)
         todo.extend(value.op.inputs)
-    reached, found = {x}, []
+    reached, ops = {x}, []
     for op in sorted(back, key=lambda op: op.index):
         if any(value in reached for value in op.inputs):
             reached.update(op.outputs)
-            found.append(op)
-    return found
+            ops.append(op)
+    return ops
 
 
-def mixes(add: Add) -> bool:
-    """Whether what is added is more than an elementwise function of the stream, as in x + sin(x)^2."""
-    return any(mixing(op) for write in add.writes for op in between(add.read, write.path.source))
+def has_mixing_branch(add: Add) -> bool:
+    """Return whether a write is more than an elementwise function of the stream, as in x + sin(x)^2."""
+    return any(is_mixing(op) for write in add.writes for op in find_ops_between(add.read, write.path.source))
 
 
 def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
-    """The residual adds in the order in which they ran, each with the one before it; those of a norm's own formula are none."""
+    """Find the residual adds in the order in which they ran, without those inside a norm's own formula."""
     inner = {op for norm in norms for op in norm.ops}
     adds: dict[Value, Add] = {}
     for op in flow.ops:
-        terms = None if op in inner else terms_of(op)
+        terms = None if op in inner else match_terms(op)
         if terms is None or len(op.outputs[0].shape) < 2 or not op.outputs[0].tensor.is_floating_point():
             continue
-        add = _regular(op, terms, adds) or _shifted(op, terms) or _beside(op, terms) or _continued(op, terms, adds)
+        add = (
+            _match_regular(op, terms, adds)
+            or _match_shifted(op, terms)
+            or _match_beside_norm(op, terms)
+            or _match_continued(op, terms, adds)
+        )
         if add is not None:
             adds[add.out] = add
-            _link(add, adds)
-    return [add for add in adds.values() if not add.merged]
+            _link_previous(add, adds)
+    return [add for add in adds.values() if not add.is_partial]
 
 
-def _orders(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
+def _order_terms(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
+    """Return the possible pairs of residual and write."""
     shape = op.outputs[0].shape
     return [(p, q) for p, q in (terms, terms[::-1]) if p.value.shape == shape]
 
 
-def _regular(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
-    """x + f(x)."""
-    for p, q in _orders(op, terms):
-        multiples = {path.source for path in walk(q)}
-        kept = next((path for path in walk(p) if reaches(path.source, q.value)), None)
-        if kept is None or kept.source in multiples:
-            continue  # x + x is no write
-        later = _state(q, adds)
-        if later is not None and _continues(later.source, kept.source, adds):
-            return Add(later.source, op.outputs[0], later, [Write([*walk(p)][-1], "skip")])
-        return Add(kept.source, op.outputs[0], kept, [Write([*walk(q)][-1])])
+def _match_regular(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
+    """Match x + f(x)."""
+    for p, q in _order_terms(op, terms):
+        multiples = {path.source for path in trace_multiples(q)}
+        residual = next((path for path in trace_multiples(p) if is_ancestor(path.source, q.value)), None)
+        if residual is None or residual.source in multiples:
+            continue  # x + x has no write
+        later = _find_state(q, adds)
+        if later is not None and _continues_from(later.source, residual.source, adds):
+            return Add(later.source, op.outputs[0], later, [Write(_trace_origin(p), "skip")])
+        return Add(residual.source, op.outputs[0], residual, [Write(_trace_origin(q))])
     return None
 
 
-def _shifted(op: Op, terms: tuple[Term, ...]) -> Add | None:
-    """(x + bias) + f(x), where the sublayer's bias was added to the stream first."""
-    for p, q in _orders(op, terms):
-        path = [*walk(p)][-1]
-        inner = terms_of(path.source.op) if path.source.op is not None else None
+def _match_shifted(op: Op, terms: tuple[Term, ...]) -> Add | None:
+    """Match (x + bias) + f(x), where the sublayer's bias is added to the stream first."""
+    for p, q in _order_terms(op, terms):
+        path = _trace_origin(p)
+        inner = match_terms(path.source.op) if path.source.op is not None else None
         for x, bias in (inner, inner[::-1]) if inner is not None else ():
             if bias.value.kind & (DATA | NOISE) or bias.value.tensor.numel() > path.source.shape[-1]:
                 continue
-            kept = next((way for way in walk(x) if reaches(way.source, q.value)), None)
-            if kept is not None:
-                shift = Write(_joined([*walk(bias)][-1], path), "bias")
-                return Add(kept.source, op.outputs[0], _joined(kept, path), [Write([*walk(q)][-1]), shift])
+            residual = next((one for one in trace_multiples(x) if is_ancestor(one.source, q.value)), None)
+            if residual is not None:
+                shift = Write(join_paths(_trace_origin(bias), path), "bias")
+                writes = [Write(_trace_origin(q)), shift]
+                return Add(residual.source, op.outputs[0], join_paths(residual, path), writes)
     return None
 
 
-def _beside(op: Op, terms: tuple[Term, ...]) -> Add | None:
-    """N(x) + f(x), where f reads what is not normalized."""
-    for p, q in _orders(op, terms):
-        kept = [*walk(p)][-1]
-        norm = kept.source.norm
-        write = [*walk(q)][-1]
-        if norm is not None and write.source is not kept.source and reaches(norm.x, write.source):
-            return Add(kept.source, op.outputs[0], kept, [Write(write)], source=up(norm.x))
+def _match_beside_norm(op: Op, terms: tuple[Term, ...]) -> Add | None:
+    """Match N(x) + f(x), where f reads x before its norm."""
+    for p, q in _order_terms(op, terms):
+        residual, write = _trace_origin(p), _trace_origin(q)
+        norm = residual.source.norm
+        if norm is not None and write.source is not residual.source and is_ancestor(norm.x, write.source):
+            return Add(residual.source, op.outputs[0], residual, [Write(write)], branch_input=strip_views(norm.x))
     return None
 
 
-def _continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
-    """(x + f(x)) + g(x), whose sublayers stand side by side; or a state to which something else is added."""
-    for p, q in _orders(op, terms):
-        state = _state(p, adds)
+def _match_continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
+    """Match (x + f(x)) + g(x) with parallel sublayers, or a state to which something else is added."""
+    for p, q in _order_terms(op, terms):
+        state = _find_state(p, adds)
         if state is None:
             continue
+        write = Write(_trace_origin(q))
         partial = adds.get(state.source)
-        if partial is not None and reaches(partial.x, q.value) and len(set(state.source.users)) == 1:
-            partial.merged = True
-            later = (
-                _state(partial.writes[0].path.term, adds) if [w.role for w in partial.writes] == ["branch"] else None
-            )
-            if later is not None and reaches(later.source, q.value):  # (x + the layer's input) + f(x)
-                skip = Write(_joined(partial.kept, state), "skip")
-                return Add(later.source, op.outputs[0], _joined(later, state), [Write([*walk(q)][-1]), skip])
-            writes = [Write(_joined(write.path, state), write.role) for write in partial.writes]
-            return Add(partial.x, op.outputs[0], _joined(partial.kept, state), [*writes, Write([*walk(q)][-1])])
-        return Add(state.source, op.outputs[0], state, [Write([*walk(q)][-1], "injection")])
+        if partial is not None and is_ancestor(partial.x, q.value) and len(set(state.source.users)) == 1:
+            partial.is_partial = True
+            is_single = [one.role for one in partial.writes] == ["branch"]
+            later = _find_state(partial.writes[0].path.term, adds) if is_single else None
+            if later is not None and is_ancestor(later.source, q.value):  # (x + the layer's input) + f(x)
+                skip = Write(join_paths(partial.residual_path, state), "skip")
+                return Add(later.source, op.outputs[0], join_paths(later, state), [write, skip])
+            writes = [Write(join_paths(one.path, state), one.role) for one in partial.writes]
+            return Add(partial.x, op.outputs[0], join_paths(partial.residual_path, state), [*writes, write])
+        return Add(state.source, op.outputs[0], state, [Write(write.path, "injection")])
     return None
 
 
-def _state(term: Term, adds: dict[Value, Add]) -> Path | None:
-    """The way from a state of a stream, if an operand is a multiple of one."""
-    for path in walk(term):
-        if path.source in adds or (path.source.norm is not None and up(path.source.norm.x) in adds):
-            return path
-    return None
+def _find_state(term: Term, adds: dict[Value, Add]) -> Path | None:
+    """Return the path from a state of a stream if an operand is a multiple of one."""
+    return next((path for path in trace_multiples(term) if _find_add(path.source, adds) is not None), None)
 
 
-def _continues(state: Value, earlier: Value, adds: dict[Value, Add]) -> bool:
-    """Whether a state is the end of adds the first of which began with just that earlier value."""
-    add = adds.get(state) or (adds.get(up(state.norm.x)) if state.norm is not None else None)
+def _find_add(value: Value, adds: dict[Value, Add]) -> Add | None:
+    """Return the add of which a value is the sum, or the norm of the sum."""
+    return adds.get(value) or (adds.get(strip_views(value.norm.x)) if value.norm is not None else None)
+
+
+def _continues_from(state: Value, earlier: Value, adds: dict[Value, Add]) -> bool:
+    """Return whether a state is the end of adds the first of which begins with that earlier value."""
+    add = _find_add(state, adds)
     if add is None:
         return False
-    steps = [*add.states()]
-    at = next((k for k, step in enumerate(steps) if step.x is earlier or _root(step.x) is _root(earlier)), None)
-    return at is not None and (state.norm is None or at > 0)  # x + N(x + f(x)) adds what one sublayer made of x
+    steps = enumerate(add.states())
+    at = next((k for k, step in steps if step.x is earlier or _find_root(step.x) is _find_root(earlier)), None)
+    return at is not None and (state.norm is None or at > 0)  # x + N(x + f(x)) adds the output of one sublayer
 
 
-def _root(value: Value) -> Value:
-    """That of which a value is a multiple, or the sum of multiples of one value."""
+def _find_root(value: Value) -> Value:
+    """Return the value of which another is a multiple, or a sum of multiples."""
     while True:
-        value = up(value)
+        value = strip_views(value)
         op = value.op
         if op is None or value.norm is not None:
             return value
-        passed, terms = factor_of(op), terms_of(op)
-        if passed is not None:
-            value = passed[0]
-        elif terms is not None and len({[*walk(term)][-1].source for term in terms}) == 1:
-            value = [*walk(terms[0])][-1].source
+        product, terms = match_factor(op), match_terms(op)
+        if product is not None:
+            value = product[0]
+        elif terms is not None and len({_trace_origin(term).source for term in terms}) == 1:
+            value = _trace_origin(terms[0]).source
         else:
             return value
 
 
-def _joined(first: Path, then: Path) -> Path:
-    """The way to a partial sum, and on to the operand that it is."""
-    return Path(
-        first.source,
-        then.term,
-        [*then.ops, *first.ops],
-        [*then.factors, *first.factors],
-        [*then.sums, first.term, *first.sums],
-    )
-
-
-def _link(add: Add, adds: dict[Value, Add]) -> None:
-    """Finds the add with which x was made."""
+def _link_previous(add: Add, adds: dict[Value, Add]) -> None:
+    """Set `add.previous` to the add that computed x, and collect the norms and factors in between."""
     value = add.x
     while True:
-        source = up(value)
-        if source in adds and not adds[source].merged:
-            add.before = adds[source]
+        source = strip_views(value)
+        if source in adds and not adds[source].is_partial:
+            add.previous = adds[source]
             return
         if source.norm is not None:
-            add.late += add.early
-            add.early = []
+            add.late_factors += add.early_factors
+            add.early_factors = []
             add.norms.append(source.norm)
             value = source.norm.x
-        elif (part := _same_tokens(source, adds)) is not None:
-            add.retokened, value = True, part
-        elif source.op is not None and (passed := factor_of(source.op)) is not None:
-            value, factor = passed
-            (add.early if add.norms else add.late).append(factor)
-        elif source is not (root := _root(source)):
+        elif (part := _find_token_source(source, adds)) is not None:
+            add.changes_tokens, value = True, part
+        elif source.op is not None and (product := match_factor(source.op)) is not None:
+            value, factor = product
+            (add.early_factors if add.norms else add.late_factors).append(factor)
+        elif source is not (root := _find_root(source)):
             value = root
         else:
             return
 
 
-def _same_tokens(value: Value, adds: dict[Value, Add]) -> Value | None:
-    """The part of a value that continues a stream, where tokens were joined to it or left out."""
+def _find_token_source(value: Value, adds: dict[Value, Add]) -> Value | None:
+    """Return the part of a value that continues a stream if tokens are joined to it or removed from it."""
     if value.op is None or value.op.name not in TOKENWISE:
         return None
     parts = [v for v in value.op.inputs if v.shape[-1:] == value.shape[-1:] and len(v.shape) == len(value.shape)]
-    states = [v for v in parts if up(v) in adds or (up(v).norm is not None and up(up(v).norm.x) in adds)]
+    states = [v for v in parts if _find_add(strip_views(v), adds) is not None]
     return states[0] if len(states) == 1 else None

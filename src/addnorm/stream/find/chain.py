@@ -1,122 +1,247 @@
-"""A stream as values of the run: its adds, its sublayers, and which of the norms between them are whose.
+"""Streams as chains of residual adds: each add continues where the one before ended, perhaps after norms.
 
-A norm after an add is the row's (N_out) where the add of the same step in other layers has it too; the others that follow the
-last add are final norms.
+Adds inside a sublayer of a longer chain (the cube in a handwritten GELU, a skip in a convolution) belong to that sublayer. Every
+add is in a chain, inside a sublayer, or left over and reported.
+
+A norm after an add is the add's own (N_out) if the same step of other layers has it too. The norms after the last add that
+remain are final norms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.find.adds import Add
-from addnorm.stream.find.layers import layers_of
+from addnorm.stream.dataflow.graph import Flow, Op, Value
+from addnorm.stream.find.adds import Add, find_adds, find_ops_between, has_mixing_branch
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.ops import Factor, factor_of, up
-from addnorm.stream.find.sites import Branch, branches
+from addnorm.stream.find.operators import CHANNELS_FIRST, Factor, is_mixing, match_factor, strip_views
+from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 
-__all__ = ["Found", "found_in"]
+__all__ = ["Chain", "SublayerNames", "find_chains"]
 
-DEEP = 8  # views, casts and factors between a sum and its norm
+MAX_DEPTH = 8  # views, casts and factors between a sum and its norm
 
 
 @dataclass(eq=False)
-class Found:
-    """What `record`, `decompose` and `ablate` work with."""
+class Chain:
+    """Stream in a captured run: its adds, their sublayers, and the norms between them."""
 
     adds: list[Add]
-    branches: list[list[Branch]]
+    sublayers: list[list[Sublayer]]  # of each add
     norms_out: list[list[Norm]]  # after each add, in the order in which they are applied
-    final: list[Norm]
-    last: list[Factor]  # factors between the last add and the norm after it
-    dual: Norm | None  # of a second stream that has the same writes
+    final_norms: list[Norm]
+    last_factors: list[Factor]  # between the last add and its norm
+    dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
 
-    def sublayers(self) -> list[tuple[int, Branch]]:
-        """All but biases, each with the number of its add."""
-        return [(k, branch) for k, parts in enumerate(self.branches) for branch in parts if branch.role != "bias"]
+    def numbered(self) -> Iterator[tuple[int, Sublayer]]:
+        """Return all sublayers except biases, each with the number of its add."""
+        for k, sublayers in enumerate(self.sublayers):
+            yield from ((k, sublayer) for sublayer in sublayers if sublayer.role != "bias")
 
-    def scaled(self, k: int) -> list[Factor]:
-        """The factors of the whole sum, before its norm or, where it has none, before the next sublayer."""
+    def sum_factors(self, k: int) -> list[Factor]:
+        """Return the factors of the whole sum of add k, before its norm or, if there is none, before the next sublayer."""
         if k + 1 == len(self.adds):
-            factors = self.last
+            factors = self.last_factors
         else:
             after = self.adds[k + 1]
-            factors = after.early if after.norms else after.late
+            factors = after.early_factors if after.norms else after.late_factors
         return [factor for factor in factors if factor.kind in ("constant", "learned")]
 
+    def find_features(self) -> tuple[int, int]:
+        """Return the dimension of the features, counted from the end, and their number, as norms or convolutions have it."""
+        out = self.adds[0].out.shape
+        sublayers = [sublayer for of_add in self.sublayers for sublayer in of_add]
+        norms = [norm for one in sublayers for norm in (*one.reads.norms, one.norm) if norm is not None]
+        norms += [norm for after in self.norms_out for norm in after]
+        if norms:
+            width = norms[0].x.shape[-1]
+            dims = [k - len(out) for k, n in enumerate(out) if n == width]
+            return (dims[-1] if dims else -1), width
+        for one in sublayers:
+            start = strip_views(one.add.read)
+            convolutions = (op for op in one.ops if op.name in CHANNELS_FIRST and op.inputs)
+            read = next((op.inputs[0] for op in convolutions if strip_views(op.inputs[0]) is start), None)
+            if read is not None and len(read.shape) == len(out):
+                channels = read.shape[1]  # of the view that the convolution reads; the stream may have them last
+                return (1 - len(out) if out[1] == channels else -1), channels
+        return -1, out[-1]
 
-def found_in(chains: list[list[Add]]) -> list[Found]:
-    """The streams that these chains of adds are; two that have the same writes are one (ResiDual)."""
-    return [_found(chain, dual) for chain, dual in _single(chains)]
+
+class SublayerNames:
+    """Names of the sublayers of a chain."""
+
+    def __init__(self, chain: Chain) -> None:
+        sublayers = [sublayer for _, sublayer in chain.numbered()]
+        self._paths = Counter(sublayer.module for sublayer in sublayers)
+        calls: dict[str, set[int]] = {}
+        for sublayer in sublayers:
+            calls.setdefault(sublayer.module, set()).add(sublayer.frame.call)
+        self._calls = {path: len(numbers) for path, numbers in calls.items()}
+        self._used: Counter[str] = Counter()
+
+    def is_call(self, sublayer: Sublayer) -> bool:
+        """Return whether each call of the sublayer's module is one sublayer."""
+        return self._paths[sublayer.module] == self._calls[sublayer.module]
+
+    def make_id(self, sublayer: Sublayer) -> str:
+        """Return a name that no other sublayer has."""
+        path = sublayer.module
+        if self._paths[path] == 1:
+            name = path or sublayer.kind
+        elif self.is_call(sublayer):
+            name = f"{path}#{sublayer.frame.call + 1}"
+        else:
+            name = f"{path}/{sublayer.kind}" if path else sublayer.kind
+        self._used[name] += 1
+        return f"{name}#{self._used[name]}" if self._used[name] > 1 else name
+
+    def list_modules(self, sublayer: Sublayer) -> tuple[str, ...]:
+        """Return the modules in which the sublayer ran, if its call contains several sublayers."""
+        if self.is_call(sublayer):
+            return ()
+        paths: dict[str, None] = {}
+        for op in sublayer.ops:
+            if any(op in norm.ops for norm in sublayer.reads.norms):
+                continue
+            frames = [*op.frame.chain()]
+            if sublayer.frame in frames and op.frame is not sublayer.frame:
+                paths[frames[frames.index(sublayer.frame) - 1].path] = None
+        return tuple(paths)
+
+    def count_shared(self, sublayer: Sublayer) -> int:
+        """Return the number of sublayers that are the same module."""
+        path = sublayer.module
+        return self._paths[path] if self._calls[path] > 1 and self.is_call(sublayer) else 1
 
 
-def _found(chain: list[Add], dual: Norm | None) -> Found:
-    parts = [branches(add) for add in chain]
-    between = [[*reversed(after.norms)] for after in chain[1:]]
-    after, final, factors = _after(chain, parts, between)
-    return Found(chain, parts, [*between, after], [*final, dual] if dual else final, factors if after else [], dual)
+def find_chains(flow: Flow, norms: list[Norm]) -> tuple[list[Chain], list[Add]]:
+    """Find the streams of a data flow.
+
+    Returns:
+        The chains in the order in which they begin, and the adds that are in no chain.
+    """
+    chosen, left = _select_chains(find_adds(flow, norms), {strip_views(norm.x) for norm in norms})
+    return [_build_chain(adds, dual) for adds, dual in _join_twins(chosen)], left
 
 
-def _single(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None]]:
-    """Each stream; and where the writes of one are also added to a second (ResiDual), the norm of the second at the end."""
+def _select_chains(adds: list[Add], normed: set[Value]) -> tuple[list[list[Add]], list[Add]]:
+    """Select the longest chain, then those that are in no sublayer of a longer one; return them and the adds in neither.
+
+    `normed` has the values that norms read.
+    """
+    chosen: list[list[Add]] = []
+    owners: dict[Op, Add] = {}  # for each operator of a branch its add
+    used: set[Add] = set()
+    leaves = {*adds} - {add.previous for add in adds}
+    for leaf in sorted(leaves, key=lambda add: (-len([*add.states()]), -add.op.index)):
+        chain = [add for add in leaf.states() if add not in used][::-1]
+        outside = _trim_activations([add for add in chain if add.op not in owners])
+        for add in chain:
+            if add.op in owners:
+                owners[add.op].inner_adds.append(add)
+        if not outside or not _is_stream(outside, normed, alone=not chosen):
+            continue
+        used.update(outside)
+        chosen.append(outside)
+        for add in outside:
+            for write in add.writes:
+                for op in find_ops_between(add.read, write.path.source):
+                    owners.setdefault(op, add)
+    left = [add for add in adds if add not in used and add.op not in owners and has_mixing_branch(add)]
+    return sorted(chosen, key=lambda chain: chain[0].op.index), left
+
+
+def _trim_activations(chain: list[Add]) -> list[Add]:
+    """Remove elementwise functions at either end, such as x + sin(x)^2."""
+    kept = [
+        k for k, add in enumerate(chain)
+        if any(write.role != "branch" for write in add.writes) or has_mixing_branch(add)
+    ]  # fmt: skip
+    return chain[kept[0] : kept[-1] + 1] if kept else chain
+
+
+def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
+    """Return whether adds are a stream: their branches are no elementwise functions, and a single add has a norm."""
+    writes = [(add, write) for add in chain for write in add.writes if write.role == "branch"]
+    branches = [find_ops_between(add.read, write.path.source) for add, write in writes]
+    mixed = sum(any(is_mixing(op) for op in ops) for ops in branches)
+    if not mixed:
+        return alone and len(chain) > 1 and all(branches)
+    if 2 * mixed <= len(branches):  # the gates of a recurrent cell
+        return False
+    has_norm = any(value.norm is not None for ops in branches for op in ops for value in op.outputs)
+    return len(chain) > 1 or has_norm or chain[0].out in normed
+
+
+def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None]]:
+    """Join two streams with the same writes (ResiDual) into one, with the final norm of the second."""
     raws = [{write.path.source for add in chain for write in add.writes if write.role == "branch"} for chain in chains]
-    found: list[tuple[list[Add], Norm | None]] = []
+    joined: list[tuple[list[Add], Norm | None]] = []
     for k, chain in enumerate(chains):
         twins = [other for j, other in enumerate(chains) if j != k and raws[j] & raws[k]]
         if not twins:
-            found.append((chain, None))
+            joined.append((chain, None))
         elif any(add.norms for add in chain[1:]):
             end = chain[-1].writes[0]
             norm = end.path.source.norm if end.role == "injection" else None
-            joined = norm is not None and any(up(norm.x) is other[-1].out for other in twins)
-            found.append((chain[:-1], norm) if joined else (chain, None))
+            ends = norm is not None and any(strip_views(norm.x) is other[-1].out for other in twins)
+            joined.append((chain[:-1], norm) if ends else (chain, None))
         elif not any(add.norms for other in twins for add in other[1:]):
-            found.append((chain, None))
-    return found
+            joined.append((chain, None))
+    return joined
 
 
-def _after(
-    chain: list[Add], parts: list[list[Branch]], between: list[list[Norm]]
+def _build_chain(adds: list[Add], dual: Norm | None) -> Chain:
+    sublayers = [find_sublayers(add) for add in adds]
+    between = [[*reversed(after.norms)] for after in adds[1:]]
+    last, final, factors = _split_last_norms(adds, sublayers, between)
+    return Chain(adds, sublayers, [*between, last], [*final, dual] if dual else final, factors if last else [], dual)
+
+
+def _split_last_norms(
+    adds: list[Add], sublayers: list[list[Sublayer]], between: list[list[Norm]]
 ) -> tuple[list[Norm], list[Norm], list[Factor]]:
-    """The norms after the last add: those that are its row's, as with the sublayers before it, and the final ones."""
+    """Split the norms after the last add into the add's own, as in the layers before, and the final ones."""
     norms: list[Norm] = []
     factors: list[Factor] = []
-    value = chain[-1].out
-    while (norm := _next_norm(value, factors if not norms else [])) is not None:
+    value = adds[-1].out
+    while (norm := _find_next_norm(value, factors if not norms else [])) is not None:
         norms.append(norm)
         value = norm.y
-    reads = [_signature(add, of_add) for add, of_add in zip(chain, parts, strict=True)]
-    flat = [part for of_add in parts for part in of_add]
-    layers = dict(zip((part.add for part in flat), layers_of(flat), strict=True))
-    alike = [k for k, signature in enumerate(reads[:-1]) if signature == reads[-1]]
-    ends = [k for k in alike if layers[chain[k]] != layers[chain[k + 1]]]  # those that end a layer too
-    same = ends or alike
-    usual = (
-        len(between[same[-1]]) if same else int(not reads[-1][1])
-    )  # alone: after one that reads no norm it is its own
-    return norms[:usual], norms[usual:], factors
+    signatures = [_signature(add, of_add) for add, of_add in zip(adds, sublayers, strict=True)]
+    flat = [sublayer for of_add in sublayers for sublayer in of_add]
+    layers = dict(zip((sublayer.add for sublayer in flat), assign_layers(flat), strict=True))
+    equal = [k for k, signature in enumerate(signatures[:-1]) if signature == signatures[-1]]
+    same = [
+        k for k in equal if layers[adds[k]] != layers[adds[k + 1]]
+    ] or equal  # preferably those that end a layer too
+    # The only add of its kind: a norm is its own if it reads through none.
+    own = len(between[same[-1]]) if same else int(not signatures[-1][1])
+    return norms[:own], norms[own:], factors
 
 
-def _signature(add: Add, parts: Sequence[Branch]) -> tuple[Any, ...]:
-    """What two adds have in common that are the same step of two layers: the module without its number, and the norms."""
+def _signature(add: Add, sublayers: Sequence[Sublayer]) -> tuple[Any, ...]:
+    """Return what the same step of two layers has in common: the module without its number, the norms, the roles."""
     path = tuple(part for part in add.op.frame.path.split(".") if not part.isdigit())
-    return path, any(b.reads.norms for b in parts), any(b.norm is not None for b in parts), [b.role for b in parts]
+    has_norm_in = any(one.reads.norms for one in sublayers)
+    return path, has_norm_in, any(one.norm is not None for one in sublayers), [one.role for one in sublayers]
 
 
-def _next_norm(value: Value, factors: list[Factor], depth: int = 0) -> Norm | None:
-    """The first norm that a value goes through as it is; `factors` takes what it is multiplied by before."""
+def _find_next_norm(value: Value, factors: list[Factor], depth: int = 0) -> Norm | None:
+    """Return the first norm of a value, or of its views and multiples; append the factors before it to `factors`."""
     for op in dict.fromkeys(value.users):
-        if not op.outputs or depth > DEEP:
+        if not op.outputs or depth > MAX_DEPTH:
             continue
         if op.norms:
-            return min(op.norms, key=lambda norm: norm.y.index)  # type: ignore[no-any-return]  # norms, which graph.py does not know
+            return min(op.norms, key=lambda norm: norm.y.index)  # type: ignore[no-any-return]  # graph.py does not import Norm
         out = op.outputs[0]
-        passed = factor_of(op)
-        if up(out) is not out or (passed is not None and passed[0] is value):
-            found = _next_norm(out, factors, depth + 1)
-            if found is not None:
-                factors += [passed[1]] if passed is not None else []
-                return found
+        product = match_factor(op)
+        if strip_views(out) is not out or (product is not None and product[0] is value):
+            norm = _find_next_norm(out, factors, depth + 1)
+            if norm is not None:
+                factors += [product[1]] if product is not None else []
+                return norm
     return None

@@ -1,4 +1,4 @@
-"""The proof of a row: the equation computed in float64 from what the sublayer read and returned, against what the model has."""
+"""The proof of a row: its equation, computed in float64 from what the sublayer read and returned, against the run's values."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.find.adds import Add, Path
-from addnorm.stream.find.chain import Found
+from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.replay import replay, views
-from addnorm.stream.find.sites import Branch
+from addnorm.stream.find.operators import find_views, replay_op
+from addnorm.stream.find.sublayers import Sublayer
 
-__all__ = ["TOLERANCE", "closure_of", "operand", "relative", "summed", "tolerance", "total_of"]
+__all__ = [
+    "TOLERANCES", "compute_closure", "compute_operand", "compute_sum", "compute_total_closure", "get_tolerance", "relative_error",
+]  # fmt: skip
 
-# Relative errors of a whole tensor. Eight roundings of the dtype, and what the project's own issue asks for in float32.
-TOLERANCE = {
+# Relative error of a whole tensor; for the half dtypes eight round-offs.
+TOLERANCES = {
     torch.float64: 1e-10,
     torch.float32: 1e-5,
     torch.float16: 8 * torch.finfo(torch.float16).eps,
@@ -24,28 +26,31 @@ TOLERANCE = {
 }
 
 
-def tolerance(*dtypes: torch.dtype) -> float:
-    """What the coarsest of them allows."""
-    return max(TOLERANCE.get(dtype, 1e-5) for dtype in dtypes)
+def get_tolerance(*dtypes: torch.dtype) -> float:
+    """Return the tolerance of the coarsest dtype."""
+    return max(TOLERANCES.get(dtype, 1e-5) for dtype in dtypes)
 
 
-def relative(found: Tensor, exact: Tensor) -> float:
-    """|found - exact| / |exact|, in float64; infinite where one is not finite and the other is, or where no number is finite."""
-    found, exact = found.double(), exact.double()
+def relative_error(actual: Tensor, exact: Tensor) -> float:
+    """Return |actual - exact| / |exact| in float64.
+
+    It is infinite if an element is finite in only one of the tensors, or if no element is finite.
+    """
+    actual, exact = actual.double(), exact.double()
     if not exact.isfinite().any():
         return float("inf")
-    same = (found == exact) | (found.isnan() & exact.isnan())
-    off = torch.where(same, 0.0, found - exact)
+    same = (actual == exact) | (actual.isnan() & exact.isnan())
+    difference = torch.where(same, 0.0, actual - exact)
     size = torch.where(exact.isfinite(), exact, 0.0).square().sum().sqrt().clamp_min(1e-30)
-    value = float(off.square().sum().sqrt() / size)
+    value = float(difference.square().sum().sqrt() / size)
     return value if value == value else float("inf")
 
 
-def operand(path: Path, source: Tensor) -> Tensor:
-    """What arrives at the add, from what the source holds."""
+def compute_operand(path: Path, source: Tensor) -> Tensor:
+    """Return the operand of the add at the end of a path, from the value at its start."""
     value = source
     for op in reversed(path.ops):
-        value = replay(op, value)
+        value = replay_op(op, value)
     for term in (*path.sums[::-1], path.term):
         value = value * term.factor
         if term.scale is not None:
@@ -53,50 +58,45 @@ def operand(path: Path, source: Tensor) -> Tensor:
     return value
 
 
-def summed(add: Add, branches: list[Branch]) -> Tensor:
-    """a * x + b * N_branch(raw) + ..., in float64."""
-    total = operand(add.kept, add.x.tensor.detach().double())
-    for branch in branches:
-        raw = branch.raw.tensor.detach().double()
-        if branch.norm is not None:
-            raw = branch.norm(raw).reshape(branch.path.source.shape)
-        total = total + operand(branch.path, raw)
+def compute_sum(add: Add, sublayers: list[Sublayer]) -> Tensor:
+    """Return a * x + b * N_branch(raw) + ... in float64."""
+    total = compute_operand(add.residual_path, add.x.tensor.detach().double())
+    for sublayer in sublayers:
+        raw = sublayer.raw.tensor.detach().double()
+        if sublayer.norm is not None:
+            raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
+        total = total + compute_operand(sublayer.write_path, raw)
     return total.reshape(add.out.shape)
 
 
-def total_of(found: Found) -> float | None:
-    """The relative error of x_L == x_0 + all writes; None where more than views lies between the adds."""
-    if any(add.early or add.late or add.retokened for add in found.adds[1:]):
+def compute_total_closure(chain: Chain) -> float | None:
+    """Return the relative error of x_L == x_0 + all writes; None if more than views lies between the adds."""
+    if any(add.early_factors or add.late_factors or add.changes_tokens for add in chain.adds[1:]):
         return None
     with torch.no_grad():
-        total = found.adds[0].x.tensor.detach().double()
-        for k, (parts, add) in enumerate(zip(found.branches, found.adds, strict=True)):
-            way = views(add.x, found.adds[k - 1].out) if k else []
-            if way is None:
+        total = chain.adds[0].x.tensor.detach().double()
+        for k, (sublayers, add) in enumerate(zip(chain.sublayers, chain.adds, strict=True)):
+            views = find_views(add.x, chain.adds[k - 1].out) if k else []
+            if views is None:
                 return None
-            for op in way:
-                total = replay(op, total)
-            total = operand(add.kept, total)
-            for branch in parts:
-                total = total + operand(branch.path, branch.path.source.tensor.detach().double())
+            for op in views:
+                total = replay_op(op, total)
+            total = compute_operand(add.residual_path, total)
+            for sublayer in sublayers:
+                path = sublayer.write_path
+                total = total + compute_operand(path, path.source.tensor.detach().double())
             total = total.reshape(add.out.shape)
-        return relative(found.adds[-1].out.tensor.detach(), total)
+        return relative_error(chain.adds[-1].out.tensor.detach(), total)
 
 
-def closure_of(add: Add, branches: list[Branch], norm_out: Norm | None) -> float:
-    """The largest relative error of the row: of the sum or of its norm, and of every norm with which a sublayer reads."""
+def compute_closure(add: Add, sublayers: list[Sublayer], norm_out: Norm | None) -> float:
+    """Return the largest relative error of a row: of the sum, of its norm, and of the norms through which sublayers read."""
     if not add.out.tensor.numel():
         return math.inf
+    norms = [norm for sublayer in sublayers for norm in sublayer.reads.norms]
     with torch.no_grad():
-        z = summed(add, branches)
-        errors = [relative(add.out.tensor.detach(), z)]
-        if norm_out is not None:
-            errors.append(_of_norm(norm_out))
-        for branch in branches:
-            errors += [_of_norm(norm) for norm in branch.reads.norms]
+        errors = [relative_error(add.out.tensor.detach(), compute_sum(add, sublayers))]
+        for norm in [*norms, norm_out] if norm_out is not None else norms:
+            y = norm.y.tensor.detach()
+            errors.append(relative_error(y, norm(norm.x.tensor.detach().double()).reshape(y.shape)))
         return max(errors)
-
-
-def _of_norm(norm: Norm) -> float:
-    y = norm.y.tensor.detach()
-    return relative(y, norm(norm.x.tensor.detach().double()).reshape(y.shape))

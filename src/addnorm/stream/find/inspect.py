@@ -1,9 +1,16 @@
-"""`inspect`: which residual wiring a model has, found by the data flow of one run and proven by computing it again.
+"""`inspect`: find the residual wiring of a model from the data flow of one run, and prove it by computing it again.
 
-Nothing is judged by the names of modules or classes. The model runs once on the inputs given; every operator is seen (flow.py);
-norms are recognized by their formula (norms.py), residual adds by what depends on what (adds.py), and each row that comes of
-it (sites.py, rows.py) is computed in float64 from what the sublayer returned and compared with the stream the model has
-(closure.py).
+Names of modules and classes decide nothing. The steps, each in a file that imports only those before it:
+
+    dataflow/          capture every operator of one run
+    operators.py       the meaning of torch's operators: views, factors, sums
+    norm.py, norms.py, decomposed_norms.py     find norms by their formula
+    adds.py            find residual adds: x + f(x)
+    sublayers.py       what each sublayer reads, computes and writes; its kind, layer and row
+    chain.py           join the adds into streams
+    closure.py         compute every row in float64 and compare it with the run
+    inspection.py      the result
+    naming.py, diagnostics.py     the name of the wiring; notes, remarks and reasons
 """
 
 from __future__ import annotations
@@ -13,52 +20,66 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from addnorm import wirings
 from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.dataflow.graph import DATA, Flow
-from addnorm.stream.dataflow.state import UNMADE, tensors_in
-from addnorm.stream.find.build import tell
-from addnorm.stream.find.chain import Found, found_in
-from addnorm.stream.find.chains import find_streams
-from addnorm.stream.find.diagnostics import left_over, no_stream
-from addnorm.stream.find.inspection import Inspection
-from addnorm.stream.find.layers import layers_of
+from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
+from addnorm.stream.find import naming
+from addnorm.stream.find.chain import Chain, SublayerNames, find_chains
+from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance
+from addnorm.stream.find.diagnostics import (
+    explain_leftovers,
+    explain_no_stream,
+    list_notes,
+    list_reasons,
+    list_remarks,
+)
+from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
+from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.find.ops import mixing, up
-from addnorm.stream.find.sites import common
+from addnorm.stream.find.operators import is_mixing, strip_views
+from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame, has_zero_factor
+from addnorm.wirings.spec import Wiring
 
-__all__ = ["Found", "capture", "doubled", "inspect", "refuse", "understand"]
+__all__ = ["build_inspection", "capture_flow", "check_inputs", "inspect", "to_float64"]
 
-NO_GRADIENTS = "None of the inputs have requires_grad"  # what a reentrant checkpoint says without gradients
-USUAL = "addnorm.inspect(model, *args, **kwargs)"
+NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
+USAGE = "addnorm.inspect(model, *args, **kwargs)"
+APPLIES_FUNCTION = (
+    "begins with an elementwise function of the end of another stream: the sum is not passed on unchanged"
+)
+ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
+RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
 
 def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) -> Inspection:
-    r"""Finds the residual streams of any model, the Row of every sublayer, and proves each by computing it again.
+    r"""Find the residual streams of a model and the row of every sublayer, and prove each row by computing it again.
 
-    The model runs once, as it is (in training or evaluation mode), on `args` and `kwargs`. Its parameters and buffers, the
-    inputs and the state of the random generators are left as they were. Every value of that run is kept until it is understood,
-    so memory is that of all activations at once: a short input tells as much as a long one.
+    The model runs once, in its current mode (training or evaluation), on `args` and `kwargs`. Parameters, buffers, inputs and
+    the states of the random generators are restored afterwards. All activations of the run are in memory at the same time; a
+    short input is enough.
 
     Args:
         model: any `torch.nn.Module`, compiled or not.
-        args: what the model is called with, shapes and values that mean something to it: the closures are of these values.
-        float64: run a copy of the model in float64, where the equations close to 1e-10.
-        kwargs: the keyword arguments of that call.
+        args: positional arguments of the model. Use realistic shapes and values: the closures are computed with them.
+        float64: run a copy of the model in float64, in which the equations close to 1e-10.
+        kwargs: keyword arguments of the model.
 
     Returns:
-        An `Inspection`: `streams` and their `sites`, the name of the `wiring`, `closure`, and `unknown`: what is not
-        understood, with the reason. It prints as a table, in a notebook too; `to_dict()` for JSON.
+        An `Inspection`: `streams` and their `sites`, the name of the `wiring`, the `closure`, and `unknown`: the parts that are
+        not understood, each with the reason. It prints as a table, also in notebooks; `to_dict()` returns JSON types.
 
     Raises:
-        TypeError: `model` is no module.
-        ValueError: there are no numbers to look at: parameters on the meta device or not made yet, nested tensors.
-        Whatever the model raises on these inputs.
+        TypeError: `model` is not a module, or cannot be copied for `float64=True`.
+        ValueError: parameters are uninitialized or on the meta device, or an input is a nested tensor.
+        Exception: any error that the model raises on these inputs.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -69,54 +90,62 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
         ('layers.0.self_attn', 'attention', "x' = N(x + f(x))")
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USUAL}.")
-    refuse(model, args, kwargs, USUAL)
-    runs = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+        raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
+    check_inputs(model, args, kwargs, USAGE)
+    inner = getattr(model, "_orig_mod", model)  # of a module that torch.compile wraps
     if float64:
-        runs, args, kwargs = doubled(runs, args, kwargs)
+        inner, args, kwargs = to_float64(inner, args, kwargs)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", NO_GRADIENTS)
-        flow = capture(runs, args, kwargs)
-    return understand(runs, flow, target=model)
+        flow = capture_flow(inner, args, kwargs)
+    return build_inspection(inner, flow, target=model)
 
 
-def refuse(model: nn.Module, args: Any, kwargs: Any, usual: str) -> None:
-    """Refuses what has no numbers, or none in rows; `usual` is the call to make."""
+def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:
+    """Check that parameters, buffers and inputs have values; `usage` is the call that error messages recommend."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(parameter, UNMADE):
-            raise ValueError(f"model has {name}, which is not made yet: call the model once, and then {usual}.")
+        if isinstance(parameter, UNINITIALIZED):
+            raise ValueError(f"model has {name}, which is not initialized yet: call the model once, and then {usage}.")
         if parameter.is_meta:
-            raise ValueError(
-                f"model has {name} on the meta device, where there are no numbers: load its weights first."
-            )
-    for tensor in tensors_in((args, kwargs)):
+            raise ValueError(f"model has {name} on the meta device, which has no values: load the weights first.")
+    for tensor in find_tensors((args, kwargs)):
         if tensor.is_nested:
             raise ValueError(
-                "the model is given a nested tensor, expected a padded one: its tokens are looked at in rows."
+                "an input of the model is a nested tensor, expected a padded one: use Tensor.to_padded_tensor."
             )
 
 
-def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
-    """The data flow of one call."""
+def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    """Return the data flow of one call of a model."""
     return Capture(model).run(args, kwargs)
 
 
-def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) -> Inspection:
-    """What a data flow says."""
+def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
+    """Return a copy of the model and its arguments in float64."""
+    try:
+        twin = copy.deepcopy(model).double()
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(f"model cannot be copied, which float64=True needs: {str(error).splitlines()[0]}") from None
+    args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, (args, kwargs))
+    return twin, args, kwargs
+
+
+def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = None) -> Inspection:
+    """Return the inspection of a captured run of a model; `target` is the user's model if the run is one of a copy."""
     norms = find_norms(flow)
-    chains, single = find_streams(flow, norms)
-    found = found_in(chains)
-    names = _names(found)
-    layers = [layers_of([branch for _, branch in one.sublayers()]) for one in found]
-    streams, unknown = [], []
-    first = 0
-    for k, one in enumerate(found):
-        other = max(layers[1 - k]) + 1 if len(found) == 2 else None
-        told = tell(one, layers[k], names[k], first, other, _torn(one, found), model)
-        first += len(told.stream.sites)
-        streams.append(told.stream)
-        unknown += told.unknown
-    unknown += left_over(flow, norms, single, found) if streams else no_stream(flow, norms, single)
+    chains, left = find_chains(flow, norms)
+    names = _name_streams(chains)
+    layers = [assign_layers([sublayer for _, sublayer in chain.numbered()]) for chain in chains]
+    streams: list[Stream] = []
+    unknown: list[Unknown] = []
+    start = 0
+    for k, chain in enumerate(chains):
+        other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
+        report = _build_report(chain, layers[k], names[k], start, other_layers, _applies_function(chain, chains), model)
+        start += len(report.stream.sites)
+        streams.append(report.stream)
+        unknown += report.unknown
+    unknown += explain_leftovers(flow, norms, left, chains) if streams else explain_no_stream(flow, norms, left)
     target = model if target is None else target
     for stream in streams:
         for site in stream.sites:
@@ -125,43 +154,131 @@ def understand(model: nn.Module, flow: Flow, target: nn.Module | None = None) ->
     return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target)
 
 
-def _torn(one: Found, found: Sequence[Found]) -> bool:
-    """Whether a stream begins with an elementwise function of where another one ends."""
-    ends = {other.adds[-1].out for other in found}
-    value = up(one.adds[0].x)
+@dataclass
+class _StreamReport:
+    """A stream and the parts of it that are not understood."""
+
+    stream: Stream
+    unknown: list[Unknown]
+
+
+def _build_report(
+    chain: Chain, layers: Sequence[int], name: str, start: int, other_layers: int | None, applies_function: bool, model: nn.Module
+) -> _StreamReport:  # fmt: skip
+    """Return the report of one stream.
+
+    Args:
+        chain: the stream in the captured run.
+        layers: layer of each sublayer.
+        name: name of the stream.
+        start: number of its first site.
+        other_layers: number of layers of the other stream if there are two.
+        applies_function: whether it begins with an elementwise function of the end of another stream.
+        model: the model.
+    """
+    names = SublayerNames(chain)
+    closures = [
+        compute_closure(add, sublayers, _first(norms))
+        for add, sublayers, norms in zip(chain.adds, chain.sublayers, chain.norms_out, strict=True)
+    ]
+    unknown: list[Unknown] = []
+    sites, summaries, tolerances = [], [], []
+    for n, ((k, sublayer), layer) in enumerate(zip(chain.numbered(), layers, strict=True)):
+        add, reads, norm_out = chain.adds[k], sublayer.reads, _first(chain.norms_out[k])
+        reasons = list_reasons(chain, k, sublayer)
+        if applies_function and not n:
+            reasons.append(APPLIES_FUNCTION)
+        if has_zero_factor(sublayer):
+            reasons.append(ZERO_FACTOR)
+        row = build_row(sublayer, norm_out, chain.sum_factors(k))
+        tolerances.append(_get_row_tolerance(sublayer, norm_out))
+        closes = closures[k] <= tolerances[-1]
+        site = Site(
+            id=names.make_id(sublayer), path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind,
+            layer=layer, index=start + n, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
+            norm_branch=sublayer.norm, norm_out=norm_out, closure=closures[k], closes=closes,
+            parallel=len(chain.sublayers[k]), shared=names.count_shared(sublayer), call=sublayer.frame.call,
+            add_path=add.op.frame.path, notes=tuple(list_notes(chain, k, sublayer)), role=sublayer.role,
+            sublayer=sublayer, add_index=k,
+        )  # fmt: skip
+        sites.append(site)
+        summaries.append(naming.summarize_sublayer(chain, k, sublayer, layer, row, bool(reasons)))
+        if not closes:
+            error = _explain_error(closures[k], tolerances[-1], sublayer)
+            reasons.insert(0, f"{site.equation} does not close: {error}")
+        unknown += [Unknown(site.id, reason) for reason in reasons]
+    first = chain.adds[0]
+    embedding_norm = _first(first.norms) if first.branch_input is None else None
+    wiring, remarks = _identify_wiring(chain, summaries, embedding_norm, other_layers)
+    total = compute_total_closure(chain) if all(one.row.is_sum for one in summaries) else None
+    total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
+    if total is not None and not total_closes and all(site.closes for site in sites):
+        unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
+    axis, width = chain.find_features()
+    remarks = [*dict.fromkeys([*remarks, *list_remarks(chain, sites, model, wiring)])]
+    stream = Stream(
+        name, width, str(first.x.tensor.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring, embedding_norm,
+        chain.final_norms[-1] if chain.final_norms else None, total, total_closes, tuple(remarks), chain, axis,
+    )  # fmt: skip
+    return _StreamReport(stream, unknown)
+
+
+def _first(norms: Sequence[Norm]) -> Norm | None:
+    return norms[0] if norms else None
+
+
+def _get_row_tolerance(sublayer: Sublayer, norm_out: Norm | None) -> float:
+    """Return the tolerance of the coarsest dtype in which the row is computed."""
+    add = sublayer.add
+    on_paths = [op.outputs[0] for op in (*add.residual_path.ops, *sublayer.write_path.ops)]
+    norms = [norm for norm in (norm_out, sublayer.norm, *sublayer.reads.norms) if norm is not None]
+    values = (add.x, add.out, sublayer.raw, *on_paths)
+    return get_tolerance(*(value.tensor.dtype for value in values), *(norm.dtype for norm in norms))
+
+
+def _explain_error(closure: float, tolerance: float, sublayer: Sublayer) -> str:
+    """Explain why an equation does not close."""
+    out = sublayer.add.out.tensor
+    if not out.numel():
+        return "the inputs hold no token, so nothing is proven"
+    if not out.isfinite().any():
+        return "no number of the stream is finite"
+    return f"relative error {closure:.1e}, tolerance {tolerance:.0e}"
+
+
+def _identify_wiring(
+    chain: Chain, summaries: Sequence[naming.SublayerSummary], embedding_norm: Norm | None, other_layers: int | None
+) -> tuple[Wiring | None, list[str]]:
+    has_embedding_norm = embedding_norm is not None
+    wiring, remarks = naming.identify_wiring(summaries, bool(chain.final_norms), has_embedding_norm, other_layers)
+    if chain.dual_norm is not None and wiring is not None and wiring.name == "post_ln":
+        return wirings.resi_dual(), [RESI_DUAL]
+    return wiring, remarks
+
+
+def _applies_function(chain: Chain, chains: Sequence[Chain]) -> bool:
+    """Return whether a stream begins with an elementwise function of the end of another stream."""
+    ends = {other.adds[-1].out for other in chains}
+    value = strip_views(chain.adds[0].x)
     while value not in ends:
-        data = [v for v in value.op.inputs if v.kind & DATA] if value.op is not None else []
-        if (
-            len(data) != 1
-            or value.op is None
-            or mixing(value.op)
-            or value.norm is not None
-            or data[0].shape != value.shape
-        ):
+        op = value.op
+        if op is None or is_mixing(op) or value.norm is not None:
             return False
-        value = up(data[0])
+        data = [v for v in op.inputs if v.kind & DATA]
+        if len(data) != 1 or data[0].shape != value.shape:
+            return False
+        value = strip_views(data[0])
     return True
 
 
-def _names(found: Sequence[Found]) -> list[str]:
-    """A stream is called by the module that contains it, where there are several."""
-    if len(found) == 1:
+def _name_streams(chains: Sequence[Chain]) -> list[str]:
+    """Return the name of each stream: "stream", or the modules that contain them if there are several."""
+    if len(chains) == 1:
         return ["stream"]
-    names = [common([add.op for add in one.adds], one.adds[0].op.frame).path or "stream" for one in found]
-    counts = Counter(names)
-    seen: Counter[str] = Counter()
-    for k, name in enumerate(names):
-        if counts[name] > 1:
-            seen[name] += 1
-            names[k] = f"{name} ({seen[name]})"
+    paths = [find_common_frame([add.op for add in one.adds], one.adds[0].op.frame).path or "stream" for one in chains]
+    counts, used = Counter(paths), Counter[str]()
+    names = []
+    for path in paths:
+        used[path] += 1
+        names.append(f"{path} ({used[path]})" if counts[path] > 1 else path)
     return names
-
-
-def doubled(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
-    """A copy in float64."""
-    try:
-        twin = copy.deepcopy(model).double()
-    except (RuntimeError, TypeError) as error:
-        raise TypeError(f"model cannot be copied, which float64=True needs: {str(error).splitlines()[0]}") from None
-    args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, (args, kwargs))
-    return twin, args, kwargs

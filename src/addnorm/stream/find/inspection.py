@@ -1,20 +1,37 @@
-"""What was found in a model: its streams, their sublayers, and how well each equation closes."""
+"""The result of `inspect`: streams, their sites, the closure of each equation, and how they are rendered.
+
+Rendered tables have one line for layers that are equal. What all lines have in common is above the table.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+from addnorm._util.numbers import format_count, format_number
+from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
+from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
-from addnorm.wirings.spec import Learned, Row, Wiring
+from addnorm.stream.find.sublayers import Sublayer
+from addnorm.wirings import spec
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
+__all__ = [
+    "MAX_PATHS", "NORM_NAMES", "Inspection", "Site", "Stream", "Unknown", "format_norm", "mask_numbers", "merge_paths",
+]  # fmt: skip
 
-__all__ = ["Inspection", "Site", "Stream", "Unknown"]
+NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm"}
+MAX_PATHS = 3  # paths named in one line
+COLUMNS = {
+    "layer": Column("layer"),
+    "sublayer": Column("sublayer"),
+    "module": Column("module", fold=True),
+    "x'": Column("x'"),
+    "norms": Column("norms"),
+    "closure": Column("closure", "right"),
+}
 
 
 @dataclass(eq=False, repr=False)
@@ -22,18 +39,23 @@ class Site:
     """One sublayer and the add with which it writes to the stream.
 
     Attributes:
-        id: its name in this inspection: the module's path, with what is needed to be the only one.
-        path: the path of the smallest module that contains the sublayer.
-        modules: where that module contains other sublayers as well, those of its children that are this one.
+        id: unique name in this inspection: the module's path, with a suffix where several sublayers have that path.
+        path: path of the smallest module that contains the sublayer.
+        modules: the children of that module that are this sublayer, where the module contains other sublayers too.
         kind: "attention", "cross-attention", "feed-forward" or "other".
-        layer: counted from 0.
-        row: the line x' = N_out(a x + b N_branch(f(c N_in(x)))). A learned factor has its mean as `init`.
-        norm_in, norm_branch, norm_out: the norms, None where there is none.
-        closure: the relative error of that equation, computed in float64 from what the model's sublayer returned.
-        closes: whether the closure is within what the model's dtype allows.
-        parallel: the number of sublayers that this add adds.
-        shared: the number of sublayers of the stream that are this same module.
-        notes: what the row does not say.
+        layer: layer, counted from 0.
+        index: number of the site among the sites of all streams.
+        stream: name of the stream.
+        row: the equation x' = N_out(a x + b N_branch(f(c N_in(x)))). A learned factor has its mean as `init`.
+        norm_in, norm_branch, norm_out: the norms, or None.
+        closure: relative error of that equation, computed in float64 from the sublayer's output in the model.
+        closes: whether the closure is within the tolerance of the model's dtype.
+        parallel: number of sublayers that the same add adds.
+        shared: number of sublayers of the stream that are this same module.
+        call: number of the call of the module, counted from 0.
+        add_path: path of the module that executes the add.
+        notes: properties that the row does not express.
+        role: "branch" (a sublayer that reads this stream), "skip" (an earlier state) or "injection" (reads no state).
     """
 
     id: str
@@ -43,7 +65,7 @@ class Site:
     layer: int
     index: int
     stream: str
-    row: Row
+    row: spec.Row
     norm_in: Norm | None
     norm_branch: Norm | None
     norm_out: Norm | None
@@ -54,40 +76,40 @@ class Site:
     call: int
     add_path: str
     notes: tuple[str, ...]
-    role: str = "branch"
-    found: Any = field(default=None, repr=False)  # what `record`, `decompose` and `ablate` need to find it again
-    owner: Any = field(default=None, repr=False)  # a reference to the model
+    role: str
+    sublayer: Sublayer = field(repr=False)  # in the captured run
+    add_index: int  # of the sublayer's add in the stream
+    owner: Any = field(default=None, repr=False)  # weak reference to the model
 
     @property
     def model(self) -> Any:
-        """The model that was inspected; None if it is no more."""
+        """The inspected model; None if it no longer exists."""
         return self.owner() if self.owner is not None else None
 
     @property
     def equation(self) -> str:
-        """The row in symbols, a learned factor as its letter."""
+        """The row in symbols, with letters for learned factors."""
         return str(self.row) if self.role == "branch" else f"x' = x + {self.role}"
 
     @property
-    def where(self) -> str:
-        """Path and modules, as a reader wants them."""
+    def location(self) -> str:
+        """The path, with the modules where the path has several sublayers."""
         path = self.path or "the model"
         if self.modules:
-            names = [m.removeprefix(f"{self.path}.") for m in self.modules]
-            path += f": {', '.join(names)}"
+            path += f": {', '.join(name.removeprefix(f'{self.path}.') for name in self.modules)}"
         return path
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the site as JSON types."""
         row = self.row
         return {
             "id": self.id, "path": self.path, "modules": [*self.modules], "kind": self.kind, "layer": self.layer,
             "stream": self.stream, "equation": self.equation, "role": self.role,
             "row": {name: getattr(row, name) for name in ("norm_in", "norm_branch", "norm_out")}
-            | {name: _factor_dict(getattr(row, name)) for name in ("a", "b", "c")},
+            | {name: _factor_to_dict(getattr(row, name)) for name in ("a", "b", "c")},
             "norms": {name: norm.to_dict() for name in ("norm_in", "norm_branch", "norm_out")
                       if (norm := getattr(self, name)) is not None},
-            "closure": _finite(self.closure), "closes": self.closes, "parallel": self.parallel, "shared": self.shared,
+            "closure": _finite_or_none(self.closure), "closes": self.closes, "parallel": self.parallel, "shared": self.shared,
             "notes": [*self.notes],
         }  # fmt: skip
 
@@ -97,7 +119,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something that is not understood, and why."""
+    """Part of the model that no row describes, and the reason."""
 
     path: str
     reason: str
@@ -108,13 +130,17 @@ class Stream:
     """One residual stream.
 
     Attributes:
-        name: "stream" where there is one; else the module's path, such as "encoder".
-        width: d, its number of features.
-        sites: its sublayers in the order of depth.
-        wiring: the `addnorm.Wiring` that its rows are; None where they are none of `addnorm.wirings`.
-        embedding_norm, final_norm: before the first sublayer, and after the last.
-        closure: where the stream is a plain sum, the relative error of x_L == x_0 + all writes; else None.
-        axis: that of the features, counted from the end: -1 but for convolutional nets.
+        name: "stream" if the model has one stream; otherwise the module's path, such as "encoder".
+        width: number of features, d.
+        dtype: dtype of the stream at its start.
+        sites: the sublayers in the order of depth.
+        num_layers: number of layers.
+        wiring: the `addnorm.Wiring` of the rows; None if they are not one of `addnorm.wirings`.
+        embedding_norm, final_norm: norm before the first sublayer, norm after the last one, or None.
+        closure: relative error of x_L == x_0 + all writes if the stream is a plain sum; otherwise None.
+        closes: whether that closure is within the tolerance of the dtype.
+        remarks: differences from the wiring, and other properties of the whole stream.
+        axis: dimension of the features, counted from the end: -1 except in convolutional nets.
     """
 
     name: str
@@ -122,52 +148,51 @@ class Stream:
     dtype: str
     sites: tuple[Site, ...]
     num_layers: int
-    wiring: Wiring | None
+    wiring: spec.Wiring | None
     embedding_norm: Norm | None
     final_norm: Norm | None
     closure: float | None
     closes: bool
     remarks: tuple[str, ...]
-    found: Any = field(default=None, repr=False)
+    chain: Chain = field(repr=False)  # the stream in the captured run
     axis: int = -1
 
     @property
     def norm(self) -> str | None:
-        """The kind of its norms: "layer", "rms", "scale", or both where they differ."""
-        kinds = {norm.kind for norm in self.norms()}
-        return "/".join(sorted(kinds)) or None
+        """The kind of the norms: "layer", "rms", "scale", or all of them where they differ: "layer/rms"."""
+        return "/".join(sorted({norm.kind for norm in self.norms()})) or None
 
     @property
     def eps(self) -> float | None:
-        """That of its norms, if it is one."""
-        found = {norm.eps for norm in self.norms()}
-        return found.pop() if len(found) == 1 else None
+        """The eps of the norms if all have the same one."""
+        values = {norm.eps for norm in self.norms()}
+        return values.pop() if len(values) == 1 else None
 
     def norms(self) -> Iterator[Norm]:
-        """All of them, in order."""
-        places = [(s.norm_in, s.norm_branch, s.norm_out) for s in self.sites]
-        yield from dict.fromkeys(n for n in (self.embedding_norm, *sum(places, ()), self.final_norm) if n is not None)
+        """Return all norms in the order of depth."""
+        of_sites = [(s.norm_in, s.norm_branch, s.norm_out) for s in self.sites]
+        norms = (self.embedding_norm, *sum(of_sites, ()), self.final_norm)
+        yield from dict.fromkeys(norm for norm in norms if norm is not None)
 
     @property
     def equation(self) -> str:
-        """The wiring in symbols, with its constants; or each of the rows that occur."""
-        if self.wiring is not None:
-            return self._as_it_ends(self.wiring).equation(self.num_layers)
-        return "\n".join(dict.fromkeys(site.equation for site in self.sites))
-
-    def _as_it_ends(self, wiring: Wiring) -> Wiring:
-        """With the final norm that the model has or has not."""
-        return wiring if wiring.flow == "two_streams" else replace(wiring, final_norm=self.final_norm is not None)
+        """The wiring in symbols with its constants; if there is no wiring, the different rows, one a line."""
+        if self.wiring is None:
+            return "\n".join(dict.fromkeys(site.equation for site in self.sites))
+        wiring = self.wiring
+        if wiring.flow != "two_streams":  # the final norm is the model's, not the catalog's
+            wiring = replace(wiring, final_norm=self.final_norm is not None)
+        return wiring.equation(self.num_layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the stream as JSON types."""
         norms = {"embedding": self.embedding_norm, "final": self.final_norm}
         return {
             "name": self.name, "width": self.width, "axis": self.axis, "dtype": self.dtype, "layers": self.num_layers,
             "wiring": self.wiring and self.wiring.name, "options": dict(self.wiring.options) if self.wiring else {},
             "equation": self.equation, "norm": self.norm, "eps": self.eps,
             "norms": {name: norm.to_dict() for name, norm in norms.items() if norm is not None},
-            "closure": _finite(self.closure), "closes": self.closes, "remarks": [*self.remarks],
+            "closure": _finite_or_none(self.closure), "closes": self.closes, "remarks": [*self.remarks],
             "sites": [site.to_dict() for site in self.sites],
         }  # fmt: skip
 
@@ -176,15 +201,15 @@ class Stream:
 
 
 @dataclass(eq=False, repr=False)
-class Inspection:
-    """What `addnorm.inspect` found.
+class Inspection(Rendered):
+    """Result of `addnorm.inspect`. It prints as a table.
 
     Attributes:
-        model: the class of the model.
-        streams: in the order in which they begin.
-        unknown: what is not understood, each with the reason.
+        model: name of the model's class.
+        streams: the residual streams in the order in which they begin.
+        unknown: parts of the model that no row describes, each with the reason.
         mode: "training" or "evaluation".
-        operators: how many ran.
+        operators: number of operators that ran.
         target: the model.
     """
 
@@ -193,16 +218,16 @@ class Inspection:
     unknown: tuple[Unknown, ...]
     mode: str
     operators: int
-    target: Any = field(default=None, repr=False)  # the model
+    target: Any = field(default=None, repr=False)
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The sublayers of all streams."""
+        """The sites of all streams."""
         return tuple(site for stream in self.streams for site in stream.sites)
 
     @property
     def wiring(self) -> str:
-        """The name of the wiring; of each stream's, where they differ; "unknown" for what is none of `addnorm.wirings`."""
+        """The name of the wiring, or the names where streams differ; "unknown" for a wiring not in `addnorm.wirings`."""
         names = [stream.wiring.name if stream.wiring else "unknown" for stream in self.streams]
         return " / ".join(dict.fromkeys(names)) if names else "none"
 
@@ -214,11 +239,15 @@ class Inspection:
 
     @property
     def closes(self) -> bool:
-        """Whether every equation holds to what the dtype allows, and there is one."""
+        """Whether there is at least one equation and all are within the tolerance of their dtype."""
         return bool(self.sites) and all(site.closes for site in self.sites) and all(one.closes for one in self.streams)
 
     def site(self, name: str | int) -> Site:
-        """The sublayer of that id, path or number."""
+        """Return the site with an id, path or number.
+
+        Raises:
+            KeyError: no site has that id or path.
+        """
         if isinstance(name, int):
             return self.sites[name]
         for site in self.sites:
@@ -230,10 +259,10 @@ class Inspection:
         raise KeyError(f"site is {name!r}, expected {expected}: the sublayers that inspect found.")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the inspection as JSON types."""
         return {
             "schema": "addnorm.inspection", "schema_version": 1, "model": self.model, "mode": self.mode,
-            "wiring": self.wiring, "closure": _finite(self.closure), "closes": self.closes,
+            "wiring": self.wiring, "closure": _finite_or_none(self.closure), "closes": self.closes,
             "streams": [stream.to_dict() for stream in self.streams],
             "unknown": [{"path": u.path, "reason": u.reason} for u in self.unknown],
         }  # fmt: skip
@@ -242,23 +271,135 @@ class Inspection:
         closing = f"closure {self.closure:.1e}" if self.sites else "no residual add"
         return f"<Inspection of {self.model}: {self.wiring}, {len(self.sites)} sublayers, {closing}>"
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from addnorm.stream.find.format import on_console  # that file knows what this one is
+    def _blocks(self) -> Iterator[Block]:
+        yield Paragraph((self.model, "strong"), f", {self.mode}: ", (self.wiring, "accent"))
+        for stream in self.streams:
+            lines = _build_lines(stream)
+            wiring = stream.wiring.name if stream.wiring else "none of the known wirings"
+            sizes = f"{format_count(stream.num_layers, 'layer')}, {format_count(len(stream.sites), 'sublayer')}"
+            title = f"{stream.name}: {wiring}, d = {stream.width}, {sizes}, {stream.dtype}"
+            yield Paragraph(title, space=True)
+            yield from (Paragraph(text, indent=2) for text in _summarize(stream, lines))
+            equal = [name for name in ("x'", "norms") if len({line.cells[name] for line in lines}) == 1]
+            names = [name for name in COLUMNS if name not in equal]
+            rows = [Row([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
+            yield Table([COLUMNS[name] for name in names], rows)
+        for text in _group_unknown(self.unknown):
+            yield Paragraph(("not understood ", "bad"), text)
 
-        yield from on_console(self)
 
-    def _repr_html_(self) -> str:
-        from addnorm.stream.find.format import as_html
+class _Line(NamedTuple):
+    """Table line: one sublayer in all layers that are equal."""
 
-        return as_html(self)
+    cells: dict[str, str]
+    closes: bool
 
 
-def _finite(error: float | None) -> float | None:
-    """JSON has no infinity."""
+def _summarize(stream: Stream, lines: Sequence[_Line]) -> list[str]:
+    """Return the texts above a stream's table."""
+    texts = stream.equation.split("\n")
+    norms = {line.cells["norms"] for line in lines}
+    if len(norms) == 1 and norms != {""}:
+        texts.append(f"norms: {norms.pop()}")
+    for name, norm in (("embedding norm", stream.embedding_norm), ("final norm", stream.final_norm)):
+        if norm is not None:
+            texts.append(f"{name}: {format_norm(norm)}, {norm.path or 'in the model itself'}")
+    if stream.closure is not None:
+        texts.append(f"x_L = x_0 + all writes: relative error {stream.closure:.1e}")
+    return [*texts, *stream.remarks]
+
+
+def _build_lines(stream: Stream) -> list[_Line]:
+    """Return the table lines of a stream: consecutive layers whose sublayers are equal share their lines."""
+    layers: dict[int, list[Site]] = {}
+    for site in stream.sites:
+        layers.setdefault(site.layer, []).append(site)
+    groups: list[list[list[Site]]] = []
+    for sites in layers.values():
+        if groups and [*map(_signature, groups[-1][0])] == [*map(_signature, sites)]:
+            groups[-1].append(sites)
+        else:
+            groups.append([sites])
+    return [_build_line([sites[k] for sites in group]) for group in groups for k in range(len(group[0]))]
+
+
+def _signature(site: Site) -> tuple[Any, ...]:
+    """Return the properties that are equal in sublayers that share a line."""
+    return (
+        site.kind,
+        site.role,
+        site.equation,
+        _norm_texts(site),
+        mask_numbers(site.location),
+        site.closes,
+        site.parallel > 1,
+    )
+
+
+def _norm_texts(site: Site) -> tuple[str, ...]:
+    return tuple(format_norm(norm) for norm in (site.norm_in, site.norm_branch, site.norm_out) if norm is not None)
+
+
+def _build_line(sites: Sequence[Site]) -> _Line:
+    first, last = sites[0], sites[-1]
+    module = merge_paths([site.location for site in sites])
+    if first.shared > 1:
+        calls = f"call {first.call + 1}" if len(sites) == 1 else f"calls {first.call + 1} to {last.call + 1}"
+        module += f" ({calls} of {first.shared})"
+    cells = {
+        "layer": str(first.layer + 1) if len(sites) == 1 else f"{first.layer + 1}-{last.layer + 1}",
+        "sublayer": f"{first.kind} (parallel)" if first.parallel > 1 else first.kind,
+        "module": module,
+        "x'": first.equation.removeprefix("x' = "),
+        "norms": ", ".join(dict.fromkeys(_norm_texts(first))),
+        "closure": f"{max(site.closure for site in sites):.0e}",
+    }
+    return _Line(cells, all(site.closes for site in sites))
+
+
+def _group_unknown(unknown: Sequence[Unknown]) -> list[str]:
+    """Return one line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for one in unknown:
+        by_reason.setdefault(one.reason, []).append(one.path or "the model")
+    return [
+        f"{', '.join(paths[:MAX_PATHS])}{f' and {len(paths) - MAX_PATHS} more' * (len(paths) > MAX_PATHS)}: {reason}"
+        for reason, paths in by_reason.items()
+    ]
+
+
+def format_norm(norm: Norm) -> str:
+    """Return the norm's kind and eps as text."""
+    more = " (d - 1)" * norm.unbiased + " (eps outside the root)" * norm.eps_outside
+    return f"{NORM_NAMES[norm.kind]} {format_number(norm.eps, trim=True) if norm.eps is not None else ''}{more}".strip()
+
+
+def mask_numbers(path: str) -> str:
+    """Return a path with `*` for its numbers: layers.*.attention."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def merge_paths(paths: Sequence[str]) -> str:
+    """Return paths that differ only in their numbers as one: layers.0-11.attention."""
+    parts = zip(*(path.split(".") for path in paths), strict=True)
+    return ".".join(part[0] if len({*part}) == 1 else _merge_numbers(part) for part in parts)
+
+
+def _merge_numbers(parts: Sequence[str]) -> str:
+    """Return sorted numbers in a few characters: 0-11, or 0,2 where some are missing."""
+    parts = sorted({*parts}, key=lambda part: int(part) if part.isdigit() else -1)
+    numbers = [int(part) if part.isdigit() else -1 for part in parts]
+    if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        return f"{parts[0]}-{parts[-1]}"
+    return ",".join(parts) if len(parts) <= MAX_PATHS else f"{parts[0]},{parts[1]},...,{parts[-1]}"
+
+
+def _finite_or_none(error: float | None) -> float | None:
+    """Return None for a number that JSON does not have."""
     return error if error is not None and math.isfinite(error) else None
 
 
-def _factor_dict(factor: float | Learned) -> Any:
-    if isinstance(factor, Learned):
+def _factor_to_dict(factor: spec.Factor) -> Any:
+    if isinstance(factor, spec.Learned):
         return {"learned": True, "mean": factor.init, "per_feature": factor.per_feature}
     return factor

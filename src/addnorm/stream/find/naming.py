@@ -1,4 +1,4 @@
-"""Which of `addnorm.wirings` the rows of a stream are: compared row by row, norms and constants, never by name."""
+"""Names of wirings: the rows of a stream compared with those of `addnorm.wirings`, norms and constants, never module names."""
 
 from __future__ import annotations
 
@@ -9,105 +9,160 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from addnorm import wirings
-from addnorm.wirings.equation import number
+from addnorm._util.numbers import format_number
+from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.operators import NORMALIZING
+from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Factor, Learned, Row, Wiring
 
-__all__ = ["Seen", "named"]
+__all__ = ["SublayerSummary", "find_contradiction", "identify_wiring", "summarize_sublayer"]
 
-CLOSE = 1e-5  # relative: constants pass through the model's dtype
+TOLERANCE = 1e-5  # relative: constants pass through the model's dtype
 
 
-class Seen(NamedTuple):
-    """A sublayer as it was found: its place, its row, and which sublayers its add has besides."""
+class SublayerSummary(NamedTuple):
+    """Properties of a sublayer that decide the name of the wiring."""
 
     layer: int
     row: Row
     kind: str
     role: str
-    together: int  # sublayers of the same add
-    norms_in: frozenset[int]  # the norms with which they read, by identity
-    learned: tuple[str, ...] = ()  # names of the parameters that scale what it adds
-    odd: bool = False  # the row does not say all
-    back: int = 0  # of a skip: over how many sublayers it leads
-    normed: bool = False  # other norms inside: of batches, of groups, of what the sublayer computed
+    num_parallel: int  # sublayers of the same add
+    norms_in: frozenset[int]  # ids of the norms through which they read
+    scale_names: tuple[str, ...] = ()  # parameters that scale the write
+    has_reasons: bool = False  # the row does not express everything
+    skip_length: int = 0  # number of sublayers that a skip spans
+    has_inner_norm: bool = False  # norms besides those of the row: over batches, groups, or inside the sublayer
 
 
-def named(
-    seen: Sequence[Seen], final_norm: bool, embedding_norm: bool, other_layers: int | None
+def summarize_sublayer(
+    chain: Chain, k: int, sublayer: Sublayer, layer: int, row: Row, has_reasons: bool
+) -> SublayerSummary:
+    """Return the summary of a sublayer of add k."""
+    parts = chain.sublayers[k]
+    return SublayerSummary(
+        layer, row, sublayer.kind, sublayer.role, sum(part.role == "branch" for part in parts),
+        frozenset(id(norm) for part in parts for norm in part.reads.norms), _find_scale_names(sublayer), has_reasons,
+        _count_skipped(chain, k, sublayer), _has_inner_norm(sublayer),
+    )  # fmt: skip
+
+
+def _find_scale_names(sublayer: Sublayer) -> tuple[str, ...]:
+    """Return the names of the parameters that scale the write."""
+    path = sublayer.write_path
+    values = [factor.value for factor in path.factors if factor.kind == "learned" and factor.value is not None]
+    values += [term.scale for term in path.terms if term.scale is not None]
+    return tuple(_find_first_input(value).name for value in values)
+
+
+def _find_first_input(value: Value) -> Value:
+    while value.op is not None and value.op.inputs:
+        value = value.op.inputs[0]
+    return value
+
+
+def _has_inner_norm(sublayer: Sublayer) -> bool:
+    """Return whether a sublayer has norms besides those of its row."""
+    norms = [norm for norm in (*sublayer.reads.norms, sublayer.norm) if norm is not None]
+    known = {op for norm in norms for op in norm.ops}
+    return any(op.name in NORMALIZING or op.norms for op in sublayer.ops if op not in known)
+
+
+def _count_skipped(chain: Chain, k: int, sublayer: Sublayer) -> int:
+    """Return the number of sublayers between the state of a skip and its add k; 0 for other sublayers."""
+    if sublayer.role == "skip":
+        for j in range(k, -1, -1):
+            if chain.adds[j].x is sublayer.raw:
+                return sum(part.role == "branch" for parts in chain.sublayers[j : k + 1] for part in parts)
+    return 0
+
+
+def identify_wiring(
+    sublayers: Sequence[SublayerSummary], final_norm: bool, embedding_norm: bool, other_layers: int | None
 ) -> tuple[Wiring | None, list[str]]:
-    """The wiring of these rows, and remarks on what differs from it."""
-    bottom_to_top = _bottom_to_top(seen)
-    if bottom_to_top:
+    """Return the wiring that has these rows, or None, and remarks on the differences.
+
+    Args:
+        sublayers: the sublayers in the order of depth.
+        final_norm: whether a norm follows the last sublayer.
+        embedding_norm: whether a norm precedes the first sublayer.
+        other_layers: number of layers of the other stream of an encoder-decoder model, on which DeepNorm depends.
+    """
+    if _is_bottom_to_top(sublayers):
         return wirings.b2t(), ["with a norm of the embedding"] * embedding_norm
-    usual = [s for s in seen if s.role == "branch"]
-    if any(s.odd for s in usual):
+    usual = [s for s in sublayers if s.role == "branch"]
+    if any(s.has_reasons for s in usual):
         return None, []
-    if any(s.role == "injection" and s.row.a != 1.0 for s in seen):
+    if any(s.role == "injection" and s.row.a != 1.0 for s in sublayers):
         return None, ["between sublayers the stream is multiplied by a factor, and something is added"]
-    odd = [s for s in usual if s.kind == "other"]
-    if odd and len(odd) < len(usual):  # a positional convolution, say
-        usual = [s for s in usual if s.kind != "other"] if not _same_rows(usual) else usual
-    best: tuple[int, Wiring, list[str]] | None = None
-    for wiring in _candidates(usual, other_layers):
-        remarks = _remarks(wiring, usual, final_norm, embedding_norm)
-        if remarks is not None and (best is None or len(remarks) < best[0]):
-            best = len(remarks), wiring, remarks
-    if best is not None and not any(_normed(s.row) for s in usual) and any(s.normed for s in usual):
-        return None, ["the norms are inside of the sublayers, or are norms of batches or groups"]
+    others = [s for s in usual if s.kind == "other"]
+    if others and len(others) < len(usual) and not _have_same_norms(usual):  # a positional convolution, for example
+        usual = [s for s in usual if s.kind != "other"]
+    best: tuple[Wiring, list[str]] | None = None
+    for wiring in _list_candidates(usual, other_layers):
+        remarks = _compare_wiring(wiring, usual, final_norm, embedding_norm)
+        if remarks is not None and (best is None or len(remarks) < len(best[1])):
+            best = wiring, remarks
     if best is None:
-        return None, _near_miss(usual, other_layers)
-    return best[1], [*best[2], *_also(best[1], usual[-1].layer + 1), *_exceptions(seen, usual)]
+        return None, _find_swapped_factors(usual, other_layers)
+    if not any(_has_norm(s.row) for s in usual) and any(s.has_inner_norm for s in usual):
+        return None, ["the norms are inside the sublayers, or normalize over batches or groups"]
+    wiring, remarks = best
+    return wiring, [
+        *remarks, *_list_other_rules(wiring, usual[-1].layer + 1), *_describe_exceptions(sublayers, usual)
+    ]  # fmt: skip
 
 
-def _exceptions(seen: Sequence[Seen], usual: Sequence[Seen]) -> list[str]:
-    """The sublayers that were left out when the wiring was told."""
-    found: dict[tuple[str, Row], list[str]] = {}
-    for s in seen:
+def _describe_exceptions(sublayers: Sequence[SublayerSummary], usual: Sequence[SublayerSummary]) -> list[str]:
+    """Describe the sublayers that were left out of the comparison."""
+    exceptions: dict[tuple[str, Row], list[str]] = {}
+    for s in sublayers:
         if s not in usual and s.role == "branch":
-            found.setdefault((s.kind, s.row), []).append(str(s.layer + 1))
+            exceptions.setdefault((s.kind, s.row), []).append(str(s.layer + 1))
     return [
         f"{kind} in layer{'s' * (len(layers) > 1)} {', '.join(layers)} has a row of its own: {row}"
-        for (kind, row), layers in found.items()
+        for (kind, row), layers in exceptions.items()
     ]
 
 
-def _also(wiring: Wiring, num_layers: int) -> list[str]:
-    """By which other rule the same constant could have come."""
+def _list_other_rules(wiring: Wiring, num_layers: int) -> list[str]:
+    """Name the other rules that give the same constant."""
     k = dict(wiring.options).get("multiplier")
     rules = (("depth_mup", num_layers**-0.5), ("completep", 1 / num_layers))
-    found = [name for name, value in rules if k is not None and num_layers > 1 and _close(value, k)]
-    return [f"with {num_layers} layers the constant is also that of {name}(k=1)" for name in found]
+    names = [name for name, value in rules if k is not None and num_layers > 1 and _factors_match(value, k)]
+    return [f"with {num_layers} layers the constant is also that of {name}(k=1)" for name in names]
 
 
-def _bottom_to_top(seen: Sequence[Seen]) -> bool:
-    """Whether every layer is post-LN whose input is added once more before its last norm."""
-    layers: dict[int, list[Seen]] = {}
-    for s in seen:
+def _is_bottom_to_top(sublayers: Sequence[SublayerSummary]) -> bool:
+    """Return whether every layer is post-LN and adds its input once more before its last norm."""
+    layers: dict[int, list[SublayerSummary]] = {}
+    for s in sublayers:
         layers.setdefault(s.layer, []).append(s)
-    for parts in layers.values():
-        own = [s for s in parts if s.role == "branch"]
-        skips = [s for s in parts if s.role == "skip"]
-        plain = all(_alike(replace(s.row, norm_out=False), Row()) for s in own)
-        ends = parts[-1].row.norm_out and all(s.row.norm_out for s in own[:-1])
-        if len(skips) != 1 or not plain or not ends or skips[0].back != len(own):
+    for of_layer in layers.values():
+        own = [s for s in of_layer if s.role == "branch"]
+        skips = [s for s in of_layer if s.role == "skip"]
+        is_plain = all(_rows_match(replace(s.row, norm_out=False), Row()) for s in own)
+        has_norms = of_layer[-1].row.norm_out and all(s.row.norm_out for s in own[:-1])
+        if len(skips) != 1 or not is_plain or not has_norms or skips[0].skip_length != len(own):
             return False
     return bool(layers)
 
 
-def _same_rows(seen: Sequence[Seen]) -> bool:
-    return len({(s.row.norm_in, s.row.norm_branch, s.row.norm_out) for s in seen}) == 1
+def _have_same_norms(sublayers: Sequence[SublayerSummary]) -> bool:
+    return len({(s.row.norm_in, s.row.norm_branch, s.row.norm_out) for s in sublayers}) == 1
 
 
-def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiring]:
-    """The wirings that could be it, with the options that the rows show."""
-    if not seen:
+def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | None) -> Iterator[Wiring]:
+    """Return the wirings to compare, with the options that the rows show."""
+    if not sublayers:
         return
-    if all(s.together > 1 for s in seen):
-        yield wirings.parallel(1 if all(len(s.norms_in) < 2 for s in seen) else 2)
+    if all(s.num_parallel > 1 for s in sublayers):
+        yield wirings.parallel(1 if all(len(s.norms_in) < 2 for s in sublayers) else 2)
         return
-    if any(s.together > 1 for s in seen):
+    if any(s.num_parallel > 1 for s in sublayers):
         return
-    b = seen[-1].row.b
+    b = sublayers[-1].row.b
     yield from (wirings.post_ln(), wirings.pre_ln(), wirings.sandwich(), wirings.peri_ln(), wirings.reordered())
     yield from (wirings.no_norm(), wirings.layernorm_scaling(), wirings.admin())
     yield from (wirings.no_residual(), wirings.no_residual(norm=False))
@@ -116,115 +171,107 @@ def _candidates(seen: Sequence[Seen], other_layers: int | None) -> Iterator[Wiri
         yield from (wirings.deepnorm("encoder", other_layers), wirings.deepnorm("decoder", other_layers))
     if isinstance(b, Learned):
         by_layer: dict[int, set[tuple[str, ...]]] = {}
-        for s in seen:
-            by_layer.setdefault(s.layer, set()).add(s.learned)
-        shared = len(seen) > len(by_layer) and all(len(names) == 1 for names in by_layer.values())
-        start = _untrained(seen)
-        yield wirings.rezero() if shared else wirings.skipinit(start or 0.0)
+        for s in sublayers:
+            by_layer.setdefault(s.layer, set()).add(s.scale_names)
+        is_shared = len(sublayers) > len(by_layer) and all(len(names) == 1 for names in by_layer.values())
+        start = _find_initial_scale(sublayers)
+        yield wirings.rezero() if is_shared else wirings.skipinit(start or 0.0)
         yield wirings.layer_scale(start)
     elif b != 1.0:
-        num_layers = seen[-1].layer + 1
+        num_layers = sublayers[-1].layer + 1
         of_depth = [(wirings.depth_mup, b * num_layers**0.5), (wirings.completep, b * num_layers)]
-        for make, k in of_depth:  # 0.98995 in two layers was written as 1.4/sqrt(L)
+        for make, k in of_depth:  # with two layers 0.98995 is written as 1.4/sqrt(L)
             if num_layers > 1 and len(f"{k:.12g}") + 3 < len(f"{b:.12g}"):
                 yield make(float(f"{k:.12g}"))
         yield wirings.residual_multiplier(b)
-    post = [s.layer for s in seen if s.row.norm_out]
-    if post and len(post) < len(seen):
+    post = [s.layer for s in sublayers if s.row.norm_out]
+    if post and len(post) < len(sublayers):
         yield wirings.mix_ln(max(post) + 1)
 
 
-def _untrained(seen: Sequence[Seen]) -> float | None:
-    """The value of all learned factors, if they are the same everywhere, and so as they started."""
-    values = {f"{s.row.b.init:.6g}" for s in seen if isinstance(s.row.b, Learned)}
-    return float(values.pop()) or None if len(values) == 1 and len(seen) > 1 else None
+def _find_initial_scale(sublayers: Sequence[SublayerSummary]) -> float | None:
+    """Return the value of all learned factors if they are equal, as before training."""
+    values = {f"{s.row.b.init:.6g}" for s in sublayers if isinstance(s.row.b, Learned)}
+    return float(values.pop()) or None if len(values) == 1 and len(sublayers) > 1 else None
 
 
-def _remarks(wiring: Wiring, seen: Sequence[Seen], final_norm: bool, embedding_norm: bool) -> list[str] | None:
-    """What differs from a wiring beside the rows; None where a row differs."""
-    num_layers = seen[-1].layer + 1
-    per_layer, remarks = max(Counter(s.layer for s in seen).values()), []
-    at = -1
-    place = 0
-    for k, s in enumerate(seen):
-        place = 0 if s.layer != at else place + 1
-        at = s.layer
-        expected = wiring.row(s.layer, place, num_layers, per_layer)
-        if wiring.flow == "parallel":
-            expected = Row(norm_in=True)
-        if not _alike(expected, s.row):
-            if (
-                k == len(seen) - 1
-                and embedding_norm
-                and not final_norm
-                and _alike(expected, replace(s.row, norm_out=True))
-            ):
-                remarks.append("without the norm of the last sublayer")
-                continue
-            if (
-                k == 0
-                and embedding_norm
-                and _alike(expected, Row(norm_in=True, a=s.row.a, b=s.row.b))
-                and not _normed(s.row)
-            ):
-                remarks.append("the first sublayer reads the embedding norm's result, without a norm of its own")
-                continue
+def _compare_wiring(
+    wiring: Wiring, sublayers: Sequence[SublayerSummary], final_norm: bool, embedding_norm: bool
+) -> list[str] | None:
+    """Return the differences from a wiring besides the rows; None if a row differs."""
+    num_layers = sublayers[-1].layer + 1
+    per_layer = max(Counter(s.layer for s in sublayers).values())
+    remarks: list[str] = []
+    layer, place = -1, 0
+    for k, s in enumerate(sublayers):
+        place = 0 if s.layer != layer else place + 1
+        layer = s.layer
+        expected = Row(norm_in=True) if wiring.flow == "parallel" else wiring.row(layer, place, num_layers, per_layer)
+        if _rows_match(expected, s.row):
+            continue
+        first_row = Row(norm_in=True, a=s.row.a, b=s.row.b)
+        if (
+            k == len(sublayers) - 1 and embedding_norm and not final_norm
+            and _rows_match(expected, replace(s.row, norm_out=True))
+        ):  # fmt: skip
+            remarks.append("without the norm of the last sublayer")
+        elif k == 0 and embedding_norm and _rows_match(expected, first_row) and not _has_norm(s.row):
+            remarks.append("the first sublayer reads the embedding norm's output, without a norm of its own")
+        else:
             return None
     if final_norm and not wiring.ends_in_norm(num_layers):
-        remarks.append("with a final norm, which this wiring has not")
+        remarks.append("with a final norm, which this wiring does not have")
     if not final_norm and wiring.ends_in_norm(num_layers):
-        remarks.append("without the final norm that this wiring has")
+        remarks.append("without the final norm of this wiring")
     if embedding_norm != wiring.embedding_norm:
         remarks.append("with a norm of the embedding" if embedding_norm else "without the norm of the embedding")
     return remarks
 
 
-def _normed(row: Row) -> bool:
+def _has_norm(row: Row) -> bool:
     return row.norm_in or row.norm_branch or row.norm_out
 
 
-def _alike(expected: Row, row: Row) -> bool:
+def _rows_match(expected: Row, row: Row) -> bool:
     norms = all(getattr(expected, name) == getattr(row, name) for name in ("norm_in", "norm_branch", "norm_out"))
-    return norms and all(_close(getattr(expected, name), getattr(row, name)) for name in ("a", "b", "c"))
+    return norms and all(_factors_match(getattr(expected, name), getattr(row, name)) for name in ("a", "b", "c"))
 
 
-def _close(expected: Factor, found: Factor) -> bool:
-    if isinstance(expected, Learned) or isinstance(found, Learned):
-        return (
-            isinstance(expected, Learned) and isinstance(found, Learned) and expected.per_feature == found.per_feature
-        )
-    return abs(expected - found) <= CLOSE * max(abs(expected), abs(found))
+def _factors_match(expected: Factor, factor: Factor) -> bool:
+    if isinstance(expected, Learned) and isinstance(factor, Learned):
+        return expected.per_feature == factor.per_feature
+    if isinstance(expected, Learned) or isinstance(factor, Learned):
+        return False
+    return abs(expected - factor) <= TOLERANCE * max(abs(expected), abs(factor))
 
 
-def _near_miss(seen: Sequence[Seen], other_layers: int | None) -> list[str]:
-    """What the rows would be with the factors of stream and branch exchanged: DeepNorm's alpha on the wrong term."""
-    factors = {s.row.b for s in seen}
-    if len(factors) != 1 or not all(isinstance(s.row.b, float) and s.row.a == 1.0 and s.row.norm_out for s in seen):
+def _find_swapped_factors(sublayers: Sequence[SublayerSummary], other_layers: int | None) -> list[str]:
+    """Return a remark if the factors of stream and branch are swapped: DeepNorm's alpha on the wrong term."""
+    factors = {s.row.b for s in sublayers}
+    if len(factors) != 1 or not all(
+        isinstance(s.row.b, float) and s.row.a == 1.0 and s.row.norm_out for s in sublayers
+    ):
         return []
     b: Any = factors.pop()
     if b == 1.0:
         return []
-    swapped = [
-        s._replace(row=Row(norm_in=s.row.norm_in, norm_branch=s.row.norm_branch, norm_out=True, a=b)) for s in seen
-    ]
-    wiring = next(
-        (w for w in _candidates(swapped, other_layers) if _remarks(w, swapped, False, False) is not None), None
-    )
+    swapped = [s._replace(row=replace(s.row, norm_out=True, a=b, b=1.0, c=1.0)) for s in sublayers]
+    candidates = _list_candidates(swapped, other_layers)
+    wiring = next((one for one in candidates if _compare_wiring(one, swapped, False, False) is not None), None)
     name = f"{wiring.name}'s" if wiring else "post-LN with a"
-    k = number(b)
-    return [f"{name} factor {k} stands on the branch, x' = N(x + {k} f(x)); it belongs on the stream, N({k} x + f(x))"]
+    k = format_number(b, trim=True)
+    return [f"{name} factor {k} is on the branch, x' = N(x + {k} f(x)), but belongs on the stream, N({k} x + f(x))"]
 
 
 PRE = re.compile(r"pre[-_ ]?(ln|norm|layer[-_ ]?norm)", re.I)
 POST = re.compile(r"post[-_ ]?(ln|norm|layer[-_ ]?norm)", re.I)
 
 
-def says_otherwise(text: str, wiring: Wiring) -> str | None:
-    """What a class calls itself, where its rows are the opposite."""
-    pattern, other = (
-        (PRE, POST) if wiring.name == "post_ln" else (POST, PRE) if wiring.name == "pre_ln" else (None, None)
-    )
-    if pattern is None or other is None:
+def find_contradiction(text: str, wiring: Wiring) -> str | None:
+    """Return the words of a class's name or docstring that claim the opposite of its rows."""
+    patterns = {"post_ln": (PRE, POST), "pre_ln": (POST, PRE)}
+    if wiring.name not in patterns:
         return None
-    found = pattern.search(text)
-    return found[0] if found and not other.search(text) else None
+    wrong, right = patterns[wiring.name]
+    match = wrong.search(text)
+    return match[0] if match and not right.search(text) else None

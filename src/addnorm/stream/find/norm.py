@@ -1,4 +1,4 @@
-"""A norm as a model computed it: which kind, of what, with which eps, weight and bias; and its formula."""
+"""A norm of a captured run: its kind, input, eps, weight and bias, and its formula."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.graph import Op, Value
-from addnorm.stream.find.replay import whole
+from addnorm.stream.find.operators import covers_features
 
 __all__ = ["Kind", "Norm"]
 
@@ -18,7 +18,21 @@ Kind = Literal["layer", "rms", "scale"]
 
 @dataclass(eq=False)
 class Norm:
-    """A norm as it was computed: y = Norm(x)."""
+    """Norm of a captured run: y = Norm(x).
+
+    Attributes:
+        kind: "layer", "rms" or "scale".
+        eps: the constant in the denominator; None if there is none.
+        x: the input.
+        y: the output.
+        weight, bias: the parameters, or None.
+        weight_offset: number that is added to the weight.
+        unbiased: the variance is divided by d - 1, as in Tensor.std.
+        eps_outside: eps is added to the root instead of the variance.
+        uses_length: for "rms", the root is computed as |x| / sqrt(d), with eps as the lower bound of |x|.
+        ops: the operators that compute it.
+        error: error of the formula relative to the tolerance.
+    """
 
     kind: Kind
     eps: float | None
@@ -27,38 +41,37 @@ class Norm:
     weight: Value | None = None
     bias: Value | None = None
     weight_offset: float = 0.0
-    unbiased: bool = False  # divided by d - 1, as Tensor.std does
-    eps_outside: bool = False  # added to the root
-    length: bool = False  # of an rms: by the length of x, eps its lower bound
+    unbiased: bool = False
+    eps_outside: bool = False
+    uses_length: bool = False
     ops: set[Op] = field(default_factory=set)
     error: float = 0.0
 
     @property
     def path(self) -> str:
-        """The module that computed it."""
+        """Path of the module that computed it."""
         assert self.y.op is not None
         return self.y.op.frame.path
 
     @property
     def dtype(self) -> torch.dtype:
-        """The coarsest in which it was computed."""
+        """The coarsest dtype in which it was computed."""
         values = [self.x, self.y, *(out for op in self.ops for out in op.outputs)]
         dtypes = {value.tensor.dtype for value in values if value.tensor.is_floating_point()}
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     @property
-    def whole(self) -> bool:
-        """Whether it is of all features, not of parts of them as of the heads of attention."""
-        return whole(self.x)
+    def is_whole(self) -> bool:
+        """Whether it normalizes all features of a token, not parts of them such as the heads of attention."""
+        return covers_features(self.x)
 
     def denominator(self, x: Tensor) -> Tensor:
-        """What the (centred) features are divided by, `(*, 1)`, in the dtype of x."""
+        """Return the divisor of the (centred) features, `(*, 1)`, in the dtype of x."""
         d = x.shape[-1]
-        if self.kind == "scale" or self.length:
-            size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            size = size.clamp_min(self.eps) if self.eps else size
-            length: Tensor = size / d**0.5 if self.length else size
-            return length
+        if self.kind == "scale" or self.uses_length:
+            length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            length = length.clamp_min(self.eps) if self.eps else length
+            return length / d**0.5 if self.uses_length else length
         if self.kind == "layer":
             var = x.var(-1, correction=int(self.unbiased), keepdim=True)
         else:
@@ -67,28 +80,27 @@ class Norm:
         return var.sqrt() + eps if self.eps_outside else (var + eps).sqrt()
 
     def gain(self, dtype: torch.dtype) -> Tensor | float:
-        """What the normalized features are multiplied by."""
+        """Return the factor of the normalized features: weight + weight_offset, or 1."""
         return 1.0 if self.weight is None else self.weight.tensor.detach().to(dtype) + self.weight_offset
 
     def linear(self, x: Tensor, denominator: Tensor) -> Tensor:
-        """The norm without its bias and with its denominator given: linear in x."""
+        """Return the norm of x with this denominator and without its bias; it is linear in x."""
         if self.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         return x / denominator * self.gain(x.dtype)
 
     def shift(self, dtype: torch.dtype) -> Tensor | float:
-        """The bias."""
+        """Return the bias, or 0."""
         return 0.0 if self.bias is None else self.bias.tensor.detach().to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The formula, in the dtype of x."""
+        """Return the norm of x, computed by its formula in the dtype of x."""
         return self.linear(x, self.denominator(x)) + self.shift(x.dtype)
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known of it."""
-        found: dict[str, Any] = {"kind": self.kind, "eps": self.eps, "path": self.path, "weight": self.weight is not None,
-                                 "bias": self.bias is not None}  # fmt: skip
-        for name in ("unbiased", "eps_outside"):
-            if getattr(self, name):
-                found[name] = True
-        return found
+        """Return the kind, eps, path and options as JSON types."""
+        options = {name: True for name in ("unbiased", "eps_outside") if getattr(self, name)}
+        return {
+            "kind": self.kind, "eps": self.eps, "path": self.path, "weight": self.weight is not None,
+            "bias": self.bias is not None, **options,
+        }  # fmt: skip

@@ -1,10 +1,12 @@
-"""The norms in a data flow: torch's, this library's, and those written out by hand (handmade.py), in any order of casts.
+"""The norms of a data flow: torch's, this library's, and those decomposed into primitive operators.
 
     (x - mean) / sqrt(var + eps) * weight + bias      layer       x / sqrt(mean(x^2) + eps) * weight      rms
     x / max(|x|, eps) * weight                        scale
 
-Whatever the operators are called, the formula that was found is computed in float64 and compared with what the model computed.
-One that is not that formula is no norm.
+The formula of every candidate is computed in float64 and compared with the model's output. A candidate that differs is no norm.
+
+To add a fused operator, write a function that builds its `Norm` and enter it in `FUSED`. Formulas in primitive operators are
+matched in decomposed_norms.py.
 """
 
 from __future__ import annotations
@@ -16,69 +18,71 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.graph import Flow, Op, Value
-from addnorm.stream.find.decomposed_norms import affine, match
+from addnorm.stream.find.decomposed_norms import match_affine, match_norm
 from addnorm.stream.find.norm import Norm
 
-__all__ = ["Norm", "find_norms"]
+__all__ = ["find_norms"]
 
-LOOSE = 64  # roundings of the model's dtype that a norm may be off its formula: cast orders differ
+MAX_ROUNDINGS = 64  # tolerance in round-offs of the model's dtype: the order of casts differs
 
 
 def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
-    """The norms over the last dimension; those of whole tokens are also set as `norm` of the value that they returned.
+    """Find the norms over the last dimension, and set `Value.norm` of the outputs of those over all features of a token.
 
-    `proven` False leaves it to the caller to compare their formulas: a flow without numbers cannot.
+    Args:
+        flow: the captured run.
+        proven: compare each norm with its formula. A flow without numbers cannot be compared.
     """
-    found: list[Norm] = []
+    norms: list[Norm] = []
     for op in flow.ops:
-        make = FUSED.get(op.name)
-        norm = make(op) if make else match(op)
+        match_fused = FUSED.get(op.name)
+        norm = match_fused(op) if match_fused else match_norm(op)
         if norm is None or norm.y.norm is not None or norm.x.tensor.is_complex():
             continue
-        if not make:
-            affine(norm)
-        norm.error = _error(norm) if proven else 0.0
+        if not match_fused:
+            match_affine(norm)
+        norm.error = _measure_error(norm) if proven else 0.0
         if norm.error <= 1.0:
-            found.append(norm)
-            if norm.whole:
+            norms.append(norm)
+            if norm.is_whole:
                 norm.y.norm = norm
                 for step in norm.ops:
                     step.norms = (*step.norms, norm)
-    return found
+    return norms
 
 
-def _error(norm: Norm) -> float:
-    """How far the formula is from what was computed, as a share of what rounding may do."""
+def _measure_error(norm: Norm) -> float:
+    """Return the error of the formula relative to the tolerance."""
     with torch.no_grad():
         x, y = norm.x.tensor.detach().double(), norm.y.tensor.detach().double()
         if not x.numel():
             return 0.0
         formula = norm(x).reshape(y.shape)
-        size = (y.square().mean().sqrt() + norm_scale(norm)).clamp_min(1e-30)
-        off = (formula - y).square().mean().sqrt() / size
-        return float(off / (LOOSE * torch.finfo(norm.dtype).eps)) if torch.isfinite(y).all() else 0.0
+        size = (y.square().mean().sqrt() + _measure_cancellation(norm)).clamp_min(1e-30)
+        error = (formula - y).square().mean().sqrt() / size
+        return float(error / (MAX_ROUNDINGS * torch.finfo(norm.dtype).eps)) if torch.isfinite(y).all() else 0.0
 
 
-def norm_scale(norm: Norm) -> Tensor:
-    """The size of what cancels where a row is nearly constant: nothing there is exact to its dtype."""
+def _measure_cancellation(norm: Norm) -> Tensor:
+    """Return the size of the terms that cancel in a nearly constant row, where no result is exact to its dtype."""
     x = norm.x.tensor.detach().double()
     if norm.kind != "layer":
         return x.new_zeros(())
     return (x.mean(-1, keepdim=True).abs() / norm.denominator(x)).square().mean().sqrt()
 
 
-def _layer(op: Op) -> Norm | None:
-    x, shape, weight, bias, eps = _filled(op, ("input", "normalized_shape", "weight", "bias", "eps"), eps=1e-5)
+def _match_layer_norm(op: Op) -> Norm | None:
+    x, shape, weight, bias, eps = _get_arguments(op, ("input", "normalized_shape", "weight", "bias", "eps"), eps=1e-5)
     return Norm("layer", float(eps), x, op.outputs[0], weight, bias, ops={op}) if len(shape) == 1 else None
 
 
-def _rms(op: Op) -> Norm | None:
-    x, shape, weight, eps = _filled(op, ("input", "normalized_shape", "weight", "eps"))
+def _match_rms_norm(op: Op) -> Norm | None:
+    x, shape, weight, eps = _get_arguments(op, ("input", "normalized_shape", "weight", "eps"))
     eps = torch.finfo(x.tensor.dtype).eps if eps is None else eps
     return Norm("rms", float(eps), x, op.outputs[0], weight, ops={op}) if len(shape) == 1 else None
 
 
-def _ours(op: Op) -> Norm:
+def _match_addnorm(op: Op) -> Norm:
     tensors = [a for a in op.args if isinstance(a, Value)]
     kind, eps, offset, has_weight, has_bias = op.args[len(tensors) :]
     gains = iter(tensors[1:])
@@ -89,10 +93,14 @@ def _ours(op: Op) -> Norm:
 
 
 FUSED: dict[str, Callable[[Op], Norm | None]] = {
-    "native_layer_norm": _layer, "layer_norm": _layer, "rms_norm": _rms, "_fused_rms_norm": _rms, "addnorm::norm": _ours,
-}  # fmt: skip
+    "native_layer_norm": _match_layer_norm,
+    "layer_norm": _match_layer_norm,
+    "rms_norm": _match_rms_norm,
+    "_fused_rms_norm": _match_rms_norm,
+    "addnorm::norm": _match_addnorm,
+}
 
 
-def _filled(op: Op, names: tuple[str, ...], **defaults: Any) -> list[Any]:
-    given = {**dict.fromkeys(names), **defaults, **dict(zip(names, op.args, strict=False)), **op.kwargs}
-    return [given[name] for name in names]
+def _get_arguments(op: Op, names: tuple[str, ...], **defaults: Any) -> list[Any]:
+    values = {**dict.fromkeys(names), **defaults, **dict(zip(names, op.args, strict=False)), **op.kwargs}
+    return [values[name] for name in names]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from addnorm.stream.dataflow.capture import PARAMETER
+from addnorm.stream.dataflow.graph import PARAMETER
 from addnorm.stream.record.measurements import Measurements
 from addnorm.stream.record.plan import Plan, StateProbe
 from addnorm.stream.record.statistics import TokenMask, features_last, token_norms, upcast

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from addnorm._util.jsonio import to_jsonable
-from addnorm.stream.dataflow.capture import PARAMETER, Value
+from addnorm.stream.dataflow.graph import PARAMETER, Value
 from addnorm.stream.find.adds import Path
-from addnorm.stream.find.inspect import Found
-from addnorm.stream.find.inspection import Inspection, Site, Stream
-from addnorm.stream.find.norms import Norm
-from addnorm.stream.find.sites import Branch
+from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.inspection import Inspection, Site, Stream, format_norm
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.record.schema import RecordedSite
 
 __all__ = ["NormProbe", "Plan", "SiteProbe", "StateProbe", "WriteProbe", "inspection_metadata", "write_probe"]
@@ -97,7 +97,7 @@ class Plan:
         return plan
 
     def _add_stream(self, stream: Stream, recorded: list[RecordedSite], prefix: str, layers: set[int] | None) -> None:
-        found: Found = stream.found
+        found: Chain = stream.chain
         first = len(self.states)
         values = [add.x for add in found.adds] + [_last_state(found)]
         self.states += [
@@ -108,7 +108,7 @@ class Plan:
         self.states[first].leaving.append(len(recorded))
         recorded.append(RecordedSite(f"{prefix}x_0", "", "start", None, stream.name, ""))
         for site in stream.sites:
-            k, branch = site.found[1], site.found[2]
+            k, branch = site.add_index, site.sublayer
             if layers is not None and site.layer not in layers:
                 continue
             index = len(recorded)
@@ -140,7 +140,7 @@ class Plan:
             yield norm.rstd if norm.rstd is not None else norm.norm.x
 
 
-def _last_state(found: Found) -> Value:
+def _last_state(found: Chain) -> Value:
     """Return the state after the last add and its norm."""
     norms = found.norms_out[-1]
     return norms[-1].y if norms else found.adds[-1].out
@@ -154,9 +154,9 @@ def _norm_probe(norm: Norm, role: str, site: int, stream: str) -> NormProbe:
     return NormProbe(site, role, norm, rstd, stream)
 
 
-def write_probe(branch: Branch) -> WriteProbe:
+def write_probe(branch: Sublayer) -> WriteProbe:
     """Return the term that a sublayer adds: the operand of the add that contains it, and its factors."""
-    path: Path = branch.path
+    path: Path = branch.write_path
     terms = [path.term, *path.sums]
     factor = 1.0
     for term in terms:
@@ -164,7 +164,7 @@ def write_probe(branch: Branch) -> WriteProbe:
     return WriteProbe(terms[-1].value, factor, tuple(term.scale for term in terms if term.scale is not None))
 
 
-def _parameter_names(branch: Branch) -> list[str]:
+def _parameter_names(branch: Sublayer) -> list[str]:
     """Return the names of a sublayer's parameters, without those of the norm of its input."""
     norms = {op for norm in branch.reads.norms for op in norm.ops}
     names: dict[str, None] = {}
@@ -214,6 +214,4 @@ def _site_metadata(site: Site) -> dict[str, Any]:
 
 def _norm_texts(norms: Any) -> str:
     """Return the norms with their eps, each kind once: "LayerNorm 1e-12"."""
-    from addnorm.stream.find.format import norm_text  # late: it imports rich, which `import addnorm` does not need
-
-    return ", ".join(dict.fromkeys(norm_text(norm) for norm in norms if norm is not None))
+    return ", ".join(dict.fromkeys(format_norm(norm) for norm in norms if norm is not None))

@@ -20,11 +20,18 @@ from torch.utils import _pytree as pytree
 
 from addnorm._util.arguments import check_int
 from addnorm.stream.calls import call_key, copy_arguments
-from addnorm.stream.dataflow.capture import Frames, Value
-from addnorm.stream.dataflow.observers import Tap, Watch, checkpoints_with_graph, gather, watched
-from addnorm.stream.find.inspect import capture, understand
+from addnorm.stream.dataflow.frames import Frames
+from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.dataflow.observers import (
+    Observer,
+    ObserverMode,
+    group_observers,
+    observe_forwards,
+    use_nonreentrant_checkpoints,
+)
+from addnorm.stream.find.inspect import build_inspection, capture_flow
 from addnorm.stream.find.inspection import Inspection
-from addnorm.stream.find.ops import up
+from addnorm.stream.find.operators import strip_views
 from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks
 from addnorm.stream.record.plan import NormProbe, Plan, SiteProbe, StateProbe, inspection_metadata
@@ -83,7 +90,7 @@ def record(
     check_int("accumulate", accumulate, 1)
     recorder = _Recorder(model, grads, every, layers, tokens, accumulate)
     try:
-        with checkpoints_with_graph(), watched(model, recorder.begin, recorder.end):
+        with use_nonreentrant_checkpoints(), observe_forwards(model, recorder.begin, recorder.end):
             yield recorder.recording
     finally:
         recorder.close()
@@ -136,7 +143,7 @@ class _Recorder:
                 "the model is compiled, and recorded eagerly: a compiled graph cannot be observed.", stacklevel=4
             )
 
-    def begin(self, frames: Frames, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Watch | None:
+    def begin(self, frames: Frames, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObserverMode | None:
         """Prepare the recording of a forward; None if it is not recorded."""
         number = self.forwards
         self.forwards += 1
@@ -164,28 +171,28 @@ class _Recorder:
             self._gradients.add_parameters(plan, self._named)
         self._held, self._norms, self._operands = {}, {}, {}
         self._gradients.without_graph = []
-        taps: list[tuple[Value, Tap]] = []
+        taps: list[tuple[Value, Observer]] = []
         leaves = pytree.tree_leaves((args, kwargs))
-        watch = Watch(frames, {})
+        watch = ObserverMode(frames, {})
         self._samples = {name: TokenSample(stream, self._tokens[name]) for name, stream in plan.streams.items()}
         for value, tap in self._taps(plan, watch):
             if value.op is not None:
                 taps.append((value, tap))
             elif (leaf := self._leaf(value, leaves)) is not None:
                 tap(leaf)
-        watch.taps = gather(taps)
+        watch.observers = group_observers(taps)
         return watch
 
-    def end(self, watch: Watch) -> None:
+    def end(self, watch: ObserverMode) -> None:
         """Finish the recording of a forward."""
         values = self._plan.values() if self._plan is not None else ()
         ops = {value.op.address: value.op for value in values if value.op is not None}
-        missed = {address for address, op in ops.items() if watch.otherwise(op)}
+        missed = {address for address, op in ops.items() if watch.was_missed(op)}
         if missed:  # other operators ran than in the inspected forward: the next forward is inspected again
             self._plans.pop(self._key, None)
             path, call, *_ = min(missed)
             self._note(
-                f"in forward {self.forwards - 1} {len(missed)} of {len(watch.taps)} places were not met, the first in call "
+                f"in forward {self.forwards - 1} {len(missed)} of {len(watch.observers)} places were not met, the first in call "
                 f"{call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
         self._held, self._norms, self._operands = {}, {}, {}
@@ -215,15 +222,15 @@ class _Recorder:
     # What to measure.
 
     def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        flow = capture(self.model, *copy_arguments(args, kwargs))
+        flow = capture_flow(self.model, *copy_arguments(args, kwargs))
         with torch.no_grad():
-            inspection = understand(self.model, flow)
+            inspection = build_inspection(self.model, flow)
         if not inspection.sites:
             raise ValueError(
                 f"{type(self.model).__name__} has no residual stream to record: {inspection.unknown[0].reason}."
             )
         plan = Plan.from_inspection(inspection, self.layers)
-        flow.forget()
+        flow.release_tensors()
         if not plan.sites:
             depth = max(stream.num_layers for stream in inspection.streams)
             raise ValueError(
@@ -243,7 +250,7 @@ class _Recorder:
                 "the first: record models or inputs whose sublayers differ one by one."
             )
 
-    def _taps(self, plan: Plan, watch: Watch) -> Iterator[tuple[Value, Tap]]:
+    def _taps(self, plan: Plan, watch: ObserverMode) -> Iterator[tuple[Value, Observer]]:
         for state in plan.states:
             yield state.value, partial(self._on_state, watch, state)
         for site in plan.sites:
@@ -278,10 +285,10 @@ class _Recorder:
         for name, value in values:
             self.recording.add(self.step, site, role, name, value)
 
-    def _on_state(self, watch: Watch, state: StateProbe, tensor: Tensor) -> None:
+    def _on_state(self, watch: ObserverMode, state: StateProbe, tensor: Tensor) -> None:
         tokens = self._tokens[state.stream]
         if self.grads and state.leaving and self._key[-1]:  # grad mode was on as the forward began
-            watch.waiting.append(partial(self._gradients.add_state, state, tensor, self.step, tokens))
+            watch.deferred.append(partial(self._gradients.add_state, state, tensor, self.step, tokens))
         with torch.no_grad():
             t = features_last(tensor.detach(), state.width, state.axis)
             norms = self._norms[state.value] = statistics.token_norms(t, tokens)
@@ -326,7 +333,7 @@ class _Recorder:
                 write = write * (scale.tensor if current is None else current).detach()
             write = features_last(write, state.width, state.axis)
             tokens = self._tokens[state.stream]
-            is_raw = not probe.scales and probe.factor == 1.0 and up(probe.value) is site.raw
+            is_raw = not probe.scales and probe.factor == 1.0 and strip_views(probe.value) is site.raw
             norms = (self._norms.get(site.raw) if is_raw else None) or statistics.token_norms(write, tokens)
             self._put(site.index, "write", norms.statistics())
             held = self._held.get(state.value)

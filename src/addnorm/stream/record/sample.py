@@ -12,15 +12,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.capture import Value
-from addnorm.stream.dataflow.observers import Tap
+from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.decompose import propagate, source_shares, sum_components
 from addnorm.stream.find.adds import Add
-from addnorm.stream.find.closure import relative, tolerance
-from addnorm.stream.find.inspect import Found
+from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Stream
-from addnorm.stream.find.ops import Factor
-from addnorm.stream.find.sites import Branch
+from addnorm.stream.find.operators import Factor
+from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.record.plan import write_probe
 from addnorm.stream.record.schema import Balance, MemoryMap
 from addnorm.stream.record.statistics import TokenMask, features_last
@@ -40,22 +40,22 @@ class TokenSample:
 
     def __init__(self, stream: Stream, tokens: TokenMask) -> None:
         self.stream = stream
-        self.found: Found = stream.found
+        self.chain: Chain = stream.chain
         self.tokens = tokens
         self._states: dict[Value, Tensor] = {}
         self._parameters: dict[Value, Tensor] = {}  # copies of the gains that are parameters, as of the forward
         self._chosen: Tensor | None = None  # indices of the sampled tokens
         self._count = 0
 
-    def taps(self) -> Iterator[tuple[Value, Tap]]:
+    def taps(self) -> Iterator[tuple[Value, Observer]]:
         """Yield the values to sample with the functions that take them; nothing if they could not be combined."""
         if self.reason():
             return
         for value in dict.fromkeys(self._values()):
             yield value, partial(self._keep, value)
-        gains = [gain for norms in self.found.norms_out for norm in norms for gain in (norm.weight, norm.bias)]
+        gains = [gain for norms in self.chain.norms_out for norm in norms for gain in (norm.weight, norm.bias)]
         gains += [
-            scale for branches in self.found.branches for branch in branches for scale in write_probe(branch).scales
+            scale for branches in self.chain.sublayers for branch in branches for scale in write_probe(branch).scales
         ]
         for gain in filter(None, gains):
             if gain.op is not None:
@@ -65,14 +65,14 @@ class TokenSample:
 
     def reason(self) -> str:
         """Return why components cannot be propagated: a step on the stream that is not a constant factor; else empty text."""
-        for k, add in enumerate(self.found.adds):
-            if _product(add.kept.factors) is None:
+        for k, add in enumerate(self.chain.adds):
+            if _product(add.residual_path.factors) is None:
                 return f"add {k + 1} multiplies the stream by more than a constant"
-            if k and add.retokened:
+            if k and add.changes_tokens:
                 return f"tokens join or leave the stream before add {k + 1}"
-            if k and add.source is not None:
+            if k and add.branch_input is not None:
                 return f"add {k + 1} adds to a norm what was read before it"
-            if k and _product([*add.early, *add.late]) is None:
+            if k and _product([*add.early_factors, *add.late_factors]) is None:
                 return f"the stream is multiplied or masked between add {k} and add {k + 1}"
         return ""
 
@@ -100,9 +100,9 @@ class TokenSample:
         missing = sum(value not in self._states for value in values)
         if missing or not self._states:
             return None, Balance(reason=f"{missing} of {len(values)} states and writes were not met in the last step")
-        names = {id(site.found[2]): site.id for site in self.stream.sites}
+        names = {id(site.sublayer): site.id for site in self.stream.sites}
 
-        def write(branch: Branch) -> Tensor:
+        def write(branch: Sublayer) -> Tensor:
             probe = write_probe(branch)
             part = self._states[probe.value] * probe.factor
             for scale in probe.scales:
@@ -110,23 +110,23 @@ class TokenSample:
             return part
 
         def keep(add: Add, part: Tensor) -> Tensor:
-            number = _product(add.kept.factors) or 1.0
-            for term in (add.kept.term, *add.kept.sums):
+            number = _product(add.residual_path.factors) or 1.0
+            for term in (add.residual_path.term, *add.residual_path.sums):
                 number *= term.factor
             return part * number
 
         def late(add: Add, part: Tensor) -> Tensor:
-            return part * (_product([*add.early, *add.late]) or 1.0)
+            return part * (_product([*add.early_factors, *add.late_factors]) or 1.0)
 
         states = [self._states[value] for value in self._state_values()]
-        limit = tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
+        limit = get_tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
         sources: dict[str, None] = {}
         depths: list[dict[str, float]] = []
         closure = 0.0
         with torch.no_grad():
-            for k, parts in enumerate(propagate(self.found, names, states[0], write, keep, late)):
+            for k, parts in enumerate(propagate(self.chain, names, states[0], write, keep, late)):
                 total = sum_components(parts)
-                closure = max(closure, error := relative(states[k], total))
+                closure = max(closure, error := relative_error(states[k], total))
                 if not error <= limit:
                     reason = f"at depth {k} the components add up to the stream with a relative error of {error:.1e}, "
                     return None, Balance(reason=f"{reason}allowed {limit:.0e}")
@@ -139,12 +139,12 @@ class TokenSample:
         return ([*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]), balance
 
     def _state_values(self) -> list[Value]:
-        norms = self.found.norms_out[-1]
-        return [add.x for add in self.found.adds] + [norms[-1].y if norms else self.found.adds[-1].out]
+        norms = self.chain.norms_out[-1]
+        return [add.x for add in self.chain.adds] + [norms[-1].y if norms else self.chain.adds[-1].out]
 
     def _values(self) -> Iterator[Value]:
         yield from self._state_values()
-        for branches in self.found.branches:
+        for branches in self.chain.sublayers:
             for branch in branches:
                 yield write_probe(branch).value
 

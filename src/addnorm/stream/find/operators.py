@@ -1,0 +1,365 @@
+"""The meaning of torch's operators for a stream: views, factors and sums; and their replay in float64.
+
+Names are those of `operator_name`: aten's, without the underscore of in-place operators. An operator in none of these tables
+computes a new value.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Set
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from addnorm.stream.dataflow.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Value
+
+__all__ = [
+    "ATTENTION", "CHANNELS_FIRST", "LOCAL_MIXING", "MIXING", "NORMALIZING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor",
+    "Term", "covers_features", "find_axis", "find_views", "get_noise_mean", "get_number", "is_ancestor", "is_mixing",
+    "is_opaque", "match_factor", "match_terms", "replay_op", "strip_views",
+]  # fmt: skip
+
+# The output has the numbers of the input in another shape, memory or dtype.
+TRANSPARENT = {
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "contiguous", "clone", "_to_copy", "alias",
+    "detach", "squeeze", "unsqueeze", "expand", "lift_fresh", "copy", "flatten", "unflatten", "swapaxes", "movedim", "to",
+    "_conj", "view_as", "expand_as", "numpy_T",
+}  # fmt: skip
+# The output has the numbers of the input unless they are not finite, too large, or of a padded token. The closure shows changes.
+GUARDS = {"clamp", "clamp_min", "clamp_max", "nan_to_num", "where", "masked_fill"}
+
+# Operators that combine elements of different tokens or features. A sublayer has one; elementwise functions have none.
+MIXING = {
+    "mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "einsum", "dot", "mv", "_grouped_mm", "_scaled_mm", "_int_mm",
+    "convolution", "_convolution", "mkldnn_convolution", "conv_depthwise3d", "_fft_r2c", "_fft_c2c", "_fft_c2r", "cumsum",
+    "embedding", "avg_pool2d", "roll", "mkldnn_linear", "tensordot", "addbmm", "bilinear", "_trilinear", "cdist", "logcumsumexp",
+    "cumprod", "flip", "gather", "index_select", "avg_pool1d", "mkldnn_rnn_layer", "lstm", "gru",
+}  # fmt: skip
+ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math",
+    "_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_efficient_attention_forward",
+    "flex_attention", "_native_multi_head_attention",
+}  # fmt: skip
+SOFTMAX = {"_softmax", "softmax", "_safe_softmax", "_log_softmax"}
+PRODUCTS = {"bmm", "baddbmm", "matmul", "einsum", "mm", "addbmm"}
+# Operators that combine neighbouring tokens without attention.
+LOCAL_MIXING = {
+    "convolution", "_convolution", "mkldnn_convolution", "conv_depthwise3d", "_fft_r2c", "_fft_c2c", "_fft_c2r", "cumsum",
+    "cumprod", "logcumsumexp", "avg_pool1d", "avg_pool2d", "mkldnn_rnn_layer", "lstm", "gru",
+    "write_into",  # tokens that are computed one after the other
+}  # fmt: skip
+COMPARISONS, UNIFORM = {"lt", "le", "gt", "ge"}, {"rand", "rand_like", "uniform"}
+# Operators whose first input has the features in dimension 1.
+CHANNELS_FIRST = {
+    "convolution", "_convolution", "mkldnn_convolution", "native_batch_norm", "_native_batch_norm_legit", "native_group_norm",
+    "_native_batch_norm_legit_no_training", "batch_norm", "group_norm", "cudnn_batch_norm", "instance_norm", "conv_depthwise3d",
+    "_batch_norm_with_update", "batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm",
+}  # fmt: skip
+# Norms and their parts. Where they belong to no `Norm`, they normalize over something else than the features of a token.
+NORMALIZING = {name for name in CHANNELS_FIRST if "norm" in name} | {
+    "native_layer_norm", "_fused_rms_norm", "rms_norm", "rsqrt", "sqrt", "norm", "linalg_vector_norm", "var", "var_mean", "std",
+    "std_mean",
+}  # fmt: skip
+
+
+class Factor(NamedTuple):
+    """Factor of a value."""
+
+    kind: str  # "constant", "learned", "noise" (dropout), "mask" (by token), "guard"
+    number: float  # the constant
+    value: Value | None  # the tensor
+    op: Op
+
+
+class Term(NamedTuple):
+    """Operand of an add: factor * scale * value, where `scale` is a tensor that multiplies in the same operator."""
+
+    value: Value
+    factor: float = 1.0
+    scale: Value | None = None
+    op: Op | None = None  # the add
+
+
+def get_number(x: Any) -> float | None:
+    """Return a Python number or the number in a constant of one element; None for other arguments."""
+    if isinstance(x, bool):
+        return None
+    if isinstance(x, Value) and x.kind == 0 and x.tensor.numel() == 1 and not x.tensor.is_complex():
+        x = x.tensor if not isinstance(x.tensor, FakeTensor) else x.tensor.constant
+        x = None if x is None else x.item()
+    if not isinstance(x, int | float):
+        return None
+    short = float(f"{x:.7g}")  # 1e-6 after it was stored in float32
+    return short if _round_to_float32(short) == x else float(x)
+
+
+def _round_to_float32(x: float) -> float:
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", x))[0]
+    except OverflowError:
+        return x
+    return rounded
+
+
+def strip_views(value: Value) -> Value:
+    """Return the value of which another is a view, a copy or a cast."""
+    while value.op is not None and value.op.inputs and (value.op.name in TRANSPARENT or _adds_zero(value.op)):
+        value = value.op.inputs[0]
+    return value
+
+
+def _adds_zero(op: Op) -> bool:
+    """Return whether an operator computes x + 0, with which Python's sum begins."""
+    return op.name == "add" and len(op.inputs) == 1 and len(op.args) > 1 and get_number(op.args[1]) == 0.0
+
+
+def is_opaque(op: Op) -> bool:
+    """Return whether an operator belongs to another library, so that its computation is not known."""
+    return "::" in op.name and not op.name.startswith(FAMILY)
+
+
+def is_mixing(op: Op) -> bool:
+    """Return whether an operator combines elements of different tokens or features."""
+    return op.name in MIXING or op.name in ATTENTION or is_opaque(op)
+
+
+def find_axis(value: Value, source: Value, axis: int) -> int | None:
+    """Return the axis of the source that is an axis of its view; None if it is a part of one, or several."""
+    while value is not source:
+        op = value.op
+        if op is None or not op.inputs or strip_views(value) is value:
+            return None
+        shape, rank = op.inputs[0].shape, len(value.shape)
+        if op.name in ("transpose", "swapaxes", "t", "numpy_T"):
+            first, second = (d % rank for d in (op.args[1:3] if len(op.args) > 2 else (0, 1)))
+            axis = {first: second, second: first}.get(axis, axis)
+        elif op.name == "permute":
+            axis = op.args[1][axis] % rank
+        elif op.name == "alias" and len(op.args) > 1:  # the same memory with permuted dimensions
+            stride, _, strides = op.args[1:]
+            axis = stride.index(strides[axis]) if strides[axis] in stride else -1
+        elif op.name == "expand":
+            axis -= rank - len(shape)
+        elif shape != value.shape:
+            size, after = value.shape[axis], math.prod(value.shape[axis + 1 :])
+            same = [k for k, n in enumerate(shape) if n == size and math.prod(shape[k + 1 :]) == after]
+            if not same:
+                return None
+            axis = same[0]
+        value = op.inputs[0]
+    return axis if axis >= 0 else None
+
+
+def match_terms(op: Op) -> tuple[Term, ...] | None:
+    """Return the operands of an add of two tensors; None for other operators."""
+    terms = _match_operands(op)
+    return None if terms is None else tuple(term._replace(op=op) for term in terms)
+
+
+def _match_operands(op: Op) -> tuple[Term, ...] | None:
+    args = op.args
+    tensors = [a for a in args if isinstance(a, Value)]
+    if op.name in ("add", "sub", "rsub") and len(tensors) == 2:
+        alpha = get_number(op.kwargs.get("alpha", args[2] if len(args) > 2 else 1))
+        if alpha is None:
+            return None
+        sign = alpha if op.name == "add" else -alpha
+        if op.name == "rsub":
+            return Term(args[1]), Term(args[0], sign)
+        return Term(args[0]), Term(args[1], sign)
+    if op.name == "addcmul" and len(tensors) == 3:
+        value = get_number(op.kwargs.get("value", 1))
+        product = _match_scale(args[1], args[2], args[0])
+        return None if value is None or product is None else (Term(args[0]), Term(product[0], value, product[1]))
+    if op.name == "sum" and isinstance(args[0], Value) and args[0].op is not None and args[0].op.name == "stack":
+        stacked, dims = args[0].op.args, args[1] if len(args) > 1 else None
+        at = args[0].op.kwargs.get("dim", stacked[1] if len(stacked) > 1 else 0)
+        return (Term(stacked[0][0]), Term(stacked[0][1])) if dims == [at] and len(stacked[0]) == 2 else None
+    if op.name == "lerp" and len(tensors) >= 2:
+        weight = get_number(args[2])
+        return None if weight is None else (Term(args[0], 1.0 - weight), Term(args[1], weight))
+    return None
+
+
+def match_factor(op: Op) -> tuple[Value, Factor] | None:
+    """Return the input that an operator multiplies and its factor; None for other operators."""
+    args = op.args
+    if op.name == "neg":
+        return args[0], Factor("constant", -1.0, None, op)
+    if op.name in ("mul", "div") and len(args) >= 2 and not op.kwargs.get("rounding_mode"):
+        for at, other in ((0, 1), (1, 0)) if op.name == "mul" else ((0, 1),):
+            if not isinstance(args[at], Value):
+                continue
+            number = get_number(args[other])
+            if number is not None and args[at].shape == op.outputs[0].shape:
+                if op.name == "div":
+                    number = 1.0 / number if number else math.inf
+                return (args[at], Factor("constant", number, None, op)) if math.isfinite(number) else None
+        if op.name == "mul" and isinstance(args[0], Value) and isinstance(args[1], Value):
+            product = _match_scale(args[0], args[1], op.outputs[0])
+            if product is not None:
+                return product[0], Factor(_classify_scale(product[1]), 1.0, product[1], op)
+    if op.name == "native_dropout":
+        return args[0], Factor("noise", 1.0, None, op)
+    if op.name in GUARDS:
+        tensors = [v for v in op.inputs if v.shape == op.outputs[0].shape and v.tensor.is_floating_point()]
+        if len(tensors) == 1:
+            return tensors[0], Factor("guard", 1.0, None, op)
+    return None
+
+
+def _match_scale(one: Value, other: Value, like: Value) -> tuple[Value, Value] | None:
+    """Return a product's value and its scale (a number, a vector over the features, noise, or a token mask), or None."""
+    for value, scale in ((one, other), (other, one)):
+        if value.shape == like.shape and _is_scale(scale, value):
+            return value, scale
+    return None
+
+
+def _is_scale(scale: Value, value: Value) -> bool:
+    if scale.kind & NOISE and not scale.kind & DATA:
+        return True
+    if not value.shape or not torch.is_floating_point(value.tensor):
+        return False
+    if scale.kind & DATA:  # a token mask depends on the inputs only; a gate depends on parameters too
+        return not scale.kind & PARAMETER and scale.shape[-1:] in ((), (1,))
+    if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
+        return True
+    return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])
+
+
+def _classify_scale(scale: Value) -> str:
+    if scale.kind & NOISE:
+        return "noise"
+    is_constant_mask = not scale.kind and scale.tensor.numel() > 1 and scale.shape[-1:] == (1,)
+    return "mask" if scale.kind & DATA or is_constant_mask else "learned"
+
+
+def is_ancestor(value: Value, later: Value, without: Set[Op] = frozenset()) -> bool:
+    """Return whether `later` depends on `value` through other operators than those in `without`."""
+    target, seen, todo = strip_views(value), set(), [later]
+    while todo:
+        v = todo.pop()
+        if v is value or v is target:
+            return True
+        if v.op is None or v.index < target.index or v.op in seen or v.op in without:
+            continue
+        seen.add(v.op)
+        todo.extend(v.op.inputs)
+    return False
+
+
+def get_noise_mean(noise: Value) -> float | None:
+    """Return the mean of a random factor: 1 for dropout, the keep probability for an unscaled mask; None if not known."""
+    value, number = noise, 1.0
+    for _ in range(8):
+        value = strip_views(value)
+        op = value.op
+        if op is None:
+            return None
+        if op.name in ("noise", "native_dropout"):
+            return number
+        if op.name in ("bernoulli", "bernoulli_"):
+            p = get_number(op.args[1]) if len(op.args) > 1 else get_number(op.kwargs.get("p"))
+            return None if p is None else number * p
+        if op.name == "floor" and strip_views(op.args[0]).op is not None:
+            added = strip_views(op.args[0]).op
+            p = get_number(added.args[1]) if added is not None and added.name == "add" else None
+            p = get_number(added.args[0]) if p is None and added is not None and added.name == "add" else p
+            return None if p is None else number * p
+        if op.name in COMPARISONS and len(op.args) == 2:  # uniform numbers, compared with a probability
+            drawn, p = strip_views(op.args[0]) if isinstance(op.args[0], Value) else None, get_number(op.args[1])
+            uniform = drawn is not None and drawn.op is not None and drawn.op.name in UNIFORM
+            return number * (p if op.name in ("lt", "le") else 1.0 - p) if uniform and p is not None else None
+        passed = match_factor(op)
+        if passed is None or passed[1].kind != "constant":
+            return None
+        value, number = passed[0], number * passed[1].number
+    return None
+
+
+SAME_SHAPE = {"_to_copy", "clone", "detach", "alias", "contiguous", "lift_fresh", "copy", "to", "_conj"}
+RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_as"}
+
+
+def find_views(value: Value, source: Value) -> list[Op] | None:
+    """Return the views and casts from `source` to `value`, the first one first; None if there are other operators."""
+    ops: list[Op] = []
+    while value is not source:
+        if value.op is None or value.op.name not in TRANSPARENT or not value.op.inputs:
+            return None
+        ops.insert(0, value.op)
+        value = value.op.inputs[0]
+    return ops
+
+
+def covers_features(value: Value) -> bool:
+    """Return whether the last axis of a view is a whole axis of its source: all features of a token, not those of one head."""
+    source = strip_views(value)
+    if find_axis(value, source, len(value.shape) - 1) is not None:
+        return True
+    views = find_views(value, source)
+    if not views or not value.tensor.numel():
+        return False
+    labels = torch.arange(source.tensor.numel()).reshape(source.shape)
+    for op in views:
+        labels = replay_op(op, labels)
+    row = labels.reshape(-1, value.shape[-1])[0]
+    indices = [index.unique() for index in torch.unravel_index(row, source.shape)]
+    varying = [k for k, index in enumerate(indices) if len(index) > 1]
+    return (
+        len(row.unique()) == len(row) and len(varying) <= 1 and all(len(indices[k]) == source.shape[k] for k in varying)
+    )
+
+
+def replay_op(op: Op, value: Tensor) -> Tensor:
+    """Return the output of a view, cast or factor for another input (float64 numbers, or labels)."""
+    out = op.outputs[0]
+    if (
+        op.name == "alias" and len(op.args) > 1 and op.outputs[0].part == "memory"
+    ):  # the same memory with permuted dimensions
+        stride, shape, strides = op.args[1:]
+        same = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+        return same.as_strided(shape, strides)
+    if op.name in SAME_SHAPE:
+        return value if value.shape == out.shape else value.reshape(out.shape)
+    if op.name in RESHAPES:
+        return value.reshape(out.shape)
+    if op.name in TRANSPARENT:
+        result: Tensor = op.func(value, *op.args[1:], **op.kwargs)
+        return result
+    if strip_views(out) is not out:  # x + 0
+        return value
+    passed = match_factor(op)
+    assert passed is not None
+    source, factor = passed
+    if factor.kind == "guard":
+        args = [value if a is source else getattr(a, "tensor", a) for a in op.args]
+        kwargs = {k: value if a is source else getattr(a, "tensor", a) for k, a in op.kwargs.items()}
+        args = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+        guarded: Tensor = _run_functional(op, args, kwargs)
+        return guarded
+    if factor.value is not None:
+        return value * factor.value.tensor.detach().double()
+    if factor.kind == "constant":
+        return value * factor.number
+    if len(op.outputs) > 1:  # native_dropout
+        mask = op.outputs[1].tensor.double()
+        p = float(op.args[1])
+        return value * mask / (1.0 - p) if p < 1.0 else value * 0.0
+    return value
+
+
+def _run_functional(op: Op, args: list[object], kwargs: dict[str, object]) -> Tensor:
+    """Run an operator out-of-place."""
+    func: Any = op.func  # an OpOverload
+    if func._schema.is_mutable:
+        assert isinstance(args[0], Tensor)
+        args = [args[0].clone(), *args[1:]]
+    out: Tensor = func(*args, **kwargs)
+    return out

@@ -1,0 +1,351 @@
+"""Sublayers of a captured run: what each reads, computes and writes, its kind, its layer, and its row.
+
+    x' = N_out(a * x + b * N_branch(f(c * N_in(x))))
+
+The kind of a sublayer follows from its operators, never from names:
+
+    attention          a softmax weights values that come from the stream
+    cross-attention    the values come from elsewhere
+    feed-forward       products with parameters that mix no neighbours: no convolution over tokens, no recurrence
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Frame, Op, Value
+from addnorm.stream.find.adds import Add, Path, Write, find_ops_between, join_paths, trace_multiples
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.operators import (
+    ATTENTION,
+    LOCAL_MIXING,
+    MIXING,
+    PRODUCTS,
+    SOFTMAX,
+    TRANSPARENT,
+    Factor,
+    Term,
+    get_noise_mean,
+    is_ancestor,
+    is_opaque,
+    match_factor,
+    match_terms,
+    strip_views,
+)  # fmt: skip
+from addnorm.wirings import spec
+
+__all__ = [
+    "Reads", "Sublayer", "assign_layers", "build_row", "classify_sublayer", "find_common_frame", "find_sublayers",
+    "has_zero_factor",
+]  # fmt: skip
+
+
+@dataclass
+class Reads:
+    """How a sublayer reads the stream."""
+
+    norms: list[Norm] = field(default_factory=list)
+    direct: bool = False  # some operators read the stream itself
+    value: Value | None = None  # the input of the sublayer, if that is a single value
+    factors: list[Factor] = field(default_factory=list)  # between the norm (or the stream) and that value
+    ops: list[Op] = field(default_factory=list)  # of those factors
+
+
+@dataclass(eq=False)
+class Sublayer:
+    """One sublayer: the operators from the stream to its term of the add."""
+
+    add: Add
+    write_path: Path  # from N_branch's y, or from raw, to the operand
+    role: str
+    raw: Value  # the output before N_branch and factors
+    norm: Norm | None  # N_branch
+    ops: list[Op]
+    reads: Reads
+    kind: str
+    frame: Frame  # smallest call that contains the sublayer
+
+    @property
+    def module(self) -> str:
+        """Path of the module of that call."""
+        return self.frame.path
+
+
+# Sublayers of an add.
+
+
+def find_sublayers(add: Add) -> list[Sublayer]:
+    """Return the sublayers of an add in the order in which they ran."""
+    writes = [part for write in add.writes for part in _split_write(add, write)]
+    return sorted((_build_sublayer(add, write) for write in writes), key=lambda sublayer: sublayer.raw.index)
+
+
+def _build_sublayer(add: Add, write: Write) -> Sublayer:
+    value = write.path.source
+    norm = value.norm if write.role == "branch" else None
+    if norm is not None and (not is_ancestor(add.read, norm.x) or strip_views(norm.x) is add.read):
+        norm = None  # x + N(x): the norm is the whole sublayer
+    raw = value if norm is None else norm.x
+    ops = find_ops_between(add.read, strip_views(raw)) if write.role == "branch" else []
+    reads = _find_reads(add.read, ops) if ops else Reads()
+    start = strip_views(add.read)
+    shared = {op for op in ops if op.name in TRANSPARENT and strip_views(op.outputs[0]) is start}
+    shared |= {op for one in reads.norms for op in one.ops}
+    own = [op for op in ops if op not in shared] or ops
+    frame = find_common_frame(own, add.op.frame)
+    return Sublayer(add, write.path, write.role, raw, norm, ops, reads, classify_sublayer(add.read, ops), frame)
+
+
+def _split_write(add: Add, write: Write) -> list[Write]:
+    """Split a sum of sublayers into its terms: attention(x) + feed_forward(x)."""
+    source = write.path.source
+    terms = match_terms(source.op) if write.role == "branch" and source.op is not None and source.norm is None else None
+    if terms is None or not all(is_ancestor(add.read, term.value) for term in terms):
+        return [write]
+    paths = [[*trace_multiples(term)][-1] for term in terms]
+    regions = [set(find_ops_between(add.read, path.source)) for path in paths]
+    if not all(regions) or regions[0] <= regions[1] or regions[1] <= regions[0]:
+        return [write]  # one term is computed from the other: a sublayer with a residual connection of its own
+    assert source.op is not None
+    kinds = {classify_sublayer(add.read, [*region]) for region in regions}
+    if len(kinds) == 1 and source.op.frame is not add.op.frame:
+        return [write]  # a sum inside one sublayer, over experts for example
+    return [part for path in paths for part in _split_write(add, Write(join_paths(path, write.path)))]
+
+
+def _find_reads(x: Value, ops: Sequence[Op]) -> Reads:
+    """Follow the stream from x into the branch, up to the first norm or the first computation."""
+    reads = Reads()
+    inside = set(ops)
+    _follow_views(x, inside, reads)
+    if len(reads.norms) == 1 and not reads.direct:
+        reads.value = reads.norms[0].y
+    elif not reads.norms and reads.direct:
+        reads.value = x
+    _follow_factors(reads, inside)
+    return reads
+
+
+def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
+    for op in dict.fromkeys(value.users):
+        if op not in inside:
+            continue
+        out = op.outputs[0]
+        norm = min(op.norms, key=lambda norm: norm.y.index, default=None)
+        if norm is not None:
+            if norm not in reads.norms:
+                reads.norms.append(norm)
+        elif strip_views(out) is not out and len(op.inputs) == 1:
+            _follow_views(out, inside, reads)
+        else:
+            reads.direct = True
+
+
+def _follow_factors(reads: Reads, inside: set[Op]) -> None:
+    """Move `reads.value` past the factors that apply to everything that is read."""
+    value = reads.value
+    casts: list[Op] = []
+    while value is not None:
+        users = [op for op in dict.fromkeys(value.users) if op in inside]
+        if len(users) != 1:
+            return
+        out = users[0].outputs[0]
+        product = match_factor(users[0])
+        if product is not None and product[0] is value and product[1].kind in ("constant", "learned"):
+            reads.factors.append(product[1])
+            reads.ops += [*casts, users[0]]
+            reads.value, casts = out, []
+        elif strip_views(out) is not out and out.shape == value.shape:
+            casts.append(users[0])
+        else:
+            return
+        value = out
+
+
+def find_common_frame(ops: Sequence[Op], default: Frame) -> Frame:
+    """Return the smallest call in which all operators ran."""
+    if not ops:
+        return default
+    common = [*ops[0].frame.chain()]
+    for op in ops[1:]:
+        frames = {*op.frame.chain()}
+        common = [frame for frame in common if frame in frames]
+    return common[0]
+
+
+# Rows.
+
+
+def build_row(sublayer: Sublayer, norm_out: Norm | None, sum_factors: Sequence[Factor] = ()) -> spec.Row:
+    """Return the row of a sublayer; `sum_factors` multiply the whole sum, before N_out."""
+    residual, write = sublayer.add.residual_path, sublayer.write_path
+    reads = sublayer.reads
+    return spec.Row(
+        norm_in=bool(reads.norms) and not reads.direct,
+        norm_branch=sublayer.norm is not None,
+        norm_out=norm_out is not None,
+        a=_multiply([*residual.factors, *sum_factors], residual.terms),
+        b=_multiply([*write.factors, *sum_factors], write.terms) or 1.0,
+        c=_multiply(reads.factors) or 1.0,
+    )
+
+
+def has_zero_factor(sublayer: Sublayer) -> bool:
+    """Return whether the write or the read is multiplied by 0, which a row cannot express."""
+    write = _multiply(sublayer.write_path.factors, sublayer.write_path.terms)
+    return write == 0.0 or _multiply(sublayer.reads.factors) == 0.0
+
+
+def _multiply(factors: Sequence[Factor], terms: Sequence[Term] = ()) -> spec.Factor:
+    """Return the product of factors as a row has it, without dropout, masks and guards."""
+    product, learned = 1.0, []
+    for factor in factors:
+        if factor.kind == "noise" and factor.value is not None:
+            product *= get_noise_mean(factor.value) or 1.0
+        elif factor.kind == "constant":
+            product *= factor.number
+        elif factor.kind == "learned" and factor.value is not None:
+            learned.append(factor.value)
+    for term in terms:
+        product *= term.factor
+        if term.scale is not None:
+            learned.append(term.scale)
+    if not learned:
+        short = float(f"{product:.12g}")
+        return short if math.isclose(short, product, rel_tol=1e-15) else product  # 0.9 * (1 / 0.9) is 1
+    for value in learned:
+        product *= float(value.tensor.detach().double().mean())
+    product = product if math.isfinite(product) else 0.0  # the weights may have nan
+    return spec.Learned(product, per_feature=any(value.tensor.numel() > 1 for value in learned))
+
+
+# Kinds.
+
+
+def classify_sublayer(x: Value, ops: Sequence[Op]) -> str:
+    """Return the kind of a sublayer that reads x: "attention", "cross-attention", "feed-forward" or "other"."""
+    attends = [op for op in ops if op.name in ATTENTION]
+    if not attends:
+        attends = [op for op in ops if op.name in PRODUCTS and any(map(_comes_from_softmax, op.inputs))]
+    if attends:
+        read = [
+            is_ancestor(x, op.args[at])
+            for op in attends
+            for at in (1, 2)
+            if _has_value(op, at) and op.name in ATTENTION
+        ]
+        read += [is_ancestor(x, _find_weighted(op)) for op in attends if op.name not in ATTENTION]
+        return "attention" if any(read) else "cross-attention"
+    products = [op for op in ops if op.name in PRODUCTS and all(map(_is_activation, op.inputs)) and not _is_square(op)]
+    if products and any(op.name in SOFTMAX for op in ops):  # far from the product, as in attention over windows
+        return "attention" if all(is_ancestor(x, v) for op in products for v in op.inputs) else "cross-attention"
+    local = any(op.name in LOCAL_MIXING and not _is_integer(op) and _mixes_neighbours(op) for op in ops)
+    if products and not local:
+        return "attention"
+    if not local and any(op.name in MIXING or (is_opaque(op) and "linear" in op.name) for op in ops):
+        return "feed-forward"
+    return "other"
+
+
+def _is_square(op: Op) -> bool:
+    """Return whether a product is one of a value with itself: a squared norm."""
+    return len({strip_views(value) for value in op.inputs}) == 1
+
+
+def _has_value(op: Op, at: int) -> bool:
+    return len(op.args) > at and isinstance(op.args[at], Value)
+
+
+def _is_activation(value: Value) -> bool:
+    return value.kind & (PARAMETER | DATA) == PARAMETER | DATA
+
+
+def _comes_from_softmax(value: Value) -> bool:
+    for _ in range(8):
+        value = strip_views(value)
+        if value.op is None:
+            return False
+        if value.op.name in SOFTMAX:
+            return True
+        product = match_factor(value.op)
+        if product is None and value.op.name not in ("slice", "narrow", "split", "nan_to_num"):
+            return False
+        value = product[0] if product is not None else value.op.inputs[0]
+    return False
+
+
+def _find_weighted(op: Op) -> Value:
+    """Return the factor of a product with a softmax that is not the softmax."""
+    return next((value for value in op.inputs if not _comes_from_softmax(value)), op.inputs[-1])
+
+
+def _is_integer(op: Op) -> bool:
+    """Return whether an operator computes integers, such as the positions of routed tokens."""
+    tensor = op.outputs[0].tensor
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _mixes_neighbours(op: Op) -> bool:
+    """Return False for a convolution whose kernel has size one."""
+    if "convolution" not in op.name:
+        return True
+    kernel = op.inputs[1].shape[2:] if len(op.inputs) > 1 else ()
+    return any(size > 1 for size in kernel)
+
+
+# Layers.
+
+
+def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
+    """Return the layer of each sublayer, from 0: by the numbers in the modules' paths, otherwise by what repeats.
+
+    A skip or an injection belongs to the layer of the next sublayer, except for a skip that starts in its own layer.
+    """
+    usual = [one for one in sublayers if one.role == "branch"] or sublayers
+    known = dict(zip(usual, _number_layers(usual), strict=True))
+    after: list[int | None] = [known.get(one) for one in sublayers]  # of the sublayer itself, or of the next one
+    for k in reversed(range(len(sublayers) - 1)):
+        if after[k] is None:
+            after[k] = after[k + 1]
+    starts = {one.add.x: known[one] for one in reversed(sublayers) if one in known}
+    layers: list[int] = []
+    for one, layer in zip(sublayers, after, strict=True):
+        before = layers[-1] if layers else None
+        is_within = one.role == "skip" and before is not None and starts.get(one.raw) == before
+        layers.append((before if is_within or layer is None else layer) or 0)
+    return layers
+
+
+def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
+    numbers = [_find_numbers(one) for one in sublayers]
+    for depth in range(max(map(len, numbers), default=0)):
+        keys = [tuple(of_one[depth : depth + 1]) for of_one in numbers]
+        if len({key for key in keys if key}) > 1:
+            layers = _number_runs([key or k for k, key in enumerate(keys)])
+            if len({*layers}) < len(sublayers):
+                return layers
+            break
+    kinds = [one.kind for one in sublayers]  # each sublayer has its own number, or none has one
+    for period in (3, 2):
+        repeats = len(kinds) % period == 0 and kinds == kinds[:period] * (len(kinds) // period)
+        if repeats and len({*kinds[:period]}) == period:
+            return [k // period for k in range(len(kinds))]
+    return [*range(len(sublayers))]
+
+
+def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
+    """Return the numbers in a sublayer's path, each with the path before it."""
+    parts = sublayer.add.op.frame.path.split(".")
+    own = sublayer.frame.path.split(".")
+    parts = own if len(own) >= len(parts) else parts
+    return [(".".join(parts[:k]), part) for k, part in enumerate(parts) if part.isdigit()]
+
+
+def _number_runs(keys: Sequence[object]) -> list[int]:
+    """Return the number of the run of equal keys to which each key belongs."""
+    layers: list[int] = []
+    for k, key in enumerate(keys):
+        layers.append(0 if not k else layers[-1] + (key != keys[k - 1]))
+    return layers
