@@ -175,7 +175,7 @@ def test_a_report_of_the_inspection_alone(made):
     found = checked(render(page))
     assert not found.all("figure")
     (rows,) = tables(found)
-    assert [row[0] for row in rows[1:]] == [site.where for site in made[1].sites]
+    assert [row[0] for row in rows[1:]] == [site.location for site in made[1].sites]
 
 
 def test_a_report_of_a_forward_alone(made):
