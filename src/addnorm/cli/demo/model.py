@@ -26,7 +26,7 @@ from addnorm.cli.demo._parts import (
     print_warning,
     print_written,
 )
-from addnorm.stream.find.format import norm_text
+from addnorm.stream.find.inspection import format_norm
 from addnorm.stream.models.load import quiet
 from addnorm.stream.record.recording import Recording
 
@@ -68,7 +68,7 @@ def find_streams(console: Console) -> bool | None:
         )
         rows: list[list[Span]] = []
         for site in inspection.sites[:FIRST]:
-            norm = "" if site.norm_out is None else norm_text(site.norm_out)
+            norm = "" if site.norm_out is None else format_norm(site.norm_out)
             error = mark(f"{site.closure:.0e}", site.closes)
             rows.append([str(site.layer + 1), site.kind, site.path, site.equation.removeprefix("x' = "), norm, error])
         worst = max(inspection.sites, key=lambda site: site.closure)
