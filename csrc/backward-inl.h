@@ -1,18 +1,18 @@
-// The loops of the backward. Included twice by each isa_*.cpp, after forward-inl.h: once for each arithmetic.
+// The loops of the backward. Included twice by each isa_*.cpp, after forward-inl.h: once for each dtype of the arithmetic.
 //
-// Two rows at a time, so that the running sums over rows (dweight, dbias, ...) are loaded and stored once for two rows (more
-// rows would not fit the L1 cache: rows of a power of two elements fall on the same few of its sets). `gather` finds the two
-// means that a row's gradient wants; `scatter` makes the gradient of z and hands it to a sink, which makes of it what
-// residual, branch and the options are to get.
+// Two rows are computed at a time, so that the running sums over rows (dweight, dbias, ...) are loaded and stored once for two rows.
+// More rows would not fit the L1 cache: rows of a power of two elements fall on the same few of its sets. `accumulate_means` computes
+// the two means in a row's gradient; `write_gradients` computes the gradient of z and passes it to a sink, which writes the
+// gradients of residual, branch and the options.
 //
-// A row's gradients are the same alone as beside another, and do not depend on the other rows.
+// The gradients of a row do not depend on other rows, nor on whether one or two rows are computed at a time.
 
-// Sums over rows: column i of each that is wanted, null where it is not.
+// Sums over rows: a pointer to each requested sum, null for the others.
 struct Sums {
   real* at[kSums];
 
-  // The rows among themselves first (`rows` is their sum): chains of additions half as long, and as much more exact.
-  INLINE void take(Sum what, int64_t i, vec rows) const {
+  // `rows` is the sum of two rows already: chains of additions half as long, and as much more accurate.
+  INLINE void accumulate(Sum what, int64_t i, vec rows) const {
     real* to = at[what] + i;
     store(to, add(load(to), rows));
   }
@@ -20,31 +20,31 @@ struct Sums {
 
 // ------------------------------------------------------------------------------------------------------------- sinks
 
-// The gradient of z is that of residual, and of branch.
+// The gradient of z is the gradient of residual and of branch.
 template <class O, int R>
-struct Same {
+struct PlainGradient {
   Out<O> out;
   int64_t d;
 
-  Same(const Backward& a, int64_t index, unsigned char*) : out(a.dresidual, a.dresidual_type, index * a.d), d(a.d) {}
+  PlainGradient(const Backward& a, int64_t index, unsigned char*) : out(a.dresidual, a.dresidual_type, index * a.d), d(a.d) {}
   template <bool PART>
-  INLINE void take(const Sums&, int64_t i, int64_t n, const vec* t) {
+  INLINE void write(const Sums&, int64_t i, int64_t n, const vec* t) {
 #pragma GCC unroll 2
     for (int r = 0; r < R; ++r) out.template set<PART>(r * d + i, t[r], n);
   }
   void finish(const Backward&, int64_t) {}
 };
 
-// Everything else: two gradients or one or none, in whatever dtypes, through every option, and those of the scales.
+// All other cases: up to two gradients, in any dtypes, through every option, and the gradients of the scales.
 template <int R>
-struct Scales {
+struct ScaledGradients {
   const real *residual_scale, *layer_scale, *branch_bias;
-  vec residual_factor, branch_factor, row_gain[R], gain[R], row_sum[R], far_sum[R];
+  vec residual_factor, branch_factor, row_gain[R], gain[R], row_sum[R], segment_sum[R];
   Out<any> dresidual[R], dbranch[R];
   In<any> residual[R], branch[R];
   Mask mask[R];
 
-  Scales(const Backward& a, int64_t index, unsigned char* room)
+  ScaledGradients(const Backward& a, int64_t index, unsigned char* mask_scratch)
       : residual_scale(static_cast<const real*>(a.add.residual_scale)),
         layer_scale(static_cast<const real*>(a.add.layer_scale)),
         branch_bias(static_cast<const real*>(a.add.branch_bias)),
@@ -56,24 +56,24 @@ struct Scales {
       const real row_scale = a.add.row_scale != nullptr ? static_cast<const real*>(a.add.row_scale)[row] : real{1};
       row_gain[r] = fill(row_scale);
       gain[r] = mul(row_gain[r], branch_factor);
-      row_sum[r] = far_sum[r] = fill(0);
+      row_sum[r] = segment_sum[r] = fill(0);
       dresidual[r] = Out<any>(a.dresidual, a.dresidual_type, at);
       dbranch[r] = Out<any>(a.dbranch, a.dbranch_type, at);
       residual[r] = In<any>(a.residual, a.residual_type, at);
       branch[r] = In<any>(a.branch, a.branch_type, at);
-      mask[r].make(a.add, row, a.d, room + r * bytes);
+      mask[r].make(a.add, row, a.d, mask_scratch + r * bytes);
     }
   }
 
   template <bool PART>
-  INLINE void take(const Sums& sums, int64_t i, int64_t n, const vec* t) {
+  INLINE void write(const Sums& sums, int64_t i, int64_t n, const vec* t) {
     const vec scale = residual_scale != nullptr ? load_some<PART>(residual_scale + i, n) : residual_factor;
     const vec layer = layer_scale != nullptr ? load_some<PART>(layer_scale + i, n) : branch_factor;
     vec dscale = fill(0), dlayer = fill(0), dbias = fill(0);
     const vec bias = branch_bias != nullptr ? load_some<PART>(branch_bias + i, n) : fill(0);
     if (branch[0] && i % kSegment == 0)
       for (int r = 0; r < R; ++r) {
-        far_sum[r] = add(far_sum[r], row_sum[r]);
+        segment_sum[r] = add(segment_sum[r], row_sum[r]);
         row_sum[r] = fill(0);
       }
 #pragma GCC unroll 2
@@ -92,35 +92,35 @@ struct Scales {
         row_sum[r] = add(row_sum[r], PART ? keep_first(mul(u, layer), n) : mul(u, layer));
       }
     }
-    if (sums.at[kBranchBiasSum] != nullptr) sums.take(kBranchBiasSum, i, dbias);
-    if (sums.at[kResidualScaleSum] != nullptr) sums.take(kResidualScaleSum, i, dscale);
-    if (sums.at[kLayerScaleSum] != nullptr) sums.take(kLayerScaleSum, i, dlayer);
+    if (sums.at[kBranchBiasSum] != nullptr) sums.accumulate(kBranchBiasSum, i, dbias);
+    if (sums.at[kResidualScaleSum] != nullptr) sums.accumulate(kResidualScaleSum, i, dscale);
+    if (sums.at[kLayerScaleSum] != nullptr) sums.accumulate(kLayerScaleSum, i, dlayer);
   }
 
   void finish(const Backward& a, int64_t index) {
     if (a.drow_scale == nullptr) return;
-    for (int r = 0; r < R; ++r) static_cast<real*>(a.drow_scale)[index + r] = sum(add(far_sum[r], row_sum[r]));
+    for (int r = 0; r < R; ++r) static_cast<real*>(a.drow_scale)[index + r] = sum(add(segment_sum[r], row_sum[r]));
   }
 };
 
 // -------------------------------------------------------------------------------------------------------------- rows
 
-enum class Stream { unused, used, perhaps };
+enum class GradZ { unused, used, optional };
 
-// R rows of a backward call. Z: the stream and its gradient; DY: y's gradient; SUMS: which of dweight and dbias are wanted, 0
-// neither, 1 dweight, 2 both, 3 as it comes.
-template <class Z, class DY, class Sink, Norm NORM, Stream DZ, int SUMS, int R>
+// R rows of a backward call. Z: dtype of z and its gradient; DY: dtype of y's gradient; SUMS: which of dweight and dbias are
+// requested: 0 neither, 1 dweight, 2 both, 3 known at run time.
+template <class Z, class DY, class Sink, Norm NORM, GradZ DZ, int SUMS, int R>
 struct Rows {
   static constexpr bool kNorm = NORM != Norm::none;
   int64_t d;
-  bool far;
+  bool prefetch;
   const real* weight;
   In<Z> z[R], dz[R];
   In<DY> dy[R];
   Sums sums;
   vec mean[R], rstd[R], c1[R], c2[R];
 
-  Rows(const Backward& a, int64_t index, const Sums& s) : d(a.d), far(a.far), weight(static_cast<const real*>(a.weight)), sums(s) {
+  Rows(const Backward& a, int64_t index, const Sums& s) : d(a.d), prefetch(a.prefetch), weight(static_cast<const real*>(a.weight)), sums(s) {
     for (int r = 0; r < R; ++r) {
       const int64_t at = (index + r) * a.d;
       z[r] = In<Z>(a.z, a.z_type, at);
@@ -128,11 +128,11 @@ struct Rows {
       dy[r] = In<DY>(a.dy, a.dy_type, at);
       if (!kNorm) continue;
       const int64_t moments = 2 * (index + r);
-      const bool twice = a.z_type == Type::f64;
+      const bool stats64 = a.z_type == Type::f64;
       const double* m64 = static_cast<const double*>(a.stats) + moments;
       const float* m32 = static_cast<const float*>(a.stats) + moments;
-      mean[r] = fill(twice ? static_cast<real>(m64[0]) : static_cast<real>(m32[0]));
-      rstd[r] = fill(twice ? static_cast<real>(m64[1]) : static_cast<real>(m32[1]));
+      mean[r] = fill(stats64 ? static_cast<real>(m64[0]) : static_cast<real>(m32[0]));
+      rstd[r] = fill(stats64 ? static_cast<real>(m64[1]) : static_cast<real>(m32[1]));
       c1[r] = c2[r] = fill(0);
     }
   }
@@ -143,14 +143,14 @@ struct Rows {
 
   // c1 += dy * weight * x_hat, c2 += dy * weight
   template <bool PART>
-  INLINE void gather(int64_t i, int64_t n) {
+  INLINE void accumulate_means(int64_t i, int64_t n) {
     const vec w = load_some<PART>(weight + i, n);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const vec wdy = mul(dy[r].template get<PART>(i, n), w);
-      if (DZ == Stream::used && far) dz[r].prefetch(i);
+      if (DZ == GradZ::used && prefetch) dz[r].prefetch(i);
       vec x = normalized(r, z[r].template get<PART>(i, n));
-      if (PART) x = keep_first(x, n);  // beyond the row it is -mean * rstd, which may be infinite
+      if (PART) x = keep_first(x, n);  // beyond the row x is -mean * rstd, which may be infinite
       c1[r] = fma(wdy, x, c1[r]);
       if (NORM == Norm::layer) c2[r] = add(c2[r], wdy);
     }
@@ -158,22 +158,22 @@ struct Rows {
 
   // dz + rstd * (dy * weight - c2 - x_hat * c1), and the running parameter gradients
   template <bool PART>
-  INLINE void scatter(Sink& sink, int64_t i, int64_t n) {
+  INLINE void write_gradients(Sink& sink, int64_t i, int64_t n) {
     vec t[R];
     if constexpr (!kNorm) {
       for (int r = 0; r < R; ++r) t[r] = dz[r].template get<PART>(i, n);
     } else {
       const vec w = load_some<PART>(weight + i, n);
-      // All loads before the first store: rows of a power of two lie 4 kB apart, where a load after a store of the same low
-      // address bits waits for it (3 times slower at d = 1024).
-      vec g[R], x[R], stream[R];
+      // All loads before the first store: rows of a power of two are 4 kB apart, and a load waits for an earlier store with the same
+      // low address bits (3 times slower at d = 1024).
+      vec g[R], x[R], dz_rows[R];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         g[r] = dy[r].template get<PART>(i, n);
         x[r] = z[r].template get<PART>(i, n);
-        if (DZ == Stream::used || (DZ == Stream::perhaps && dz[r])) stream[r] = dz[r].template get<PART>(i, n);
-        else stream[r] = fill(0);
-        if (far) {  // the next rows: two short streams a tensor are more than the hardware foresees
+        if (DZ == GradZ::used || (DZ == GradZ::optional && dz[r])) dz_rows[r] = dz[r].template get<PART>(i, n);
+        else dz_rows[r] = fill(0);
+        if (prefetch) {  // the next rows: the hardware does not prefetch two short sequences per tensor
           dy[r].prefetch(R * d + i);
           z[r].prefetch(R * d + i);
         }
@@ -183,7 +183,7 @@ struct Rows {
         x[r] = normalized(r, x[r]);
         t[r] = NORM == Norm::rms ? mul(g[r], w) : sub(mul(g[r], w), c2[r]);
         t[r] = fnma(x[r], c1[r], t[r]);
-        t[r] = DZ == Stream::unused ? mul(t[r], rstd[r]) : fma(t[r], rstd[r], stream[r]);
+        t[r] = DZ == GradZ::unused ? mul(t[r], rstd[r]) : fma(t[r], rstd[r], dz_rows[r]);
       }
       vec dweight = mul(g[0], x[0]), dbias = g[0];
 #pragma GCC unroll 4
@@ -191,40 +191,40 @@ struct Rows {
         dweight = fma(g[r], x[r], dweight);
         dbias = add(dbias, g[r]);
       }
-      if (SUMS == 3 ? sums.at[kWeightSum] != nullptr : SUMS > 0) sums.take(kWeightSum, i, dweight);
-      if (SUMS == 3 ? sums.at[kBiasSum] != nullptr : SUMS > 1) sums.take(kBiasSum, i, dbias);
+      if (SUMS == 3 ? sums.at[kWeightSum] != nullptr : SUMS > 0) sums.accumulate(kWeightSum, i, dweight);
+      if (SUMS == 3 ? sums.at[kBiasSum] != nullptr : SUMS > 1) sums.accumulate(kBiasSum, i, dbias);
     }
-    sink.template take<PART>(sums, i, n, t);
+    sink.template write<PART>(sums, i, n, t);
   }
 
   INLINE void run(Sink& sink) {
     const int64_t full = d - d % W;
     if (kNorm) {
-      vec far1[R], far2[R];
-      for (int r = 0; r < R; ++r) far1[r] = far2[r] = fill(0);
+      vec segment1[R], segment2[R];
+      for (int r = 0; r < R; ++r) segment1[r] = segment2[r] = fill(0);
       for (int64_t i = 0; i < full; i += W) {
         if (i % kSegment == 0 && i > 0)
           for (int r = 0; r < R; ++r) {
-            far1[r] = add(far1[r], c1[r]);
-            far2[r] = add(far2[r], c2[r]);
+            segment1[r] = add(segment1[r], c1[r]);
+            segment2[r] = add(segment2[r], c2[r]);
             c1[r] = c2[r] = fill(0);
           }
-        gather<false>(i, W);
+        accumulate_means<false>(i, W);
       }
-      if (full < d) gather<true>(full, d - full);
+      if (full < d) accumulate_means<true>(full, d - full);
       for (int r = 0; r < R; ++r) {
-        c1[r] = fill(sum(add(far1[r], c1[r])) / static_cast<real>(d));
-        if (NORM == Norm::layer) c2[r] = fill(sum(add(far2[r], c2[r])) / static_cast<real>(d));
+        c1[r] = fill(sum(add(segment1[r], c1[r])) / static_cast<real>(d));
+        if (NORM == Norm::layer) c2[r] = fill(sum(add(segment2[r], c2[r])) / static_cast<real>(d));
       }
     }
-    for (int64_t i = 0; i < full; i += W) scatter<false>(sink, i, W);
-    if (full < d) scatter<true>(sink, full, d - full);
+    for (int64_t i = 0; i < full; i += W) write_gradients<false>(sink, i, W);
+    if (full < d) write_gradients<true>(sink, full, d - full);
   }
 };
 
-template <class Z, class DY, class Sink, Norm NORM, Stream DZ, int SUMS, int R>
-void backward_rows(const Backward& a, int64_t index, const Sums& sums, unsigned char* room) {
-  Sink sink(a, index, room);
+template <class Z, class DY, class Sink, Norm NORM, GradZ DZ, int SUMS, int R>
+void backward_rows(const Backward& a, int64_t index, const Sums& sums, unsigned char* mask_scratch) {
+  Sink sink(a, index, mask_scratch);
   Rows<Z, DY, Sink, NORM, DZ, SUMS, R> rows(a, index, sums);
   rows.run(sink);
   sink.finish(a, index);
@@ -234,29 +234,29 @@ using BackwardRows = void (*)(const Backward&, int64_t, const Sums&, unsigned ch
 
 // ---------------------------------------------------------------------------------------------------------- choosing
 
-template <class T, Norm NORM, Stream DZ, int R>
+template <class T, Norm NORM, GradZ DZ, int R>
 BackwardRows pick_sums(const Backward& a) {
-  if (a.sums == 0) return backward_rows<T, T, Same<T, R>, NORM, DZ, 0, R>;
-  if (NORM == Norm::rms && a.sums == 1) return backward_rows<T, T, Same<T, R>, NORM, DZ, 1, R>;
-  return backward_rows<T, T, Same<T, R>, NORM, DZ, NORM == Norm::rms ? 3 : 2, R>;
+  if (a.sums == 0) return backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, 0, R>;
+  if (NORM == Norm::rms && a.sums == 1) return backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, 1, R>;
+  return backward_rows<T, T, PlainGradient<T, R>, NORM, DZ, NORM == Norm::rms ? 3 : 2, R>;
 }
 
 // One dtype throughout and one gradient out.
 template <class T, int R>
-BackwardRows pick_same(const Backward& a) {
+BackwardRows pick_plain(const Backward& a) {
   if (a.norm == Norm::layer)
-    return a.dz != nullptr ? pick_sums<T, Norm::layer, Stream::used, R>(a) : pick_sums<T, Norm::layer, Stream::unused, R>(a);
-  return a.dz != nullptr ? pick_sums<T, Norm::rms, Stream::used, R>(a) : pick_sums<T, Norm::rms, Stream::unused, R>(a);
+    return a.dz != nullptr ? pick_sums<T, Norm::layer, GradZ::used, R>(a) : pick_sums<T, Norm::layer, GradZ::unused, R>(a);
+  return a.dz != nullptr ? pick_sums<T, Norm::rms, GradZ::used, R>(a) : pick_sums<T, Norm::rms, GradZ::unused, R>(a);
 }
 
 template <int R>
-BackwardRows pick_scales(const Backward& a) {
-  if (a.norm == Norm::layer) return backward_rows<any, any, Scales<R>, Norm::layer, Stream::perhaps, 3, R>;
-  if (a.norm == Norm::rms) return backward_rows<any, any, Scales<R>, Norm::rms, Stream::perhaps, 3, R>;
-  return backward_rows<any, any, Scales<R>, Norm::none, Stream::perhaps, 3, R>;
+BackwardRows pick_scaled(const Backward& a) {
+  if (a.norm == Norm::layer) return backward_rows<any, any, ScaledGradients<R>, Norm::layer, GradZ::optional, 3, R>;
+  if (a.norm == Norm::rms) return backward_rows<any, any, ScaledGradients<R>, Norm::rms, GradZ::optional, 3, R>;
+  return backward_rows<any, any, ScaledGradients<R>, Norm::none, GradZ::optional, 3, R>;
 }
 
-// Whether every row that is read or written has this dtype.
+// Whether all rows that are read or written have this dtype.
 bool all_are(const Backward& a, Type type) {
   const auto is = [type](const void* p, Type t) { return p == nullptr || t == type; };
   return is(a.dy, a.dy_type) && is(a.z, a.z_type) && is(a.dresidual, a.dresidual_type) && is(a.dbranch, a.dbranch_type) &&
@@ -266,19 +266,18 @@ bool all_are(const Backward& a, Type type) {
 template <int R>
 BackwardRows pick_backward(const Backward& a) {
   if constexpr (!kWide) {
-    // The parameters of a norm that trains: both of a LayerNorm, or none; any one of them is for the general loop.
+    // The usual sums: all parameters of the norm, or none. Other combinations use the general loop.
     const bool usual = a.sums == 0 || (a.place[kWeightSum] == 0 && (a.norm == Norm::rms || a.sums == 2));
-    const bool same = a.add.plain && a.norm != Norm::none && a.dresidual != nullptr && a.dbranch == nullptr && usual;
-    if (same && all_are(a, Type::f32)) return pick_same<float, R>(a);
-    if (same && all_are(a, Type::bf16)) return pick_same<bf16, R>(a);
-    if (same && all_are(a, Type::f16)) return pick_same<f16, R>(a);
+    const bool plain = a.add.is_default && a.norm != Norm::none && a.dresidual != nullptr && a.dbranch == nullptr && usual;
+    if (plain && all_are(a, Type::f32)) return pick_plain<float, R>(a);
+    if (plain && all_are(a, Type::bf16)) return pick_plain<bf16, R>(a);
+    if (plain && all_are(a, Type::f16)) return pick_plain<f16, R>(a);
   }
-  return pick_scales<R>(a);
+  return pick_scaled<R>(a);
 }
 
-// One block of rows, chunk by chunk: the sums of a chunk are made in `chunk_sums`, those of the block in its place among the
-// partials.
-void backward_block(const Backward& a, int64_t block, BackwardRows rows1, BackwardRows rows2, real* chunk_sums, unsigned char* room) {
+// One block of rows, chunk by chunk: the sums of a chunk are accumulated in `chunk_sums`, those of the block in its partial sums.
+void backward_block(const Backward& a, int64_t block, BackwardRows rows1, BackwardRows rows2, real* chunk_sums, unsigned char* mask_scratch) {
   const int64_t begin = block * a.block_rows, end = begin + a.block_rows < a.rows ? begin + a.block_rows : a.rows;
   const int64_t width = a.sums * a.padded_d;
   real* const block_sums = static_cast<real*>(a.partials) + block * width;
@@ -289,8 +288,8 @@ void backward_block(const Backward& a, int64_t block, BackwardRows rows1, Backwa
     Sums sums;
     for (int s = 0; s < kSums; ++s) sums.at[s] = a.place[s] < 0 ? nullptr : here + a.place[s] * a.padded_d;
     int64_t i = first;
-    for (; i + 2 <= last; i += 2) rows2(a, i, sums, room);
-    for (; i < last; ++i) rows1(a, i, sums, room);
+    for (; i + 2 <= last; i += 2) rows2(a, i, sums, mask_scratch);
+    for (; i < last; ++i) rows1(a, i, sums, mask_scratch);
     if (first != begin)
       for (int64_t j = 0; j < width; j += W) store(block_sums + j, add(load(block_sums + j), load(chunk_sums + j)));
   }
@@ -300,8 +299,8 @@ void backward(const Backward& a, int64_t begin, int64_t end, void* scratch) {
   const BackwardRows rows1 = pick_backward<1>(a), rows2 = pick_backward<2>(a);
   real* const chunk_sums = static_cast<real*>(scratch);
   const int64_t chunk = a.block_rows > kChunkRows ? a.sums * a.padded_d : 0;
-  unsigned char* const room = reinterpret_cast<unsigned char*>(chunk_sums + chunk);
-  for (int64_t i = begin; i < end; ++i) backward_block(a, i, rows1, rows2, chunk_sums, room);
+  unsigned char* const mask_scratch = reinterpret_cast<unsigned char*>(chunk_sums + chunk);
+  for (int64_t i = begin; i < end; ++i) backward_block(a, i, rows1, rows2, chunk_sums, mask_scratch);
 }
 
 void reduce(void* buffers, int64_t count, int64_t stride, int64_t begin, int64_t end) {
@@ -315,7 +314,7 @@ void reduce(void* buffers, int64_t count, int64_t stride, int64_t begin, int64_t
 
 // ------------------------------------------------------------------------------------------------------- parameters
 
-// A parameter may be float64 where the arithmetic is not: the one dtype that `any` does not know there.
+// A parameter may be float64 where the arithmetic is not: the only dtype that `any` does not support there.
 void widen(const void* from, Type type, void* to, int64_t n, double offset) {
   real* const out = static_cast<real*>(to);
   if (!kWide && type == Type::f64) {

@@ -1,4 +1,4 @@
-// CPU features to a table of kernels, once for the process.
+// Selection of the table of kernels by CPU features, once per process.
 #include <cstdlib>
 #include <cstring>
 
@@ -8,16 +8,16 @@ namespace addnorm {
 
 static const Kernels& choose() {
 #if defined(__x86_64__)
-  const char* wish = std::getenv("ATEN_CPU_CAPABILITY");
-  const auto allows = [wish](const char* level) {
-    // Levels are ordered; a wish caps them. An unknown wish caps nothing, as in torch.
+  const char* requested = std::getenv("ATEN_CPU_CAPABILITY");
+  const auto allows = [requested](const char* level) {
+    // Levels are ordered and the requested one is the highest allowed. An unknown name allows all, as in torch.
     static const char* const levels[] = {"default", "avx2", "avx512"};
-    int cap = 2, mine = 0;
+    int cap = 2, index = 0;
     for (int i = 0; i < 3; ++i) {
-      if (wish != nullptr && std::strcmp(wish, levels[i]) == 0) cap = i;
-      if (std::strcmp(level, levels[i]) == 0) mine = i;
+      if (requested != nullptr && std::strcmp(requested, levels[i]) == 0) cap = i;
+      if (std::strcmp(level, levels[i]) == 0) index = i;
     }
-    return mine <= cap;
+    return index <= cap;
   };
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
@@ -36,5 +36,5 @@ const Kernels& kernels() {
 
 }  // namespace addnorm
 
-// Read by addnorm.backends() through ctypes.
+// addnorm.backends() calls this through ctypes.
 extern "C" __attribute__((visibility("default"))) const char* addnorm_isa() { return addnorm::kernels().name; }

@@ -1,15 +1,15 @@
-// The loops of the forward. Included twice by each isa_*.cpp, after a vec-inl.h: once for each arithmetic.
+// The loops of the forward. Included twice by each isa_*.cpp, after a vec-inl.h: once for each dtype of the arithmetic.
 //
-// A row at a time in two stages: `read_row` takes the sum from its source, rounds it to the stream's dtype, stores it and gathers its
-// moments; `write_rows` normalizes two such rows, from the L1 cache. The stored row is the stream where the caller wants it, and
-// scratch where not. What goes in and what goes out are instantiated apart: a sum of combinations, not a product. The dtypes of
-// models without options have loops of their own; everything else runs through one with `any`.
+// A row is computed in two stages. `read_row` reads the sum from its source, rounds it to z's dtype, stores it and accumulates its
+// moments; `write_rows` normalizes two such rows from the L1 cache. The row is stored in z, or in scratch if z is not requested.
+// Reading and writing are instantiated separately: the number of instances is a sum of combinations, not a product. The dtypes that
+// models use without options have loops of their own; all others use one loop with `any`.
 //
-// A row's arithmetic is the same alone as beside another, and does not depend on the other rows.
+// The arithmetic of a row does not depend on other rows, nor on whether one or two rows are computed at a time.
 
 constexpr bool kWide = sizeof(real) == 8;
 
-// Elements that one chain of additions in each lane takes, at most.
+// Maximum number of additions in one chain of a lane.
 constexpr int64_t kSegment = 64 * W;
 
 struct Moments {
@@ -18,13 +18,13 @@ struct Moments {
 
 // ----------------------------------------------------------------------------------------------------------- sources
 
-// Where a row comes from: `get` is the sum before it is rounded, and the row itself where nothing is added.
+// The source of a row: `get` returns the sum before it is rounded, or the input itself without a branch.
 template <class T>
-struct Alone {
-  static constexpr bool kAdds = false;
+struct NormOnly {
+  static constexpr bool kHasBranch = false;
   In<T> x;
 
-  Alone(const Forward& a, int64_t row, unsigned char*) : x(a.residual, a.residual_type, row * a.d) {}
+  NormOnly(const Forward& a, int64_t row, unsigned char*) : x(a.residual, a.residual_type, row * a.d) {}
   template <bool PART>
   INLINE vec get(int64_t i, int64_t n) const {
     return x.template get<PART>(i, n);
@@ -32,12 +32,12 @@ struct Alone {
 };
 
 template <class R, class B>
-struct Plain {
-  static constexpr bool kAdds = true;
+struct PlainSum {
+  static constexpr bool kHasBranch = true;
   In<R> residual;
   In<B> branch;
 
-  Plain(const Forward& a, int64_t row, unsigned char*)
+  PlainSum(const Forward& a, int64_t row, unsigned char*)
       : residual(a.residual, a.residual_type, row * a.d), branch(a.branch, a.branch_type, row * a.d) {}
   template <bool PART>
   INLINE vec get(int64_t i, int64_t n) const {
@@ -45,18 +45,18 @@ struct Plain {
   }
 };
 
-// residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias). Which options there are is asked for at every
-// vector: branches that are always predicted.
+// residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias). Every vector tests which options
+// are present: these branches are always predicted.
 template <class T>
-struct Scaled {
-  static constexpr bool kAdds = true;
-  Plain<T, T> in;
+struct ScaledSum {
+  static constexpr bool kHasBranch = true;
+  PlainSum<T, T> in;
   const real *residual_scale, *layer_scale, *branch_bias;
   vec residual_factor, row_gain, gain;
   Mask mask;
 
-  Scaled(const Forward& a, int64_t row, unsigned char* room)
-      : in(a, row, room),
+  ScaledSum(const Forward& a, int64_t row, unsigned char* mask_scratch)
+      : in(a, row, mask_scratch),
         residual_scale(static_cast<const real*>(a.add.residual_scale)),
         layer_scale(static_cast<const real*>(a.add.layer_scale)),
         branch_bias(static_cast<const real*>(a.add.branch_bias)),
@@ -64,7 +64,7 @@ struct Scaled {
     const real row_scale = a.add.row_scale != nullptr ? static_cast<const real*>(a.add.row_scale)[row] : real{1};
     row_gain = fill(row_scale);
     gain = fill(row_scale * static_cast<real>(a.add.branch_factor));
-    mask.make(a.add, row, a.d, room);
+    mask.make(a.add, row, a.d, mask_scratch);
   }
   template <bool PART>
   INLINE vec get(int64_t i, int64_t n) const {
@@ -79,13 +79,13 @@ struct Scaled {
 
 // ----------------------------------------------------------------------------------------------------------- reading
 
-// Lines that will be written: asked for while the row is read, they have come when it is written.
-INLINE void fetch_for_write(const char* p, int64_t bytes) {
+// Prefetch cache lines that will be written, while the row is read.
+INLINE void prefetch_for_write(const char* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 1);
 }
 
-// Centred moments of a row whose one-pass moments were not trusted: two passes, the mean corrected once. The chains of additions are
-// short, since such a row often has one value that is larger than the sum of all others.
+// Centred moments, in two passes with one correction of the mean, for a row whose one-pass moments are not accurate. The chains of
+// additions are short, since such a row often has one value that is larger than the sum of all others.
 template <class Z>
 Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
   real mean = guess;
@@ -113,23 +113,23 @@ Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
   return {mean, static_cast<real>(1.0 / __builtin_sqrt(var + eps))};
 }
 
-// row = the source, rounded to Z; where nothing is added the row is the source itself and is only read. Returns mean and rstd.
+// Store the source, rounded to Z, in `stored`, and return mean and rstd. Without a branch the source is only read.
 //
-// LayerNorm's moments are gathered in the same pass, shifted by k, an estimate of the mean from the row's first block:
-// with t = z - k, mean = k + sum(t)/d and var = sum(t^2)/d - (sum(t)/d)^2. The subtraction is harmless while the second
-// term is small against the first, which the estimate makes it; where it is not (or anything is not finite) two passes
-// are made. A constant row has t = 0 throughout, so its variance is exactly 0.
+// LayerNorm's moments are accumulated in the same pass, shifted by k, an estimate of the mean from the row's first block: with
+// t = z - k, mean = k + sum(t)/d and var = sum(t^2)/d - (sum(t)/d)^2. The subtraction loses no accuracy while the second term is
+// small against the first, which the estimate ensures. Otherwise, or if a value is not finite, `two_pass` is used. A constant row has
+// t = 0 throughout, so its variance is exactly 0.
 template <class Source, class Z, Norm NORM>
-Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* room) {
+Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch) {
   const int64_t d = a.d;
-  const Source source(a, index, room);
+  const Source source(a, index, mask_scratch);
   const Out<Z> row(stored, a.z_type, 0);
-  const bool far = NORM != Norm::none && a.far;
+  const bool prefetch = NORM != Norm::none && a.prefetch;
   const int64_t y_bytes = size_of(a.y_type);
   const char* y = static_cast<const char*>(a.y) + index * d * y_bytes;
 
-  // Chains of additions stay short in long rows: what sixteen blocks summed goes to a second level.
-  vec s1[4], s2[4], far1 = fill(0), far2 = fill(0);
+  // Chains of additions stay short in long rows: the sums of sixteen blocks are added to a second level.
+  vec s1[4], s2[4], segment1 = fill(0), segment2 = fill(0);
   for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
   real shift = 0;
   vec k = fill(0);
@@ -137,16 +137,16 @@ Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* r
 
   for (int64_t i = 0; i < full; i += block) {
     if (i % (16 * block) == 0 && i > 0) {
-      far1 = add(far1, add(add(s1[0], s1[1]), add(s1[2], s1[3])));
-      far2 = add(far2, add(add(s2[0], s2[1]), add(s2[2], s2[3])));
+      segment1 = add(segment1, add(add(s1[0], s1[1]), add(s1[2], s1[3])));
+      segment2 = add(segment2, add(add(s2[0], s2[1]), add(s2[2], s2[3])));
       for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
     }
     vec t[4];
-    if (far) fetch_for_write(y + i * y_bytes, block * y_bytes);
+    if (prefetch) prefetch_for_write(y + i * y_bytes, block * y_bytes);
 #pragma GCC unroll 4
     for (int u = 0; u < 4; ++u) {
       t[u] = source.template get<false>(i + u * W, W);
-      if (Source::kAdds) t[u] = row.template write<false>(i + u * W, t[u], W);
+      if (Source::kHasBranch) t[u] = row.template write<false>(i + u * W, t[u], W);
     }
     if (NORM == Norm::layer && i == 0) {
       const real first = lane0(t[0]);
@@ -167,7 +167,7 @@ Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* r
   for (int64_t i = full; i < d; i += W) {
     const int64_t n = d - i < W ? d - i : W;
     vec t = source.template get<true>(i, n);
-    if (Source::kAdds) t = row.template write<true>(i, t, n);
+    if (Source::kHasBranch) t = row.template write<true>(i, t, n);
     if (NORM == Norm::layer) {
       if (i == 0) {
         const real first = lane0(t);
@@ -182,15 +182,15 @@ Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* r
   if (NORM == Norm::none) return {0, 0};
 
   const double count = static_cast<double>(d);
-  // The sums of a float stream overflow where float does, also if doubles were added to get there.
+  // The sums of a float z overflow like float, also if the arithmetic is double.
   const bool limited = kWide && a.z_type != Type::f64;
-  const auto total = [limited](vec far, const vec* s) {
-    const real all = sum(add(far, add(add(s[0], s[1]), add(s[2], s[3]))));
+  const auto total = [limited](vec segments, const vec* s) {
+    const real all = sum(add(segments, add(add(s[0], s[1]), add(s[2], s[3]))));
     return limited ? static_cast<double>(static_cast<float>(all)) : static_cast<double>(all);
   };
-  const double m2 = total(far2, s2) / count;
+  const double m2 = total(segment2, s2) / count;
   if (NORM == Norm::rms) return {0, static_cast<real>(1.0 / __builtin_sqrt(m2 + a.eps))};
-  const double m1 = total(far1, s1) / count;
+  const double m1 = total(segment1, s1) / count;
   const double var = m2 - m1 * m1;
   const real mean = static_cast<real>(static_cast<double>(shift) + m1);
   if (!(m1 * m1 <= 0.25 * var)) return two_pass(In<Z>(stored, a.z_type, 0), d, mean, a.eps);
@@ -202,13 +202,13 @@ Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* r
 // y = (row - mean) * rstd * weight + bias for N rows, the first of which is row `index` of y.
 template <class Z, class Y, bool BIAS, int N>
 struct Writer {
-  static constexpr bool kAny = same<Y, any>;
+  static constexpr bool kAny = is_same<Y, any>;
   const real* weight;
   const real* bias;
   Out<Y> y[N];
   In<Z> row[N];
   vec mean[N], rstd[N];
-  bool rounds, ahead;
+  bool round_x_hat, prefetch_rows;
   Type x_hat_type;
   const char* next_residual;
   const char* next_branch;
@@ -216,7 +216,7 @@ struct Writer {
 
   template <bool PART>
   INLINE void step(int64_t i, int64_t n) const {
-    if (ahead)  // the next rows are on their way from memory while these are written
+    if (prefetch_rows)  // prefetch the next rows while these are written
       for (int r = 0; r < N; ++r) {
         __builtin_prefetch(next_residual + (r * d + i) * residual_bytes, 0, 2);
         __builtin_prefetch(next_branch + (r * d + i) * branch_bytes, 0, 2);
@@ -229,7 +229,7 @@ struct Writer {
 #pragma GCC unroll 4
     for (int r = 0; r < N; ++r) {
       t[r] = mul(sub(t[r], mean[r]), rstd[r]);
-      if (kAny && rounds) t[r] = rounded(t[r], x_hat_type);
+      if (kAny && round_x_hat) t[r] = round_to(t[r], x_hat_type);
       t[r] = BIAS ? fma(t[r], w, b) : mul(t[r], w);
       y[r].template set<PART>(i, t[r], n);
     }
@@ -241,9 +241,9 @@ void write_rows(const Forward& a, int64_t index, void* const* rows, const Moment
   Writer<Z, Y, BIAS, N> writer;
   writer.weight = static_cast<const real*>(a.weight);
   writer.bias = static_cast<const real*>(a.bias);
-  writer.rounds = a.rounds;
+  writer.round_x_hat = a.round_x_hat;
   writer.x_hat_type = a.x_hat_type;
-  writer.ahead = a.ahead;
+  writer.prefetch_rows = a.prefetch_rows;
   writer.d = a.d;
   writer.residual_bytes = size_of(a.residual_type);
   writer.branch_bytes = a.branch != nullptr ? size_of(a.branch_type) : writer.residual_bytes;
@@ -272,7 +272,7 @@ ReadRow pick_norm(Norm norm) {
   return norm == Norm::rms ? read_row<Source, Z, Norm::rms> : read_row<Source, Z, Norm::none>;
 }
 
-// Dtypes of residual, branch and stream as one number, to look them up.
+// The dtypes of residual, branch and z as one number.
 constexpr int code(Type a, Type b, Type c = Type::f32) {
   return static_cast<int>(a) + 4 * static_cast<int>(b) + 16 * static_cast<int>(c);
 }
@@ -281,21 +281,21 @@ ReadRow pick_read(const Forward& a) {
   const Type r = a.residual_type, b = a.branch_type;
   if constexpr (!kWide) {
     if (a.branch == nullptr) {
-      if (r == Type::bf16) return pick_norm<Alone<bf16>, bf16>(a.norm);
-      return r == Type::f16 ? pick_norm<Alone<f16>, f16>(a.norm) : pick_norm<Alone<float>, float>(a.norm);
+      if (r == Type::bf16) return pick_norm<NormOnly<bf16>, bf16>(a.norm);
+      return r == Type::f16 ? pick_norm<NormOnly<f16>, f16>(a.norm) : pick_norm<NormOnly<float>, float>(a.norm);
     }
     const int dtypes = code(r, b, a.z_type);
-    if (a.add.plain) {
-      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<Plain<float, float>, float>(a.norm);
-      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<Plain<bf16, bf16>, bf16>(a.norm);
-      if (dtypes == code(Type::f16, Type::f16, Type::f16)) return pick_norm<Plain<f16, f16>, f16>(a.norm);
-      if (dtypes == code(Type::f32, Type::bf16, Type::f32)) return pick_norm<Plain<float, bf16>, float>(a.norm);
+    if (a.add.is_default) {
+      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<PlainSum<float, float>, float>(a.norm);
+      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<PlainSum<bf16, bf16>, bf16>(a.norm);
+      if (dtypes == code(Type::f16, Type::f16, Type::f16)) return pick_norm<PlainSum<f16, f16>, f16>(a.norm);
+      if (dtypes == code(Type::f32, Type::bf16, Type::f32)) return pick_norm<PlainSum<float, bf16>, float>(a.norm);
     } else {
-      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<Scaled<float>, float>(a.norm);
-      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<Scaled<bf16>, bf16>(a.norm);
+      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<ScaledSum<float>, float>(a.norm);
+      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<ScaledSum<bf16>, bf16>(a.norm);
     }
   }
-  return a.branch == nullptr ? pick_norm<Alone<any>, any>(a.norm) : pick_norm<Scaled<any>, any>(a.norm);
+  return a.branch == nullptr ? pick_norm<NormOnly<any>, any>(a.norm) : pick_norm<ScaledSum<any>, any>(a.norm);
 }
 
 template <class Z, class Y, int N>
@@ -306,7 +306,7 @@ WriteRows pick_bias(const Forward& a) {
 template <int N>
 WriteRows pick_write(const Forward& a) {
   if constexpr (!kWide) {
-    if (!a.rounds) {
+    if (!a.round_x_hat) {
       const int dtypes = code(a.z_type, a.y_type);
       if (dtypes == code(Type::f32, Type::f32)) return pick_bias<float, float, N>(a);
       if (dtypes == code(Type::bf16, Type::bf16)) return pick_bias<bf16, bf16, N>(a);
@@ -333,16 +333,16 @@ void forward(const Forward& a, int64_t begin, int64_t end, void* scratch) {
   const ReadRow read = pick_read(a);
   const WriteRows write1 = pick_write<1>(a), write2 = pick_write<2>(a);
   const int64_t bytes = a.d * size_of(a.z_type);
-  char* const stream = static_cast<char*>(a.branch != nullptr ? a.z : const_cast<void*>(a.residual));
+  char* const z = static_cast<char*>(a.branch != nullptr ? a.z : const_cast<void*>(a.residual));
   char* const spare = static_cast<char*>(scratch);
-  unsigned char* const room = reinterpret_cast<unsigned char*>(spare + (stream != nullptr ? 0 : 2 * bytes));
+  unsigned char* const mask_scratch = reinterpret_cast<unsigned char*>(spare + (z != nullptr ? 0 : 2 * bytes));
   for (int64_t i = begin; i < end;) {
     const int n = end - i >= 2 ? 2 : 1;
     void* rows[2];
     Moments m[2];
     for (int r = 0; r < n; ++r) {
-      rows[r] = stream != nullptr ? stream + (i + r) * bytes : spare + r * bytes;
-      m[r] = read(a, i + r, rows[r], room);
+      rows[r] = z != nullptr ? z + (i + r) * bytes : spare + r * bytes;
+      m[r] = read(a, i + r, rows[r], mask_scratch);
       if (a.stats != nullptr) store_moments(a, i + r, m[r]);
     }
     if (a.norm != Norm::none) (n == 2 ? write2 : write1)(a, i, rows, m);

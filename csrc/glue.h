@@ -1,8 +1,8 @@
-// What the operators share: the boxed arguments, tensors read and made through libtorch's stable C shim (so that one build runs on
-// every torch from 2.10 on), scratch, and rows split over torch's own threads.
+// Code that the operators share: boxed arguments, tensors through libtorch's stable C shim (so one build runs on every torch from
+// 2.10 on), scratch memory, and rows split over torch's threads.
 //
-// The boxed calling convention is used as it is, without TORCH_BOX, whose wrapper types are a good part of the few
-// microseconds that a call on one row takes.
+// The boxed calling convention is used directly, without TORCH_BOX: its wrapper types take a good part of the few microseconds
+// of a call on one row.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -22,11 +22,11 @@
 
 #include "kernels.h"
 
-// What went wrong inside libtorch; there from 2.13 on, null before.
+// The message of an error inside libtorch; exists from torch 2.13 on, null before.
 extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 
 namespace addnorm {
-namespace {  // each file that includes this has its own: two files, and nothing of it is exported
+namespace {  // two files include this; nothing is exported
 
 using torch::stable::Tensor;
 
@@ -35,15 +35,14 @@ inline void check(AOTITorchError code) {
   const char* what = nullptr;
   if (torch_exception_get_what_without_backtrace != nullptr) what = torch_exception_get_what_without_backtrace();
   if (what == nullptr) throw std::runtime_error("addnorm: a call into libtorch failed");
-  // Of a Python exception (the reference's) the sentence, not where it came from.
+  // The message of a Python exception (from the reference) without its traceback.
   const char* python = std::strstr(what, "\n\nAt:\n");
   throw std::runtime_error(python != nullptr ? std::string(what, python) : std::string(what));
 }
 
 // ---------------------------------------------------------------------------------------------------------- arguments
 
-// A boxed stack with a signature: one letter an argument. T tensor, t optional tensor, n plain number, o optional number.
-// Owns what the caller handed over; hands out borrowed tensors.
+// A boxed stack with its signature (arguments.h). It owns the arguments and returns borrowed tensors.
 struct Stack {
   StableIValue* at;
   const char* signature;
@@ -62,7 +61,7 @@ struct Stack {
   double real(int i) const { return torch::stable::detail::to<double>(at[i]); }
   int64_t integer(int i) const { return torch::stable::detail::to<int64_t>(at[i]); }
   bool flag(int i) const { return torch::stable::detail::to<bool>(at[i]); }
-  // An optional dtype, in libtorch's own numbering, which is what aoti_torch_get_dtype answers too.
+  // An optional dtype as libtorch's number, which aoti_torch_get_dtype returns too.
   int32_t dtype(int i, int32_t otherwise) const {
     const auto* boxed = reinterpret_cast<const StableIValue*>(at[i]);
     return boxed == nullptr ? otherwise : static_cast<int32_t>(*boxed);
@@ -70,7 +69,7 @@ struct Stack {
   int32_t dtype_at(int i) const { return static_cast<int32_t>(at[i]); }
   bool absent(int i) const { return at[i] == 0; }
 
-  // Frees the arguments, once: before the results are put in their place, or when an exception passes.
+  // Free the arguments, once: before the results replace them, or when an exception is thrown.
   void release() {
     if (!owner) return;
     owner = false;
@@ -134,7 +133,7 @@ inline bool on_cpu(AtenTensorHandle t) {
   return device == cpu;
 }
 
-// Contiguous memory of an input; a copy of it where it was strided.
+// Contiguous memory of an input; a copy if it is strided.
 struct Input {
   const void* data = nullptr;
   std::optional<Tensor> copy;
@@ -157,7 +156,7 @@ struct Input {
 
 // ------------------------------------------------------------------------------------------------------------ outputs
 
-// ADDNORM_POISON=1 fills fresh memory with NaN, so that an element nobody wrote is seen by the tests.
+// ADDNORM_POISON=1 fills fresh memory with NaN, so that tests detect an element that is not written.
 inline bool poison() {
   static const bool on = [] {
     const char* value = std::getenv("ADDNORM_POISON");
@@ -166,12 +165,12 @@ inline bool poison() {
   return on;
 }
 
-// Above 32 MiB glibc takes every block fresh from the kernel and gives it back when it is freed, so that each output is
-// faulted in page by page: at 64 MB four times what the kernels take. Huge pages are 512 times fewer. A hint only.
-inline void ask_for_huge_pages(void* data, int64_t bytes) {
+// Above 32 MiB glibc maps every block anew and unmaps it when it is freed, so each output is faulted in page by page: at 64 MB this
+// takes four times as long as the kernels. Huge pages need 512 times fewer faults. This is only a hint.
+inline void advise_huge_pages(void* data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
-  constexpr int64_t kAlwaysFresh = int64_t{32} << 20;
-  if (bytes < kAlwaysFresh) return;
+  constexpr int64_t kAlwaysMapped = int64_t{32} << 20;
+  if (bytes < kAlwaysMapped) return;
   constexpr uintptr_t kPage = 4096;
   const uintptr_t at = reinterpret_cast<uintptr_t>(data);
   const uintptr_t begin = (at + kPage - 1) / kPage * kPage, end = (at + static_cast<uintptr_t>(bytes)) / kPage * kPage;
@@ -186,7 +185,7 @@ struct Output {
   void* data = nullptr;
 
   Output(int64_t dim, const int64_t* sizes, Type type) { allocate(dim, sizes, type); }
-  // An output nobody wants: no elements.
+  // An empty placeholder for an output that was not requested.
   Output() {
     const int64_t none = 0;
     allocate(1, &none, Type::f32);
@@ -197,7 +196,7 @@ struct Output {
   ~Output() {
     if (handle != nullptr) aoti_torch_delete_tensor_object(handle);
   }
-  StableIValue give() {
+  StableIValue release_handle() {
     const auto value = reinterpret_cast<StableIValue>(handle);
     handle = nullptr;
     return value;
@@ -218,10 +217,10 @@ struct Output {
       strides[i] = count;
       count *= sizes[i] > 1 ? sizes[i] : 1;
     }
-    // The C shim: the C++ wrappers of stable/ops.h look the operator up by name at every call.
+    // The C shim: the C++ wrappers in stable/ops.h look the operator up by name at every call.
     check(aoti_torch_empty_strided(dim, sizes, strides, dtypes().of[static_cast<int>(type)], cpu, 0, &handle));
     check(torch_get_mutable_data_ptr(handle, &data));
-    ask_for_huge_pages(data, count * size_of(type));
+    advise_huge_pages(data, count * size_of(type));
     if (poison()) {
       int64_t n = 1;
       for (int64_t i = 0; i < dim; ++i) n *= sizes[i];
@@ -230,12 +229,12 @@ struct Output {
   }
 };
 
-// Scratch on the stack while it is small, else from malloc.
+// Scratch memory, on the stack if it is small, else on the heap.
 class Scratch {
  public:
   Scratch() = default;
-  explicit Scratch(int64_t bytes) { ask(bytes); }
-  void* ask(int64_t bytes) {
+  explicit Scratch(int64_t bytes) { reserve(bytes); }
+  void* reserve(int64_t bytes) {
     if (bytes > kSmall) heap_.reset(new char[static_cast<size_t>(bytes)]);
     return data();
   }
@@ -249,13 +248,13 @@ class Scratch {
 
 inline int64_t padded(int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
-// Bytes of one tensor from which a pass over four of them comes from beyond the second-level cache.
-inline bool is_far(const Shape& shape, Type type) {
-  constexpr int64_t kFar = int64_t{2} << 20;
-  return shape.rows * shape.d * size_of(type) > kFar;
+// Whether a pass over four such tensors exceeds the second-level cache.
+inline bool exceeds_cache(const Shape& shape, Type type) {
+  constexpr int64_t kCacheBytes = int64_t{2} << 20;
+  return shape.rows * shape.d * size_of(type) > kCacheBytes;
 }
 
-// Elements of work that one thread should have at least: a parallel region costs about 2 us.
+// Minimum number of elements for one thread: a parallel region costs about 2 us.
 constexpr int64_t kGrain = 16384;
 
 template <class F>
@@ -265,21 +264,21 @@ void parallel(int64_t count, int64_t elements_each, const F& body) {
   else torch::stable::parallel_for(0, count, grain, body);
 }
 
-// n values in the arithmetic: the tensor's own memory where that is what it holds, else widened (and `offset` added) in scratch.
+// n values in the dtype of the arithmetic: the tensor's own memory if it has this dtype, else upcast (plus `offset`) in scratch.
 class Reals {
  public:
-  const void* read(AtenTensorHandle t, Type type, int64_t n, bool wide, double offset = 0.0) {
+  const void* read(AtenTensorHandle t, Type type, int64_t n, bool use_float64, double offset = 0.0) {
     if (t == nullptr) return nullptr;
     input_.read(t);
-    if (offset == 0.0 && type == (wide ? Type::f64 : Type::f32)) return input_.data;
-    void* to = room_.ask(n * (wide ? 8 : 4));
-    kernels().loops(wide).widen(input_.data, type, to, n, offset);
+    if (offset == 0.0 && type == (use_float64 ? Type::f64 : Type::f32)) return input_.data;
+    void* to = scratch_.reserve(n * (use_float64 ? 8 : 4));
+    kernels().loops(use_float64).widen(input_.data, type, to, n, offset);
     return to;
   }
-  const void* ones(int64_t n, bool wide) {
-    void* to = room_.ask(n * (wide ? 8 : 4));
+  const void* ones(int64_t n, bool use_float64) {
+    void* to = scratch_.reserve(n * (use_float64 ? 8 : 4));
     for (int64_t i = 0; i < n; ++i) {
-      if (wide) static_cast<double*>(to)[i] = 1.0;
+      if (use_float64) static_cast<double*>(to)[i] = 1.0;
       else static_cast<float*>(to)[i] = 1.0f;
     }
     return to;
@@ -287,7 +286,7 @@ class Reals {
 
  private:
   Input input_;
-  Scratch room_;
+  Scratch scratch_;
 };
 
 }  // namespace

@@ -25,6 +25,6 @@ namespace {
 #endif
 
 namespace addnorm {
-extern const Kernels kernels_avx2 = {"AVX2", isa_avx2::single::loops, isa_avx2::twice::loops};
+extern const Kernels kernels_avx2 = {"AVX2", isa_avx2::float32::loops, isa_avx2::float64::loops};
 }  // namespace addnorm
 #endif

@@ -25,6 +25,6 @@ namespace {
 #endif
 
 namespace addnorm {
-extern const Kernels kernels_avx512 = {"AVX512", isa_avx512::single::loops, isa_avx512::twice::loops};
+extern const Kernels kernels_avx512 = {"AVX512", isa_avx512::float32::loops, isa_avx512::float64::loops};
 }  // namespace addnorm
 #endif

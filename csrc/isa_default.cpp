@@ -8,5 +8,5 @@ namespace {
 }  // namespace addnorm::isa_default
 
 namespace addnorm {
-extern const Kernels kernels_default = {"default", isa_default::single::loops, isa_default::twice::loops};
+extern const Kernels kernels_default = {"default", isa_default::float32::loops, isa_default::float64::loops};
 }  // namespace addnorm

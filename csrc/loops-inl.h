@@ -1,9 +1,9 @@
-// Everything that is compiled once for each instruction set. Included by isa_*.cpp, inside namespace addnorm::<isa>::(anonymous) and
-// after its target pragma; `single` computes in float, `twice` in double, from one text.
+// The code that is compiled once per instruction set. Included by isa_*.cpp, inside namespace addnorm::<isa>::(anonymous) and after
+// its target pragma. The same text computes in float (namespace float32) and in double (namespace float64).
 #include "scalar-inl.h"
 
 #include "philox-inl.h"
-namespace single {
+namespace float32 {
 #include "vec-inl.h"
 
 #include "memory-inl.h"
@@ -13,7 +13,7 @@ namespace single {
 #include "backward-inl.h"
 #undef EACH_TYPE
 }  // namespace single
-namespace twice {
+namespace float64 {
 #include "vec64-inl.h"
 
 #include "memory-inl.h"
@@ -22,4 +22,4 @@ namespace twice {
 
 #include "backward-inl.h"
 #undef EACH_TYPE
-}  // namespace twice
+}  // namespace float64

@@ -1,12 +1,12 @@
-// Rows in memory, of a dtype known when compiled or (`any`) when run. Included after a vec-inl.h, which has defined `real`,
-// `vec`, W, the operations, and EACH_TYPE: the dtypes that its arithmetic reads and writes.
+// Rows in memory, of a dtype known at compile time or (`any`) at run time. Included after a vec-inl.h, which defines `real`, `vec`,
+// W, the operations, and EACH_TYPE: the dtypes that its arithmetic reads and writes.
 
 template <class A, class B>
-constexpr bool same = false;
+constexpr bool is_same = false;
 template <class A>
-constexpr bool same<A, A> = true;
+constexpr bool is_same<A, A> = true;
 
-// W elements at p; with PART only the first n of them, and zeros.
+// W elements at p; with PART only the first n, then zeros.
 template <bool PART, class T>
 INLINE vec load_some(const T* p, int64_t n) {
   return PART ? load(p, n) : load(p);
@@ -42,14 +42,14 @@ struct Out {
   INLINE void set(int64_t i, vec a, int64_t n) const {
     store_some<PART>(p + i, a, n);
   }
-  // Stores, and returns what was stored: a rounded to the dtype of the memory.
+  // Store a and return it rounded to the dtype of the memory.
   template <bool PART>
   INLINE vec write(int64_t i, vec a, int64_t n) const {
-    return PART ? put(p + i, a, n) : put(p + i, a);
+    return PART ? store_rounded(p + i, a, n) : store_rounded(p + i, a);
   }
 };
 
-// The same where the dtype is known only now: a branch that is always predicted, beside loads and stores.
+// The same for a dtype that is known only at run time: one branch, always predicted, per load or store.
 template <>
 struct In<any> {
   const char* p = nullptr;
@@ -90,7 +90,7 @@ struct Out<any> {
 #define CASE(name, T)                                  \
   case Type::name: {                                   \
     T* to = reinterpret_cast<T*>(p) + i;               \
-    return PART ? put(to, a, n) : put(to, a);          \
+    return PART ? store_rounded(to, a, n) : store_rounded(to, a);          \
   }
       EACH_TYPE(CASE)
 #undef CASE
@@ -99,30 +99,30 @@ struct Out<any> {
   }
 };
 
-// a rounded to a dtype, and back.
-INLINE vec rounded(vec a, Type type) {
-  double room[W];
-  return Out<any>(room, type, 0).template write<false>(0, a, W);
+// Return a rounded to a dtype.
+INLINE vec round_to(vec a, Type type) {
+  double buffer[W];
+  return Out<any>(buffer, type, 0).template write<false>(0, a, W);
 }
 
-// The dropout mask of a row, as bits (philox-inl.h); a null pointer keeps everything.
+// The dropout mask of a row, as bits (philox-inl.h); a null pointer keeps every element.
 struct Mask {
   const unsigned char* bits = nullptr;
   int shift = 0;
   vec scale;
 
   Mask() : scale(fill(1)) {}
-  // Of row `index`, made in `room`.
-  void make(const AddOptions& add, int64_t index, int64_t d, unsigned char* room) {
+  // Make the mask of row `index` in `scratch`.
+  void make(const AddOptions& add, int64_t index, int64_t d, unsigned char* scratch) {
     if (!add.dropout) return;
     const uint64_t first = static_cast<uint64_t>(index) * static_cast<uint64_t>(d);
-    keep_bits(add, first, d, room);
-    bits = room;
+    keep_bits(add, first, d, scratch);
+    bits = scratch;
     shift = static_cast<int>(first & 3);
     scale = fill(static_cast<real>(add.keep_scale));
   }
   explicit operator bool() const { return bits != nullptr; }
-  // What is dropped is 0 even if it was infinite.
+  // A dropped element is 0 even if it was infinite.
   INLINE vec apply(vec a, int64_t i) const {
     uint32_t word;
     __builtin_memcpy(&word, bits + (i >> 3), 4);

@@ -1,5 +1,5 @@
-// One element between a dtype in memory and the arithmetic, without any instruction for it: the plain code, and the dtypes
-// that are rare beside double. Included once by each isa_*.cpp, inside namespace addnorm::<isa>::(anonymous).
+// Conversion of one element between a dtype in memory and the arithmetic without special instructions: for the default instruction
+// set, and for dtypes that are rare with double. Included once by each isa_*.cpp, inside namespace addnorm::<isa>::(anonymous).
 
 #define INLINE inline __attribute__((always_inline))
 #define OUTLINE __attribute__((noinline))
@@ -18,8 +18,8 @@ INLINE uint32_t to_bits(float x) {
 INLINE double widen1(double x) { return x; }
 INLINE float widen1(float x) { return x; }
 INLINE float widen1(bf16 h) { return from_bits(static_cast<uint32_t>(h.bits) << 16); }
-// float16 moved into place is 2^112 times too small; an infinity or NaN is told by its exponent. A subnormal is found as what it adds
-// to the smallest normal number, without a subnormal float, which the processor may have been told to take for 0.
+// float16 moved into place is 2^112 times too small; an infinity or NaN is recognized by its exponent. A subnormal is computed as its
+// difference from the smallest normal number, without a subnormal float, which the processor may flush to 0.
 INLINE float widen1(f16 h) {
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16, rest = static_cast<uint32_t>(h.bits & 0x7fffu) << 13;
   if (rest >= 0x0f800000u) return from_bits(sign | 0x7f800000u | (rest & 0x007fffffu));
@@ -40,7 +40,7 @@ INLINE void narrow1(float x, f16* to) {
   if (size > 0x7f800000u) h = 0x7e00;               // NaN
   else if (size >= 0x477ff000u) h = 0x7c00;         // 65520 and more round to infinity
   else if (size >= 0x38800000u) h = (size + 0xc8000fffu + (size >> 13 & 1u)) >> 13;  // rebias, round to even
-  else h = to_bits(from_bits(size) + 0.5f) - 0x3f000000u;  // subnormal: 0.5's last place is float16's smallest number
+  else h = to_bits(from_bits(size) + 0.5f) - 0x3f000000u;  // subnormal: the last place of 0.5 is float16's smallest number
   to->bits = static_cast<uint16_t>(sign | h);
 }
 INLINE void narrow1(double x, bf16* to) { narrow1(static_cast<float>(x), to); }

@@ -1,7 +1,7 @@
-// A vector of floats for the instruction set being compiled: W lanes, and the dozen operations the loops need.
-// Included inside namespace addnorm::<isa>::(anonymous)::single, after the target pragma: nothing here may come from, or leak
-// into, code that is shared between instruction sets. Multiplications are fused only where `fma` says so, so that the
-// same row gives the same bits in whatever loop it is computed.
+// A vector of W floats for the instruction set being compiled, and the dozen operations that the loops use.
+// Included inside namespace addnorm::<isa>::(anonymous)::single, after the target pragma: nothing here may use, or be
+// used by, code that is shared between instruction sets. Multiplications are fused only by `fma`, so that a row has the same bits in
+// every loop.
 
 using real = float;
 #define EACH_TYPE(X) X(f32, float) X(bf16, bf16) X(f16, f16)
@@ -34,9 +34,9 @@ INLINE __m256i upper_halves(__m512i u) {
                                          13, 11, 9, 7, 5, 3, 1);
   return _mm512_castsi512_si256(_mm512_permutexvar_epi16(place, u));
 }
-// Round to nearest even: add half of what is cut off, and one more where the last kept bit is odd. A NaN is cut as it is:
-// every value here comes out of arithmetic, so it is a quiet one, which its upper half tells. (AVX512_BF16 has an
-// instruction for this; it reads subnormals as zero.)
+// Round to nearest even: add half of the removed part, and one more if the last kept bit is odd. A NaN is only truncated: every value
+// here is a result of arithmetic, so the NaN is quiet, and its high half is a NaN too. (AVX512_BF16 has an instruction for this; it
+// reads subnormals as zero.)
 INLINE __m512i rounded_bits(vec a) {
   const __m512i u = _mm512_castps_si512(a);
   const __mmask16 number = _mm512_cmp_ps_mask(a, a, _CMP_ORD_Q);
@@ -55,13 +55,13 @@ INLINE vec load(const f16* p, int64_t n) { return _mm512_cvtph_ps(_mm256_maskz_l
 INLINE __m256i half16(vec a) { return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE void store(float* p, vec a) { _mm512_storeu_ps(p, a); }
 INLINE void store(bf16* p, vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow16(a)); }
-INLINE vec put(bf16* p, vec a) {
+INLINE vec store_rounded(bf16* p, vec a) {
   const __m512i bits = rounded_bits(a);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), upper_halves(bits));
   return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 INLINE void store(f16* p, vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half16(a)); }
-INLINE vec put(f16* p, vec a) {
+INLINE vec store_rounded(f16* p, vec a) {
   const __m256i h = half16(a);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
   return _mm512_cvtph_ps(h);
@@ -125,13 +125,13 @@ INLINE vec load(const T* p, int64_t n) {
 INLINE __m128i half16(vec a) { return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 INLINE void store(float* p, vec a) { _mm256_storeu_ps(p, a); }
 INLINE void store(bf16* p, vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow16(a)); }
-INLINE vec put(bf16* p, vec a) {
+INLINE vec store_rounded(bf16* p, vec a) {
   const __m256i bits = rounded_bits(a);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), upper_halves(bits));
   return _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 INLINE void store(f16* p, vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half16(a)); }
-INLINE vec put(f16* p, vec a) {
+INLINE vec store_rounded(f16* p, vec a) {
   const __m128i h = half16(a);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), h);
   return _mm256_cvtph_ps(h);
@@ -144,7 +144,7 @@ INLINE void store(T* p, vec a, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = part[i];
 }
 
-#else  // plain code: four lanes of the compiler's own vectors (SSE2, NEON, or scalars)
+#else  // four lanes of the compiler's own vectors (SSE2, NEON, or scalars)
 
 typedef float vec __attribute__((vector_size(16)));
 constexpr int W = 4;
@@ -172,7 +172,7 @@ INLINE vec load(const float* p) {
   __builtin_memcpy(&a, p, sizeof a);
   return a;
 }
-// bfloat16 in vectors of the compiler's too; float16, and parts of a vector, an element at a time and not inlined.
+// bfloat16 also in the compiler's vectors; float16 and parts of a vector one element at a time, not inlined.
 typedef uint32_t uvec __attribute__((vector_size(16)));
 typedef uint16_t hvec __attribute__((vector_size(8)));
 template <class T>
@@ -212,20 +212,20 @@ INLINE void store(bf16* p, vec a) {
   __builtin_memcpy(p, &h, sizeof h);
 }
 template <class T>
-INLINE vec put(T* p, vec a) {
+INLINE vec store_rounded(T* p, vec a) {
   store(p, a);
   return load(p);
 }
 
 #endif
 
-// `put` stores, and returns what was stored: a rounded to the dtype of the memory.
-INLINE vec put(float* p, vec a) {
+// `store_rounded` stores a and returns it rounded to the dtype of the memory.
+INLINE vec store_rounded(float* p, vec a) {
   store(p, a);
   return a;
 }
 template <class T>
-INLINE vec put(T* p, vec a, int64_t n) {
+INLINE vec store_rounded(T* p, vec a, int64_t n) {
   store(p, a, n);
   return load(p, n);
 }

@@ -1,5 +1,5 @@
-// A vector of doubles, in the compiler's own vectors: one text for every instruction set, since float64 is there to be exact, and
-// its time is that of the memory. Included inside namespace addnorm::<isa>::(anonymous)::twice.
+// A vector of doubles, in the compiler's own vectors: one text for every instruction set, since float64 is for accuracy and its time is
+// that of the memory. Included inside namespace addnorm::<isa>::(anonymous)::float64.
 
 using real = double;
 #define EACH_TYPE(X) X(f32, float) X(bf16, bf16) X(f16, f16) X(f64, double)
@@ -43,7 +43,7 @@ INLINE vec load(const double* p) {
 }
 INLINE void store(double* p, vec a) { __builtin_memcpy(p, &a, sizeof a); }
 
-// A part of a vector, and every other dtype, an element at a time and not inlined: rare, and large in all the places they would be.
+// Parts of a vector and all other dtypes, one element at a time, not inlined: they are rare, and inlining makes the library large.
 template <class T>
 OUTLINE void widen_lanes(const T* p, double* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(widen1(p[i]));
@@ -73,12 +73,12 @@ INLINE void store(T* p, vec a) {
   store(p, a, W);
 }
 template <class T>
-INLINE vec put(T* p, vec a) {
+INLINE vec store_rounded(T* p, vec a) {
   store(p, a);
   return load(p);
 }
 template <class T>
-INLINE vec put(T* p, vec a, int64_t n) {
+INLINE vec store_rounded(T* p, vec a, int64_t n) {
   store(p, a, n);
   return load(p, n);
 }

@@ -1,10 +1,11 @@
-r"""Add & Norm as functions: the residual connection and the normalization, one pass over memory each way.
+r"""Add & Norm as functions: the residual connection and the normalization, in one pass over memory each way.
 
     z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
     y = norm(z) * (weight + weight_offset) + bias
 
-`residual` comes first, `branch` (what the sublayer returned) second, as in x + Sublayer(x). Kernel libraries put the branch
-first; since dropout, bias and layer scale act on the branch alone, a swap is wrong.
+`residual` comes first and `branch` (the sublayer's output) second, as in x + Sublayer(x). Some kernel libraries put the branch
+first; dropout, branch_bias and layer_scale act on the branch only, so the two must not be swapped. `ops/options.py` declares the
+options. The in-place functions are in `inplace.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from addnorm.ops import dispatch, validation
-from addnorm.ops import out as given
+from addnorm.ops import out as out_ops
 from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
@@ -27,7 +28,7 @@ Shape = int | Sequence[int]
 
 
 class AddOptions(TypedDict, total=False):
-    """What may be done on the way into the sum; `add_layer_norm` says what each is."""
+    """Options before the norm; see `add_layer_norm`."""
 
     residual_scale: Scale | None
     row_scale: Tensor | None
@@ -41,7 +42,7 @@ class AddOptions(TypedDict, total=False):
 
 
 class NormOptions(AddOptions, total=False):
-    """And on the way out of it."""
+    """Options before and after the add; see `add_layer_norm`."""
 
     normalized_shape: Shape | None
     weight_offset: float
@@ -84,51 +85,50 @@ def add_layer_norm(
     out_dtype: torch.dtype | None = None,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""LayerNorm(residual + branch), and with `return_residual=True` the sum as well.
+    r"""Return LayerNorm(residual + branch), and with `return_residual=True` the sum as well.
 
         z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
         y = (z - mean) / sqrt(var + eps) * (weight + weight_offset) + bias
 
-    mean and var (divided by d, not by d - 1) are those of one token over its d features.
+    mean and var (biased: divided by d) are those of one token over its d features.
 
     Args:
-        residual: x, the residual stream, `(*, d)`: float32, bfloat16, float16 or float64.
-        branch: Sublayer(x), `(*, d)`, the same shape; nothing is broadcast.
-        weight: gamma, `(d,)`, any of those dtypes; None is ones.
-        bias: beta, `(d,)`; None is zeros.
-        eps: added to the variance, inside the root.
-        return_residual: also return z, the stream: a pre-LN stack needs both. Peers call it `prenorm`.
+        residual: x, the residual stream, `(*, d)`, of dtype float32, bfloat16, float16 or float64.
+        branch: Sublayer(x), `(*, d)`, of the same shape; it is not broadcast.
+        weight: gamma, `(d,)`, in any of these dtypes; None means ones.
+        bias: beta, `(d,)`; None means zeros.
+        eps: is added to the variance, inside the square root.
+        return_residual: also return z, the updated residual stream, which a pre-LN stack needs. Other libraries: `prenorm`.
         normalized_shape: the last dimensions to normalize over, as in `torch.nn.functional.layer_norm`; weight, bias and
-            branch_bias then have this shape. None: the last one.
+            branch_bias then have this shape. None means the last one.
         residual_scale: a number, a 0-d tensor or `(d,)` (DeepNorm's alpha).
-        row_scale: a tensor that broadcasts to `(*)`, one factor a token or a sample (stochastic depth).
+        row_scale: a tensor that broadcasts to `(*)`, one factor per token or sample (stochastic depth).
         layer_scale: a number, a 0-d tensor or `(d,)` (LayerScale's gamma).
         branch_bias: `(d,)`, the bias of the sublayer's last projection.
-        dropout_p: the probability that an element of the branch is dropped; those kept are divided by 1 - p.
-        training: False switches dropout off.
-        seed: of the dropout mask, a 0-d int64 tensor; drawn from torch's generator when None.
-        offset: blocks of four elements to skip in the mask's random sequence.
-        weight_offset: added to weight (1 for weights stored as their distance from one).
-        residual_dtype: dtype of z; None: that of residual.
-        out_dtype: dtype of y; None: that of branch (under autocast, that of `F.layer_norm(z)` on that device).
-        out: memory for y, or for `(y, z)` with `return_residual=True`; it is what is returned. It has the shape of the result,
-            since nothing is resized, and its dtype is that of the result, so that out_dtype and residual_dtype may be left out.
-            It may be exactly residual or exactly branch, and else shares no memory with an argument. Strided memory works,
-            computed aside and copied. For inference: refused where a gradient is wanted.
+        dropout_p: probability that an element of the branch is dropped; the others are divided by 1 - p.
+        training: False disables dropout.
+        seed: seed of the dropout mask, a 0-d int64 tensor; None: drawn from torch's generator.
+        offset: number of blocks of four elements to skip in the mask's random sequence.
+        weight_offset: is added to weight (1.0 for weights that are stored as weight - 1).
+        residual_dtype: dtype of z; None: the dtype of residual.
+        out_dtype: dtype of y; None: the dtype of branch (under autocast, that of `F.layer_norm(z)` on the device).
+        out: tensor for y, or tensors for `(y, z)` with `return_residual=True`; they are returned. They must have the shape of the
+            result and decide its dtype, so out_dtype and residual_dtype can be left out. Each may be exactly residual or
+            exactly branch, and must share no other memory with an argument. Strided tensors are computed out of place and
+            copied. For inference: no argument may require a gradient.
 
     Returns:
         y `(*, d)`, or `(y, z)`.
 
-    Arithmetic is float32 (float64 for float64); z is rounded once to its dtype, and y is the norm of that z. Every input
-    that is differentiable has its gradient, to any order; those of the parameters are accumulated in float32 in a fixed
-    order. A row whose squares overflow
-    float32 (values from about 1e18 to 1e37) has rstd = 0, so that y is the bias; a constant row gives the bias; a NaN
-    makes its row NaN, and so does an infinity (in RMSNorm, which has no mean, only its own element).
+    The arithmetic is float32 (float64 for float64). z is rounded once to its dtype, and y is the norm of that z. Every
+    differentiable input has a gradient, to any order; the gradients of parameters are accumulated in float32 in a fixed order.
+    If the squares of a row overflow float32 (values from about 1e18 to 1e37), then rstd = 0 and y is the bias. A constant row
+    gives the bias. A NaN makes its row NaN, and so does an infinity (in RMSNorm, which has no mean, only its own element).
 
     Raises:
-        ValueError: shapes, devices, values or memory that do not fit together.
-        TypeError: something that is no tensor, or a dtype that is no float, or not the one asked for.
-        RuntimeError: `out` where a gradient is wanted.
+        ValueError: shapes, devices, values or memory do not fit together.
+        TypeError: an argument is not a tensor, or its dtype is not a supported or the requested one.
+        RuntimeError: `out` is passed and an argument requires a gradient.
 
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450); Vaswani et al., "Attention Is All You Need"
     (arXiv 1706.03762). Equals `torch.nn.functional.layer_norm(residual + branch, (d,), weight, bias, eps)`.
@@ -141,7 +141,7 @@ def add_layer_norm(
         >>> y
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    # `is True`, so that what is no number is left to the longer way, which refuses it.
+    # `is True`: a value that is not a number goes to the path with argument checks.
     if (
         residual_scale is None
         and layer_scale is None
@@ -155,11 +155,13 @@ def add_layer_norm(
         and branch is not None
     ):
         if out is None:
-            return dispatch.plain(residual, branch, weight, bias, eps, False, return_residual)
-        given.plain(residual, branch, weight, bias, eps, "layer", *given.into(out, return_residual))
+            return dispatch.fast_path(residual, branch, weight, bias, eps, False, return_residual)
+        out_ops.fast_path(residual, branch, weight, bias, eps, "layer", *out_ops.split_out(out, return_residual))
         return out
     validation.check_branch(branch)
-    run = dispatch.run if out is None else functools.partial(given.run, into=given.into(out, return_residual))
+    run = (
+        dispatch.run if out is None else functools.partial(out_ops.run, targets=out_ops.split_out(out, return_residual))
+    )
     y, z = run(
         residual, branch, weight, bias, eps, "layer", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
@@ -208,19 +210,19 @@ def add_rms_norm(
     out_dtype: torch.dtype | None = None,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""RMSNorm(residual + branch), and with `return_residual=True` the sum as well.
+    r"""Return RMSNorm(residual + branch), and with `return_residual=True` the sum as well.
 
         z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
         y = z / sqrt(mean(z^2) + eps) * (weight + weight_offset) + bias
 
-    Arguments, shapes, dtypes, gradients and errors are those of `add_layer_norm`, and:
+    Arguments, shapes, dtypes, gradients and errors are those of `add_layer_norm`, except:
 
     Args:
-        eps: None is the machine epsilon of the arithmetic, as in `torch.nn.functional.rms_norm` (1.19e-7 but for float64).
-        casting: where the normalized value is rounded on its way to y, which must be where a model in low precision rounds it:
-            "float32" once, at the end (Gemma, OLMo 2, PyTorch); "llama" also to the stream's dtype, before the weight
-            (Llama, Mistral, Qwen); "t5" also to the weight's dtype, before the weight (T5).
-        weight_offset: 1.0 for Gemma, whose weights are stored as their distance from one. Peers call it
+        eps: None means the machine epsilon of the arithmetic, as in `torch.nn.functional.rms_norm` (1.19e-7 for float32).
+        casting: where the normalized value is rounded. It must be where the model in low precision rounds it:
+            "float32" rounds once, at the end (Gemma, OLMo 2, PyTorch); "llama" also to the dtype of z, before the weight
+            (Llama, Mistral, Qwen); "t5" also to the dtype of weight, before the weight (T5).
+        weight_offset: 1.0 for Gemma, whose weights are stored as weight - 1. Other libraries call it
             `zero_centered_weight`, `offset` or `unit_offset`.
 
     Returns:
@@ -235,7 +237,7 @@ def add_rms_norm(
     """
     if eps is None:
         eps = dispatch.default_rms_eps(
-            residual, branch, residual_dtype if out is None else given.residual_dtype(out) or residual_dtype
+            residual, branch, residual_dtype if out is None else out_ops.residual_dtype(out) or residual_dtype
         )
     if (
         residual_scale is None
@@ -251,11 +253,13 @@ def add_rms_norm(
         and branch is not None
     ):
         if out is None:
-            return dispatch.plain(residual, branch, weight, bias, eps, True, return_residual)
-        given.plain(residual, branch, weight, bias, eps, "rms", *given.into(out, return_residual))
+            return dispatch.fast_path(residual, branch, weight, bias, eps, True, return_residual)
+        out_ops.fast_path(residual, branch, weight, bias, eps, "rms", *out_ops.split_out(out, return_residual))
         return out
     validation.check_branch(branch)
-    run = dispatch.run if out is None else functools.partial(given.run, into=given.into(out, return_residual))
+    run = (
+        dispatch.run if out is None else functools.partial(out_ops.run, targets=out_ops.split_out(out, return_residual))
+    )
     y, z = run(
         residual, branch, weight, bias, eps, "rms", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
@@ -280,11 +284,11 @@ def add_residual(
     residual_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    r"""The add without the norm: z alone, `(*, d)`.
+    r"""Return z, `(*, d)`: the add without the norm.
 
         z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
 
-    Options, dtypes, gradients and errors are those of `add_layer_norm`; `out` is memory for z. Nothing is broadcast.
+    Options, dtypes, gradients and errors are those of `add_layer_norm`; `out` is a tensor for z. branch is not broadcast.
 
     Example:
         >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
@@ -294,7 +298,7 @@ def add_residual(
     validation.check_branch(branch)
     if out is not None:
         validation.check_out(out, False)
-    run = dispatch.run if out is None else functools.partial(given.run, into=(None, out, given.OUT_Z))
+    run = dispatch.run if out is None else functools.partial(out_ops.run, targets=(None, out, out_ops.OUT_Z))
     return run(
         residual, branch, None, None, 0.0, "none",
         residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
@@ -307,15 +311,15 @@ def layer_norm(
     *, normalized_shape: Shape | None = None, weight_offset: float = 0.0, out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """LayerNorm without an add, by the same kernels and the same contract: the first norm of a pre-LN stack.
+    """Return LayerNorm(x), by the same kernels as `add_layer_norm`: the first norm of a pre-LN stack.
 
-    `out` is memory for y, as in `add_layer_norm`, and may be x itself.
+    `out` is a tensor for y, as in `add_layer_norm`, and may be x itself.
 
     Example:
         >>> addnorm.layer_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    return _alone(x, weight, bias, eps, "layer", normalized_shape, weight_offset, out_dtype, out)
+    return _norm_only(x, weight, bias, eps, "layer", normalized_shape, weight_offset, out_dtype, out)
 
 
 def rms_norm(
@@ -323,17 +327,17 @@ def rms_norm(
     *, normalized_shape: Shape | None = None, weight_offset: float = 0.0, casting: Casting = "float32",
     out_dtype: torch.dtype | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """RMSNorm without an add, by the same kernels and the same contract; `out` as in `layer_norm`.
+    """Return RMSNorm(x), by the same kernels as `add_rms_norm`; `out` is as in `layer_norm`.
 
     Example:
         >>> addnorm.rms_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([0.5359, 0.3573, 1.6078])
     """
     eps = dispatch.default_rms_eps(x, None) if eps is None else eps
-    return _alone(x, weight, bias, eps, "rms", normalized_shape, weight_offset, out_dtype, out, casting)
+    return _norm_only(x, weight, bias, eps, "rms", normalized_shape, weight_offset, out_dtype, out, casting)
 
 
-def _alone(
+def _norm_only(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -347,10 +351,10 @@ def _alone(
 ) -> Tensor:
     if normalized_shape is None and (weight_offset == 0.0) is True and out_dtype is None and casting == "float32":
         if out is None:
-            return dispatch.plain(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
-        given.plain(x, None, weight, bias, eps, norm, *given.into(out, False))
+            return dispatch.fast_path(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
+        out_ops.fast_path(x, None, weight, bias, eps, norm, *out_ops.split_out(out, False))
         return out
-    run = dispatch.run if out is None else functools.partial(given.run, into=given.into(out, False))
+    run = dispatch.run if out is None else functools.partial(out_ops.run, targets=out_ops.split_out(out, False))
     return run(
         x, None, weight, bias, eps, norm,
         normalized_shape=normalized_shape, weight_offset=weight_offset, casting=casting, out_dtype=out_dtype,

@@ -1,9 +1,9 @@
-r"""Add & Norm in the memory of its inputs, for inference: a step of a stack that allocates nothing.
+r"""Add & Norm in place, for inference: a step of a stack that allocates no memory.
 
     residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
     branch   <- y = norm(z) * (weight + weight_offset) + bias
 
-The results are those of `addnorm.functional`, to the bit. For other memory than that of the inputs there is `out=` there.
+The results are those of `addnorm.functional`, bit for bit. To write to other tensors use `out=` there.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ def add_layer_norm_(
     offset: int = 0,
     weight_offset: float = 0.0,
 ) -> Tensor:
-    r"""`add_layer_norm` in place: residual becomes the stream z, and branch becomes y, which is returned.
+    r"""Compute `add_layer_norm` in place: residual becomes z, and branch becomes y, which is returned.
 
         residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
         branch   <- y = (z - mean) / sqrt(var + eps) * (weight + weight_offset) + bias
 
-    Arguments and shapes are those of `add_layer_norm`, and so are the results, to the bit. z has the dtype of residual and y
-    that of branch, since their memory has it, under autocast too; they may differ (a float32 stream, a bfloat16 branch).
+    Arguments, shapes and results are those of `add_layer_norm`, bit for bit. z has the dtype of residual and y that of branch,
+    under autocast too; the two may differ (float32 residual, bfloat16 branch).
 
-    Contiguous tensors are overwritten as they are read; others are computed aside and copied, and so are all inside `vmap` and
-    forward-mode derivatives. Autograd is told: a backward that had saved one of them is refused by torch.
+    Contiguous tensors are overwritten as they are read. Other tensors, and all tensors inside `vmap` and forward-mode
+    derivatives, are computed out of place and copied. The version counters are incremented, so a backward that saved one of
+    the tensors raises torch's error.
 
     Returns:
-        branch, which holds y.
+        branch, which now holds y.
 
     Raises:
-        RuntimeError: a gradient is wanted: nothing is kept for the backward. Call it under `torch.no_grad()`.
-        ValueError: residual and branch share memory with each other, with themselves (an expanded tensor), or with another
-            argument; or what `add_layer_norm` raises it for.
+        RuntimeError: an argument requires a gradient. Nothing is saved for a backward: call it under `torch.no_grad()`.
+        ValueError: residual or branch shares memory with the other, with itself (an expanded tensor), or with another
+            argument; or as in `add_layer_norm`.
         TypeError: as in `add_layer_norm`.
 
     Example:
@@ -75,11 +76,11 @@ def add_layer_norm_(
         and (dropout_p == 0.0) is True
         and (weight_offset == 0.0) is True
     ):
-        out.plain(residual, branch, weight, bias, eps, "layer", branch, residual, out.IN_PLACE)
+        out.fast_path(residual, branch, weight, bias, eps, "layer", branch, residual, out.IN_PLACE)
         return branch
     validation.check_branch(branch)
     out.run(
-        residual, branch, weight, bias, eps, "layer", into=(branch, residual, out.IN_PLACE),
+        residual, branch, weight, bias, eps, "layer", targets=(branch, residual, out.IN_PLACE),
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
         weight_offset=weight_offset,
@@ -106,12 +107,12 @@ def add_rms_norm_(
     offset: int = 0,
     weight_offset: float = 0.0,
 ) -> Tensor:
-    r"""`add_rms_norm` in place: residual becomes the stream z, and branch becomes y, which is returned.
+    r"""Compute `add_rms_norm` in place: residual becomes z, and branch becomes y, which is returned.
 
         residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
         branch   <- y = z / sqrt(mean(z^2) + eps) * (weight + weight_offset) + bias
 
-    Arguments are those of `add_rms_norm`; memory, dtypes and errors are those of `add_layer_norm_`.
+    Arguments are those of `add_rms_norm`; dtypes and errors are those of `add_layer_norm_`.
 
     Example:
         >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
@@ -133,11 +134,11 @@ def add_rms_norm_(
         and (weight_offset == 0.0) is True
         and casting == "float32"
     ):
-        out.plain(residual, branch, weight, bias, eps, "rms", branch, residual, out.IN_PLACE)
+        out.fast_path(residual, branch, weight, bias, eps, "rms", branch, residual, out.IN_PLACE)
         return branch
     validation.check_branch(branch)
     out.run(
-        residual, branch, weight, bias, eps, "rms", into=(branch, residual, out.IN_PLACE),
+        residual, branch, weight, bias, eps, "rms", targets=(branch, residual, out.IN_PLACE),
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
         weight_offset=weight_offset, casting=casting,
@@ -158,12 +159,12 @@ def add_residual_(
     seed: Tensor | None = None,
     offset: int = 0,
 ) -> Tensor:
-    r"""`add_residual` in place: residual becomes z and is returned; branch is left as it is.
+    r"""Compute `add_residual` in place: residual becomes z, which is returned; branch does not change.
 
         residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
 
-    Arguments are those of `add_residual`; memory, dtype and errors are those of `add_layer_norm_`, except that branch may be
-    residual itself, since it is only read.
+    Arguments are those of `add_residual`; dtype and errors are those of `add_layer_norm_`, except that branch may be residual
+    itself, since it is only read.
 
     Example:
         >>> x, sublayer = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 1.5])
@@ -180,11 +181,11 @@ def add_residual_(
         and branch is not None
         and (dropout_p == 0.0) is True
     ):
-        out.plain(residual, branch, None, None, 0.0, "none", None, residual, out.IN_PLACE)
+        out.fast_path(residual, branch, None, None, 0.0, "none", None, residual, out.IN_PLACE)
         return residual
     validation.check_branch(branch)
     out.run(
-        residual, branch, None, None, 0.0, "none", into=(None, residual, out.IN_PLACE),
+        residual, branch, None, None, 0.0, "none", targets=(None, residual, out.IN_PLACE),
         residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
         dropout_p=dropout_p, training=training, seed=seed, offset=offset,
     )  # fmt: skip

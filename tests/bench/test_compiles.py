@@ -76,7 +76,7 @@ def test_a_cell_has_a_row_a_variant_and_training_has_errors(uncompiled, job):
     assert found["failures"] == found["bits"] == []
     names = ["y", "z", "residual", "branch", "weight", "bias"]
     assert [row["what"] for row in found["errors"] if row["variant"] == "op"] == (names if job == "training" else [])
-    assert compile_mode._asked is None
+    assert compile_mode._mode is None
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
@@ -209,7 +209,7 @@ def test_the_table_in_the_code_follows_from_the_committed_results(path):
     )
     assert document["choice"] == compiles.choice(document)
     assert document["summary"] == json.loads(json.dumps(compiles.summarize(document["rows"])))
-    assert compile_mode.CHOICE[document["device"]] == document["choice"]["form"]
+    assert compile_mode.DEFAULT_MODES[document["device"]] == document["choice"]["form"]
 
 
 def test_the_script_measures_prints_and_writes(uncompiled, monkeypatch, tmp_path, capsys):

@@ -92,24 +92,24 @@ REFUSED = {
     ),
     "residual is expanded": (
         lambda: addnorm.add_layer_norm_(row.expand(4, 8), b), ValueError,
-        "residual has elements that share memory (it is expanded, say), expected a place for each: pass residual.clone().",
+        "residual has elements that share memory (it is expanded, for example), expected separate elements: pass residual.clone().",
     ),
     "out is a sliding window": (
         lambda: addnorm.add_layer_norm(x, b, out=torch.randn(11).unfold(0, 8, 1)), ValueError,
-        "out has elements that share memory (it is expanded, say), expected a place for each: pass out.clone().",
+        "out has elements that share memory (it is expanded, for example), expected separate elements: pass out.clone().",
     ),
     "out has another shape": (
         lambda: addnorm.add_layer_norm(x, b, out=torch.empty(8, 4)), ValueError,
-        "out has shape (8, 4), expected (4, 8), that of the result: nothing is resized. Make it with torch.empty(4, 8).",
+        "out has shape (8, 4), expected (4, 8), the shape of the result: out is not resized. Make it with torch.empty(4, 8).",
     ),
     "out is empty": (lambda: addnorm.add_rms_norm(x, b, out=torch.empty(0)), ValueError, "out has shape (0,), expected (4, 8),"),
     "out has another shape of several dimensions": (
         lambda: addnorm.layer_norm(x, normalized_shape=(4, 8), out=torch.empty(8, 4)), ValueError,
-        "out has shape (8, 4), expected (4, 8), that of the result",
+        "out has shape (8, 4), expected (4, 8), the shape of the result",
     ),
     "z has another shape": (
         lambda: YZ(x, b, layer_scale=2.0, out=(x.clone(), torch.empty(3, 8))), ValueError,
-        "out[1] has shape (3, 8), expected (4, 8), that of the result",
+        "out[1] has shape (3, 8), expected (4, 8), the shape of the result",
     ),
     "out is elsewhere": (
         lambda: addnorm.add_residual(x, b, out=torch.empty(4, 8, device="meta")), ValueError,
@@ -121,12 +121,12 @@ REFUSED = {
     ),
     "out has not the out_dtype": (
         lambda: addnorm.layer_norm(x, out_dtype=bf16, out=torch.empty(4, 8)), TypeError,
-        "out has dtype float32, expected bfloat16, which was asked for: leave the dtype to the memory, or make it with "
+        "out has dtype float32, expected bfloat16, the requested dtype: leave the dtype out, or make out with "
         "dtype=torch.bfloat16.",
     ),
     "z has not the residual_dtype": (
         lambda: YZ(x, b, residual_dtype=f64, out=(x.clone(), x.clone())), TypeError,
-        "out[1] has dtype float32, expected float64, which was asked for",
+        "out[1] has dtype float32, expected float64, the requested dtype",
     ),
     "out is a pair for y alone": (
         lambda: addnorm.add_layer_norm(x, b, out=(x.clone(), x.clone())), TypeError,
@@ -180,9 +180,7 @@ def test_a_gradient_that_is_wanted_is_refused_and_is_fine_under_no_grad(name):
     call = make("everything, LayerNorm" if name in WANTING[4:] else "LayerNorm", "float32", (4, 8))
     call.tensors[name].requires_grad_()
     before = {key: t.detach().clone() for key, t in call.tensors.items()}
-    sentence = (
-        f"{name} wants a gradient, expected none: what writes into given memory keeps nothing for the backward. Call"
-    )
+    sentence = f"{name} requires a gradient, expected none: out= and in-place calls save nothing for the backward. Call"
     arguments = {**call.tensors, **call.options}
     with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)} .*, or use the function without the underscore.$"):
         addnorm.add_layer_norm_(**arguments)
@@ -196,9 +194,9 @@ def test_a_gradient_that_is_wanted_is_refused_and_is_fine_under_no_grad(name):
 
 def test_memory_that_wants_a_gradient_is_refused_too():
     out = torch.empty(4, 8, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"^out wants a gradient, expected none"):
+    with pytest.raises(RuntimeError, match=r"^out requires a gradient, expected none"):
         addnorm.add_layer_norm(x, b, out=out)
-    with pytest.raises(RuntimeError, match=r"^x wants a gradient, expected none"):
+    with pytest.raises(RuntimeError, match=r"^x requires a gradient, expected none"):
         addnorm.layer_norm(out, out=out)
     with torch.no_grad():
         assert addnorm.add_layer_norm(x, b, out=out) is out

@@ -64,7 +64,7 @@ def test_forward_mode_carries_the_tangents_into_the_memory(options):
 
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=str)
 def test_func_grad_is_a_gradient_that_is_wanted(options):
-    with pytest.raises(RuntimeError, match=r"^residual wants a gradient, expected none"):
+    with pytest.raises(RuntimeError, match=r"^residual requires a gradient, expected none"):
         grad(lambda t: addnorm.add_layer_norm_(t.clone(), b.clone(), **options).sum())(x)
 
 
@@ -135,7 +135,7 @@ def test_compiled_an_overlap_is_refused_or_computed_aside(backend):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_what_is_wrong_is_refused_with_the_sentence():
     for function, sentence in (
-        (lambda t: addnorm.add_layer_norm_(t, b), "wants a gradient, expected none"),
+        (lambda t: addnorm.add_layer_norm_(t, b), "requires a gradient, expected none"),
         (
             lambda t: addnorm.add_layer_norm(t.detach(), b, out=torch.empty(3, 8)),
             "y has shape (3, 8), expected (4, 8)",  # by the name that the operator knows

@@ -41,18 +41,18 @@ def addresses(t: Tensor) -> list[int]:
 @given(views())
 def test_a_tensor_folds_if_an_address_comes_twice(t):
     every = addresses(t)
-    assert aliasing.folds(t) == (len(set(every)) < len(every))
+    assert aliasing.overlaps_itself(t) == (len(set(every)) < len(every))
 
 
 @given(views(), views())
 def test_two_tensors_share_what_addresses_they_have_in_common(a, b):
-    if not aliasing.folds(a):
-        assert aliasing.shared(a, b) == bool(set(addresses(a)) & set(addresses(b)))
+    if not aliasing.overlaps_itself(a):
+        assert aliasing.shares_memory(a, b) == bool(set(addresses(a)) & set(addresses(b)))
 
 
 @given(views(), views())
 def test_two_tensors_are_the_same_if_element_for_element_they_lie_in_one_place(a, b):
-    if a.numel() and aliasing.same(a, b):
+    if a.numel() and aliasing.is_same_memory(a, b):
         assert addresses(a) == addresses(b)
         assert a.element_size() == b.element_size()
 
@@ -61,30 +61,30 @@ def test_two_tensors_are_the_same_if_element_for_element_they_lie_in_one_place(a
     "t", [torch.zeros(4, 8), torch.zeros(8, 4).t(), torch.zeros(1, 8)[:, ::2], torch.zeros(9, dtype=bf16)[1:]]
 )
 def test_a_tensor_is_the_same_as_another_view_of_all_of_it(t):
-    assert aliasing.same(t, t.view(t.shape))
-    assert aliasing.same(t, t.detach().as_strided(t.shape, t.stride(), t.storage_offset()))
-    assert not aliasing.same(t, t.clone())
-    assert not aliasing.same(t, t[:-1])
+    assert aliasing.is_same_memory(t, t.view(t.shape))
+    assert aliasing.is_same_memory(t, t.detach().as_strided(t.shape, t.stride(), t.storage_offset()))
+    assert not aliasing.is_same_memory(t, t.clone())
+    assert not aliasing.is_same_memory(t, t[:-1])
 
 
 def test_the_stride_of_a_dimension_of_one_does_not_matter():
     t = torch.zeros(1, 8)
-    assert aliasing.same(t, t.as_strided((1, 8), (99, 1)))
+    assert aliasing.is_same_memory(t, t.as_strided((1, 8), (99, 1)))
 
 
 def test_two_storages_over_the_same_bytes_share_them():
     array = torch.zeros(8).numpy()
-    assert aliasing.shared(torch.from_numpy(array), torch.from_numpy(array[4:]))
+    assert aliasing.shares_memory(torch.from_numpy(array), torch.from_numpy(array[4:]))
 
 
 def test_on_the_meta_device_there_is_no_memory_to_share():
     t = torch.zeros(4, 8, device="meta")
-    assert not aliasing.shared(t, t)
-    assert not aliasing.folds(t[:1].expand(4, 8))
+    assert not aliasing.shares_memory(t, t)
+    assert not aliasing.overlaps_itself(t[:1].expand(4, 8))
 
 
 def test_addresses_are_counted_on_the_cpu_whatever_device_is_the_default():
     t = torch.zeros(8, 8)
     with torch.device("meta"):
-        assert aliasing.shared(t[:, :4], t[:, 3:5])
-        assert not aliasing.shared(t[:, :4], t[:, 4:])
+        assert aliasing.shares_memory(t[:, :4], t[:, 3:5])
+        assert not aliasing.shares_memory(t[:, :4], t[:, 4:])

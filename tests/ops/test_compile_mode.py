@@ -34,8 +34,8 @@ def operators(function, *inputs) -> list[str]:
 
 
 def test_every_device_that_was_measured_has_a_form_and_the_others_the_operator(monkeypatch):
-    assert set(compile_mode.CHOICE.values()) <= set(compile_mode.FORMS)
-    monkeypatch.setattr(compile_mode, "CHOICE", {"cpu": "formula"})
+    assert set(compile_mode.DEFAULT_MODES.values()) <= set(compile_mode.MODES)
+    monkeypatch.setattr(compile_mode, "DEFAULT_MODES", {"cpu": "formula"})
     assert compile_mode.kernel("add_norm", torch.ones(2)) is compile_mode.FORMULAS["add_norm"]
     assert compile_mode.kernel("add_norm", torch.ones(2, device="meta")) is torch.ops.addnorm.add_norm.default
 
@@ -45,9 +45,11 @@ def test_every_operator_but_the_one_that_mutates_has_its_formula():
 
 
 def test_a_form_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="form is 'kernel', expected 'op', 'formula', or None for what was measured"):
+    with pytest.raises(
+        ValueError, match="mode is 'kernel', expected 'op', 'formula', or None for the measured default"
+    ):
         addnorm.set_compile_mode("kernel")
-    assert compile_mode._asked is None
+    assert compile_mode._mode is None
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
@@ -143,7 +145,7 @@ def test_dropout_drops_the_operators_elements():
 def test_dtypes_under_autocast_are_the_operators():
     x, branch = torch.randn(3, 8), torch.randn(3, 8, dtype=bf16)
     found = {}
-    for form in compile_mode.FORMS:
+    for form in compile_mode.MODES:
         addnorm.set_compile_mode(form)
         for stream in (None, f64):
             with torch.autocast("cpu", dtype=bf16):

@@ -91,8 +91,8 @@ def test_kernel_and_reference_agree_within_rounding_and_the_stream_to_the_bit(va
     }  # fmt: skip
     # All at once, and each on its own: the kernels write what is wanted and nothing else.
     for asked in (wants, *(1 << bit for bit in range(len(WANTS)) if wants >> bit & 1)):
-        grads = ops.add_norm_backward(*backward, **named, wants=asked)
-        want = ops.add_norm_backward_reference(*backward, **named, wants=asked)
+        grads = ops.add_norm_backward(*backward, **named, grad_mask=asked)
+        want = ops.add_norm_backward_reference(*backward, **named, grad_mask=asked)
         for bit, name in enumerate(WANTS):
             if not asked >> bit & 1:
                 assert grads[bit].numel() == want[bit].numel() == 0

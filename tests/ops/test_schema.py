@@ -49,7 +49,7 @@ def backward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tup
         "dresidual_dtype": residual.dtype, "branch_dtype": branch.dtype, "bias_dtype": f32 if bias is None else bias.dtype
     }  # fmt: skip
     arguments = (given["y"] if norm < 2 else None, given["z"], z, stats, weight, norm)
-    return arguments, options | {"residual": residual, "branch": branch, "wants": wants} | dtypes
+    return arguments, options | {"residual": residual, "branch": branch, "grad_mask": wants} | dtypes
 
 
 def out_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tuple[tuple, dict]:

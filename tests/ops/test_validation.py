@@ -37,7 +37,7 @@ REFUSED = {
     "branch is complex": (
         {"branch": good.cfloat()}, TypeError,
         "branch has dtype complex64, expected float32, bfloat16, float16 or float64: convert it with branch.float() (its "
-        "real part, say).",
+        "real part, for example).",
     ),
     "residual is 8 bits": ({"residual": good.to(torch.float8_e4m3fn)}, TypeError, "residual has dtype float8_e4m3fn, expected"),
     "weight is an integer": ({"weight": row.int()}, TypeError, "weight has dtype int32, expected float32, bfloat16, float16"),

@@ -137,7 +137,7 @@ def operators(case: Case) -> None:
         (ops.add_norm_train, [*forward, rms], {}),
         (ops.add_norm_forward, [*forward, rng.randrange(4)], options | {"casting": rng.randrange(4)}),
         (ops.add_norm_train_backward, [*back, *dtypes.values(), wants], {}),
-        (ops.add_norm_backward, back, backward | dtypes | {"wants": wants}),
+        (ops.add_norm_backward, back, backward | dtypes | {"grad_mask": wants}),
     ):
         changed: list[Any] = list(arguments)
         if rng.random() < 0.8:

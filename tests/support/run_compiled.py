@@ -1,4 +1,4 @@
-"""The Triton kernels compiled for a GPU that is not there: what the machine code needs, as JSON. test_ops_triton_compiled.py runs it.
+"""The Triton kernels compiled for a GPU that is not there: what the machine code needs, as JSON. test_compiled.py runs it.
 
 Without TRITON_INTERPRET, so that Triton's compiler is at work; it does not look at where the tensors are, so that they may be on the CPU.
 """

@@ -2,7 +2,7 @@
 
 `op` and `formula` are the same functions of addnorm, compiled under `addnorm.set_compile_mode`; `torch` is F.layer_norm(x + s).
 What stands around the call is there to be fused with it: that is all that an opaque operator can lose. `choice` is the rule that
-turns a document into a line of `ops.compiled.CHOICE`.
+turns a document into a line of `ops.compile_mode.DEFAULT_MODES`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from addnorm.bench.jobs import DROPOUT, DTYPES
 from addnorm.bench.summary import claim
 from addnorm.bench.timing import ROUNDS, Row, interleaved, spread
 from addnorm.bench.ways import EPS, JOBS, LAYERS, WAYS, Outputs
-from addnorm.ops.compile_mode import Form
+from addnorm.ops.compile_mode import Mode
 
 __all__ = ["JOBS", "VARIANTS", "Cell", "by_cell", "cells", "choice", "measure", "ratio", "run", "summarize", "title"]
 
@@ -32,7 +32,7 @@ FASTER = 1.1  # as many times as fast the formula must be to count
 UNIT = 2.0**-24  # of float32
 VARIANTS = ("op", "formula", "torch", "eager")
 COMPILED = VARIANTS[:-1]
-FORMS: dict[str, Form] = {"op": "op", "formula": "formula"}  # what `set_compile_mode` is told; nothing for the others
+FORMS: dict[str, Mode] = {"op": "op", "formula": "formula"}  # what `set_compile_mode` is told; nothing for the others
 PARTS = ("errors", "bits", "failures", "rows")
 SMALL, MIDDLE, LARGE = (1, 768), (512, 768), (4096, 1024)
 BITS = ("layer", *MIDDLE)  # where bits are compared: three compilations a variant

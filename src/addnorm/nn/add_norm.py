@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import functional
+from addnorm._util.arguments import is_number
 from addnorm.nn.norm import NormKind, told_shape
-from addnorm.ops.validation import is_number
 
 # eps when none is given: torch's own (None is the machine epsilon).
 DEFAULT_EPS: dict[str, float | None] = {"layer": 1e-5, "rms": None}

@@ -29,7 +29,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from addnorm import functional
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.ops import aliasing, dispatch
-from addnorm.ops import out as given
+from addnorm.ops import out as out_ops
 
 if TYPE_CHECKING:
     from addnorm.nn.residual import SublayerConnection
@@ -103,7 +103,7 @@ class Pass:
         # The classes of norms whose modules need not be called; none, where hooks of all modules are waiting.
         self.plain = () if _has_any_global_hook() else PLAIN[norm]
         self.simple = not keep and residual_dtype is None
-        self.reuse = not keep and given.may_overwrite(x) and x.nbytes >= SMALL
+        self.reuse = not keep and out_ops.may_overwrite(x) and x.nbytes >= SMALL
         self.inference = self.reuse and torch.is_inference_mode_enabled()
         self.free = False  # the memory of the branch may be written
         self.owned = False  # the stream's memory may be written: it is of this pass, and nobody has seen it
@@ -217,9 +217,9 @@ class Pass:
         table = norm._parameters
         weight, bias, rms = table["weight"], table.get("bias"), self.kind == "rms"
         if out is not None or following.__class__ is End:
-            y: Any = dispatch.plain(x, branch, weight, bias, eps, rms, False)
+            y: Any = dispatch.fast_path(x, branch, weight, bias, eps, rms, False)
             return (x, y) if out is None else (y, y)
-        read, z = dispatch.plain(x, branch, weight, bias, eps, rms, True)
+        read, z = dispatch.fast_path(x, branch, weight, bias, eps, rms, True)
         self._own(True)
         return z, read
 
@@ -280,9 +280,9 @@ class Pass:
                 x, branch, weight, bias, eps, return_residual=stream, out=out, **options
             )  # fmt: skip
         elif y is None:
-            found = dispatch.plain(x, branch, weight, bias, eps, self.kind == "rms", stream)
+            found = dispatch.fast_path(x, branch, weight, bias, eps, self.kind == "rms", stream)
         else:
-            given.own(x, branch, weight, bias, eps, self.kind, y, z)
+            out_ops.write_private(x, branch, weight, bias, eps, self.kind, y, z)
             found = (y, z) if stream else y
         y, z = found if stream else (found, x)
         return y if rest is ONE else _scaled(y, rest), z

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import wirings
-from addnorm._util.arguments import check_choice, check_dtype, check_int
+from addnorm._util.arguments import check_choice, check_dtype, check_int, is_number
 from addnorm.nn.executor import NOTHING, Pass
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
-from addnorm.ops.validation import is_number
 from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring
 
 __all__ = ["Norms", "Routed", "SublayerConnection"]

@@ -1,10 +1,16 @@
-"""The operators behind `addnorm.functional`: schema, backends, gradients."""
+"""The operators behind `addnorm.functional`.
+
+`options.py` declares the options and `schema.py` the operators. Each backend registers its kernels with torch's dispatcher:
+`eager.py` the reference for every device, `cpu.py` the C++ library, `triton/` the CUDA kernels. `dispatch.py` and `out.py`
+call the operators; `autograd.py`, `autocast.py` and `compile_mode.py` define what torch does around a call; `validation.py`
+and `aliasing.py` check arguments; `philox.py` makes the dropout mask.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from addnorm.ops import schema, eager, cpu, triton, autocast, autograd  # isort: skip  # schemas before what implements them
+from addnorm.ops import schema, eager, cpu, triton, autocast, autograd  # isort: skip  # schemas before the kernels
 
 __all__ = ["Backend", "autocast", "autograd", "backends", "cpu", "eager", "schema", "triton"]
 
@@ -18,7 +24,7 @@ class Backend(NamedTuple):
 
 
 def backends() -> list[Backend]:
-    """What computes the operation in this process, and why what is missing is.
+    """Return the backends, whether each is available in this process, and the reason if not.
 
     Example:
         >>> [backend.name for backend in addnorm.backends()]

@@ -1,7 +1,7 @@
-"""Who shares memory with whom, judged by the addresses of the elements.
+"""Memory that tensors share, determined from the addresses of their elements.
 
-Exact for any strides: interleaved columns of one buffer share nothing though their ranges of addresses cross. Contiguous
-tensors are compared by their ranges; of others the contiguous pieces (rows of a slice, elements of a transposed tensor) are
+Exact for any strides: interleaved columns of one buffer share nothing, although their address ranges overlap. Contiguous
+tensors are compared by their ranges, others by their contiguous pieces (rows of a slice, elements of a transposed tensor),
 sorted by address.
 """
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether element i of one lies exactly where element i of the other does."""
+def is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether element i of `a` and element i of `b` have the same address, for all i."""
     return (
         a.data_ptr() == b.data_ptr()
         and a.shape == b.shape
@@ -23,8 +23,8 @@ def same(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def shared(a: Tensor, b: Tensor) -> bool:
-    """Whether any element of `b` lies in the memory of `a`, whose own elements do not overlap."""
+def shares_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether any element of `b` lies in the memory of `a`, whose own elements must not overlap."""
     if a.device != b.device or a.device.type == "meta":
         return False
     (a_begin, a_end), (b_begin, b_end) = _range(a), _range(b)
@@ -34,13 +34,13 @@ def shared(a: Tensor, b: Tensor) -> bool:
         return True
     (a_starts, a_bytes), (b_starts, b_bytes) = _pieces(a), _pieces(b)
     a_starts = a_starts.sort().values
-    # The last piece of a that begins before one of b ends: do they touch?
+    # The last piece of a that begins before a piece of b ends: check whether they overlap.
     before = torch.searchsorted(a_starts, b_starts + b_bytes) - 1
     return bool((a_starts[before.clamp(min=0)] + a_bytes > b_starts)[before >= 0].any())
 
 
-def folds(t: Tensor) -> bool:
-    """Whether two elements of `t` share memory, as those of an expanded tensor do."""
+def overlaps_itself(t: Tensor) -> bool:
+    """Return whether two elements of `t` share memory, as in an expanded tensor."""
     if t.is_contiguous() or t.device.type == "meta":
         return False
     starts, size = _pieces(t)
@@ -99,7 +99,7 @@ def unshared(t: Tensor) -> bool:
 
 
 def _range(t: Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of the one after the last; the same one twice where there is no element."""
+    """Return the addresses of the first byte and of the byte after the last; both equal if there is no element."""
     begin = t.data_ptr()
     if t.numel() == 0:
         return begin, begin
@@ -108,12 +108,12 @@ def _range(t: Tensor) -> tuple[int, int]:
 
 
 def _pieces(t: Tensor) -> tuple[Tensor, int]:
-    """Where the contiguous pieces of `t` begin, and how many bytes each has."""
+    """Return the addresses at which the contiguous pieces of `t` begin, and the bytes of each piece."""
     size = t.element_size()
     dims = [(count, stride * size) for count, stride in zip(t.shape, t.stride(), strict=True) if count != 1]
     while dims and dims[-1][1] == size:
         size *= dims.pop()[0]
-    starts = torch.tensor([t.data_ptr()], device="cpu")  # whatever device is the default
+    starts = torch.tensor([t.data_ptr()], device="cpu")  # also if another device is the default
     for count, stride in dims:
         starts = (starts[:, None] + stride * torch.arange(count, device="cpu")).flatten()
     return starts, size

@@ -1,7 +1,7 @@
-"""Under autocast y has the dtype that `F.layer_norm` and `F.rms_norm` of the stream would have on that device.
+"""Autocast: y has the dtype that `F.layer_norm` and `F.rms_norm` of z would have on that device.
 
-On CPU they are left alone: y has the stream's dtype. On CUDA they are on the list of what runs in float32. Registered at the
-dispatcher's autocast keys, so that a call outside autocast does not even ask.
+On CPU autocast leaves them alone: y has z's dtype. On CUDA they are on the list of functions that run in float32. The kernels are
+registered at the dispatcher's autocast keys, so a call outside autocast does not pay for them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.schema import NORMS, by_name, library
+from addnorm.ops.options import NORMS
+from addnorm.ops.schema import by_name, library
 
 
 def y_dtype(device_type: str, z_dtype: torch.dtype) -> torch.dtype:
-    """The dtype of y under autocast on a device."""
+    """Return the dtype of y under autocast on a device."""
     if device_type == "cuda" and z_dtype != torch.float64:
         return torch.float32
     return z_dtype
@@ -36,16 +37,16 @@ def _register(device_type: str, key: str) -> None:
         *inputs, rms = args
         return forward(residual, branch, *inputs, NORMS["rms" if rms else "layer"])
 
-    def y_and_z(residual: Tensor, branch: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    def stream(residual: Tensor, branch: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         return train(residual, branch, *args)[:2]
 
-    def y_alone(residual: Tensor, branch: Tensor | None, *args: Any) -> Tensor:
+    def y_only(residual: Tensor, branch: Tensor | None, *args: Any) -> Tensor:
         return train(residual, branch, *args)[0]
 
     library.impl("add_norm_forward", forward, key)
     library.impl("add_norm_train", train, key)
-    library.impl("add_norm_stream", y_and_z, key)
-    library.impl("add_norm", y_alone, key)
+    library.impl("add_norm_stream", stream, key)
+    library.impl("add_norm", y_only, key)
 
 
 _register("cpu", "AutocastCPU")

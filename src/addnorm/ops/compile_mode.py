@@ -1,11 +1,10 @@
 """What a call becomes in a graph that Dynamo traces: the operator, or the operator's formulas.
 
-"op" is one node that no compiler looks into: the kernels of eager mode, with their bits. "formula" traces into the reference
-that is registered for every device (`eager.py`), so that Inductor fuses the add and the norm with what stands around them. The
-autograd nodes, what they save, dropout's mask, dtypes and refusals are those of the operator either way; only who computes
-differs.
+"op" is one node that no compiler looks into: the kernels of eager mode, with the same bits. "formula" traces the reference that
+is registered for every device (`eager.py`), so that Inductor fuses the add and the norm with the operators around them. The
+autograd nodes, the tensors that they save, the dropout mask, the dtypes and the errors are the same in both modes.
 
-Memory that is given (`out=`, in place) is the operator's in both forms: a formula cannot judge what it overwrites.
+`out=` and in-place calls are the operator in both modes: a formula cannot check the memory that it overwrites.
 """
 
 from __future__ import annotations
@@ -17,57 +16,58 @@ import torch
 from torch import Tensor
 
 from addnorm.ops import autocast, eager
-from addnorm.ops.schema import NORMS, by_name
+from addnorm.ops.options import NORMS
+from addnorm.ops.schema import by_name
 
-Form = Literal["op", "formula"]
-FORMS: tuple[Form, ...] = ("op", "formula")
+Mode = Literal["op", "formula"]
+MODES: tuple[Mode, ...] = ("op", "formula")
 
-# The form by device type; where nothing is said it is the operator. "cpu" follows from benchmarks/bench_compile.py, by the rule
-# of `addnorm.bench.compiles.choice`. "cuda" has not been measured.
-CHOICE: dict[str, Form] = {"cpu": "op", "cuda": "op"}
+# The mode by device type; "op" for the others. "cpu" follows from benchmarks/bench_compile.py, by the rule of
+# `addnorm.bench.compiles.choice`. "cuda" has not been measured.
+DEFAULT_MODES: dict[str, Mode] = {"cpu": "op", "cuda": "op"}
 
-_asked: Form | None = None  # what the user asked for; Dynamo guards it
+_mode: Mode | None = None  # the caller's choice; Dynamo guards it
 
 
-def set_compile_mode(form: Form | None) -> None:
-    """What calls become under `torch.compile`, from now on and in the whole process.
+def set_compile_mode(mode: Mode | None) -> None:
+    """Set what calls of this library become under `torch.compile`, from now on and in the whole process.
 
-    "op" is the operator: one opaque node, the kernels and the bits of eager mode. "formula" is the written-out formula, which
-    Inductor fuses with the operators around it: sums are in Inductor's order then, so results equal those of the operator within
-    rounding, and what docs/numerics.md says of bits does not hold. None is what was measured to be best on the device
-    (docs/performance.md).
+    "op" is the operator: one opaque node with the kernels, and the bits, of eager mode. "formula" is the written-out formula,
+    which Inductor fuses with the operators around it. Inductor then chooses the order of the sums: results equal those of the
+    operator within rounding, and the guarantees about bits in docs/numerics.md do not hold. None selects the mode that was
+    measured to be the faster one on the device (docs/performance.md).
 
-    A function that is compiled already is compiled once more at its next call; going back costs nothing. Eager calls, `out=` and
-    the functions in place are the operator in any case. Call it outside compiled code.
+    A function that is already compiled is compiled once more at its next call after a change; changing back reuses the first
+    graph. Eager calls, `out=` and the in-place functions use the operator in both modes. Call this function outside compiled
+    code. It is not a context manager.
 
     Args:
-        form: "op", "formula" or None.
+        mode: "op", "formula" or None.
 
     Raises:
-        ValueError: form is something else.
+        ValueError: mode has another value.
 
     Example:
         >>> addnorm.set_compile_mode("formula")
         >>> addnorm.set_compile_mode(None)
     """
-    global _asked  # noqa: PLW0603  # one switch for the process, as torch's own are
-    if form is not None and form not in FORMS:
-        raise ValueError(f"form is {form!r}, expected 'op', 'formula', or None for what was measured to be best.")
-    _asked = form
+    global _mode  # noqa: PLW0603  # one switch for the process, like torch's own
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"mode is {mode!r}, expected 'op', 'formula', or None for the measured default.")
+    _mode = mode
 
 
 def kernel(op: str, like: Tensor) -> Callable[..., Any]:
-    """What an operator of `SCHEMAS` is in a graph: itself, or a function with its arguments and results."""
-    form = _asked or CHOICE.get(like.device.type, "op")
-    return FORMULAS[op] if form == "formula" else OPERATORS[op]
+    """Return the operator named `op`, or the function with its arguments and results that replaces it in a graph."""
+    mode = _mode or DEFAULT_MODES.get(like.device.type, "op")
+    return FORMULAS[op] if mode == "formula" else OPERATORS[op]
 
 
 @by_name("add_norm_forward")
 def _forward(residual: Tensor, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     device = residual.device.type
-    if arguments.get("out_dtype") is None and torch.is_autocast_enabled(
-        device
-    ):  # what the dispatcher does for the operator
+    # The dispatcher does this for the operator.
+    if arguments.get("out_dtype") is None and torch.is_autocast_enabled(device):
         arguments["out_dtype"] = autocast.y_dtype(device, arguments.get("residual_dtype") or residual.dtype)
     return eager.add_norm_forward(residual=residual, **arguments)
 
@@ -78,7 +78,7 @@ def _train(
     return _forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
 
 
-# What is computed here and not returned, the compiler drops.
+# The compiler removes what is computed here and not returned.
 FORMULAS: dict[str, Callable[..., Any]] = {
     "add_norm": lambda *arguments: _train(*arguments)[0],
     "add_norm_stream": lambda *arguments: _train(*arguments)[:2],

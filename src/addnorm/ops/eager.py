@@ -1,4 +1,4 @@
-"""The reference registered for every device: what runs where there is no kernel, or none for these arguments."""
+"""The reference, registered for every device: it computes where no kernel exists or supports the arguments."""
 
 from __future__ import annotations
 
@@ -9,31 +9,35 @@ from torch import Tensor
 
 from addnorm import reference
 from addnorm.ops import validation
+from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import CASTINGS, NORMS, SCHEMAS, WANTS, by_name, checked, library, nothing
+from addnorm.ops.schema import SCHEMAS, by_name, empty_placeholder, library
 
+_DROPOUT = ("probability", "seed", "offset")  # the kinds of its options
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in ("float32", "llama", "t5")}
 
 
 def norm_kind(norm: int) -> reference.Norm:
-    """The schema's number as the reference's word."""
+    """Return the reference's name of a norm of the schema."""
     return "layer" if norm == NORMS["layer"] else "rms"
 
 
 def add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
-    """y alone."""
+    """Return y."""
     validation.check(residual, branch, weight, bias, eps)
-    z = (residual if branch is None else reference.add(residual, branch)).contiguous()  # sums depend on strides
+    z = (
+        residual if branch is None else reference.add(residual, branch)
+    ).contiguous()  # accumulation depends on strides
     y = residual if branch is None else branch
-    return _fresh(_normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=y.dtype), residual, branch)
+    return _copy_alias(_normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=y.dtype), residual, branch)
 
 
 def add_norm_stream(
     residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
-    """y and the stream."""
+    """Return y and z."""
     validation.check(residual, branch, weight, bias, eps)
     z = reference.add(residual, branch).contiguous()
     return _normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=branch.dtype), z
@@ -42,7 +46,7 @@ def add_norm_stream(
 def add_norm_train(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the stream and the statistics that the backward wants."""
+    """Return y, z and the statistics for the backward."""
     return add_norm_forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
 
 
@@ -56,12 +60,12 @@ def add_norm_train_backward(
     dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
-    wants: int,
+    grad_mask: int,
 ) -> tuple[Tensor, ...]:
-    """The gradients of residual, branch, weight and bias that `wants` asks for."""
+    """Return the gradients of residual, branch, weight and bias that `grad_mask` requests."""
     return add_norm_backward(
         dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
-        dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
+        dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, grad_mask=grad_mask,
     )[:4]  # fmt: skip
 
 
@@ -81,30 +85,30 @@ def add_norm_forward(
     outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with every option; of y, the stream and the statistics the first `outputs` are wanted."""
+    """Return the first `outputs` of y, z and the statistics, and placeholders for the others; takes every option."""
     validation.check(
         residual, branch, weight, bias, eps, weight_offset=weight_offset, residual_dtype=residual_dtype, out_dtype=out_dtype,
-        **checked(options),
+        **options,
     )  # fmt: skip
     z = (
         residual
         if branch is None
         else reference.add(residual, branch, dtype=residual_dtype, **add_options(residual, options))
     )
-    z = z.contiguous()  # torch's order of summation depends on strides
-    alone = norm == NORMS["none"]
-    stream = z if branch is not None and (outputs > 1 or alone) else nothing(residual)
-    if alone:
-        return nothing(residual), stream, nothing(residual)
+    z = z.contiguous()  # torch's order of accumulation depends on strides
+    add_only = norm == NORMS["none"]
+    z_out = z if branch is not None and (outputs > 1 or add_only) else empty_placeholder(residual)
+    if add_only:
+        return empty_placeholder(residual), z_out, empty_placeholder(residual)
     dtype = out_dtype or (residual if branch is None else branch).dtype
     y = _normalize(
         z, weight, bias, norm_kind(norm), eps, weight_offset=weight_offset, casting=CASTING_NAMES[casting], dtype=dtype
     )
     if outputs < 3:
-        return y, stream, nothing(residual)
+        return y, z_out, empty_placeholder(residual)
     mean, rstd = reference.statistics(z.to(reference.compute_dtype(z)), norm_kind(norm), eps)
     stats = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], dim=-1)
-    return y, stream, stats.contiguous()
+    return y, z_out, stats.contiguous()
 
 
 @by_name("add_norm_backward")
@@ -119,21 +123,21 @@ def add_norm_backward(
     dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
-    wants: int,
+    grad_mask: int,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """The same for every argument, with every option."""
+    """Return the gradients that `grad_mask` requests, in the order of `GRADIENTS`; takes every option."""
     dy = None if dy is None else dy.contiguous()
     split = reference.Statistics(stats[..., :1], stats[..., 1:]) if dy is not None else None
     grads = gradients(dy, dz, z, split, weight, norm, **options)
-    scales = {name: options[name].dtype for name in WANTS[4:] if options.get(name) is not None}
+    scales = {name: options[name].dtype for name in GRADIENTS[4:] if options.get(name) is not None}
     dtypes = {"residual": dresidual_dtype, "branch": branch_dtype, "bias": bias_dtype, **scales}
     dtypes["weight"] = z.dtype if weight is None else weight.dtype
-    taken: list[Tensor] = []
-    for bit, name in enumerate(WANTS):
-        grad = grads[name].to(dtypes[name]).contiguous() if wants >> bit & 1 else nothing(z)  # type: ignore[union-attr]  # wanted, so there
-        taken.append(_fresh(grad, *taken, dy, dz))
-    return tuple(taken)
+    results: list[Tensor] = []
+    for bit, name in enumerate(GRADIENTS):
+        grad = grads[name].to(dtypes[name]).contiguous() if grad_mask >> bit & 1 else empty_placeholder(z)  # type: ignore[union-attr]  # not None: it is requested
+        results.append(_copy_alias(grad, *results, dy, dz))
+    return tuple(results)
 
 
 @by_name("add_norm_out")
@@ -148,7 +152,7 @@ def add_norm_out(
     z: Tensor | None,
     **options: Any,
 ) -> None:
-    """The functional operator, by whatever computes that, then a copy: the same bits, and right whatever y and z alias."""
+    """Call the functional operator, on any backend, and copy its results: the same bits, whatever y and z alias."""
     validation.check(residual, branch, weight, bias, eps)
     targets = {name: t for name, t in (("y", y), ("z", z)) if t is not None}
     validation.check_targets(targets, residual)
@@ -158,7 +162,7 @@ def add_norm_out(
         residual, branch, weight, bias, eps, norm, **options,
         residual_dtype=None if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
     )  # fmt: skip
-    with torch._C._AutoDispatchBelowADInplaceOrView():  # a kernel writes: what autograd is told is told by the caller
+    with torch._C._AutoDispatchBelowADInplaceOrView():  # the caller increments the version counters
         for target, result in zip((y, z), results, strict=False):
             if target is not None:
                 target.copy_(result)
@@ -177,7 +181,7 @@ def gradients(
     branch: Tensor | None = None,
     **options: Any,
 ) -> dict[str, Tensor | None]:
-    """Every gradient of `add_norm_forward` by name, in the dtype of the arithmetic; differentiable in its arguments."""
+    """Return every gradient of `add_norm_forward` by name, in the dtype of the arithmetic; differentiable itself."""
     acc = reference.compute_dtype(z)
     total = None if dz is None else dz.to(acc)
     dweight = dbias = None
@@ -192,20 +196,17 @@ def gradients(
 
 
 def add_options(like: Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of `reference.add` from those of the schema: a scale is a tensor or a factor, dropout a mask."""
+    """Return the arguments of `reference.add` for options of the schema: scales, and dropout as a mask."""
     p = options.get("dropout_p", 0.0)
     keep = None
     if p > 0.0:
-        # In float64, for the sum that is float64 because of the branch or the stream; the sum itself rounds it to its own.
+        # In float64, since branch or z may be; `reference.add` rounds it to the dtype of the arithmetic.
         keep = keep_scale(tuple(like.shape), p, options["seed"], options.get("offset", 0), torch.float64)
-    residual_scale, layer_scale = options.get("residual_scale"), options.get("layer_scale")
-    return {
-        "residual_scale": options.get("residual_factor", 1.0) if residual_scale is None else residual_scale,
-        "row_scale": options.get("row_scale"),
-        "layer_scale": options.get("branch_factor", 1.0) if layer_scale is None else layer_scale,
-        "keep": keep,
-        "branch_bias": options.get("branch_bias"),
-    }
+    arguments = {option.name: options.get(option.name) for option in ADD_OPTIONS if option.kind not in _DROPOUT}
+    for scale in SCALES:
+        if arguments[scale.name] is None:
+            arguments[scale.name] = options.get(scale.factor, 1.0)
+    return {**arguments, "keep": keep}
 
 
 def _normalize(
@@ -214,8 +215,8 @@ def _normalize(
     return reference.normalize(z, weight, bias, norm=norm, eps=eps, **options).contiguous()
 
 
-def _fresh(out: Tensor, *inputs: Tensor | None) -> Tensor:
-    """An operator returns no alias: a copy, where a conversion that changed nothing gave an input back."""
+def _copy_alias(out: Tensor, *inputs: Tensor | None) -> Tensor:
+    """Return a copy of `out` if it is one of the inputs, which an operator must not return, else `out`."""
     return out.clone() if any(out is t for t in inputs) else out
 
 

@@ -1,11 +1,11 @@
-"""Results written into memory that is given: what `out=` and the in-place forms do.
+"""Results in existing tensors: `out=` and the in-place functions.
 
-The operator `add_norm_out` judges what it may write (which memory is shared, what fits); the sentence about it is made after the
-fact, as in `call.py`. What is left to do here is what an operator cannot: refuse gradients, and count the versions of the tensors
-that are overwritten, so that autograd notices.
+The operator `add_norm_out` checks shapes and memory; as in `dispatch.py` the message is made after the error. This module does
+what an operator cannot: raise where a gradient is required, and increment the version counters of the tensors that are
+overwritten, so that autograd notices.
 
-What the operator cannot compute (function transforms, forward-mode derivatives, strided memory under a `normalized_shape`) is
-computed aside and copied, and torch transforms the copy.
+What the operator does not support (function transforms, forward-mode derivatives, strided tensors with a `normalized_shape`) is
+computed out of place and copied; torch transforms the copy.
 """
 
 from __future__ import annotations
@@ -17,50 +17,52 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from addnorm._util.arguments import is_number
 from addnorm.ops import dispatch, validation
-from addnorm.ops.schema import NORMS
+from addnorm.ops.options import NORMS
+from addnorm.ops.schema import OutArguments
 
 _add_norm_out = torch.ops.addnorm.add_norm_out.default
-_add_norm_out_eager = _add_norm_out._op  # without OpOverload.__call__'s Python frame, as in call.py
+_add_norm_out_eager = _add_norm_out._op  # without OpOverload.__call__'s Python frame, as in dispatch.py
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
 _increment_version = torch._C._increment_version
 _forward_ad: Any = forward_ad
-_REFUSALS = (RuntimeError, AttributeError, TypeError, ValueError)
+_ERRORS = (RuntimeError, AttributeError, TypeError, ValueError)
 
 
-class Form(NamedTuple):
-    """What the caller calls the memory of y and that of z, and what to call where a gradient is wanted."""
+class Names(NamedTuple):
+    """The caller's names of the tensors for y and z, and the remedy where a gradient is required."""
 
     y: str
     z: str
-    instead: str
+    remedy: str
 
 
-IN_PLACE = Form("branch", "residual", "use the function without the underscore")
-OUT_Y = Form("out", "z", "leave out out=")
-OUT_Z = Form("y", "out", "leave out out=")
-OUT_BOTH = Form("out[0]", "out[1]", "leave out out=")
+IN_PLACE = Names("branch", "residual", "use the function without the underscore")
+OUT_Y = Names("out", "z", "leave out out=")
+OUT_Z = Names("y", "out", "leave out out=")
+OUT_BOTH = Names("out[0]", "out[1]", "leave out out=")
 
-Into = tuple[Tensor | None, Tensor | None, Form]
+Targets = tuple[Tensor | None, Tensor | None, Names]
 
 
-def into(out: Any, return_residual: bool) -> Into:
-    """The memory of y and that of z that an `out=` is, and their names."""
+def split_out(out: Any, return_residual: bool) -> Targets:
+    """Split `out` into the tensors for y and z, and their names."""
     validation.check_out(out, return_residual)
     return (out[0], out[1], OUT_BOTH) if return_residual else (out, None, OUT_Y)
 
 
 def residual_dtype(out: Any) -> torch.dtype | None:
-    """The dtype that the stream has because its memory has it."""
+    """Return the dtype of z that `out` implies, if it has a tensor for z."""
     return out[1].dtype if isinstance(out, tuple | list) and isinstance(out[-1], Tensor) else None
 
 
 def may_overwrite(x: Tensor) -> bool:
-    """Whether results may go into given memory now without changing what is computed: eagerly on CPU, and nothing is recorded.
+    """Return whether results may be written to existing tensors now without changing what is computed.
 
-    Under autocast they may not: y's dtype would be that of its memory.
+    They may in eager mode on CPU while nothing is recorded. Under autocast they may not: y would have its tensor's dtype.
     """
     return (
         not _grad_enabled()
@@ -72,7 +74,7 @@ def may_overwrite(x: Tensor) -> bool:
     )
 
 
-def own(
+def write_private(
     residual: Tensor,
     branch: Tensor,
     weight: Tensor | None,
@@ -82,11 +84,11 @@ def own(
     y: Tensor | None,
     z: Tensor | None,
 ) -> None:
-    """`plain` where `may_overwrite`, into memory that is the caller's alone: no version is counted that nobody else looks at."""
+    """Run `fast_path` where `may_overwrite`, on tensors that only the caller holds: no version counter is incremented."""
     _add_norm_out_eager(residual, branch, weight, bias, eps, NORMS[norm], y, z)
 
 
-def plain(
+def fast_path(
     residual: Tensor,
     branch: Tensor | None,
     weight: Tensor | None,
@@ -95,12 +97,12 @@ def plain(
     norm: str,
     y: Tensor | None,
     z: Tensor | None,
-    form: Form,
+    names: Names,
 ) -> None:
-    """A call without options. This path is counted in tenths of a microsecond."""
+    """Write y and z of a call without options. Each tenth of a microsecond counts here."""
     try:
-        if eps.__class__ is not float and not validation.is_number(eps):
-            raise TypeError  # the sentence is on its way
+        if eps.__class__ is not float and not is_number(eps):
+            raise TypeError  # the argument check below names the argument
         if _grad_enabled() and (
             residual.requires_grad
             or (branch is not None and branch.requires_grad)
@@ -109,18 +111,18 @@ def plain(
             or (y is not None and y.requires_grad)
             or (z is not None and z.requires_grad)
         ):
-            named = _named(residual, branch, weight=weight, bias=bias)
-            validation.refuse_gradients({**named, form.y: y, form.z: z}, form.instead)
+            inputs = _by_name(residual, branch, weight=weight, bias=bias)
+            validation.refuse_gradients({**inputs, names.y: y, names.z: z}, names.remedy)
         if _compiling():
             _add_norm_out(residual, branch, weight, bias, eps, NORMS[norm], y, z)
         elif _forward_ad._current_level >= 0 or _transforms_active():
-            run(residual, branch, weight, bias, eps, norm, into=(y, z, form))
+            run(residual, branch, weight, bias, eps, norm, targets=(y, z, names))
         else:
             _add_norm_out_eager(residual, branch, weight, bias, eps, NORMS[norm], y, z)
             _increment_version([y] if z is None else [z] if y is None else [y, z])  # type: ignore[list-item]  # not both are None
-    except _REFUSALS:
+    except _ERRORS:
         validation.check(residual, branch, weight, bias, eps)
-        _check(residual, (y, z, form), _named(residual, branch, weight=weight, bias=bias))
+        _check(residual, (y, z, names), _by_name(residual, branch, weight=weight, bias=bias))
         raise
 
 
@@ -133,23 +135,23 @@ def run(
     norm: str,
     return_residual: bool = True,
     *,
-    into: Into,
+    targets: Targets,
     normalized_shape: Any = None,
     residual_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     **options: Any,
 ) -> tuple[Any, Any]:
-    """The same with every option, as `call.run` takes them: y and z, the tensors that were given."""
-    y, z, form = into
-    inputs = _named(residual, branch, weight=weight, bias=bias, **options)
-    named = {**inputs, form.y: y, form.z: z}
-    if _grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in named.values()):
-        validation.refuse_gradients(named, form.instead)
+    """Write y and z of a call with options, as in `dispatch.run`, and return the tensors that were written."""
+    y, z, names = targets
+    inputs = _by_name(residual, branch, weight=weight, bias=bias, **options)
+    tensors = {**inputs, names.y: y, names.z: z}
+    if _grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors.values()):
+        validation.refuse_gradients(tensors, names.remedy)
     try:
         transformed = not _compiling() and (_forward_ad._current_level >= 0 or _transforms_active())
         if normalized_shape is not None and not transformed:
-            _check(residual, into, inputs)  # the operator sees other shapes
-        for name, target, dtype in ((form.y, y, out_dtype), (form.z, z, residual_dtype)):
+            _check(residual, targets, inputs)  # the operator sees other shapes
+        for name, target, dtype in ((names.y, y, out_dtype), (names.z, z, residual_dtype)):
             if target is not None and dtype not in (None, target.dtype):
                 validation.refuse_dtype(name, target, dtype)
         strided = normalized_shape is not None and not all(t is None or t.is_contiguous() for t in (y, z))
@@ -162,34 +164,37 @@ def run(
             for target, result in zip((y, z), results, strict=True):
                 if target is not None:
                     target.copy_(result)
-    except _REFUSALS:
+    except _ERRORS:
         validation.check(residual, branch)
-        _check(residual, into, inputs)
+        _check(residual, targets, inputs)
         raise
     return y, z
 
 
-def _write(y: Tensor | None, z: Tensor | None, a: dispatch.Arguments, return_residual: bool) -> tuple[Tensor, Tensor]:
-    """What `call.run` computes with: `residual` is flattened where the norm is over several dimensions."""
+def _write(y: Tensor | None, z: Tensor | None, a: Any, return_residual: bool) -> tuple[Tensor, Tensor]:
+    """Compute for `dispatch.run`, whose `residual` is flattened where the norm is over several dimensions."""
     residual = a.residual
     y, z = (t if t is None or t.dim() == residual.dim() else t.view(residual.shape) for t in (y, z))
-    given = [t for t in (y, z) if t is not None]
+    written = [t for t in (y, z) if t is not None]
     if z is None and a.residual_dtype not in (None, residual.dtype):
-        z = residual.new_empty(residual.shape, dtype=a.residual_dtype)  # a stream of another dtype has to be somewhere
-    (_add_norm_out if _compiling() else _add_norm_out_eager)(*a[:6], y, z, *a[6:-2])
+        z = residual.new_empty(residual.shape, dtype=a.residual_dtype)  # y is computed from a z of this dtype
+    (_add_norm_out if _compiling() else _add_norm_out_eager)(*a[:6], y, z, *[getattr(a, name) for name in _OPTIONS])
     if not _compiling():
-        _increment_version(given)
-    return residual, residual  # nothing: y and z are where they were wanted
+        _increment_version(written)
+    return residual, residual  # unused: y and z are written
 
 
-def _named(residual: Tensor, branch: Tensor | None, **others: Any) -> dict[str, Any]:
-    """The inputs by the names that the caller knows."""
+_OPTIONS = OutArguments._fields[8:]
+
+
+def _by_name(residual: Tensor, branch: Tensor | None, **others: Any) -> dict[str, Any]:
+    """Return the inputs by the caller's names."""
     return {"x": residual, **others} if branch is None else {"residual": residual, "branch": branch, **others}
 
 
-def _check(residual: Tensor, into: Into, inputs: dict[str, Any]) -> None:
-    y, z, form = into
-    targets = {name: t for name, t in ((form.z, z), (form.y, y)) if t is not None}
-    validation.check_targets(targets, residual)
-    if not _compiling() and not _transforms_active():  # where tensors have no addresses
-        validation.check_memory(targets, inputs)
+def _check(residual: Tensor, targets: Targets, inputs: dict[str, Any]) -> None:
+    y, z, names = targets
+    tensors = {name: t for name, t in ((names.z, z), (names.y, y)) if t is not None}
+    validation.check_targets(tensors, residual)
+    if not _compiling() and not _transforms_active():  # traced and transformed tensors have no addresses
+        validation.check_memory(tensors, inputs)

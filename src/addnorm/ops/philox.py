@@ -20,14 +20,14 @@ MASK = 0xFFFFFFFF
 
 
 def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of a * b for 32-bit values held in int64, whose own product could overflow."""
+    """Return the high and low 32 bits of a * b for 32-bit values in int64, in which the product itself could overflow."""
     low = (b & 0xFFFF) * a
     high = (b >> 16) * a + (low >> 16)
     return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four 32-bit words (int64 tensors) for four 32-bit counter words and two 32-bit key words."""
+    """Return four 32-bit words (int64 tensors) for four 32-bit counter words and two 32-bit key words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -39,7 +39,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 def keep_mask(shape: tuple[int, ...], p: float, seed: Tensor, offset: int = 0) -> Tensor:
-    """The boolean mask of the elements that dropout with probability p keeps, `shape`, on the seed's device."""
+    """Return the boolean mask, `shape`, of the elements that dropout with probability p keeps, on the seed's device."""
     count = math.prod(shape)
     blocks = torch.arange((count + 3) // 4, dtype=torch.int64, device=seed.device) + offset
     zero = torch.zeros_like(blocks)
@@ -49,5 +49,5 @@ def keep_mask(shape: tuple[int, ...], p: float, seed: Tensor, offset: int = 0) -
 
 
 def keep_scale(shape: tuple[int, ...], p: float, seed: Tensor, offset: int, dtype: torch.dtype) -> Tensor:
-    """The mask divided by 1 - p: what the branch is multiplied by. p = 1 keeps nothing, and is all zeros."""
+    """Return the mask divided by 1 - p, the factor of the branch; all zeros for p = 1."""
     return keep_mask(shape, p, seed, offset).to(dtype) * (1.0 / (1.0 - p) if p < 1.0 else 0.0)

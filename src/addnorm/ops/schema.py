@@ -1,100 +1,112 @@
-"""The operators: their schemas, and what they return without computing it (fake kernels).
+"""The operators' schemas, and the fake kernels that return their outputs' shapes and dtypes without computing.
 
-The dispatcher is the registry of backends: `eager.py` registers the reference for every device, the C++ library (`cpu.py`)
-the CPU kernels, and a call takes the best there is. The schemas are private; use `addnorm.functional`.
+The dispatcher is the registry of backends: `eager.py` registers the reference for every device, the C++ library (`cpu.py`) the
+CPU kernels, `triton/` the CUDA kernels. The operators are private; use `addnorm.functional`.
 
-All but the last are functional: they return fresh, contiguous, distinct tensors. What an operator is not asked for it returns
-with no elements, since the number of outputs is fixed. A null branch means the norm alone.
+All but `add_norm_out` are functional: they return fresh, contiguous, distinct tensors. The number of outputs is fixed, so an
+output that was not requested is an empty placeholder. Without a branch an operator computes the norm alone.
 
-The first four have no options, because each argument costs, and a call on one row takes a few microseconds in all: y alone; y
-and the stream; with the statistics for a backward; that backward. The next two have everything.
+The first four operators have no options: each argument costs time, and a call on one row takes a few microseconds in all. They
+return y; y and z; y, z and the statistics for a backward; the gradients. The next two take every option.
 
-`add_norm_out` writes y and z into memory that is given, in the dtypes it is given in; where there is no z, the stream has the
-residual's dtype. An element is read before it is written, so y and z may each be exactly the memory of residual or branch; any
-other element that two of its tensors share is refused. Nobody but `ops/given.py` tells autograd that the memory changed.
+`add_norm_out` writes y and z into existing tensors and rounds to their dtypes. Without a z tensor, z has the residual's dtype.
+Each element is read before it is written, so y and z may be exactly the memory of residual or branch; any other overlap raises
+an error. Only `out.py` increments the version counters of the tensors that were written.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
-import re
+from collections import namedtuple
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from addnorm.ops import validation
+from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTIONS, NORMS, to_schema
 
 T = TypeVar("T")
 
-NORMS = {"layer": 0, "rms": 1, "none": 2}
-CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
-
-# What comes before the norm. A number is a factor (1.0 at rest); a tensor is a scale (None at rest).
-ADD_OPTIONS = (
-    "float residual_factor=1.0, Tensor? residual_scale=None, float branch_factor=1.0, Tensor? row_scale=None, "
-    "Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0"
+_INPUTS = "Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps"
+_GRADS = "ScalarType dresidual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask"
+_ADD, _NORM = to_schema(ADD_OPTIONS), to_schema(NORM_OPTIONS)
+_ADD = _ADD.replace(
+    "Tensor? row_scale=None, float branch_factor=1.0", "float branch_factor=1.0, Tensor? row_scale=None"
 )
-ADD_NAMES = (
-    "residual_factor", "residual_scale", "branch_factor", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed",
-    "offset",
-)  # fmt: skip
-CHECKED = (
-    "residual_scale", "row_scale", "layer_scale", "branch_bias", "dropout_p", "seed", "offset", "weight_offset", "residual_dtype",
-    "out_dtype",
-)  # fmt: skip
 
 SCHEMAS = {
-    "add_norm": "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> Tensor",
-    "add_norm_stream": (
-        "(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z)"
-    ),
-    "add_norm_train": (
-        "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) "
-        "-> (Tensor y, Tensor z, Tensor stats)"
-    ),
+    "add_norm": f"({_INPUTS}, bool rms) -> Tensor",
+    "add_norm_stream": f"({_INPUTS}, bool rms) -> (Tensor y, Tensor z)".replace("Tensor? branch", "Tensor branch"),
+    "add_norm_train": f"({_INPUTS}, bool rms) -> (Tensor y, Tensor z, Tensor stats)",
     "add_norm_train_backward": (
-        "(Tensor dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, bool rms, ScalarType dresidual_dtype, "
-        "ScalarType branch_dtype, ScalarType bias_dtype, int wants) "
-        "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias)"
+        f"(Tensor dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, bool rms, {_GRADS}) "
+        f"-> ({', '.join(f'Tensor {name}' for name in GRADIENTS[:4])})"
     ),
     "add_norm_forward": (
-        "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, "
-        f"{ADD_OPTIONS}, float weight_offset=0.0, int casting=0, "
-        "ScalarType? residual_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)"
+        f"({_INPUTS}, int norm, {_ADD}, {_NORM}, {to_schema(DTYPE_OPTIONS)}, int outputs=3) "
+        "-> (Tensor y, Tensor z, Tensor stats)"
     ),
     "add_norm_backward": (
-        "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType dresidual_dtype, "
-        "ScalarType branch_dtype, ScalarType bias_dtype, int wants, float weight_offset=0.0, "
-        f"Tensor? residual=None, Tensor? branch=None, {ADD_OPTIONS}) "
-        "-> (Tensor residual, Tensor branch, Tensor weight, Tensor bias, "
-        "Tensor residual_scale, Tensor row_scale, Tensor layer_scale, Tensor branch_bias)"
+        f"(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, {_GRADS}, float weight_offset=0.0, "
+        f"Tensor? residual=None, Tensor? branch=None, {_ADD}) -> ({', '.join(f'Tensor {name}' for name in GRADIENTS)})"
     ),
-    "add_norm_out": (
-        "(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, Tensor(a!)? y, "
-        f"Tensor(b!)? z, {ADD_OPTIONS}, float weight_offset=0.0, int casting=0) -> ()"
-    ),
+    "add_norm_out": f"({_INPUTS}, int norm, Tensor(a!)? y, Tensor(b!)? z, {_ADD}, {_NORM}) -> ()",
 }
 
-# Bits of `wants`, in the order of the outputs of add_norm_backward.
-WANTS = ("residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias")
+
+class Argument(NamedTuple):
+    """One argument of a schema; `default` is its text, empty where there is none."""
+
+    type: str
+    name: str
+    default: str
+
+
+def parse_arguments(schema: str) -> tuple[Argument, ...]:
+    """Return the arguments of a schema in their order.
+
+    Example:
+        >>> from addnorm.ops.schema import parse_arguments
+        >>> parse_arguments("(Tensor? bias, float eps=0.0) -> Tensor")
+        (Argument(type='Tensor?', name='bias', default=''), Argument(type='float', name='eps', default='0.0'))
+    """
+    texts = schema[1:].split(") -> ")[0].split(", ")
+    parts = [(text.partition("=")[0].rsplit(" ", 1), text.partition("=")[2]) for text in texts]
+    return tuple(Argument(kind, name, default) for (kind, name), default in parts)
+
+
+def _arguments_tuple(name: str, arguments: tuple[Argument, ...]) -> Any:
+    defaults = [ast.literal_eval(argument.default) for argument in arguments if argument.default]
+    return namedtuple(name, [argument.name for argument in arguments], defaults=defaults)
+
+
+ARGUMENTS = {name: parse_arguments(schema) for name, schema in SCHEMAS.items()}
+# The arguments of the operators with options as tuples. ForwardArguments leaves out `outputs`, the last one.
+ForwardArguments = _arguments_tuple("ForwardArguments", ARGUMENTS["add_norm_forward"][:-1])
+BackwardArguments = _arguments_tuple("BackwardArguments", ARGUMENTS["add_norm_backward"])
+OutArguments = _arguments_tuple("OutArguments", ARGUMENTS["add_norm_out"])
+# The arguments that the options before the norm become.
+ADD_ARGUMENTS = parse_arguments(f"({_ADD}) -> ()")
+ADD_NAMES = tuple(argument.name for argument in ADD_ARGUMENTS)
 
 library = torch.library.Library("addnorm", "DEF")
 for _name, _schema in SCHEMAS.items():
     library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-    # The same operator by another name: where the C++ kernels send what they were not instantiated for.
+    # The same operator under another name: the C++ kernels call it for arguments that they do not support.
     library.define(f"{_name}_reference{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
 
 
-def nothing(like: Tensor) -> Tensor:
-    """An output nobody asked for."""
+def empty_placeholder(like: Tensor) -> Tensor:
+    """Return an empty placeholder for an output that was not requested."""
     return like.new_empty(0, dtype=torch.float32)
 
 
 def by_name(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """For a Python kernel of an operator with many arguments: all of them come by name."""
-    names = re.findall(r"(\w+)(?:=[^,()]*)?[,)]", SCHEMAS[op].split(" -> ")[0])
+    """Decorate a Python kernel of an operator so that it receives all arguments by name."""
+    names = [argument.name for argument in ARGUMENTS[op]]
 
     def decorate(kernel: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(kernel)
@@ -106,20 +118,15 @@ def by_name(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
     return decorate
 
 
-def checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Of the schema's options those that `checks.check` knows."""
-    return {name: options[name] for name in CHECKED if name in options}
-
-
 def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
-    """Mean and rstd are kept in the dtype of the arithmetic."""
+    """Return the dtype of mean and rstd: that of the arithmetic."""
     return torch.float64 if z_dtype == torch.float64 else torch.float32
 
 
 def _fake_add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
-    validation.check(residual, branch, weight, bias, eps)  # a compiled graph is refused with the sentence too
+    validation.check(residual, branch, weight, bias, eps)  # a wrong call fails with the same message when it is traced
     y = residual if branch is None else branch
     return residual.new_empty(residual.shape, dtype=y.dtype)
 
@@ -147,11 +154,11 @@ def _fake_add_norm_train_backward(
     dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
-    wants: int,
+    grad_mask: int,
 ) -> tuple[Tensor, ...]:
     return _fake_add_norm_backward(
         dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
-        dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, wants=wants,
+        dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, grad_mask=grad_mask,
     )[:4]  # fmt: skip
 
 
@@ -169,18 +176,17 @@ def _fake_add_norm_forward(
     outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    validation.check(
-        residual, branch, weight, bias, eps, residual_dtype=residual_dtype, out_dtype=out_dtype, **checked(options)
-    )
+    validation.check(residual, branch, weight, bias, eps, residual_dtype=residual_dtype, out_dtype=out_dtype, **options)
     z_dtype = residual_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
-    alone = norm == NORMS["none"]
-    with_z = branch is not None and (outputs > 1 or alone)
-    z = residual.new_empty(residual.shape, dtype=z_dtype) if with_z else nothing(residual)
-    if alone:
-        return nothing(residual), z, nothing(residual)
-    stats_shape = (*residual.shape[:-1], 2)
-    stats = residual.new_empty(stats_shape, dtype=stats_dtype(z_dtype)) if outputs > 2 else nothing(residual)
+    add_only = norm == NORMS["none"]
+    with_z = branch is not None and (outputs > 1 or add_only)
+    z = residual.new_empty(residual.shape, dtype=z_dtype) if with_z else empty_placeholder(residual)
+    if add_only:
+        return empty_placeholder(residual), z, empty_placeholder(residual)
+    stats = empty_placeholder(residual)
+    if outputs > 2:
+        stats = residual.new_empty((*residual.shape[:-1], 2), dtype=stats_dtype(z_dtype))
     return residual.new_empty(residual.shape, dtype=y_dtype), z, stats
 
 
@@ -196,22 +202,22 @@ def _fake_add_norm_backward(
     dresidual_dtype: torch.dtype,
     branch_dtype: torch.dtype,
     bias_dtype: torch.dtype,
-    wants: int,
+    grad_mask: int,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    parameter = z.shape[-1:]
-    plain = {
+    features = z.shape[-1:]
+    inputs = {
         "residual": (z.shape, dresidual_dtype),
         "branch": (z.shape, branch_dtype),
-        "weight": (parameter, z.dtype if weight is None else weight.dtype),
-        "bias": (parameter, bias_dtype),
+        "weight": (features, z.dtype if weight is None else weight.dtype),
+        "bias": (features, bias_dtype),
     }
 
-    def gradient(name: str) -> Tensor:  # a scale's gradient is like the scale
-        shape, dtype = plain[name] if name in plain else (options[name].shape, options[name].dtype)
+    def gradient(name: str) -> Tensor:  # an option's gradient has the option's shape and dtype
+        shape, dtype = inputs[name] if name in inputs else (options[name].shape, options[name].dtype)
         return z.new_empty(shape, dtype=dtype)
 
-    return tuple(gradient(name) if wants >> bit & 1 else nothing(z) for bit, name in enumerate(WANTS))
+    return tuple(gradient(name) if grad_mask >> bit & 1 else empty_placeholder(z) for bit, name in enumerate(GRADIENTS))
 
 
 @by_name("add_norm_out")
@@ -226,18 +232,10 @@ def _fake_add_norm_out(
     z: Tensor | None,
     **options: Any,
 ) -> None:
-    validation.check(residual, branch, weight, bias, eps, **checked(options))
+    validation.check(residual, branch, weight, bias, eps, **options)
     validation.check_targets({name: t for name, t in (("y", y), ("z", z)) if t is not None}, residual)
 
 
-for _name, _fake in (
-    ("add_norm", _fake_add_norm),
-    ("add_norm_stream", _fake_add_norm_stream),
-    ("add_norm_train", _fake_add_norm_train),
-    ("add_norm_train_backward", _fake_add_norm_train_backward),
-    ("add_norm_forward", _fake_add_norm_forward),
-    ("add_norm_backward", _fake_add_norm_backward),
-    ("add_norm_out", _fake_add_norm_out),
-):
+for _name in SCHEMAS:
     for _op in (f"addnorm::{_name}", f"addnorm::{_name}_reference"):
-        torch.library.register_fake(_op, _fake, lib=library)
+        torch.library.register_fake(_op, globals()[f"_fake_{_name}"], lib=library)

@@ -21,7 +21,7 @@ from support.places import places
 
 ops = torch.ops.addnorm
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="nothing is interpreted: test_ops_triton_cuda.py runs on the GPU"
+    torch.cuda.is_available(), reason="nothing is interpreted: test_cuda.py runs on the GPU"
 )
 
 TABLE = [
@@ -120,14 +120,16 @@ def test_the_stream_has_the_bits_of_the_cpu_kernels_and_each_gradient_may_be_ask
         "bias_dtype": DTYPES[dtypes].parameter, "residual": tensors["residual"], "branch": tensors["branch"],
     }  # fmt: skip
     backward = (given.get("y"), given["z"], z, stats, tensors["weight"], NORMS[call.norm])
-    whole = ops.add_norm_backward(*backward, **named, wants=wants)
+    whole = ops.add_norm_backward(*backward, **named, grad_mask=wants)
     alone = {
-        bit: ops.add_norm_backward(*backward, **named, wants=1 << bit) for bit in range(len(WANTS)) if wants >> bit & 1
+        bit: ops.add_norm_backward(*backward, **named, grad_mask=1 << bit)
+        for bit in range(len(WANTS))
+        if wants >> bit & 1
     }
     assert set(on_triton.ran) == {"add_norm_forward", "add_norm_backward"}
     with on_triton.off():
         _, z_want, stats_want = ops.add_norm_forward(*tensors.values(), call.eps, NORMS[call.norm], **options)
-        want = ops.add_norm_backward(*backward, **named, wants=wants)
+        want = ops.add_norm_backward(*backward, **named, grad_mask=wants)
     assert z.equal(z_want)
     assert stats.shape == stats_want.shape
     assert stats.dtype == stats_want.dtype
@@ -190,17 +192,17 @@ def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant):
 
 @pytest.mark.parametrize(("d", "where_they_are"), [(24, True), (8, True), (20, False), (3, False)])
 def test_rows_are_read_where_they_are_if_the_compiler_is_told_of_them_what_it_is_of_fresh_ones(d, where_they_are):
-    """Their first element and each step at 16 bytes: else they are copied, for the order of the sums (test_ops_triton_compiled.py)."""
+    """Their first element and each step at 16 bytes: else they are copied, for the order of the sums (test_compiled.py)."""
     t = torch.randn(5, d).to(bf16)
     for place, there in {"itself": t, **places(t)}.items():
-        rows, stride = arguments.rows_of(there, d)
+        rows, stride = arguments.to_rows(there, d)
         assert rows.equal(t)
         kept = place == "itself" or ("multiple of 16" in place and where_they_are)
         assert (rows.data_ptr() == there.data_ptr()) == kept, place
         assert stride == ((d // 16 + 1) * 16 if kept and place != "itself" else None)
         assert rows.data_ptr() % 16 == 0
-    assert arguments.rows_of(None, d) == (None, None)
-    assert arguments.rows_of(t[:1].expand(5, d), d)[1] == (0 if where_they_are else None)
+    assert arguments.to_rows(None, d) == (None, None)
+    assert arguments.to_rows(t[:1].expand(5, d), d)[1] == (0 if where_they_are else None)
 
 
 def test_a_gradient_that_is_expanded_is_read_where_it_is():
@@ -321,7 +323,7 @@ def test_no_rows_and_no_features_are_the_references(variant, shape):
 
 
 def test_a_stream_of_a_dtype_of_its_own_is_summed_as_beside_y():
-    """It decides how the compiler deals out the elements, and with them the order of the sums (test_ops_triton_compiled.py)."""
+    """It decides how the compiler deals out the elements, and with them the order of the sums (test_compiled.py)."""
     call = make("residual_dtype bfloat16", "float32", (5, 200))
     assert call.y_alone().equal(call()["y"])
 

@@ -15,9 +15,7 @@ from support.interpreted import Interpreted
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        torch.cuda.is_available(), reason="nothing is interpreted: test_ops_triton_cuda.py runs on the GPU"
-    ),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="nothing is interpreted: test_cuda.py runs on the GPU"),
 ]
 
 del test_contiguous_memory_is_overwritten_without_any_new  # noqa: F821 - the interpreter copies what a kernel writes

@@ -1,4 +1,4 @@
-"""What the kernels of both directions take: which tensors fit, rows and their strides, the options of the add."""
+"""Arguments of the kernels: checks of the tensors, rows and their strides, the options of the add."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ DTYPES = {
 }  # fmt: skip
 
 
-def like(t: Tensor | None, residual: Tensor) -> bool:
-    """Whether it may be the rows of a call."""
+def matches_rows(t: Tensor | None, residual: Tensor) -> bool:
+    """Return whether `t` is None or has residual's shape and device and a supported dtype."""
     return t is None or (t.shape == residual.shape and t.device == residual.device and t.dtype in DTYPES)
 
 
-def parameter(t: Tensor | None, residual: Tensor, scalar: bool = False) -> bool:
-    """Whether it may be a parameter: one element for each feature, or where it may be one also a single one."""
+def is_parameter(t: Tensor | None, residual: Tensor, scalar: bool = False) -> bool:
+    """Return whether `t` is None or has one element per feature, or with `scalar` is a 0-d tensor."""
     if t is None:
         return True
     fits = (t.dim() == 1 and t.shape[0] == residual.shape[-1]) or (scalar and t.dim() == 0)
     return fits and t.device == residual.device and t.dtype in DTYPES
 
 
-def whole(t: Tensor | None) -> Tensor | None:
-    """A parameter as it would be in memory of its own: a copy where it is not contiguous, or begins between 16 bytes."""
+def to_contiguous(t: Tensor | None) -> Tensor | None:
+    """Return a parameter that is contiguous and aligned to 16 bytes: itself or a copy."""
     if t is None or t.dim() == 0 or (t.is_contiguous() and aligned(t)):
         return t
     return t.clone(memory_format=torch.contiguous_format)
 
 
-def rows_of(t: Tensor | None, d: int) -> tuple[Tensor | None, int | None]:
-    """A tensor as rows of d, and their stride, None where it is d.
+def to_rows(t: Tensor | None, d: int) -> tuple[Tensor | None, int | None]:
+    """Return a tensor as rows of d, and their stride, None where it is d.
 
-    What the compiler knows of where rows begin decides how many elements a thread takes at once, and with it the order of the
-    sums. Rows are read where they are if it knows the same of them as of rows in memory of their own; others are copied.
+    The alignment of the rows, as far as the compiler knows it, decides how many elements a thread takes at once, and with it the
+    order of the sums. Rows are read in place if the compiler knows the same about them as about contiguous rows, else copied.
     """
     if t is None:
         return None, None
@@ -52,8 +52,8 @@ def rows_of(t: Tensor | None, d: int) -> tuple[Tensor | None, int | None]:
     return rows.clone(memory_format=torch.contiguous_format), None
 
 
-class Add(NamedTuple):
-    """The options of the add, as the kernels take them; what is at rest is None."""
+class KernelOptions(NamedTuple):
+    """The options of the add as the kernels take them; an option with its default is None."""
 
     residual_scale: Tensor | None = None
     row_scale: Tensor | None = None
@@ -67,60 +67,59 @@ class Add(NamedTuple):
     offset: int = 0
 
     @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """The options that are tensors."""
+        return self[:5]
+
+    @property
+    def numbers(self) -> tuple[float | None, ...]:
+        """The options that are floats."""
+        return self[5:8]
+
+    @property
     def steps(self) -> tuple[int, int]:
-        """0 where a scale has one element, 1 where it has one for each feature."""
+        """For residual_scale and layer_scale: 0 for a scale with one element, 1 for one element per feature."""
         scales = self.residual_scale, self.layer_scale
-        return tuple(0 if t is not None and t.dim() == 0 else 1 for t in scales)  # type: ignore[return-value]  # of two
+        return tuple(0 if t is not None and t.dim() == 0 else 1 for t in scales)  # type: ignore[return-value]  # two
 
 
-PLAIN = Add()
+NO_OPTIONS = KernelOptions()
 
 
-def add_of(
-    rows: Tensor,
-    residual_factor: float,
-    residual_scale: Tensor | None,
-    branch_factor: float,
-    row_scale: Tensor | None,
-    layer_scale: Tensor | None,
-    branch_bias: Tensor | None,
-    dropout_p: float,
-    seed: Tensor | None,
-    offset: int,
-) -> Add | None:
-    """The schema's options for the kernels; None if they do not fit `rows`."""
+def kernel_options(rows: Tensor, a: Any) -> KernelOptions | None:
+    """Return the options among the arguments of an operator as the kernels take them; None if they do not fit `rows`."""
     fits = (
-        parameter(residual_scale, rows, scalar=True)
-        and parameter(layer_scale, rows, scalar=True)
-        and parameter(branch_bias, rows)
+        is_parameter(a.residual_scale, rows, scalar=True)
+        and is_parameter(a.layer_scale, rows, scalar=True)
+        and is_parameter(a.branch_bias, rows)
         and (
-            row_scale is None
-            or (row_scale.shape == rows.shape[:-1] and row_scale.device == rows.device and row_scale.dtype in DTYPES)
+            a.row_scale is None
+            or (a.row_scale.shape == rows.shape[:-1] and a.row_scale.device == rows.device and a.row_scale.dtype in DTYPES)
         )
-        and 0.0 <= dropout_p <= 1.0
-        and 0 <= offset < 2**62
-    )
+        and 0.0 <= a.dropout_p <= 1.0
+        and 0 <= a.offset < 2**62
+    )  # fmt: skip
     if not fits:
         return None
     keep_scale = None
-    if dropout_p > 0.0:
-        if seed is None or seed.dim() != 0 or seed.dtype != torch.int64 or seed.device != rows.device:
+    if a.dropout_p > 0.0:
+        if a.seed is None or a.seed.dim() != 0 or a.seed.dtype != torch.int64 or a.seed.device != rows.device:
             return None
-        keep_scale = 1.0 / (1.0 - dropout_p) if dropout_p < 1.0 else 0.0
-    return Add(
-        whole(residual_scale),
-        whole(row_scale),
-        whole(layer_scale),
-        whole(branch_bias),
-        None if keep_scale is None else seed,
-        None if residual_scale is not None or residual_factor == 1.0 else residual_factor,
-        None if layer_scale is not None or branch_factor == 1.0 else branch_factor,
+        keep_scale = 1.0 / (1.0 - a.dropout_p) if a.dropout_p < 1.0 else 0.0
+    return KernelOptions(
+        to_contiguous(a.residual_scale),
+        to_contiguous(a.row_scale),
+        to_contiguous(a.layer_scale),
+        to_contiguous(a.branch_bias),
+        None if keep_scale is None else a.seed,
+        None if a.residual_scale is not None or a.residual_factor == 1.0 else a.residual_factor,
+        None if a.layer_scale is not None or a.branch_factor == 1.0 else a.branch_factor,
         keep_scale,
-        int(dropout_p * 2**32),
-        offset,
+        int(a.dropout_p * 2**32),
+        a.offset,
     )
 
 
-def numbers_of(wide: bool, *numbers: float | None) -> tuple[Any, ...]:
-    """Floats as a kernel takes them: its arguments are float32, so that float64 has them as constants."""
-    return tuple(None if n is None else tl.constexpr(n) for n in numbers) if wide else numbers
+def kernel_numbers(use_float64: bool, *numbers: float | None) -> tuple[Any, ...]:
+    """Return floats as a kernel takes them: constants for float64, since a kernel's float arguments are float32."""
+    return tuple(None if n is None else tl.constexpr(n) for n in numbers) if use_float64 else numbers

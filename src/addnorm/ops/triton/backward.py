@@ -1,7 +1,7 @@
 """The backward kernels: the gradient of z, what residual, branch and the options get of it, and the sums over the rows.
 
 A program takes a fixed chunk of rows, which depends on the shape alone and on no device, and leaves float32 sums of them in
-its row of `partials`; `finalise_kernel` adds those up in a fixed order, for all parameters at once. In rows too long for the
+its row of `partials`; `finalize_kernel` adds those up in a fixed order, for all parameters at once. In rows too long for the
 registers `means_kernel` finds the two means that a row's gradient wants, and the backward has a second axis of programs, over
 the features.
 """
@@ -14,43 +14,43 @@ import triton.language as tl
 from addnorm.ops.triton.tiles import (
     LAYER,
     NONE,
-    dropped,
-    gained,
-    mean_of,
-    rounded,
-    rows_at,
-    scaled,
-    weighed,
+    apply_branch_scale,
+    apply_dropout,
+    apply_scale,
+    load_weight,
+    round_to,
+    row_mean,
+    row_offsets,
     zero_beyond,
 )
 
 
 @triton.jit
-def loaded(dy, z, stats, dy_stride, z_stride, row, cols, rows, D: tl.constexpr, ACC: tl.constexpr):
+def load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D: tl.constexpr, ACC: tl.constexpr):
     """dy, x_hat and rstd of a tile; zero beyond the row and beyond the rows."""
     mask = (row < rows) & (cols < D)
-    grad = tl.load(dy + rows_at(row, dy_stride, D) + cols, mask=mask, other=0.0).to(ACC)
-    z = tl.load(z + rows_at(row, z_stride, D) + cols, mask=mask, other=0.0).to(ACC)
+    grad = tl.load(dy + row_offsets(row, dy_stride, D) + cols, mask=mask, other=0.0).to(ACC)
+    z = tl.load(z + row_offsets(row, z_stride, D) + cols, mask=mask, other=0.0).to(ACC)
     mean = tl.load(stats + row * 2, mask=row < rows, other=0.0).to(ACC)
     rstd = tl.load(stats + row * 2 + 1, mask=row < rows, other=0.0).to(ACC)
     return grad, zero_beyond((z - mean) * rstd, cols, D), rstd
 
 
 @triton.jit
-def means_of(
+def gradient_means(
     dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows,
     D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr, BLOCK_ROWS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """(mean(g * x_hat), mean(g)) of rows that are read in parts, with g = dy * weight; RMSNorm's second is 0."""
-    along, level = tl.zeros((BLOCK_ROWS, STEP), ACC), tl.zeros((BLOCK_ROWS, STEP), ACC)
+    mean_gx, mean_g = tl.zeros((BLOCK_ROWS, STEP), ACC), tl.zeros((BLOCK_ROWS, STEP), ACC)
     for first in range(0, D, STEP):
         cols = first + tl.arange(0, STEP)[None, :]
-        grad, x_hat, _ = loaded(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC)
-        g = grad * weighed(weight, weight_offset, cols, D, ACC)
-        along = tl.fma(g, x_hat, along)
+        grad, x_hat, _ = load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC)
+        g = grad * load_weight(weight, weight_offset, cols, D, ACC)
+        mean_gx = tl.fma(g, x_hat, mean_gx)
         if NORM == LAYER:
-            level += g
-    return mean_of(along, D, ACC), mean_of(level, D, ACC)
+            mean_g += g
+    return row_mean(mean_gx, D, ACC), row_mean(mean_g, D, ACC)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -60,15 +60,15 @@ def means_kernel(
 ):  # fmt: skip
     """means = (mean(g * x_hat), mean(g)) of each row, `(rows, 2)`, with g = dy * weight; a row a program."""
     row = tl.program_id(0).to(tl.int64) + tl.zeros((1, 1), tl.int64)
-    along, level = means_of(
+    mean_gx, mean_g = gradient_means(
         dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows, D, NORM, ACC, 1, BLOCK_D
     )
-    tl.store(means + row * 2, along)
-    tl.store(means + row * 2 + 1, level)
+    tl.store(means + row * 2, mean_gx)
+    tl.store(means + row * 2 + 1, mean_g)
 
 
 @triton.jit
-def put(partials, tile, cols, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
+def store_sum(partials, tile, cols, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
     """A chunk's sum in its place: one for each feature (STEP 1), or one number for each program (STEP 0)."""
     here = partials + (tl.program_id(0).to(tl.int64) * SUMS + PLACE) * D
     row = tl.sum(tile, 0, keep_dims=True)
@@ -96,7 +96,7 @@ def backward_kernel(
     first = tl.program_id(1) * BLOCK_D
     cols = first + tl.arange(0, BLOCK_D)[None, :]
     if STEP >= BLOCK_D:
-        gamma = weighed(weight, weight_offset, cols, D, ACC)
+        gamma = load_weight(weight, weight_offset, cols, D, ACC)
     if WEIGHT is not None:
         weight_sum = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
     if BIAS is not None:
@@ -113,25 +113,25 @@ def backward_kernel(
         row = begin + done + tl.arange(0, BLOCK_ROWS)[:, None]
         mask = (row < rows) & (cols < D)
         if dz is not None:
-            total = tl.load(dz + rows_at(row, dz_stride, D) + cols, mask=mask, other=0.0).to(ACC)
+            total = tl.load(dz + row_offsets(row, dz_stride, D) + cols, mask=mask, other=0.0).to(ACC)
         else:
             total = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
         if NORM != NONE:
             if STEP < BLOCK_D and means is None:  # what is read for the means comes from the cache the second time
-                along, level = means_of(
+                mean_gx, mean_g = gradient_means(
                     dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows, D, NORM, ACC, BLOCK_ROWS, STEP
                 )
-            grad, x_hat, rstd = loaded(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC)
+            grad, x_hat, rstd = load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC)
             if STEP < BLOCK_D:
-                gamma = weighed(weight, weight_offset, cols, D, ACC)
+                gamma = load_weight(weight, weight_offset, cols, D, ACC)
             g = grad * gamma
             if means is not None:
-                along = tl.load(means + row * 2, mask=row < rows, other=0.0)
-                level = tl.load(means + row * 2 + 1, mask=row < rows, other=0.0)
+                mean_gx = tl.load(means + row * 2, mask=row < rows, other=0.0)
+                mean_g = tl.load(means + row * 2 + 1, mask=row < rows, other=0.0)
             elif STEP >= BLOCK_D:
-                along = mean_of(g * x_hat, D, ACC)
-                level = mean_of(g, D, ACC) if NORM == LAYER else tl.zeros((BLOCK_ROWS, 1), ACC)
-            total = tl.fma(tl.fma(-x_hat, along, g - level), rstd, total)
+                mean_gx = row_mean(g * x_hat, D, ACC)
+                mean_g = row_mean(g, D, ACC) if NORM == LAYER else tl.zeros((BLOCK_ROWS, 1), ACC)
+            total = tl.fma(tl.fma(-x_hat, mean_gx, g - mean_g), rstd, total)
             if WEIGHT is not None:
                 weight_sum = tl.fma(grad, x_hat, weight_sum)
             if BIAS is not None:
@@ -139,41 +139,41 @@ def backward_kernel(
         if RESIDUAL_SCALE is not None or LAYER_SCALE is not None or BRANCH_BIAS is not None:
             total = tl.where(mask, total, 0.0)  # beyond the last row the weight may be infinite, and the gradient 0
         if dresidual is not None:
-            out = scaled(total, residual_scale, residual_factor, cols, RESIDUAL_STEP, D, ACC)
-            tl.store(dresidual + row * D + cols, rounded(out, dresidual.dtype.element_ty), mask=mask)
+            out = apply_scale(total, residual_scale, residual_factor, cols, RESIDUAL_STEP, D, ACC)
+            tl.store(dresidual + row * D + cols, round_to(out, dresidual.dtype.element_ty), mask=mask)
         if RESIDUAL_SCALE is not None:
-            at = rows_at(row, residual_stride, D) + cols
+            at = row_offsets(row, residual_stride, D) + cols
             residual_scale_sum += total * tl.load(residual + at, mask=mask, other=0.0).to(ACC)
         if dbranch is not None or BRANCH_BIAS is not None:
-            out = gained(total, row_scale, layer_scale, branch_factor, row, cols, rows, LAYER_STEP, D, ACC)
-            out = dropped(out, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
+            out = apply_branch_scale(total, row_scale, layer_scale, branch_factor, row, cols, rows, LAYER_STEP, D, ACC)
+            out = apply_dropout(out, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
             if dbranch is not None:
-                tl.store(dbranch + row * D + cols, rounded(out, dbranch.dtype.element_ty), mask=mask)
+                tl.store(dbranch + row * D + cols, round_to(out, dbranch.dtype.element_ty), mask=mask)
             if BRANCH_BIAS is not None:
                 branch_bias_sum += tl.where(mask, out, 0.0)  # a scale may be infinite too
         if branch is not None:
-            u = tl.load(branch + rows_at(row, branch_stride, D) + cols, mask=mask, other=0.0).to(ACC)
+            u = tl.load(branch + row_offsets(row, branch_stride, D) + cols, mask=mask, other=0.0).to(ACC)
             if branch_bias is not None:
                 u += tl.load(branch_bias + cols, mask=cols < D, other=0.0).to(ACC)
                 u = tl.where(mask, u, 0.0)  # and the bias
-            u = total * dropped(u, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
+            u = total * apply_dropout(u, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
             if LAYER_SCALE is not None:
-                layer_scale_sum += gained(u, row_scale, None, None, row, cols, rows, LAYER_STEP, D, ACC)
+                layer_scale_sum += apply_branch_scale(u, row_scale, None, None, row, cols, rows, LAYER_STEP, D, ACC)
             if drow_scale is not None:
-                out = tl.sum(scaled(u, layer_scale, branch_factor, cols, LAYER_STEP, D, ACC), 1, keep_dims=True)
+                out = tl.sum(apply_scale(u, layer_scale, branch_factor, cols, LAYER_STEP, D, ACC), 1, keep_dims=True)
                 at = drow_scale + tl.program_id(1).to(tl.int64) * rows + row
-                tl.store(at, rounded(out, drow_scale.dtype.element_ty), mask=row < rows)
+                tl.store(at, round_to(out, drow_scale.dtype.element_ty), mask=row < rows)
 
     if WEIGHT is not None:
-        put(partials, weight_sum, cols, WEIGHT, SUMS, 1, D)
+        store_sum(partials, weight_sum, cols, WEIGHT, SUMS, 1, D)
     if BIAS is not None:
-        put(partials, bias_sum, cols, BIAS, SUMS, 1, D)
+        store_sum(partials, bias_sum, cols, BIAS, SUMS, 1, D)
     if RESIDUAL_SCALE is not None:
-        put(partials, residual_scale_sum, cols, RESIDUAL_SCALE, SUMS, RESIDUAL_STEP, D)
+        store_sum(partials, residual_scale_sum, cols, RESIDUAL_SCALE, SUMS, RESIDUAL_STEP, D)
     if LAYER_SCALE is not None:
-        put(partials, layer_scale_sum, cols, LAYER_SCALE, SUMS, LAYER_STEP, D)
+        store_sum(partials, layer_scale_sum, cols, LAYER_SCALE, SUMS, LAYER_STEP, D)
     if BRANCH_BIAS is not None:
-        put(partials, branch_bias_sum, cols, BRANCH_BIAS, SUMS, 1, D)
+        store_sum(partials, branch_bias_sum, cols, BRANCH_BIAS, SUMS, 1, D)
 
 
 @triton.jit
@@ -191,7 +191,7 @@ def column_sums(
 
 
 @triton.jit
-def finalised(
+def finalize_parameter(
     partials, out, programs, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
     D: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -201,26 +201,28 @@ def finalised(
             if STEP == 1:
                 cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
                 total = column_sums(partials, cols, programs, PLACE, SUMS, D, D, ACC, BLOCK_P, BLOCK_C)
-                tl.store(out + cols, rounded(total, out.dtype.element_ty), mask=cols < D)
+                tl.store(out + cols, round_to(total, out.dtype.element_ty), mask=cols < D)
             elif tl.program_id(0) == 0:
                 one = tl.zeros((1, 1), ACC)
                 for first in range(0, PARTS, BLOCK_C):
                     cols = first + tl.arange(0, BLOCK_C)[None, :]
                     total = column_sums(partials, cols, programs, PLACE, SUMS, PARTS, D, ACC, BLOCK_P, BLOCK_C)
                     one += tl.sum(total, 1, keep_dims=True)
-                tl.store(out + tl.zeros((1, 1), tl.int32), rounded(one, out.dtype.element_ty))
+                tl.store(out + tl.zeros((1, 1), tl.int32), round_to(one, out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["programs"])
-def finalise_kernel(
+def finalize_kernel(
     partials, weight, bias, residual_scale, layer_scale, branch_bias, programs: tl.int32,
     D: tl.constexpr, PARTS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, RESIDUAL_SCALE: tl.constexpr,
     LAYER_SCALE: tl.constexpr, BRANCH_BIAS: tl.constexpr, SUMS: tl.constexpr, RESIDUAL_STEP: tl.constexpr,
     LAYER_STEP: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The gradients of all parameters, from what the programs of `backward_kernel` left: a row of programs for each."""
-    finalised(partials, weight, programs, WEIGHT, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
-    finalised(partials, bias, programs, BIAS, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
-    finalised(partials, residual_scale, programs, RESIDUAL_SCALE, SUMS, RESIDUAL_STEP, PARTS, D, ACC, BLOCK_P, BLOCK_C)
-    finalised(partials, layer_scale, programs, LAYER_SCALE, SUMS, LAYER_STEP, PARTS, D, ACC, BLOCK_P, BLOCK_C)
-    finalised(partials, branch_bias, programs, BRANCH_BIAS, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+    finalize_parameter(partials, weight, programs, WEIGHT, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+    finalize_parameter(partials, bias, programs, BIAS, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+    finalize_parameter(
+        partials, residual_scale, programs, RESIDUAL_SCALE, SUMS, RESIDUAL_STEP, PARTS, D, ACC, BLOCK_P, BLOCK_C
+    )
+    finalize_parameter(partials, layer_scale, programs, LAYER_SCALE, SUMS, LAYER_STEP, PARTS, D, ACC, BLOCK_P, BLOCK_C)
+    finalize_parameter(partials, branch_bias, programs, BRANCH_BIAS, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)

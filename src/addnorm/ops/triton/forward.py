@@ -1,7 +1,7 @@
 """The forward kernel: z of residual and branch, y of z.
 
 A row of up to `plan.FORWARD_WHOLE` elements stays in registers from the first read to the last write. A longer one is read tile
-by tile: first for z and the moments, then again (z itself where it was stored, else what it is made of) for y.
+by tile: first for z and the row_moments, then again (z itself where it was stored, else what it is made of) for y.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import triton.language as tl
 from addnorm.ops.triton.tiles import (
     LAYER,
     NONE,
-    divided,
-    dropped,
-    gained,
-    mean_of,
-    moments,
-    rounded,
-    rows_at,
-    rstd_of,
-    scaled,
-    weighed,
+    apply_branch_scale,
+    apply_dropout,
+    apply_scale,
+    divide,
+    load_weight,
+    round_to,
+    row_mean,
+    row_moments,
+    row_offsets,
+    row_rstd,
     zero_beyond,
 )
 
 
 @triton.jit
-def summed(
+def load_sum(
     residual, branch, residual_scale, row_scale, layer_scale, branch_bias, seed, residual_factor, branch_factor, keep_scale,
     threshold, offset, residual_at, branch_at, row, first, rows,
     D: tl.constexpr, ADD: tl.constexpr, Z: tl.constexpr, RESIDUAL_STEP: tl.constexpr, LAYER_STEP: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias), rounded to Z."""
+    """z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias), round_to to Z."""
     cols = first + tl.arange(0, BLOCK_D)[None, :]
     mask = (row < rows) & (cols < D)
     z = tl.load(residual + residual_at + cols, mask=mask, other=0.0).to(ADD)
@@ -41,21 +41,21 @@ def summed(
         u = tl.load(branch + branch_at + cols, mask=mask, other=0.0).to(ADD)
         if branch_bias is not None:
             u += tl.load(branch_bias + cols, mask=cols < D, other=0.0).to(ADD)
-        u = dropped(u, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
-        u = gained(u, row_scale, layer_scale, branch_factor, row, cols, rows, LAYER_STEP, D, ADD)
-        z = scaled(z, residual_scale, residual_factor, cols, RESIDUAL_STEP, D, ADD) + u
-    return rounded(z, Z)
+        u = apply_dropout(u, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
+        u = apply_branch_scale(u, row_scale, layer_scale, branch_factor, row, cols, rows, LAYER_STEP, D, ADD)
+        z = apply_scale(z, residual_scale, residual_factor, cols, RESIDUAL_STEP, D, ADD) + u
+    return round_to(z, Z)
 
 
 @triton.jit
-def normalized(
+def normalize(
     x, mean, rstd, weight, bias, weight_offset, cols, D: tl.constexpr, X_HAT: tl.constexpr, ACC: tl.constexpr
 ):
-    """(x - mean) * rstd * (weight + weight_offset) + bias; the first product is rounded to X_HAT."""
+    """(x - mean) * rstd * (weight + weight_offset) + bias; the first product is round_to to X_HAT."""
     y = (x - mean) * rstd
     if X_HAT is not None:
-        y = rounded(y, X_HAT).to(ACC)
-    gamma = weighed(weight, weight_offset, cols, D, ACC)
+        y = round_to(y, X_HAT).to(ACC)
+    gamma = load_weight(weight, weight_offset, cols, D, ACC)
     if bias is not None:
         return tl.fma(y, gamma, tl.load(bias + cols, mask=cols < D, other=0.0).to(ACC))
     else:
@@ -72,11 +72,11 @@ def forward_kernel(
 ):  # fmt: skip
     """BLOCK_ROWS rows a program. ADD is the arithmetic of the sum, ACC that of the norm, Z the stream's dtype."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    residual_at, branch_at, at = rows_at(row, residual_stride, D), rows_at(row, branch_stride, D), row * D
+    residual_at, branch_at, at = row_offsets(row, residual_stride, D), row_offsets(row, branch_stride, D), row * D
     if BLOCK_D >= D:
         cols = tl.arange(0, BLOCK_D)[None, :]
         mask = (row < rows) & (cols < D)
-        stream = summed(
+        stream = load_sum(
             residual, branch, residual_scale, row_scale, layer_scale, branch_bias, seed, residual_factor, branch_factor,
             keep_scale, threshold, offset, residual_at, branch_at, row, 0, rows, D, ADD, Z, RESIDUAL_STEP, LAYER_STEP, BLOCK_D,
         )  # fmt: skip
@@ -84,17 +84,17 @@ def forward_kernel(
             tl.store(z + at + cols, stream, mask=mask)
         if NORM != NONE:
             x = stream.to(ACC)
-            mean, rstd = moments(x, eps, cols, D, NORM, ACC)
-            out = normalized(x, mean, rstd, weight, bias, weight_offset, cols, D, X_HAT, ACC)
-            tl.store(y + at + cols, rounded(out, y.dtype.element_ty), mask=mask)
+            mean, rstd = row_moments(x, eps, cols, D, NORM, ACC)
+            out = normalize(x, mean, rstd, weight, bias, weight_offset, cols, D, X_HAT, ACC)
+            tl.store(y + at + cols, round_to(out, y.dtype.element_ty), mask=mask)
     else:
-        # Each lane's own mean and sum of squares about it, a tile at a time (Welford); put together at the end.
+        # Each lane's own mean and sum of squares about it, a tile at a time (Welford); store_sum together at the end.
         lane_mean, lane_squares = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC), tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
         tiles = tl.zeros((1, 1), ACC)
         for first in range(0, D, BLOCK_D):
             cols = first + tl.arange(0, BLOCK_D)[None, :]
             mask = (row < rows) & (cols < D)
-            stream = summed(
+            stream = load_sum(
                 residual, branch, residual_scale, row_scale, layer_scale, branch_bias, seed, residual_factor, branch_factor,
                 keep_scale, threshold, offset, residual_at, branch_at, row, first, rows, D, ADD, Z, RESIDUAL_STEP,
                 LAYER_STEP, BLOCK_D,
@@ -105,7 +105,7 @@ def forward_kernel(
             if NORM == LAYER:
                 tiles += 1.0
                 off = zero_beyond(x - lane_mean, cols, D)
-                lane_mean += off * divided(tl.full((1, 1), 1.0, ACC), tiles, ACC)
+                lane_mean += off * divide(tl.full((1, 1), 1.0, ACC), tiles, ACC)
                 lane_squares += off * zero_beyond(x - lane_mean, cols, D)
             elif NORM != NONE:
                 lane_squares += x * x
@@ -114,11 +114,11 @@ def forward_kernel(
                 lane = tl.arange(0, BLOCK_D)[None, :]
                 count = (D // BLOCK_D + (lane < D % BLOCK_D).to(tl.int32)).to(ACC)
                 mean = tl.sum(lane_mean * (count * (1.0 / D)), 1, keep_dims=True)
-                mean += mean_of((lane_mean - mean) * count, D, ACC)  # as in `moments`
+                mean += row_mean((lane_mean - mean) * count, D, ACC)  # as in `row_moments`
                 off = lane_mean - mean
-                rstd = rstd_of(mean_of(lane_squares + off * off * count, D, ACC), eps, ACC)
+                rstd = row_rstd(row_mean(lane_squares + off * off * count, D, ACC), eps, ACC)
             else:
-                mean, rstd = tl.zeros((BLOCK_ROWS, 1), ACC), rstd_of(mean_of(lane_squares, D, ACC), eps, ACC)
+                mean, rstd = tl.zeros((BLOCK_ROWS, 1), ACC), row_rstd(row_mean(lane_squares, D, ACC), eps, ACC)
             tl.debug_barrier()  # z is read again, perhaps by other threads than those that wrote it
             for first in range(0, D, BLOCK_D):
                 cols = first + tl.arange(0, BLOCK_D)[None, :]
@@ -126,13 +126,13 @@ def forward_kernel(
                 if z is not None:
                     x = tl.load(z + at + cols, mask=mask, other=0.0).to(ACC)
                 else:
-                    x = summed(
+                    x = load_sum(
                         residual, branch, residual_scale, row_scale, layer_scale, branch_bias, seed, residual_factor,
                         branch_factor, keep_scale, threshold, offset, residual_at, branch_at, row, first, rows, D, ADD, Z,
                         RESIDUAL_STEP, LAYER_STEP, BLOCK_D,
                     ).to(ACC)  # fmt: skip
-                out = normalized(x, mean, rstd, weight, bias, weight_offset, cols, D, X_HAT, ACC)
-                tl.store(y + at + cols, rounded(out, y.dtype.element_ty), mask=mask)
+                out = normalize(x, mean, rstd, weight, bias, weight_offset, cols, D, X_HAT, ACC)
+                tl.store(y + at + cols, round_to(out, y.dtype.element_ty), mask=mask)
     if stats is not None:
         tl.store(stats + row * 2, mean, mask=row < rows)
         tl.store(stats + row * 2 + 1, rstd, mask=row < rows)

@@ -1,4 +1,4 @@
-"""What the kernels share: a tile of the sum, its moments, dropout's mask.
+"""What the kernels share: a tile of the sum, its row_moments, dropout's mask.
 
 A tile is `(BLOCK_ROWS, BLOCK_D)`: `row` is `(BLOCK_ROWS, 1)` in int64, so that no offset overflows, `cols` is `(1, BLOCK_D)`.
 What is not there is None, which Triton compiles away. ACC is the dtype of the arithmetic.
@@ -14,7 +14,7 @@ PHILOX_ROUNDS = tl.constexpr(10)
 
 
 @triton.jit
-def rows_at(row, stride, D: tl.constexpr):
+def row_offsets(row, stride, D: tl.constexpr):
     """Where rows begin: at their stride, which is D if None."""
     if stride is None:
         return row * D
@@ -23,7 +23,7 @@ def rows_at(row, stride, D: tl.constexpr):
 
 
 @triton.jit
-def rounded(value, DTYPE: tl.constexpr):
+def round_to(value, DTYPE: tl.constexpr):
     """Rounded to a dtype; from float64 to 16 bits by way of float32, as torch does."""
     if value.dtype == tl.float64 and DTYPE.primitive_bitwidth == 16:
         value = value.to(tl.float32)
@@ -31,8 +31,8 @@ def rounded(value, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def divided(a, b, ACC: tl.constexpr):
-    """a / b, correctly rounded."""
+def divide(a, b, ACC: tl.constexpr):
+    """a / b, correctly round_to."""
     if tl.float64 == ACC:
         return a / b
     else:
@@ -40,16 +40,16 @@ def divided(a, b, ACC: tl.constexpr):
 
 
 @triton.jit
-def mean_of(tile, D: tl.constexpr, ACC: tl.constexpr):
+def row_mean(tile, D: tl.constexpr, ACC: tl.constexpr):
     """The mean of each row, `(BLOCK_ROWS, 1)`; beyond the row the tile is zero."""
-    return divided(tl.sum(tile, 1, keep_dims=True), tl.full((1, 1), D, ACC), ACC)
+    return divide(tl.sum(tile, 1, keep_dims=True), tl.full((1, 1), D, ACC), ACC)
 
 
 @triton.jit
-def rstd_of(var, eps, ACC: tl.constexpr):
-    """1 / sqrt(var + eps), correctly rounded but for the sum: the hardware's rsqrt is two units off, for a whole row."""
+def row_rstd(var, eps, ACC: tl.constexpr):
+    """1 / sqrt(var + eps), correctly round_to but for the sum: the hardware's rsqrt is two units off, for a whole row."""
     root = tl.sqrt(var + eps) if tl.float64 == ACC else tl.sqrt_rn(var + eps)
-    return divided(tl.full((1, 1), 1.0, ACC), root, ACC)
+    return divide(tl.full((1, 1), 1.0, ACC), root, ACC)
 
 
 @triton.jit
@@ -59,19 +59,21 @@ def zero_beyond(value, cols, D: tl.constexpr):
 
 
 @triton.jit
-def moments(x, eps, cols, D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr):
+def row_moments(x, eps, cols, D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr):
     """Mean (0 for RMSNorm) and rstd of each row of a tile that holds it whole."""
     if NORM == RMS:
-        return tl.zeros((x.shape[0], 1), ACC), rstd_of(mean_of(x * x, D, ACC), eps, ACC)
+        return tl.zeros((x.shape[0], 1), ACC), row_rstd(row_mean(x * x, D, ACC), eps, ACC)
     else:
         mean = tl.sum(x * (1.0 / D), 1, keep_dims=True)  # the sum itself may overflow where no element does
-        mean += mean_of(zero_beyond(x - mean, cols, D), D, ACC)  # so that a constant row's mean is exactly its constant
+        mean += row_mean(
+            zero_beyond(x - mean, cols, D), D, ACC
+        )  # so that a constant row's mean is exactly its constant
         centred = zero_beyond(x - mean, cols, D)
-        return mean, rstd_of(mean_of(centred * centred, D, ACC), eps, ACC)
+        return mean, row_rstd(row_mean(centred * centred, D, ACC), eps, ACC)
 
 
 @triton.jit
-def weighed(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr):
+def load_weight(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr):
     """weight + weight_offset, `(1, BLOCK_D)`; ones where there is no weight."""
     gamma = tl.full(cols.shape, 1.0, ACC)
     if weight is not None:
@@ -82,7 +84,7 @@ def weighed(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def scaled(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
+def apply_scale(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
     """value * scale: a tensor of one element (STEP 0) or of one for each feature (STEP 1), or a number, or neither."""
     if scale is not None:
         return value * tl.load(scale + cols * STEP, mask=cols < D, other=0.0).to(ACC)
@@ -93,19 +95,19 @@ def scaled(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr, ACC:
 
 
 @triton.jit
-def gained(
+def apply_branch_scale(
     value, row_scale, layer_scale, factor, row, cols, rows, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr
 ):
     """value * (row_scale * layer_scale)."""
     if row_scale is not None:
         gain = tl.load(row_scale + row, mask=row < rows, other=0.0).to(ACC)
-        return value * scaled(gain, layer_scale, factor, cols, STEP, D, ACC)
+        return value * apply_scale(gain, layer_scale, factor, cols, STEP, D, ACC)
     else:
-        return scaled(value, layer_scale, factor, cols, STEP, D, ACC)
+        return apply_scale(value, layer_scale, factor, cols, STEP, D, ACC)
 
 
 @triton.jit
-def kept(row, first, seed, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def keep_mask(row, first, seed, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Which elements dropout keeps: word `i & 3` of Philox's block `(i >> 2) + offset` is at least the threshold."""
     BLOCK_ROWS: tl.constexpr = row.shape[0]
     if D % 4 == 0:  # every row begins with a block, so that all four words of one are used
@@ -125,9 +127,9 @@ def kept(row, first, seed, threshold, offset, D: tl.constexpr, BLOCK_D: tl.const
 
 
 @triton.jit
-def dropped(value, row, first, seed, keep_scale, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """dropout(value): what is dropped is 0 even if it was infinite."""
+def apply_dropout(value, row, first, seed, keep_scale, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """dropout(value): what is apply_dropout is 0 even if it was infinite."""
     if seed is None:
         return value
     else:
-        return tl.where(kept(row, first, seed, threshold, offset, D, BLOCK_D), value * keep_scale, 0.0)
+        return tl.where(keep_mask(row, first, seed, threshold, offset, D, BLOCK_D), value * keep_scale, 0.0)

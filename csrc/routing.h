@@ -1,0 +1,116 @@
+// The route of a call, and the options of the add as the operators receive them and as the kernels read them.
+#pragma once
+
+#include "arguments.h"
+#include "glue.h"
+
+namespace addnorm {
+namespace {
+
+// The three routes of a call: the kernels; the reference in eager torch (`<op>_reference`, the same schema), for empty tensors and
+// other arguments that may be valid; an error that only says "invalid", for which addnorm/ops/validation.py makes the message. So a
+// valid call pays for a few comparisons.
+enum class Route { kernels, reference, invalid };
+inline Route worse(Route a, Route b) { return a > b ? a : b; }
+
+inline void leave_kernels(Stack& stack, const char* reference, Route route) {
+  if (route == Route::reference) {
+    stack.owner = false;  // the dispatcher takes ownership of the arguments
+    check(torch_call_dispatcher(reference, "", stack.at, TORCH_ABI_VERSION));
+    return;
+  }
+  throw std::runtime_error("addnorm: invalid arguments");
+}
+
+// The route for a (d,) tensor on the CPU, or with `scalar` also a 0-d tensor.
+inline Route parameter_route(AtenTensorHandle t, int64_t d, Type* type, bool scalar = false) {
+  if (t == nullptr) return Route::kernels;
+  const Shape shape(t);
+  const bool fits = shape.dim == 1 ? shape.d == d : scalar && shape.dim == 0;
+  if (!fits || !on_cpu(t)) return Route::invalid;
+  const auto known = type_of(t);
+  if (!known) return Route::reference;
+  *type = *known;
+  return Route::kernels;
+}
+
+// The options of the add as an operator receives them; `first` is the index of the first one.
+struct AddInputs {
+  AtenTensorHandle residual_scale, row_scale, layer_scale, branch_bias, seed;
+  double residual_factor, branch_factor, dropout_p;
+  int64_t offset;
+  Type residual_scale_type = Type::f32, row_scale_type = Type::f32, layer_scale_type = Type::f32, branch_bias_type = Type::f32;
+
+  AddInputs(const Stack& stack, int first)
+      : residual_scale(stack.tensor(first + AddOptionArgs::kResidualScale)),
+        row_scale(stack.tensor(first + AddOptionArgs::kRowScale)),
+        layer_scale(stack.tensor(first + AddOptionArgs::kLayerScale)),
+        branch_bias(stack.tensor(first + AddOptionArgs::kBranchBias)),
+        seed(stack.tensor(first + AddOptionArgs::kSeed)),
+        residual_factor(stack.real(first + AddOptionArgs::kResidualFactor)),
+        branch_factor(stack.real(first + AddOptionArgs::kBranchFactor)),
+        dropout_p(stack.real(first + AddOptionArgs::kDropoutP)),
+        offset(stack.integer(first + AddOptionArgs::kOffset)) {}
+
+  Route select_route(const Shape& shape) {
+    Route route = parameter_route(residual_scale, shape.d, &residual_scale_type, true);
+    route = worse(route, parameter_route(layer_scale, shape.d, &layer_scale_type, true));
+    route = worse(route, parameter_route(branch_bias, shape.d, &branch_bias_type));
+    if (row_scale != nullptr) {
+      const Shape rows(row_scale);
+      bool fits = rows.dim == shape.dim - 1 && on_cpu(row_scale);
+      for (int64_t i = 0; fits && i < rows.dim; ++i) fits = rows.sizes[i] == shape.sizes[i];
+      if (!fits) return Route::invalid;
+      const auto known = type_of(row_scale);
+      if (!known) return Route::reference;
+      row_scale_type = *known;
+    }
+    if (!(dropout_p >= 0.0 && dropout_p <= 1.0) || offset < 0 || offset >= int64_t{1} << 62)
+      return Route::invalid;
+    if (dropout_p > 0.0) {
+      static const int32_t int64 = aoti_torch_dtype_int64();
+      if (seed == nullptr || Shape(seed).dim != 0 || dtype_of(seed) != int64 || !on_cpu(seed)) return Route::invalid;
+    }
+    return route;
+  }
+
+  // The options as the kernels read them; valid as long as this object.
+  AddOptions options(const Shape& shape, bool use_float64) {
+    AddOptions add;
+    add.residual_factor = residual_factor;
+    add.branch_factor = branch_factor;
+    add.residual_scale = scale(residual_scale, residual_scale_type, shape.d, use_float64, reals_[0], &add.residual_factor);
+    add.layer_scale = scale(layer_scale, layer_scale_type, shape.d, use_float64, reals_[1], &add.branch_factor);
+    add.row_scale = reals_[2].read(row_scale, row_scale_type, shape.rows, use_float64);
+    add.branch_bias = reals_[3].read(branch_bias, branch_bias_type, shape.d, use_float64);
+    add.dropout = dropout_p > 0.0;
+    if (add.dropout) {
+      const Input in(seed);
+      __builtin_memcpy(&add.seed, in.data, sizeof add.seed);
+      add.offset = static_cast<uint64_t>(offset);
+      add.threshold = static_cast<uint64_t>(dropout_p * 4294967296.0);
+      add.keep_scale = dropout_p < 1.0 ? 1.0 / (1.0 - dropout_p) : 0.0;
+    }
+    add.is_default = is_default();
+    return add;
+  }
+
+  bool is_default() const {
+    return residual_factor == 1.0 && branch_factor == 1.0 && dropout_p == 0.0 && residual_scale == nullptr &&
+           row_scale == nullptr && layer_scale == nullptr && branch_bias == nullptr;
+  }
+
+ private:
+  Reals reals_[4];
+
+  // The values of a (d,) tensor; the value of a 0-d tensor is stored in `factor`.
+  static const void* scale(AtenTensorHandle t, Type type, int64_t d, bool use_float64, Reals& reals, double* factor) {
+    if (t == nullptr || Shape(t).dim == 1) return reals.read(t, type, d, use_float64);
+    Reals one;
+    *factor = *static_cast<const double*>(one.read(t, type, 1, true));
+    return nullptr;
+  }
+};
+
+}  // namespace
+}  // namespace addnorm
