@@ -10,7 +10,7 @@
 from addnorm import wirings
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
 from addnorm.fusion.fuse import fuse, unfuse
-from addnorm.fusion.fusion import Fusion, VerificationError
+from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.inplace import add_layer_norm_, add_residual_, add_rms_norm_
 from addnorm.nn import AddNorm, LayerNorm, Learned, ResidualStack, RMSNorm, Row, SublayerConnection, Wiring
 from addnorm.ops import Backend, backends

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from addnorm import bench
 from addnorm.bench import fuses, minilm
-from addnorm.fusion.proof import Difference
+from addnorm.fusion.tolerance import Difference
 from addnorm.stream.models.load import Loaded
 
 ROOT = Path(__file__).parent.parent.parent
@@ -76,7 +76,7 @@ def test_each_fused_model_is_told_with_its_proof(document):
         assert row["left"] == []
         for part in ("outputs", "gradients"):
             assert row[part]["holds"]
-            assert row[part]["times_error"] == row[part]["off"] / row[part]["error"]
+            assert row[part]["times_error"] == row[part]["max_abs"] / row[part]["eager_error"]
 
 
 def test_a_document_is_json_whose_rows_are_last(document, tmp_path):
@@ -156,10 +156,10 @@ def test_a_cell_without_a_fused_model_is_a_target_missed():
 
 
 def test_the_worst_is_the_largest_over_eagers_own_error():
-    exact = Difference("exact", off=0.0, error=0.0, size=1.0, limit=1.0)
-    unknown = Difference("unknown", off=0.5, error=None, size=1.0, limit=1.0)
-    small = Difference("small", off=0.1, error=0.05, size=1.0, limit=1.0)
-    large = Difference("large", off=0.2, error=0.4, size=1.0, limit=1.0)
+    exact = Difference("exact", max_abs=0.0, eager_error=0.0, magnitude=1.0, tolerance=1.0)
+    unknown = Difference("unknown", max_abs=0.5, eager_error=None, magnitude=1.0, tolerance=1.0)
+    small = Difference("small", max_abs=0.1, eager_error=0.05, magnitude=1.0, tolerance=1.0)
+    large = Difference("large", max_abs=0.2, eager_error=0.4, magnitude=1.0, tolerance=1.0)
     assert fuses.worst([exact, unknown, large, small])["name"] == "small"
     assert fuses.worst([exact, unknown]) is None
 

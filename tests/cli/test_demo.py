@@ -17,7 +17,8 @@ from addnorm import bench, lab
 from addnorm.bench import facts, timing
 from addnorm.cli import demo, main
 from addnorm.cli.demo import model, operation, training
-from addnorm.fusion.proof import Difference, Proof
+from addnorm.fusion.proof import Proof
+from addnorm.fusion.tolerance import Difference
 from addnorm.lab.published import CHECKS
 from addnorm.report import Page
 from addnorm.stream.find.inspection import Inspection
@@ -54,7 +55,7 @@ def without_a_real_model(monkeypatch):
 def test_every_proof_holds():
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 0, done.output
-    for words in ("Every proof held.", "Add & Norms are fused", "Proved to be as before",
+    for words in ("Every proof held.", "Add & Norms are fused", "Proven equal", "of the forward pass",
                   "An illustration, not evidence"):  # fmt: skip
         assert words in done.stdout
     written = [

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import addnorm
 from addnorm.fusion.backend import backend
-from addnorm.fusion.measure import saved_bytes
+from addnorm.fusion.benchmark import saved_bytes
 from support.captured import captured, off
 
 pytestmark = [
@@ -233,7 +233,7 @@ def test_a_sum_that_is_rounded_before_its_norm_is_left():
     found = captured(Rounded())
     with torch.no_grad():
         found.compiled(X)
-    assert found.reasons == ["its norm is not the formula that it looks like"]
+    assert found.reasons == ["its norm does not compute the formula that was found"]
 
 
 def test_a_cache_that_grows_in_generation_gives_the_same_tokens():
@@ -267,7 +267,7 @@ def test_what_runs_inside_of_a_transform_is_left(transform):
     found = captured(model)
     with torch.no_grad():
         assert off(model(X), found.compiled(X)) < 1e-6
-    assert found.reasons == ["it is computed inside of a transform of torch.func"]
+    assert found.reasons == ["it runs inside a torch.func transform"]
 
 
 def test_second_derivatives_go_through():

@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.func import functional_call
 
 import addnorm
-from addnorm.fusion import measure
+from addnorm.fusion import runs
 from addnorm.fusion.proof import prove
 from support.captured import off
 from support.families import families
@@ -99,14 +99,14 @@ def test_a_copy_of_a_fused_encoder_is_fused_and_unfused_as_any_other(again):
 def test_a_cache_that_the_model_is_given_is_left_as_it_was_when_times_are_measured():
     cache = {"seen": None}
     done = addnorm.fuse(Model().eval(), X, benchmark=True, cache=cache)
-    assert done.measured is not None
+    assert done.benchmark is not None
     assert cache == {"seen": None}
 
 
 def test_an_interrupt_while_memory_is_put_back_leaves_it_as_it_was(monkeypatch):
     model = nn.Sequential(Model(), nn.Flatten(0, 1), nn.BatchNorm1d(D)).train()
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    equal, calls = measure._equal, []
+    equal, calls = runs._equal, []
 
     def interrupted(a, b):
         calls.append(a)
@@ -114,7 +114,7 @@ def test_an_interrupt_while_memory_is_put_back_leaves_it_as_it_was(monkeypatch):
             raise KeyboardInterrupt
         return equal(a, b)
 
-    monkeypatch.setattr(measure, "_equal", interrupted)
+    monkeypatch.setattr(runs, "_equal", interrupted)
     with pytest.raises(KeyboardInterrupt):
         addnorm.fuse(model, X)
     assert all(t.equal(before[name]) for name, t in model.state_dict().items())
@@ -158,7 +158,7 @@ class Silent(Model):
 )
 def test_where_there_is_no_number_to_compare_nothing_is_fused(model, x):
     model = model().eval()
-    with pytest.raises(ValueError, match="no finite number for these inputs, so that nothing can be proved"):
+    with pytest.raises(ValueError, match="no finite number for these inputs, so that nothing can be proven"):
         addnorm.fuse(model, x)
     assert model._compiled_call_impl is None
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import addnorm
-from addnorm.fusion import call
+from addnorm.fusion import fused_call
 from support.fusing import QUIET, D, Model, X, fused
 
 pytestmark = QUIET
@@ -26,13 +26,13 @@ def test_a_wrong_rewrite_is_not_proven_and_changes_nothing(monkeypatch, fault):
             return addnorm.add_layer_norm(f, x, bias, weight, eps, **options)
         return addnorm.add_layer_norm(x, f, weight if weight is None else weight * 1.0001, bias, eps, **options)
 
-    monkeypatch.setitem(call.OPERATION, "layer", wrong)
-    monkeypatch.setattr(call, "_same", lambda *_: True)  # else it would be left
+    monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
+    monkeypatch.setattr(fused_call, "_agree", lambda *_: True)  # else it would be left
     model = Model().eval()
     with torch.no_grad():
         before = model(X)
     with pytest.raises(
-        addnorm.VerificationError, match=r"is not fused: .* differs by .* twice what eager itself is off"
+        addnorm.VerificationError, match=r"is not fused: .* differs by .*, tolerance .* \(twice the model's own error\)"
     ) as error:
         fused(model, X)
     assert not error.value.fusion.proof.holds
@@ -45,10 +45,10 @@ def test_a_rewrite_that_computes_something_else_is_left_boundary_by_boundary(mon
     def wrong(x, f, weight=None, bias=None, eps=1e-5, **options):
         return addnorm.add_layer_norm(x, f, weight, bias, eps + 1e-4, **options)
 
-    monkeypatch.setitem(call.OPERATION, "layer", wrong)
+    monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
     done = fused(Model().eval(), X)
     assert done.fused == ()
-    assert {one.reason for one in done.left} == {"its norm is not the formula that it looks like"}
+    assert {one.reason for one in done.unfused} == {"its norm does not compute the formula that was found"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("no memory")])
@@ -77,15 +77,15 @@ def test_a_proof_without_float64_says_what_it_was_judged_by():
 
     model = Random().eval().double()
     model.noise = [float(k) for k in range(99)]
-    with pytest.raises(addnorm.VerificationError, match="what a few roundings do"):
+    with pytest.raises(addnorm.VerificationError, match="a number of roundings"):
         fused(model, X.double())
 
 
 def test_a_scripted_model_is_not_captured_and_left():
     model = torch.jit.script(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)))
     done = fused(model, X)
-    assert (done.graphs, done.fused) == (0, ())
-    assert "captures nothing of it" in str(done)
+    assert (done.num_graphs, done.fused) == (0, ())
+    assert "torch.compile captures no graph of it" in str(done)
 
 
 REFUSED = {

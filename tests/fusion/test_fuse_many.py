@@ -78,7 +78,7 @@ class Broken(Model):
 def test_fused_models_use_up_no_recompilation_of_another_model_of_their_class():
     model = Broken().eval()
     done = fused(model, X)
-    assert (len(done.fused), done.graphs) == (4, 2)
+    assert (len(done.fused), done.num_graphs) == (4, 2)
     captured = []
     other = torch.compile(Broken().eval(), backend=lambda graph, _: captured.append(graph) or graph)
     with torch.no_grad():

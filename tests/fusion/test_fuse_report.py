@@ -31,11 +31,12 @@ def test_the_report_tells_what_was_fused_and_what_was_not():
     assert [(one.add, one.norm, one.reason) for one in done.boundaries] == [
         ("", "first", "its add broadcasts"), ("layers.0", "layers.0.n", None), ("layers.0", "layers.0.m", None),
     ]  # fmt: skip
-    assert (len(done.fused), len(done.left), done.graphs) == (2, 1, 1)
+    assert (len(done.fused), len(done.unfused), done.num_graphs) == (2, 1, 1)
     found = done.to_dict()
     assert found["fused"] == 2
     assert found["proof"]["holds"]
-    assert found["measured"] is None
+    assert found["benchmark"] is None
+    assert 0 < found["share"] < 1
 
 
 def test_two_norms_in_one_module_are_told_apart():
@@ -45,17 +46,16 @@ def test_two_norms_in_one_module_are_told_apart():
             return F.layer_norm(z, (D,)) * torch.sigmoid(F.layer_norm(z, (D,), eps=1e-3))
 
     done = fused(Both().eval(), X)
-    assert [(one.eps, one.fused) for one in done.boundaries] == [(1e-5, True), (1e-3, False)]
-    assert done.left[0].reason.startswith("its sum is fused with the norm in")
+    assert [(one.eps, one.is_fused) for one in done.boundaries] == [(1e-5, True), (1e-3, False)]
+    assert done.unfused[0].reason.startswith("its sum is already fused with the norm in")
 
 
 def test_what_is_measured_is_measured():
     done = addnorm.fuse(Model(p=0.1).train(), X, benchmark=True)
-    took = done.measured
-    assert 0 < took.share < 1
+    took = done.benchmark
     assert took.inference.before > 0 < took.training.after
-    assert min(took.saved) > X.nbytes
-    assert done.to_dict()["measured"]["saved"]["before"] == took.saved[0]
+    assert min(took.saved_bytes) > X.nbytes
+    assert done.to_dict()["benchmark"]["saved_bytes"]["before"] == took.saved_bytes[0]
 
 
 def test_a_frozen_model_has_no_gradients_to_prove():
@@ -63,7 +63,7 @@ def test_a_frozen_model_has_no_gradients_to_prove():
     done = addnorm.fuse(model, X, benchmark=True)
     assert done.proof.holds
     assert done.proof.gradients == ()
-    assert done.measured.training is done.measured.saved is None
+    assert done.benchmark.training is done.benchmark.saved_bytes is None
 
 
 def test_graphs_that_break_between_add_and_norm_leave_it_and_say_so():
@@ -74,9 +74,9 @@ def test_graphs_that_break_between_add_and_norm_leave_it_and_say_so():
             return self.layers[1](self.layers[0].n(x))
 
     done = fused(Broken().eval(), X)
-    assert done.graphs == 2
+    assert done.num_graphs == 2
     assert [(one.norm, one.reason) for one in done.boundaries] == [
-        ("layers.1.n", None), ("layers.1.m", None), ("layers.0.n", "the frontend ends a graph between its add and its norm"),
+        ("layers.1.n", None), ("layers.1.m", None), ("layers.0.n", "a graph break separates its add and its norm"),
     ]  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_one_graph_that_runs_for_every_layer_is_told_for_every_layer():
     assert [(one.add, one.norm) for one in done.fused] == [
         (f"layers.{k}", f"layers.{k}.{norm}") for k in range(3) for norm in "nm"
     ]
-    assert done.left == ()
+    assert done.unfused == ()
 
 
 def test_a_model_without_add_and_norm_is_left_as_it_is():

@@ -8,16 +8,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from addnorm.fusion.tolerance import errors_of
+from addnorm.fusion.tolerance import largest_errors
 from support.captured import captured, off
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:UserWarning")
 D = 16
 X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
-READ_LATER = "its add writes in place into memory of which a view is read later"
-WRITES = "its norm writes in place into memory that others read"
-AFTER = "its weight or bias is made after the add, and cannot be before it"
-NUMBER = "it is computed with a number that may change"
+READ_LATER = "its add writes in place into memory that is read later through another view"
+WRITES = "its norm writes in place into memory that is read elsewhere"
+AFTER = "its weight or bias is computed after the add and cannot be moved before it"
+NUMBER = "it uses a number that may differ between calls"
 
 
 class Model(nn.Module):
@@ -94,7 +94,7 @@ def detached_root(m, x):
 
 @pytest.mark.parametrize("function", [detached, detached_root])
 def test_a_norm_that_stops_a_gradient_is_left(function):
-    assert same(function) == ["its norm takes no gradient of a part"]
+    assert same(function) == ["its norm detaches a part from the gradient"]
 
 
 def test_a_weight_that_takes_no_gradient_takes_none():
@@ -110,7 +110,7 @@ def test_a_sum_that_is_written_later_is_not_kept_for_backward():
         return z
 
     bf16 = {"dtype": torch.bfloat16, "limit": 3e-2}
-    assert same(later, **bf16) == ["its sum, which backward needs, is written in place later"]
+    assert same(later, **bf16) == ["its sum, which backward needs, is modified in place later"]
     assert same(later, gradients=False, **bf16) == [None]
 
 
@@ -179,7 +179,7 @@ def test_an_eps_that_is_another_one_in_another_call_is_not_fixed():
 def test_a_factor_that_was_one_is_not_fixed():
     calls = [(X, alpha) for alpha in (0.5, 1.0, 0.25)]
     reasons = same(lambda m, x, alpha: m.norm(torch.add(x, m.f(x), alpha=alpha)), *calls)
-    assert reasons == ["its add is a add with a factor", NUMBER]
+    assert reasons == ["its add has a factor", NUMBER]
 
 
 def test_an_eps_in_a_buffer_is_not_fixed():
@@ -196,7 +196,7 @@ def test_a_lower_bound_is_no_eps(size):
         z = size * x + size * m.f(x)
         return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True).clamp_min(1e-10)) * m.weight
 
-    assert same(bounded) == ["its norm is not the formula that it looks like"]
+    assert same(bounded) == ["its norm does not compute the formula that was found"]
 
 
 def test_the_check_knows_a_single_row():
@@ -207,7 +207,7 @@ def test_the_check_knows_a_single_row():
         z = (x + m.f(x)).view(1, D)
         return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True).clamp_min(1e-10)) * m.weight
 
-    assert same(clamped, (X[:1, 0],)) == ["its norm is not the formula that it looks like"]
+    assert same(clamped, (X[:1, 0],)) == ["its norm does not compute the formula that was found"]
 
 
 def test_sizes_that_only_the_run_tells_are_captured():
@@ -224,7 +224,7 @@ def test_sizes_that_only_the_run_tells_are_captured():
 def test_the_error_of_what_is_nan_in_float64_is_not_known():
     before = {"a": torch.ones(3), "b": torch.ones(3), "c": torch.tensor([1.0, torch.nan])}
     truth = {"a": torch.ones(3).double(), "b": torch.full((3,), torch.nan).double(), "c": before["c"].double() * 2}
-    assert errors_of(before, truth) == {"a": 0.0, "c": 1.0}
+    assert largest_errors(before, truth) == {"a": 0.0, "c": 1.0}
 
 
 def test_a_norm_over_another_dimension_than_the_last_of_the_sum_is_left():

@@ -35,8 +35,8 @@ def test_its_twelve_boundaries_are_fused_and_proven(dtype, training):
     with quiet():
         done = addnorm.fuse(loaded.model, **loaded.kwargs)
     assert len(done.fused) == 12
-    assert [(one.norm, one.reason) for one in done.left] == [("embeddings.LayerNorm", "its add broadcasts")]
-    assert {(one.kind, one.eps, one.stream) for one in done.fused} == {("layer", 1e-12, False)}
+    assert [(one.norm, one.reason) for one in done.unfused] == [("embeddings.LayerNorm", "its add broadcasts")]
+    assert {(one.kind, one.eps, one.returns_residual) for one in done.fused} == {("layer", 1e-12, False)}
     assert done.proof.holds
     assert done.proof.oracle == "float64"
     assert len(done.proof.gradients) == 103

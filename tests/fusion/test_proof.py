@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from addnorm.fusion.proof import Difference, prove, worst
+from addnorm.fusion.proof import prove
+from addnorm.fusion.tolerance import Difference, worst
 from support.changed import Function, X, fused, layer, of, varied, without
 from support.families import families
 
@@ -25,14 +26,14 @@ def test_the_same_in_another_rounding_holds(dtype, training):
     assert {one.name for one in proof.gradients} == {name for name, _ in model.named_parameters()}
     eps = torch.finfo(dtype).eps
     for one in (*proof.outputs, *proof.gradients):
-        assert one.limit <= 40 * eps * max(one.size, 1)  # it is no empty promise
+        assert one.tolerance <= 40 * eps * max(one.magnitude, 1)  # it is no empty promise
 
 
 def test_the_model_itself_is_off_by_nothing():
     model = layer()
     proof = prove(model, model, model, (X,), {})
-    assert {one.off for one in (*proof.outputs, *proof.gradients)} == {0.0}
-    assert all(one.error > 0 for one in proof.outputs)
+    assert {one.max_abs for one in (*proof.outputs, *proof.gradients)} == {0.0}
+    assert all(one.eager_error > 0 for one in proof.outputs)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "t5", "torch Transformer pre_ln"])
@@ -59,7 +60,7 @@ def test_a_model_under_autocast_is_measured_by_the_precision_it_has_there():
         proof = prove(model, model, fused(model), (X,), {})
     assert proof.holds
     assert proof.oracle == "float64"
-    assert of(proof.gradients, "linear1.weight").error > 1e-4
+    assert of(proof.gradients, "linear1.weight").eager_error > 1e-4
 
 
 def test_it_is_for_json():
@@ -67,7 +68,7 @@ def test_it_is_for_json():
     proof = prove(model, model, varied(model, without(bias=True)), (X,), {})
     told = json.loads(json.dumps(proof.to_dict(), allow_nan=False))
     assert told["holds"] is False
-    assert {"name", "off", "error", "size", "limit", "holds"} == {*told["outputs"][0]}
+    assert {"name", "max_abs", "eager_error", "magnitude", "tolerance", "holds"} == {*told["outputs"][0]}
 
 
 def test_the_worst_is_that_which_uses_most_of_its_limit():

@@ -49,7 +49,7 @@ def test_a_forward_that_counts_begins_each_time_with_the_same():
     model.fresh = None
     proof = prove(model, model, model, (X,), {})
     assert proof.holds
-    assert of(proof.outputs, "[1]").size == 1
+    assert of(proof.outputs, "[1]").magnitude == 1
     assert model.steps == 0
     assert model.last.eq(1).all()
     assert model.fresh is None
@@ -174,7 +174,7 @@ def test_outputs_that_are_memory_of_the_models_are_compared_as_they_were():
         return m.held
 
     model = Function(forward, 4, held=torch.zeros(4))
-    assert prove(model, model, model, (X,), {}).outputs[0].size == pytest.approx(float(X.mean().abs()))
+    assert prove(model, model, model, (X,), {}).outputs[0].magnitude == pytest.approx(float(X.mean().abs()))
     assert not prove(model, model, lambda x: model(x * 1.001), (X,), {}).holds
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import addnorm
-from addnorm.fusion.rng_replay import same_noise
+from addnorm.fusion.rng_replay import replay_rng
 
 X = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1))
 Q = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(2))
@@ -19,7 +19,7 @@ def drawn(function, *given, dtype=torch.float32, seed=3):
         low = function(*(x.to(dtype) for x in given))
         state = torch.get_rng_state()
         torch.manual_seed(seed)
-        with same_noise(dtype):
+        with replay_rng(dtype):
             high = function(*(x.to(dtype).double() for x in given))
     assert torch.equal(torch.get_rng_state(), state)  # as many were taken from the generator
     return low, high
@@ -111,7 +111,7 @@ def test_gradients_and_checkpoints_see_the_same_masks():
         return torch.autograd.grad(y.sum(), x)[0]
 
     low = gradient(torch.float32)
-    with same_noise(torch.float32):
+    with replay_rng(torch.float32):
         high = gradient(torch.float64)
     assert torch.equal(low == 0, high == 0)
     torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
@@ -129,7 +129,7 @@ def test_what_is_not_float64_is_left_as_it_is():
         torch.manual_seed(3)
         plain = function()
         torch.manual_seed(3)
-        with same_noise(torch.bfloat16):
+        with replay_rng(torch.bfloat16):
             inside = function()
         assert torch.equal(plain, inside)
         assert inside.dtype == plain.dtype
@@ -137,6 +137,6 @@ def test_what_is_not_float64_is_left_as_it_is():
 
 def test_what_is_given_as_out_is_written():
     out = torch.zeros(40, dtype=torch.float64)
-    with same_noise(torch.float32):
+    with replay_rng(torch.float32):
         assert torch.rand(40, out=out) is out
     assert out.all()

@@ -275,7 +275,7 @@ FAULTS = (
         'if op.name != "add" or any(term.scale is not None for term in terms):',
     ),
     Fault(
-        "rounding-order-not-told-apart", "fuse", "src/addnorm/fusion/call.py",
+        "rounding-order-not-told-apart", "fuse", "src/addnorm/fusion/fused_call.py",
         "\nFLIPPED = 1e-2  #",
         "\nFLIPPED = 0.9  #",
     ),

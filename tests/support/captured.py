@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.fusion.backend import compiled, eager, fused_graph
-from addnorm.fusion.pattern import Boundary
+from addnorm.fusion.backend import compile_graph, fuse_graph, run_eagerly
+from addnorm.fusion.boundary import Boundary
 
 
 @dataclass
@@ -47,8 +47,8 @@ def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captur
 
     def backend(graph: Any, example_inputs: Any) -> Any:
         found.graphs.append(graph)
-        found.boundaries += fused_graph(graph, named)
-        return compiled(graph, example_inputs) if inductor else eager(graph)
+        found.boundaries += fuse_graph(graph, named)
+        return compile_graph(graph, example_inputs) if inductor else run_eagerly(graph)
 
     torch._dynamo.reset()  # what was compiled before is not met again, nor counted
     found.compiled = torch.compile(model, backend=backend, **options)

@@ -20,10 +20,9 @@ from addnorm.bench import frame, minilm
 from addnorm.bench.frame import Document, Found, Progress, document
 from addnorm.bench.summary import claim
 from addnorm.bench.timing import ROUNDS, Row, interleaved, spread
-from addnorm.fusion.fusion import Fusion
-from addnorm.fusion.measure import saved_bytes
-from addnorm.fusion.proof import Difference
-from addnorm.fusion.share import share
+from addnorm.fusion.benchmark import saved_bytes
+from addnorm.fusion.result import Fusion
+from addnorm.fusion.tolerance import Difference
 
 __all__ = ["Cell", "by_cell", "cells", "measure", "ratio", "run", "summarize", "title"]
 
@@ -92,6 +91,7 @@ def measure(cell: Cell, *, rounds: int = ROUNDS, inductor: bool = True) -> Found
     loaded.model.train(cell.job == "training")
     given = loaded.kwargs
     models: dict[str, nn.Module] = {}
+    share: float | None = None
     found: Found = {"fusions": [], "failures": [], "rows": []}
     for name, make in MAKE.items():
         if "inductor" in name and not (inductor and cell[:4] in INDUCTOR):
@@ -108,6 +108,7 @@ def measure(cell: Cell, *, rounds: int = ROUNDS, inductor: bool = True) -> Found
             continue
         models[name] = model
         if fusion is not None:
+            share = fusion.share if name == "fused" else share
             found["fusions"].append({**told(cell, name), "seconds": seconds, **facts(fusion)})
     calls = {name: call(cell, model, given) for name, model in models.items()}
     for name, (samples, repeats) in interleaved(calls, [], rounds, cell_seconds=SECONDS).items():
@@ -115,7 +116,7 @@ def measure(cell: Cell, *, rounds: int = ROUNDS, inductor: bool = True) -> Found
         if cell.job == "training":
             row["saved_bytes"] = saved_bytes(lambda model=models[name]: model(**given), models[name], given)  # type: ignore[misc]
         if name == "plain":
-            row["share"] = of_add_norm(models[name], given)
+            row["share"] = share
         found["rows"].append(row)
     return found
 
@@ -129,25 +130,20 @@ def facts(fusion: Fusion) -> Row:
     """How many Add & Norms were fused, why others were not, and the proof."""
     proof = fusion.proof
     return {
-        "graphs": fusion.graphs, "fused": len(fusion.fused), "left": [one.reason for one in fusion.left],
+        "graphs": fusion.num_graphs, "fused": len(fusion.fused), "left": [one.reason for one in fusion.unfused],
         "oracle": proof.oracle, "mode": proof.mode, "outputs": worst(proof.outputs), "gradients": worst(proof.gradients),
     }  # fmt: skip
 
 
 def worst(differences: Sequence[Difference]) -> Row | None:
     """The largest difference over eager's own error, and of which tensor."""
-    most = max((one for one in differences if one.error), key=times_error, default=None)
+    most = max((one for one in differences if one.eager_error), key=times_error, default=None)
     return None if most is None else {"times_error": times_error(most), **most.to_dict()}
 
 
 def times_error(one: Difference) -> float:
     """A difference over eager's own error."""
-    return one.off / one.error if one.error else 0.0
-
-
-def of_add_norm(model: nn.Module, given: Given) -> float:
-    """The share of Add & Norm in the time of the forward pass as it was."""
-    return share(lambda backend: torch.compile(model, backend=backend), lambda compiled: compiled(**given))
+    return one.max_abs / one.eager_error if one.eager_error else 0.0
 
 
 def by_cell(rows: Sequence[Row]) -> dict[Cell, dict[str, Row]]:

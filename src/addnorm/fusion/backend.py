@@ -1,64 +1,84 @@
-"""The backend of torch.compile: a graph's Add & Norms become fused calls, and it runs eagerly or goes on to Inductor.
+"""Backends of torch.compile: the Add & Norms of each graph become fused calls, then the graph runs eagerly or goes to Inductor.
 
     torch.compile(model, backend="addnorm")
     torch.compile(model, backend="addnorm", options={"inductor": True})
 
-Installed, it has that name; elsewhere `backend` itself is what torch.compile takes.
+The name works wherever addnorm is installed; `backend` itself is what torch.compile accepts. `ModelBackend` is the backend of
+`fuse`: it records the Add & Norms of one model.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from addnorm.fusion import call, encoder
-from addnorm.fusion.pattern import Boundary, matches, regions
-from addnorm.fusion.rewrite import rewrite, straighten
-from addnorm.fusion.traced import Named, Traced, trace
+from addnorm.fusion.benchmark import NodeTimer, measure_share
+from addnorm.fusion.boundary import Boundary, Match, match_sum
+from addnorm.fusion.encoder import expand_encoder_layers
+from addnorm.fusion.fused_call import choose_casting, entered
+from addnorm.fusion.graph import PathOf, TracedGraph, contexts_of, source_of, trace_graph
+from addnorm.fusion.pattern import find_matches
+from addnorm.fusion.rewrite import insert_fused_call, read_written_values
+from addnorm.fusion.runs import StateSnapshot
+from addnorm.stream.find.inspect import capture_flow
+from addnorm.stream.find.norms import find_norms
 
-__all__ = ["Graph", "backend", "bodies", "compiled", "eager", "fused_graph", "path_of"]
+__all__ = ["ModelBackend", "backend", "compile_graph", "fuse_graph", "run_eagerly"]
 
-Graph = Callable[..., Any]
+Forward = Callable[..., Any]
+PARAMETER_OF_SELF = re.compile(r"L\['self'\]((?:\._modules\[[^\]]*\])*)\._parameters\[")
+TORCH_RNG = {"fallback_random": True}  # option of Inductor: draw random numbers as torch does
+GRAPH_BREAK = "a graph break separates its add and its norm"
+NOT_CAPTURED = "torch.compile captures no graph of it"
 
 
 def backend(
     graph: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
-) -> Graph:  # fmt: skip
-    """What torch.compile calls with each graph.
+) -> Forward:  # fmt: skip
+    """Fuse the Add & Norms of a graph; the backend that torch.compile calls.
 
     Args:
-        graph: as torch.compile's frontend captured it.
+        graph: from torch.compile's frontend.
         example_inputs: of the graph.
         mode: of Inductor; None for its default.
-        options: `{"inductor": True}` hands the graph on to Inductor; other entries are Inductor's.
+        options: `{"inductor": True}` passes the graph on to Inductor; other entries are options of Inductor.
+
+    Returns:
+        The function that torch.compile runs in place of the graph.
+
+    Raises:
+        ValueError: there are options of Inductor, without `{"inductor": True}`.
     """
-    given = dict(options or {})
-    inductor = given.pop("inductor", False)
-    if (given or mode) and not inductor:
-        what = ", ".join([*given, *(["mode"] if mode else [])])
-        raise ValueError(f'backend "addnorm" has no {what}; Inductor has: options={{"inductor": True, ...}}.')
-    fused_graph(graph)
-    return compiled(graph, example_inputs, mode, given) if inductor else eager(graph)
+    inductor_options = dict(options or {})
+    inductor = inductor_options.pop("inductor", False)
+    if (inductor_options or mode) and not inductor:
+        names = ", ".join([*inductor_options, *(["mode"] if mode else [])])
+        raise ValueError(f'backend "addnorm" has no {names}; Inductor has: options={{"inductor": True, ...}}.')
+    fuse_graph(graph)
+    return compile_graph(graph, example_inputs, mode, inductor_options) if inductor else run_eagerly(graph)
 
 
-def eager(graph: fx.GraphModule) -> Graph:
-    """The graph as a function, its activation checkpoints as they are without a compiler."""
-    for node in bodies(graph):
-        eager(_body(graph, node))
-        node.target = checkpointed
+def run_eagerly(graph: fx.GraphModule) -> Forward:
+    """Return a graph as a function that runs eagerly, activation checkpoints included."""
+    for node in _checkpoint_nodes(graph):
+        run_eagerly(_checkpoint_body(graph, node))
+        node.target = _checkpoint
     graph.recompile()
-    forward: Graph = graph.forward
+    forward: Forward = graph.forward
     return forward
 
 
-def checkpointed(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """An activation checkpoint.
+def _checkpoint(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """Run an activation checkpoint.
 
-    Run eagerly, the frontend's own operator would draw other random numbers when it computes again than it drew before.
+    Run eagerly, the frontend's own operator draws other random numbers in the recomputation than in the forward.
     """
     options = {"preserve_rng_state": True, **kwargs, "use_reentrant": False}
     if "_checkpoint_context_fn" in body.meta:
@@ -66,14 +86,13 @@ def checkpointed(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     return checkpoint(body, *args, **options)
 
 
-def bodies(graph: fx.GraphModule) -> list[fx.Node]:
-    """The activation checkpoints of a graph."""
+def _checkpoint_nodes(graph: fx.GraphModule) -> list[fx.Node]:
     target = torch.ops.higher_order.tag_activation_checkpoint
     return [node for node in graph.graph.nodes if node.op == "call_function" and node.target is target]
 
 
-def _body(graph: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
-    """The graph of what is checkpointed."""
+def _checkpoint_body(graph: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
+    """Return the graph that an activation checkpoint runs."""
     body = node.args[0]
     assert isinstance(body, fx.Node)
     inner = graph.get_submodule(str(body.target))
@@ -81,53 +100,195 @@ def _body(graph: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
     return inner
 
 
-def compiled(
+def compile_graph(
     graph: fx.GraphModule, example_inputs: Sequence[Any], mode: str | None = None, options: dict[str, Any] | None = None
-) -> Graph:
-    """The graph compiled by Inductor."""
-    from torch._inductor import compile_fx, list_mode_options  # heavy
+) -> Forward:
+    """Compile a graph with Inductor."""
+    from torch._inductor import compile_fx, list_mode_options  # slow to import
 
     patches = {**(list_mode_options(mode) if mode else {}), **(options or {})}
     function: Any = compile_fx.compile_fx(graph, list(example_inputs), config_patches=patches or None)
-    return cast(Graph, function)
+    return cast(Forward, function)
 
 
-def fused_graph(
-    graph: fx.GraphModule, named: Named | None = None, kinds: Sequence[int] | None = None
-) -> list[Boundary]:
-    """Rewrites a graph, and those that it calls; its boundaries, fused or left.
+def fuse_graph(
+    graph: fx.GraphModule, path_of: PathOf | None = None, kinds: Sequence[int] | None = None,
+    observe: Callable[[fx.GraphModule, list[Match]], None] = lambda graph, matches: None,
+) -> list[Boundary]:  # fmt: skip
+    """Fuse the Add & Norms of a graph and of its activation checkpoints.
 
     Args:
         graph: is changed.
-        named: the path of the module in which the frontend met a node.
-        kinds: of its inputs (`stream.flow.graph`), where their nodes do not tell it.
+        path_of: returns the path of the module that a node comes from; None: as the node's metadata says.
+        kinds: what each input depends on, as in `trace_graph`.
+        observe: gets the graph and its Add & Norms before it is rewritten.
+
+    Returns:
+        All Add & Norms; those that are not fused have a reason.
     """
-    named = path_of if named is None else named
-    encoder.lower(graph.graph)
-    straighten(graph.graph)
-    traced = trace(graph, named, kinds)
-    found = _inside(graph, traced, named)
-    now: dict[fx.Node, fx.Node] = {}
-    for match in matches(graph, traced, lambda match: call.settle(match, graph)):
-        found.append(match.told())
+    path_of = _path_in_metadata if path_of is None else path_of
+    expand_encoder_layers(graph.graph)
+    read_written_values(graph.graph)
+    traced = trace_graph(graph, path_of, kinds)
+    boundaries = _fuse_checkpoints(graph, traced, path_of)
+    matches = find_matches(graph, traced, lambda match: choose_casting(match, graph))
+    observe(graph, matches)
+    replaced: dict[fx.Node, fx.Node] = {}
+    for match in matches:
+        boundaries.append(match.to_boundary())
         if match.reason is None:
-            rewrite(graph.graph, match, now)
+            insert_fused_call(graph.graph, match, replaced)
     graph.graph.lint()
     graph.recompile()
-    return found
+    return boundaries
 
 
-def _inside(graph: fx.GraphModule, traced: Traced, named: Named) -> list[Boundary]:
-    """The boundaries in what is checkpointed."""
-    found = []
-    region = regions(graph)
-    for node in bodies(graph):
-        with call.inside(region[node]):
-            found += fused_graph(_body(graph, node), named, [traced.kind(arg) for arg in node.args[1:]])
-    return found
+def _fuse_checkpoints(graph: fx.GraphModule, traced: TracedGraph, path_of: PathOf) -> list[Boundary]:
+    boundaries = []
+    contexts = contexts_of(graph)
+    for node in _checkpoint_nodes(graph):
+        with entered(contexts[node]):
+            body = _checkpoint_body(graph, node)
+            boundaries += fuse_graph(body, path_of, [traced.kind(arg) for arg in node.args[1:]])
+    return boundaries
 
 
-def path_of(node: fx.Node) -> str:
-    """The path of the module in which the frontend met a node, from the compiled one."""
+def _path_in_metadata(node: fx.Node) -> str:
+    """Return the path of the module that a node comes from, relative to the compiled module."""
     stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
     return stack[-1].partition("]")[2].lstrip(".") if stack else ""
+
+
+class ModelBackend:
+    """Backend for one model, which records the Add & Norms that ran.
+
+    The frontend captures separate graphs with gradients and without. It may also run one graph for several identical layers,
+    which only the parameters in its inputs tell apart.
+
+    Attributes:
+        inductor: whether graphs go to Inductor.
+        ran: the Add & Norms of each graph that ran while recording, without gradients (False) and with (True).
+    """
+
+    def __init__(self, model: nn.Module, inductor: bool) -> None:
+        # The model itself is not stored: the frontend keeps its backends alive.
+        self.inductor = inductor
+        self.ran: dict[bool, list[tuple[Boundary, ...]]] = {}
+        self._is_recording, self._is_timing = True, False
+        self._timers: list[NodeTimer] = []
+        self._has_checkpoints = False
+        self._root = ""
+        self._paths = {str(id(module)): path for path, module in model.named_modules()}
+        self._owners = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters(remove_duplicate=False)}
+
+    def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Forward:
+        """Fuse a graph and return the function that runs it, as torch.compile requires."""
+        self._root = self._root_of(graph)
+        self._has_checkpoints |= bool(_checkpoint_nodes(graph))
+        number = len(self._timers) if self._is_recording else None
+        boundaries = fuse_graph(graph, self._path_of, observe=self._add_timer)
+        inputs = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+        weights = [inputs.index(one.weight) if one.weight in inputs else None for one in boundaries]
+        forward = compile_graph(graph, example_inputs, options=TORCH_RNG) if self.inductor else run_eagerly(graph)
+
+        def run(*values: Any) -> Any:
+            if self._is_timing and number is not None:
+                return self._timers[number].run(*values)
+            if self._is_recording:
+                paths = (self._owner(values[k]) if k is not None else None for k in weights)
+                located = tuple(_relocate(one, path) for one, path in zip(boundaries, paths, strict=True))
+                self.ran.setdefault(torch.is_grad_enabled(), []).append(located)
+            return forward(*values)
+
+        return run
+
+    def _add_timer(self, graph: fx.GraphModule, matches: list[Match]) -> None:
+        if self._is_recording:
+            self._timers.append(NodeTimer(graph, matches))
+
+    def _path_of(self, node: fx.Node) -> str:
+        """Return the path of the module that a node comes from."""
+        stack: list[str] = [*node.meta.get("nn_module_stack", {})]
+        paths = (self._paths.get(key.partition("@")[0]) for key in reversed(stack))
+        return next((path for path in paths if path is not None), self._root)
+
+    def _root_of(self, graph: fx.GraphModule) -> str:
+        """Return the path of the module in whose forward a graph starts: the model's own, or any after a graph break."""
+        for node in graph.graph.nodes:
+            graph_arg = node.meta.get("grapharg") if node.op == "placeholder" else None
+            path = self._owner(graph_arg.example) if graph_arg is not None else None
+            within = PARAMETER_OF_SELF.match(source_of(graph_arg)) if path is not None else None
+            if path is not None and within is not None:
+                parts = path.split(".") if path else []
+                return ".".join(parts[: len(parts) - within[1].count("._modules[")])
+        return ""
+
+    def _owner(self, parameter: Tensor) -> str | None:
+        return self._owners.get(id(parameter))
+
+    def stop_recording(self) -> None:
+        """Record no more Add & Norms, and drop the timers' copies of the graphs."""
+        self._is_recording = self._is_timing = False
+        self._timers = []
+
+    def measure_share(self, call: Callable[[], Any], state: StateSnapshot) -> float | None:
+        """Return the share of Add & Norm in a forward pass before fusing; None if it is not known, as with checkpoints."""
+        if self._has_checkpoints or not self._timers:
+            return None
+        self._is_timing = True
+        try:
+            return measure_share(self._timers, call, state)
+        finally:
+            self._is_timing = False
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs in one run."""
+        return max(map(len, self.ran.values()), default=0)
+
+    def boundaries(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Boundary, ...]:
+        """Return the Add & Norms of one run in order, then those that are in no graph.
+
+        One that is not fused in one of the runs, with gradients or without, counts as not fused.
+        """
+        runs = [[one for graph in graphs for one in graph] for graphs in self.ran.values()]
+        longest = max(runs, key=len, default=[])
+        alike = [run for run in runs if [_key(one) for one in run] == [_key(one) for one in longest]]
+        captured = tuple(next((one for one in same if not one.is_fused), same[0]) for same in zip(*alike, strict=True))
+        if self.num_graphs == 1 and not self._has_checkpoints:
+            return captured
+        return captured + self._uncaptured(model, args, kwargs, captured)
+
+    def _uncaptured(
+        self, model: nn.Module, args: Any, kwargs: Any, captured: Sequence[Boundary]
+    ) -> tuple[Boundary, ...]:
+        """Return the Add & Norms that no graph contains, because a graph break separates add and norm."""
+        with torch.no_grad():
+            flow = capture_flow(model, args, kwargs)
+        count = Counter((one.norm, one.kind) for one in captured)
+        missing = []
+        for norm in find_norms(flow):
+            match = match_sum(norm)
+            if match is None:
+                continue
+            match.reason = GRAPH_BREAK if self.num_graphs else NOT_CAPTURED
+            one = match.to_boundary()
+            count[one.norm, one.kind] -= 1
+            if count[one.norm, one.kind] < 0:
+                missing.append(one)
+        return tuple(missing)
+
+
+def _key(one: Boundary) -> tuple[str, str, str]:
+    return one.add, one.norm, one.kind
+
+
+def _relocate(one: Boundary, norm: str | None) -> Boundary:
+    """Return an Add & Norm in the layer whose norm has this path, where one graph serves several layers."""
+    before, after = one.norm.split("."), (norm or "").split(".")
+    if norm is None or norm == one.norm or len(before) != len(after):
+        return one
+    changed = {k: (old, new) for k, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
+    parts = enumerate(one.add.split("."))
+    add = [changed[k][1] if k in changed and changed[k][0] == part else part for k, part in parts]
+    return replace(one, norm=norm, add=".".join(add))

@@ -1,9 +1,10 @@
-"""torch.nn.TransformerEncoder's closed fast path in inference, opened: one operator a layer becomes the steps that it does.
+"""The fused inference path of `torch.nn.TransformerEncoder`: replaced in graphs by the steps that it computes.
 
-The operator is `torch._transformer_encoder_layer_fwd`; its attention stays the operator that it calls itself.
+Its operator, `torch._transformer_encoder_layer_fwd`, computes a whole layer. In a graph it becomes attention (the operator that
+it calls itself), adds, norms and the feed-forward layer.
 
-Given a padding mask that path also returns zeros for the tokens that are padding. The frontend of torch.compile does not take
-it then, and returns other numbers there; `as_eager` makes an encoder return the same in both.
+With a padding mask the path also returns zeros for padded tokens. The frontend of torch.compile does not take the path then and
+returns other numbers there. `keep_padding_zero` makes a compiled encoder return zeros as well.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from addnorm.fusion.traced import given_to
+from addnorm.fusion.graph import example_value
 
-__all__ = ["as_eager", "lower", "padded"]
+__all__ = ["expand_encoder_layers", "keep_padding_zero", "padding_encoders"]
 
-CLOSED = torch._transformer_encoder_layer_fwd
-FUSED: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # in how many models: nested, or shared
+LAYER = torch._transformer_encoder_layer_fwd
+USERS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # encoder -> fused models that share it
 NAMES = (
     "src", "embed_dim", "num_heads", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias", "use_gelu", "norm_first", "eps",
     "norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2", "ffn_weight_1", "ffn_bias_1", "ffn_weight_2",
@@ -31,92 +32,89 @@ NAMES = (
 )  # fmt: skip
 
 
-def lower(graph: fx.Graph) -> None:
-    """Opens every such layer of a graph."""
-    for node in graph.find_nodes(op="call_function", target=CLOSED):
-        given: dict[str, Any] = {
-            "mask": None,
-            "mask_type": None,
-            **dict(zip(NAMES, node.args, strict=False)),
-            **node.kwargs,
-        }
+def expand_encoder_layers(graph: fx.Graph) -> None:
+    """Replace each fused encoder layer of a graph by the nodes that compute the same."""
+    for node in graph.find_nodes(op="call_function", target=LAYER):
+        defaults: dict[str, Any] = {"mask": None, "mask_type": None}
         with graph.inserting_before(node):
-            node.replace_all_uses_with(_Layer(graph, node, given).run())
+            layer = _Layer(graph, node, defaults | dict(zip(NAMES, node.args, strict=False)) | node.kwargs)
+            node.replace_all_uses_with(layer.insert())
         graph.erase_node(node)
 
 
 class _Layer:
-    """The nodes of one layer."""
+    """Nodes of one encoder layer."""
 
-    def __init__(self, graph: fx.Graph, node: fx.Node, given: dict[str, Any]) -> None:
-        self.graph, self.node, self.given = graph, node, given
+    def __init__(self, graph: fx.Graph, node: fx.Node, arguments: dict[str, Any]) -> None:
+        self.graph, self.node, self.arguments = graph, node, arguments
 
-    def run(self) -> fx.Node:
-        """In the order of torch's C++ (aten/src/ATen/native/transformers/transformer.cpp)."""
-        given, x = self.given, self.given["src"]
-        read = self._norm(x, 1) if given["norm_first"] else x
-        x = self._add(x, self._attention(read))
-        if not given["norm_first"]:
+    def insert(self) -> fx.Node:
+        """Insert the nodes, in the order of torch's C++ (aten/src/ATen/native/transformers/transformer.cpp)."""
+        x, norm_first = self.arguments["src"], self.arguments["norm_first"]
+        read = self._norm(x, 1) if norm_first else x
+        x = self._call(operator.add, x, self._attention(read))
+        if not norm_first:
             x = self._norm(x, 1)
-        read = self._norm(x, 2) if given["norm_first"] else x
-        x = self._add(x, self._feed_forward(read))
-        return x if given["norm_first"] else self._norm(x, 2)
+        read = self._norm(x, 2) if norm_first else x
+        x = self._call(operator.add, x, self._feed_forward(read))
+        return x if norm_first else self._norm(x, 2)
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(target, args, kwargs)
         node.meta = {
-            "example_value": given_to(self.given["src"]),
+            "example_value": example_value(self.arguments["src"]),
             "nn_module_stack": self.node.meta.get("nn_module_stack", {}),
         }
         return node
 
-    def _add(self, x: fx.Node, branch: fx.Node) -> fx.Node:
-        return self._call(operator.add, x, branch)
-
     def _norm(self, x: fx.Node, number: int) -> fx.Node:
-        given = self.given
-        weight, bias = given[f"norm_weight_{number}"], given[f"norm_bias_{number}"]
-        return self._call(F.layer_norm, x, (given["embed_dim"],), weight, bias, given["eps"])
+        args = self.arguments
+        weight, bias = args[f"norm_weight_{number}"], args[f"norm_bias_{number}"]
+        return self._call(F.layer_norm, x, (args["embed_dim"],), weight, bias, args["eps"])
 
     def _attention(self, x: fx.Node) -> fx.Node:
-        given = self.given
+        args = self.arguments
         both = self._call(
-            torch._native_multi_head_attention, x, x, x, given["embed_dim"], given["num_heads"], given["qkv_weight"],
-            given["qkv_bias"], given["proj_weight"], given["proj_bias"], given["mask"], False, True, given["mask_type"],
+            torch._native_multi_head_attention, x, x, x, args["embed_dim"], args["num_heads"], args["qkv_weight"],
+            args["qkv_bias"], args["proj_weight"], args["proj_bias"], args["mask"], False, True, args["mask_type"],
         )  # fmt: skip
-        both.meta["example_value"] = (given_to(given["src"]), None)
+        both.meta["example_value"] = (example_value(args["src"]), None)
         return self._call(operator.getitem, both, 0)
 
     def _feed_forward(self, x: fx.Node) -> fx.Node:
-        given = self.given
-        hidden = self._call(F.linear, x, given["ffn_weight_1"], given["ffn_bias_1"])
-        size = (*given_to(x).shape[:-1], given_to(given["ffn_weight_1"]).shape[0])
-        hidden.meta["example_value"] = given_to(x).new_empty(size)
-        active = self._call(F.gelu if given["use_gelu"] else F.relu, hidden)
+        args = self.arguments
+        hidden = self._call(F.linear, x, args["ffn_weight_1"], args["ffn_bias_1"])
+        size = (*example_value(x).shape[:-1], example_value(args["ffn_weight_1"]).shape[0])
+        hidden.meta["example_value"] = example_value(x).new_empty(size)
+        active = self._call(F.gelu if args["use_gelu"] else F.relu, hidden)
         active.meta["example_value"] = hidden.meta["example_value"]
-        return self._call(F.linear, active, given["ffn_weight_2"], given["ffn_bias_2"])
+        return self._call(F.linear, active, args["ffn_weight_2"], args["ffn_bias_2"])
 
 
-def padded(model: nn.Module) -> list[nn.TransformerEncoder]:
-    """The encoders of a model that return zeros for padding."""
+def padding_encoders(model: nn.Module) -> list[nn.TransformerEncoder]:
+    """Return the encoders of a model that return zeros for padding."""
     return [
         module
         for module in model.modules()
         if isinstance(module, nn.TransformerEncoder)
-        and getattr(module.forward, "__func__", None) in OURS
+        and getattr(module.forward, "__func__", None) in FORWARDS
         and getattr(module, "use_nested_tensor", False)
     ]
 
 
-def as_eager(encoder: nn.TransformerEncoder) -> Callable[[], None]:
-    """Has an encoder return the zeros when it is compiled, too; what is returned undoes it, the last one of several."""
+def keep_padding_zero(encoder: nn.TransformerEncoder) -> Callable[[], None]:
+    """Replace an encoder's forward by one that returns zeros for padding when compiled, too.
+
+    Returns:
+        A function that restores the encoder, once all fused models that share it have called theirs.
+    """
 
     def undo() -> None:
-        FUSED[encoder] -= 1
-        if not FUSED[encoder]:
+        USERS[encoder] -= 1
+        if not USERS[encoder]:
             vars(encoder).pop("forward", None)
 
-    FUSED[encoder] = FUSED.get(encoder, 0) + 1
+    USERS[encoder] = USERS.get(encoder, 0) + 1
     vars(encoder)["forward"] = types.MethodType(forward, encoder)
     return undo
 
@@ -125,34 +123,34 @@ def forward(
     self: nn.TransformerEncoder, src: Tensor, mask: Tensor | None = None, src_key_padding_mask: Tensor | None = None,
     is_causal: bool | None = None,
 ) -> Tensor:  # fmt: skip
-    """`torch.nn.TransformerEncoder.forward`, its choice of the path that zeroes padding made as in eager."""
-    if not torch.compiler.is_compiling() or src_key_padding_mask is None or not _zeroes(self, src, mask):
+    """Run `torch.nn.TransformerEncoder.forward`; when compiled, zero the padded tokens that the eager path zeroes."""
+    if not torch.compiler.is_compiling() or src_key_padding_mask is None or not _takes_fast_path(self, src, mask):
         return nn.TransformerEncoder.forward(self, src, mask, src_key_padding_mask, is_causal)
     padding = F._canonical_mask(src_key_padding_mask, "src_key_padding_mask", None, "src_mask", src.dtype)
     assert padding is not None
     x = src
     for layer in self.layers:
         x = layer(x, is_causal=is_causal is True, src_key_padding_mask=padding)
-    kept = padding.logical_not()
-    zeroed = kept.logical_not()
-    if self.mask_check:  # it is taken only where every row is tokens first, padding after
-        zeroed = zeroed & (kept[:, 1:] <= kept[:, :-1]).all()
-    x = x.masked_fill(zeroed[..., None], 0.0)
+    is_token = padding.logical_not()
+    is_zeroed = is_token.logical_not()
+    if self.mask_check:  # the path requires that in every row all padding follows all tokens
+        is_zeroed = is_zeroed & (is_token[:, 1:] <= is_token[:, :-1]).all()
+    x = x.masked_fill(is_zeroed[..., None], 0.0)
     return x if self.norm is None else self.norm(x)
 
 
-OURS = (nn.TransformerEncoder.forward, forward)  # the latter in one that is fused, and in a copy of it
+FORWARDS = (nn.TransformerEncoder.forward, forward)  # the latter in a fused encoder, and in a copy of one
 
 
-def _zeroes(encoder: nn.TransformerEncoder, src: Tensor, mask: Tensor | None) -> bool:
-    """Whether torch takes that path for these inputs, but for the order of the padding."""
+def _takes_fast_path(encoder: nn.TransformerEncoder, src: Tensor, mask: Tensor | None) -> bool:
+    """Return whether torch's eager encoder takes the fast path for these inputs, whatever the order of the padding."""
     first = encoder.layers[0]
-    wants = torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters()))
+    needs_grad = torch.is_grad_enabled() and (src.requires_grad or any(p.requires_grad for p in first.parameters()))
     return (
         torch.backends.mha.get_fastpath_enabled()
         and not first.training
         and src.dim() == 3
         and mask is None
         and not torch.is_autocast_enabled()
-        and not wants
+        and not needs_grad
     )

@@ -1,248 +1,138 @@
-"""Where in a graph a norm reads a sum: the Add & Norms that one fused call can be; and why another one cannot.
+"""Find the Add & Norms of a graph that one fused call can replace, and say why others cannot be replaced.
 
-A sum is any add of two tensors of the same shape: x + Sublayer(x), the stream at the end, embeddings.
+A sum is any add of two tensors of one shape: x + Sublayer(x), the end of the stream, embeddings. Each check below returns the
+reason why an Add & Norm stays as it is, or None. Whether the fused call computes the same numbers is checked in `fused_call`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from addnorm.fusion import effects
-from addnorm.fusion.traced import Traced, given_to, is_number, size_of
-from addnorm.stream.dataflow.graph import CONSTANT, FAMILY, Op, Value
+from addnorm.fusion.boundary import Match, dtype_name, match_sum
+from addnorm.fusion.graph import TracedGraph, contexts_of, example_value, is_number, size_expr
+from addnorm.stream.dataflow.graph import CONSTANT, NOISE, Op, Value
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.find.operators import TRANSPARENT, match_terms, strip_views
+from addnorm.stream.find.operators import TRANSPARENT, match_terms
 
-__all__ = ["Boundary", "Match", "matches", "regions", "sum_of"]
+__all__ = ["find_matches"]
 
 COPIES = {"_to_copy", "clone", "contiguous"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+Order = Mapping[fx.Node, int]
+Contexts = Mapping[fx.Node, Any]
 
 
-@dataclass(frozen=True)
-class Boundary:
-    """An Add & Norm of a model.
-
-    Attributes:
-        add: the path of the module that adds.
-        norm: the path of the module that normalizes the sum.
-        kind: "layer", "rms" or "scale".
-        eps: of the norm.
-        stream: whether the sum itself goes on, as in pre-LN, or only what the norm makes of it.
-        shape, dtype: of the sum.
-        casting: where an RMSNorm in low precision rounds, as in `addnorm.add_rms_norm`.
-        reason: why it is left as it was; None if it is fused.
-        weight: the name of its weight in the graph.
-    """
-
-    add: str
-    norm: str
-    kind: str
-    eps: float | None
-    stream: bool
-    shape: tuple[int, ...]
-    dtype: str
-    casting: str = "float32"
-    reason: str | None = None
-    weight: str | None = None
-
-    @property
-    def fused(self) -> bool:
-        """Whether it is one call now."""
-        return self.reason is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = {**dataclasses.asdict(self), "fused": self.fused}
-        del found["weight"]
-        return found
-
-
-@dataclass(eq=False)
-class Match:
-    """A boundary in a graph: its nodes."""
-
-    norm: Norm
-    sum: Value
-    add: fx.Node | None = None
-    operands: tuple[fx.Node, ...] = ()
-    z: tuple[fx.Node, ...] = ()  # all that return the sum
-    y: tuple[fx.Node, ...] = ()  # all that return what the norm makes of it
-    views: tuple[fx.Node, ...] = ()  # which the norm reads the sum through, the first one first
-    weight: fx.Node | None = None
-    bias: fx.Node | None = None
-    casting: str = "float32"
-    reason: str | None = None
-    inner: list[fx.Node] = field(default_factory=list)  # from the sum to what the norm makes of it
-
-    def told(self) -> Boundary:
-        """For the user."""
-        assert self.sum.op is not None
-        if self.z:
-            inner = {*self.inner, *self.z, *self.views}
-            goes_on = any(user not in inner for node in self.z for user in node.users)
-        else:
-            goes_on = any(op not in self.norm.ops for op in self.sum.users)
-        return Boundary(
-            self.sum.op.frame.path, self.norm.path, self.norm.kind, self.norm.eps, goes_on, self.sum.shape,
-            _word(self.sum.tensor.dtype), self.casting, self.reason, None if self.weight is None else self.weight.name,
-        )  # fmt: skip
-
-
-def matches(
-    graph: fx.GraphModule, traced: Traced, settle: Callable[[Match], str | None] = lambda match: None
+def find_matches(
+    graph: fx.GraphModule, traced: TracedGraph, check: Callable[[Match], str | None] = lambda match: None
 ) -> list[Match]:
-    """The boundaries of a graph, in order; one that cannot be fused has its reason: of its nodes, or what `settle` says."""
+    """Return the Add & Norms of a graph in order; those that cannot be fused have a reason.
+
+    Args:
+        graph: from torch.compile's frontend.
+        traced: its data flow.
+        check: last check of an Add & Norm; it returns the reason why it cannot be fused, or None.
+    """
     order = {node: k for k, node in enumerate(graph.graph.nodes)}
-    region = regions(graph)
-    found: list[Match] = []
+    contexts = contexts_of(graph)
+    matches: list[Match] = []
     fused: dict[Value, Match] = {}  # by their sum
     for norm in sorted(find_norms(traced.flow, proven=False), key=lambda norm: norm.y.index):
-        match = sum_of(norm)
+        match = match_sum(norm)
         if match is None:
             continue
         if match.sum in fused:
-            match.reason = f"its sum is fused with the norm in {fused[match.sum].norm.path}"
+            match.reason = f"its sum is already fused with the norm in {fused[match.sum].norm.path}"
         else:
-            match.reason = _reason(match, traced, order, region)
-            if match.reason is None:
-                match.reason = settle(match)
+            match.reason = _find_nodes(match, traced, order, contexts) or check(match)
             if match.reason is None:
                 fused[match.sum] = match
-        found.append(match)
-    return found
+        matches.append(match)
+    return matches
 
 
-def sum_of(norm: Norm) -> Match | None:
-    """The norm with the add whose sum it reads; None where it reads something else, or our own operation did both."""
-    value = strip_views(norm.x)
-    if value.op is None or match_terms(value.op) is None or not value.tensor.is_floating_point():
-        return None
-    if value.op.origin.startswith(FAMILY) and any(op.origin.startswith(FAMILY) for op in norm.ops):
-        return None
-    return Match(norm, value)
-
-
-REASONS: dict[str, Callable[[Norm], bool]] = {
-    "its norm divides by a length, not by a root of a mean": lambda norm: norm.kind == "scale" or norm.uses_length,
-    "its norm divides the squares by d - 1": lambda norm: norm.unbiased,
-    "its norm adds eps to the root, not below it": lambda norm: norm.eps_outside,
+OTHER_FORMULAS: dict[str, Callable[[Norm], bool]] = {
+    "its norm divides by the L2 norm, not by the root mean square": lambda norm: (
+        norm.kind == "scale" or norm.uses_length
+    ),
+    "its norm uses the unbiased variance (d - 1)": lambda norm: norm.unbiased,
+    "its norm adds eps outside the square root": lambda norm: norm.eps_outside,
 }
 
 
-def _reason(match: Match, traced: Traced, order: dict[fx.Node, int], region: dict[fx.Node, Any]) -> str | None:
-    """Finds the nodes of a boundary, or why it cannot be fused."""
-    for text, holds in REASONS.items():
-        if holds(match.norm):
-            return text
-    steps: tuple[Callable[[], str | None], ...] = (
+def _find_nodes(match: Match, traced: TracedGraph, order: Order, contexts: Contexts) -> str | None:
+    """Set the nodes of an Add & Norm; return the reason if it cannot be fused."""
+    for formula, applies in OTHER_FORMULAS.items():
+        if applies(match.norm):
+            return formula
+    checks: tuple[Callable[[], str | None], ...] = (
         lambda: _find_add(match, traced, order),
-        lambda: _find_gains(match, traced),
+        lambda: _find_parameters(match, traced),
         lambda: _find_norm(match, traced, order),
         lambda: _find_views(match, traced),
-        lambda: _same_region(match, region),
-        lambda: effects.add_in_place(match, traced, order),
-        lambda: effects.norm_in_place(match, traced, order),
-        lambda: effects.kept(match, traced, order),
-        lambda: effects.detached(match, traced),
-        lambda: effects.changing(match, traced),
-        lambda: effects.gains_after(match, traced, order, region),
+        lambda: _check_contexts(match, contexts),
+        lambda: _check_add_in_place(match, traced, order),
+        lambda: _check_norm_in_place(match, traced, order),
+        lambda: _check_saved_sum(match, traced, order),
+        lambda: _check_detached(match, traced),
+        lambda: _check_varying_numbers(match, traced),
+        lambda: _check_late_parameters(match, traced, order, contexts),
     )
-    return next((reason for step in steps if (reason := step()) is not None), None)
+    return next((reason for check in checks if (reason := check()) is not None), None)
 
 
-def _find_add(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
+# The nodes.
+
+
+def _find_add(match: Match, traced: TracedGraph, order: Order) -> str | None:
     op = match.sum.op
     assert op is not None
     node = traced.at[op]
     if node in traced.transformed:
-        return "it is computed inside of a transform of torch.func"
+        return "it runs inside a torch.func transform"
     terms = match_terms(op)
     assert terms is not None
     if op.name != "add" or any(term.factor != 1.0 or term.scale is not None for term in terms):
-        return f"its add is a {op.name} with a factor"
+        return "its add has a factor" if op.name == "add" else f"its add is torch.{op.name}"
+    inside = f"its add is computed inside {_target_name(node)}"
     if [other for other in traced.ran[node] if other is not op and other.name not in TRANSPARENT]:
-        return f"its add is a part of {_name(node)}"
+        return inside
     operands = tuple(traced.nodes.get(term.value) for term in terms)
-    if any(operand is None or order[operand] > order[node] for operand in operands):
-        return f"its add is a part of {_name(node)}"
     z = tuple(other for other, value in traced.values.items() if value is match.sum)
-    if node not in z:
-        return f"its add is a part of {_name(node)}"
+    if node not in z or any(operand is None or order[operand] > order[node] for operand in operands):
+        return inside
     match.add, match.z = node, z
     match.operands = tuple(operand for operand in operands if operand is not None)
-    return _unlike(node, *match.operands)
+    x, branch = (example_value(operand) for operand in match.operands)
+    if not isinstance(x, Tensor) or not isinstance(branch, Tensor):
+        return inside
+    return _check_operands(x, branch)
 
 
-def _unlike(node: fx.Node, one: fx.Node, two: fx.Node) -> str | None:
-    """Why the operation would refuse the operands."""
-    x, f = given_to(one), given_to(two)
-    if not isinstance(x, Tensor) or not isinstance(f, Tensor):
-        return f"its add is a part of {_name(node)}"
-    if not _same_shape(x, f):
+def _check_operands(x: Tensor, branch: Tensor) -> str | None:
+    if not _same_shape(x, branch):
         return "its add broadcasts"
-    if x.dtype not in DTYPES or f.dtype not in DTYPES:
-        return f"it adds {_word(x.dtype)} and {_word(f.dtype)}"
-    if x.device != f.device:
-        return f"it adds tensors of {x.device} and {f.device}"
+    if x.dtype not in DTYPES or branch.dtype not in DTYPES:
+        return f"it adds {dtype_name(x.dtype)} and {dtype_name(branch.dtype)}"
+    if x.device != branch.device:
+        return f"it adds tensors on {x.device} and {branch.device}"
     return None
 
 
-def _same_shape(x: Tensor, f: Tensor) -> bool:
-    """Whether two shapes are the same for every size that the graph may be run with."""
-    if x.dim() != f.dim():
+def _same_shape(x: Tensor, other: Tensor) -> bool:
+    """Return whether two shapes are equal for all sizes that the graph may run with."""
+    if x.dim() != other.dim():
         return False
-    return all(size_of(m) == size_of(n) for m, n in zip(x.shape, f.shape, strict=True))
+    return all(size_expr(m) == size_expr(n) for m, n in zip(x.shape, other.shape, strict=True))
 
 
-def _find_norm(match: Match, traced: Traced, order: dict[fx.Node, int]) -> str | None:
-    value = match.norm.y
-    while (cast := _only_cast(value)) is not None and cast in traced.nodes:
-        value = cast
-    y = tuple(node for node, other in traced.values.items() if other is value)
-    if not y:
-        assert value.op is not None
-        return f"its norm is a part of {_name(traced.at[value.op])}"
-    match.y = y
-    inner = _between(y[0], {*match.z, match.weight, match.bias}, traced)
-    if inner is None:
-        return "its norm depends on more than the sum and its parameters"
-    match.inner = sorted(inner, key=order.__getitem__)
-    return None
-
-
-def _only_cast(value: Value) -> Value | None:
-    """The same in another dtype, if nobody reads this one."""
-    users = {*value.users}
-    op = next(iter(users)) if len(users) == 1 else None
-    if op is None or op.name != "_to_copy" or op.outputs[0].tensor.dtype not in DTYPES:
-        return None
-    return op.outputs[0] if op.outputs[0].tensor.device == value.tensor.device else None
-
-
-def _between(y: fx.Node, ends: set[fx.Node | None], traced: Traced) -> set[fx.Node] | None:
-    """The nodes that make y of the sum, weight and bias; None if anything but constants comes in from elsewhere."""
-    found: set[fx.Node] = set()
-    todo = [y]
-    while todo:
-        node = todo.pop()
-        if node in found or node in ends or is_number(given_to(node)):
-            continue
-        if node.op == "placeholder" or (node.op == "get_attr" and traced.kind(node) != CONSTANT):
-            return None
-        found.add(node)
-        todo += node.all_input_nodes
-    return found
-
-
-def _find_gains(match: Match, traced: Traced) -> str | None:
+def _find_parameters(match: Match, traced: TracedGraph) -> str | None:
     d = match.sum.shape[-1]
     if match.norm.x.shape[-1:] != (d,):
         return "its norm is not over the last dimension of its sum"
@@ -252,30 +142,72 @@ def _find_gains(match: Match, traced: Traced) -> str | None:
             continue
         node = traced.nodes.get(value)
         if node is None:
-            return f"its {name} is made inside {_name(traced.at[value.op]) if value.op is not None else 'another call'}"
+            source = _target_name(traced.at[value.op]) if value.op is not None else "another call"
+            return f"its {name} is computed inside {source}"
         if value.tensor.numel() != d:
             return f"its {name} is one number, not one for each of {d} features"
         if value.tensor.dtype not in DTYPES:
-            return f"its {name} is {_word(value.tensor.dtype)}"
+            return f"its {name} is {dtype_name(value.tensor.dtype)}"
         setattr(match, name, node)
     return None
 
 
-def _find_views(match: Match, traced: Traced) -> str | None:
-    """The views through which the norm reads the sum, where they change its shape."""
-    if match.norm.y.shape == match.sum.shape and _same_shape(given_to(match.y[0]), given_to(match.z[0])):
+def _find_norm(match: Match, traced: TracedGraph, order: Order) -> str | None:
+    value = match.norm.y
+    while (cast := _sole_cast(value)) is not None and cast in traced.nodes:
+        value = cast
+    y = tuple(node for node, other in traced.values.items() if other is value)
+    if not y:
+        assert value.op is not None
+        return f"its norm is computed inside {_target_name(traced.at[value.op])}"
+    match.y = y
+    inner = _nodes_between(y[0], {*match.z, match.weight, match.bias}, traced)
+    if inner is None:
+        return "its norm depends on more than the sum and its parameters"
+    match.inner = sorted(inner, key=order.__getitem__)
+    return None
+
+
+def _sole_cast(value: Value) -> Value | None:
+    """Return a value in another dtype, if the cast is all that reads it."""
+    users = {*value.users}
+    op = next(iter(users)) if len(users) == 1 else None
+    if op is None or op.name != "_to_copy" or op.outputs[0].tensor.dtype not in DTYPES:
         return None
-    value, views = max((_down(match, op) for op in match.norm.ops), key=lambda pair: len(pair[1]))
+    return op.outputs[0] if op.outputs[0].tensor.device == value.tensor.device else None
+
+
+def _nodes_between(y: fx.Node, ends: set[fx.Node | None], traced: TracedGraph) -> set[fx.Node] | None:
+    """Return the nodes that compute y from the ends; None if they read anything else but constants."""
+    between: set[fx.Node] = set()
+    todo = [y]
+    while todo:
+        node = todo.pop()
+        if node in between or node in ends or is_number(example_value(node)):
+            continue
+        if node.op == "placeholder" or (node.op == "get_attr" and traced.kind(node) != CONSTANT):
+            return None
+        between.add(node)
+        todo += node.all_input_nodes
+    return between
+
+
+def _find_views(match: Match, traced: TracedGraph) -> str | None:
+    """Set the views through which the norm reads the sum, if they change its shape."""
+    z, y = example_value(match.z[0]), example_value(match.y[0])
+    if match.norm.y.shape == match.sum.shape and _same_shape(y, z):
+        return None
+    value, views = max((_views_of_sum(match, op) for op in match.norm.ops), key=lambda pair: len(pair[1]))
     nodes = dict.fromkeys(traced.at[op] for op in reversed(views))
     ran = {node: {op.name for op in traced.ran[node]} for node in nodes}
     if any(names - TRANSPARENT for names in ran.values()) or value.shape != match.norm.y.shape:
-        return f"the sum has the shape {match.sum.shape}, and its norm {match.norm.y.shape}"
+        return f"its sum has the shape {match.sum.shape}, and its norm {match.norm.y.shape}"
     match.views = tuple(node for node, names in ran.items() if names - COPIES)
     return None
 
 
-def _down(match: Match, op: Op) -> tuple[Value, list[Op]]:
-    """What an operator of the norm reads of the sum, and the views on the way, the last one first."""
+def _views_of_sum(match: Match, op: Op) -> tuple[Value, list[Op]]:
+    """Return the view of the sum that an operator reads, and the operators that made it, the last one first."""
     for start in op.inputs:
         value, views = start, []
         while value is not match.sum and value.op is not None and value.op.name in TRANSPARENT and value.op.inputs:
@@ -286,38 +218,113 @@ def _down(match: Match, op: Op) -> tuple[Value, list[Op]]:
     return match.sum, []
 
 
-def _same_region(match: Match, region: dict[fx.Node, Any]) -> str | None:
-    assert match.add is not None
-    here = region[match.add]
-    if any(region[node] != here for node in match.inner):
-        return "autocast, or whether gradients are taken, changes between the add and the norm"
-    return None
-
-
-def regions(graph: fx.GraphModule) -> dict[fx.Node, tuple[Any, ...]]:
-    """For each node the contexts that the graph has entered: whether gradients are taken, and the autocasts.
-
-    It begins as it is now: the frontend gives a graph to its backend in the state in which the graph will begin.
-    """
-    grad: Any = torch.is_grad_enabled()
-    entered: list[fx.Node] = []
-    found: dict[fx.Node, tuple[Any, ...]] = {}
-    for node in graph.graph.nodes:
-        name = getattr(node.target, "__name__", "")
-        if name == "_set_grad_enabled":
-            grad = node.args[0]
-        elif name.startswith("_enter_"):
-            entered.append(node)
-        elif name.startswith("_exit_") and node.args and node.args[0] in entered:
-            entered.remove(node.args[0])
-        found[node] = (grad, *entered)
-    return found
-
-
-def _name(node: fx.Node) -> str:
+def _target_name(node: fx.Node) -> str:
     target = node.target
     return str(getattr(target, "__name__", target)) if not isinstance(target, str) else target
 
 
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+# Side effects: what other operators, autograd or a later call would notice of a single call.
+
+
+def _check_contexts(match: Match, contexts: Contexts) -> str | None:
+    assert match.add is not None
+    if any(contexts[node] != contexts[match.add] for node in match.inner):
+        return "autocast or the grad mode changes between the add and the norm"
+    return None
+
+
+def _check_add_in_place(match: Match, traced: TracedGraph, order: Order) -> str | None:
+    op, add = match.sum.op, match.add
+    assert op is not None
+    assert add is not None
+    if not _is_in_place(op):
+        return None
+    if not any(traced.memory.get(node) == traced.memory[add] for node in match.operands):
+        return "its add writes into memory of neither operand"
+    for node in _nodes_in_memory(traced, traced.memory[add], {*match.z}):
+        if _is_external(node):
+            return "its add writes in place into an input or a buffer"
+        if order[node] < order[add] and any(order[user] > order[add] for user in node.users):
+            return "its add writes in place into memory that is read later through another view"
+    return None
+
+
+def _check_norm_in_place(match: Match, traced: TracedGraph, order: Order) -> str | None:
+    inside = {*match.inner, *match.y}
+    for writer, memory in _in_place_writes(match.inner, traced):
+        for node in _nodes_in_memory(traced, memory, inside):
+            if _is_external(node) or any(order[user] > order[writer] and user not in inside for user in node.users):
+                return "its norm writes in place into memory that is read elsewhere"
+    return None
+
+
+def _check_saved_sum(match: Match, traced: TracedGraph, order: Order) -> str | None:
+    """Check that the sum is not modified later: the fused call saves it for backward, a decomposed norm may not."""
+    if not example_value(match.y[0]).requires_grad:
+        return None
+    assert match.add is not None
+    last = max(order[match.add], *(order[node] for node in match.inner))
+    memory = traced.memory[match.add]
+    later = [node for node in traced.ran if order[node] > last]
+    if any(written == memory for _, written in _in_place_writes(later, traced)):
+        return "its sum, which backward needs, is modified in place later"
+    return None
+
+
+def _check_detached(match: Match, traced: TracedGraph) -> str | None:
+    ops = (op for node in match.inner for op in traced.ran[node])
+    if any(op.name == "detach" and op.inputs[0].kind != CONSTANT for op in ops):
+        return "its norm detaches a part from the gradient"
+    return None
+
+
+def _check_varying_numbers(match: Match, traced: TracedGraph) -> str | None:
+    """Check that no number, such as eps, differs between calls of the graph."""
+    assert match.add is not None
+    width = size_expr(example_value(match.z[0]).shape[-1])
+    for node in (match.add, *match.inner):
+        if all(op.name in TRANSPARENT for op in traced.ran[node]):
+            continue
+        inputs = [example_value(other) for other in node.all_input_nodes]
+        symbols = [size_expr(value) for value in inputs if isinstance(value, SYMBOLS)]
+        if any(expr != width and not getattr(expr, "is_number", True) for expr in symbols):
+            return "it uses a number that may differ between calls"
+    return None
+
+
+def _check_late_parameters(match: Match, traced: TracedGraph, order: Order, contexts: Contexts) -> str | None:
+    """Check that a weight or bias that is computed after the add is the same when computed before it."""
+    assert match.add is not None
+    todo = [node for node in (match.weight, match.bias) if node is not None]
+    while todo:
+        node = todo.pop()
+        if order[node] < order[match.add]:
+            continue
+        ops = traced.ran[node]
+        changes = node is match.add or traced.kind(node) & NOISE or contexts[node] != contexts[match.add]
+        if changes or any(_is_in_place(op) or op.outputs[0].part == "memory" for op in ops):
+            return "its weight or bias is computed after the add and cannot be moved before it"
+        todo += node.all_input_nodes
+    return None
+
+
+def _in_place_writes(nodes: Iterable[fx.Node], traced: TracedGraph) -> Iterator[tuple[fx.Node, int]]:
+    """Yield the nodes that write in place, each with the number of the memory that it writes."""
+    for node in nodes:
+        for op in traced.ran.get(node, ()):
+            if _is_in_place(op):
+                yield from ((node, out.tensor.untyped_storage()._cdata) for out in op.outputs)
+
+
+def _is_in_place(op: Op) -> bool:
+    schema = getattr(op.func, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _nodes_in_memory(traced: TracedGraph, memory: int, without: set[fx.Node]) -> Iterator[fx.Node]:
+    return (node for node, other in traced.memory.items() if other == memory and node not in without)
+
+
+def _is_external(node: fx.Node) -> bool:
+    """Return whether a node is an input, a parameter or a buffer."""
+    return node.op in ("placeholder", "get_attr")

@@ -1,57 +1,73 @@
-"""The proof that a model computes the same as before: how far each output and each gradient is off, and how far it may be.
+"""The proof that a fused model computes the same: the difference of each output and gradient, and its tolerance.
 
-Two ways to round the same formula differ by about as much as each of them differs from the exact result. So the model itself
-says how much may change: it also runs in float64, and how far eager is off from that is the measure for fused.
+Two roundings of the same formula differ by about as much as each differs from the exact result. So the tolerance comes from the
+model
+itself: it also runs in float64, and its own error there is the measure for the fused model.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from addnorm.fusion.baseline import Eager, Errors
-from addnorm.fusion.measure import Ran
-from addnorm.fusion.tolerance import Difference, judged, limits, numbers_in, widened_by, worst
+from addnorm.fusion.rng_replay import copy_in_dtype, replay_rng
+from addnorm.fusion.runs import RunResult, StateSnapshot, run
+from addnorm.fusion.tolerance import (
+    Difference,
+    compare,
+    has_finite_numbers,
+    largest_errors,
+    mostly_unrelated,
+    tolerances,
+    widen_tolerance,
+    worst,
+)
 
-__all__ = ["Difference", "Proof", "prove", "worst"]
+__all__ = ["Proof", "prove"]
 
-SWAYS = 4  # how often eager runs with its parameters rounded otherwise, before a proof fails
-DRAWS = 16  # and how often its error is drawn again
-LUCK = 4.0  # how many times as large it may be found to be: of an ill-conditioned element draws differ by ten times
+Errors = tuple[dict[str, float], dict[str, float]]  # of outputs, and of gradients
+
+PERTURBATIONS = 4  # runs of the model with perturbed parameters before a proof fails
+DRAWS = 16  # and runs with moved parameters, each of which draws the model's error again
+MAX_GROWTH = 4.0  # of the error by these draws: for an ill-conditioned element they differ by a factor of ten
+MOVE = 1e-2  # relative change of the moved parameters
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What `prove` found.
+    """Result of `prove`.
 
     Attributes:
-        outputs: of the run without gradients and, if there was one, of that with them; the worse of both.
-        gradients: of the parameters, each of one and the same loss; empty if there were none.
-        oracle: "float64", or in a line why there was no such run. "float32" for a model in half precision without float64.
+        outputs: differences of the outputs: the worse of a run without gradients and one with.
+        gradients: differences of the gradients of the parameters; empty if there are none.
+        oracle: "float64", or "float32" for a model in half precision without float64; else a sentence why there is no such run.
         mode: "training" or "evaluation".
-        without: why there are no gradients, where the model itself fails to compute them.
+        gradient_error: the error that the model itself raises with gradients; None if there is none.
     """
 
     outputs: tuple[Difference, ...]
     gradients: tuple[Difference, ...]
     oracle: str
     mode: str
-    without: str | None = None
+    gradient_error: str | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether every output and every gradient is off by no more than it may."""
+        """Whether every difference is within its tolerance."""
         return all(one.holds for one in (*self.outputs, *self.gradients))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the attributes for JSON."""
         outputs, gradients = ([one.to_dict() for one in part] for part in (self.outputs, self.gradients))
         return {
             "holds": self.holds, "outputs": outputs, "gradients": gradients, "oracle": self.oracle, "mode": self.mode,
-            "without_gradients": self.without,
+            "gradient_error": self.gradient_error,
         }  # fmt: skip
 
 
@@ -59,65 +75,67 @@ def prove(
     model: nn.Module, before: Callable[..., Any], after: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
     gradients: bool | None = None,
 ) -> Proof:  # fmt: skip
-    """Compares what two callables compute with the parameters of a model: all outputs, and the gradient of each parameter.
+    """Compare two callables that use the parameters of a model: all outputs, and the gradient of each parameter.
 
-    Each runs without gradients, and with: then the loss is the sum of all outputs, each element with a random sign. Every run
-    begins with the same random state and contents of memory, and all is as it was afterwards; `.grad` is not touched.
+    Each callable runs without gradients and with gradients; the loss is the sum of all outputs, each element with a random sign.
+    All runs start from the same random state and the same contents of memory, which are restored afterwards. `.grad` is not
+    touched.
 
-    A copy of the model runs in float64 with the same random numbers. Where the model itself casts to float32, so does the copy:
-    the errors are then differences of two roundings, and as large. A tensor of which most digits are others was computed
-    otherwise there (another expert, another mask), and is judged as if there were no copy.
+    A copy of the model runs in float64 with the same random numbers. Where the model casts to float32, so does the copy; the
+    errors are then differences of two roundings, and of the same size. A tensor that has lost most digits there was computed
+    otherwise (another expert, another mask); its tolerance does not use the copy.
 
-    Where one element is ill-conditioned, as that of a feature which is a hundred times the others, eager may by luck have hit it
-    well. So before a proof fails the errors are drawn again, of parameters that are moved a little, and the largest count. And
-    eager runs with its parameters rounded otherwise: how far that takes a tensor, it may be off, if float64 says no less.
+    An ill-conditioned element, such as one of a feature that is a hundred times the others, may by chance have a small error. So
+    before a proof fails, the errors are drawn again with parameters that are moved a little, and the largest counts. The model
+    also runs with parameters perturbed by one rounding: a tensor may differ by twice what that changes, if float64 confirms that
+    error.
 
     Args:
-        model: whose parameters both use, and which runs in float64: not fused.
+        model: its parameters are used by both callables, and its copy runs in float64. It is not fused.
         before: the model as it was.
-        after: the same, of the same arguments.
-        args: of both.
-        kwargs: of both.
-        gradients: whether to compare them; None: if any parameter requires one.
+        after: the fused model, with the same arguments.
+        args: positional arguments of both.
+        kwargs: keyword arguments of both.
+        gradients: whether to compare gradients; None: if any parameter requires one.
 
     Raises:
-        ValueError: no output has a number, so that nothing would be proved.
+        ValueError: the outputs contain no finite number, so that nothing would be proven.
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    eager = Eager(model, before, args, kwargs, gradients)
-    if not numbers_in(eager.ran[0].outputs):
-        raise ValueError("model returns no finite number for these inputs, so that nothing can be proved.")
-    errors, oracle = eager.errors(eager.ran)
-    fused = eager.runs(after)
+    baseline = _Baseline(model, before, args, kwargs, gradients)
+    if not has_finite_numbers(baseline.results[0].outputs):
+        raise ValueError("model returns no finite number for these inputs, so that nothing can be proven.")
+    errors, oracle = baseline.errors(baseline.results)
+    fused = baseline.run_modes(after)
     mode = "training" if model.training else "evaluation"
-    proof = Proof(*_compared(eager, fused, errors), oracle, mode, eager.without)
-    return proof if proof.holds or not oracle.startswith("float") else _again(proof, eager, fused, errors)
+    proof = Proof(*_differences(baseline, fused, errors), oracle, mode, baseline.gradient_error)
+    return proof if proof.holds or not oracle.startswith("float") else _draw_again(proof, baseline, fused, errors)
 
 
-def _again(proof: Proof, eager: Eager, fused: Sequence[Ran], errors: Sequence[Errors]) -> Proof:
-    """The proof once more, with what eager's error is when it is drawn again."""
-    sways = eager.sways(SWAYS)
+def _draw_again(proof: Proof, baseline: _Baseline, fused: Sequence[RunResult], errors: Sequence[Errors]) -> Proof:
+    """Return the proof with the model's errors drawn again."""
+    perturbed = baseline.perturbed_errors(PERTURBATIONS)
     draws: list[list[Errors]] = []
 
-    def look(errors: Sequence[Errors]) -> Proof:
-        outputs, gradients = _compared(eager, fused, errors, sways)
+    def with_errors(errors: Sequence[Errors]) -> Proof:
+        outputs, gradients = _differences(baseline, fused, errors, perturbed)
         return replace(proof, outputs=outputs, gradients=gradients)
 
-    found = look(errors)
+    proof = with_errors(errors)
     for seed in range(DRAWS):
-        most = worst((*found.outputs, *found.gradients))
-        if most is None or not 1.0 < most.share < LUCK:
+        most = worst((*proof.outputs, *proof.gradients))
+        if most is None or not 1.0 < most.tolerance_share < MAX_GROWTH:
             break
-        draws.append(eager.moved(seed))
-        found = look([_drawn(own, [draw[k] for draw in draws]) for k, own in enumerate(errors)])
-    return found
+        draws.append(baseline.moved_errors(seed))
+        proof = with_errors([_largest_of_draws(own, [draw[k] for draw in draws]) for k, own in enumerate(errors)])
+    return proof
 
 
-def _drawn(own: Errors, draws: Sequence[Errors]) -> Errors:
-    """The largest error of each tensor."""
+def _largest_of_draws(own: Errors, draws: Sequence[Errors]) -> Errors:
+    """Return the largest error of each tensor, at most `MAX_GROWTH` times its own."""
 
     def largest(k: int, name: str, error: float) -> float:
-        return min(max((draw[k].get(name, 0.0) for draw in draws), default=0.0), LUCK * error)
+        return min(max((draw[k].get(name, 0.0) for draw in draws), default=0.0), MAX_GROWTH * error)
 
     outputs, gradients = (
         {name: max(error, largest(k, name, error)) for name, error in part.items()} for k, part in enumerate(own)
@@ -125,21 +143,144 @@ def _drawn(own: Errors, draws: Sequence[Errors]) -> Errors:
     return outputs, gradients
 
 
-def _compared(
-    eager: Eager, fused: Sequence[Ran], errors: Sequence[Errors], sways: Sequence[Errors] | None = None
+def _differences(
+    baseline: _Baseline,
+    fused: Sequence[RunResult],
+    errors: Sequence[Errors],
+    perturbed: Sequence[Errors] | None = None,
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """What each output and each gradient is off, and what it may be; or twice its sway, if that is more."""
+    """Return the differences of outputs and of gradients, with their tolerances."""
     outputs: dict[str, Difference] = {}
     gradients: list[Difference] = []
-    sways = sways or [({}, {}) for _ in errors]
-    for plain, other, error, sway in zip(eager.ran, fused, errors, sways, strict=True):
-        given = limits(plain.outputs, error[0], eager.eps)
-        for found in judged(
-            plain.outputs, other.outputs, [widened_by(one, sway[0].get(one.name, 0.0)) for one in given]
-        ):
-            outputs[found.name] = worst([found, *filter(None, [outputs.get(found.name)])]) or found
-        given = limits(plain.gradients, error[1], eager.eps, True)
-        gradients += judged(
-            plain.gradients, other.gradients, [widened_by(one, sway[1].get(one.name, 0.0)) for one in given]
-        )
+    perturbed = perturbed or [({}, {}) for _ in errors]
+    for plain, other, error, changes in zip(baseline.results, fused, errors, perturbed, strict=True):
+        allowed = tolerances(plain.outputs, error[0], baseline.eps)
+        allowed = [widen_tolerance(one, changes[0].get(one.name, 0.0)) for one in allowed]
+        for one in compare(plain.outputs, other.outputs, allowed):
+            outputs[one.name] = worst([one, *filter(None, [outputs.get(one.name)])]) or one
+        allowed = tolerances(plain.gradients, error[1], baseline.eps, gradients=True)
+        allowed = [widen_tolerance(one, changes[1].get(one.name, 0.0)) for one in allowed]
+        gradients += compare(plain.gradients, other.gradients, allowed)
     return tuple(outputs.values()), tuple(gradients)
+
+
+class _Baseline:
+    """The model before, with its inputs, its results and their errors.
+
+    Attributes:
+        modes: parameters of which gradients are taken: none in the first run, those that require one in the second.
+        results: of the model in each mode.
+        gradient_error: the error that the model raises in the second run.
+        eps: distance of adjacent numbers at 1 in the dtype in which the model computes.
+    """
+
+    def __init__(
+        self, model: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any, gradients: bool | None
+    ) -> None:
+        self.model, self.call, self.args, self.kwargs = model, call, args, kwargs
+        self.state = StateSnapshot(model, (args, kwargs))
+        self.dtype, self.eps = _precision(model)
+        self.modes: list[Mapping[str, Tensor]] = [{}]
+        self.gradient_error: str | None = None
+        self.results = [self._run(call, {})]
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if parameters and gradients is not False:
+            try:
+                self.results.append(self._run(call, parameters))
+                self.modes.append(parameters)
+            except Exception as error:  # some models have gradients in training mode only
+                if gradients:
+                    raise
+                self.gradient_error = f"{type(error).__name__}: {_first_line(error)}"
+
+    def run_modes(self, call: Callable[..., Any] | None = None, state: StateSnapshot | None = None) -> list[RunResult]:
+        """Run the model, or another callable, in each mode."""
+        return [self._run(call or self.call, parameters, state) for parameters in self.modes]
+
+    def _run(
+        self, call: Callable[..., Any], parameters: Mapping[str, Tensor], state: StateSnapshot | None = None
+    ) -> RunResult:
+        state = state or self.state
+        with state.restored():
+            outputs, gradients = run(call, self.args, self.kwargs, parameters)
+            return RunResult(state.copy_aliases(outputs), gradients)
+
+    def errors(self, results: Sequence[RunResult], state: StateSnapshot | None = None) -> tuple[list[Errors], str]:
+        """Return the errors of results against float64, and the dtype used, or why there are none."""
+        exact, oracle = self._run_exact(state or self.state)
+        exact = exact or RunResult({}, {})
+        errors = [
+            (largest_errors(one.outputs, exact.outputs), largest_errors(one.gradients, exact.gradients))
+            for one in results
+        ]
+        if mostly_unrelated(results[-1].outputs, errors[-1][0], self.eps):
+            return [({}, {}) for _ in results], "the float64 run computes something else: other random numbers?"
+        return errors, oracle
+
+    def moved_errors(self, seed: int) -> list[Errors]:
+        """Return the model's errors with its parameters moved by about a percent, and other dropout masks."""
+        with self.state.restored():
+            torch.manual_seed(seed)
+            self._scale_parameters(MOVE, None)
+            state = StateSnapshot(self.model, (self.args, self.kwargs))
+            return self.errors(self.run_modes(state=state), state)[0]
+
+    def perturbed_errors(self, seeds: int) -> list[Errors]:
+        """Return the largest change of each result when the parameters are perturbed by one rounding.
+
+        A gradient through a saturated softmax has few correct digits, or none. Against float64 alone that looks like a different
+        computation.
+        """
+        largest: list[Errors] = [({}, {}) for _ in self.modes]
+        for seed in range(seeds):
+            with self.state.restored():
+                self._scale_parameters(self.eps, torch.Generator().manual_seed(seed))
+                others = self.run_modes(state=StateSnapshot(self.model, (self.args, self.kwargs)))
+            for mode, one, other in zip(largest, self.results, others, strict=True):
+                for errors, before, after in zip(mode, one, other, strict=True):
+                    new = largest_errors(before, after)
+                    errors.update({name: max(value, errors.get(name, 0.0)) for name, value in new.items()})
+        return largest
+
+    def _scale_parameters(self, deviation: float, generator: torch.Generator | None) -> None:
+        """Scale every parameter element by a random factor around 1."""
+        with torch.no_grad():
+            for p in self.model.parameters():
+                if p.is_floating_point():
+                    p.mul_(1 + deviation * torch.randn(p.shape, generator=generator).to(p.device, p.dtype))
+
+    def _run_exact(self, state: StateSnapshot) -> tuple[RunResult | None, str]:
+        """Return the results of a copy in float64 and the name of the dtype, or None and the reason."""
+        reason = "the model itself is in float64"
+        for wide in (torch.float64, torch.float32):
+            if torch.finfo(wide).eps >= torch.finfo(self.dtype).eps:
+                break
+            try:
+                with state.restored(), ExitStack() as stack:
+                    for device in {"cpu", *(t.device.type for t in state.tensors)}:
+                        stack.enter_context(torch.autocast(device, enabled=False))
+                    model, (args, kwargs) = copy_in_dtype(self.model, (self.args, self.kwargs), state.tensors, wide)
+                    has_gradients = len(self.modes) > 1
+                    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad and has_gradients}
+                    with replay_rng(self.dtype, wide):
+                        return run(model, args, kwargs, parameters), str(wide).removeprefix("torch.")
+            except Exception as error:  # a model that cannot be copied, or has no float64, fails with any error
+                problem = f"no float64 run: {type(error).__name__}: {_first_line(error)}"
+                reason = problem if wide == torch.float64 else reason
+        return None, reason
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+def _precision(model: nn.Module) -> tuple[torch.dtype, float]:
+    """Return the dtype of most of a model's elements, and the largest eps among that dtype and autocast's."""
+    count: Counter[torch.dtype] = Counter()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            count[tensor.dtype] += tensor.numel()
+    dtype = count.most_common(1)[0][0] if count else torch.get_default_dtype()
+    devices = {p.device.type for p in model.parameters()} or {"cpu"}
+    casts = [torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)]
+    return dtype, max(torch.finfo(one).eps for one in (dtype, *casts))

@@ -1,22 +1,26 @@
-"""A graph with its Add & Norms as fused calls: each stands where the add stood."""
+"""Rewriting of a graph: a fused call takes the place of each Add & Norm, at the position of the add.
+
+The call's results get the strides of the original tensors, because views later in the graph depend on them.
+"""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from addnorm.fusion import call
-from addnorm.fusion.layout import laid, like, order_of, ordered, same_layout, turned
-from addnorm.fusion.pattern import Match
-from addnorm.fusion.traced import given_to, writes_in_place
+from addnorm.fusion.boundary import Match
+from addnorm.fusion.fused_call import apply_view, call_arguments, operation_of
+from addnorm.fusion.graph import concrete, example_value, writes_in_place
 
-__all__ = ["rewrite", "straighten"]
+__all__ = ["insert_fused_call", "read_written_values"]
 
 
-def straighten(graph: fx.Graph) -> None:
-    """What is written in place is read as what the writing call returned, which is the same tensor."""
+def read_written_values(graph: fx.Graph) -> None:
+    """Let nodes after an in-place call read its result instead of its argument, which is the same tensor."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         if (
@@ -31,76 +35,115 @@ def straighten(graph: fx.Graph) -> None:
                     user.replace_input_with(written, node)
 
 
-def rewrite(graph: fx.Graph, match: Match, now: dict[fx.Node, fx.Node]) -> None:
-    """Makes one boundary a fused call; `now` is what stands for nodes that are no more."""
+def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.Node]) -> None:
+    """Replace one Add & Norm by a fused call.
+
+    Args:
+        graph: is changed.
+        match: an Add & Norm of the graph that can be fused.
+        replaced: nodes that earlier calls have replaced, and what stands for them; gets those of this call.
+    """
     assert match.add is not None
-    residual, branch = (now.get(node, node) for node in match.operands)
-    gains = [_hoisted(node, match.add) for node in (match.weight, match.bias)]
-    replaced = {*match.inner, *match.z}
-    stream = any(user not in replaced for node in match.z for user in node.users)
-    lies = like(given_to(match.z[0]))
-    order = order_of(lies)
-    rows = order[-1:] == [len(order) - 1]  # else it lies feature by feature, and is copied
+    residual, branch = (replaced.get(node, node) for node in match.operands)
+    parameters = [_move_before(node, match.add) for node in (match.weight, match.bias)]
+    own = {*match.inner, *match.z}
+    returns_residual = any(user not in own for node in match.z for user in node.users)
+    layout = _meta_like(example_value(match.z[0]))
+    order = _dimension_order(layout)
+    in_rows = order[-1:] == [len(order) - 1]  # else features are not adjacent in memory, and the call copies
     with graph.inserting_before(match.add):
-        weight, bias = (None if gain is None else _flat(graph, gain) for gain in gains)
-        if rows:
-            residual, branch = (ordered(graph, node, order) for node in (residual, branch))
-        fused = graph.call_function(
-            call.fused(match), (residual, branch, weight, bias),
-            call.arguments(match) | ({"return_residual": True} if stream else {}),
+        weight, bias = (None if node is None else _flatten(graph, node) for node in parameters)
+        if in_rows:
+            residual, branch = (_permute(graph, node, order) for node in (residual, branch))
+        call = graph.call_function(
+            operation_of(match), (residual, branch, weight, bias),
+            call_arguments(match) | ({"return_residual": True} if returns_residual else {}),
         )  # fmt: skip
-        fused.meta["nn_module_stack"] = match.add.meta.get("nn_module_stack", {})
-        y = z = fused
-        if stream:
-            y, z = (graph.call_function(operator.getitem, (fused, k)) for k in range(2))
+        call.meta["nn_module_stack"] = match.add.meta.get("nn_module_stack", {})
+        y = z = call
+        if returns_residual:
+            y, z = (graph.call_function(operator.getitem, (call, k)) for k in range(2))
         for node in (y, z):
-            node.meta["example_value"] = given_to(match.z[0]).permute(order if rows else sorted(order))
-        if rows:
-            y, z = (turned(graph, node, order) for node in (y, z))
+            node.meta["example_value"] = example_value(match.z[0]).permute(order if in_rows else sorted(order))
+        if in_rows:
+            y, z = (_permute_back(graph, node, order) for node in (y, z))
         else:
-            z = laid(graph, z, order) if stream else z
-            lies = torch.empty_like(lies, memory_format=torch.contiguous_format)
+            z = _copy_in_order(graph, z, order) if returns_residual else z
+            layout = torch.empty_like(layout, memory_format=torch.contiguous_format)
         for view in match.views:
             for size in view.all_input_nodes[1:]:
-                _hoisted(size, fused)
-            y, lies = _again(graph, view, y), call.viewed(view, lies)
-        if not same_layout(lies, wanted := like(given_to(match.y[0]))):
-            y = laid(graph, y, order_of(wanted))
-    y.meta["example_value"] = given_to(match.y[0])
-    z.meta["example_value"] = given_to(match.z[0])
-    for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if stream)):
+                _move_before(size, call)
+            y, layout = _copy_view(graph, view, y), apply_view(view, layout)
+        if not _same_layout(layout, expected := _meta_like(example_value(match.y[0]))):
+            y = _copy_in_order(graph, y, _dimension_order(expected))
+    y.meta["example_value"] = example_value(match.y[0])
+    z.meta["example_value"] = example_value(match.z[0])
+    for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if returns_residual)):
         node.replace_all_uses_with(new)
-        now[node] = new
-    _erase(graph, [*match.z, *match.inner])
+        replaced[node] = new
+    for node in sorted(own, reverse=True):
+        if not node.users:
+            graph.erase_node(node)
 
 
-def _hoisted(node: fx.Node | None, add: fx.Node) -> fx.Node | None:
-    """What is computed after the add, computed before it: a gain, which depends on parameters alone, or a size."""
+def _move_before(node: fx.Node | None, add: fx.Node) -> fx.Node | None:
+    """Move a parameter or a size, and what it is computed from, before the add."""
     if node is None or node < add:
         return node
     for other in node.all_input_nodes:
-        _hoisted(other, add)
+        _move_before(other, add)
     add.prepend(node)
     return node
 
 
-def _flat(graph: fx.Graph, gain: fx.Node) -> fx.Node:
-    if len(given_to(gain).shape) == 1:
-        return gain
-    flat = graph.call_method("reshape", (gain, (-1,)))
-    flat.meta["example_value"] = given_to(gain).reshape(-1)
-    return flat
+def _flatten(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    return node if len(example_value(node).shape) == 1 else _call_method(graph, "reshape", node, (-1,))
 
 
-def _again(graph: fx.Graph, view: fx.Node, y: fx.Node) -> fx.Node:
-    """The same view of y."""
+def _copy_view(graph: fx.Graph, view: fx.Node, y: fx.Node) -> fx.Node:
+    """Return the same view of y."""
     copy = graph.create_node(view.op, view.target, (y, *view.args[1:]), dict(view.kwargs))
-    copy.meta["example_value"] = given_to(view)
+    copy.meta["example_value"] = example_value(view)
     return copy
 
 
-def _erase(graph: fx.Graph, nodes: list[fx.Node]) -> None:
-    """Takes out those that nobody reads any more."""
-    for node in sorted(set(nodes), reverse=True):
-        if not node.users:
-            graph.erase_node(node)
+# Layout: the order of the dimensions in memory.
+
+
+def _meta_like(tensor: Tensor) -> Tensor:
+    """Return a tensor on the meta device with the same shape, strides and dtype."""
+    size, stride = concrete(tuple(tensor.shape)), concrete(tensor.stride())
+    return torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+
+
+def _dimension_order(tensor: Tensor) -> list[int]:
+    """Return the dimensions by falling stride; in their usual order if the tensor is contiguous or not dense."""
+    usual = list(range(tensor.dim()))
+    order = sorted(usual, key=tensor.stride().__getitem__, reverse=True)
+    is_dense = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
+    return order if is_dense else usual
+
+
+def _same_layout(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape and strides."""
+    sizes = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return one.shape == other.shape and all(n < 2 or a == b for n, a, b in sizes)
+
+
+def _permute(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
+    return _call_method(graph, "permute", node, tuple(order)) if list(order) != sorted(order) else node
+
+
+def _permute_back(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
+    return _permute(graph, node, sorted(order, key=list(order).__getitem__))
+
+
+def _copy_in_order(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
+    """Return a copy whose dimensions lie in memory in this order."""
+    return _permute_back(graph, _call_method(graph, "contiguous", _permute(graph, node, order)), order)
+
+
+def _call_method(graph: fx.Graph, name: str, node: fx.Node, *args: Any) -> fx.Node:
+    new = graph.call_method(name, (node, *args))
+    new.meta["example_value"] = getattr(example_value(node), name)(*args)
+    return new

@@ -1,4 +1,4 @@
-"""How far one tensor is off another, and how far it may be: twice what eager itself is off from float64."""
+"""Differences of tensors, and their tolerance: twice the error of the model itself against float64."""
 
 from __future__ import annotations
 
@@ -11,48 +11,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.fusion.measure import Tensors
+from addnorm.fusion.runs import Tensors
 
-__all__ = ["Difference", "errors_of", "judged", "limits", "numbers_in", "size_of", "unlike", "widened_by", "worst"]
+__all__ = [
+    "Difference", "compare", "has_finite_numbers", "largest_errors", "magnitude_of", "mostly_unrelated", "tolerances",
+    "widen_tolerance", "worst",
+]  # fmt: skip
 
-TIMES = 2  # if fused is as exact as eager is, they differ by at most the sum of both errors
-# Without float64 nothing tells how roundings add up in a model. In 46 small ones in float32, rounded otherwise, tensors were
-# off by 3 eps of their size, one of a hundred by more than 15, one by 93; a lost bias or another mask is a million.
+TIMES = 2  # two results that are equally exact differ by at most the sum of both errors
+# Without float64 it is not known how round-off accumulates in a model. In 46 small models in float32 with perturbed parameters,
+# tensors differed by 3 eps of their magnitude, one in a hundred by more than 15, one by 93. A missing bias, or another dropout
+# mask, is a million.
 ROUNDINGS = 256
-AT_MOST = 0.1  # of the size: so many roundings of bfloat16 would allow anything
+MAX_SHARE = 0.1  # of the magnitude: so many roundings of bfloat16 would allow anything
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one tensor is off.
+    """Difference of one tensor between the model before and after.
 
     Attributes:
-        name: where it is in the outputs ("logits", "past_key_values.layers.0.keys", "[0]", "output"), or the parameter's.
-        off: the largest |after - before|; infinite where it is another tensor: shape, dtype, NaN, integers.
-        error: the largest |before - float64|, which is eager's own; None where float64 has none. The largest of several, where it
-            had to be drawn again.
-        size: the largest |before|.
-        limit: what `off` may be.
+        name: of a parameter; or the place in the outputs ("logits", "past_key_values.layers.0.keys", "[0]", "output").
+        max_abs: largest |after - before|. Infinite if shape, dtype, NaN or integers differ.
+        eager_error: largest |before - float64|, the error of the model itself; None if there is no float64 result. The largest of
+            several where it had to be drawn again.
+        magnitude: largest |before|.
+        tolerance: largest `max_abs` that is accepted.
     """
 
     name: str
-    off: float
-    error: float | None
-    size: float
-    limit: float
+    max_abs: float
+    eager_error: float | None
+    magnitude: float
+    tolerance: float
 
     @property
     def holds(self) -> bool:
-        """Whether it is off by no more than it may."""
-        return self.off <= self.limit
+        """Whether the difference is within the tolerance."""
+        return self.max_abs <= self.tolerance
 
     @property
-    def share(self) -> float:
-        """What it is off, as a share of the limit."""
-        return self.off / self.limit if self.limit else math.inf if self.off else 0.0
+    def tolerance_share(self) -> float:
+        """The difference divided by the tolerance."""
+        return self.max_abs / self.tolerance if self.tolerance else math.inf if self.max_abs else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity."""
+        """Return the attributes for JSON, with null for infinity."""
         numbers = {
             name: value if not isinstance(value, float) or math.isfinite(value) else None
             for name, value in dataclasses.asdict(self).items()
@@ -61,88 +65,100 @@ class Difference:
 
 
 def worst(differences: Sequence[Difference]) -> Difference | None:
-    """That which uses most of its limit."""
-    return max(differences, key=lambda one: one.share, default=None)
+    """Return the difference with the largest share of its tolerance; None if there are none."""
+    return max(differences, key=lambda one: one.tolerance_share, default=None)
 
 
-def limits(before: Tensors, errors: Mapping[str, float], eps: float, gradients: bool = False) -> list[Difference]:
-    """What each tensor may be off; what it is off is not known yet."""
-    sizes = {name: size_of(t) for name, t in before.items()}
+def tolerances(before: Tensors, errors: Mapping[str, float], eps: float, gradients: bool = False) -> list[Difference]:
+    """Return the tolerance of each tensor, as differences that are still zero.
+
+    Args:
+        before: the tensors of the model before.
+        errors: their largest errors against float64, as far as known.
+        eps: distance of adjacent numbers at 1 in the dtype in which the model computes.
+        gradients: whether these are gradients.
+    """
+    magnitudes = {name: magnitude_of(t) for name, t in before.items()}
     inexact = {name: max(eps, torch.finfo(t.dtype).eps) for name, t in before.items() if _is_inexact(t)}
-    whole = max((sizes[name] for name in inexact), default=0.0) if gradients else 0.0
-    # A tensor of few elements may by luck have almost no error. So each may be off by as much, beside its size, as nine of
-    # ten tensors are: the ones with the largest error tell nothing of the others.
+    largest = max((magnitudes[name] for name in inexact), default=0.0) if gradients else 0.0
+    # A tensor of few elements may by chance have almost no error. So each may differ, relative to its magnitude, by as much as
+    # nine of ten tensors do; the tensors with the largest errors say nothing about the others.
     shares = sorted(
-        errors[n] / sizes[n] for n in inexact if n in errors and errors[n] <= _lost(inexact[n]) * sizes[n] > 0
+        errors[n] / magnitudes[n]
+        for n in inexact
+        if n in errors and errors[n] <= _lost_share(inexact[n]) * magnitudes[n] > 0
     )
     typical = shares[math.ceil(0.9 * (len(shares) - 1))] if shares else 0.0
-    found = []
-    for name, size in sizes.items():
-        fine, error = inexact.get(name, 0.0), errors.get(name)
-        # A gradient is a sum of many terms. Where these cancel their rounding stays: wholly in the gradient of the bias of
-        # attention's keys, which is zero, and noise in floating point; else in part. The terms are about as large as the
-        # largest gradient of all.
-        left = fine * whole
-        noise = gradients and error is not None and error >= size / 8 and size <= 64 * left
-        if error is None or (error > _lost(fine) * size and not noise):
-            limit = min(ROUNDINGS * fine, AT_MOST) * size + left
+    differences = []
+    for name, magnitude in magnitudes.items():
+        own_eps, error = inexact.get(name, 0.0), errors.get(name)
+        # A gradient is a sum of many terms. Where they cancel, their round-off remains: it is all of the gradient of the bias of
+        # attention's keys, which is zero in exact arithmetic, and a part of others. The terms are about as large as the largest
+        # gradient of all.
+        round_off = own_eps * largest
+        is_noise = gradients and error is not None and error >= magnitude / 8 and magnitude <= 64 * round_off
+        if error is None or (error > _lost_share(own_eps) * magnitude and not is_noise):
+            tolerance = min(ROUNDINGS * own_eps, MAX_SHARE) * magnitude + round_off
         else:
-            limit = TIMES * max(error, typical * size) + fine * size + (left if noise else min(left, size / 128))
-        found.append(Difference(name, 0.0, error, size, limit))
-    return found
+            remainder = round_off if is_noise else min(round_off, magnitude / 128)
+            tolerance = TIMES * max(error, typical * magnitude) + own_eps * magnitude + remainder
+        differences.append(Difference(name, 0.0, error, magnitude, tolerance))
+    return differences
 
 
-def _lost(eps: float) -> float:
-    """The share of its size by which a tensor is off when three of four digits are lost: roundings do not do that."""
+def _lost_share(eps: float) -> float:
+    """Return the relative error at which three of four digits are lost, more than round-off causes."""
     return math.sqrt(math.sqrt(eps))
 
 
-def widened_by(one: Difference, sway: float) -> Difference:
-    """What a tensor may be off that eager computes only up to `sway`, where float64 says no less."""
-    least = 0.0 if one.error is None else TIMES * min(one.error, sway)
-    return dataclasses.replace(one, limit=max(one.limit, least))
+def widen_tolerance(one: Difference, perturbed_error: float) -> Difference:
+    """Return a difference with a tolerance of at least twice what perturbations change, if float64 confirms that error."""
+    least = 0.0 if one.eager_error is None else TIMES * min(one.eager_error, perturbed_error)
+    return dataclasses.replace(one, tolerance=max(one.tolerance, least))
 
 
-def judged(before: Tensors, after: Tensors, limits: Sequence[Difference]) -> list[Difference]:
-    """What each is off. What there was not before, or is not any more, is off by infinity."""
+def compare(before: Tensors, after: Tensors, tolerances: Sequence[Difference]) -> list[Difference]:
+    """Return the difference of each tensor, infinite for one that is new or missing."""
     new = [Difference(name, math.inf, None, 0.0, 0.0) for name in after if name not in before]
-    return [dataclasses.replace(one, off=_off(before[one.name], after.get(one.name))) for one in limits] + new
+    return [
+        dataclasses.replace(one, max_abs=_max_abs(before[one.name], after.get(one.name))) for one in tolerances
+    ] + new
 
 
-def unlike(outputs: Tensors, errors: Mapping[str, float], eps: float) -> bool:
-    """Whether most outputs have nothing in common with float64's."""
-    lost = [error > _lost(eps) * size_of(outputs[name]) for name, error in errors.items()]
+def mostly_unrelated(outputs: Tensors, errors: Mapping[str, float], eps: float) -> bool:
+    """Return whether most outputs have nothing in common with those in float64."""
+    lost = [error > _lost_share(eps) * magnitude_of(outputs[name]) for name, error in errors.items()]
     return sum(lost) > len(lost) / 2
 
 
-def numbers_in(outputs: Tensors) -> bool:
-    """Whether there is any number to compare: not only NaN and infinities, or nothing at all."""
+def has_finite_numbers(outputs: Tensors) -> bool:
+    """Return whether there is a number to compare: not only NaN, infinity, or nothing at all."""
     return any(bool(_ordinary(t).any()) for t in outputs.values())
 
 
-def errors_of(before: Tensors, truth: Tensors) -> dict[str, float]:
-    """What eager is off from float64, where both have numbers; of a tensor that became NaN there it is not known."""
-    pairs = {n: (t, truth[n]) for n, t in before.items() if _is_inexact(t) and n in truth and truth[n].shape == t.shape}
-    pairs = {n: (t, exact) for n, (t, exact) in pairs.items() if not (_wide(exact).isnan() & ~_wide(t).isnan()).any()}
+def largest_errors(before: Tensors, exact: Tensors) -> dict[str, float]:
+    """Return the largest error of each tensor against float64, where both have numbers; none for a tensor with new NaNs there."""
+    pairs = {n: (t, exact[n]) for n, t in before.items() if _is_inexact(t) and n in exact and exact[n].shape == t.shape}
+    pairs = {n: (t, truth) for n, (t, truth) in pairs.items() if not (_wide(truth).isnan() & ~_wide(t).isnan()).any()}
     return {
-        n: _largest((_wide(t) - _wide(exact)).where(_ordinary(t) & _ordinary(exact), 0))
-        for n, (t, exact) in pairs.items()
+        n: _largest((_wide(t) - _wide(truth)).where(_ordinary(t) & _ordinary(truth), 0))
+        for n, (t, truth) in pairs.items()
     }
 
 
-def _off(before: Tensor, after: Tensor | None) -> float:
-    """The largest difference; infinite where one has a number and the other none, or what should be equal is not."""
+def _max_abs(before: Tensor, after: Tensor | None) -> float:
+    """Return the largest difference; infinite if only one of two elements is a number, or if integers differ."""
     if after is None or before.shape != after.shape or before.dtype != after.dtype:
         return math.inf
     if not _is_inexact(before):
         return 0.0 if torch.equal(before, after) else math.inf
     a, b = _wide(after), _wide(before)
     same = (a == b) | (a.isnan() & b.isnan())
-    return _largest((a - b).where(~same, 0))  # of equal infinities the difference is no number
+    return _largest((a - b).where(~same, 0))  # the difference of equal infinities is NaN
 
 
-def size_of(tensor: Tensor) -> float:
-    """The largest of its numbers."""
+def magnitude_of(tensor: Tensor) -> float:
+    """Return the largest absolute value of a tensor, without masks and infinities."""
     return _largest(_wide(tensor).where(_ordinary(tensor), 0))
 
 
@@ -151,7 +167,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
-    """Where a tensor has numbers. One at the end of what its dtype can hold is a mask's, and says nothing of the others' size."""
+    """Return where a tensor has ordinary numbers. Numbers near the dtype's limit belong to masks and have no scale."""
     dense = tensor.to_dense()
     if not _is_inexact(tensor):
         return torch.ones_like(dense, dtype=torch.bool)
@@ -163,5 +179,5 @@ def _is_inexact(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In float64, or complex128."""
+    """Return a dense tensor in float64 or complex128."""
     return tensor.to_dense().to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,0 +1,267 @@
+"""Time and memory of a model before and after fusing, and the share of Add & Norm in a forward pass.
+
+The share bounds what fusing can gain in time: no more than if Add & Norm took none.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from addnorm.fusion.boundary import Match
+from addnorm.fusion.runs import RunResult, StateSnapshot, Tensors, map_tensors, run, storage_address
+
+__all__ = ["Benchmark", "NodeTimer", "Timing", "compare_times", "measure", "measure_share", "saved_bytes", "step"]
+
+Call = Callable[..., Any]
+
+SECONDS = 2.0  # for each comparison of times
+MIN_ROUNDS, MAX_ROUNDS = 5, 101
+SHARE_SECONDS = 1.0
+MIN_SHARE_RUNS, MAX_SHARE_RUNS = 3, 7
+
+
+# Times.
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of a call before and after.
+
+    Attributes:
+        before: median in seconds.
+        after: median in seconds.
+        rounds: calls of each.
+        before_quartiles: first and third quartile in seconds.
+        after_quartiles: first and third quartile in seconds.
+    """
+
+    before: float
+    after: float
+    rounds: int
+    before_quartiles: tuple[float, float]
+    after_quartiles: tuple[float, float]
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast it is after: before / after."""
+        return self.before / self.after
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the middle halves of both samples do not overlap."""
+        before, after = self.before_quartiles, self.after_quartiles
+        return before[0] > after[1] or after[0] > before[1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes for JSON."""
+        return {
+            "before": self.before, "after": self.after, "ratio": self.ratio, "rounds": self.rounds,
+            "before_quartiles": [*self.before_quartiles], "after_quartiles": [*self.after_quartiles],
+            "is_significant": self.is_significant,
+        }  # fmt: skip
+
+
+def compare_times(
+    before: Callable[[], Any], after: Callable[[], Any], *, seconds: float | None = None, model: nn.Module | None = None,
+    arguments: Any = (),
+) -> Timing:  # fmt: skip
+    """Time two calls in alternating order, so that a disturbance of the machine affects both.
+
+    Args:
+        before: one call.
+        after: the other call.
+        seconds: approximate duration, without an untimed call of each; None: 2 seconds. At least 5 and at most 101 rounds run.
+        model: is restored afterwards, with the random states.
+        arguments: of the model, restored as well.
+    """
+    calls = (before, after)
+    samples: tuple[list[float], list[float]] = ([], [])
+    with nullcontext() if model is None else StateSnapshot(model, arguments).restored(), _without_gc():
+        for call in calls:
+            _time(call)
+        end = time.perf_counter() + (SECONDS if seconds is None else seconds)
+        for turn in range(MAX_ROUNDS):
+            if turn >= MIN_ROUNDS and time.perf_counter() > end:
+                break
+            for which in (0, 1) if turn % 2 == 0 else (1, 0):
+                samples[which].append(_time(calls[which]))
+    medians = [statistics.median(times) for times in samples]
+    quartiles = [tuple(statistics.quantiles(times, n=4, method="inclusive")[::2]) for times in samples]
+    return Timing(medians[0], medians[1], len(samples[0]), quartiles[0], quartiles[1])  # type: ignore[arg-type]  # two
+
+
+def _time(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    result = call()
+    _synchronize()
+    seconds = time.perf_counter() - start
+    del result  # after the clock was read: freeing a graph is no part of the call
+    return seconds
+
+
+def _synchronize() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Disable the garbage collector, which would run in one call and not in the other."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+# Memory.
+
+
+def saved_bytes(call: Callable[[], Any], model: nn.Module, arguments: Any = ()) -> int:
+    """Return the bytes that autograd saves for backward in a call of a forward.
+
+    Each storage counts once and in full. Storages of parameters, buffers and arguments do not count.
+    """
+    state = StateSnapshot(model, arguments)
+    storages: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided and storage_address(tensor) not in state.storages:
+            storages[storage_address(tensor)] = tensor.untyped_storage()
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with state.restored(), torch.inference_mode(False), torch.enable_grad(), hooks:
+        result = call()
+    del result
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+# Both, before and after.
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Times and memory of a model before and after fusing.
+
+    Attributes:
+        inference: time of a call without gradients.
+        training: time of a call and the gradients of all parameters; None if no parameter requires one.
+        saved_bytes: bytes that autograd saves for backward, before and after; None if no parameter requires a gradient.
+        threads: that torch computes with.
+        load: average number of running processes on the machine in the last minute; None where the system does not tell.
+    """
+
+    inference: Timing
+    training: Timing | None = None
+    saved_bytes: tuple[int, int] | None = None
+    threads: int = 1
+    load: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes for JSON."""
+        return {
+            "inference": self.inference.to_dict(), "training": self.training and self.training.to_dict(),
+            "saved_bytes": self.saved_bytes and {"before": self.saved_bytes[0], "after": self.saved_bytes[1]},
+            "threads": self.threads, "load": self.load,
+        }  # fmt: skip
+
+
+def measure(
+    model: nn.Module, before: Call, after: Call, args: Sequence[Any], kwargs: Mapping[str, Any], gradients: bool
+) -> Benchmark:
+    """Measure two callables that compute the same with the parameters of a model."""
+    arguments = (args, kwargs)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before the measurement adds to it
+
+    def timing(parameters: Mapping[str, Tensor]) -> Timing:
+        calls = (step(call, args, kwargs, parameters) for call in (before, after))
+        return compare_times(*calls, model=model, arguments=arguments)
+
+    def memory(call: Call) -> int:
+        positional, named = map_tensors((tuple(args), dict(kwargs)), lambda tensor: tensor)  # copies of caches
+        return saved_bytes(lambda: call(*positional, **named), model, arguments)
+
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad and gradients}
+    inference, threads = timing({}), torch.get_num_threads()
+    if not parameters:
+        return Benchmark(inference, threads=threads, load=load)
+    return Benchmark(inference, timing(parameters), (memory(before), memory(after)), threads, load)
+
+
+def step(
+    call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Mapping[str, Tensor] | None = None
+) -> Callable[[], RunResult]:
+    """Return a call without arguments that runs a forward and takes the gradients of these parameters."""
+    signs: Tensors = {}  # drawn in the first call, which is not timed
+    return lambda: run(call, args, kwargs, parameters or {}, signs)
+
+
+# The share of Add & Norm.
+
+
+class NodeTimer(fx.Interpreter):
+    """Interpreter that times the nodes of a copy of a graph.
+
+    Attributes:
+        add_norm: nanoseconds in nodes of Add & Norms.
+        total: nanoseconds in all nodes.
+    """
+
+    def __init__(self, graph: fx.GraphModule, matches: Iterable[Match]) -> None:
+        copy, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        copy.output(copy.graph_copy(graph.graph, copies))
+        super().__init__(graph, graph=copy)
+        nodes = (node for match in matches for node in (match.add, *match.inner) if node is not None)
+        self._nodes = {copies[node] for node in nodes}
+        self.add_norm = self.total = 0
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run a node and add its time."""
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        _synchronize()
+        start = time.perf_counter_ns()
+        out = getattr(self, n.op)(n.target, args, kwargs)
+        _synchronize()
+        nanoseconds = time.perf_counter_ns() - start
+        self.total += nanoseconds
+        self.add_norm += nanoseconds if n in self._nodes else 0
+        return out
+
+
+def measure_share(timers: Iterable[NodeTimer], call: Callable[[], Any], state: StateSnapshot) -> float | None:
+    """Return the share of Add & Norm in the time of a forward pass, from 0 to 1: the median of a few runs.
+
+    Args:
+        timers: of all graphs of the pass.
+        call: runs the pass with these timers.
+        state: is restored after each run.
+    """
+    timers = [*timers]
+    shares = []
+    end = time.perf_counter() + SHARE_SECONDS
+    for count in range(MAX_SHARE_RUNS):
+        if count >= MIN_SHARE_RUNS and time.perf_counter() > end:
+            break
+        for timer in timers:
+            timer.add_norm = timer.total = 0
+        with state.restored():
+            call()
+        total = sum(timer.total for timer in timers)
+        if not total:
+            return None
+        shares.append(sum(timer.add_norm for timer in timers) / total)
+    return statistics.median(shares)

@@ -1,0 +1,117 @@
+"""An Add & Norm of a model: `Boundary` as reported to the user, `Match` as the nodes of a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from addnorm.stream.dataflow.graph import FAMILY, Value
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.operators import match_terms, strip_views
+
+__all__ = ["Boundary", "Match", "dtype_name", "match_sum"]
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Add & Norm of a model, fused or not.
+
+    Attributes:
+        add: path of the module that adds.
+        norm: path of the module that normalizes the sum.
+        kind: "layer", "rms" or "scale".
+        eps: of the norm.
+        returns_residual: whether other operators read the sum too, as in pre-LN.
+        shape: of the sum.
+        dtype: of the sum.
+        casting: where an RMSNorm in low precision rounds, as in `addnorm.add_rms_norm`.
+        reason: why it is not fused; None if it is.
+        weight: name of the norm's weight in the graph.
+    """
+
+    add: str
+    norm: str
+    kind: str
+    eps: float | None
+    returns_residual: bool
+    shape: tuple[int, ...]
+    dtype: str
+    casting: str = "float32"
+    reason: str | None = None
+    weight: str | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it is one call now."""
+        return self.reason is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes for JSON."""
+        document = {**dataclasses.asdict(self), "is_fused": self.is_fused}
+        del document["weight"]
+        return document
+
+
+@dataclass(eq=False)
+class Match:
+    """Add & Norm in a graph, as nodes.
+
+    Attributes:
+        norm: the norm in the data flow.
+        sum: the value that it reads.
+        add: node of the add.
+        operands: nodes of the two tensors that are added.
+        z: nodes that return the sum.
+        y: nodes that return the normalized sum.
+        views: nodes through which the norm reads the sum, in order.
+        weight: node of the norm's weight.
+        bias: node of the norm's bias.
+        casting: where the fused call rounds.
+        reason: why it cannot be fused; None if it can.
+        inner: nodes that compute y from the sum, in order.
+    """
+
+    norm: Norm
+    sum: Value
+    add: fx.Node | None = None
+    operands: tuple[fx.Node, ...] = ()
+    z: tuple[fx.Node, ...] = ()
+    y: tuple[fx.Node, ...] = ()
+    views: tuple[fx.Node, ...] = ()
+    weight: fx.Node | None = None
+    bias: fx.Node | None = None
+    casting: str = "float32"
+    reason: str | None = None
+    inner: list[fx.Node] = field(default_factory=list)
+
+    def to_boundary(self) -> Boundary:
+        """Return what the user gets to see."""
+        assert self.sum.op is not None
+        if self.z:
+            own = {*self.inner, *self.z, *self.views}
+            returns_residual = any(user not in own for node in self.z for user in node.users)
+        else:
+            returns_residual = any(op not in self.norm.ops for op in self.sum.users)
+        return Boundary(
+            self.sum.op.frame.path, self.norm.path, self.norm.kind, self.norm.eps, returns_residual, self.sum.shape,
+            dtype_name(self.sum.tensor.dtype), self.casting, self.reason, None if self.weight is None else self.weight.name,
+        )  # fmt: skip
+
+
+def match_sum(norm: Norm) -> Match | None:
+    """Return a norm with the sum that it reads; None if it reads no sum, or if addnorm computed both."""
+    value = strip_views(norm.x)
+    if value.op is None or match_terms(value.op) is None or not value.tensor.is_floating_point():
+        return None
+    if value.op.origin.startswith(FAMILY) and any(op.origin.startswith(FAMILY) for op in norm.ops):
+        return None
+    return Match(norm, value)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without "torch."."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,182 @@
+"""The fused call that replaces an Add & Norm, and the check that it computes the same as the graph's nodes.
+
+The call and the nodes get the same random sum, weight and bias, in the model's dtypes. In low precision they may differ only
+where the last rounding goes the other way. So the casting of an RMSNorm is determined, not guessed, and a norm that rounds at
+other steps is not fused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, fx
+
+from addnorm import functional
+from addnorm.fusion.boundary import Match
+from addnorm.fusion.graph import concrete, contexts_of, example_value, is_number
+from addnorm.reference import Casting
+
+__all__ = ["apply_view", "call_arguments", "choose_casting", "entered", "operation_of"]
+
+OPERATIONS: dict[str, Callable[..., Any]] = {"layer": functional.add_layer_norm, "rms": functional.add_rms_norm}
+ROWS = 64  # of random numbers, where the nodes take any shape
+FLIPPED = 1e-2  # share of elements whose last rounding may differ: about 1e-4 do, with the wrong casting half do
+ROUNDINGS = 64  # eps of float32, or of float64: what two orders of summing a row may differ by
+ROW_SCALES = (1.0, 1e-9, 0.0, 1.0)  # of rows in turn: small ones show a lower bound, or eps
+OTHER_ROUNDING = "its norm rounds intermediate results that the fused call keeps exact"
+OTHER_FORMULA = "its norm does not compute the formula that was found"
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+def operation_of(match: Match) -> Callable[..., Any]:
+    """Return the function of this library that computes an Add & Norm."""
+    return OPERATIONS[match.norm.kind]
+
+
+def call_arguments(match: Match) -> dict[str, Any]:
+    """Return the keyword arguments of the fused call, without `return_residual`."""
+    x, branch = (example_value(node) for node in match.operands)
+    z, y = example_value(match.z[0]), example_value(match.y[0])
+    arguments: dict[str, Any] = {"eps": match.norm.eps or 0.0}
+    if match.casting != "float32":
+        arguments["casting"] = match.casting
+    if z.dtype != x.dtype:
+        arguments["residual_dtype"] = z.dtype
+    if (
+        y.dtype != branch.dtype or len({x.dtype, branch.dtype, y.dtype}) > 1
+    ):  # explicit, so that autocast does not decide
+        arguments["out_dtype"] = y.dtype
+    return arguments
+
+
+def choose_casting(match: Match, graph: fx.GraphModule) -> str | None:
+    """Set the casting with which the fused call matches the graph's nodes; return the reason if none does."""
+    dtype = example_value(match.z[0]).dtype
+    low = dtype in LOW_PRECISION
+    castings: Sequence[str] = get_args(Casting) if low and match.norm.kind == "rms" else ("float32",)
+    contexts = contexts_of(graph)[match.y[0]]
+    problem = None
+    for shape, is_last in _shapes(match):
+        few_rows = math.prod(shape[:-1]) < len(ROW_SCALES)
+        draws = [_random_tensors(match, shape, first) for first in range(len(ROW_SCALES) if few_rows else 1)]
+        try:
+            with entered(contexts), torch.no_grad():
+                expected = [_run_nodes(match, tensors, graph) for tensors in draws]
+                for match.casting in castings:
+                    results = (_run_call(match, tensors) for tensors in draws)
+                    if all(_agree(one, other, dtype) for one, other in zip(expected, results, strict=True)):
+                        return None
+        except Exception as error:  # the nodes may accept no other shape than that of the graph
+            problem = f"its norm could not be run on its own ({type(error).__name__})"
+            continue
+        if is_last:
+            return OTHER_ROUNDING if low else OTHER_FORMULA
+    return problem
+
+
+def _shapes(match: Match) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Yield a shape of few rows, then that of the graph; and whether a failure there is final."""
+    shape = tuple(concrete(tuple(example_value(match.z[0]).shape)))
+    rows = (*(1,) * (len(shape) - 2), min(ROWS, max(shape[-2], 1)) if len(shape) > 1 else 1)
+    any_shape = not match.views and not any(
+        is_number(example_value(one)) for node in match.inner for one in node.all_input_nodes
+    )
+    yield (*rows[: len(shape) - 1], shape[-1]), any_shape
+    yield shape, True
+
+
+def _random_tensors(match: Match, shape: tuple[int, ...], first: int) -> dict[fx.Node, Tensor]:
+    """Return a random sum, weight and bias. Rows range from small against eps to large, with a mean; some are tiny or zero."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    scale = 10.0 ** (4.0 * torch.rand((*shape[:-1], 1), generator=generator, dtype=torch.float64) - 3.0)
+    turn = torch.arange(scale.numel()).add(first).reshape(scale.shape) % len(ROW_SCALES)
+    scale = scale * torch.tensor(ROW_SCALES, dtype=torch.float64)[turn]
+    tensors = dict.fromkeys(match.z, (draw(*shape) + 0.3) * scale)
+    for node in (match.weight, match.bias):
+        if node is not None:
+            tensors[node] = draw(*concrete(tuple(example_value(node).shape)))
+    return {node: tensor.to(example_value(node).device, example_value(node).dtype) for node, tensor in tensors.items()}
+
+
+def _run_nodes(match: Match, tensors: dict[fx.Node, Tensor], graph: fx.GraphModule) -> Tensor:
+    """Return y as the graph's own nodes compute it."""
+    results: dict[fx.Node, Any] = {node: tensor.clone() for node, tensor in tensors.items()}
+
+    def result(node: fx.Node) -> Any:
+        if node not in results:
+            constant = node.op == "get_attr"
+            results[node] = getattr(graph, str(node.target)) if constant else concrete(example_value(node))
+        return results[node]
+
+    for node in match.inner:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), result)
+        results[node] = _call(node, args, kwargs)
+    y: Tensor = results[match.y[0]]
+    return y
+
+
+def _run_call(match: Match, tensors: dict[fx.Node, Tensor]) -> Tensor:
+    """Return y as the fused call computes it, for a residual that is the sum and a branch of zeros, or the reverse."""
+    z = tensors[match.z[0]]
+    x_dtype, branch_dtype = (example_value(node).dtype for node in match.operands)
+    weight, bias = (None if node is None else tensors[node].reshape(-1) for node in (match.weight, match.bias))
+    options: dict[str, Any] = {} if match.norm.kind == "rms" and bias is None else {"bias": bias}
+    if x_dtype == z.dtype:
+        residual, branch = z, torch.zeros_like(z, dtype=branch_dtype)
+    else:
+        residual, branch = torch.zeros_like(z, dtype=x_dtype), z
+    y: Tensor = operation_of(match)(residual, branch, weight, **options, **call_arguments(match))
+    for view in match.views:
+        y = apply_view(view, y)
+    return y
+
+
+def apply_view(view: fx.Node, tensor: Tensor) -> Tensor:
+    """Apply a view of the graph to another tensor."""
+    args, kwargs = fx.map_arg((view.args[1:], dict(view.kwargs)), lambda node: concrete(example_value(node)))
+    y: Tensor = _call(view, (tensor, *args), kwargs)
+    return y
+
+
+def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Call the method or function of a node."""
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]  # the target of a call_function is callable
+
+
+def _agree(expected: Tensor, result: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether two results differ by no more than the order of summing a row explains."""
+    if expected.shape != result.shape or expected.dtype != result.dtype:
+        return False
+    eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    a, b = expected.double(), result.double()
+    if not (a.isfinite() == b.isfinite()).all():
+        return False
+    difference = (a - b).nan_to_num(0.0, 0.0, 0.0).abs()
+    differs = difference > ROUNDINGS * eps * a.abs().clamp_min(1.0)
+    if expected.dtype not in LOW_PRECISION:
+        return not differs.any()
+    info = torch.finfo(expected.dtype)
+    one_rounding = difference <= 2.0 * info.eps * a.abs().clamp_min(info.tiny)
+    return bool(one_rounding.all()) and float(differs.double().mean()) <= FLIPPED
+
+
+@contextmanager
+def entered(contexts: Sequence[Any]) -> Iterator[None]:
+    """Enter the grad mode and the autocasts of `contexts_of`."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(contexts[0]))
+        for node in contexts[1:]:
+            if node.target is torch.amp.autocast_mode._enter_autocast:
+                device, dtype, enabled, cache = node.args
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))
+        yield

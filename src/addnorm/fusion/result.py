@@ -1,0 +1,289 @@
+"""Result of `fuse`: the Add & Norms that are one call now, the others with the reason, the proof, the share, the benchmark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from addnorm._util.numbers import format_bytes, format_count, format_number, format_percent, format_seconds
+from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
+from addnorm.fusion.benchmark import Benchmark, Timing
+from addnorm.fusion.boundary import Boundary
+from addnorm.fusion.proof import Proof
+from addnorm.fusion.tolerance import Difference, worst
+from addnorm.stream.find.inspection import NORM_NAMES, mask_numbers, merge_paths
+
+__all__ = ["Fusion", "VerificationError"]
+
+MODEL = "the model"  # in place of the model's own path, which is empty
+MAX_SHOWN = 3  # outputs, and gradients, that a failed proof names
+MIN_GAIN = 1.02  # times as fast; a smaller bound is called no gain
+
+
+@dataclass(frozen=True, repr=False)
+class Fusion(Rendered):
+    """Result of `addnorm.fuse`. It prints as a report, in a notebook as HTML.
+
+    Attributes:
+        model: class name of the model.
+        boundaries: its Add & Norms in the order in which they run; those that are not fused have a `reason`.
+        num_graphs: number of graphs in one run; more than one if torch.compile's frontend breaks the graph.
+        proof: differences of outputs and gradients from the model before, with their tolerances.
+        inductor: whether the graphs are compiled by Inductor.
+        share: of Add & Norm in the time of the eager forward pass, from 0 to 1; None if it is not known, as with activation
+            checkpoints.
+        benchmark: times and memory before and after; None if not requested, or if nothing is fused.
+    """
+
+    model: str
+    boundaries: tuple[Boundary, ...]
+    num_graphs: int
+    proof: Proof
+    inductor: bool = False
+    share: float | None = None
+    benchmark: Benchmark | None = None
+
+    @property
+    def fused(self) -> tuple[Boundary, ...]:
+        """Add & Norms that are one call now."""
+        return tuple(boundary for boundary in self.boundaries if boundary.is_fused)
+
+    @property
+    def unfused(self) -> tuple[Boundary, ...]:
+        """Add & Norms that are unchanged, each with its reason."""
+        return tuple(boundary for boundary in self.boundaries if not boundary.is_fused)
+
+    @property
+    def max_gain(self) -> float | None:
+        """Upper bound of the gain in time: how many times as fast the forward pass is if Add & Norm takes no time."""
+        return None if self.share is None else 1 / (1 - self.share) if self.share < 1 else math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        return {
+            "schema": "addnorm.fusion", "schema_version": 1, "model": self.model, "num_graphs": self.num_graphs,
+            "inductor": self.inductor, "fused": len(self.fused), "changed": bool(self.fused) and self.proof.holds,
+            "boundaries": [b.to_dict() for b in self.boundaries], "proof": self.proof.to_dict(), "share": self.share,
+            "benchmark": self.benchmark and self.benchmark.to_dict(),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Fusion of {self.model}: {len(self.fused)} of {len(self.boundaries)} Add & Norms fused>"
+
+    def _blocks(self) -> Iterator[Block]:
+        yield _headline(self)
+        if self.fused:
+            if not self.proof.holds:
+                yield Paragraph("Attempted:", space=True)
+            yield from _fused_table(self.fused)
+        if self.unfused:
+            yield Paragraph("Not fused:", space=True)
+            yield _unfused_table(self.unfused)
+        if self.fused or not self.proof.holds:
+            yield from _proof_blocks(self.proof)
+        if self.share is not None:
+            yield Paragraph(_share_sentence(self), space=True)
+        if self.benchmark is not None:
+            yield from _benchmark_blocks(self, self.benchmark)
+
+
+class VerificationError(RuntimeError):
+    """A fused model differs from the original by more than the tolerance. The model is unchanged.
+
+    Attributes:
+        fusion: the result, whose proof names the tensors.
+    """
+
+    def __init__(self, fusion: Fusion) -> None:
+        most = worst((*fusion.proof.outputs, *fusion.proof.gradients))
+        known = fusion.proof.oracle.startswith("float")
+        basis = "twice the model's own error" if known else "a number of roundings"
+        what = (
+            ""
+            if most is None
+            else f"{most.name} differs by {most.max_abs:.1e}, tolerance {most.tolerance:.1e} ({basis})"
+        )
+        super().__init__(f"{fusion.model} is not fused: {what}. The model is unchanged.")
+        self.fusion = fusion
+
+
+def _headline(fusion: Fusion) -> Paragraph:
+    count, total = len(fusion.fused), len(fusion.boundaries)
+    unchanged = "the model is unchanged"
+    if not total:
+        reason = "no norm of a sum was found" if fusion.num_graphs else "torch.compile captures no graph of it"
+        spans: list[Any] = [f"{reason}; {unchanged}"]
+    elif not fusion.proof.holds:
+        spans = [(f"!! the proof failed; {unchanged}", "bad")]
+    elif not count:
+        spans = [f"{'its Add & Norm is not' if total == 1 else f'none of {total} Add & Norms is'} fused; {unchanged}"]
+    else:
+        spans = [
+            (f"{count} of {format_count(total, 'Add & Norm')}", "accent"),
+            f" {'is' if count == 1 else 'are'} fused",
+        ]
+    details = f", in {fusion.num_graphs} graphs" * (fusion.num_graphs > 1) + ", compiled by Inductor" * fusion.inductor
+    return Paragraph((fusion.model, "strong"), f", {fusion.proof.mode}: ", *spans, details)
+
+
+def _fused_table(boundaries: Sequence[Boundary]) -> Iterator[Block]:
+    """Yield what all Add & Norms have in common, and a table with a row for each group of equal ones."""
+    rows = [_cells(group) for group in _group(boundaries)]
+    common = [name for name in ("norm is", "returns", "dtype") if len({row[name] for row in rows}) == 1]
+    if common:
+        phrases = {"norm is": "{}", "returns": "returns {}", "dtype": "in {}"}
+        text = ", ".join(phrases[name].format(rows[0][name]) for name in common)
+        yield Paragraph(f"{'each ' if len(boundaries) > 1 else ''}{text}", indent=2)
+    names = [name for name in rows[0] if name not in common]
+    yield Table(map(_column, names), [[row[name] for name in names] for row in rows], indent=2)
+
+
+def _unfused_table(boundaries: Sequence[Boundary]) -> Table:
+    rows = [[f"{len(group)} x", *_paths(group), str(group[0].reason)] for group in _group(boundaries)]
+    return Table(map(_column, ("", "add in", "norm", "reason")), rows, indent=2)
+
+
+def _column(name: str) -> Column:
+    return Column(name, "left" if name else "right", fold=name in ("add in", "norm", "reason"))
+
+
+def _group(boundaries: Sequence[Boundary]) -> list[list[Boundary]]:
+    """Return groups of Add & Norms that differ only in the number of their layer."""
+    groups: dict[Any, list[Boundary]] = {}
+    for one in boundaries:
+        paths = mask_numbers(one.add), mask_numbers(one.norm)
+        key = one.kind, one.eps, one.casting, one.returns_residual, one.dtype, one.reason, paths
+        groups.setdefault(key, []).append(one)
+    return [*groups.values()]
+
+
+def _cells(group: Sequence[Boundary]) -> dict[str, str]:
+    first = group[0]
+    add, norm = _paths(group)
+    casting = f", casting {first.casting}" if first.casting != "float32" else ""
+    return {
+        "": f"{len(group)} x", "add in": add, "norm": norm,
+        "norm is": f"{NORM_NAMES[first.kind]} {format_number(first.eps, trim=True)}".strip() + casting,
+        "returns": "y and the sum" if first.returns_residual else "y", "dtype": first.dtype,
+    }  # fmt: skip
+
+
+def _paths(group: Sequence[Boundary]) -> tuple[str, str]:
+    """Return the paths of the modules that add and that normalize, the latter relative to the former if it is inside."""
+    add, norm = merge_paths([one.add for one in group]), merge_paths([one.norm for one in group])
+    is_inside = all(one.add and one.norm.startswith(f"{one.add}.") for one in group)
+    return add or MODEL, norm.removeprefix(add) if is_inside and norm.startswith(add) else norm or MODEL
+
+
+def _proof_blocks(proof: Proof) -> Iterator[Block]:
+    """Yield the verdict, and of each kind the tensor closest to its tolerance, or those beyond it."""
+    kinds = {"output": proof.outputs, "gradient": proof.gradients}
+    failed = {
+        kind: sorted((one for one in differences if not one.holds), key=lambda one: -one.tolerance_share)
+        for kind, differences in kinds.items()
+    }
+    if proof.holds:
+        yield Paragraph(_verdict(proof), space=True)
+        closest = [(kind, worst(differences)) for kind, differences in kinds.items()]
+        yield _difference_table([(kind, one) for kind, one in closest if one is not None])
+    else:
+        count = " and ".join(
+            f"{len(some)} of {format_count(len(kinds[kind]), kind)}" for kind, some in failed.items() if some
+        )
+        yield Paragraph(f"!! {count} exceed the tolerance:", style="bad", space=True)
+        yield _difference_table([(kind, one) for kind, some in failed.items() for one in some[:MAX_SHOWN]])
+        more = [f"{len(some) - MAX_SHOWN} more {kind}s" for kind, some in failed.items() if len(some) > MAX_SHOWN]
+        if more:
+            yield Paragraph(f"and {' and '.join(more)}", style="bad", indent=2)
+    yield Paragraph(" ".join(_notes(proof)), style="dim", indent=2)
+
+
+def _verdict(proof: Proof) -> str:
+    parts = []
+    for kind, differences in (("output", proof.outputs), ("gradient", proof.gradients)):
+        identical = sum(one.max_abs == 0 for one in differences)
+        count = format_count(len(differences), kind) if differences else f"no {kind}s"
+        parts.append(
+            count + f" ({'all' if identical == len(differences) else identical} bit-identical)" * bool(identical)
+        )
+    is_rounded = any(one.max_abs for one in (*proof.outputs, *proof.gradients))
+    error = "" if proof.gradient_error is None else f" (the model itself raises {proof.gradient_error})"
+    return f"Proven equal{' up to rounding' if is_rounded else ''}: {' and '.join(parts)}{error}."
+
+
+def _difference_table(differences: Sequence[tuple[str, Difference]]) -> Table:
+    numbers = ("difference", "eager error", "tolerance")
+    columns = [Column(""), Column("tensor", fold=True), *(Column(name, "right") for name in numbers), Column(" ")]
+    rows = []
+    for kind, one in differences:
+        cells = [
+            kind,
+            one.name,
+            *(format_number(value, 2, trim=True) for value in (one.max_abs, one.eager_error, one.tolerance)),
+        ]
+        rows.append(Row(cells) if one.holds else Row([*cells, "!!"], "bad"))
+    is_failed = any(not one.holds for _, one in differences)
+    return Table(columns if is_failed else columns[:-1], rows, indent=2)
+
+
+def _notes(proof: Proof) -> Iterator[str]:
+    every = (*proof.outputs, *proof.gradients)
+    if proof.holds:
+        yield "The tensors closest to their tolerance."
+    if any(one.eager_error is not None for one in every):
+        yield f"Eager error: of the model before fusing, from {proof.oracle}."
+    else:
+        yield f"The error of the model before fusing is not known ({proof.oracle})."
+    if any(math.isinf(one.max_abs) for one in every):
+        yield "inf: shape, dtype, NaN or integers differ."
+
+
+def _share_sentence(fusion: Fusion) -> str:
+    assert fusion.share is not None
+    assert fusion.max_gain is not None
+    start = f"Add & Norm is {format_percent(fusion.share, 2, trim=True)} of the forward pass: fusing"
+    if fusion.max_gain < MIN_GAIN:
+        sentence = f"{start} gains no noticeable time"
+    else:
+        sentence = f"{start} cannot make it more than {fusion.max_gain:.2f} times as fast"
+    return f"{sentence}; a larger gain is Inductor's." if fusion.inductor else f"{sentence}."
+
+
+def _benchmark_blocks(fusion: Fusion, benchmark: Benchmark) -> Iterator[Block]:
+    timings = [("inference", benchmark.inference), ("training step", benchmark.training)]
+    rows = [[name, *_time_cells(timing)] for name, timing in timings if timing is not None]
+    if benchmark.saved_bytes is not None:
+        before, after = benchmark.saved_bytes
+        rows.append(["saved for backward", format_bytes(before), format_bytes(after), _change(before, after)])
+    yield Paragraph()
+    yield Table(["", Column("before", "right"), Column("after", "right"), Column(" ", fold=True)], rows, indent=2)
+    rounds = " and ".join(str(timing.rounds) for _, timing in timings if timing is not None)
+    load = "" if benchmark.load is None else f", load {benchmark.load:.1f} before"
+    threads = format_count(benchmark.threads, "thread")
+    note = f"Medians of {rounds} rounds, ± half the interquartile range; {threads}{load}."
+    yield Paragraph(note, style="dim", indent=2)
+    gain = benchmark.inference.ratio
+    if (
+        fusion.max_gain is not None
+        and gain > fusion.max_gain
+        and benchmark.inference.is_significant
+        and not fusion.inductor
+    ):
+        remark = "Inference gains more than fusing can: the rest is noise, or Python code that torch.compile's frontend skips."
+        yield Paragraph(remark, indent=2)
+
+
+def _time_cells(timing: Timing) -> list[str]:
+    times = (timing.before, timing.before_quartiles), (timing.after, timing.after_quartiles)
+    cells = [
+        f"{format_seconds(median)} ±{format_percent((high - low) / (2 * median), 1)}" for median, (low, high) in times
+    ]
+    return [*cells, f"{timing.ratio:.2f} times as fast" if timing.is_significant else "no significant difference"]
+
+
+def _change(before: int, after: int) -> str:
+    if before == after or not before:
+        return "the same" if before == after else "more"
+    return f"{format_percent(abs(after / before - 1), 2, trim=True)} {'less' if after < before else 'more'}"

@@ -1,0 +1,170 @@
+"""Repeatable calls of a model: outputs and gradients, from the same tensors and random states every time, without a trace."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from addnorm.stream.dataflow.state import LEAF_TYPES, find_tensors, preserve_state
+
+__all__ = ["RunResult", "StateSnapshot", "Tensors", "map_tensors", "named_tensors", "run", "storage_address"]
+
+Tensors = dict[str, Tensor]
+
+
+class RunResult(NamedTuple):
+    """Outputs of a call, and gradients of the parameters."""
+
+    outputs: Tensors
+    gradients: Tensors
+
+
+def run(
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    parameters: Mapping[str, Tensor],
+    signs: Tensors | None = None,
+) -> RunResult:
+    """Call a model and return its outputs and the gradients of these parameters. `.grad` is not touched.
+
+    The loss is the sum of all outputs, each element with a random sign.
+
+    Args:
+        call: the model, or what takes its place.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        parameters: parameters of which to return gradients; without any the call runs in no-grad mode.
+        signs: the signs of earlier calls; gets those that are new.
+    """
+    signs = {} if signs is None else signs
+    with torch.inference_mode(False), torch.set_grad_enabled(bool(parameters)):
+        args, kwargs = map_tensors((tuple(args), dict(kwargs)), _as_leaf)
+        outputs = named_tensors(call(*args, **kwargs))
+        loss = {name: t for name, t in outputs.items() if t.requires_grad and t.is_floating_point()}
+        gradients: Sequence[Tensor | None] = [None] * len(parameters)
+        if parameters and loss:
+            signs.update({name: _random_signs(name, t) for name, t in loss.items() if name not in signs})
+            cotangents = [signs[name] for name in loss]
+            gradients = torch.autograd.grad([*loss.values()], [*parameters.values()], cotangents, allow_unused=True)
+        known = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+        return RunResult({name: t.detach() for name, t in outputs.items()}, known)
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    """Return a tensor in the same memory without the caller's graph, which must not be walked or extended."""
+    if tensor.is_inference():
+        return tensor.clone()
+    if not tensor.requires_grad:
+        return tensor.detach()
+    return tensor if tensor.is_leaf else tensor.detach().requires_grad_().clone()
+
+
+def _random_signs(name: str, tensor: Tensor) -> Tensor:
+    """Return random signs, always the same for the same name. They are exact in every dtype."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=torch.int8)
+    return signs.mul_(2).sub_(1).to(tensor.device, tensor.dtype)
+
+
+def named_tensors(result: Any) -> Tensors:
+    """Return the tensors of a result by name: in tuples, mappings and objects with attributes, such as a cache."""
+    tensors: Tensors = {}
+    seen: set[int] = set()
+
+    def walk(one: Any, path: tuple[str, ...]) -> None:
+        if isinstance(one, Tensor):
+            tensors[".".join(path) or "output"] = one
+        if isinstance(one, LEAF_TYPES) or callable(one) or id(one) in seen:
+            return
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            items = [(str(key), value) for key, value in one.items()]
+        elif isinstance(one, list | tuple):
+            items = [(str(k) if path else f"[{k}]", value) for k, value in enumerate(one)]
+        else:
+            items = [*getattr(one, "__dict__", {}).items()]
+        for key, value in items:
+            walk(value, (*path, key))
+
+    walk(result, ())
+    return tensors
+
+
+def map_tensors(arguments: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return arguments with a function applied to each tensor; objects that hold tensors, such as a cache, are copied."""
+    memo: dict[int, Any] = {id(tensor): function(tensor) for tensor in find_tensors(arguments)}
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return memo[id(value)] if id(value) in memo else function(value)
+        if isinstance(value, LEAF_TYPES) or callable(value):
+            return value
+        try:
+            return copy.deepcopy(value, memo)  # with one memo, so that an object passed twice stays one object
+        except Exception:  # an object may refuse to be copied with any error
+            return value
+
+    return pytree.tree_map(convert, arguments)
+
+
+class StateSnapshot:
+    """Contents of the tensors of a model and of its arguments, to be restored: a forward may write into them.
+
+    Attributes:
+        tensors: the tensors.
+        storages: the addresses of their memory.
+    """
+
+    def __init__(self, model: nn.Module, arguments: Any = ()) -> None:
+        self.model = model
+        attributes = [[*vars(module).values()] for module in model.modules()]  # one by one: the search has a limit
+        by_id = {id(t): t for one in (*attributes, arguments) for t in find_tensors(one)}
+        self.tensors = [t for t in by_id.values() if t.layout == torch.strided and not t.is_nested]
+        self.storages = {storage_address(t) for t in self.tensors}
+        self._copies = [(t.detach().clone(), t.is_leaf) for t in self.tensors]
+        leaves = pytree.tree_leaves((attributes, arguments))
+        self._generators = [(one, one.get_state()) for one in leaves if isinstance(one, torch.Generator)]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore all tensors and random states after the block."""
+        with preserve_state(self.model):
+            try:
+                yield
+            finally:
+                try:
+                    self._restore()
+                except KeyboardInterrupt:
+                    self._restore()
+                    raise
+
+    def _restore(self) -> None:
+        for tensor, (saved, was_leaf) in zip(self.tensors, self._copies, strict=True):
+            if was_leaf and not tensor.is_leaf and not tensor._is_view():
+                tensor.detach_()  # from the graph of what was written into it
+            if not _equal(tensor.detach(), saved):
+                tensor.data.copy_(saved)  # .data: a graph of the caller does not count the write that is undone
+        for generator, state in self._generators:
+            generator.set_state(state)
+
+    def copy_aliases(self, outputs: Tensors) -> Tensors:
+        """Return outputs with those copied that alias memory of the model, which would change when it is restored."""
+        return {name: t.clone() if storage_address(t) in self.storages else t for name, t in outputs.items()}
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal, with NaN equal to NaN."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def storage_address(tensor: Tensor) -> int:
+    """Return the address of a tensor's memory; 0 for a sparse tensor."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0

@@ -1,0 +1,156 @@
+"""Times, memory and the share of Add & Norm."""
+
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import addnorm
+from addnorm.fusion.benchmark import Timing, compare_times, saved_bytes
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+BYTES = 4 * 8 * 4
+
+
+# --- seconds --------------------------------------------------------------------------------------------------------------
+
+
+def test_calls_take_turns():
+    calls = []
+    timing = compare_times(lambda: calls.append("b"), lambda: calls.append("a"), seconds=0)
+    assert timing.rounds == 5
+    assert "".join(calls) == "ba" + "ba" + "ab" + "ba" + "ab" + "ba"
+
+
+def test_compare_times_stops_after_101_rounds():
+    timing = compare_times(lambda: None, lambda: None, seconds=60)
+    assert timing.rounds == 101
+    for median, (low, high) in ((timing.before, timing.before_quartiles), (timing.after, timing.after_quartiles)):
+        assert 0 < low <= median <= high
+
+
+def test_timing_knows_ratio_and_significance():
+    timing = Timing(3.0, 1.5, 5, (2.5, 3.5), (1.0, 2.0))
+    assert timing.ratio == 2
+    assert timing.is_significant
+    assert not Timing(3.0, 1.5, 5, (1.9, 3.5), (1.0, 2.0)).is_significant
+    assert timing.to_dict() == {
+        "before": 3.0, "after": 1.5, "ratio": 2.0, "rounds": 5, "before_quartiles": [2.5, 3.5], "after_quartiles": [1.0, 2.0],
+        "is_significant": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_compare_times_restores_the_model(fails):
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5))
+    x, state = X.clone(), torch.get_rng_state()
+
+    def after():
+        model(x.mul_(2))
+        if fails:
+            raise KeyboardInterrupt
+
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            compare_times(after, after, seconds=0, model=model, arguments=x)
+    else:
+        compare_times(after, after, seconds=0, model=model, arguments=x)
+    assert model[0].num_batches_tracked == 0
+    assert model[0].running_mean.eq(0).all()
+    assert torch.equal(x, X)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- bytes ----------------------------------------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.w = nn.Parameter(torch.ones(8))
+        self.register_buffer("b", torch.ones(8))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda m, x: x * m.w, 0),  # an argument, and a parameter
+        (lambda m, x: m.w * m.b, 0),  # a buffer
+        (lambda m, x: m.w + x, 0),  # an add saves nothing
+        (lambda m, x: (m.w + x).exp(), BYTES),  # its result
+        (lambda m, x: (m.w + x).exp().exp(), 2 * BYTES),
+        (lambda m, x: (y := m.w + x) * y, BYTES),  # the same twice
+        (lambda m, x: (y := m.w + x)[:2] * y[2:], BYTES),  # two views of one
+        (lambda m, x: (m.w + x).detach().exp(), 0),  # without a gradient
+        (lambda m, x: (m.w + x)[:1].sin(), BYTES),  # a part keeps all of the storage
+    ],
+)
+def test_saved_bytes_counts_each_storage_once(function, expected):
+    model = Plain(function)
+    assert saved_bytes(lambda: model(X), model, X) == expected
+
+
+def test_saved_bytes_leaves_out_only_known_arguments():
+    model = Plain(lambda m, x: x * m.w)
+    assert saved_bytes(lambda: model(X), model) == BYTES
+    assert saved_bytes(lambda: model(X), model, {"x": [X]}) == 0
+
+
+def test_fused_saves_less_than_eager():
+    model = nn.LayerNorm(64)
+    a, b = torch.randn(2, 32, 64, requires_grad=True).unbind()
+    eager = saved_bytes(lambda: model(F.dropout(a.sin() + b.sin(), 0.5)), model, (a, b))
+    fused = saved_bytes(
+        lambda: addnorm.add_layer_norm(a.sin(), b.sin(), model.weight, model.bias, dropout_p=0.5), model, (a, b)
+    )
+    assert 32 * 64 * 4 <= fused < eager
+
+
+def test_saved_bytes_restores_the_model_in_any_grad_mode():
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    with torch.no_grad():
+        count = saved_bytes(lambda: model(X), model, X)
+    assert count >= BYTES
+    assert model[1].num_batches_tracked == 0
+
+
+# --- the share ------------------------------------------------------------------------------------------------------------
+
+
+class TwoNorms(nn.Module):
+    """A norm that reads no sum, one that does, and three linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.f, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.norm(self.f(x))
+        return self.f(F.layer_norm(x + self.f(x), (8,)))
+
+
+def test_share_counts_adds_and_the_norms_that_read_them(monkeypatch):
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: next(ticks))  # each node takes one tick
+    model = TwoNorms().requires_grad_(False)
+    share = addnorm.fuse(model, X).share
+    nodes = round(2 / share)  # beside inputs and the output: linear, norm, linear, add, norm, linear
+    assert 2 / nodes == share
+    assert nodes >= 6
+    torch._dynamo.reset()
+
+
+def test_share_is_unknown_with_checkpoints():
+    model = TwoNorms().requires_grad_(False)
+    forward = model.forward
+    model.forward = lambda x: torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False)
+    fusion = addnorm.fuse(model, X)
+    assert len(fusion.fused) == 1
+    assert fusion.share is None
+    torch._dynamo.reset()

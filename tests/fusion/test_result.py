@@ -1,0 +1,249 @@
+"""The report of a fusion: its sentences and tables, at any width, in a terminal, a notebook and as text."""
+
+import io
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from addnorm.fusion.benchmark import Benchmark, Timing
+from addnorm.fusion.boundary import Boundary
+from addnorm.fusion.proof import Proof
+from addnorm.fusion.result import Fusion
+from addnorm.fusion.tolerance import Difference
+
+
+def boundary(layer, name="attention", **changes):
+    fields = {
+        "kind": "layer",
+        "eps": 1e-5,
+        "returns_residual": False,
+        "shape": (2, 4, 8),
+        "dtype": "float32",
+        **changes,
+    }
+    return Boundary(f"layers.{layer}.{name}", f"layers.{layer}.{name}.norm", **fields)
+
+
+def difference(name, max_abs=1e-7, error=2e-7, tolerance=4e-7):
+    return Difference(name, max_abs, error, 3.0, tolerance)
+
+
+def timing(before, after, rounds=7, spread=0.1):
+    return Timing(before, after, rounds, *(((1 - spread) * t, (1 + spread) * t) for t in (before, after)))
+
+
+PROOF = Proof(
+    (difference("logits"), difference("cache", 0.0)), (difference("layers.0.weight"),), "float64", "evaluation"
+)
+BENCHMARK = Benchmark(timing(0.0011, 0.001), timing(4.0, 5.0, 5), (2_000_000, 1_000_000), 2, 1.26)
+ALL = (*(boundary(k) for k in range(3)), *(boundary(k, "mlp") for k in range(3)))
+UNFUSED = replace(boundary(0, "embeddings"), reason="its add broadcasts")
+DONE = Fusion("Model", (UNFUSED, *ALL), 1, PROOF, share=0.2, benchmark=BENCHMARK)
+WRONG = replace(
+    PROOF, outputs=(difference("logits", 1e-3), difference("cache")),
+    gradients=tuple(difference(f"layers.{k}.weight", math.inf if k == 4 else 1e-3 * (k + 1)) for k in range(5)),
+)  # fmt: skip
+FAILED = replace(DONE, proof=WRONG, share=None, benchmark=None)
+NOTHING = replace(DONE, boundaries=(UNFUSED,), share=None, benchmark=None)
+EMPTY = replace(NOTHING, boundaries=())
+BARE = replace(
+    DONE, share=None, benchmark=None, proof=replace(PROOF, gradients=(), gradient_error="Error: no backward")
+)
+BLIND = replace(
+    DONE, proof=Proof((difference("logits", error=None),), (), "no float64 run: it has none", "training"),
+    share=0.0, benchmark=Benchmark(timing(1e-5, 1e-5, 9)),
+)  # fmt: skip
+INDUCTOR = replace(DONE, inductor=True, num_graphs=3, benchmark=Benchmark(timing(0.002, 0.001)))
+EVERY = (DONE, FAILED, NOTHING, EMPTY, BARE, BLIND, INDUCTOR)
+
+
+def printed(fusion, width=120, colour=False):
+    screen = Console(
+        file=io.StringIO(),
+        width=width,
+        highlight=False,
+        force_terminal=colour,
+        color_system="standard" if colour else None,
+    )
+    screen.print(fusion)
+    return screen.file.getvalue()
+
+
+def lines(fusion, width=120):
+    return [" ".join(line.split()) for line in printed(fusion, width).splitlines()]
+
+
+def text_of(fusion):
+    return " ".join(printed(fusion).split())
+
+
+def test_report_groups_layers_that_are_alike():
+    rows = lines(DONE)
+    assert rows[0] == "Model, evaluation: 6 of 7 Add & Norms are fused"
+    assert rows[1] == "each LayerNorm 1e-5, returns y, in float32"
+    assert "3 x layers.0-2.attention .norm" in rows
+    assert "3 x layers.0-2.mlp .norm" in rows
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"eps": 1e-12}, "LayerNorm 1e-12"), ({"kind": "rms", "casting": "llama"}, "RMSNorm 1e-5, casting llama"),
+     ({"returns_residual": True}, "y and the sum"), ({"dtype": "bfloat16"}, "bfloat16")],
+)  # fmt: skip
+def test_report_shows_what_differs_in_a_column(change, word):
+    rows = lines(replace(DONE, boundaries=(boundary(0), boundary(2), replace(boundary(1), **change))))
+    assert word not in rows[1]
+    (row,) = [row for row in rows if row.startswith("1 x")]
+    assert word in row
+    assert any(row.startswith("2 x layers.0,2.attention") for row in rows)
+
+
+def test_report_names_the_model_and_norms_elsewhere():
+    one = replace(boundary(0), add="", norm="head.norm")
+    assert "1 x the model head.norm" in lines(replace(DONE, boundaries=(one,)))
+    assert "1 x the model the model" in lines(replace(DONE, boundaries=(replace(one, norm=""),)))
+
+
+def test_report_gives_reasons():
+    unfused = tuple(replace(one, reason="its norm divides by the L2 norm") for one in ALL[:3])
+    rows = lines(replace(DONE, boundaries=(*unfused, *ALL[3:], UNFUSED)))
+    at = rows.index("Not fused:")
+    assert "3 x layers.0-2.attention .norm its norm divides by the L2 norm" in rows[at:]
+    assert "1 x layers.0.embeddings .norm its add broadcasts" in rows[at:]
+
+
+def test_report_names_the_tensors_closest_to_tolerance():
+    proof = replace(PROOF, outputs=(difference("large", 1e-2, 1e-2, 1.0), difference("near", 3e-7)))
+    rows = lines(replace(DONE, proof=proof))
+    assert "Proven equal up to rounding: 2 outputs and 1 gradient." in rows
+    assert "output near 3e-7 2e-7 4e-7" in rows
+    assert "gradient layers.0.weight 1e-7 2e-7 4e-7" in rows
+    assert not any("large" in row for row in rows)
+    assert any("from float64." in row for row in rows)
+
+
+def test_report_counts_identical_tensors():
+    assert "2 outputs (1 bit-identical) and 1 gradient." in text_of(DONE)
+    identical = replace(PROOF, outputs=(difference("logits", 0.0),), gradients=())
+    assert "Proven equal: 1 output (all bit-identical) and no gradients." in text_of(replace(DONE, proof=identical))
+
+
+def test_report_of_a_failed_proof_names_the_worst_tensors():
+    text = text_of(FAILED)
+    assert "!! the proof failed; the model is unchanged" in text
+    assert "!! 1 of 2 outputs and 5 of 5 gradients exceed the tolerance:" in text
+    rows = [row for row in lines(FAILED) if row.endswith("!!")]
+    assert [row.split()[1] for row in rows] == ["logits", "layers.4.weight", "layers.3.weight", "layers.2.weight"]
+    assert " inf " in rows[1]
+    assert "and 2 more gradients" in text
+    assert "inf: shape" in text
+    assert "are fused" not in text
+    assert "\x1b[1;31m" in printed(FAILED, colour=True)
+    assert "\x1b[1;31m" not in printed(DONE, colour=True)
+
+
+def test_report_bounds_the_gain_by_the_share():
+    assert DONE.max_gain == 1.25
+    sentence = "Add & Norm is 20% of the forward pass: fusing cannot make it more than 1.25 times as fast"
+    assert f"{sentence}." in text_of(DONE)
+    assert f"{sentence}; a larger gain is Inductor's." in text_of(INDUCTOR)
+    assert "is 1.2% of the forward pass: fusing gains no noticeable time." in text_of(replace(DONE, share=0.012))
+    assert replace(DONE, share=1.0).max_gain == math.inf
+    assert "forward pass" not in text_of(BARE)
+
+
+def test_report_shows_the_benchmark_with_spread_and_load():
+    rows = lines(replace(DONE, benchmark=replace(BENCHMARK, inference=timing(0.002, 0.001))))
+    assert "inference 2.00 ms ±10% 1.00 ms ±10% 2.00 times as fast" in rows
+    assert "training step 4.00 s ±10% 5.00 s ±10% 0.80 times as fast" in rows
+    assert "saved for backward 2.00 MB 1.00 MB 50% less" in rows
+    assert "Medians of 7 and 5 rounds, ± half the interquartile range; 2 threads, load 1.3 before." in rows
+
+
+def test_report_calls_overlapping_times_insignificant():
+    assert "inference 1.10 ms ±10% 1.00 ms ±10% no significant difference" in lines(DONE)
+    assert "training step" not in text_of(BLIND)
+
+
+def test_report_remarks_a_gain_beyond_the_bound():
+    gains = {
+        name: text_of(replace(DONE, benchmark=Benchmark(timing(t, 1.0)))) for name, t in (("less", 1.24), ("more", 1.3))
+    }
+    remark = "Inference gains more than fusing can"
+    assert remark in gains["more"]
+    assert remark not in gains["less"]
+    assert remark not in text_of(INDUCTOR)
+
+
+def test_report_names_graphs_and_inductor():
+    assert "are fused, in 3 graphs, compiled by Inductor" in text_of(INDUCTOR)
+
+
+def test_report_without_gradients_or_float64():
+    assert "no gradients (the model itself raises Error: no backward)" in text_of(BARE)
+    text = text_of(BLIND)
+    assert "Model, training:" in text
+    assert "The error of the model before fusing is not known (no float64 run: it has none)." in text
+    assert "output logits 1e-7 4e-7" in lines(BLIND)
+    assert "10.0 µs" in text
+    assert "0% of the forward pass" in text
+
+
+def test_report_claims_nothing_if_nothing_is_fused():
+    assert "its Add & Norm is not fused; the model is unchanged" in text_of(NOTHING)
+    assert "none of 2 Add & Norms is fused" in text_of(replace(NOTHING, boundaries=(UNFUSED, UNFUSED)))
+    assert "its add broadcasts" in text_of(NOTHING)
+    assert text_of(EMPTY) == "Model, evaluation: no norm of a sum was found; the model is unchanged"
+    for fusion in (NOTHING, EMPTY):
+        assert "Proven" not in text_of(fusion)
+
+
+@pytest.mark.parametrize("number", range(len(EVERY)))
+def test_report_fits_the_terminal(number):
+    reason = "a sentence about a sum that is somewhere else, in another region of the graph"
+    paths = tuple(replace(one, norm=f"{one.add}.output.post_attention_layernorm") for one in ALL)
+    boundaries = (*EVERY[number].boundaries, *paths, replace(ALL[0], reason=reason))
+    for width in (60, 80, 100, 120):
+        text = printed(replace(EVERY[number], boundaries=boundaries), width)
+        assert max(map(len, text.splitlines())) <= width
+        assert "\x1b" not in text
+        assert "…" not in text
+
+
+@pytest.mark.parametrize("fusion", EVERY, ids=range(len(EVERY)))
+def test_report_is_the_same_in_a_notebook(fusion):
+    class Page(HTMLParser):
+        """Collects the text and checks that every tag is closed."""
+
+        def __init__(self):
+            super().__init__()
+            self.words, self.open = [], []
+
+        def handle_starttag(self, tag, attrs):
+            if tag != "br":
+                self.open.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.open.pop() == tag
+
+        def handle_data(self, data):
+            self.words += re.findall(r"\S+", data)
+
+    page = Page()
+    page.feed(fusion._repr_html_())
+    assert page.open == []
+    assert "".join(page.words) == "".join(str(fusion).split()) == "".join(printed(fusion, 100).split())
+    assert max(map(len, str(fusion).splitlines())) <= 100
+
+
+def test_report_escapes_markup_in_names():
+    proof = replace(PROOF, outputs=(difference("[0]"), difference("[bold]", 3e-7)))
+    fusion = replace(DONE, model="<b>[red]", proof=proof)
+    assert "<b>[red]" in text_of(fusion)
+    assert "[bold]" in text_of(fusion)
+    assert "&lt;b&gt;[red]" in fusion._repr_html_()
+    assert "<b>[red]" not in fusion._repr_html_()

@@ -1,0 +1,62 @@
+"""Repeatable calls of a model: names of outputs, and gradients."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from addnorm.fusion.benchmark import step
+from addnorm.fusion.runs import named_tensors, run
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("result", "names"),
+    [
+        (X, ["output"]),
+        ((X, X), ["[0]", "[1]"]),
+        ([X, (X, None, X)], ["[0]", "[1].0", "[1].2"]),
+        ({"logits": X, "states": (X, X)}, ["logits", "states.0", "states.1"]),
+        ({"cache": SimpleNamespace(layers=[SimpleNamespace(keys=X)])}, ["cache.layers.0.keys"]),
+        ((None, 3, "word", nn.Linear(2, 2)), []),
+        (None, []),
+    ],
+)
+def test_named_tensors_names_the_place(result, names):
+    assert [*named_tensors(result)] == names
+
+
+def test_named_tensors_handles_cycles():
+    result = {"x": X}
+    result["self"] = result
+    assert [*named_tensors(result)] == ["x"]
+
+
+def test_run_repeats_the_same_loss():
+    model = nn.Linear(8, 3)
+    parameters = dict(model.named_parameters())
+    _, first = run(model, (X,), {}, parameters)
+    torch.rand(3)
+    call = step(model, (X,), {}, parameters)
+    assert {*first} == {"weight", "bias"}
+    for _ in range(2):
+        assert all(torch.equal(first[name], gradient) for name, gradient in call().gradients.items())
+    assert model.weight.grad is None
+    assert first["bias"].abs().le(4).all()  # each output counts as plus or minus one
+
+
+def test_run_without_parameters_has_no_graph():
+    result = step(nn.Linear(8, 3), (X,), {})()
+    assert result.gradients == {}
+    assert not result.outputs["output"].requires_grad
+
+
+def test_run_has_the_same_signs_in_low_precision():
+    model = nn.Linear(8, 3)
+    with torch.no_grad():
+        model.weight.zero_()
+    high = run(model, (X,), {}, dict(model.named_parameters())).gradients["bias"]
+    low = run(model.bfloat16(), (X.bfloat16(),), {}, dict(model.named_parameters())).gradients["bias"]
+    assert torch.equal(high, low.float())
