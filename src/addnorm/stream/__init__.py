@@ -1,4 +1,11 @@
-"""The stream of a model you already have: find it, prove it, record it, take it apart."""
+"""The residual stream of an existing model: find and prove it, record it, decompose it, ablate sublayers.
+
+- `dataflow`: capture of a run as a graph of values, and taps on running models
+- `find`: `inspect`, which finds residual adds and norms and proves their equations
+- `record`: `record`, statistics of every sublayer, and `Recording`
+- `decompose`, `ablate`: the stream as a sum of components; the model without a sublayer
+- `models`: models by name, for the command line
+"""
 
 from addnorm.stream.record.recording import Recording
 

@@ -1,4 +1,4 @@
-"""What the files here share: refusing in a sentence, and transformers kept quiet, offline and seeded."""
+"""Shared parts: the error of this folder, and transformers without warnings, network and global randomness."""
 
 from __future__ import annotations
 
@@ -11,43 +11,55 @@ from typing import Any
 
 import torch
 
-__all__ = ["Refused", "first_line", "is_config", "need_hf", "quiet", "seeded"]
+from addnorm._util.optional import install_command
+
+__all__ = ["ModelLoadError", "first_line", "is_config", "quiet", "require_hf", "seeded"]
 
 
-class Refused(ValueError):
-    """What came cannot be used; the text is one sentence: what came, what was expected, what to do."""
+class ModelLoadError(ValueError):
+    """A model, its files or its inputs cannot be used. The message is one sentence: argument, value, expectation, remedy."""
 
 
 def first_line(error: BaseException) -> str:
-    """An error's kind and the first line of what it says, to be put into a sentence; two where the first announces one."""
+    """Return an error's type and the first line of its message, for use in a sentence; two lines if the first ends with ":".
+
+    Example:
+        >>> from addnorm.stream.models.hf import first_line
+        >>> first_line(KeyError("gpt9")), first_line(ValueError())
+        ("KeyError: 'gpt9'", 'ValueError')
+    """
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]).rstrip(".:")
-    if isinstance(error, Refused):
+    if isinstance(error, ModelLoadError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def need_hf(name: str) -> None:
-    """Refuses a model that transformers and safetensors are needed for if one of them is not installed."""
+def require_hf(name: str) -> None:
+    """Check that transformers and safetensors can be imported, for the model of that name.
+
+    Raises:
+        ModelLoadError: one of them is not installed.
+    """
     for package in ("transformers", "safetensors"):
         try:
             importlib.import_module(package)
         except ImportError:
-            raise Refused(
-                f"MODEL {name!r} needs the package {package}, which is not installed: pip install 'addnorm[hf]'."
+            raise ModelLoadError(
+                f"MODEL {name!r} needs the package {package}, which is not installed: {install_command(package)}."
             ) from None
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Transformers without its warnings and progress bars, and without the network; as it was, afterwards."""
-    if sys.modules.get("transformers") is None:  # a factory's model has no need of it
+    """Turn off warnings, progress bars and network access of transformers inside the block."""
+    if sys.modules.get("transformers") is None:  # the model of a factory may not need it
         yield
         return
     from huggingface_hub import constants
     from transformers import utils
 
-    logging: Any = utils.logging  # some of it has no types
+    logging: Any = utils.logging  # parts of it have no types
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     offline = constants.HF_HUB_OFFLINE
@@ -55,7 +67,7 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        constants.HF_HUB_OFFLINE = True  # what the variable of that name sets, which was read at the import
+        constants.HF_HUB_OFFLINE = True  # the environment variable of that name is only read at import
         try:
             yield
         finally:
@@ -67,12 +79,12 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers of their own; the caller's go on as if nothing had been drawn."""
+    """Seed torch's random numbers inside the block; afterwards the generator has its earlier state."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         yield
 
 
 def is_config(value: Any) -> bool:
-    """Whether it is a configuration, inside of another one."""
+    """Return whether a setting is a configuration of transformers."""
     return hasattr(value, "to_diff_dict")

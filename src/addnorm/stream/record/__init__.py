@@ -1,1 +1,8 @@
-"""What happens at every sublayer, step by step; the numbers, their files and pictures."""
+"""Statistics of every sublayer of a running model, step by step.
+
+- `schema`: roles and statistics as data; the types of sites and rows
+- `statistics`: the statistics, computed from tensors
+- `plan`: the values to measure, from an inspection; `recorder`, `gradients`: hooks that measure them
+- `sample`: memory map and balance of a step, from a sample of its tokens
+- `measurements`, `recording`: the numbers, and `Recording` around them; `store`: files; `plot`, `axes`: drawings
+"""

@@ -1,4 +1,4 @@
-"""A transformers model type, built small with random weights: every size that its configuration names is cut down."""
+"""Small models of any transformers model type with random weights: every size in the configuration is reduced."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from addnorm.stream.models.hf import Refused, is_config, seeded
+from addnorm.stream.models.hf import ModelLoadError, is_config, seeded
 
-__all__ = ["LAYERS", "WAYS", "build", "model_class", "shrunk"]
+__all__ = ["LAYERS", "SIZE_VARIANTS", "build_tiny", "model_class", "reduce_config"]
 
 LAYERS = 3
 VOCAB = 256
-MOST = 100_000_000  # parameters: a model with more is not small, whatever was cut down
+MAX_PARAMETERS = 100_000_000
 
-# What a size becomes, under all names that it has; one that is smaller already stays as it is.
+# The reduced size for each name of a setting. A smaller setting keeps its value.
 SIZES: dict[str, int] = {
     name: size
     for size, names in {
@@ -53,7 +53,7 @@ LAYER_COUNTS = {
     *("encoder_layers", "num_encoder_layers", "encoder_num_hidden_layers"),
     *("decoder_layers", "num_decoder_layers", "decoder_num_hidden_layers"),
 }
-# For settings without a default, where a model of that type cannot be built without.
+# Values for settings without a default that some model types need.
 MISSING = {
     "head_dim": 16,
     "vocab_size": VOCAB,
@@ -65,7 +65,7 @@ MISSING = {
     "num_experts_per_tok": 2,
     "prediction_length": 8,
 }
-# Where sizes must fit one another in a way of that family's own.
+# Settings that must fit each other in one family.
 FAMILIES: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 4, "mamba_d_head": 32, "attn_layer_indices": [1]},
     "esm": {"mask_token_id": 32, "pad_token_id": 1},
@@ -76,41 +76,46 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "reformer": {"axial_pos_embds_dim": [32, 32]},
     "xlnet": {"d_head": 16},
 }
-MROPE = "mrope_section"  # how a head's frequencies are shared out among time, height and width
-# Tried one after the other: some types want as many heads of keys as of queries, some hang together in other ways.
-WAYS: tuple[Mapping[str, int], ...] = (
+MROPE = "mrope_section"  # split of a head's frequencies into time, height and width
+# Tried in this order: some types need as many heads of keys as of queries, others have further constraints.
+SIZE_VARIANTS: tuple[Mapping[str, int], ...] = (
     SIZES,
     SIZES | {"num_key_value_heads": 4, MROPE: 1},
     {"vocab_size": VOCAB, "num_hidden_layers": LAYERS},
 )
 SPECIAL_TOKEN = re.compile(r"token_(id|index)$")
 LAYER_NUMBERS = re.compile(r"(index(es)?|indices|layer_ids|_layers|idx)$")
-LEFT = {
-    *("out_features", "out_indices", "stage_names"),  # follow from the layers
+UNCHANGED = {
+    *("out_features", "out_indices", "stage_names"),  # derived from the layers
     *("transformers_version", "model_type", "dtype", "torch_dtype", "architectures", "id2label", "label2id"),
 }
 
 
-def shrunk(config: Any, layers: int | None = None, sizes: Mapping[str, int] = SIZES) -> dict[str, Any]:
-    """The options that make a configuration of this class small, those of the configurations in it too.
+def reduce_config(config: Any, layers: int | None = None, sizes: Mapping[str, int] = SIZES) -> dict[str, Any]:
+    """Return the settings that make a configuration small, with those of the configurations in it.
 
-    What the class derives from its other settings is left out, so that it is derived from the small ones.
+    Settings that the class derives from others are left out: they are derived from the reduced ones.
+
+    Args:
+        config: the default configuration of a model type.
+        layers: number of layers; at most `LAYERS` by default.
+        sizes: reduced size for each name of a setting.
     """
     common = {own: name for name, own in (config.attribute_map or {}).items()}
     plain = type(config)().to_dict()
     full = config.to_dict()
-    takes = inspect.signature(type(config)).parameters
-    if "depths" in full:  # layers by stage, and the width of every stage follows from that of the first
+    parameters = inspect.signature(type(config)).parameters
+    if "depths" in full:  # layers by stage; the widths follow from that of the first stage
         sizes = {}
-    deep = max((n for name, n in full.items() if _known(name, common) in LAYER_COUNTS and _whole(n)), default=0)
+    depth = max((n for name, n in full.items() if _table_name(name, common) in LAYER_COUNTS and _is_int(n)), default=0)
     options: dict[str, Any] = {}
     for name, value in full.items():
         inner = vars(config).get(name)
         if is_config(inner):
-            options[name] = {"model_type": inner.model_type, **shrunk(inner, layers, sizes)}
-        elif name not in LEFT:
-            new = _new(_known(name, common), value, layers, deep, sizes)
-            derived = isinstance(value, list | tuple) and name in takes and takes[name].default is None
+            options[name] = {"model_type": inner.model_type, **reduce_config(inner, layers, sizes)}
+        elif name not in UNCHANGED:
+            new = _reduce(_table_name(name, common), value, layers, depth, sizes)
+            derived = isinstance(value, list | tuple) and name in parameters and parameters[name].default is None
             if plain.get(name) != value or (new != value and (not derived or isinstance(new[0], str))):
                 options[name] = new
     if "qk_rope_head_dim" in full:
@@ -118,18 +123,18 @@ def shrunk(config: Any, layers: int | None = None, sizes: Mapping[str, int] = SI
     return options | (FAMILIES.get(config.model_type, {}) if "hidden_size" in sizes else {})
 
 
-def _known(name: str, common: Mapping[str, str]) -> str:
-    """The name by which the tables know it: its own or the one that all families share."""
+def _table_name(name: str, common: Mapping[str, str]) -> str:
+    """Return the name of a setting in the tables above: its own, or the one that all families share."""
     return name if name in SIZES or name in LAYER_COUNTS or name in MISSING else common.get(name, name)
 
 
-def _whole(value: Any) -> bool:
+def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _new(name: str, value: Any, layers: int | None, deep: int, sizes: Mapping[str, int]) -> Any:
-    """A size cut down; a list by layer cut to the layers that are left."""
-    left = layers or LAYERS
+def _reduce(name: str, value: Any, layers: int | None, depth: int, sizes: Mapping[str, int]) -> Any:
+    """Return the reduced value of a setting; of a list by layer the part for the remaining layers."""
+    remaining = layers or LAYERS
     if value is None:
         return MISSING.get(name)
     if name == "depths" and isinstance(value, list | tuple):
@@ -140,12 +145,12 @@ def _new(name: str, value: Any, layers: int | None, deep: int, sizes: Mapping[st
         and (MROPE in value or (MROPE in sizes and "rope_type" in value))
     ):
         return value | {MROPE: [4, 2, 2]}
-    if isinstance(value, list | tuple) and deep > left and sizes:
-        if len(value) == deep:
-            return _cut(value, left)
-        if LAYER_NUMBERS.search(name) and value and all(map(_whole, value)):
-            return [n for n in value if n < left] or [left - 1]
-    if not _whole(value) or not sizes:
+    if isinstance(value, list | tuple) and depth > remaining and sizes:
+        if len(value) == depth:
+            return _truncate(value, remaining)
+        if LAYER_NUMBERS.search(name) and value and all(map(_is_int, value)):
+            return [n for n in value if n < remaining] or [remaining - 1]
+    if not _is_int(value) or not sizes:
         return value
     if name in LAYER_COUNTS:
         return layers or min(value, LAYERS)
@@ -154,8 +159,8 @@ def _new(name: str, value: Any, layers: int | None, deep: int, sizes: Mapping[st
     return min(value, sizes.get(name, value))
 
 
-def _cut(by_layer: Sequence[Any], layers: int) -> list[Any]:
-    """The first layers, the last of them replaced such that every kind of layer is there."""
+def _truncate(by_layer: Sequence[Any], layers: int) -> list[Any]:
+    """Return the first layers, the last of them replaced so that every kind of layer occurs."""
     kept = list(by_layer[:layers])
     if all(isinstance(kind, str) for kind in by_layer):
         others = list(dict.fromkeys(kind for kind in by_layer if kind not in kept))[: layers - 1]
@@ -164,37 +169,47 @@ def _cut(by_layer: Sequence[Any], layers: int) -> list[Any]:
 
 
 def model_class(config_class: type) -> Any:
-    """The class without a head; None if transformers has none."""
+    """Return the model class without a head for a configuration class; None if transformers has none."""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     try:
-        found = MODEL_MAPPING[config_class]
-    except (KeyError, ValueError):  # ValueError: its tables name a class that it does not have
+        classes = MODEL_MAPPING[config_class]
+    except (KeyError, ValueError):  # ValueError: the mapping names a class that does not exist
         return None
-    return found[0] if isinstance(found, tuple) else found
+    return classes[0] if isinstance(classes, tuple) else classes
 
 
-def build(model_type: str, seed: int, layers: int | None, sizes: Mapping[str, int] = SIZES) -> nn.Module:
-    """The model in eval mode, its norms' weights away from one. Raises whatever transformers raises where it cannot be built."""
+def build_tiny(model_type: str, seed: int, layers: int | None, sizes: Mapping[str, int] = SIZES) -> nn.Module:
+    """Return a small model in eval mode with random weights, also in its norms.
+
+    Args:
+        model_type: a model type of transformers.
+        seed: seed of the weights.
+        layers: number of layers; at most `LAYERS` by default.
+        sizes: one of `SIZE_VARIANTS`.
+
+    Raises:
+        Exception: any error of transformers where such a model cannot be built.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[model_type]
-    made = model_class(config_class)
-    if made is None:
-        raise Refused(f"transformers has no model without a head for the model type {model_type!r}")
-    config = config_class(**shrunk(config_class(), layers, sizes))
+    hf_class = model_class(config_class)
+    if hf_class is None:
+        raise ModelLoadError(f"transformers has no model without a head for the model type {model_type!r}")
+    config = config_class(**reduce_config(config_class(), layers, sizes))
     with torch.device("meta"):
-        n = sum(parameter.numel() for parameter in made._from_config(config).parameters())
-    if n > MOST:
-        raise Refused(f"cut down it still has {n:,} parameters")
+        n = sum(parameter.numel() for parameter in hf_class._from_config(config).parameters())
+    if n > MAX_PARAMETERS:
+        raise ModelLoadError(f"reduced it still has {n:,} parameters")
     with seeded(seed):
-        model: nn.Module = made._from_config(config).eval()
-        _shake(model)
+        model: nn.Module = hf_class._from_config(config).eval()
+        _perturb_norms(model)
     return model
 
 
-def _shake(model: nn.Module) -> None:
-    """Moves the weights and biases of norms away from ones and zeros, with which much goes unnoticed."""
+def _perturb_norms(model: nn.Module) -> None:
+    """Add noise to the weights and biases of norms: ones and zeros would hide errors."""
     for module in model.modules():
         if "norm" in type(module).__name__.lower():
             for parameter in module.parameters(recurse=False):
