@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 from addnorm import bench
 from addnorm.bench import fuses, minilm
 from addnorm.fusion.tolerance import Difference
-from addnorm.stream.models.load import Loaded
+from addnorm.stream.models.load import LoadedModel
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "fuse.json"
@@ -27,7 +27,7 @@ def small(name, *, texts, tokens, dtype):
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertModel(BertConfig(vocab_size=50, **sizes)).eval().to(getattr(torch, dtype))
     ids = torch.randint(0, 50, (len(texts), tokens))
-    return Loaded(name, model, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, tuple(texts), "random")
+    return LoadedModel(name, model, (), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, tuple(texts), "random")
 
 
 @pytest.fixture(scope="module", autouse=True)

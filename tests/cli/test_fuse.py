@@ -207,7 +207,7 @@ def test_where_the_compiler_fails_it_is_not_the_inputs_that_are_blamed(monkeypat
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("fuse_models:wrong",), "refuses its inputs"), (("minilmm",), "near it are minilm"),
+    [(("fuse_models:wrong",), "fails with its inputs"), (("minilmm",), "similar names are minilm"),
      (("fuse_models:good", "--layers", 2), "leave --layers out"), (("fuse_models:good", "--dtype", "int8"), "--dtype is 'int8'")],
 )  # fmt: skip
 def test_what_is_wrong_with_the_arguments_is_a_sentence_and_a_2(arguments, words):

@@ -126,14 +126,14 @@ def test_a_model_without_a_residual_add_exits_with_3(command):
     [
         (["nosuch"], "MODEL is 'nosuch', expected minilm, a directory"),
         (["bart/large" * 40], "nothing is downloaded"),
-        (["minilm", "--text", "none.txt"], "--text is 'none.txt', expected a text file: there is no such file"),
-        (["gpt2", "--text", "texts.txt"], "--text came with MODEL 'gpt2'"),
+        (["minilm", "--text", "none.txt"], "--text is 'none.txt', expected a text file: the file does not exist"),
+        (["gpt2", "--text", "texts.txt"], "--text is set for MODEL 'gpt2'"),
         (["gpt2", "--input", "texts.txt"], "expected a file that ends in .safetensors or .pt"),
         (["gpt2", "--layers", 0], "--layers is 0, expected"),
         (["minilm", "--batch", -1], "--batch is -1, expected"),
         (["gpt2", "--dtype", "int8"], "--dtype is 'int8', expected one of float32"),
         (["own_models:nosuch"], "nosuch"),
-        (["own_models:wrong"], "refuses its inputs, argument 1 (2, 3, 9) float32"),
+        (["own_models:wrong"], "fails with its inputs, argument 1 (2, 3, 9) float32"),
     ],
     ids=lambda value: str(value[0])[:12] if isinstance(value, list) else "",
 )

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import addnorm
-from addnorm.stream.models.load import load, quiet
+from addnorm.stream.models.hf import quiet
+from addnorm.stream.models.load import load
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 import addnorm
-from addnorm.stream.models.load import Loaded, load
+from addnorm.stream.models.load import LoadedModel, load
 
 
 @pytest.fixture(scope="module")
-def minilm() -> Loaded:
+def minilm() -> LoadedModel:
     return load("minilm")
 
 
 @pytest.fixture(scope="module")
-def found(minilm: Loaded) -> addnorm.stream.find.inspection.Inspection:
+def found(minilm: LoadedModel) -> addnorm.stream.find.inspection.Inspection:
     return addnorm.inspect(minilm.model, *minilm.args, **minilm.kwargs)
 
 
@@ -37,11 +37,11 @@ def test_every_equation_closes(found) -> None:
     assert max(site.closure for site in found.sites) > 0  # it was computed
 
 
-def test_in_float64_to_1e_10(minilm: Loaded) -> None:
+def test_in_float64_to_1e_10(minilm: LoadedModel) -> None:
     assert addnorm.inspect(minilm.model, *minilm.args, float64=True, **minilm.kwargs).closure <= 1e-10
 
 
-def test_the_decomposition_of_its_post_ln_stream_closes(minilm: Loaded) -> None:
+def test_the_decomposition_of_its_post_ln_stream_closes(minilm: LoadedModel) -> None:
     parts = addnorm.decompose(minilm.model, *minilm.args, **minilm.kwargs)
     assert parts.closure <= 1e-5
     total = torch.stack([*parts.components().values()]).sum(0)
@@ -52,7 +52,7 @@ def test_the_decomposition_of_its_post_ln_stream_closes(minilm: Loaded) -> None:
     assert all(sum(row) == pytest.approx(1.0) for row in shares)
 
 
-def test_what_is_recorded_is_of_the_tokens_alone(minilm: Loaded) -> None:
+def test_what_is_recorded_is_of_the_tokens_alone(minilm: LoadedModel) -> None:
     """Of a padded batch the same as of each sentence by itself."""
     mask = minilm.kwargs["attention_mask"]
     with torch.no_grad(), addnorm.record(minilm.model, tokens="attention_mask") as rec:

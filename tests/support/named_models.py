@@ -1,21 +1,23 @@
-"""What the tests of models behind names share: no network, a model's run, the sentence of a refusal, a directory."""
+"""Helpers for tests of `load`: no network, a model's run, the message of an error, a saved directory."""
 
 import socket
 
 import pytest
 import torch
 
-from addnorm.stream.models.load import Refused, load, quiet
+from addnorm.stream.models.hf import ModelLoadError, quiet
+from addnorm.stream.models.load import load
 
 
 def run(loaded):
+    """Return the model's output for its inputs."""
     with torch.no_grad(), quiet():
         return loaded.model(*loaded.args, **loaded.kwargs)
 
 
 def sentence(*arguments, **options):
-    """The one sentence with which `load` refuses."""
-    with pytest.raises(Refused) as caught:
+    """Return the message of the error that `load` raises: one sentence."""
+    with pytest.raises(ModelLoadError) as caught:
         load(*map(str, arguments), **options)
     text = str(caught.value)
     assert text.endswith(".")
@@ -25,7 +27,7 @@ def sentence(*arguments, **options):
 
 
 def no_network(monkeypatch):
-    """A test that tries to connect fails."""
+    """Make every connection fail the test."""
 
     def refuse(*arguments, **options):
         raise AssertionError("a connection was tried")
@@ -35,7 +37,7 @@ def no_network(monkeypatch):
 
 
 def saved_in(folder):
-    """The folder, as `save_pretrained` writes it: a small BERT."""
+    """Save a small BERT with `save_pretrained` and return the folder."""
     with quiet():
         load("bert").model.save_pretrained(folder)
     return folder

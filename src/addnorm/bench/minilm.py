@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from addnorm.stream.models.load import Loaded, load
+from addnorm.stream.models.load import LoadedModel, load
 
 __all__ = ["MODEL", "TEXT", "loaded", "passages", "step"]
 
@@ -36,7 +36,7 @@ def passages(cell: Batch) -> list[str]:
     return [" ".join(words[k * length : (k + 1) * length]) for k in range(cell.batch)]
 
 
-def loaded(cell: Batch, dtype: str | None = None) -> Loaded:
+def loaded(cell: Batch, dtype: str | None = None) -> LoadedModel:
     """The model in evaluation mode, and a batch of text that fills the tokens of a cell."""
     found = load(MODEL, texts=passages(cell), tokens=cell.tokens, dtype=dtype)
     shape = tuple(found.kwargs["input_ids"].shape)

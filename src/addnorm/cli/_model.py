@@ -16,9 +16,9 @@ from torch import Tensor
 import addnorm
 from addnorm.cli._output import ArgumentError, ProofError, working
 from addnorm.stream.find.inspection import Inspection
-from addnorm.stream.models.inputs import in_words
-from addnorm.stream.models.load import Loaded, Refused, load, quiet, refused
-from addnorm.stream.models.texts import read_texts
+from addnorm.stream.models.hf import ModelLoadError, quiet
+from addnorm.stream.models.inputs import format_inputs, read_texts
+from addnorm.stream.models.load import LoadedModel, input_error, load
 
 __all__ = [
     "FILE", "ModelOptions", "describe_failure", "describe_inputs", "float64_option", "inspect_model", "load_model",
@@ -77,7 +77,7 @@ def model_command(command: Callable[..., str | None]) -> Callable[..., None]:
         model = ModelOptions(**{field.name: options.pop(field.name) for field in dataclasses.fields(ModelOptions)})
         try:
             failure = command(model, **options)
-        except Refused as error:
+        except ModelLoadError as error:
             raise ArgumentError(error) from None
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
@@ -90,7 +90,7 @@ def model_command(command: Callable[..., str | None]) -> Callable[..., None]:
     return run
 
 
-def load_model(options: ModelOptions, texts: Sequence[str] | None = None) -> Loaded:
+def load_model(options: ModelOptions, texts: Sequence[str] | None = None) -> LoadedModel:
     """Return the model with its inputs, made from these texts or from those of `--text`."""
     arguments = dataclasses.asdict(options)
     file, inputs, train = (arguments.pop(name) for name in ("text", "input", "train"))
@@ -103,17 +103,17 @@ def load_model(options: ModelOptions, texts: Sequence[str] | None = None) -> Loa
     return loaded
 
 
-def inspect_model(loaded: Loaded, float64: bool = False) -> Inspection:
+def inspect_model(loaded: LoadedModel, float64: bool = False) -> Inspection:
     """Return the inspection of a model.
 
     Raises:
-        Refused: the model raised an error for its inputs.
+        ModelLoadError: the model raised an error for its inputs.
     """
     try:
         with working(f"inspect {loaded.name}"), quiet():
             return addnorm.inspect(loaded.model, *loaded.args, float64=float64, **loaded.kwargs)
     except Exception as error:  # whatever the model raises
-        raise refused(error, loaded) from error
+        raise input_error(error, loaded) from error
 
 
 def describe_failure(inspection: Inspection) -> str | None:
@@ -131,17 +131,17 @@ def describe_failure(inspection: Inspection) -> str | None:
     return None
 
 
-def model_facts(loaded: Loaded) -> dict[str, Any]:
+def model_facts(loaded: LoadedModel) -> dict[str, Any]:
     """Return the model's name, the source of its weights and its inputs, for a JSON document."""
-    return {"name": loaded.name, "source": loaded.source, "inputs": in_words(loaded.args, loaded.kwargs)}
+    return {"name": loaded.name, "source": loaded.source, "inputs": format_inputs(loaded.args, loaded.kwargs)}
 
 
-def describe_inputs(loaded: Loaded) -> str:
+def describe_inputs(loaded: LoadedModel) -> str:
     """Return the inputs in a sentence."""
     mask = token_mask(loaded.kwargs)
     if loaded.texts is not None and mask is not None:
         return f"Inputs: {len(loaded.texts)} texts, {int(mask.sum())} tokens of {mask.numel()} with padding."
-    return f"Inputs: {in_words(loaded.args, loaded.kwargs)}."
+    return f"Inputs: {format_inputs(loaded.args, loaded.kwargs)}."
 
 
 def token_mask(kwargs: dict[str, Any]) -> Tensor | None:

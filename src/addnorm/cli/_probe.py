@@ -10,12 +10,13 @@ from torch import Tensor
 
 from addnorm.cli._model import token_mask
 from addnorm.stream.ablate import find_logits
-from addnorm.stream.models.load import Loaded, Refused, refused
+from addnorm.stream.models.hf import ModelLoadError
+from addnorm.stream.models.load import LoadedModel, input_error
 
 __all__ = ["NoGradientsError", "ProbeLoss", "run_step"]
 
 
-class NoGradientsError(Refused):
+class NoGradientsError(ModelLoadError):
     """Model whose output depends on no parameter."""
 
 
@@ -50,12 +51,12 @@ class ProbeLoss:
         return products[mask].mean() if mask is not None and mask.shape == products.shape else products.mean()
 
 
-def run_step(loaded: Loaded, kwargs: dict[str, Any], loss: ProbeLoss | None) -> None:
+def run_step(loaded: LoadedModel, kwargs: dict[str, Any], loss: ProbeLoss | None) -> None:
     """Run the model forward and, with a loss, backward. The gradients are cleared afterwards.
 
     Raises:
         NoGradientsError: the output depends on no parameter.
-        Refused: the model raised an error for its inputs.
+        ModelLoadError: the model raised an error for its inputs.
     """
     try:
         if loss is None:
@@ -68,8 +69,8 @@ def run_step(loaded: Loaded, kwargs: dict[str, Any], loss: ProbeLoss | None) -> 
                 f"MODEL {loaded.name!r} has no gradients, its output depends on no parameter: use --no-grads."
             )
         value.backward()
-    except Refused:
+    except ModelLoadError:
         raise
     except Exception as error:  # whatever the model raises
-        raise refused(error, dataclasses.replace(loaded, kwargs=kwargs)) from error
+        raise input_error(error, dataclasses.replace(loaded, kwargs=kwargs)) from error
     loaded.model.zero_grad()

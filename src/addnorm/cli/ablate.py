@@ -17,8 +17,7 @@ from addnorm.cli._model import (
     model_facts,
 )
 from addnorm.cli._output import print_json, print_notes, stderr_if_terminal, stdout
-from addnorm.stream.models.hf import first_line
-from addnorm.stream.models.load import quiet
+from addnorm.stream.models.hf import first_line, quiet
 
 __all__ = ["ablate"]
 

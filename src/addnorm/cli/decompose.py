@@ -21,7 +21,7 @@ from addnorm.cli._model import (
 )
 from addnorm.cli._output import print_blocks, print_json, print_notes, stdout, working
 from addnorm.stream.decompose import BIASES
-from addnorm.stream.models.load import quiet
+from addnorm.stream.models.hf import quiet
 
 __all__ = ["decompose", "print_shares"]
 

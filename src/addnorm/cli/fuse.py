@@ -14,8 +14,8 @@ import addnorm
 from addnorm import Fusion, VerificationError
 from addnorm.cli._model import ModelOptions, describe_inputs, load_model, model_command, model_facts
 from addnorm.cli._output import print_json, print_notes, stdout, working
-from addnorm.stream.models.hf import first_line
-from addnorm.stream.models.load import Loaded, quiet, refused
+from addnorm.stream.models.hf import first_line, quiet
+from addnorm.stream.models.load import LoadedModel, input_error
 
 __all__ = ["fuse"]
 
@@ -44,7 +44,7 @@ def fuse(model: ModelOptions, as_json: bool, inductor: bool, benchmark: bool) ->
         fusion, failure = error.fusion, str(error)
     except Exception as error:  # of the model, or of the compiler
         if not type(error).__module__.startswith(COMPILERS):
-            raise refused(error, loaded) from error
+            raise input_error(error, loaded) from error
         inner = getattr(error, "inner_exception", error)  # of a backend
         return f"{type(loaded.model).__name__} is not fused: it cannot be captured as graphs ({first_line(inner)})."
     if as_json:
@@ -56,7 +56,7 @@ def fuse(model: ModelOptions, as_json: bool, inductor: bool, benchmark: bool) ->
     return failure or _describe_nothing(fusion)
 
 
-def _fuse(loaded: Loaded, inductor: bool, benchmark: bool) -> Fusion:
+def _fuse(loaded: LoadedModel, inductor: bool, benchmark: bool) -> Fusion:
     with working(f"fuse {loaded.name}"), quiet(), _silent_compiler():
         return addnorm.fuse(loaded.model, *loaded.args, compile=inductor, benchmark=benchmark, **loaded.kwargs)
 

@@ -40,8 +40,8 @@ from addnorm.cli._output import (
 from addnorm.cli._probe import NoGradientsError, ProbeLoss, run_step
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection
-from addnorm.stream.models.hf import first_line
-from addnorm.stream.models.load import Loaded, quiet
+from addnorm.stream.models.hf import first_line, quiet
+from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
 
 __all__ = ["check_report", "inspect"]
@@ -91,7 +91,7 @@ def check_report(path: Path) -> None:
         raise ArgumentError(str(error).replace("path is", "--report is", 1)) from None
 
 
-def _write_report(path: Path, loaded: Loaded, inspection: Inspection, model: ModelOptions, float64: bool) -> None:
+def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, model: ModelOptions, float64: bool) -> None:
     """Record the model, ablate each sublayer and write the page."""
     loss = ProbeLoss(model.seed)
     recording = _record(loaded, inspection, loss)
@@ -119,7 +119,7 @@ def _write_report(path: Path, loaded: Loaded, inspection: Inspection, model: Mod
     print_message(f"Written: {path}")
 
 
-def _record(loaded: Loaded, inspection: Inspection, loss: ProbeLoss) -> Recording:
+def _record(loaded: LoadedModel, inspection: Inspection, loss: ProbeLoss) -> Recording:
     """Record one forward and one backward, or only a forward where the output depends on no parameter."""
     mask = "attention_mask" if token_mask(loaded.kwargs) is not None else None
     for grads in (True, False):

@@ -34,9 +34,9 @@ from addnorm.cli._model import (
 from addnorm.cli._output import ArgumentError, print_json, print_message, print_notes, stdout
 from addnorm.cli._probe import ProbeLoss, run_step
 from addnorm.cli.decompose import print_shares
-from addnorm.stream.models.inputs import generated, in_words
-from addnorm.stream.models.load import Loaded, quiet
-from addnorm.stream.models.texts import read_texts
+from addnorm.stream.models.hf import quiet
+from addnorm.stream.models.inputs import format_inputs, random_inputs, read_texts
+from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
 
 __all__ = ["record"]
@@ -139,7 +139,7 @@ def _copy_steps(recording: Recording, finished: int, target: Recording) -> Recor
     return target
 
 
-def _make_batches(model: ModelOptions, loaded: Loaded, steps: int | None, rows: int) -> list[dict[str, Any]]:
+def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, rows: int) -> list[dict[str, Any]]:
     """Return the model's keyword arguments for each step."""
     if loaded.texts is not None:
         count = -(-len(loaded.texts) // rows)
@@ -156,7 +156,7 @@ def _make_batches(model: ModelOptions, loaded: Loaded, steps: int | None, rows: 
         )
     sizes = {name: value for name in ("tokens", "batch") if (value := getattr(model, name)) is not None}
     with quiet(), torch.no_grad():
-        more = [generated(loaded.model, model.seed + k, **sizes) for k in range(1, steps)]
+        more = [random_inputs(loaded.model, model.seed + k, **sizes) for k in range(1, steps)]
     return [loaded.kwargs, *more]
 
 
@@ -167,12 +167,12 @@ def _slice(kwargs: dict[str, Any], first: int, end: int) -> dict[str, Any]:
     return {name: value[:, :longest] for name, value in part.items()}
 
 
-def _describe_batches(loaded: Loaded, batches: list[dict[str, Any]]) -> str:
+def _describe_batches(loaded: LoadedModel, batches: list[dict[str, Any]]) -> str:
     """Return the inputs of all steps in a sentence."""
     steps = format_count(len(batches), "step")
     if loaded.texts is None:
         more = f" in each of {steps}" if len(batches) > 1 else ""
-        return f"Inputs: {in_words(loaded.args, batches[0])}{more}."
+        return f"Inputs: {format_inputs(loaded.args, batches[0])}{more}."
     masks = [batch["attention_mask"] for batch in batches]
     texts, tokens = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
     return f"Inputs: {texts} texts of {tokens} tokens in {steps}; padding is not counted."

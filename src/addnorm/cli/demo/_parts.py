@@ -10,7 +10,8 @@ from rich.text import Text
 
 from addnorm._util.tables import Column, Row, Span, Table
 from addnorm.cli._output import print_blocks
-from addnorm.stream.models.load import Loaded, Refused, load
+from addnorm.stream.models.hf import ModelLoadError
+from addnorm.stream.models.load import LoadedModel, load
 
 __all__ = [
     "FOLDER",
@@ -56,10 +57,10 @@ def print_warning(console: Console, error: object) -> None:
     console.print(Text(f"{str(error).rstrip('.')}.", "yellow"))
 
 
-def load_minilm(console: Console, texts: int | None = None) -> Loaded | None:
+def load_minilm(console: Console, texts: int | None = None) -> LoadedModel | None:
     """Return MiniLM with its texts, or the first of them; where it is not installed, print why and return None."""
     try:
         return load(MODEL, batch=texts)
-    except Refused as error:
+    except ModelLoadError as error:
         print_warning(console, error)
         return None

@@ -27,7 +27,7 @@ from addnorm.cli.demo._parts import (
     print_written,
 )
 from addnorm.stream.find.inspection import format_norm
-from addnorm.stream.models.load import quiet
+from addnorm.stream.models.hf import quiet
 from addnorm.stream.record.recording import Recording
 
 __all__ = ["find_streams", "fuse_model", "record_by_depth", "write_report"]

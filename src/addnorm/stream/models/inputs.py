@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from addnorm.stream.models.hf import ModelLoadError, first_line, is_config
 
 __all__ = [
-    "BATCH", "SENTENCES", "TOKENS", "describe_inputs", "make_inputs", "random_inputs", "read_inputs", "read_texts",
+    "BATCH", "SENTENCES", "TOKENS", "format_inputs", "make_inputs", "random_inputs", "read_inputs", "read_texts",
     "tokenize",
 ]  # fmt: skip
 
@@ -297,10 +297,10 @@ def read_inputs(path: Path, function: Callable[..., Any]) -> dict[str, Tensor]:
     for name in inputs:
         near = difflib.get_close_matches(name, [one for one in parameters if one not in inputs], 1, 0.8)
         if name not in parameters and (near or not any_name):  # many models accept any name and ignore it
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; a similar name is {near[0]}" if near else ""
             names = ", ".join([*parameters][:12])
             raise ModelLoadError(
-                f"--input is '{path}', whose {name} is no argument of the model, expected one of {names}{hint or '.'}"
+                f"--input is '{path}', whose {name} is no argument of the model, expected one of {names}{hint}."
             )
     return inputs
 
@@ -333,7 +333,7 @@ def _read_tensors(path: Path) -> Any:
     raise ModelLoadError(f"--input is '{path}', expected a file that ends in .safetensors or .pt.")
 
 
-def describe_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def format_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Return the inputs with their shapes and dtypes, for use in a sentence."""
     named = [*((f"argument {k}", value) for k, value in enumerate(args, 1)), *kwargs.items()]
     return ", ".join(f"{name} {_describe(value)}" for name, value in named) or "no inputs"

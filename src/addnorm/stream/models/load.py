@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from addnorm._util.arguments import check_int
 from addnorm.stream.models.checkpoint import from_directory
 from addnorm.stream.models.hf import ModelLoadError, first_line, quiet, require_hf, seeded
-from addnorm.stream.models.inputs import SENTENCES, describe_inputs, make_inputs, read_inputs
+from addnorm.stream.models.inputs import SENTENCES, format_inputs, make_inputs, read_inputs
 from addnorm.stream.models.tiny_model import SIZE_VARIANTS, build_tiny
 
 __all__ = ["LoadedModel", "input_error", "load", "model_types"]
@@ -113,7 +113,7 @@ def load(
 
 def input_error(error: BaseException, loaded: LoadedModel) -> ModelLoadError:
     """Return the error to raise when `loaded.model(*loaded.args, **loaded.kwargs)` raised another one."""
-    inputs = describe_inputs(loaded.args, loaded.kwargs)
+    inputs = format_inputs(loaded.args, loaded.kwargs)
     remedy = "correct the result of the factory" if ":" in loaded.name else "use other inputs with --input FILE"
     return ModelLoadError(f"MODEL {loaded.name!r} fails with its inputs, {inputs} ({first_line(error)}): {remedy}.")
 

@@ -1,4 +1,4 @@
-"""A transformers model type: built small, with every kind of layer that it has, random weights of a seed, and inputs that it takes."""
+"""Transformers model types: built small with every kind of layer, seeded random weights and fitting inputs."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 from addnorm.stream.models.load import load, model_types
-from addnorm.stream.models.small import LAYERS, shrunk
+from addnorm.stream.models.tiny_model import LAYERS, reduce_config
 from support.named_models import no_network, run, sentence
 
 
@@ -17,74 +17,65 @@ def offline(monkeypatch):
     no_network(monkeypatch)
 
 
-# One of each make: post- and pre-norm, LayerNorm and RMSNorm, sandwiches, experts, state spaces, two stacks, images, sound.
+# Post- and pre-norm, LayerNorm and RMSNorm, sandwich norms, experts, state spaces, two stacks, images, sound: one type for each
+# by default, the others under `make test-all`.
 TYPES = [
-    *(
-        "albert",
-        "bart",
-        "bert",
-        "bloom",
-        "clip",
-        "convnext",
-        "deberta-v2",
-        "deepseek_v3",
-    ),
-    *(
-        "dinov2",
-        "distilbert",
-        "electra",
-        "falcon",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gpt2",
-    ),
-    *(
-        "gpt_neox",
-        "gpt_oss",
-        "gptj",
-        "hubert",
-        "jamba",
-        "llama",
-        "llava",
-        "mamba",
-    ),
-    *(
-        "mamba2",
-        "mistral",
-        "mixtral",
-        "modernbert",
-        "mpt",
-        "nemotron",
-        "olmo2",
-        "opt",
-    ),
-    *(
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen2_vl",
-        "qwen3",
-        "qwen3_moe",
-        "roberta",
-        "siglip",
-    ),
-    *(
-        "stablelm",
-        "swin",
-        "t5",
-        "videomae",
-        "vit",
-        "wav2vec2",
-        "whisper",
-        "xlm-roberta",
-    ),
-    *("xlnet",),
+    "bart",
+    "clip",
+    "convnext",
+    "gemma2",
+    "gpt_oss",
+    "gptj",
+    "jamba",
+    "mamba2",
+    "mpt",
+    "qwen2_vl",
+    "swin",
+    "t5",
+    "wav2vec2",
+    "xlnet",
+]
+MORE_TYPES = [
+    "albert",
+    "bert",
+    "bloom",
+    "deberta-v2",
+    "deepseek_v3",
+    "dinov2",
+    "distilbert",
+    "electra",
+    "falcon",
+    "gemma",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "hubert",
+    "llama",
+    "llava",
+    "mamba",
+    "mistral",
+    "mixtral",
+    "modernbert",
+    "nemotron",
+    "olmo2",
+    "opt",
+    "phi",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "roberta",
+    "siglip",
+    "stablelm",
+    "videomae",
+    "vit",
+    "whisper",
+    "xlm-roberta",
 ]
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_a_model_type_is_built_small_and_runs(name):
+@pytest.mark.parametrize("name", [*TYPES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_TYPES)])
+def test_model_type_is_built_small_and_runs(name):
     loaded = load(name)
     assert not loaded.model.training
     assert sum(parameter.numel() for parameter in loaded.model.parameters()) < 40_000_000
@@ -92,40 +83,40 @@ def test_a_model_type_is_built_small_and_runs(name):
     assert "random" in loaded.source
 
 
-def test_small_means_three_layers_of_width_64():
+def test_build_tiny_sizes():
     config = load("llama").model.config
     sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
     assert sizes == (LAYERS, 64, 4, 2)
-    config = load("gpt2").model.config  # which has names of its own
+    config = load("gpt2").model.config  # other names of the settings
     assert (config.n_layer, config.n_embd, config.n_head, config.vocab_size) == (LAYERS, 64, 4, 256)
 
 
-def test_configurations_in_a_configuration_are_shrunk_too():
+def test_reduce_config_includes_inner_configs():
     model = load("clip").model
     for config in (model.config.text_config, model.config.vision_config):
         assert (config.hidden_size, config.num_hidden_layers) == (64, LAYERS)
 
 
-def test_as_many_layers_as_are_asked_for():
+def test_build_tiny_layers():
     assert len(load("bert", layers=5).model.encoder.layer) == 5
     assert len(load("gpt2", layers=14).model.h) == 14
     assert load("gemma2", layers=4).model.config.layer_types == ["sliding_attention", "full_attention"] * 2
 
 
-def test_every_kind_of_layer_is_among_the_few_that_are_left():
+def test_reduced_layers_include_every_kind():
     assert set(load("gemma3_text").model.config.layer_types) == {"sliding_attention", "full_attention"}
     assert load("jamba").model.config.layer_types.count("full_attention") == 1
 
 
-def test_what_a_configuration_derives_is_derived_from_the_small_sizes():
+def test_reduce_config_leaves_out_derived_settings():
     from transformers import DeepseekV3Config
 
-    options = shrunk(DeepseekV3Config())
+    options = reduce_config(DeepseekV3Config())
     assert "head_dim" not in options
     assert DeepseekV3Config(**options).qk_head_dim == 24
 
 
-def test_the_norms_weights_are_away_from_one():
+def test_build_tiny_perturbs_norms():
     norms = [module for module in load("bert").model.modules() if isinstance(module, nn.LayerNorm)]
     assert len(norms) == 1 + 2 * LAYERS
     for norm in norms:
@@ -133,7 +124,7 @@ def test_the_norms_weights_are_away_from_one():
         assert norm.bias.abs().mean() > 0.1
 
 
-def test_the_seed_decides_the_weights_and_the_inputs_and_nobody_else_s_numbers():
+def test_seed_sets_weights_and_inputs_only():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -144,7 +135,7 @@ def test_the_seed_decides_the_weights_and_the_inputs_and_nobody_else_s_numbers()
     assert not torch.equal(one.kwargs["input_ids"], other.kwargs["input_ids"])
 
 
-def test_inputs_have_the_size_asked_for_and_no_padding():
+def test_random_inputs_have_size_and_no_padding():
     ids = load("bert", tokens=40, batch=5).kwargs["input_ids"]
     assert ids.shape == (5, 40)
     assert ids.min() > 2
@@ -161,24 +152,24 @@ def test_inputs_have_the_size_asked_for_and_no_padding():
         ("wav2vec2", {"input_values"}),
     ],
 )
-def test_a_model_is_given_what_it_takes(name, kinds):
+def test_random_inputs_by_model_type(name, kinds):
     assert load(name).kwargs.keys() == kinds
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_weights_and_inputs_have_the_dtype_asked_for(dtype):
+def test_dtype_of_weights_and_inputs(dtype):
     loaded = load("vit", dtype=dtype)
     assert run(loaded).last_hidden_state.dtype == getattr(torch, dtype)
     assert load("bert", dtype=dtype).kwargs["input_ids"].dtype == torch.int64
 
 
-def test_most_model_types_are_known():
+def test_model_types_lists_transformers_types():
     assert {"bert", "gpt2", "llama", "t5"} <= {*model_types()}
     assert len(model_types()) > 100
 
 
 @pytest.mark.parametrize("name", ["timesfm", "lxmert"])
-def test_a_model_type_that_cannot_be_run_is_refused_with_the_way_around(name):
+def test_model_type_that_cannot_run_raises(name):
     text = sentence(name)
-    assert text.startswith(f"MODEL '{name}' cannot be built small and run with inputs drawn at random (")
+    assert text.startswith(f"MODEL '{name}' cannot be built small and run with random inputs (")
     assert text.endswith("build it in a factory of your own, module.path:factory, which returns (model, args, kwargs).")

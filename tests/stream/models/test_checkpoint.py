@@ -1,7 +1,9 @@
-"""A directory with a model: its weights and its tokenizer are read, no code in it is run, and a faulty one is refused in a sentence."""
+"""Directories with a model: weights and tokenizer are read, no code runs, faults raise one sentence."""
 
 import json
+import shutil
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ pytest.importorskip("safetensors")
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from addnorm.stream.models.load import load, quiet
-from addnorm.stream.models.texts import SENTENCES
+from addnorm.stream.models.hf import quiet
+from addnorm.stream.models.inputs import SENTENCES
+from addnorm.stream.models.load import load
 from support.named_models import no_network, run, saved_in, sentence
 
 
@@ -22,9 +25,14 @@ def offline(monkeypatch):
     no_network(monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return saved_in(tmp_path_factory.mktemp("original") / "saved")
+
+
 @pytest.fixture
-def saved(tmp_path):
-    return saved_in(tmp_path / "saved")
+def saved(original, tmp_path):
+    return Path(shutil.copytree(original, tmp_path / "saved"))
 
 
 def rewrite(folder, **settings):
@@ -41,10 +49,10 @@ def add_tokenizer(folder, **settings):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-# What is read
+# Valid directories
 
 
-def test_a_directory_gives_the_weights_in_it(saved):
+def test_directory_weights_are_loaded(saved):
     loaded = load(str(saved))
     assert not loaded.model.training
     assert loaded.source == f"The weights are those of model.safetensors in {saved}."
@@ -53,7 +61,7 @@ def test_a_directory_gives_the_weights_in_it(saved):
     assert run(loaded).last_hidden_state.shape == (2, 16, 64)
 
 
-def test_weights_may_be_in_parts_or_pickled_and_have_a_head(saved):
+def test_weights_may_be_sharded_pickled_or_have_a_head(saved):
     whole = load_file(saved / "model.safetensors")
     (saved / "model.safetensors").unlink()
     headed = {f"bert.{name}": value for name, value in whole.items()} | {"cls.predictions.bias": torch.ones(256)}
@@ -72,13 +80,13 @@ def test_weights_may_be_in_parts_or_pickled_and_have_a_head(saved):
         assert torch.equal(parts.model.state_dict()[name], value)
 
 
-def test_a_file_without_a_pooler_is_fine(saved):
+def test_pooler_weights_are_optional(saved):
     weights = {k: v for k, v in load_file(saved / "model.safetensors").items() if not k.startswith("pooler")}
     save_file(weights, saved / "model.safetensors")
     run(load(str(saved)))
 
 
-def test_a_tokenizer_in_the_directory_reads_the_texts(saved):
+def test_texts_are_tokenized_with_the_directory_tokenizer(saved):
     add_tokenizer(saved, model_max_length=6)
     loaded = load(str(saved), texts=["the cat sat", "the dog"])
     assert loaded.kwargs["input_ids"].tolist() == [[2, 3, 4], [2, 1, 0]]
@@ -89,7 +97,7 @@ def test_a_tokenizer_in_the_directory_reads_the_texts(saved):
     assert sentence(saved, texts=[" "]).startswith("the text ' ' has no tokens")
 
 
-def test_an_encoder_decoder_reads_the_texts_shifted_by_one(tmp_path):
+def test_encoder_decoder_gets_shifted_texts(tmp_path):
     with quiet():
         load("t5").model.save_pretrained(tmp_path)
     add_tokenizer(tmp_path)
@@ -98,7 +106,7 @@ def test_an_encoder_decoder_reads_the_texts_shifted_by_one(tmp_path):
     run(loaded)
 
 
-# What is refused
+# Faulty directories
 
 
 def broken_json(folder):
@@ -121,7 +129,7 @@ def no_weights(folder):
     (folder / "model.safetensors").unlink()
 
 
-def cut_off(folder):
+def truncated(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000])
 
@@ -154,17 +162,17 @@ def unknown_type(folder):
     rewrite(folder, model_type="elmo")
 
 
-def code_of_its_own(folder):
+def custom_code(folder):
     rewrite(folder, model_type="mine", auto_map={"AutoModel": "modeling.Model"})
     (folder / "modeling.py").write_text("raise AssertionError('this was run')")
 
 
-def part_elsewhere(folder):
+def shard_outside(folder):
     no_weights(folder)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
 
 
-def part_missing(folder):
+def shard_missing(folder):
     no_weights(folder)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
 
@@ -183,7 +191,7 @@ def broken_tokenizer(folder):
     (folder / "tokenizer.json").write_text("{}")
 
 
-def another_s_tokenizer(folder):
+def wrong_tokenizer(folder):
     add_tokenizer(folder)
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace('"[UNK]":1', '"[UNK]":999').replace('"[UNK]": 1', '"[UNK]": 999'))
@@ -195,42 +203,39 @@ def another_s_tokenizer(folder):
         (broken_json, "config.json' cannot be read as JSON (JSONDecodeError"),
         (list_json, "config.json' holds a list, expected an object"),
         (deep_json, "config.json' cannot be read as JSON"),
-        (no_config, "has no config.json, expected a directory as `save_pretrained`"),
+        (no_config, "has no config.json, expected a directory as written by `save_pretrained`"),
         (no_weights, "has no weights, expected model.safetensors"),
-        (cut_off, "model.safetensors' cannot be read, it is broken or cut off"),
-        (empty, "model.safetensors' cannot be read, it is broken or cut off"),
+        (truncated, "model.safetensors' cannot be read, it is corrupt or truncated"),
+        (empty, "model.safetensors' cannot be read, it is corrupt or truncated"),
         (more_layers, "does not fit the config.json beside it: 32 weights are missing (encoder.layer.3."),
         (
             fewer_layers,
-            "does not fit the config.json beside it: 16 weights are of layers that it has not (encoder.layer.2.",
+            "does not fit the config.json beside it: 16 weights are of layers that it does not have (encoder.layer.2.",
         ),
         (wider, "weights have another shape (embeddings.LayerNorm.bias, "),
         (no_such_activation, "cannot be made into a bert model: KeyError: 'so-so'"),
         (quantized, "holds quantized weights"),
-        (unknown_type, "model_type 'elmo', expected a model type that transformers knows"),
-        (
-            code_of_its_own,
-            "model_type 'mine', which only code in that directory could build, and no model's code is run",
-        ),
-        (part_elsewhere, "names the file '../../etc/passwd', expected files of the same directory only"),
-        (part_missing, "names the file 'model-1.safetensors', which is not there"),
+        (unknown_type, "model_type 'elmo', expected a model type of transformers"),
+        (custom_code, "model_type 'mine', which needs code of that directory, and no model's code is run"),
+        (shard_outside, "names the file '../../etc/passwd', expected files in the same directory"),
+        (shard_missing, "names the file 'model-1.safetensors', which does not exist"),
         (empty_index, "cannot be read as an index of weights (KeyError: 'weight_map')"),
-        (no_tensors, "holds something else than named tensors"),
+        (no_tensors, "holds no named tensors"),
         (broken_tokenizer, "tokenizer.json' cannot be read as a tokenizer"),
-        (another_s_tokenizer, "gives token 999, the model's vocabulary ends at 255"),
+        (wrong_tokenizer, "gives token 999, the model's vocabulary ends at 255"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_faulty_directory_is_refused_in_one_sentence(saved, fault, words):
+def test_faulty_directory_raises_one_sentence(saved, fault, words):
     fault(saved)
     assert words in sentence(saved)
 
 
-def test_texts_without_a_tokenizer_are_refused(saved):
+def test_texts_need_a_tokenizer(saved):
     assert "has no tokenizer.json" in sentence(saved, texts=["a"])
 
 
-# No file is run
+# No code of the directory runs
 
 
 class Malice:
@@ -239,22 +244,22 @@ class Malice:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_that_is_more_than_tensors_is_not_run(saved, zipped, monkeypatch):
+def test_pickled_code_is_not_run(saved, zipped, monkeypatch):
     monkeypatch.chdir(saved)
     no_weights(saved)
     content = {"a": torch.ones(2), "b": Malice()}
     torch.save(content, saved / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    assert "holds something else than tensors, and nothing of it was run" in sentence(saved)
+    assert "holds more than tensors; its code was not run" in sentence(saved)
     (saved / "input.pt").write_bytes((saved / "pytorch_model.bin").read_bytes())
-    assert "nothing of it was run" in sentence("bert", inputs=saved / "input.pt")
+    assert "its code was not run" in sentence("bert", inputs=saved / "input.pt")
     assert not (saved / "ran").exists()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.load(saved / "pytorch_model.bin", weights_only=False)
-    assert (saved / "ran").exists()  # so the file would have
+    assert (saved / "ran").exists()  # the file would run it
 
 
-def test_a_known_type_is_built_by_transformers_whatever_code_lies_beside(saved):
+def test_code_in_the_directory_is_ignored(saved):
     rewrite(
         saved, auto_map={"AutoConfig": "code.Config", "AutoModel": "code.Model"}, attn_implementation="somebody/kernel"
     )

@@ -1,4 +1,4 @@
-"""Inputs and texts of the user's own, from files: what is read, and how all else is refused in a sentence."""
+"""Inputs and texts from files: contents, and one-sentence errors."""
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ pytest.importorskip("safetensors")
 
 from safetensors.torch import save_file
 
-from addnorm.stream.models.inputs import from_file
-from addnorm.stream.models.load import Refused, load
-from addnorm.stream.models.texts import read_texts
+from addnorm.stream.models.hf import ModelLoadError
+from addnorm.stream.models.inputs import read_inputs, read_texts
+from addnorm.stream.models.load import load
 from support.named_models import no_network, run, sentence
 
 
@@ -23,16 +23,16 @@ def offline(monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_inputs_come_from_a_file_by_keyword(tmp_path, suffix):
+def test_read_inputs_by_keyword(tmp_path, suffix):
     path = tmp_path / f"in{suffix}"
-    given = {"input_ids": torch.arange(12).view(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.int64)}
-    (save_file if suffix == ".safetensors" else torch.save)(given, path)
+    tensors = {"input_ids": torch.arange(12).view(2, 6), "attention_mask": torch.ones(2, 6, dtype=torch.int64)}
+    (save_file if suffix == ".safetensors" else torch.save)(tensors, path)
     loaded = load("bert", inputs=path)
-    assert loaded.kwargs.keys() == given.keys()
+    assert loaded.kwargs.keys() == tensors.keys()
     assert run(loaded).last_hidden_state.shape == (2, 6, 64)
 
 
-def test_inputs_of_a_file_are_refused_in_one_sentence(tmp_path):
+def test_read_inputs_rejects_wrong_files(tmp_path):
     def written(name, content):
         path = tmp_path / name
         path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
@@ -43,28 +43,28 @@ def test_inputs_of_a_file_are_refused_in_one_sentence(tmp_path):
     assert "which cannot be read (" in written("a.safetensors", b"123")
     assert "which cannot be read (" in written("a.pt", b"")
     assert "expected a file that ends in .safetensors or .pt" in written("a.npz", b"123")
-    assert "expected named tensors in it" in written("b.pt", torch.ones(2))
-    assert "expected named tensors in it" in written("c.pt", {})
+    assert "expected a file of named tensors" in written("b.pt", torch.ones(2))
+    assert "expected a file of named tensors" in written("c.pt", {})
     assert "in which input_ids is list, expected a tensor" in written("d.pt", {"input_ids": [1]})
     text = written("e.pt", {"input_id": torch.ones(2)})
-    assert "whose input_id the model does not take, expected one of input_ids, " in text
-    assert text.endswith("; input_ids is near.")
-    # BERT takes any keyword and ignores those that it does not know.
-    given = {"input_ids": torch.ones(1, 2, dtype=torch.int64), "attention_masks": torch.ones(1, 2)}
-    assert "whose attention_masks the model does not take" in written("f.pt", given)
+    assert "whose input_id is no argument of the model, expected one of input_ids, " in text
+    assert text.endswith("; a similar name is input_ids.")
+    # BERT accepts any keyword and ignores unknown ones.
+    tensors = {"input_ids": torch.ones(1, 2, dtype=torch.int64), "attention_masks": torch.ones(1, 2)}
+    assert "whose attention_masks is no argument of the model" in written("f.pt", tensors)
 
 
-def test_a_model_that_takes_any_keyword_is_given_any(tmp_path):
+def test_read_inputs_for_any_keyword(tmp_path):
     def any_keyword(**inputs): ...
 
     torch.save({"one": torch.ones(1)}, tmp_path / "in.pt")
-    assert from_file(tmp_path / "in.pt", any_keyword).keys() == {"one"}
+    assert read_inputs(tmp_path / "in.pt", any_keyword).keys() == {"one"}
 
 
 # Texts
 
 
-def test_a_text_file_has_a_text_a_line(tmp_path):
+def test_read_texts_by_line(tmp_path):
     path = tmp_path / "texts"
     path.write_bytes("\ufeffOne.\r\n\n  \n  Zwei Wörter. \nthree".encode())
     assert read_texts(path) == ("One.", "Zwei Wörter.", "three")
@@ -73,18 +73,18 @@ def test_a_text_file_has_a_text_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "there is no such file"),
+        (None, "the file does not exist"),
         (..., "a directory, expected a text file"),
-        (b"", "which has no text in it"),
-        (b" \n\n", "which has no text in it"),
+        (b"", "which has no text"),
+        (b" \n\n", "which has no text"),
         (b"good\nb\xe4d", "expected UTF-8, byte 6 is not"),
     ],
 )
-def test_a_text_file_is_refused_in_one_sentence(tmp_path, content, words):
+def test_read_texts_rejects_wrong_files(tmp_path, content, words):
     path = tmp_path / "texts"
     if isinstance(content, bytes):
         path.write_bytes(content)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ModelLoadError) as caught:
         read_texts(tmp_path if content is ... else path)
     assert words in str(caught.value)
     assert str(caught.value).startswith("--text is ")
