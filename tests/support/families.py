@@ -1,10 +1,10 @@
-"""Small builds of transformer families with random weights, and the residual wiring each has by its modelling code.
+"""Small models of transformer families with random weights, and the residual wiring of each.
 
     model, args, kwargs = families()["bert"].build()
     families()["bert"].expected          # one `Stream` for every residual stream, in the order in which they run
 
-What is expected was read in the modelling code of transformers 5.23 and torch 2.13, never taken from names. More families
-are in `families_more.py`; models made to mislead are in `traps.py`. Letters name the kinds of sublayers: see `KINDS`.
+The expected streams were read in the modelling code of transformers 5.23 and torch 2.13, never taken from names. More families
+are in families_more.py, adversarial models in adversarial_models.py. Letters stand for the kinds of sublayers, see `KINDS`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ D, LENGTH = 32, 7
 
 @dataclass(frozen=True)
 class Stream:
-    """The facts of one residual stream; a change of width begins a new one.
+    """Expected facts of one residual stream; a change of width begins a new stream.
 
     Args:
-        wiring: its name in `addnorm.wirings`; None if no wiring there is this one: `rows` then tell all, and where there are
-            none either, no row says it: `remark` does.
-        norm: None for a stream without norms.
-        eps: of the norms on the stream.
-        letters: the kinds of its sublayers, in order, by their letters in `KINDS`.
-        options: of the wiring's constructor.
+        wiring: name in `addnorm.wirings`; None for other wirings, which `rows` describe, or `remark` if no row expresses them.
+        norm: kind of the norms; None for a stream without norms.
+        eps: eps of the norms on the stream.
+        letters: kinds of the sublayers in order, as letters of `KINDS`.
+        options: options of the wiring's constructor.
         embedding_norm: the stream itself is normalized before the first sublayer.
-        final_norm: the stream is normalized after the last sublayer; the norm that ends a post-LN layer is not meant.
-        shared: the number of different layers, where the weights of one serve more than once; 0 where none does.
-        rows: of the sublayers, by their number from 0, whose row is not that of the wiring.
-        mixes: what the stream becomes before a sublayer, by its number, in which x_i is the stream before sublayer i.
-        name: which of a model's streams.
-        width: its features.
-        remark: what else its code does.
+        final_norm: the stream is normalized after the last sublayer, in addition to the norm that ends a post-LN layer.
+        shared: number of different layers if one layer is used more than once, otherwise 0.
+        rows: rows that differ from the wiring's, by the number of the sublayer, from 0.
+        mixes: what the stream becomes before a sublayer, by its number; x_i is the stream before sublayer i.
+        name: name of the stream.
+        width: number of features.
+        remark: properties of its code.
     """
 
     wiring: str | None
@@ -66,7 +65,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Family:
-    """A model that `build` makes anew each time, and what is expected of it."""
+    """Model that `build` creates, with its inputs and its expected streams."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -75,7 +74,7 @@ class Family:
     remark: str = ""
 
     def build(self, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-        """The model in eval mode, its arguments and its keyword arguments."""
+        """Return the model in eval mode, its arguments and its keyword arguments."""
         torch.manual_seed(seed)
         model = shake(self.make().eval().float(), seed)
         kwargs = self.inputs()
@@ -83,7 +82,7 @@ class Family:
 
 
 def shake(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Every parameter drawn anew: scales of norms away from one, biases from zero, matrices that keep the variance."""
+    """Draw every parameter: scales of norms away from one, biases away from zero, matrices that keep the variance."""
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
     with torch.no_grad():
@@ -100,7 +99,7 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def _law(module: nn.Module, name: str, parameter: Tensor) -> tuple[float, float, float]:
-    """The bounds of a uniform law and 0, or the deviation of a normal one."""
+    """Return the bounds of a uniform distribution and 0, or 0, 0 and the deviation of a normal one."""
     kind = type(module).__name__
     if "Norm" in kind and "bias" not in name:
         return (-0.4, 0.4, 0) if "1P" in kind or not parameter.any() else (0.5, 1.5, 0)  # zeros: its form is 1 + w
@@ -125,7 +124,7 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
 
 
 def ids(length: int = LENGTH, seed: int = 1) -> Tensor:
-    """Tokens that are none of the special ones."""
+    """Return token ids without special ones."""
     return torch.randint(5, 99, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
@@ -134,7 +133,7 @@ def text() -> dict[str, Tensor]:
 
 
 def padded() -> dict[str, Tensor]:
-    """Two tokens of the second row are padding."""
+    """Return a text in which two tokens of the second row are padding."""
     kwargs = text()
     kwargs["attention_mask"][1, -2:] = 0
     return kwargs
@@ -217,7 +216,7 @@ def hf(
     remark: str = "",
     **more: Any,
 ) -> Family:
-    """A family of transformers, by the prefix of its classes and its config's arguments."""
+    """Return a family of transformers from the prefix of its classes and the arguments of its config."""
     return Family(name, partial(hugging, prefix + model, prefix + config, {**sizes, **more}), inputs, expected, remark)
 
 
@@ -337,7 +336,7 @@ SECOND: tuple[Family, ...] = (
 
 
 def table(families: Iterable[Family]) -> dict[str, Family]:
-    """Families by name; no two may share one."""
+    """Return families by name; names must differ."""
     families = list(families)
     by_name = {family.name: family for family in families}
     assert len(by_name) == len(families)

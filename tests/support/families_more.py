@@ -1,4 +1,4 @@
-"""More families, beyond those of `families.py`: for how general what is found is. The same table, read in the same way."""
+"""More transformer families, in the same form as those of families.py."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def frames() -> dict[str, Tensor]:
 
 
 def pair() -> dict[str, Tensor]:
-    """A text and an image."""
+    """Return a text and an image."""
     return plain() | image()
 
 
@@ -75,7 +75,7 @@ def rows(letters: str, by_letter: dict[str, Row]) -> dict[int, Row]:
 
 
 def both(stream: partial[Stream], eps: float, kind: Any = ln) -> tuple[Stream, Stream]:
-    """An encoder and a decoder of one wiring."""
+    """Return an encoder and a decoder of one wiring."""
     return stream(kind, eps, AAFF, name="encoder"), stream(kind, eps, ACF, name="decoder")
 
 

@@ -36,7 +36,7 @@ SLOWEST = (
     "cli/test_compare",
     "fusion/test_fuse_hostile",
     "explorer/test_recording_page",
-    "stream/find/test_find",
+    "stream/find/test_families",
 )
 
 

@@ -1,4 +1,4 @@
-"""Tensors that share memory: which bytes they are, what a write changes, and that all is as it was in the end."""
+"""Data flow of tensors that share memory: regions, in-place writes, and the restored state after a run."""
 
 import random
 
@@ -11,10 +11,10 @@ from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.dataflow.memory import Region
 from addnorm.stream.dataflow.state import copy_argument, find_tensors
 from addnorm.stream.find.operators import replay_op, strip_views
-from support.traps_parts import D, Mlp
+from support.handwritten_models import D, Mlp
 
 
-def flow_of(function, *args):
+def capture_function(function, *args):
     class Model(nn.Module):
         def forward(self, *args):
             return function(*args)
@@ -22,7 +22,7 @@ def flow_of(function, *args):
     return Capture(Model()).run(args, {})
 
 
-def bytes_of(tensor):
+def find_bytes(tensor):
     labels = torch.arange(tensor.untyped_storage().nbytes(), dtype=torch.int16)
     item = tensor.element_size()
     places = torch.as_strided(
@@ -40,18 +40,20 @@ VIEWS = {
 }  # fmt: skip
 
 
+BYTES = {name: find_bytes(view) for name, view in VIEWS.items()}
+
+
 @pytest.mark.parametrize("one", VIEWS)
-@pytest.mark.parametrize("other", VIEWS)
-def test_regions_that_are_apart_share_no_byte_and_equal_ones_share_all(one, other):
-    a, b = Region.of(VIEWS[one]), Region.of(VIEWS[other])
-    mine, theirs = bytes_of(VIEWS[one]), bytes_of(VIEWS[other])
-    if a.is_disjoint(b):
-        assert not mine & theirs
-    if a == b and mine:
-        assert mine == theirs
+def test_disjoint_regions_share_no_byte_and_equal_ones_all(one):
+    for other in VIEWS:
+        a, b = Region.of(VIEWS[one]), Region.of(VIEWS[other])
+        if a.is_disjoint(b):
+            assert not BYTES[one] & BYTES[other], other
+        if a == b and BYTES[one]:
+            assert BYTES[one] == BYTES[other], other
 
 
-def test_halves_and_slices_are_known_to_be_apart():
+def test_halves_and_slices_are_disjoint():
     apart = [("left", "right"), ("first", "last"), ("middle", "nothing")]
     assert all(Region.of(VIEWS[one]).is_disjoint(Region.of(VIEWS[other])) for one, other in apart)
     assert (
@@ -59,7 +61,7 @@ def test_halves_and_slices_are_known_to_be_apart():
     )
 
 
-def test_a_write_makes_a_new_value_and_keeps_what_was_there():
+def test_write_makes_new_value_and_keeps_old():
     def run(x):
         y = x * 2
         z = y + 1
@@ -67,7 +69,7 @@ def test_a_write_makes_a_new_value_and_keeps_what_was_there():
         return y, z
 
     x = torch.ones(2, 3)
-    flow = flow_of(run, x)
+    flow = capture_function(run, x)
     y, z = flow.result
     assert [op.name for op in flow.ops] == ["mul", "add", "add"]
     assert flow.ops[0].outputs[0].tensor.eq(2).all()
@@ -75,21 +77,21 @@ def test_a_write_makes_a_new_value_and_keeps_what_was_there():
     assert z.op.inputs[0] is flow.ops[0].outputs[0]
 
 
-def test_a_write_to_one_half_leaves_the_other_as_it_was():
+def test_write_to_one_half_keeps_value_of_other():
     def run(x):
         y = x * 2
         left, right = y[:, :2], y[:, 2:]
         left.add_(1)
         return right * 1, left * 1, y * 1
 
-    right, left, whole = (value.op.inputs[0] for value in flow_of(run, torch.ones(2, 4)).result)
+    right, left, whole = (value.op.inputs[0] for value in capture_function(run, torch.ones(2, 4)).result)
     assert right.op.name == "slice"
     assert left.op.name == "add"
     assert whole.op.name == "write_into"
     assert torch.equal(whole.tensor, torch.tensor([[3.0, 3.0, 2.0, 2.0]] * 2))
 
 
-def test_the_same_bytes_in_another_order_are_the_same_numbers_in_that_order():
+def test_write_through_transpose_is_alias():
     def run(x):
         y = x * 2
         turned = y.transpose(0, 1)
@@ -97,45 +99,45 @@ def test_the_same_bytes_in_another_order_are_the_same_numbers_in_that_order():
         return y * 1
 
     x = torch.ones(2, 3)
-    (read,) = (value.op.inputs[0] for value in (flow_of(run, x).result,))
+    (read,) = (value.op.inputs[0] for value in (capture_function(run, x).result,))
     assert read.op.name == "alias"
     assert torch.equal(replay_op(read.op, read.op.inputs[0].tensor), read.tensor)
     assert torch.equal(read.tensor, 2 + torch.arange(6.0).reshape(3, 2).T)
 
 
-def test_what_went_through_numpy_is_known_again():
-    read = flow_of(lambda x: torch.from_numpy((x * 2).numpy()) + 1, torch.ones(2)).result.op.inputs[0]
+def test_tensor_through_numpy_is_alias():
+    read = capture_function(lambda x: torch.from_numpy((x * 2).numpy()) + 1, torch.ones(2)).result.op.inputs[0]
     assert strip_views(read).op.name == "mul"
 
 
-def test_a_loop_that_writes_steps_takes_no_more_than_a_copy_for_each():
+def test_loop_of_writes_adds_few_operators():
     def run(x):
         out = torch.zeros(64, 8)
         for t in range(64):
             out[t] = x[t] * 2
         return out
 
-    flow = flow_of(run, torch.ones(64, 8))
+    flow = capture_function(run, torch.ones(64, 8))
     assert len(flow.ops) < 64 * 6
     assert flow.result.op.name == "write_into"
     assert flow.result.tensor.eq(2).all()
 
 
-def test_out_is_no_input():
+def test_out_argument_is_no_input():
     def run(x):
         y = torch.empty_like(x)
         torch.mul(x, 3.0, out=y)
         return y
 
-    flow = flow_of(run, torch.ones(3))
+    flow = capture_function(run, torch.ones(3))
     assert [value.op for value in flow.result.op.inputs] == [None]
 
 
-# What was there before.
+# State from before the run.
 
 
 class Stateful(nn.Module):
-    """Writes to all that it can reach."""
+    """Module that writes to its buffers, attributes, parameters, input, cache and random generators."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +149,7 @@ class Stateful(nn.Module):
 
     def forward(self, x, cache=None):
         self.count += 1
-        self.average = 0.9 * self.average + x.mean((0, 1))  # another tensor
+        self.average = 0.9 * self.average + x.mean((0, 1))  # a new tensor
         self.state = x
         self.list[0] += 1
         self.f.up.weight.data[0] += 1.0
@@ -167,7 +169,7 @@ class Cache:
         self.states.append(x)
 
 
-def test_a_model_and_its_inputs_are_left_as_they_were():
+def test_inspect_restores_model_and_inputs():
     model = nn.Sequential(Stateful(), Stateful()).train()
     x = torch.randn(2, 7, D)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -188,14 +190,14 @@ def test_a_model_and_its_inputs_are_left_as_they_were():
     assert all(torch.equal(m.generator.get_state(), state) for m, state in zip(model, states[2], strict=True))
 
 
-def test_a_cache_is_left_as_it_was():
+def test_inspect_restores_cache():
     cache = Cache()
     inspect(Stateful(), torch.randn(2, 7, D), cache=cache)
     assert len(cache.states) == 1
     assert not cache.tensor.any()
 
 
-def test_the_same_with_inference_tensors():
+def test_inspect_restores_inference_tensors():
     with torch.inference_mode():
         x = torch.randn(2, 7, D)
         given = x.clone()
@@ -203,14 +205,14 @@ def test_the_same_with_inference_tensors():
         assert torch.equal(x, given)
 
 
-def test_tensors_are_found_in_what_a_model_is_given():
+def test_find_tensors_in_nested_argument():
     cache = Cache()
     held = {id(tensor) for tensor in find_tensors({"a": [cache, (torch.zeros(1),)], "b": 3})}
     assert {id(cache.states[0]), id(cache.tensor)} < held
     assert len(held) == 3
 
 
-def test_copies_have_the_same_tensors_and_what_refuses_is_given_as_it_is():
+def test_copy_argument_keeps_tensors_and_uncopyable_objects():
     class Refuses:
         def __deepcopy__(self, memo):
             raise ValueError

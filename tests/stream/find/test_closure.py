@@ -16,11 +16,11 @@ from support.families import shake
 from support.stacks import D
 
 
-def found(wiring):
+def inspect_chain(wiring):
     return inspect(shake(Encoder(2, D, 2, 32, wiring)), torch.randn(2, 5, D)).streams[0].chain
 
 
-def test_relative():
+def test_relative_error():
     ones = torch.ones(4)
     assert relative_error(ones, ones) == 0.0
     assert relative_error(2 * ones, ones) == 1.0
@@ -30,15 +30,15 @@ def test_relative():
     assert relative_error(ones[:0], ones[:0]) == math.inf
 
 
-def test_tolerance_is_that_of_the_coarsest():
+def test_get_tolerance_of_coarsest_dtype():
     assert get_tolerance(torch.float64) == 1e-10
     assert get_tolerance(torch.float64, torch.float32) == 1e-5
     assert get_tolerance(torch.float32, torch.bfloat16) == 8 * 2**-7
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "deepnorm", "sandwich", "layer_scale", "admin"])
-def test_an_equation_does_not_close_where_the_stream_is_off_by_a_thousandth(wiring):
-    one = found(wiring)
+def test_closure_shows_error_of_a_thousandth(wiring):
+    one = inspect_chain(wiring)
     for add, parts, norms in zip(one.adds, one.sublayers, one.norms_out, strict=True):
         norm = norms[0] if norms else None
         assert compute_closure(add, parts, norm) < 1e-5
@@ -48,14 +48,14 @@ def test_an_equation_does_not_close_where_the_stream_is_off_by_a_thousandth(wiri
         add.out.tensor = right
 
 
-def test_the_sum_of_all_writes():
-    assert compute_total_closure(found("pre_ln")) < 1e-6
-    one = found("pre_ln")
+def test_total_closure_of_pre_ln():
+    assert compute_total_closure(inspect_chain("pre_ln")) < 1e-6
+    one = inspect_chain("pre_ln")
     one.adds[-1].out.tensor = one.adds[-1].out.tensor * 1.001
     assert compute_total_closure(one) > 1e-4
 
 
-WAYS = {
+OPERATORS = {
     "view": lambda x: x.view(6, 8),
     "transpose": lambda x: x.transpose(1, 2).contiguous(),
     "permute": lambda x: x.permute(2, 0, 1),
@@ -73,11 +73,11 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_passed_on_is_computed_again(way):
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_replay_op_computes_output(operator):
     class Model(nn.Module):
         def forward(self, x):
-            return WAYS[way](x * 1.5)
+            return OPERATORS[operator](x * 1.5)
 
     with torch.no_grad():
         flow = Capture(Model()).run((torch.randn(2, 3, 8),), {})
@@ -103,7 +103,7 @@ AXES = {
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_axes_through_views(name):
+def test_find_axis_through_views(name):
     make, axis, all_features = AXES[name]
 
     class Model(nn.Module):
@@ -115,12 +115,11 @@ def test_axes_through_views(name):
     source = strip_views(seen)
     assert source is flow.ops[0].outputs[0]
     assert find_views(seen, source) is not None
-    found = find_axis(seen, source, len(seen.shape) - 1)
-    assert found == axis
+    assert find_axis(seen, source, len(seen.shape) - 1) == axis
     assert covers_features(seen) == (all_features or name == "channels first")  # whole it is, whichever axis
 
 
-def test_labels_see_through_features_that_were_merged_with_tokens_for_a_while():
+def test_covers_features_through_merged_axes():
     class Model(nn.Module):
         def forward(self, x):  # (batch, d, height, width), as MobileViT's patches
             x = x * 1.5

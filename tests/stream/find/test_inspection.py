@@ -1,4 +1,4 @@
-"""An inspection as data and as a text."""
+"""An `Inspection` as table, HTML, JSON and repr."""
 
 import io
 import json
@@ -17,48 +17,47 @@ from support.families import shake
 D = 16
 
 
-def text(seed=0):
+def make_tokens(seed=0):
     return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(seed))
 
 
-def found_in(wiring="pre_ln", layers=3, **options):
-    return inspect(shake(Encoder(layers, D, 2, 32, wiring, **options)).eval(), text())
+def inspect_encoder(wiring="pre_ln", layers=3, **options):
+    return inspect(shake(Encoder(layers, D, 2, 32, wiring, **options)).eval(), make_tokens())
 
 
-def printed(found, width=100):
+def render(found, width=100):
     console = Console(width=width, file=io.StringIO())
     console.print(found)
     return console.file.getvalue()
 
 
-def test_layers_that_are_alike_are_one_line():
-    out = printed(found_in(layers=12))
+def test_table_has_one_line_for_equal_layers():
+    out = render(inspect_encoder(layers=12))
     assert "1-12" in out
     assert out.count("attention") == 1
     assert "stack.connections.0,2,...,22.sublayer" in out
     assert out.splitlines()[0] == "Encoder, evaluation: pre_ln"
 
 
-def test_layers_that_differ_are_lines_of_their_own():
-    out = printed(found_in(addnorm.wirings.mix_ln(1)))
+def test_table_has_lines_for_different_layers():
+    out = render(inspect_encoder(addnorm.wirings.mix_ln(1)))
     assert "N(x + f(x))" in out
     assert list(dict.fromkeys(line.split()[0] for line in out.splitlines() if line[:1].isdigit())) == ["1", "2-3"]
 
 
-@pytest.mark.parametrize("width", [40, 80, 120, 300])
 @pytest.mark.parametrize("wiring", addnorm.wirings.CONSTRUCTORS)
-def test_it_prints_at_every_width(wiring, width):
-    wiring = addnorm.wirings.get(wiring, **addnorm.wirings.catalog.EXAMPLES.get(wiring, {}))
-    out = printed(found_in(wiring), width)
-    assert all(len(line.rstrip()) <= width for line in out.splitlines())
+def test_inspection_fits_width(wiring):
+    found = inspect_encoder(addnorm.wirings.get(wiring, **addnorm.wirings.catalog.EXAMPLES.get(wiring, {})))
+    for width in (40, 80, 120, 300):
+        assert all(len(line.rstrip()) <= width for line in render(found, width).splitlines())
 
 
-def test_the_equation_ends_as_the_model_does():
-    assert found_in().streams[0].equation == "x' = x + f(N(x)),   y = N(x_L)"
-    assert found_in(final_norm=False).streams[0].equation == "x' = x + f(N(x))"
+def test_equation_has_final_norm_of_model():
+    assert inspect_encoder().streams[0].equation == "x' = x + f(N(x)),   y = N(x_L)"
+    assert inspect_encoder(final_norm=False).streams[0].equation == "x' = x + f(N(x))"
 
 
-def test_what_is_not_understood_is_one_line_for_each_reason():
+def test_table_has_one_line_for_each_reason():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -67,23 +66,23 @@ def test_what_is_not_understood_is_one_line_for_each_reason():
         def forward(self, x):
             return self.norm(self.norm(x + self.f(x)))
 
-    found = inspect(nn.Sequential(*(Twice() for _ in range(6))), text())
-    out = printed(found, 120)
+    found = inspect(nn.Sequential(*(Twice() for _ in range(6))), make_tokens())
+    out = render(found, 120)
     assert len(found.unknown) == 5
     assert out.count("norms follow the add") == 1
     assert "0.f, 1.f, 2.f and 2 more: 2 norms follow the add" in out
 
 
-def test_html_says_the_same_and_is_escaped():
-    html = found_in()._repr_html_()
+def test_html_has_escaped_table():
+    html = inspect_encoder()._repr_html_()
     assert "<table>" in html
     assert "x&#x27; = x + f(N(x))" in html
     assert "1-3" in html
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "admin", "rezero", "deepnorm", "b2t"])
-def test_json_has_no_nan(wiring):
-    found = found_in(wiring)
+def test_to_dict_is_json_of_wiring(wiring):
+    found = inspect_encoder(wiring)
     read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert read["wiring"] == wiring
     assert read["closes"] is True
@@ -91,28 +90,28 @@ def test_json_has_no_nan(wiring):
     assert read["streams"][0]["axis"] == -1
 
 
-def test_json_where_nothing_is_proven():
+def test_to_dict_is_json_without_proof():
     model = shake(Encoder(2, D, 2, 32, "pre_ln"))
-    for x in (text() * math.nan, text()[:0]):
+    for x in (make_tokens() * math.nan, make_tokens()[:0]):
         read = json.loads(json.dumps(inspect(model, x).to_dict(), allow_nan=False))
         assert read["closure"] is None
         assert read["closes"] is False
-    nothing = inspect(nn.Linear(D, D), text())
+    nothing = inspect(nn.Linear(D, D), make_tokens())
     assert json.loads(json.dumps(nothing.to_dict(), allow_nan=False))["streams"] == []
-    assert "not understood the model" in printed(nothing)
+    assert "not understood the model" in render(nothing)
 
 
-def test_sites_by_name_and_number():
-    found = found_in()
+def test_site_by_name_and_number():
+    found = inspect_encoder()
     assert found.site(0) is found.sites[0]
     assert found.site(found.sites[3].id) is found.sites[3]
     with pytest.raises(KeyError, match=r"site is 'stack.connections.9.sublayer', expected 'stack.connections"):
         found.site("stack.connections.9.sublayer")
 
 
-def test_every_sublayer_has_a_name_of_its_own():
+def test_sites_have_unique_ids():
     class Flat(nn.Module):
-        """Without modules of its own for sublayers."""
+        """Model without modules for its sublayers."""
 
         def __init__(self):
             super().__init__()
@@ -123,12 +122,12 @@ def test_every_sublayer_has_a_name_of_its_own():
                 x = x + torch.relu(x @ weight)
             return x
 
-    ids = [site.id for site in inspect(Flat(), text()).sites]
+    ids = [site.id for site in inspect(Flat(), make_tokens()).sites]
     assert ids == ["feed-forward", "feed-forward#2", "feed-forward#3", "feed-forward#4"]
 
 
-def test_reprs():
-    found = found_in()
+def test_repr_of_inspection_stream_and_site():
+    found = inspect_encoder()
     assert repr(found).startswith("<Inspection of Encoder: pre_ln, 6 sublayers, closure ")
     assert repr(found.streams[0]) == "<stream: 6 sublayers, pre_ln>"
     assert repr(found.sites[0]) == "<stack.connections.0.sublayer: x' = x + f(N(x))>"

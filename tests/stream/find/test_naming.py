@@ -1,4 +1,4 @@
-"""Rows by their names: the wirings' own rows come back, and what differs is said."""
+"""`identify_wiring` names the rows of every wiring, with remarks on differences."""
 
 import pytest
 
@@ -9,15 +9,17 @@ from support.stacks import ALL
 KINDS = ("attention", "feed-forward")
 
 
-def seen(rows, per_layer=2, num_parallel=1, kinds=KINDS, **more):
+def summarize(rows, per_layer=2, num_parallel=1, kinds=KINDS, **more):
     return [
-        SublayerSummary(k // per_layer, row, kinds[k % len(kinds)], "branch", num_parallel, frozenset({k}), (f"{k}",), **more)
+        SublayerSummary(
+            k // per_layer, row, kinds[k % len(kinds)], "branch", num_parallel, frozenset({k}), (f"{k}",), **more
+        )
         for k, row in enumerate(rows)
     ]
 
 
-def name_of(rows, final_norm=False, embedding_norm=False, other_layers=None, **more):
-    wiring, remarks = identify_wiring(seen(rows, **more), final_norm, embedding_norm, other_layers)
+def name_rows(rows, final_norm=False, embedding_norm=False, other_layers=None, **more):
+    wiring, remarks = identify_wiring(summarize(rows, **more), final_norm, embedding_norm, other_layers)
     return (wiring.name if wiring else None), remarks
 
 
@@ -26,8 +28,10 @@ BY_ROWS = [one for one in ALL if one.flow == "rows" and one.name not in ("mix_ln
 
 @pytest.mark.parametrize("wiring", BY_ROWS, ids=lambda wiring: wiring.name)
 @pytest.mark.parametrize("num_layers", [2, 3, 12])
-def test_the_rows_of_a_wiring_have_its_name(wiring, num_layers):
-    found, remarks = identify_wiring(seen(wiring.rows(num_layers)), wiring.ends_in_norm(num_layers), wiring.embedding_norm, None)
+def test_identify_wiring_names_catalog_rows(wiring, num_layers):
+    found, remarks = identify_wiring(
+        summarize(wiring.rows(num_layers)), wiring.ends_in_norm(num_layers), wiring.embedding_norm, None
+    )
     also = [one for one in remarks if "is also that of" in one]
     assert found is not None
     assert found.name == wiring.name or also
@@ -35,13 +39,13 @@ def test_the_rows_of_a_wiring_have_its_name(wiring, num_layers):
 
 
 @pytest.mark.parametrize(("kind", "layers", "other"), [("decoder-only", 6, None), ("encoder", 6, 3), ("decoder", 3, 6)])
-def test_deepnorm_of_every_stack(kind, layers, other):
+def test_identify_wiring_names_deepnorm_of_stack(kind, layers, other):
     wiring = wirings.deepnorm(kind, other if kind == "encoder" else None)
-    assert name_of(wiring.rows(layers), other_layers=other) == ("deepnorm", [])
+    assert name_rows(wiring.rows(layers), other_layers=other) == ("deepnorm", [])
 
 
-def test_deepnorm_of_another_depth_is_none():
-    assert name_of(wirings.deepnorm().rows(6)[:8])[0] is None
+def test_identify_wiring_rejects_deepnorm_of_other_depth():
+    assert name_rows(wirings.deepnorm().rows(6)[:8])[0] is None
 
 
 PRE, POST = Row(norm_in=True), Row(norm_out=True)
@@ -74,46 +78,49 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("case", DIFFERENCES)
-def test_what_differs_is_said(case):
+def test_identify_wiring_remarks_on_differences(case):
     rows, more, name, remarks = DIFFERENCES[case]
-    assert name_of(rows, **more) == (name, remarks)
+    assert name_rows(rows, **more) == (name, remarks)
 
 
-def test_a_sublayer_of_another_kind_may_have_a_row_of_its_own():
+def test_identify_wiring_allows_row_of_other_kind():
     rows = [Row(), *[PRE] * 4]
-    found = seen(rows, per_layer=5, kinds=("other", *KINDS, *KINDS))
+    found = summarize(rows, per_layer=5, kinds=("other", *KINDS, *KINDS))
     wiring, remarks = identify_wiring(found, True, False, None)
     assert wiring == wirings.pre_ln()
     assert remarks == ["other in layer 1 has a row of its own: x' = x + f(x)"]
 
 
 @pytest.mark.parametrize(("start", "option"), [((0.1,) * 4, 0.1), ((0.1, 0.2, 0.1, 0.1), None), ((0.0,) * 4, None)])
-def test_the_start_of_learned_factors_is_told_where_none_has_moved(start, option):
+def test_identify_wiring_finds_initial_scale(start, option):
     rows = [Row(norm_in=True, b=Learned(value, per_feature=True)) for value in start]
-    wiring, _ = identify_wiring(seen(rows), True, False, None)
+    wiring, _ = identify_wiring(summarize(rows), True, False, None)
     assert dict(wiring.options) == {"gamma": option}
 
 
-def test_rezero_and_skipinit_are_told_by_who_shares_a_factor():
-    one = [s._replace(scale_names=(f"layers.{s.layer}",)) for s in seen([Row(b=Learned(0.0))] * 4)]
+def test_identify_wiring_tells_rezero_from_skipinit():
+    one = [s._replace(scale_names=(f"layers.{s.layer}",)) for s in summarize([Row(b=Learned(0.0))] * 4)]
     assert identify_wiring(one, False, False, None)[0] == wirings.rezero()
-    assert identify_wiring(seen([Row(b=Learned(0.0))] * 4), False, False, None)[0] == wirings.skipinit()
+    assert identify_wiring(summarize([Row(b=Learned(0.0))] * 4), False, False, None)[0] == wirings.skipinit()
 
 
 def skip(layer, length, **row):
     return SublayerSummary(layer, Row(norm_out=True, **row), "other", "skip", 2, frozenset(), skip_length=length)
 
 
-def test_bottom_to_top_is_told_by_its_skips():
-    layers = [part for k in range(2) for part in (*seen([POST] * 2), skip(k, 2))]
+def test_identify_wiring_names_bottom_to_top():
+    layers = [part for k in range(2) for part in (*summarize([POST] * 2), skip(k, 2))]
     layers = [s._replace(layer=k // 3) for k, s in enumerate(layers)]
     assert identify_wiring(layers, False, True, None) == (wirings.b2t(), ["with a norm of the embedding"])
     further = [s._replace(skip_length=4) if s.role == "skip" else s for s in layers]
     assert identify_wiring(further, False, False, None)[0] != wirings.b2t()
 
 
-def test_a_stream_that_is_multiplied_between_sublayers_has_no_name():
-    found = [*seen([Row()] * 2), SublayerSummary(1, Row(a=Learned(1.0, per_feature=True)), "other", "injection", 1, frozenset())]
+def test_identify_wiring_rejects_factor_between_sublayers():
+    found = [
+        *summarize([Row()] * 2),
+        SublayerSummary(1, Row(a=Learned(1.0, per_feature=True)), "other", "injection", 1, frozenset()),
+    ]
     assert identify_wiring(found, False, False, None)[0] is None
 
 
@@ -122,5 +129,5 @@ def test_a_stream_that_is_multiplied_between_sublayers_has_no_name():
     ("a post-LN layer", wirings.pre_ln(), "post-LN"), ("post-LN or pre-LN", wirings.pre_ln(), None),
     ("Block", wirings.post_ln(), None), ("pre_layer_norm", wirings.sandwich(), None),
 ])  # fmt: skip
-def test_names_that_lie(text, wiring, claim):
+def test_find_contradiction(text, wiring, claim):
     assert find_contradiction(text, wiring) == claim

@@ -1,4 +1,4 @@
-"""Norms by their formula: each writing is known for what it is, with its eps; what is another formula is no norm."""
+"""`find_norms`: every spelling of a norm is matched with its eps; other formulas are not."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.find.norms import find_norms
-from support import traps_parts as parts
+from support import handwritten_models as parts
 
 D, EPS = 16, 1e-6
 
@@ -41,8 +41,8 @@ def squares(x):
     return x.square().mean(-1, keepdim=True)
 
 
-KNOWN = {
-    # name: formula, kind, eps, and what else is so
+SPELLINGS = {
+    # name: formula, kind, eps, true entries of to_dict()
     "LayerNorm": (lambda x, w, b, g: F.layer_norm(x, (D,), w, b, EPS), "layer", EPS, {"weight", "bias"}),
     "LayerNorm without gains": (lambda x, w, b, g: F.layer_norm(x, (D,), eps=EPS), "layer", EPS, set()),
     "of another dtype": (lambda x, w, b, g: F.layer_norm(x.double(), (D,), w.double(), b.double(), EPS).float(), "layer", EPS, {"weight", "bias"}),
@@ -73,9 +73,9 @@ KNOWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_norm_is_known_for_what_it_is(name):
-    formula, kind, eps, more = KNOWN[name]
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_find_norms_matches_spelling(name):
+    formula, kind, eps, more = SPELLINGS[name]
     (norm,), flow = norms_of(formula)
     assert norm.kind == kind
     assert norm.eps == pytest.approx(eps, rel=1e-6)
@@ -89,12 +89,12 @@ def test_a_norm_is_known_for_what_it_is(name):
 
 @pytest.mark.parametrize("formula", [*parts.RMS_FORMULAS, *parts.LAYER_FORMULAS], ids=lambda formula: formula.__name__)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_in_every_dtype(formula, dtype):
+def test_find_norms_matches_formula_in_dtype(formula, dtype):
     (norm,), _ = norms_of(lambda x, w, b, g: formula(x, w, b, EPS), dtype=dtype)
     assert norm.kind == ("rms" if formula in parts.RMS_FORMULAS else "layer")
 
 
-OTHERS = {
+OTHER_FORMULAS = {
     "of some features": lambda x, w, b, g: x * torch.rsqrt(squares(x[..., :8]) + EPS),
     "of two axes": lambda x, w, b, g: F.layer_norm(x, (5, D)),
     "of tokens": lambda x, w, b, g: x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS),
@@ -110,19 +110,19 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_formula_is_no_norm(name):
-    found, _ = norms_of(OTHERS[name])
+@pytest.mark.parametrize("name", OTHER_FORMULAS)
+def test_find_norms_rejects_other_formula(name):
+    found, _ = norms_of(OTHER_FORMULAS[name])
     assert found == []
 
 
-def test_a_norm_of_heads_is_none_of_tokens():
+def test_norm_of_heads_is_not_whole():
     (norm,), flow = norms_of(lambda x, w, b, g: F.rms_norm(x.unflatten(-1, (2, 8)), (8,)).flatten(-2))
     assert not norm.is_whole
     assert all(value.norm is None for op in flow.ops for value in op.outputs)
 
 
-def test_the_steps_of_a_norm_know_it():
+def test_find_norms_marks_values_and_ops():
     (norm,), flow = norms_of(lambda x, w, b, g: w * (x * torch.rsqrt(squares(x) + EPS)))
     assert norm.y is flow.result
     assert norm.y.norm is norm
@@ -130,19 +130,18 @@ def test_the_steps_of_a_norm_know_it():
     assert {op.name for op in norm.ops} >= {"mean", "rsqrt", "mul"}
 
 
-def test_two_norms_of_one_x():
+def test_find_norms_finds_two_norms_of_one_x():
     found, _ = norms_of(lambda x, w, b, g: F.layer_norm(x, (D,), w) + F.rms_norm(x, (D,)))
     assert [norm.kind for norm in found] == ["layer", "rms"]
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 5, D), torch.full((2, 5, D), 7.0), torch.full((2, 5, D), math.nan), torch.zeros(0, 5, D)],
                          ids=["zeros", "constant", "nan", "none"])  # fmt: skip
-def test_rows_that_are_no_rows(x):
-    found, _ = norms_of(KNOWN["LayerNorm"][0], x)
+def test_find_norms_matches_special_values(x):
+    found, _ = norms_of(SPELLINGS["LayerNorm"][0], x)
     assert [norm.kind for norm in found] == ["layer"]
 
 
-def test_repeated_heads_after_a_norm():
-    """What is multiplied is larger than what the root was taken of."""
+def test_find_norms_rejects_larger_numerator():
     found, _ = norms_of(lambda x, w, b, g: x[:, None].expand(2, 3, 5, D) * torch.rsqrt(squares(x) + EPS)[:, None])
     assert all(norm.x.tensor.numel() == norm.y.tensor.numel() for norm in found)

@@ -1,4 +1,4 @@
-"""`inspect` finds the same however a model runs: dtypes, modes of autograd, training, compilers, wrappers; a hook is part of it."""
+"""`inspect` with every way to run a model: dtypes, autograd modes, training, compilers, wrappers, hooks."""
 
 import pytest
 import torch
@@ -8,32 +8,32 @@ from torch.utils.checkpoint import checkpoint
 
 from addnorm import inspect
 from support.families import shake
-from support.tiny_models import IDS, judge_tiny, tiny, x
-from support.traps_parts import D, Mlp, Tiny, post, pre
+from support.handwritten_models import IDS, D, Mlp, Tiny, make_input, post, pre, tiny
+from support.inspection_checks import check_tiny
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_dtypes(dtype):
-    limit = {torch.float64: 1e-10}.get(dtype, 8 * torch.finfo(dtype).eps)
-    judge_tiny(inspect(tiny().to(dtype), IDS), limit=limit)
+def test_inspect_model_of_dtype(dtype):
+    closure = {torch.float64: 1e-10}.get(dtype, 8 * torch.finfo(dtype).eps)
+    check_tiny(inspect(tiny().to(dtype), IDS), closure=closure)
 
 
-def test_a_copy_in_float64_closes_to_1e_10_and_the_model_stays_as_it_is():
+def test_inspect_copies_model_to_float64():
     model = tiny()
-    judge_tiny(inspect(model, IDS, float64=True), limit=1e-10)
+    check_tiny(inspect(model, IDS, float64=True), closure=1e-10)
     assert next(model.parameters()).dtype == torch.float32
 
 
-def test_autocast():
+def test_inspect_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
-        judge_tiny(inspect(tiny(), IDS), limit=0.03)
+        check_tiny(inspect(tiny(), IDS), closure=0.03)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_modes_of_autograd(mode):
+def test_inspect_in_autograd_modes(mode):
     model = tiny()
     with mode():
-        judge_tiny(inspect(model, IDS))
+        check_tiny(inspect(model, IDS))
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -44,13 +44,13 @@ def test_modes_of_autograd(mode):
     lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=False),
     lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=True),
 ], ids=["modules", "function", "by hand", "checkpoint", "reentrant"])  # fmt: skip
-def test_training_with_noise_and_checkpoints(step):
-    judge_tiny(inspect(tiny(step).train(), IDS))
+def test_inspect_noise_and_checkpoints_in_training(step):
+    check_tiny(inspect(tiny(step).train(), IDS))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 1)], ids=str)
-def test_few_tokens(shape):
-    judge_tiny(inspect(tiny(), IDS[: shape[0], : shape[1]]))
+def test_inspect_few_tokens(shape):
+    check_tiny(inspect(tiny(), IDS[: shape[0], : shape[1]]))
 
 
 def wrapped(model):
@@ -74,11 +74,11 @@ def with_parts(make):
     return change
 
 
-WAYS = {
+WRAPPERS = {
     "compiled": torch.compile,
     "compiled sublayers": with_parts(torch.compile),
     "scripted sublayers": with_parts(lambda f: torch.jit.script(f) if isinstance(f, Mlp) else f),
-    "traced sublayers": with_parts(lambda f: torch.jit.trace(f, x())),
+    "traced sublayers": with_parts(lambda f: torch.jit.trace(f, make_input())),
     "traced": lambda model: torch.jit.trace(model, IDS),
     "exported": lambda model: torch.export.export(model, (IDS,)).module(),
     "data parallel": nn.DataParallel,
@@ -87,12 +87,12 @@ WAYS = {
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
-@pytest.mark.parametrize("way", WAYS)
-def test_wrapped_and_compiled_models(way):
-    judge_tiny(inspect(WAYS[way](tiny()), IDS))
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_inspect_wrapped_and_compiled_models(wrapper):
+    check_tiny(inspect(WRAPPERS[wrapper](tiny()), IDS))
 
 
-def test_hooks_are_part_of_the_model():
+def test_inspect_applies_forward_hooks():
     model = tiny()
     model.parts[0].f.register_forward_hook(lambda module, args, output: output * 2)
     found = inspect(model, IDS)
@@ -100,13 +100,13 @@ def test_hooks_are_part_of_the_model():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated
-def test_quantized_sublayers():
+def test_inspect_quantized_sublayers():
     model = torch.ao.quantization.quantize_dynamic(tiny(), {nn.Linear})
-    judge_tiny(inspect(model, IDS))
+    check_tiny(inspect(model, IDS))
 
 
-def test_post_ln_in_torch_s_modules_and_nested_tensors_of_its_own():
+def test_inspect_torch_encoder_with_padding_mask():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 2).eval()
     mask = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
-    judge_tiny(inspect(encoder, x(2, 5, D), src_key_padding_mask=mask), "post_ln")
-    judge_tiny(inspect(shake(Tiny(post)), IDS), "post_ln")
+    check_tiny(inspect(encoder, make_input(2, 5, D), src_key_padding_mask=mask), "post_ln")
+    check_tiny(inspect(shake(Tiny(post)), IDS), "post_ln")

@@ -1,4 +1,4 @@
-"""`inspect` on numbers that are made to break it: zeros, NaN, overflow. Where nothing is proven nothing closes."""
+"""`inspect` on special values: zeros, NaN, overflow. Without finite values nothing closes."""
 
 import math
 
@@ -8,8 +8,8 @@ from torch import nn
 
 from addnorm import inspect
 from support.families import shake
-from support.tiny_models import IDS, judge_tiny, tiny
-from support.traps_parts import D, Tiny, pre
+from support.handwritten_models import IDS, D, Tiny, pre, tiny
+from support.inspection_checks import check_tiny
 
 
 class Scaled(Tiny):
@@ -21,38 +21,38 @@ class Scaled(Tiny):
         return super().embedded(ids) * self.factor
 
 
-def test_constant_tokens():
-    judge_tiny(inspect(tiny(), torch.zeros_like(IDS)))
+def test_inspect_constant_tokens():
+    check_tiny(inspect(tiny(), torch.zeros_like(IDS)))
 
 
-def test_values_of_ten_thousand_in_float16():
-    judge_tiny(inspect(shake(Scaled(1e4)).half(), IDS), limit=0.01)
+def test_inspect_large_values_in_float16():
+    check_tiny(inspect(shake(Scaled(1e4)).half(), IDS), closure=0.01)
 
 
-def test_a_nan_in_one_feature_leaves_the_rest_proven():
+def test_inspect_proves_rows_with_one_nan():
     factor = torch.ones(2, 7, D)
     factor[0, 0, 0] = math.nan
-    judge_tiny(inspect(shake(Scaled(factor)), IDS))
+    check_tiny(inspect(shake(Scaled(factor)), IDS))
 
 
-@pytest.mark.parametrize(("model", "ids", "why"), [
+@pytest.mark.parametrize(("model", "ids", "reason"), [
     (lambda: Scaled(math.nan), IDS, "no number of the stream is finite"),
     (lambda: Scaled(1.0), IDS[:0], "hold no token"),
     (lambda: Scaled(1e30), IDS, "no number of the stream is finite"),
 ], ids=["nan", "no batch", "overflow"])  # fmt: skip
-def test_where_nothing_is_proven_nothing_closes(model, ids, why):
+def test_inspect_proves_nothing_without_finite_values(model, ids, reason):
     found = inspect(shake(model()), ids)
     assert not found.closes
-    assert why in found.unknown[0].reason
+    assert reason in found.unknown[0].reason
 
 
-def test_sublayers_that_return_zeros():
+def test_inspect_sublayers_that_return_zeros():
     model = tiny()
     for part in model.parts:
         last = getattr(part.f, "out", None) or part.f.down
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-    judge_tiny(inspect(model, IDS))
+    check_tiny(inspect(model, IDS))
 
 
 @pytest.mark.parametrize(("step", "gamma", "wiring"), [
@@ -60,7 +60,7 @@ def test_sublayers_that_return_zeros():
     (lambda s, x: x + s.gamma * s.f(s.norm(x)), 1e-6, "layer_scale"),
     (lambda s, x: x + s.gamma * s.f(s.norm(x)), math.nan, "layer_scale"),
 ])  # fmt: skip
-def test_factors_at_their_start(step, gamma, wiring):
+def test_inspect_learned_factors_before_training(step, gamma, wiring):
     model = tiny(step, final_norm=wiring == "layer_scale")
     for part in model.parts:
         nn.init.constant_(part.scale, gamma)
@@ -68,7 +68,7 @@ def test_factors_at_their_start(step, gamma, wiring):
     assert inspect(model, IDS).wiring == wiring
 
 
-def test_what_is_multiplied_by_zero_is_told():
+def test_inspect_explains_zero_factor():
     found = inspect(tiny(lambda s, x: x + 0.0 * s.f(s.norm(x))), IDS)
     assert found.wiring == "unknown"
     assert "multiplied by 0" in found.unknown[0].reason

@@ -1,4 +1,4 @@
-"""What the models of `traps.py` are made of: sublayers and norms written by hand, in the ways people write them."""
+"""Small models of handwritten sublayers and norms, in the spellings of real code; the parts of the adversarial models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from addnorm import Row
-from support.families import AAFF, Family, Stream, ids, ln
+from support.families import AAFF, Family, Stream, ids, ln, shake
 
 D, HEADS, VOCAB = 16, 2, 99
 EPS = 1e-5
@@ -26,7 +26,7 @@ def heads(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Written by hand; of another stream if there is one."""
+    """Handwritten attention, to another stream if there is a `memory`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Rotary(Attention):
 
 
 class NormedHeads(Attention):
-    """Norms of queries and keys stand on no stream, as OLMo 2's."""
+    """Attention with norms of queries and keys, which are not on the stream, as in OLMo 2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class TanhGelu(Mlp):
 
 
 class NarrowGelu(TanhGelu):
-    """The same at the width of the stream."""
+    """The same with the width of the stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Convolution(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth by hand. `always` is Monte Carlo dropout: at work in eval mode, with a generator of its own."""
+    """Handwritten stochastic depth. `always` is Monte Carlo dropout: active in eval mode, with its own generator."""
 
     def __init__(self, p: float = 0.2, always: bool = False) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def inverse_root(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
 
 
 def root_plus_eps(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    """Zhang and Sennrich's own code: eps stands outside of the root."""
+    """RMSNorm of Zhang and Sennrich's code: eps is outside the root."""
     rms = x.norm(2, dim=-1, keepdim=True) * x.shape[-1] ** -0.5
     return w * (x / (rms + eps))
 
@@ -263,7 +263,7 @@ LAYER_FORMULAS = (annotated, variance, var_mean, centered, moments, sums, functi
 
 
 class Part(nn.Module):
-    """One sublayer of a layer: the function, two norms, learned factors; the `Step` says what happens with them."""
+    """One sublayer: its function, two norms, learned factors; a `Step` combines them."""
 
     def __init__(self, f: nn.Module, norm: Callable[[], nn.Module], number: int) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ Step = Callable[[Part, Tensor], Tensor]
 
 
 class Tiny(nn.Module):
-    """Tokens embedded, positions added, layers of parts, each a `step`, and norms before and after as told."""
+    """Small transformer whose sublayers run `step`, with optional norms before and after."""
 
     def __init__(
         self,
@@ -314,14 +314,14 @@ def stream(wiring: str | None, letters: str = AAFF, eps: float | None = EPS, **f
     return Stream(wiring, **{"norm": ln, "eps": eps, "letters": letters, "width": D} | facts)
 
 
-def tiny(name: str, step: Step, expected: Stream, remark: str = "", **made: Any) -> Family:
-    """A chain of sublayers; where the norms before and after stand is both expected and made."""
+def tiny_family(name: str, step: Step, expected: Stream, remark: str = "", **made: Any) -> Family:
+    """Return a chain of sublayers with the expected norms before and after."""
     norms = {"embedding_norm": expected.embedding_norm, "final_norm": expected.final_norm}
     return Family(name, partial(Tiny, step, **norms | made), tokens, (expected,), remark)
 
 
 def every(row: Row, n: int = 4) -> dict[int, Row]:
-    """The same row for all sublayers."""
+    """Return the same row for all sublayers."""
     return dict.fromkeys(range(n), row)
 
 
@@ -333,3 +333,17 @@ post: Step = lambda s, x: s.norm(x + s.f(x))  # noqa: E731 (a step, as the other
 pre: Step = lambda s, x: x + s.f(s.norm(x))  # noqa: E731 (a step, as the others in the tables)
 pre_ln, post_ln = partial(stream, "pre_ln", final_norm=True), partial(stream, "post_ln")
 factor = partial(stream, final_norm=True)
+
+
+# --- one model for many tests --------------------------------------------------------------------------------------------
+
+IDS = torch.randint(0, VOCAB, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+def make_input(*shape: int) -> Tensor:
+    return torch.randn(shape or (2, 7, D), generator=torch.Generator().manual_seed(0))
+
+
+def tiny(step: Step = pre, **options: Any) -> nn.Module:
+    """Return a `Tiny` of two layers with a final norm and random parameters."""
+    return shake(Tiny(step, **{"final_norm": True} | options))

@@ -1,4 +1,4 @@
-"""`inspect` on graphs that are made to break it: nothing is claimed that is not so, and what is not understood is told."""
+"""`inspect` on unusual graphs: it makes no false claims, and gives a reason for what it does not understand."""
 
 import pytest
 import torch
@@ -7,16 +7,16 @@ from torch.nn import functional as F
 
 from addnorm import inspect
 from support.families import shake
-from support.tiny_models import AFAF, IDS, x
-from support.traps_parts import Attention, D, Mlp, Tiny, pre
+from support.handwritten_models import IDS, Attention, D, Mlp, Tiny, make_input, pre
+from support.inspection_checks import AFAF
 
 
-def stacked(*layers):
+def make_stack(*layers):
     return shake(nn.Sequential(*layers))
 
 
 class Block(nn.Module):
-    """Pre-LN."""
+    """Pre-LN layer."""
 
     def __init__(self, norm=lambda: nn.LayerNorm(D), attention=Attention, mlp=Mlp):
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + f(x), with whatever is inside of f."""
+    """Residual connection x + f(x) around any modules."""
 
     def __init__(self, *parts):
         super().__init__()
@@ -39,7 +39,7 @@ class Residual(nn.Module):
 
 
 class Looped(nn.Module):
-    """Four sublayers, and a function that says how they are run."""
+    """Four sublayers and a function that runs them."""
 
     def __init__(self, run):
         super().__init__()
@@ -52,28 +52,29 @@ class Looped(nn.Module):
         return self.run(self, *args)
 
 
-def looped(run):
+def make_looped(run):
     return shake(Looped(run))
 
 
-# --- rows in other clothes ------------------------------------------------------------------------------------------------
+# Rows in unusual spellings.
 
 
-def test_one_feature():
+def test_inspect_finds_width_of_one_feature():
     found = inspect(
-        stacked(*(Residual(nn.LayerNorm(1), nn.Linear(1, 4), nn.GELU(), nn.Linear(4, 1)) for _ in range(2))), x(2, 5, 1)
+        make_stack(*(Residual(nn.LayerNorm(1), nn.Linear(1, 4), nn.GELU(), nn.Linear(4, 1)) for _ in range(2))),
+        make_input(2, 5, 1),
     )
     assert (found.wiring, found.streams[0].width) == ("pre_ln", 1)
 
 
-def test_two_hundred_layers():
-    model = stacked(*(Block() for _ in range(100)))
-    found = inspect(model, x(1, 3, D))
-    assert (found.wiring, len(found.sites), found.streams[0].num_layers) == ("pre_ln", 200, 100)
+@pytest.mark.parametrize("num_layers", [40, pytest.param(100, marks=pytest.mark.slow)])
+def test_inspect_finds_many_layers(num_layers):
+    found = inspect(make_stack(*(Block() for _ in range(num_layers))), make_input(1, 3, D))
+    assert (found.wiring, len(found.sites), found.streams[0].num_layers) == ("pre_ln", 2 * num_layers, num_layers)
 
 
 class Dit(nn.Module):
-    """adaLN: shift, scale and gate of each sublayer come from a condition."""
+    """Layer with adaLN: a condition gives shift, scale and gate of each sublayer."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +104,7 @@ class Experts(nn.Module):
 
 
 class LoRa(nn.Module):
-    """W x + B A x is no residual add."""
+    """Linear map W x + B A x, which is no residual add."""
 
     def __init__(self, linear):
         super().__init__()
@@ -131,7 +132,7 @@ def with_lora():
 
 
 class Crossing(Block):
-    """Latents that read an array, as a Perceiver's."""
+    """Layer of a Perceiver: latents read an array."""
 
     def forward(self, given):
         z, array = given
@@ -155,22 +156,22 @@ class Joint(nn.Module):
 
 
 PRE_LN = {
-    "adaLN": (lambda: stacked(Dit(), Dit()), (x(), x(2, D)), [AFAF]),
-    "sixty-four experts": (lambda: stacked(*(Block(mlp=Experts) for _ in range(2)), nn.LayerNorm(D)), x(), [AFAF]),
+    "adaLN": (lambda: make_stack(Dit(), Dit()), (make_input(), make_input(2, D)), [AFAF]),
+    "sixty-four experts": (lambda: make_stack(*(Block(mlp=Experts) for _ in range(2)), nn.LayerNorm(D)), make_input(), [AFAF]),
     "LoRA": (with_lora, IDS, [AFAF]),
-    "latents": (lambda: stacked(Crossing(), Crossing()), (x(2, 4, D), x()), [["cross-attention", "feed-forward"] * 2]),
-    "joint attention": (lambda: stacked(Joint(), Joint()), (x(), x(2, 5, D)), [AFAF, AFAF]),
-    "a sum of a list": (lambda: looped(lambda m, x: [x := sum([x, f(n(x))]) for n, f in m.pairs][-1]), x(), [["feed-forward"] * 4]),
-    "from .data": (lambda: looped(lambda m, x: [x := x.data + f(n(x)) for n, f in m.pairs][-1]), x(), [["feed-forward"] * 4]),
-    "vmap": (lambda: looped(lambda m, x: [x := torch.vmap(lambda y: y + f(n(y)))(x) for n, f in m.pairs][-1]), x(), [["feed-forward"] * 4]),  # noqa: B023
-    "LSTM": (lambda: stacked(*(Block(attention=Recurrent) for _ in range(2))), x(), [["other", "feed-forward"] * 2]),
-    "one sublayer": (lambda: stacked(Residual(nn.LayerNorm(D), Mlp())), x(), [["feed-forward"]]),
-    "shared norm and sublayer": (lambda: stacked(*[Block()] * 3), x(), [["attention", "feed-forward"] * 3]),
+    "latents": (lambda: make_stack(Crossing(), Crossing()), (make_input(2, 4, D), make_input()), [["cross-attention", "feed-forward"] * 2]),
+    "joint attention": (lambda: make_stack(Joint(), Joint()), (make_input(), make_input(2, 5, D)), [AFAF, AFAF]),
+    "a sum of a list": (lambda: make_looped(lambda m, x: [x := sum([x, f(n(x))]) for n, f in m.pairs][-1]), make_input(), [["feed-forward"] * 4]),
+    "from .data": (lambda: make_looped(lambda m, x: [x := x.data + f(n(x)) for n, f in m.pairs][-1]), make_input(), [["feed-forward"] * 4]),
+    "vmap": (lambda: make_looped(lambda m, x: [x := torch.vmap(lambda y: y + f(n(y)))(x) for n, f in m.pairs][-1]), make_input(), [["feed-forward"] * 4]),  # noqa: B023
+    "LSTM": (lambda: make_stack(*(Block(attention=Recurrent) for _ in range(2))), make_input(), [["other", "feed-forward"] * 2]),
+    "one sublayer": (lambda: make_stack(Residual(nn.LayerNorm(D), Mlp())), make_input(), [["feed-forward"]]),
+    "shared norm and sublayer": (lambda: make_stack(*[Block()] * 3), make_input(), [["attention", "feed-forward"] * 3]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PRE_LN)
-def test_pre_ln_in_other_clothes(name):
+def test_inspect_finds_pre_ln_in_unusual_model(name):
     make, given, expected = PRE_LN[name]
     found = inspect(make(), given)
     assert found.unknown == ()
@@ -179,7 +180,7 @@ def test_pre_ln_in_other_clothes(name):
     assert found.closes
 
 
-def test_writes_in_place_through_another_view():
+def test_inspect_follows_in_place_adds_through_views():
     def run(m, x):
         x = x.clone()
         turned = x.transpose(1, 2)
@@ -187,11 +188,11 @@ def test_writes_in_place_through_another_view():
             turned += f(n(x)).transpose(1, 2)
         return x
 
-    found = inspect(looped(run), x())
+    found = inspect(make_looped(run), make_input())
     assert (found.wiring, len(found.sites), found.closes, found.unknown) == ("pre_ln", 4, True, ())
 
 
-# --- what is no row ------------------------------------------------------------------------------------------------------
+# Models that no row expresses.
 
 
 def reversible(m, x):
@@ -229,7 +230,7 @@ def resnet(m, x, plain=False):
     return x
 
 
-NOT_UNDERSTOOD = {
+WITHOUT_ROWS = {
     "reversible": (reversible, "two streams in turn"),
     "gates": (gated, "a gate g computed from the data"),
     "hyper-connections": (hyper, "a matrix A that mixes states"),
@@ -239,16 +240,16 @@ NOT_UNDERSTOOD = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_UNDERSTOOD)
-def test_what_is_no_row_is_told(name):
-    run, why = NOT_UNDERSTOOD[name]
-    found = inspect(looped(run), x())
+@pytest.mark.parametrize("name", WITHOUT_ROWS)
+def test_inspect_explains_model_without_rows(name):
+    run, reason = WITHOUT_ROWS[name]
+    found = inspect(make_looped(run), make_input())
     assert found.wiring in ("none", "unknown", "pre_ln / unknown") or name == "dense connections"
-    assert any(why in unknown.reason for unknown in found.unknown), found.unknown
+    assert any(reason in unknown.reason for unknown in found.unknown), found.unknown
 
 
 class Snake(nn.Module):
-    """An activation that is an add of x and a function of it."""
+    """Activation x + sin(x)^2, an add that is no sublayer."""
 
     def forward(self, x):
         return x + torch.sin(x).square()
@@ -262,15 +263,15 @@ NO_WIRING = {
         lambda: Residual(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)).eval(), (2, 8, 9, 5), 8,
     ),
     "group norms": (lambda: Residual(nn.GroupNorm(1, 8), nn.Conv1d(8, 8, 3, padding=1)), (2, 8, 9), 8),
-    "a norm in the middle": (lambda: Residual(nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D)), (2, 5, D), D),
+    "a norm inside": (lambda: Residual(nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D)), (2, 5, D), D),
     "norms of two axes": (lambda: Residual(nn.LayerNorm((5, D)), nn.Linear(D, D)), (2, 5, D), D),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NO_WIRING)
-def test_no_wiring_is_claimed_where_norms_are_others(name):
+def test_inspect_names_no_wiring_with_other_norms(name):
     make, shape, width = NO_WIRING[name]
-    found = inspect(nn.Sequential(*(make() for _ in range(3))), x(*shape))
+    found = inspect(nn.Sequential(*(make() for _ in range(3))), make_input(*shape))
     assert found.wiring == "unknown"
     assert found.closes
     assert len(found.sites) == 3
@@ -278,19 +279,22 @@ def test_no_wiring_is_claimed_where_norms_are_others(name):
     assert found.streams[0].axis == shape.index(width) - len(shape)
 
 
-def test_activations_that_add_are_no_sublayers():
+def test_inspect_ignores_adds_in_activations():
     layers = [
         part
         for _ in range(2)
         for part in (Residual(Snake(), nn.Conv1d(8, 8, 3, padding=1)), Snake(), nn.Conv1d(8, 8, 1))
     ]
-    found = inspect(nn.Sequential(*layers), x(2, 8, 9))
+    found = inspect(nn.Sequential(*layers), make_input(2, 8, 9))
     assert all("twice" not in unknown.reason for unknown in found.unknown)
     assert all(not site.path.endswith("1") for site in found.sites)
 
 
-def test_models_without_a_stream():
-    for model, given in ((nn.LSTM(D, D, 2), x()), (nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D)), x())):
+def test_inspect_explains_model_without_stream():
+    for model, given in (
+        (nn.LSTM(D, D, 2), make_input()),
+        (nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D)), make_input()),
+    ):
         found = inspect(model, given)
         assert (found.wiring, found.sites, found.closes) == ("none", (), False)
         assert "no residual add was found" in found.unknown[0].reason

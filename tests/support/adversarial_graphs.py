@@ -1,4 +1,4 @@
-"""Models with more, or less, than a chain of sublayers: part of `traps.py`."""
+"""Adversarial models with more, or less, than a chain of sublayers; a part of adversarial_models.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from support.families import AF, Family, Stream, ids, noise, rms
-from support.traps_parts import (
+from support.handwritten_models import (
     EPS,
     HEADS,
     VOCAB,

@@ -1,0 +1,85 @@
+"""The wirings of transformer families and of adversarial models: `inspect` proves each row, or gives the reason."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor
+
+from addnorm import inspect
+from support import adversarial_models, families, families_more
+from support.inspection_checks import find_differences
+
+pytest.importorskip("transformers")
+
+FAMILIES = families.families() | {f"more: {name}": one for name, one in families_more.families().items()}
+ADVERSARIAL = adversarial_models.adversarial_models()
+
+
+def find_features(family):
+    """Return the pairs of facts that a family is expected to have, and the remarks on how its code is written."""
+    features = {("remark", family.remark)} if family.remark else set()
+    for stream in family.expected:
+        facts = {
+            "wiring": stream.wiring, "norm": stream.norm, "kinds": "".join(sorted({*stream.letters})),
+            "embedding norm": stream.embedding_norm, "final norm": stream.final_norm, "shared": bool(stream.shared),
+            "rows": bool(stream.rows), "mixes": bool(stream.mixes), "streams": len(family.expected),
+        }  # fmt: skip
+        features |= {*combinations(facts.items(), 2)}
+        features |= {("remark", stream.remark)} if stream.remark else set()
+    return features
+
+
+def select_families(always=("bert", "gpt2", "llama")):
+    """Return few families that have every feature; the others run under `-m slow`."""
+    features = {name: find_features(family) for name, family in FAMILIES.items()}
+    selected = [*always]
+    missing = set().union(*features.values()).difference(*(features[name] for name in always))
+    while missing:
+        selected.append(max(features, key=lambda name: len(features[name] & missing)))
+        missing -= features[selected[-1]]
+    return selected
+
+
+def mark_slow(names, selected):
+    return [name if name in selected else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def check(family):
+    model, args, kwargs = family.build()
+    differences = find_differences(inspect(model, *args, **kwargs), family.expected)
+    remarks = [family.remark, *(stream.remark for stream in family.expected)]
+    assert not differences, "\n".join([family.name, *remarks, *differences])
+
+
+@pytest.mark.parametrize("name", mark_slow(FAMILIES, select_families()))
+def test_inspect_finds_wiring_of_family(name):
+    check(FAMILIES[name])
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_inspect_finds_wiring_of_adversarial_model(name):
+    check(ADVERSARIAL[name])
+
+
+CASTING = (
+    "bert", "llama", "gemma2", "gemma3", "t5", "cohere", "qwen3", "olmo2", "glm4", "granite", "swinv2", "dinov2", "more: mamba",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", mark_slow(CASTING, ("bert", "gemma3", "t5", "cohere", "swinv2", "more: mamba")))
+def test_inspect_finds_wiring_in_bfloat16(name):
+    model, args, kwargs = FAMILIES[name].build()
+    kwargs = {key: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in kwargs.items()}
+    found = inspect(model.bfloat16(), *args, **kwargs)
+    differences = find_differences(found, FAMILIES[name].expected, closure=8 * torch.finfo(torch.bfloat16).eps)
+    assert not [one for one in differences if "option" not in one], differences  # constants are rounded
+
+
+@pytest.mark.parametrize("name", mark_slow(CASTING, ("llama", "gemma2", "olmo2", "granite", "dinov2")))
+def test_inspect_finds_wiring_in_float64(name):
+    model, args, kwargs = FAMILIES[name].build()
+    found = inspect(model, *args, float64=True, **kwargs)
+    assert not find_differences(found, FAMILIES[name].expected)
+    if all(norm.dtype == torch.float64 for stream in found.streams for norm in stream.norms()) and "mamba" not in name:
+        assert found.closure <= 1e-10

@@ -1,0 +1,248 @@
+"""`inspect` on this library's models: stacks of every wiring, modules, and functions with every option."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+from addnorm import Learned, Row, inspect, wirings
+from addnorm.nn import AddNorm, Decoder, Encoder, Transformer
+from support import pairwise
+from support.families import shake
+from support.inspection_checks import find_row_differences
+from support.stacks import ALL, D, Mlp, stack_of, stand_in
+
+LAYERS = 3
+ATTENTION, CROSS, FEED_FORWARD = "attention", "cross-attention", "feed-forward"
+
+
+def make_tokens(seed=0, dtype=torch.float32, tokens=5):
+    return torch.randn(2, tokens, D, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def check(found, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-5, num_layers=LAYERS):
+    """Check the wirings, rows, kinds and final norms of the streams, and that all is proven and understood."""
+    assert found.unknown == ()
+    assert [stream.wiring.name for stream in found.streams if stream.wiring] == [wiring.name for wiring in expected]
+    assert found.closes
+    assert found.closure <= closure
+    for stream, wiring, kind in zip(found.streams, expected, kinds, strict=True):
+        assert [site.kind for site in stream.sites if site.role != "skip"] == [*kind] * num_layers
+        assert (stream.final_norm is not None) == wiring.ends_in_norm(num_layers)
+        assert stream.width == D
+        if wiring.flow == "rows":
+            assert find_row_differences(stream, wiring.rows(num_layers, len(kind))) == []
+
+
+# Stacks.
+
+OTHER = {"mix_ln": wirings.mix_ln(2)}  # the default is a quarter of the layers: none of three
+WIRINGS = {one.name: OTHER.get(one.name, one) for one in ALL}
+KINDS = {one.__name__: one for one in (Encoder, Decoder, Transformer)}
+NORMS = ("layer", "rms")
+MODES = ("eager", "untrained", "inference_mode", "noise", "checkpoint")
+DTYPES = ("float32", "bfloat16", "float32 residual", "float64")
+AXES = (tuple(WIRINGS), tuple(KINDS), NORMS, MODES, DTYPES)
+CASES = pairwise.pairwise(*AXES)
+# All cases with at most two values that are not the first of their axis.
+SLOW = [
+    case for case in product(*AXES) if sum(one != axis[0] for one, axis in zip(case[1:], AXES[1:], strict=True)) < 3
+]
+
+
+@pytest.mark.parametrize(
+    ("wiring", "kind", "norm", "mode", "dtype"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW if case not in CASES)],
+)
+def test_inspect_finds_wiring_of_own_model(wiring, kind, norm, mode, dtype):
+    wiring, kind = WIRINGS[wiring], KINDS[kind]
+    options = {"norm": norm, "dtype": torch.bfloat16 if dtype in ("bfloat16", "float32 residual") else None}
+    options |= {"residual_dtype": torch.float32} if dtype == "float32 residual" else {}
+    options |= {"noise": {"dropout": 0.1, "stochastic_depth": 0.2}, "checkpoint": {"checkpoint": True}}.get(mode, {})
+    sizes = (LAYERS, LAYERS, D, 2, 32) if kind is Transformer else (LAYERS, D, 2, 32)
+    model = kind(*sizes, wiring, **options)
+    model = model if mode == "untrained" else shake(model)  # the factors of ReZero are 0 before training
+    model.train(mode in ("noise", "checkpoint"))
+    inputs = [make_tokens(dtype=options["dtype"] or torch.float32)]
+    inputs += [] if kind is Encoder else [make_tokens(1, options["dtype"] or torch.float32, tokens=4)]
+    if mode == "checkpoint":
+        inputs[0].requires_grad_()
+    context = {"untrained": torch.no_grad, "inference_mode": torch.inference_mode}.get(mode, torch.enable_grad)
+    with context():
+        found = inspect(model, *inputs, float64=dtype == "float64")
+    expected = wiring.paired(LAYERS, LAYERS) if kind is Transformer else [wiring]
+    kinds = {Encoder: [(ATTENTION, FEED_FORWARD)], Decoder: [(ATTENTION, CROSS, FEED_FORWARD)]}
+    kinds[Transformer] = kinds[Encoder] + kinds[Decoder]
+    closure = {"float32": 1e-5, "float64": 1e-10}.get(dtype, 0.02)
+    check(found, *expected, kinds=kinds[kind], closure=closure)
+    assert found.streams[0].norm in (norm, None)
+    if options["dtype"]:
+        assert found.streams[0].chain.adds[-1].out.tensor.dtype == options.get("residual_dtype", torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "wiring", [stand_in(name) for name in ("post_ln", "pre_ln", "sandwich", "skipinit")], ids=lambda w: w.name
+)
+def test_inspect_finds_wiring_of_feed_forwards(wiring):
+    found = inspect(shake(stack_of(4, wiring)), make_tokens())
+    check(found, wiring, kinds=[(FEED_FORWARD,) * 2], num_layers=2)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [Row(norm_in=True, norm_out=True), Row(a=0.5, b=2.0, norm_branch=True), Row(norm_in=True, a=Learned(1.0), b=-0.3)],
+    ids=str,
+)
+def test_inspect_finds_custom_row(row):
+    found = inspect(shake(Encoder(LAYERS, D, 2, 32, row)), make_tokens())
+    assert found.unknown == ()
+    assert found.closure <= 1e-5
+    assert find_row_differences(found.streams[0], [row] * 2 * LAYERS) == []
+
+
+@pytest.mark.parametrize(("wiring", "options"), [
+    (wirings.layer_scale(0.1), {"gamma": 0.1}), (wirings.skipinit(0.5), {"alpha": 0.5}), (wirings.mix_ln(2), {"k": 2}),
+    (wirings.residual_multiplier(0.3), {"multiplier": 0.3}), (wirings.depth_mup(1.4), {"k": 1.4}), (wirings.parallel(2), {"norms": 2}),
+], ids=lambda value: getattr(value, "name", ""))  # fmt: skip
+def test_inspect_finds_options_of_wiring(wiring, options):
+    found = inspect(Encoder(LAYERS, D, 2, 32, wiring), make_tokens())
+    assert dict(found.streams[0].wiring.options) == options
+
+
+def test_inspect_names_both_rules_of_a_constant():
+    stream = inspect(Encoder(4, D, 2, 32, wirings.depth_mup(1.0)), make_tokens()).streams[0]
+    assert stream.wiring == wirings.residual_multiplier(0.5)
+    assert stream.remarks == ("with 4 layers the constant is also that of depth_mup(k=1)",)
+
+
+# Modules and functions.
+
+
+class Calls(nn.Module):
+    """Four sublayers, each added by `call(model, x, f(x), weight, bias)`."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call, self.parts = call, nn.ModuleList(Mlp() for _ in range(4))
+        self.weights = nn.ParameterList(nn.Parameter(torch.rand(D) + 0.5) for _ in range(4))
+        self.biases = nn.ParameterList(nn.Parameter(torch.randn(D)) for _ in range(4))
+        self.gamma = nn.Parameter(torch.rand(D))
+
+    def forward(self, x):
+        x = x * 1.0  # a copy to write to
+        for part, weight, bias in zip(self.parts, self.weights, self.biases, strict=True):
+            x = self.call(self, x, part(x), weight, bias)
+        return x
+
+
+class PreNormCalls(Calls):
+    """Sublayers read y, and z is the stream: pre-LN except for the first sublayer."""
+
+    def forward(self, x):
+        y = z = x * 1.0
+        for part, weight, bias in zip(self.parts, self.weights, self.biases, strict=True):
+            y, z = self.call(self, z, part(y), weight, bias)
+        return y
+
+
+def inspect_calls(model, dtype=torch.float32, closure=1e-5):
+    found = inspect(shake(model).to(dtype), make_tokens(dtype=dtype))
+    assert found.unknown == ()
+    assert found.closes
+    assert found.closure <= closure
+    assert len(found.sites) == 4
+    return found.streams[0]
+
+
+KEEP = torch.tensor([[1.0], [0.0]]).expand(2, 5).clone()
+VECTOR = Learned(1.0, per_feature=True)
+# The options of a call, as a function of the model's gamma, and the row that they give.
+OPTIONS = {
+    "nothing": (lambda g: {}, Row()),
+    "residual_scale": (lambda g: {"residual_scale": 2.5}, Row(a=2.5)),
+    "residual_scale, a vector": (lambda g: {"residual_scale": g}, Row(a=VECTOR)),
+    "layer_scale": (lambda g: {"layer_scale": g}, Row(b=VECTOR)),
+    "branch_bias": (lambda g: {"branch_bias": g}, Row()),
+    "row_scale": (lambda g: {"row_scale": KEEP}, Row()),
+    "weight_offset": (lambda g: {"weight_offset": 1.0}, Row()),
+    "dropout": (lambda g: {"dropout_p": 0.3}, Row()),
+    "dropout, seeded": (lambda g: {"dropout_p": 0.3, "seed": torch.tensor(1234)}, Row()),
+    "dropout, not training": (lambda g: {"dropout_p": 0.3, "training": False}, Row()),
+    "output dtypes": (lambda g: {"residual_dtype": torch.float32, "out_dtype": torch.float32}, Row()),
+    "all": (
+        lambda g: {"residual_scale": 2.5, "layer_scale": g, "branch_bias": g, "row_scale": KEEP, "dropout_p": 0.3},
+        Row(a=2.5, b=VECTOR),
+    ),
+}  # fmt: skip
+FUNCTIONS = {"layer": addnorm.add_layer_norm, "rms": addnorm.add_rms_norm}
+IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_}
+FORMS = ("out of place", "with residual", "in place")
+
+
+@pytest.mark.parametrize(("option", "form", "kind"), pairwise.product(tuple(OPTIONS), FORMS, tuple(FUNCTIONS)))
+def test_inspect_finds_row_of_function(option, form, kind):
+    form = "out of place" if option == "output dtypes" else form  # the others have no such option
+    make_options, row = OPTIONS[option]
+
+    def call(model, x, branch, weight, bias):
+        options = make_options(model.gamma)
+        if form == "in place":
+            with torch.no_grad():
+                return IN_PLACE[kind](x, branch, weight, bias, **options)
+        return FUNCTIONS[kind](x, branch, weight, bias, return_residual=form == "with residual", **options)
+
+    is_pre_norm = form == "with residual"
+    stream = inspect_calls((PreNormCalls if is_pre_norm else Calls)(call))
+    rows = [Row(norm_in=is_pre_norm and k > 0, norm_out=not is_pre_norm, a=row.a, b=row.b) for k in range(4)]
+    assert find_row_differences(stream, rows) == []
+    assert (stream.final_norm is not None) == is_pre_norm
+    assert stream.norm == kind
+    assert stream.eps == pytest.approx(1e-5 if kind == "layer" else torch.finfo(torch.float32).eps)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_inspect_finds_row_of_add_residual(option):
+    make_options, row = OPTIONS[option]
+
+    def call(model, x, branch, weight, bias):
+        options = make_options(model.gamma)
+        return addnorm.add_residual(
+            x, branch, **{name: options[name] for name in options.keys() - {"weight_offset", "out_dtype"}}
+        )
+
+    stream = inspect_calls(Calls(call))
+    assert find_row_differences(stream, [row] * 4) == []
+    assert stream.norm is None
+
+
+@pytest.mark.parametrize("casting", ["float32", "llama", "t5"])
+def test_inspect_finds_rms_norm_of_every_casting(casting):
+    model = Calls(lambda m, x, f, w, b: addnorm.add_rms_norm(x, f, w, casting=casting))
+    stream = inspect_calls(model, dtype=torch.bfloat16, closure=0.02)
+    assert (stream.sites[0].row, stream.norm) == (Row(norm_out=True), "rms")
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_inspect_finds_row_of_add_norm_module(norm):
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList(Mlp() for _ in range(4))
+            self.joins = nn.ModuleList(
+                AddNorm(D, norm, dropout=0.2, residual_scale=1.5, layer_scale=0.3) for _ in range(4)
+            )
+
+        def forward(self, x):
+            for part, join in zip(self.parts, self.joins, strict=True):
+                x = join(x, part(x))
+            return x
+
+    found = inspect(Layers(), make_tokens())
+    assert found.unknown == ()
+    assert found.closure <= 1e-5
+    row = Row(norm_out=True, a=1.5, b=Learned(0.3, per_feature=True))
+    assert find_row_differences(found.streams[0], [row] * 4) == []
+    assert [site.path for site in found.sites] == [f"parts.{k}" for k in range(4)]
+    assert [site.norm_out.path for site in found.sites] == [f"joins.{k}" for k in range(4)]
