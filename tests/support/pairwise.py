@@ -42,9 +42,19 @@ def product(*axes: Sequence[Any], always: Sequence[tuple[Any, ...]] = ()) -> lis
     return [row if row in chosen else pytest.param(*row, marks=pytest.mark.slow) for row in rows]
 
 
-def sample(rows: Sequence[Any], every: int) -> list[Any]:
-    """Return rows as parameters of pytest, of which only every n-th is not slow."""
-    return [
-        row if i % every == 0 else pytest.param(*row, marks=pytest.mark.slow)
-        for i, row in enumerate(row if isinstance(row, tuple) else (row,) for row in rows)
-    ]
+def rotate(first: Sequence[Any], second: Sequence[Any], times: int) -> list[Any]:
+    """Return the product as parameters of pytest: each value of `first` with `times` of `second` in turn, the others slow."""
+    rows = []
+    for i, one in enumerate(first):
+        chosen = {(i * times + k) % len(second) for k in range(times)}
+        rows += [
+            (one, other) if j in chosen else pytest.param(one, other, marks=pytest.mark.slow)
+            for j, other in enumerate(second)
+        ]
+    return rows
+
+
+def some(names: Sequence[str], chosen: Sequence[str]) -> list[Any]:
+    """Return the names as parameters of pytest: those that are not chosen are slow."""
+    assert set(chosen) <= set(names)
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
