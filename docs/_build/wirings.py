@@ -1,7 +1,7 @@
-"""What wirings.md says of each wiring, made from the wirings themselves.
+"""The generated part of wirings.md: the table of wirings and a section for each.
 
-python docs/_build/wirings.py            replaces what stands between the wirings comments of the page
-python docs/_build/wirings.py --check    changes nothing; 1 if the page is not what the wirings say
+python docs/_build/wirings.py            replaces the text between the wirings comments of the page
+python docs/_build/wirings.py --check    changes nothing; exit code 1 if the page is not up to date
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import page
 
 from addnorm import wirings
 from addnorm.nn import Wiring
-from addnorm.wirings.equation import one_line
+from addnorm.wirings.equation import equation_lines
 
 PAGE = Path(__file__).parent.parent / "wirings.md"
 
 
 def table() -> str:
-    """All of them, a line each."""
-    rows = [
-        [f"[{one.name}](#{one.name})", f"`{re.sub(' +', ' ', one_line(one))}`", one.use.rstrip("."), linked(one.source)]
-        for one in wirings.every()
-    ]
+    """Return the table of all wirings."""
+    rows = []
+    for one in wirings.list_all():
+        equation = re.sub(" +", " ", ";  ".join(equation_lines(one)))
+        rows.append([f"[{one.name}](#{one.name})", f"`{equation}`", one.use.rstrip("."), linked(one.source)])
     return page.table(["wiring", "equation", "when", "source"], rows)
 
 
 def each() -> str:
-    """A section for each."""
-    return "\n\n".join(map(section, wirings.every()))
+    """Return one section for each wiring."""
+    return "\n\n".join(map(section, wirings.list_all()))
 
 
 def section(one: Wiring) -> str:
-    """The call, the equation, the drawing, the words."""
+    """Return a wiring's section: call, equation, drawing, description."""
     return "\n".join([
         f"### {one.name}", "",
         f"`{signature(one.name)}`", "",
@@ -47,13 +47,13 @@ def section(one: Wiring) -> str:
 
 
 def signature(name: str) -> str:
-    """How it is called, with its defaults."""
+    """Return the call of a constructor with its defaults."""
     options = inspect.signature(wirings.CONSTRUCTORS[name]).parameters.values()
     return f"addnorm.wirings.{name}({', '.join(map(option, options))})"
 
 
 def option(parameter: inspect.Parameter) -> str:
-    """An option and its default."""
+    """Return an option and its default."""
     default = parameter.default
     if default is parameter.empty:
         return parameter.name
@@ -61,12 +61,12 @@ def option(parameter: inspect.Parameter) -> str:
 
 
 def not_offered() -> str:
-    """What is missing, and why."""
+    """Return the list of wirings that are not offered, with the reasons."""
     return "\n".join(f"- **{name}**: {why}." for name, why in wirings.NOT_OFFERED.items())
 
 
 def linked(source: str) -> str:
-    """The source, its papers as links."""
+    """Return the source with links to its papers."""
     return re.sub(r"arXiv ([\d.]+)", r"[arXiv \1](https://arxiv.org/abs/\1)", source)
 
 
@@ -74,7 +74,7 @@ SECTIONS = {"wirings:table": table, "wirings:each": each, "wirings:not-offered":
 
 
 def main(words: Sequence[str]) -> int:
-    """Replace, or check."""
+    """Replace the generated text, or check it."""
     return page.main(words, PAGE, SECTIONS, "the wirings say")
 
 

@@ -50,7 +50,7 @@ def test_a_line_of_the_list_has_name_equation_and_source():
 def test_the_list_as_json_has_everything():
     listed = json.loads(run("--json").stdout)
     assert [one["name"] for one in listed] == [*CONSTRUCTORS]
-    for one, wiring in zip(listed, wirings.every(), strict=True):
+    for one, wiring in zip(listed, wirings.list_all(), strict=True):
         assert one == {
             "name": wiring.name, "call": repr(wiring), "equation": wiring.equation(), "source": wiring.source,
             "use": wiring.use,

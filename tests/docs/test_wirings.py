@@ -60,7 +60,7 @@ def test_a_page_without_a_place_is_an_error(script, page):
 def test_the_page_has_every_wiring_and_what_is_missing():
     text = (DOCS / "wirings.md").read_text()
     assert re.findall(r"^### (\w+)$", text, re.M) == [*CONSTRUCTORS]
-    for wiring in wirings.every():
+    for wiring in wirings.list_all():
         assert f"```\n{wiring.equation()}\n\n{wiring.draw()}\n```" in text
         assert f"| [{wiring.name}](#{wiring.name}) |" in text
     for name, why in NOT_OFFERED.items():

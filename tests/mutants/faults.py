@@ -171,7 +171,7 @@ FAULTS = (
     ),
     Fault(
         "memory-of-another-call", "attention", "src/addnorm/nn/cache.py",
-        "if kept is None or (memory is not None and not _same(memory, kept[0])):",
+        "if kept is None or (memory is not None and not _is_same(memory, kept[0])):",
         "if residual is None:",
     ),
     Fault(
@@ -181,8 +181,8 @@ FAULTS = (
     ),
     Fault(
         "two-masks-for-two-streams", "stack", "src/addnorm/nn/schedules.py",
-        "options = seeded(run.options(here, u), u)",
-        "options = run.options(here, u)",
+        "options = with_seed(run.add_options(here, u), u)",
+        "options = run.add_options(here, u)",
     ),
     Fault(
         "deepnorm-encoder-alpha", "wirings", "src/addnorm/wirings/catalog.py",
@@ -197,7 +197,7 @@ FAULTS = (
     Fault(
         "gpt2-depth-in-layers", "wirings", "src/addnorm/wirings/init.py",
         "0.02 / math.sqrt(at.n_sublayers)",
-        "0.02 / math.sqrt(at.n_layers)",
+        "0.02 / math.sqrt(at.num_layers)",
     ),
     Fault(
         "equation-first-layer", "equation", "src/addnorm/wirings/equation.py",

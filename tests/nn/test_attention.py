@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from addnorm.nn import CrossAttention, SelfAttention
-from addnorm.nn.masks import Merged, merge
+from addnorm.nn.masks import MergedMask, merge_masks
 from support.attending import BATCH, HEADS, D, M, N, allowed, f64, inputs, same, with_gradients
 from support.oracle import relative
 
@@ -205,23 +205,23 @@ def test_weight_roles_are_views_of_the_packed_weights_in_torchs_order(kind):
     )
 
 
-# Merged masks: once for all layers.
+# Merged masks
 
 
 def test_a_merged_mask_is_taken_as_it_is():
     x = torch.randn(BATCH, N, D)
-    merged = merge(x, N, HEADS, None, allowed(BATCH, N), causal=True)
+    merged = merge_masks(x, N, HEADS, None, allowed(BATCH, N), causal=True)
     assert merged.mask.dtype == x.dtype
-    assert merge(x, N, HEADS, merged, None, causal=True) is merged
+    assert merge_masks(x, N, HEADS, merged, None, causal=True) is merged
     attention = SelfAttention(D, HEADS, causal=False)
-    assert torch.equal(attention(x, Merged(None, True)), attention(x, torch.ones(N, N, dtype=torch.bool).tril()))
+    assert torch.equal(attention(x, MergedMask(None, True)), attention(x, torch.ones(N, N, dtype=torch.bool).tril()))
 
 
 def test_causality_alone_is_no_mask_where_none_is_needed():
     one, many = torch.randn(BATCH, 1, D), torch.randn(BATCH, N, D)
-    assert merge(one, 9, HEADS, None, None, causal=True) == Merged(None, False)
-    assert merge(many, N, HEADS, None, None, causal=True) == Merged(None, True)
-    offset = merge(many, N + 2, HEADS, None, None, causal=True).mask
+    assert merge_masks(one, 9, HEADS, None, None, causal=True) == MergedMask(None, False)
+    assert merge_masks(many, N, HEADS, None, None, causal=True) == MergedMask(None, True)
+    offset = merge_masks(many, N + 2, HEADS, None, None, causal=True).mask
     assert torch.equal(offset == 0, torch.arange(N + 2) <= torch.arange(N)[:, None] + 2)
 
 
@@ -241,7 +241,7 @@ REFUSED = {
     "a width": (
         lambda: ATTENTION(torch.zeros(BATCH, N, 8)),
         ValueError,
-        r"x has shape \(2, 5, 8\), expected \(batch, tokens, 12\): let its width be 12",
+        r"x has shape \(2, 5, 8\), expected \(batch, tokens, 12\): its last dimension must be 12",
     ),
     "no batch": (
         lambda: ATTENTION(torch.zeros(N, D)),
@@ -254,7 +254,7 @@ REFUSED = {
         r"memory has shape \(2, 5, 8\), expected \(batch, tokens, 12\)",
     ),
     "a memory's batch": (lambda: CROSSING(X, MEMORY[:1]), ValueError, "memory has a batch of 1, expected 2, that of x"),
-    "no memory": (lambda: CROSSING(X), TypeError, "memory is None, expected what is attended to"),
+    "no memory": (lambda: CROSSING(X), TypeError, "memory is None, expected the tokens to attend to"),
     "an integer mask": (
         lambda: ATTENTION(X, torch.ones(N, N, dtype=torch.int64)),
         TypeError,

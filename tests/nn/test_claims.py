@@ -237,7 +237,7 @@ def with_one_out(stack):
     modules = [connection.sublayer for connection in stack.connections]
     for i in range(len(modules)):
         rest = modules[:i] + modules[i + 1 :]
-        yield ResidualStack(rest, stack.d, stack.wiring, sublayers_per_layer=1, elementwise_affine=False)
+        yield ResidualStack(rest, stack.d_model, stack.wiring, sublayers_per_layer=1, elementwise_affine=False)
 
 
 def test_taking_out_a_sublayer_moves_the_output_little_with_the_residual_and_out_of_range_without():

@@ -1,26 +1,15 @@
-"""One pass through a stack: whose memory is written, when a norm is called as a module, what a factor is made of."""
+"""Steps of a stack's call: gradient modes, norms that are called as modules, factors, writes, dtypes and saved memory."""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import addnorm
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
-from addnorm.nn import executor
+from support.stacks import each_wiring, stack_of
 
 D = 16
 bf16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def every_stream_is_large(monkeypatch):
-    """So that small tensors show which memory is written."""
-    monkeypatch.setattr(executor, "SMALL", 0)
-
-
-WIRINGS = ["pre_ln", "post_ln", "sandwich", "no_norm", "deepnorm", "reordered", "b2t", "resi_dual", "parallel"]
-each_wiring = pytest.mark.parametrize("name", WIRINGS)
 
 
 class Under(nn.Module):
@@ -35,11 +24,11 @@ class Under(nn.Module):
             return self.inner(x)
 
 
-# Memory
+# Gradient modes
 
 
-@each_wiring
-def test_a_sublayer_that_records_gradients_does_not_make_the_stack_do_so(name):
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "resi_dual"])
+def test_stack_output_has_no_grad_when_sublayer_enables_grad(name):
     stack, x = ResidualStack([Under(torch.enable_grad) for _ in range(4)], D, name), torch.randn(2, 3, D)
     expected = stack(x).detach()
     with torch.no_grad():
@@ -48,8 +37,8 @@ def test_a_sublayer_that_records_gradients_does_not_make_the_stack_do_so(name):
     assert torch.equal(y, expected)
 
 
-@each_wiring
-def test_tensors_of_inference_mode_stay_inside(name):
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "resi_dual"])
+def test_stack_output_of_inference_mode_sublayers_is_no_inference_tensor(name):
     stack, x = ResidualStack([Under(torch.inference_mode) for _ in range(4)], D, name), torch.randn(2, 3, D)
     with torch.no_grad():
         y = stack(x)
@@ -57,76 +46,8 @@ def test_tensors_of_inference_mode_stay_inside(name):
     nn.Linear(D, D)(y).sum().backward()
 
 
-class Keeps(nn.Module):
-    """Keeps something of what it returned, which no tensor shows."""
-
-    def __init__(self, what):
-        super().__init__()
-        self.inner, self.what, self.kept, self.then = nn.Linear(D, D), what, [], []
-
-    def forward(self, x):
-        y = self.inner(x)
-        self.kept.append(self.what(y))
-        self.then.append(y.clone())
-        return y
-
-
-KEPT = {
-    "its storage": lambda y: y.untyped_storage(),
-    "its typed storage": lambda y: y.storage().untyped(),
-    "an array": lambda y: y.detach().numpy(),
-    "a capsule": lambda y: torch.from_dlpack(y.detach()),
-    "a slice": lambda y: y[:, :1],
-    "a flat view": lambda y: y.view(-1),
-    "a memoryview": lambda y: memoryview(y.detach().numpy()),
-    "its base": lambda y: y._base,
-}
-
-
-def now(kept):
-    if isinstance(kept, torch.UntypedStorage):
-        return torch.empty(0).set_(kept)
-    return torch.as_tensor(np.asarray(kept)).clone()
-
-
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-@pytest.mark.parametrize("kind", KEPT)
-@each_wiring
-def test_what_a_sublayer_keeps_of_its_output_is_never_written(name, kind):
-    stack = ResidualStack([Keeps(KEPT[kind]) for _ in range(4)], D, name)
-    with torch.no_grad():
-        stack(torch.randn(2, 3, D))
-    for here in stack.connections:
-        (kept,), (then,) = here.sublayer.kept, here.sublayer.then
-        if kept is not None:  # the base of what is no view
-            assert torch.equal(now(kept).flatten(), (then[:, :1] if kind == "a slice" else then).flatten())
-
-
-def test_a_scripted_sublayer_that_keeps_its_output():
-    class Cell(nn.Module):
-        cache: torch.Tensor
-
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(D, D)
-            self.cache = torch.zeros(1)
-
-        def forward(self, x):
-            y = self.inner(x)
-            self.cache = y
-            return y
-
-    script = pytest.importorskip("torch.jit").script
-    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
-        cell = script(Cell())
-    stack, x = ResidualStack([cell], D), torch.randn(3, D)
-    with torch.no_grad():
-        stack(x)
-    torch.testing.assert_close(cell.cache, cell.inner(stack.connections[0].norm_in(x)))
-
-
 @pytest.mark.parametrize("name", ["sandwich", "reordered"])
-def test_a_sublayer_may_return_another_dtype_under_a_stream_of_its_own(name):
+def test_sublayer_may_return_another_dtype_than_the_stream(name):
     stack = ResidualStack([lambda x: x.float() * 2] * 4, D, name, residual_dtype=torch.float32, dtype=bf16)
     x = torch.randn(2, 3, D, dtype=bf16)
     expected = stack(x)
@@ -142,7 +63,7 @@ class Tenfold(addnorm.LayerNorm):
         return 10 * super().forward(input)
 
 
-def test_a_norm_of_another_class_is_called():
+def test_norm_of_another_class_is_called():
     stack, x = ResidualStack([torch.tanh] * 4, D, "pre_ln"), torch.randn(2, 3, D)
     z = stack.unroll(x).x_L
     for norm in (Tenfold(D), nn.RMSNorm(D), nn.Identity(), nn.LayerNorm(D, eps=1.0)):
@@ -153,7 +74,7 @@ def test_a_norm_of_another_class_is_called():
 
 
 @pytest.mark.parametrize("where", ["norm_in", "norm_branch", "norm_out"])
-def test_it_may_stand_in_any_place(where):
+def test_replaced_norm_is_called_in_any_place(where):
     row = Row(norm_in=True, norm_branch=True, norm_out=True, a=0.5, b=2.0, c=0.25)
     stack = ResidualStack([nn.Linear(D, D) for _ in range(3)], D, row)
     norm = Tenfold(D)
@@ -168,7 +89,7 @@ def test_it_may_stand_in_any_place(where):
 
 
 @pytest.mark.parametrize("name", ["pre_ln", "post_ln", "sandwich"])
-def test_hooks_of_norms_fire(name):
+def test_hooks_of_norms_are_called(name):
     stack, x = ResidualStack([torch.tanh] * 4, D, name), torch.randn(2, 3, D)
     y, seen = stack(x), []
     norms = [m for m in stack.modules() if isinstance(m, nn.LayerNorm)]
@@ -187,14 +108,14 @@ def test_hooks_of_norms_fire(name):
     assert {id(norm) for norm in norms} <= {id(m) for m in seen}
 
 
-def test_a_hook_may_change_what_a_norm_returns():
+def test_hook_may_change_output_of_norm():
     stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
     stack.norm_final.register_forward_hook(lambda m, args, out: out * 0)
     assert not stack(x).any()
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])
-def test_a_parametrized_norm(name):
+def test_parametrized_norm_is_called(name):
     class More(nn.Module):
         def forward(self, value):
             return value + 1
@@ -209,7 +130,7 @@ def test_a_parametrized_norm(name):
 # Factors
 
 
-def test_a_constant_may_be_changed_afterwards():
+def test_constant_factor_may_be_changed_later():
     stack, x = (
         ResidualStack([torch.tanh] * 2, D, wirings.residual_multiplier(0.5), final_norm=False),
         torch.randn(2, 3, D),
@@ -243,7 +164,7 @@ def test_c_is_multiplied_with_the_weight_in_float32():
 
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("c", [0.5, Learned(0.5), Learned(0.5, per_feature=True)])
-def test_what_is_read_has_the_dtype_of_x_whatever_c_has(c, affine):
+def test_read_has_dtype_of_x_for_any_c(c, affine):
     seen = []
 
     def keep(x):
@@ -259,20 +180,20 @@ def test_what_is_read_has_the_dtype_of_x_whatever_c_has(c, affine):
     assert {t.dtype for t in seen} == {bf16}
 
 
-def test_stochastic_depth_divides_in_float64_where_the_stream_is():
+def test_stochastic_depth_of_float64_stream_divides_in_float64():
     stack = ResidualStack([torch.ones_like], 2, Row(), stochastic_depth=0.3, sublayers_per_layer=1)
     y = stack(torch.zeros(100, 1, 2, dtype=torch.float64))
     assert set(y.unique().tolist()) == {0.0, 1 / 0.7}
 
 
-def test_the_two_streams_of_resi_dual_get_the_same_dropout():
+def test_two_streams_of_resi_dual_share_dropout_mask():
     stack = ResidualStack([torch.ones_like], 1000, "resi_dual", dropout=0.5)
     x = torch.zeros(1, 1000)
     y = stack(x)  # N(w) + N(w), of one write
     assert y.unique().numel() == 2
 
 
-def test_each_call_and_each_sublayer_draw_a_mask_of_their_own():
+def test_each_call_and_sublayer_draws_its_own_mask():
     stack = ResidualStack([torch.ones_like] * 2, 1000, Row(), dropout=0.5)
     x = torch.zeros(1, 1000)
     first, second = stack.unroll(x).writes
@@ -282,10 +203,10 @@ def test_each_call_and_each_sublayer_draw_a_mask_of_their_own():
     assert not torch.equal(first, again[0])
 
 
-# What a write is
+# Writes
 
 
-def test_writes_of_a_bfloat16_stream_are_kept_in_float32():
+def test_writes_of_bfloat16_stream_are_float32():
     def third(x):
         return torch.full_like(x, 1.0)
 
@@ -294,10 +215,10 @@ def test_writes_of_a_bfloat16_stream_are_kept_in_float32():
     assert torch.equal(write, torch.full((1, D), 1 / 3))
 
 
-def test_unroll_compares_the_sum_with_the_stream():
+def test_unroll_checks_the_sum_against_the_stream():
     shift = torch.zeros(())
 
-    def creeping(x):  # changes the stream behind the sum's back: it reads x itself
+    def creeping(x):  # changes the stream in place: it reads x itself
         x += shift
         return torch.zeros_like(x)
 
@@ -308,7 +229,7 @@ def test_unroll_compares_the_sum_with_the_stream():
         stack.unroll(x.clone())
 
 
-def test_unroll_under_checkpoints_and_autocast():
+def test_unroll_works_with_checkpoints_and_autocast():
     stack, x = ResidualStack([nn.Linear(D, D) for _ in range(4)], D, checkpoint=True), torch.randn(2, 3, D)
     assert len(stack.unroll(x).writes) == 4
     with torch.autocast("cpu", bf16):
@@ -318,7 +239,7 @@ def test_unroll_under_checkpoints_and_autocast():
 # Norms of another shape, patched, without parameters of their own
 
 
-def test_a_norm_over_other_dimensions_is_called_as_a_module():
+def test_norm_over_other_dimensions_is_called():
     x = torch.randn(4, 3, D)
     stack = ResidualStack([torch.tanh] * 2, D, "pre_ln")
     norm = nn.LayerNorm((3, D), elementwise_affine=False)
@@ -331,13 +252,13 @@ def test_a_norm_over_other_dimensions_is_called_as_a_module():
         stack(x)
 
 
-def test_a_patched_forward_is_called():
+def test_patched_forward_of_norm_is_called():
     stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
     stack.norm_final.forward = lambda z: z * 0
     assert not stack(x).any()
 
 
-def test_a_norm_whose_weight_is_no_parameter():
+def test_norm_whose_weight_is_no_parameter_is_called():
     stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
     expected = 2 * stack(x)
     weight = 2 * stack.norm_final.weight.detach()
@@ -346,19 +267,82 @@ def test_a_norm_whose_weight_is_no_parameter():
     torch.testing.assert_close(stack(x), expected)
 
 
-def test_a_tensor_that_another_process_has_is_never_written():
-    shared = []
+# Equal bits with and without gradients
 
-    class Sends(nn.Linear):
-        def forward(self, x):
-            y = super().forward(x)
-            y.share_memory_()
-            shared.append((y.untyped_storage().data_ptr(), y.clone()))
-            return y
 
-    stack = ResidualStack([Sends(D, D), torch.tanh], D, "post_ln")
+@each_wiring
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_output_has_same_bits_with_and_without_grad(wiring, norm):
+    stack = stack_of(6, wiring, norm=norm, dropout=0.2, stochastic_depth=0.3)
+    for parameter in stack.parameters():
+        nn.init.normal_(parameter, 0.3, 0.3)
+    for training in (False, True):
+        stack.train(training)
+        for x in (torch.randn(2, 3, D), torch.randn(5, D), torch.randn(D)):
+            before = x.clone()
+            torch.manual_seed(7)
+            expected = stack(x)
+            for guard in (torch.no_grad(), torch.inference_mode()):
+                torch.manual_seed(7)
+                with guard:
+                    assert torch.equal(stack(x), expected)
+            assert torch.equal(x, before)
+
+
+@each_wiring
+def test_float32_stream_with_bfloat16_sublayers(wiring):
+    stack = stack_of(6, wiring, residual_dtype=torch.float32, dtype=torch.bfloat16)
+    x, streams = torch.randn(2, 3, D, dtype=torch.bfloat16), []
     with torch.no_grad():
-        read = []
-        stack.connections[1].sublayer = lambda x: read.append(x.data_ptr()) or torch.tanh(x)
-        stack(torch.randn(2, 3, D))
-    assert shared[0][0] not in read  # N_out went elsewhere
+        without_grad = stack(x)
+    for connection in stack.connections:
+        assert {p.dtype for p in connection.parameters()} == {torch.bfloat16}
+        connection.sublayer.register_forward_pre_hook(lambda module, args: streams.append(args[0].dtype))
+    y = stack(x)
+    assert torch.equal(y, without_grad)
+    assert y.dtype == torch.bfloat16
+    assert set(streams) == {torch.bfloat16}  # what is read is in the sublayers' dtype
+    y.sum().backward()
+
+
+def test_float32_stream_keeps_writes_that_bfloat16_rounds_away():
+    class Tiny(nn.Module):
+        def forward(self, x):
+            return torch.full_like(x, 2.0**-10)
+
+    x = torch.ones(1, D, dtype=torch.bfloat16)
+    kwargs = {"dtype": torch.bfloat16, "final_norm": False}
+    narrow = ResidualStack([Tiny() for _ in range(64)], D, **kwargs).unroll(x).x_L
+    wide = ResidualStack([Tiny() for _ in range(64)], D, residual_dtype=torch.float32, **kwargs).unroll(x).x_L
+    assert torch.equal(narrow, x)  # each add alone is less than half a rounding
+    assert torch.equal(wide, torch.full((1, D), 1 + 64 * 2.0**-10))
+
+
+def test_autocast_output_is_same_with_and_without_grad():
+    stack, x = stack_of(4), torch.randn(2, 3, D)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = stack(x)
+        with torch.no_grad():
+            assert torch.equal(stack(x), y)
+    assert y.dtype == torch.float32  # that of F.layer_norm there
+
+
+def test_backward_saves_the_stream_and_8_bytes_a_token():
+    class Free(nn.Module):  # keeps nothing itself
+        def forward(self, x):
+            return x.detach() * 0.5
+
+    rows, saved = 64, {}
+    stack = ResidualStack([Free() for _ in range(5)], D, "pre_ln")
+    x = torch.randn(rows, D, requires_grad=True)
+
+    def pack(t):
+        saved[t.data_ptr()] = t  # alive, so that no other tensor gets its address
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = stack(x)
+    parameters = {p.data_ptr() for p in stack.parameters()}
+    kept = sum(t.nbytes for pointer, t in saved.items() if pointer not in parameters)
+    assert kept == 6 * (4 * rows * D + 8 * rows)  # x_0 to x_5, and their statistics
+    del y

@@ -102,7 +102,7 @@ def test_a_keyword_finds_its_way_through_nested_stacks_and_compiled_modules():
     x, mask = torch.randn(3, D), torch.ones(3)
     plain = stack_of(2)
     inner = ResidualStack([Masked(), Mlp()], D)
-    assert inner.takes == {"mask", "scale"}
+    assert inner.accepted_kwargs == {"mask", "scale"}
     outer = ResidualStack(
         [plain, inner, Mlp(), torch.compile(Mlp(), backend="eager"), addnorm.SublayerConnection(Masked(), D)], D
     )
@@ -171,13 +171,15 @@ def test_it_prints_the_equation_it_has():
 def test_a_sublayer_that_returns_no_tensor_or_another_shape_is_refused_with_its_place():
     x = torch.randn(2, 3, D)
     with pytest.raises(
-        ValueError, match=r"sublayers\[1\] \(Linear\) returned shape \(2, 3, 7\), expected \(2, 3, 16\), the shape it"
+        ValueError, match=r"sublayers\[1\] \(Linear\) returned shape \(2, 3, 7\), expected \(2, 3, 16\), the shape of"
     ):
         ResidualStack([Mlp(), nn.Linear(D, 7)], D)(x)
     for wiring in ("resi_dual", "b2t", "parallel", "mix_ln"):
         with pytest.raises(ValueError, match=r"sublayers\[1\] \(Linear\) returned shape \(2, 3, 7\)"):
             ResidualStack([Mlp(), nn.Linear(D, 7)], D, wiring)(x)
-    with pytest.raises(TypeError, match=r"sublayers\[0\] \(LSTM\) returned a tuple of 2, expected one tensor: wrap it"):
+    with pytest.raises(
+        TypeError, match=r"sublayers\[0\] \(LSTM\) returned a tuple of 2, expected one tensor: wrap the sublayer"
+    ):
         ResidualStack([nn.LSTM(D, D)], D)(x)
     for wiring in ("pre_ln", "sandwich", "post_ln", "no_norm"):
         with torch.no_grad(), pytest.raises(TypeError, match=r"sublayers\[0\] \(nothing\) returned NoneType"):

@@ -9,7 +9,7 @@ from torch import nn
 
 import addnorm
 from addnorm import ResidualStack
-from addnorm.nn.executor import Pass
+from addnorm.nn.executor import StackRun
 from support.stacks import D, Masked, Mlp, each_wiring, f64, stack_of
 
 # The sum
@@ -195,11 +195,11 @@ def test_a_replaced_norm_or_sublayer_is_used():
     torch.testing.assert_close(stack(x), nn.functional.layer_norm(h, (D,)))
 
 
-def test_one_pass_leaves_nothing_behind():
+def test_call_leaves_no_state_behind():
     stack, x = stack_of(4), torch.randn(3, D)
     stack(x)
     gc.collect()
-    before = [type(o) for o in gc.get_objects()].count(Pass)
+    before = [type(o) for o in gc.get_objects()].count(StackRun)
     stack(x)
     gc.collect()
-    assert [type(o) for o in gc.get_objects()].count(Pass) == before
+    assert [type(o) for o in gc.get_objects()].count(StackRun) == before

@@ -152,7 +152,7 @@ REFUSED = {
         ValueError,
         r"x has shape \(5, 16\), expected \(batch, tokens, 16\): x.unsq",
     ),
-    "no memory": (lambda: Decoder(1, D, HEADS)(X), TypeError, "memory is None, expected what is attended to"),
+    "no memory": (lambda: Decoder(1, D, HEADS)(X), TypeError, "memory is None, expected the tokens to attend to"),
     "a memory nobody asked for": (
         lambda: Decoder(1, D, HEADS, cross_attention=False)(X, MEMORY),
         TypeError,

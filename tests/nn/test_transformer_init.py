@@ -84,7 +84,7 @@ def test_gpt2s_rule_scales_what_writes_by_the_depth_and_xaviers_bounds_hold():
 def test_admin_measures_a_decoder_with_what_the_encoder_gives_it():
     transformer = Transformer(2, 2, D, HEADS, wiring="admin", dtype=f64, dropout=0.3)
     source, target = inputs(Transformer)
-    with pytest.raises(TypeError, match="give init_ what the stack is called with"):
+    with pytest.raises(TypeError, match="give init_ the inputs of the stack"):
         transformer.wiring.init_(transformer)
     transformer.wiring.init_(transformer, source, target)
     assert transformer.training

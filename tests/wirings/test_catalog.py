@@ -72,7 +72,7 @@ def test_parallel_sublayers_have_one_norm_or_one_each():
 
 
 def test_the_flows_of_the_wirings_that_are_no_rows():
-    flows = {one.name: one.flow for one in wirings.every() if one.flow != "rows"}
+    flows = {one.name: one.flow for one in wirings.list_all() if one.flow != "rows"}
     assert flows == {"parallel": "parallel", "resi_dual": "two_streams", "b2t": "bottom_to_top"}
 
 
@@ -243,7 +243,7 @@ def test_every_wiring_is_complete(name):
 
 
 def test_every_gives_each_name_once():
-    assert [one.name for one in wirings.every()] == [*CONSTRUCTORS]
+    assert [one.name for one in wirings.list_all()] == [*CONSTRUCTORS]
 
 
 def test_what_is_not_offered_says_why():
@@ -252,15 +252,15 @@ def test_what_is_not_offered_says_why():
 
 
 def test_given_takes_a_wiring_a_row_or_a_name():
-    assert wirings.given("pre_ln") == wirings.pre_ln()
-    assert wirings.given(wirings.pre_ln()) == wirings.pre_ln()
-    assert wirings.given(PRE).rows(3) == [PRE] * 6
+    assert wirings.as_wiring("pre_ln") == wirings.pre_ln()
+    assert wirings.as_wiring(wirings.pre_ln()) == wirings.pre_ln()
+    assert wirings.as_wiring(PRE).rows(3) == [PRE] * 6
 
 
 @pytest.mark.parametrize("wrong", [None, 3, wirings.pre_ln, ["pre_ln"]])
 def test_given_refuses_anything_else(wrong):
     with pytest.raises(TypeError, match=r"expected a Wiring or a name, such as addnorm\.wirings\.pre_ln\(\)"):
-        wirings.given(wrong)
+        wirings.as_wiring(wrong)
 
 
 @pytest.mark.parametrize(

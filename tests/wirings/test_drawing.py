@@ -9,7 +9,7 @@ from addnorm.wirings.catalog import EXAMPLES
 from addnorm.wirings.drawing import WIDTH
 
 EVERY = [
-    *wirings.every(), wirings.parallel(2), wirings.no_residual(False), wirings.admin(False),
+    *wirings.list_all(), wirings.parallel(2), wirings.no_residual(False), wirings.admin(False),
     Wiring("all", Row(True, True, True, a=2.0, b=-0.1234, c=Learned(1.0)), final_norm=True, embedding_norm=True),
     Wiring("long", Row(a=0.0001234, b=-0.0001234), embedding_norm=True),
     Wiring("two", Row(norm_in=True, b=2.0, a=3.0), flow="two_streams"),
@@ -130,7 +130,7 @@ def test_every_wire_leads_somewhere(wiring):
     assert loose == []
 
 
-@pytest.mark.parametrize("name", [one.name for one in wirings.every() if one.flow == "rows"])
+@pytest.mark.parametrize("name", [one.name for one in wirings.list_all() if one.flow == "rows"])
 def test_there_is_a_box_for_each_norm_and_factor_of_the_rows(name):
     wiring = wirings.get(name, **EXAMPLES.get(name, {}))
     rows = wiring.rows(12)

@@ -179,7 +179,7 @@ def test_where_roles_do_not_matter_they_need_not_be_told():
 @pytest.mark.parametrize("wiring", [wirings.deepnorm(), wirings.pre_ln(init=gpt2), wirings.pre_ln(init=zero_out)])
 def test_where_they_matter_an_unknown_role_is_refused_and_nothing_is_drawn(wiring):
     stack = spoiled(ResidualStack([feed_forward(), Mixer()], D, wiring))
-    with pytest.raises(ValueError, match=r"sublayers\[1\] \(Mixer\) does not tell the roles of its weights"):
+    with pytest.raises(ValueError, match=r"sublayers\[1\] \(Mixer\) states no roles for its weights"):
         wiring.init_(stack)
     assert all(bool((p == 7).all()) for p in stack.parameters())
 
@@ -234,7 +234,7 @@ def test_omega_is_about_the_root_of_the_sum_of_the_variances():
 def test_admin_needs_data_and_leaves_the_stack_alone_where_it_cannot_measure():
     wiring = wirings.admin()
     stack = stack_of(2, wiring)
-    with pytest.raises(TypeError, match=r"admin measures its factors: give init_ what the stack is called with"):
+    with pytest.raises(TypeError, match=r"admin measures its factors: give init_ the inputs of the stack"):
         wiring.init_(stack)
     with pytest.raises(ValueError, match="sublayer 0 an output that is not finite"):
         wiring.init_(stack, torch.full((2, 3, D), math.inf))

@@ -50,7 +50,7 @@ def test_repr_is_what_one_writes_to_make_it(written, value):
 
 
 def test_rows_and_wirings_survive_pickle_and_copies():
-    for one in (Row(b=Learned(0.5)), Place(0, 1, 2, 2), *wirings.every()):
+    for one in (Row(b=Learned(0.5)), Place(0, 1, 2, 2), *wirings.list_all()):
         assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
 
 
@@ -72,8 +72,8 @@ def test_the_stream_is_a_sum_where_it_is_passed_on_as_it_is(is_sum, row):
 @pytest.mark.parametrize(
     ("error", "sentence", "options"),
     [
-        (TypeError, "norm_in is 1, expected True or False: whether that norm stands.", {"norm_in": 1}),
-        (TypeError, "norm_out is None, expected True or False: whether that norm stands.", {"norm_out": None}),
+        (TypeError, "norm_in is 1, expected True or False: whether the row has that norm.", {"norm_in": 1}),
+        (TypeError, "norm_out is None, expected True or False: whether the row has that norm.", {"norm_out": None}),
         (
             ValueError,
             "b is 0, expected another number: the sublayer would never write; for a start at zero use Learned(0.0).",
@@ -183,7 +183,7 @@ def test_a_wiring_without_a_pair_is_that_of_both_stacks():
         (TypeError, "name is 3, expected a text: what the wiring is called.", {"name": 3}),
         (
             TypeError,
-            "rule is 'pre_ln', expected a Row, or a function that gives the Row of a Place.",
+            "rule is 'pre_ln', expected a Row, or a function that returns the Row of a Place.",
             {"rule": "pre_ln"},
         ),
         (
@@ -249,7 +249,7 @@ def test_repr_is_the_call_of_the_constructor(written):
 
 
 def test_repr_can_be_evaluated_for_every_wiring():
-    for wiring in wirings.every():
+    for wiring in wirings.list_all():
         assert eval(repr(wiring), dict(vars(wirings))) == wiring
 
 

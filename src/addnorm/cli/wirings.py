@@ -15,8 +15,9 @@ from addnorm._util.numbers import format_count
 from addnorm._util.tables import WIDTH, Block, Column, Paragraph, Table
 from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout
 from addnorm.nn import Learned, Place, Wiring
-from addnorm.wirings.equation import in_lines, number
+from addnorm.wirings.equation import wrap_equation
 from addnorm.wirings.init import ROLES, RULES
+from addnorm.wirings.row import format_factor as number
 
 __all__ = ["make_wiring", "wirings"]
 
@@ -67,7 +68,7 @@ def wirings(
                 "NAME is missing, expected the wiring to which the options belong: `addnorm wirings` lists them"
             )
         if as_json:
-            print_json([_summary(one) for one in addnorm.wirings.every()])
+            print_json([_summary(one) for one in addnorm.wirings.list_all()])
         else:
             _print_list(stdout())
         return
@@ -185,7 +186,7 @@ def _print_list(console: Console) -> None:
     """Print a line for each wiring; the source has a column where the terminal is wide enough."""
     width = min(console.width, WIDTH)
     source_width = next(columns for least, columns in SOURCES if width >= least)
-    every = addnorm.wirings.every()
+    every = addnorm.wirings.list_all()
     equation_width = max(width - max(len(one.name) for one in every) - 2 - source_width - 2 * bool(source_width), 24)
     columns = [
         Column("wiring", style="accent"),
@@ -195,7 +196,7 @@ def _print_list(console: Console) -> None:
     rows = []
     for one in every:
         authors = re.sub(r",? arXiv [\d.]+", "", one.source)  # the page of the wiring has the number
-        rows.append([one.name, "\n".join(in_lines(one, equation_width)), authors][: 3 if source_width else 2])
+        rows.append([one.name, "\n".join(wrap_equation(one, equation_width)), authors][: 3 if source_width else 2])
     legend = Paragraph(LEGEND, style="dim", space=True)
     more = Paragraph("`addnorm wirings NAME` describes one; with --layers N it shows the constants too.", style="dim")
     print_blocks(console, [Table(columns if source_width else columns[:2], rows), legend, more])

@@ -87,7 +87,7 @@ def compare(
         >>> [run["settings"]["wiring"] for run in found.runs]
         ['post_ln', 'pre_ln']
     """
-    given = [wirings.given(one) for one in ([compared] if isinstance(compared, str | Wiring | Row) else compared)]
+    given = [wirings.as_wiring(one) for one in ([compared] if isinstance(compared, str | Wiring | Row) else compared)]
     _refuse_twice([label(one) for one in given])
     for one in given:
         if repr(one).startswith("Wiring(") and one.name in wirings.CONSTRUCTORS:

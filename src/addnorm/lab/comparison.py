@@ -10,7 +10,7 @@ from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
 from addnorm.lab.measure import Numbers
 from addnorm.lab.results import Results
 from addnorm.lab.verdict import Finding, findings
-from addnorm.wirings.equation import number
+from addnorm.wirings.row import format_factor as number
 
 __all__ = ["SCHEMA", "Comparison"]
 

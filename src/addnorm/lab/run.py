@@ -12,8 +12,8 @@ from addnorm._util.arguments import check_choice, check_float, check_int
 from addnorm.lab.data import Text
 from addnorm.nn import Wiring
 from addnorm.nn.norm import NormKind
-from addnorm.wirings.equation import number
 from addnorm.wirings.init import xavier, xavier_packed
+from addnorm.wirings.row import format_factor as number
 from addnorm.wirings.spec import Place, Row
 
 __all__ = ["SCHEMA", "Run", "digest", "does", "label", "wired"]
@@ -28,7 +28,7 @@ def wired(wiring: Wiring | Row | str) -> Wiring:
     So PyTorch's and fairseq's transformers draw them. It matters: with three matrices post-LN's tokens become alike sooner, and
     of twelve layers it learns little even with warm-up. A wiring with a rule of its own keeps it.
     """
-    found = wirings.given(wiring)
+    found = wirings.as_wiring(wiring)
     return replace(found, init=xavier_packed) if found.init is xavier else found
 
 

@@ -76,7 +76,7 @@ def jobs(
     which: Iterable[Wired] = WIRINGS, depths: Iterable[int] = DEPTHS, seeds: Iterable[int] = range(SEEDS)
 ) -> list[AtInit]:
     """Every wiring at every depth with every seed; DeepNorm and Admin with their own initialization, which is part of them."""
-    given, depths, seeds = [wirings.given(one) for one in which], list(depths), list(seeds)
+    given, depths, seeds = [wirings.as_wiring(one) for one in which], list(depths), list(seeds)
     return [AtInit(one, n, seed, one.name in OWN_INIT) for one in given for n in depths for seed in seeds]
 
 

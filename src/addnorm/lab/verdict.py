@@ -14,7 +14,7 @@ from typing import Any
 
 from addnorm.lab.measure import Numbers
 from addnorm.lab.results import Group, Results
-from addnorm.wirings.equation import number
+from addnorm.wirings.row import format_factor as number
 
 __all__ = ["Difference", "Finding", "difference", "findings", "setting"]
 

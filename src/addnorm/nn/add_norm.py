@@ -1,4 +1,4 @@
-"""Add & Norm as a module: its parameters, and one call of the function."""
+"""Add & Norm as a module."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from torch import Tensor, nn
 
 from addnorm import functional
 from addnorm._util.arguments import is_number
-from addnorm.nn.norm import NormKind, told_shape
+from addnorm.nn.norm import NormKind, norm_shape
 
-# eps when none is given: torch's own (None is the machine epsilon).
+# torch's own defaults; None means the machine epsilon.
 DEFAULT_EPS: dict[str, float | None] = {"layer": 1e-5, "rms": None}
 
 
 class AddNorm(nn.Module):
-    r"""Norm(residual + Dropout(branch)), the wrapper of every transformer sublayer.
+    r"""Add & Norm around a transformer sublayer: Norm(residual + Dropout(branch)).
 
         z = residual_scale * residual + layer_scale * dropout(branch)
         y = norm(z) * weight + bias
 
-    Post-LN calls it as `x = add_norm(x, sublayer(x))`. Pre-LN fuses the add that ends one sublayer with the norm that begins
-    the next: `read, stream = add_norm(stream, sublayer(read), return_residual=True)`.
+    In post-LN, call `x = add_norm(x, sublayer(x))`. In pre-LN, one call fuses the add after a sublayer with the norm before the
+    next one: `read, residual = add_norm(residual, sublayer(read), return_residual=True)`.
 
     Args:
-        normalized_shape: the width d, or the last dimensions to normalize over.
+        normalized_shape: the number of features, or the last dimensions to normalize over.
         norm: "layer" or "rms".
-        eps: None is 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
-        dropout: probability that an element of the branch is dropped while training.
-        elementwise_affine: whether there is a weight (ones at first).
-        bias: whether there is a bias (zeros at first); None: LayerNorm has one, RMSNorm has not.
+        eps: epsilon of the norm; None means 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
+        dropout: dropout probability of the branch in training.
+        elementwise_affine: whether there is a weight, initialized to ones.
+        bias: whether there is a bias, initialized to zeros; None means True for LayerNorm and False for RMSNorm.
         residual_scale: a constant factor of the residual (DeepNorm's alpha).
-        layer_scale: the initial value of a learned factor of each feature of the branch (LayerScale); None: none.
-        residual_dtype: dtype of the stream; None: that of `residual`.
-        device: of the parameters.
-        dtype: of the parameters.
+        layer_scale: the initial value of a learned factor of each feature of the branch (LayerScale); None means no factor.
+        residual_dtype: dtype of the returned residual; None means that of `residual`.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Attributes:
         weight: gamma, of shape `normalized_shape`, or None.
         bias: beta, of shape `normalized_shape`, or None.
         layer_scale: of shape `normalized_shape`, or None.
 
-    A state dict of `torch.nn.LayerNorm` or `torch.nn.RMSNorm` loads.
+    `load_state_dict` accepts the state of a `torch.nn.LayerNorm` or `torch.nn.RMSNorm`.
 
     Example:
         >>> add_norm = addnorm.AddNorm(3)
@@ -97,7 +97,7 @@ class AddNorm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Weight ones, bias zeros, layer scale its initial value."""
+        """Reset the weight to ones, the bias to zeros and the layer scale to its initial value."""
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
@@ -114,8 +114,8 @@ class AddNorm(nn.Module):
     def forward(
         self, residual: Tensor, branch: Tensor, *, return_residual: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """y, or `(y, z)`, all `(*, d)`: the stream first, then what the sublayer returned."""
-        options: dict[str, Any] = {}  # only what is not at rest: a plain call takes the shortest way
+        """Return y, or `(y, z)` with `return_residual=True`; all tensors have the shape `(*, normalized_shape)`."""
+        options: dict[str, Any] = {}  # without options the call takes the fast path
         if self.residual_scale != 1.0:
             options["residual_scale"] = self.residual_scale
         if self.layer_scale is not None:
@@ -124,7 +124,7 @@ class AddNorm(nn.Module):
             options["dropout_p"] = self.dropout
         if self.residual_dtype is not None:
             options["residual_dtype"] = self.residual_dtype
-        shape = told_shape(self.normalized_shape, self.weight)
+        shape = norm_shape(self.normalized_shape, self.weight)
         if shape is not None:
             options["normalized_shape"] = shape
         add_norm: Any = functional.add_layer_norm if self.norm == "layer" else functional.add_rms_norm
@@ -133,7 +133,7 @@ class AddNorm(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The settings, as in torch's modules."""
+        """Return the settings, as torch's modules do."""
         parts = [f"{self.normalized_shape}", f"norm={self.norm!r}", f"eps={self.eps}"]
         if self.dropout:
             parts.append(f"dropout={self.dropout}")

@@ -1,8 +1,8 @@
-"""Attention as a sublayer: `SelfAttention`, and `CrossAttention` to a memory, over `F.scaled_dot_product_attention`."""
+"""Self-attention and cross-attention as sublayers, with `F.scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int
 from addnorm.nn.cache import KeyValueCache
-from addnorm.nn.masks import Merged, merge
-from addnorm.nn.residual import probability
+from addnorm.nn.masks import MergedMask, merge_masks
+from addnorm.nn.residual import check_probability
 
 __all__ = ["CrossAttention", "SelfAttention"]
 
@@ -19,18 +19,18 @@ __all__ = ["CrossAttention", "SelfAttention"]
 class SelfAttention(nn.Module):
     r"""Multi-head self-attention: out_proj of softmax(q k^T / sqrt(head_dim) + mask) v, with q, k, v = in_proj(x).
 
-    A mask means what it does to `F.scaled_dot_product_attention`: bool, True where the query may attend to the key; or float,
-    added to the scores. **`torch.nn.MultiheadAttention` and `torch.nn.Transformer` have bool masks the other way round**: of
-    theirs give `~mask`. A query that may attend to no key gets zeros from the attention, and so the bias of `out_proj`, not NaN.
+    Masks have the meaning of `F.scaled_dot_product_attention`: bool, True where the query may attend to the key; or float, added
+    to the scores. **In the bool masks of `torch.nn.MultiheadAttention` and `torch.nn.Transformer`, True means the opposite**:
+    pass `~mask`. A query that may attend to no key gets zeros from the attention, so its output is the bias of `out_proj`.
 
     Args:
-        d_model: the width.
+        d_model: the number of features.
         nhead: the number of heads, which divides d_model.
         bias: whether the projections have biases.
-        dropout: of the attention's weights, while training.
-        causal: whether a token attends to itself and earlier tokens only; with a cache, to all that came before.
-        device: of the parameters.
-        dtype: of the parameters.
+        dropout: dropout probability of the attention weights.
+        causal: whether a token attends only to itself and earlier tokens, including those of a cache.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Attributes:
         in_proj: `Linear(d_model, 3 d_model)`: the rows of queries, keys and values, as in `torch.nn.MultiheadAttention`.
@@ -58,8 +58,8 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.d_model, self.nhead, self.head_dim = _heads(d_model, nhead)
-        self.dropout = probability("dropout", dropout)
+        self.d_model, self.nhead, self.head_dim = _split_heads(d_model, nhead)
+        self.dropout = check_probability("dropout", dropout)
         self.causal = causal
         self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
@@ -67,60 +67,60 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        mask: Tensor | Merged | None = None,
+        mask: Tensor | MergedMask | None = None,
         key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The output, `(batch, tokens, d_model)`.
+        """Return the output, `(batch, tokens, d_model)`.
 
         Args:
             x: `(batch, tokens, d_model)`.
-            mask: bool or float: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; any of these but
-                keys may be 1.
-            key_mask: bool or float, `(batch, keys)`: which tokens may be attended to, such as those that are no padding.
-            cache: keys and values of the tokens before x, to which those of x are added; they count as keys.
+            mask: bool or float: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; every dimension
+                but keys may be 1.
+            key_mask: bool or float, `(batch, keys)`: the tokens to attend to, such as those that are no padding.
+            cache: keys and values of the tokens before x, which count as keys; those of x are appended.
 
         Raises:
-            ValueError, TypeError: a shape or a dtype that does not fit.
+            ValueError, TypeError: a wrong shape or dtype.
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
-            refuse("x", x, self.d_model)
+            refuse_shape("x", x, self.d_model)
         batch, n, _ = x.shape
         projected = self.in_proj(x).reshape(batch, n, 3, self.nhead, self.head_dim)
         if mask is None and key_mask is None and cache is None:
-            told, causal = None, self.causal
+            merged, causal = None, self.causal
         else:
-            past = 0 if cache is None else cache.seen(self)
-            told, causal = merge(x, past + n, self.nhead, mask, key_mask, self.causal)
-        q, k, v = (one.transpose(1, 2) for one in projected.unbind(2))
+            past = 0 if cache is None else cache.length_of(self)
+            merged, causal = merge_masks(x, past + n, self.nhead, mask, key_mask, self.causal)
+        q, k, v = (t.transpose(1, 2) for t in projected.unbind(2))
         if cache is not None:
             k, v = cache.extend(self, projected.permute(2, 0, 3, 1, 4)[1:]).unbind(0)
         p = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, told, p, causal)
+        y = F.scaled_dot_product_attention(q, k, v, merged, p, causal)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """The weights by their roles, as `addnorm.wirings.init` wants them: views of the packed one."""
+        """Return the weights with their roles for `addnorm.wirings.init`: views of the packed weight."""
         packed = self.in_proj.weight.detach().chunk(3)
         return [*zip(("query", "key", "value"), packed, strict=True), ("out", self.out_proj.weight)]
 
     def extra_repr(self) -> str:
-        """What was chosen."""
-        return _shown(self.nhead, self.dropout, self.causal)
+        """Return the settings, as torch's modules do."""
+        return _format_settings(self.nhead, self.dropout, self.causal)
 
 
 class CrossAttention(nn.Module):
     r"""Multi-head attention to a memory: out_proj of softmax(q k^T / sqrt(head_dim) + mask) v, with k, v = kv_proj(memory).
 
-    Masks, and a query that may attend to nothing, are as in `SelfAttention`.
+    Masks, and queries that may attend to no key, are as in `SelfAttention`.
 
     Args:
-        d_model: the width, of x and of the memory.
+        d_model: the number of features of x and of the memory.
         nhead: the number of heads, which divides d_model.
         bias: whether the projections have biases.
-        dropout: of the attention's weights, while training.
-        device: of the parameters.
-        dtype: of the parameters.
+        dropout: dropout probability of the attention weights.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Attributes:
         q_proj: `Linear(d_model, d_model)`.
@@ -146,8 +146,8 @@ class CrossAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.d_model, self.nhead, self.head_dim = _heads(d_model, nhead)
-        self.dropout = probability("dropout", dropout)
+        self.d_model, self.nhead, self.head_dim = _split_heads(d_model, nhead)
+        self.dropout = check_probability("dropout", dropout)
         self.q_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
         self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
@@ -156,79 +156,79 @@ class CrossAttention(nn.Module):
         self,
         x: Tensor,
         memory: Tensor | None = None,
-        memory_mask: Tensor | Merged | None = None,
+        memory_mask: Tensor | MergedMask | None = None,
         memory_key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The output, `(batch, tokens, d_model)`.
+        """Return the output, `(batch, tokens, d_model)`.
 
         Args:
             x: `(batch, tokens, d_model)`.
-            memory: `(batch, keys, d_model)`, what is attended to; None: that which the cache has.
+            memory: `(batch, keys, d_model)`, the tokens to attend to; None means the memory in the cache.
             memory_mask: as the mask of `SelfAttention`, with the tokens of the memory as keys.
-            memory_key_mask: bool or float, `(batch, keys)`: which tokens of the memory may be attended to.
-            cache: keeps the memory's keys and values; they are computed again only for another tensor as memory.
+            memory_key_mask: bool or float, `(batch, keys)`: the tokens of the memory to attend to.
+            cache: stores the memory's keys and values, which are computed again only for another memory tensor.
 
         Raises:
-            ValueError, TypeError: a shape or a dtype that does not fit; no memory.
+            ValueError, TypeError: a wrong shape or dtype, or no memory.
         """
         if x.dim() != 3 or x.shape[2] != self.d_model:
-            refuse("x", x, self.d_model)
+            refuse_shape("x", x, self.d_model)
         batch, n, _ = x.shape
         pairs = None
         if cache is not None:
-            wants_grad = self.kv_proj.weight.requires_grad or (memory is not None and memory.requires_grad)
-            pairs = cache.recall(self, memory, wants_grad)
+            needs_grad = self.kv_proj.weight.requires_grad or (memory is not None and memory.requires_grad)
+            pairs = cache.recall(self, memory, needs_grad)
         fresh = pairs is None
         if pairs is None:
             pairs = self._pairs(memory)
         if pairs.shape[0] != batch:
             raise ValueError(
                 f"memory has a batch of {pairs.shape[0]}, expected {batch}, that of x: give each sample its memory, "
-                "as in memory.repeat_interleave(beams, 0), or cache.reorder(index) for one that is kept."
+                "as in memory.repeat_interleave(beams, 0), or cache.reorder(index) for a cached memory."
             )
         if fresh and cache is not None and memory is not None:
             cache.remember(self, memory, pairs)
-        told = None
+        merged = None
         if memory_mask is not None or memory_key_mask is not None:
-            told, _ = merge(x, pairs.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
+            merged, _ = merge_masks(x, pairs.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
         q = self.q_proj(x).reshape(batch, n, self.nhead, self.head_dim).transpose(1, 2)
-        k, v = (one.transpose(1, 2) for one in pairs.unbind(2))
-        y = F.scaled_dot_product_attention(q, k, v, told, self.dropout if self.training else 0.0)
+        k, v = (t.transpose(1, 2) for t in pairs.unbind(2))
+        y = F.scaled_dot_product_attention(q, k, v, merged, self.dropout if self.training else 0.0)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def _pairs(self, memory: Tensor | None) -> Tensor:
-        """Keys and values of the memory, `(batch, keys, 2, heads, d_model / heads)`."""
+        """Return keys and values of the memory, `(batch, keys, 2, heads, head_dim)`."""
         if memory is None:
             raise TypeError(
-                "memory is None, expected what is attended to, (batch, keys, d_model): give memory=, such as an encoder's output."
+                "memory is None, expected the tokens to attend to, (batch, keys, d_model): pass an encoder's output as memory."
             )
         if memory.dim() != 3 or memory.shape[2] != self.d_model:
-            refuse("memory", memory, self.d_model)
+            refuse_shape("memory", memory, self.d_model)
         batch, n, _ = memory.shape
         pairs: Tensor = self.kv_proj(memory)
         return pairs.reshape(batch, n, 2, self.nhead, self.head_dim)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """The weights by their roles, as `addnorm.wirings.init` wants them: views of the packed one."""
+        """Return the weights with their roles for `addnorm.wirings.init`: views of the packed weight."""
         key, value = self.kv_proj.weight.detach().chunk(2)
         return [("query", self.q_proj.weight), ("key", key), ("value", value), ("out", self.out_proj.weight)]
 
     def extra_repr(self) -> str:
-        """What was chosen."""
-        return _shown(self.nhead, self.dropout, False)
+        """Return the settings, as torch's modules do."""
+        return _format_settings(self.nhead, self.dropout, False)
 
 
-def refuse(name: str, x: Tensor, d_model: int) -> None:
-    """The sentence about an input that is not `(batch, tokens, d_model)`."""
-    remedy = f"let its width be {d_model}"
+def refuse_shape(name: str, x: Tensor, d_model: int) -> NoReturn:
+    """Raise an error for an input that is not `(batch, tokens, d_model)`."""
+    remedy = f"its last dimension must be {d_model}"
     if x.dim() == 2 and x.shape[1] == d_model:
         remedy = f"{name}.unsqueeze(0) is a batch of one"
     raise ValueError(f"{name} has shape {tuple(x.shape)}, expected (batch, tokens, {d_model}): {remedy}.")
 
 
-def _heads(d_model: int, nhead: int) -> tuple[int, int, int]:
-    """d_model, the number of heads, the width of each."""
+def _split_heads(d_model: int, nhead: int) -> tuple[int, int, int]:
+    """Return d_model, the number of heads and the width of each."""
     check_int("d_model", d_model, 1)
     check_int("nhead", nhead, 1)
     if d_model % nhead:
@@ -238,7 +238,7 @@ def _heads(d_model: int, nhead: int) -> tuple[int, int, int]:
     return d_model, nhead, d_model // nhead
 
 
-def _shown(nhead: int, dropout: float, causal: bool) -> str:
+def _format_settings(nhead: int, dropout: float, causal: bool) -> str:
     parts: list[Any] = [f"nhead={nhead}"]
     parts += [f"dropout={dropout}"] if dropout else []
     parts += ["causal=True"] if causal else []

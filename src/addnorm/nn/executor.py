@@ -1,26 +1,20 @@
-"""One pass through a stack: the steps that every wiring is made of, and where their results may be put.
+"""One call of a stack: the steps that every wiring consists of.
 
-    read     c * N_in(x)                        what a sublayer reads
-    branch   N_branch(f(read))                  what it returns, normalized where the row says so
-    join     N_out(a * x + b * branch)          the add, and in the same call the norm that comes next: N_out, or that with
-                                                which the next sublayer (or the end of the stack) reads
-    add      a * x + b * branch                 the add alone
+    read            c * N_in(x)                  the sublayer's input
+    branch          N_branch(f(read))            its output, normalized where the row has norm_branch
+    add_and_norm    N_out(a * x + b * branch)    the add, fused with the norm that follows: N_out, the N_in of the next
+                                                 sublayer, or the final norm
+    add             a * x + b * branch           the add alone
 
-Where nothing is recorded for a backward, results go into memory that is free: y into that of the branch, the stream into
-its own. Free is what nobody else holds: a branch that is also a parameter, what was read, an entry of a cache, or in the
-hands of a hook is left alone, and the result gets memory of its own. A stream below 64 KB gets new memory each time: that
-is had sooner than the answer to the question who else holds the old.
-
-A step of a small stack is a few microseconds, so the usual one (no factor, no dropout) goes straight to the operator, and
-modules and parameters are taken from their tables (`nn.Module.__getattr__` costs a tenth of the operation each time). A norm is
-called as a module where it is more than its formula: of another class, parametrized, or with hooks.
+A step of a small stack takes a few microseconds. So the usual step (no factor, no dropout) calls the operator directly, and
+modules and parameters are read from their tables: `nn.Module.__getattr__` costs a tenth of the operation each time. A norm is
+called as a module where it is more than its formula: another class, parametrized, or with hooks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from sys import getrefcount
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,18 +22,15 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from addnorm import functional
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
-from addnorm.ops import aliasing, dispatch
-from addnorm.ops import out as out_ops
+from addnorm.ops import dispatch
+from addnorm.wirings.row import Place
 
-if TYPE_CHECKING:
-    from addnorm.nn.residual import SublayerConnection
-
-__all__ = ["NOTHING", "End", "Pass", "seeded"]
+__all__ = ["NO_NORM", "Connection", "End", "StackRun", "with_seed"]
 
 Scale = Tensor | float
 Options = Mapping[str, Any]
 ONE = 1.0
-WIDE = {torch.float64: torch.float64}  # of the products c * weight, and of writes; float32 for all others
+WIDE = {torch.float64: torch.float64}  # dtype of the products c * weight and of writes; float32 for all others
 FUNCTIONS: dict[NormKind, tuple[Any, Any]] = {
     "layer": (functional.layer_norm, functional.add_layer_norm),
     "rms": (functional.rms_norm, functional.add_rms_norm),
@@ -50,11 +41,28 @@ PLAIN: dict[NormKind, tuple[type[nn.Module], ...]] = {
     "rms": (RMSNorm, nn.RMSNorm),
 }
 NO_OPTIONS: Options = {}
-SMALL = 64 * 1024  # bytes of a stream: below, new memory is had sooner than the answer to whose the old is
+
+
+class Connection(Protocol):
+    """The attributes of a `SublayerConnection` that a run reads."""
+
+    place: Place
+    sublayer: Any
+    a: Any
+    b: Any
+    c: Any
+    dropout: float
+    stochastic_depth: float
+    training: bool
+    _modules: Any
+
+    @property
+    def accepted_kwargs(self) -> frozenset[str] | None: ...  # noqa: D102  # as in SublayerConnection
+    def options(self, x: Tensor) -> Options: ...  # noqa: D102
 
 
 class End:
-    """What reads the stream after the last sublayer, in the form of a connection: the final norm."""
+    """The reader of the stream after the last sublayer: the final norm, with the attributes of a connection."""
 
     c = ONE
 
@@ -62,26 +70,14 @@ class End:
         self._modules = {"norm_in": norm}
 
 
-NOTHING = End(None)  # reads x itself
+NO_NORM = End(None)  # reads the stream itself
+Reader = Connection | End
 
 
-class Pass:
-    """The state of one call of a stack: its keyword arguments, its dtypes, the memory that may be written."""
+class StackRun:
+    """The state of one call of a stack: its keyword arguments, its dtypes and its final norm."""
 
-    __slots__ = (
-        "context",
-        "dtype",
-        "free",
-        "inference",
-        "kind",
-        "owned",
-        "plain",
-        "residual_dtype",
-        "reuse",
-        "shape",
-        "simple",
-        "writes",
-    )
+    __slots__ = ("context", "dtype", "end", "is_simple", "kind", "plain_classes", "residual_dtype", "shape", "writes")
 
     def __init__(
         self,
@@ -89,9 +85,9 @@ class Pass:
         x: Tensor,
         residual_dtype: torch.dtype | None,
         context: Mapping[str, Any],
-        keep: bool = False,
+        end: End = NO_NORM,
+        keep_writes: bool = False,
     ) -> None:
-        """`keep`: every write is kept in `writes`."""
         if not isinstance(x, Tensor):
             raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
         self.kind = norm
@@ -99,142 +95,129 @@ class Pass:
         self.dtype = x.dtype
         self.shape = x.shape[-1:]
         self.residual_dtype = residual_dtype
-        self.writes: list[Tensor] | None = [] if keep else None
-        # The classes of norms whose modules need not be called; none, where hooks of all modules are waiting.
-        self.plain = () if _has_any_global_hook() else PLAIN[norm]
-        self.simple = not keep and residual_dtype is None
-        self.reuse = not keep and out_ops.may_overwrite(x) and x.nbytes >= SMALL
-        self.inference = self.reuse and torch.is_inference_mode_enabled()
-        self.free = False  # the memory of the branch may be written
-        self.owned = False  # the stream's memory may be written: it is of this pass, and nobody has seen it
+        self.end = end
+        self.writes: list[Tensor] | None = [] if keep_writes else None
+        # Norms of these classes need not be called as modules; none while hooks for all modules are registered.
+        self.plain_classes = () if _has_any_global_hook() else PLAIN[norm]
+        self.is_simple = not keep_writes and residual_dtype is None
 
-    def begin(self, x: Tensor) -> Tensor:
-        """The stream."""
+    def to_stream(self, x: Tensor) -> Tensor:
+        """Return x in the stream's dtype."""
         return x if self.residual_dtype is None else x.to(self.residual_dtype)
 
-    def finish(self, x: Tensor) -> Tensor:
-        """What is read or returned: in the dtype of what came, where the stream has one of its own."""
+    def from_stream(self, x: Tensor) -> Tensor:
+        """Return x in the dtype of the stack's input."""
         return x if self.residual_dtype is None else x.to(self.dtype)
 
-    def read(self, x: Tensor, following: SublayerConnection | End) -> Tensor:
-        """c * N_in(x)."""
-        norm = following._modules["norm_in"]
+    def read(self, x: Tensor, reader: Reader) -> Tensor:
+        """Return c * N_in(x)."""
+        norm = reader._modules["norm_in"]
         if norm is None:
-            return self.finish(_scaled(x, following.c))
-        return self.normalize(x, norm, following.c, None if self.residual_dtype is None else self.dtype)
+            return self.from_stream(_scaled(x, reader.c))
+        return self.normalize(x, norm, reader.c, None if self.residual_dtype is None else self.dtype)
 
-    def normalize(
-        self, x: Tensor, norm: Any, c: Scale = ONE, out_dtype: torch.dtype | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        """c * N(x)."""
-        if not self._direct(norm):
+    def normalize(self, x: Tensor, norm: Any, c: Scale = ONE, out_dtype: torch.dtype | None = None) -> Tensor:
+        """Return c * N(x)."""
+        if not self._is_plain(norm):
             y: Tensor = norm(x)
             return _scaled(y if out_dtype is None else y.to(out_dtype), c)
-        weight, bias, rest = _gains(norm, c)
+        weight, bias, rest = _scaled_affine(norm, c)
         arguments = (x, weight, bias) if self.kind == "layer" else (x, weight)
-        y = FUNCTIONS[self.kind][0](*arguments, eps=norm.eps, out_dtype=out_dtype, out=out)
-        return _scaled(y, rest)
+        return _scaled(FUNCTIONS[self.kind][0](*arguments, eps=norm.eps, out_dtype=out_dtype), rest)
 
-    def branch(self, here: SublayerConnection, read: Tensor) -> Tensor:
-        """N_branch(f(read))."""
+    def branch(self, here: Connection, read: Tensor) -> Tensor:
+        """Return N_branch(f(read))."""
         modules = here._modules
         sublayer: Any = modules.get("sublayer")
-        raw: Tensor
         if sublayer is None:  # a callable that is no module
             sublayer = here.sublayer
+        branch: Tensor
         if self.context:
-            takes = here.takes
-            raw = sublayer(read, **{name: t for name, t in self.context.items() if takes is None or name in takes})
+            accepted = here.accepted_kwargs
+            branch = sublayer(
+                read, **{name: t for name, t in self.context.items() if accepted is None or name in accepted}
+            )
         else:
-            raw = sublayer(read)
-        if raw.__class__ is not Tensor and not isinstance(raw, Tensor):
-            refuse(here, raw, read)
-        if self.reuse:
-            self.free = getrefcount(raw) == aliasing.ALONE and self._usable(raw)
+            branch = sublayer(read)
+        if branch.__class__ is not Tensor and not isinstance(branch, Tensor):
+            refuse_output(here, branch, read)
         norm = modules["norm_branch"]
         if norm is None:
-            return raw
-        if raw.shape != read.shape:
-            refuse(here, raw, read)
-        normed = self.normalize(raw, norm, out=raw if self.free else None)
-        if self.reuse:
-            del raw  # its memory may be that of the result, and would count as another holder
-            self.free = getrefcount(normed) == aliasing.ALONE and self._usable(normed)
-        return normed
+            return branch
+        if branch.shape != read.shape:
+            refuse_output(here, branch, read)
+        return self.normalize(branch, norm)
 
-    def join(
-        self,
-        here: SublayerConnection,
-        x: Tensor,
-        branch: Tensor,
-        following: SublayerConnection | End | None,
-        options: Options | None = None,
+    def add_and_norm(
+        self, here: Connection, x: Tensor, branch: Tensor, reader: Reader | None, options: Options | None = None
     ) -> tuple[Tensor, Tensor]:
-        """x', and what `following` reads (None: nobody reads x' now); `options`: those of `here`, drawn before."""
+        """Return x' and what `reader` reads of it.
+
+        Args:
+            here: the sublayer's connection.
+            x: the stream before the add.
+            branch: the output of `branch`.
+            reader: the next sublayer or the end of the stack; None if nothing reads x' yet.
+            options: the result of `add_options`, if it was called before.
+        """
         try:
             if options is None:
-                if self.simple and not self.free:
-                    done = self._usual(here, x, branch, following)
-                    if done is not None:
-                        return done
-                options = self.options(here, x)
+                if self.is_simple and reader is not None:
+                    result = self._fast_add_and_norm(here, x, branch, reader)
+                    if result is not None:
+                        return result
+                options = self.add_options(here, x)
             if self.writes is not None:
-                options = self._kept(x, branch, options)
+                options = self._keep_write(x, branch, options)
             norm_out = here._modules["norm_out"]
             if norm_out is not None:
-                x, _ = self._fused(x, branch, norm_out, ONE, options, self.residual_dtype, stream=False)
-                self._own(False)
-                return x, x if following is None else self.read(x, following)
-            norm = None if following is None else following._modules["norm_in"]
-            if following is None or norm is None:
-                x = self._sum(x, branch, options)
-                self._own(following is None)
-                return x, x if following is None else self.read(x, following)
-            last = following.__class__ is End and self.writes is None  # nobody needs the stream any more
-            read, x = self._fused(x, branch, norm, following.c, options, self.dtype, stream=not last)
-            self._own(self._direct(norm))
+                x, _ = self._fused(x, branch, norm_out, ONE, options, self.residual_dtype, return_residual=False)
+                return x, x if reader is None else self.read(x, reader)
+            norm = None if reader is None else reader._modules["norm_in"]
+            if reader is None or norm is None:
+                x = functional.add_residual(x, branch, **options)
+                return x, x if reader is None else self.read(x, reader)
+            needs_stream = reader.__class__ is not End or self.writes is not None
+            read, x = self._fused(x, branch, norm, reader.c, options, self.dtype, return_residual=needs_stream)
             return x, read
         except (TypeError, ValueError, RuntimeError):
             if branch.shape != x.shape:
-                refuse(here, branch, x)
+                refuse_output(here, branch, x)
             raise
 
-    def _usual(
-        self, here: SublayerConnection, x: Tensor, branch: Tensor, following: SublayerConnection | End | None
+    def _fast_add_and_norm(
+        self, here: Connection, x: Tensor, branch: Tensor, reader: Reader
     ) -> tuple[Tensor, Tensor] | None:
-        """`join` where there is nothing but an add and one norm, in new memory; None where there is more."""
-        if following is None or not self._at_rest(here):
+        """Return the result of `add_and_norm` for a plain add and one norm, None for anything else."""
+        norm_out, norm_in, c = here._modules["norm_out"], reader._modules["norm_in"], reader.c
+        norm = norm_in if norm_out is None else norm_out
+        if norm is None or (norm_out is not None and norm_in is not None) or not (c.__class__ is float and c == ONE):
             return None
-        out, after, c = here._modules["norm_out"], following._modules["norm_in"], following.c
-        norm = after if out is None else out
-        if norm is None or (out is not None and after is not None) or not (c.__class__ is float and c == ONE):
-            return None
-        if not self._direct(norm):
+        if not (self._is_plain_add(here) and self._is_plain(norm)):
             return None
         eps: Any = norm.eps
         if eps is None:
             return None
         table = norm._parameters
-        weight, bias, rms = table["weight"], table.get("bias"), self.kind == "rms"
-        if out is not None or following.__class__ is End:
-            y: Any = dispatch.fast_path(x, branch, weight, bias, eps, rms, False)
-            return (x, y) if out is None else (y, y)
-        read, z = dispatch.fast_path(x, branch, weight, bias, eps, rms, True)
-        self._own(True)
+        weight, bias, is_rms = table["weight"], table.get("bias"), self.kind == "rms"
+        if norm_out is not None or reader.__class__ is End:
+            y: Any = dispatch.fast_path(x, branch, weight, bias, eps, is_rms, False)
+            return (x, y) if norm_out is None else (y, y)
+        read, z = dispatch.fast_path(x, branch, weight, bias, eps, is_rms, True)
         return z, read
 
-    def add(self, here: SublayerConnection, x: Tensor, branch: Tensor, options: Options) -> Tensor:
-        """a * x + b * branch, in memory of its own."""
+    def add(self, here: Connection, x: Tensor, branch: Tensor, options: Options) -> Tensor:
+        """Return a * x + b * branch."""
         if branch.shape != x.shape:
-            refuse(here, branch, x)
+            refuse_output(here, branch, x)
         return functional.add_residual(x, branch, **options)
 
-    def options(self, here: SublayerConnection, x: Tensor) -> Options:
-        """What the add of a sublayer is told besides its tensors; random numbers are drawn here."""
-        return NO_OPTIONS if self._at_rest(here) else here.options(x)
+    def add_options(self, here: Connection, x: Tensor) -> Options:
+        """Return the options of a connection's add; this draws its random numbers."""
+        return NO_OPTIONS if self._is_plain_add(here) else here.options(x)
 
-    def _at_rest(self, here: SublayerConnection) -> bool:
-        """Whether the add of a sublayer is nothing but an add."""
+    def _is_plain_add(self, here: Connection) -> bool:
+        """Return whether the add of a connection has no option."""
         a, b = here.a, here.b
         return (
             a.__class__ is float
@@ -244,10 +227,6 @@ class Pass:
             and not (here.training and (here.dropout or here.stochastic_depth))
         )
 
-    def _sum(self, x: Tensor, branch: Tensor, options: Options) -> Tensor:
-        out = branch if self.free and x.dtype is branch.dtype else None
-        return functional.add_residual(x, branch, out=out, **options)
-
     def _fused(
         self,
         x: Tensor,
@@ -255,42 +234,27 @@ class Pass:
         norm: Any,
         c: Scale,
         options: Options,
-        dtype: torch.dtype | None,
+        out_dtype: torch.dtype | None,
         *,
-        stream: bool,
+        return_residual: bool,
     ) -> tuple[Tensor, Tensor]:
-        """The norm of the sum, in `dtype` where the stream has one of its own; and the sum (or x, where nobody needs it)."""
-        narrow = self.residual_dtype is not None
-        if not self._direct(norm):
-            total = self._sum(x, branch, options)
-            return self.normalize(total, norm, c, dtype if narrow else None), total
-        weight, bias, rest = _gains(norm, c)
-        eps = norm.eps
-        y: Any = None
-        z: Any = None
-        if narrow:
-            options = {**options, "out_dtype": dtype}
-        if self.free and (not narrow or dtype is branch.dtype):
-            y = branch
-            if stream:
-                z = x if self.owned else torch.empty_like(x, memory_format=torch.contiguous_format)
-        if options or eps is None:
-            out = y if z is None else (y, z)
-            found = FUNCTIONS[self.kind][1](
-                x, branch, weight, bias, eps, return_residual=stream, out=out, **options
-            )  # fmt: skip
-        elif y is None:
-            found = dispatch.fast_path(x, branch, weight, bias, eps, self.kind == "rms", stream)
-        else:
-            out_ops.write_private(x, branch, weight, bias, eps, self.kind, y, z)
-            found = (y, z) if stream else y
-        y, z = found if stream else (found, x)
-        return y if rest is ONE else _scaled(y, rest), z
+        """Return c * N(sum) and the sum (or x without `return_residual`); `out_dtype` holds if the stream has its own dtype."""
+        if self.residual_dtype is None:
+            out_dtype = None
+        if not self._is_plain(norm):
+            total = functional.add_residual(x, branch, **options)
+            return self.normalize(total, norm, c, out_dtype), total
+        weight, bias, rest = _scaled_affine(norm, c)
+        result = FUNCTIONS[self.kind][1](
+            x, branch, weight, bias, norm.eps, return_residual=return_residual, out_dtype=out_dtype, **options
+        )
+        y, z = result if return_residual else (result, x)
+        return _scaled(y, rest), z
 
-    def _direct(self, norm: Any) -> bool:
-        """Whether a norm is nothing but its formula, which is then computed without calling the module."""
+    def _is_plain(self, norm: Any) -> bool:
+        """Return whether a norm is nothing but its formula, so that the module need not be called."""
         return (
-            norm.__class__ in self.plain
+            norm.__class__ in self.plain_classes
             and norm.normalized_shape == self.shape
             and "weight" in norm._parameters
             and "forward" not in norm.__dict__
@@ -300,40 +264,25 @@ class Pass:
             and not norm._backward_pre_hooks
         )
 
-    def _usable(self, t: Tensor) -> bool:
-        """Whether memory is such that a result may be written there; that nobody else holds the tensor, the caller knows."""
-        return (
-            t.__class__ is Tensor
-            and t.dtype is self.dtype
-            and not t.requires_grad
-            and t.is_inference() == self.inference
-            and t.is_contiguous()
-            and aliasing.unshared(t)
-        )
-
-    def _own(self, owned: bool) -> None:
-        if self.reuse:  # else nothing is written here: a compiled checkpoint allows no side effects
-            self.owned = owned
-
-    def _kept(self, x: Tensor, branch: Tensor, options: Options) -> Options:
-        """Keeps the write: the add to a stream of zeros, with the same random numbers, at least in float32."""
-        options = seeded(options, x)
-        alone = {name: value for name, value in options.items() if name not in ("residual_scale", "residual_dtype")}
+    def _keep_write(self, x: Tensor, branch: Tensor, options: Options) -> Options:
+        """Keep the write, in float32 at least; return the options with the seed that the write used."""
+        options = with_seed(options, x)
+        of_write = {name: value for name, value in options.items() if name not in ("residual_scale", "residual_dtype")}
         zeros = torch.zeros_like(x, dtype=WIDE.get(x.dtype, torch.float32))
         assert self.writes is not None
-        self.writes.append(functional.add_residual(zeros, branch, **alone))
+        self.writes.append(functional.add_residual(zeros, branch, **of_write))
         return options
 
 
-def seeded(options: Mapping[str, Any], x: Tensor) -> Mapping[str, Any]:
-    """The options with a seed for the dropout mask, so that two adds can have the same one."""
+def with_seed(options: Options, x: Tensor) -> Options:
+    """Return the options with a seed of the dropout mask, so that two adds can share it."""
     if "dropout_p" not in options:
         return options
     return {**options, "seed": torch.randint(-(2**63), 2**63 - 1, (), device=x.device)}
 
 
-def _gains(norm: Any, c: Scale) -> tuple[Tensor | None, Tensor | None, Scale]:
-    """Weight and bias with c in them, and the factor that is left where there is no weight to hold it."""
+def _scaled_affine(norm: Any, c: Scale) -> tuple[Tensor | None, Tensor | None, Scale]:
+    """Return c * weight, c * bias, and the factor that remains to be applied: c if there is no weight."""
     table = norm._parameters
     weight, bias = table["weight"], table.get("bias")
     if c.__class__ is float and c == ONE:
@@ -348,19 +297,18 @@ def _scaled(x: Tensor, c: Scale) -> Tensor:
     return x if c.__class__ is float and c == ONE else (x * c).to(x.dtype)
 
 
-def refuse(here: SublayerConnection, raw: Any, read: Tensor) -> None:
-    """The sentence about a sublayer that did not return a tensor of the shape it read."""
-    at, who = here.place, type(here.sublayer).__name__
-    name = getattr(here.sublayer, "__name__", who)
+def refuse_output(here: Connection, output: Any, read: Tensor) -> NoReturn:
+    """Raise an error for a sublayer whose output is not a tensor in the shape of its input."""
+    at, name = here.place, getattr(here.sublayer, "__name__", type(here.sublayer).__name__)
     path = f"sublayers[{at.layer * at.sublayers_per_layer + at.sublayer}] ({name})"
-    if isinstance(raw, Tensor):
+    if isinstance(output, Tensor):
         raise ValueError(
-            f"{path} returned shape {tuple(raw.shape)}, expected {tuple(read.shape)}, the shape it read: its output is added "
-            "to the stream element by element; let its last projection end in the stream's width."
+            f"{path} returned shape {tuple(output.shape)}, expected {tuple(read.shape)}, the shape of its input: the output "
+            "is added to the stream element by element; let the sublayer's last projection have the stream's width."
         )
-    if isinstance(raw, Sequence) and raw and isinstance(raw[0], Tensor):
+    if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
         raise TypeError(
-            f"{path} returned a {type(raw).__name__} of {len(raw)}, expected one tensor: wrap it so that it returns "
-            "the one that is added, as in lambda x, **kw: module(x, **kw)[0]."
+            f"{path} returned a {type(output).__name__} of {len(output)}, expected one tensor: wrap the sublayer so that it "
+            "returns the tensor to add, as in lambda x, **kw: module(x, **kw)[0]."
         )
-    raise TypeError(f"{path} returned {type(raw).__name__}, expected a tensor of shape {tuple(read.shape)}.")
+    raise TypeError(f"{path} returned {type(output).__name__}, expected a tensor of shape {tuple(read.shape)}.")

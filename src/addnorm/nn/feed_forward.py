@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int
-from addnorm.nn.residual import probability
+from addnorm.nn.residual import check_probability
 
 __all__ = ["Activation", "FeedForward"]
 
@@ -18,16 +18,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.
 
 
 class FeedForward(nn.Module):
-    r"""The feed-forward sublayer: down(act(up(x))), or with "swiglu" down(silu(gate(x)) * up(x)); shape `(*, d_model)`.
+    r"""Feed-forward sublayer: down(act(up(x))), or with "swiglu" down(silu(gate(x)) * up(x)); shape `(*, d_model)`.
 
     Args:
-        d_model: the width.
-        dim_feedforward: the width inside; None is 4 d_model, for "swiglu" 8/3 d_model rounded up to a multiple of 8.
+        d_model: the number of features.
+        dim_feedforward: the hidden width; None means 4 d_model, for "swiglu" 8/3 d_model rounded up to a multiple of 8.
         activation: "relu", "gelu", "swiglu", or a function.
         bias: whether the projections have biases.
-        dropout: of what enters the last projection, while training.
-        device: of the parameters.
-        dtype: of the parameters.
+        dropout: dropout probability of the input of the last projection.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Source: Vaswani et al. 2017, arXiv 1706.03762; SwiGLU: Shazeer 2020, arXiv 2002.05202.
 
@@ -64,24 +64,24 @@ class FeedForward(nn.Module):
         check_int("dim_feedforward", dim_feedforward, 1)
         self.activation_name = activation if isinstance(activation, str) else None
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
-        self.dropout = probability("dropout", dropout)
+        self.dropout = check_probability("dropout", dropout)
         self.up = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype)
         self.gate = nn.Linear(d_model, dim_feedforward, bias=bias, device=device, dtype=dtype) if gated else None
         self.down = nn.Linear(dim_feedforward, d_model, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output, `(*, d_model)`."""
+        """Return the output, `(*, d_model)`."""
         hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
         return self.down(hidden)  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """The weights by their roles, as `addnorm.wirings.init` wants them."""
+        """Return the weights with their roles for `addnorm.wirings.init`."""
         gate = [] if self.gate is None else [("gate", self.gate.weight)]
         return [("up", self.up.weight), *gate, ("down", self.down.weight)]
 
     def extra_repr(self) -> str:
-        """What was chosen."""
+        """Return the settings, as torch's modules do."""
         name = self.activation_name or getattr(self.activation, "__name__", type(self.activation).__name__)
         return f"activation={name}" + (f", dropout={self.dropout}" if self.dropout else "")

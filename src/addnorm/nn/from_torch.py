@@ -1,6 +1,6 @@
-"""`torch.nn.TransformerEncoder`, `TransformerDecoder` and `Transformer` as modules of this library, with the same weights.
+"""Conversion of `torch.nn.TransformerEncoder`, `TransformerDecoder` and `Transformer`, with a copy of their weights.
 
-What cannot be represented is refused in a sentence; nothing is guessed, and the module that came is left alone.
+A module that cannot be represented raises an error; nothing is guessed, and the module itself does not change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 class Part(NamedTuple):
-    """One sublayer of torch's layers: the names of its module, its norm and its dropout."""
+    """The names of a sublayer's module, norm and dropout in torch's layers."""
 
     module: str
     norm: str
@@ -53,27 +53,27 @@ def from_torch(
     module: nn.TransformerEncoder | nn.TransformerEncoderLayer, *, causal: bool = False
 ) -> Encoder | Decoder: ...
 def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder | Transformer:
-    """The module of this library that computes what a transformer of `torch.nn` does, with a copy of its parameters.
+    """Convert a transformer of `torch.nn` into the module of this library that computes the same, with a copy of its parameters.
 
-    Kept: norm_first, the final norm, every eps, dropout, activation and bias, batch_first, dtypes, devices, training modes and
-    requires_grad. What the call is told differs in three ways:
+    norm_first, the final norm, every eps, dropout, activation and bias, batch_first, dtypes, devices, training modes and
+    requires_grad are kept. Calls differ in three ways:
 
-    - bool masks are the other way round: give `~mask`, `key_mask=~key_padding_mask`. Float masks are the same.
-    - the input has a batch: `x[None]` for one without.
-    - a `Transformer` hides the source's padding from the decoder too, unless `memory_key_mask` says otherwise.
+    - True in a bool mask means the opposite: pass `~mask` and `key_mask=~key_padding_mask`. Float masks are the same.
+    - The input needs a batch dimension: pass `x[None]` if it has none.
+    - A `Transformer` hides the source's padding from the decoder too, unless `memory_key_mask` is given.
 
-    In eval mode without gradients torch's encoder may return zeros at padded tokens (its nested tensors); this one computes them
-    as in training.
+    In eval mode without gradients, torch's encoder may return zeros at padded tokens (nested tensors); this one computes them as
+    in training.
 
     Args:
-        module: a `Transformer`, `TransformerEncoder` or `TransformerDecoder` of `torch.nn`, or one layer of the latter.
-        causal: torch's modules have no causality of their own, they are given a mask. True: the result has it (of a `Transformer`
-            the decoder), and is called without that mask; an encoder becomes a `Decoder` without cross-attention.
+        module: a `Transformer`, `TransformerEncoder` or `TransformerDecoder` of `torch.nn`, or one layer of the last two.
+        causal: whether the result (of a `Transformer`, its decoder) is causal without the causal mask that torch's modules need.
+            An encoder becomes a `Decoder` without cross-attention.
 
     Raises:
-        TypeError: another module, or one whose parts are not torch's own (a subclass, a replaced norm, a parametrization).
-        ValueError: what the modules here do not have: bias_k, add_zero_attn, kdim, vdim, layers that differ in wiring or width;
-            what a copy would lose: hooks, parameters in two places.
+        TypeError: another module, or one with parts that are not torch's own (a subclass, a replaced norm, a parametrization).
+        ValueError: a setting that this library does not have (bias_k, add_zero_attn, kdim, vdim, layers that differ in wiring or
+            width), or one that a copy would lose (hooks, shared parameters).
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
@@ -82,17 +82,17 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
         >>> x = torch.randn(3, 5, 16)
         >>> torch.testing.assert_close(ours(x), theirs(x))
     """
-    _expect("module", module, (nn.Transformer, *ENCODERS, *DECODERS))
-    _refuse_hidden(module)
+    _check_class("module", module, (nn.Transformer, *ENCODERS, *DECODERS))
+    _check_copyable(module)
     if not isinstance(module, nn.Transformer):
-        return _blocks("module", module, causal)  # type: ignore[no-any-return]  # which one, the overloads tell
-    _expect("module.encoder", module.encoder, ENCODERS)
-    _expect("module.decoder", module.decoder, DECODERS)
+        return _blocks("module", module, causal)  # type: ignore[no-any-return]  # the overloads state which one
+    _check_class("module.encoder", module.encoder, ENCODERS)
+    _check_class("module.decoder", module.decoder, DECODERS)
     encoder = _blocks("module.encoder", module.encoder, causal=False)
     decoder = _blocks("module.decoder", module.decoder, causal)
     first = "module.encoder.layers.0", module.encoder.layers[0]
-    _refuse_difference("module.decoder.layers.0", module.decoder.layers[0], *first, "norm_first")
-    _refuse_difference("module.decoder", decoder, "module.encoder", encoder, "d_model", "batch_first")
+    _check_equal("module.decoder.layers.0", module.decoder.layers[0], *first, "norm_first")
+    _check_equal("module.decoder", decoder, "module.encoder", encoder, "d_model", "batch_first")
     ours = Transformer(1, 1, encoder.d_model, encoder.nhead, wiring=encoder.wiring, device="meta")
     ours.encoder, ours.decoder = encoder, decoder
     ours.training = module.training
@@ -100,7 +100,7 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
 
 
 def _blocks(path: str, theirs: Any, causal: bool) -> Any:
-    """An encoder or decoder: built without memory for its parameters, which are then those that came."""
+    """Return an encoder or decoder, built on the meta device and filled with copies of the parameters."""
     single = type(theirs) in PARTS
     layers = {path: theirs} if single else {f"{path}.layers.{i}": layer for i, layer in enumerate(theirs.layers)}
     norm = None if single else theirs.norm
@@ -109,12 +109,12 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
         _refuse(f"{path}.layers", "is empty", "at least one layer", "there is nothing to convert")
     first_path, first = next(iter(layers.items()))
     for at, layer in layers.items():
-        _judge(at, layer, nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer)
-        _refuse_difference(at, layer, first_path, first, "norm_first")
-        _refuse_difference(f"{at}.linear1", layer.linear1, f"{first_path}.linear1", first.linear1, "out_features")
+        _check_layer(at, layer, nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer)
+        _check_equal(at, layer, first_path, first, "norm_first")
+        _check_equal(f"{at}.linear1", layer.linear1, f"{first_path}.linear1", first.linear1, "out_features")
         for name in (part.module for part in PARTS[type(layer)] if part.module):
             of_first = first_path + ".self_attn", first.self_attn
-            _refuse_difference(f"{at}.{name}", getattr(layer, name), *of_first, "embed_dim", "num_heads", "batch_first")
+            _check_equal(f"{at}.{name}", getattr(layer, name), *of_first, "embed_dim", "num_heads", "batch_first")
     attention = first.self_attn
     d_model: int = attention.embed_dim
     wiring = "pre_ln" if first.norm_first else "post_ln"
@@ -141,7 +141,7 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
 
 
 def _fill_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
-    """The parameters of an attention; for one to a memory the packed ones are cut into those of queries and the rest."""
+    """Copy the parameters of an attention; cross-attention splits the packed ones into queries and the rest."""
     for name, packed in (("weight", theirs.in_proj_weight), ("bias", theirs.in_proj_bias)):
         if isinstance(ours, SelfAttention):
             setattr(ours.in_proj, name, _copied(packed))
@@ -156,14 +156,14 @@ def _fill_feed_forward(ours: FeedForward, layer: Any) -> None:
     _fill(ours.up, layer.linear1)
     _fill(ours.down, layer.linear2)
     ours.dropout, ours.training = layer.dropout.p, layer.dropout.training
-    given = layer.activation
-    ours.activation = copy.deepcopy(given) if isinstance(given, nn.Module) else given
-    ours.activation_name = NAMES.get(given)
+    activation = layer.activation
+    ours.activation = copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
+    ours.activation_name = NAMES.get(activation)
 
 
 def _norm(path: str, theirs: Any, d_model: int) -> LayerNorm:
-    """A norm with the weights of one of torch's."""
-    _expect(path, theirs, (nn.LayerNorm, LayerNorm))
+    """Return a norm with the weights of a norm of torch."""
+    _check_class(path, theirs, (nn.LayerNorm, LayerNorm))
     if theirs.normalized_shape != (d_model,):
         _refuse(
             path, f"is over {theirs.normalized_shape}", f"({d_model},), the features", "a stack normalizes each token"
@@ -181,31 +181,29 @@ def _copied(theirs: Tensor | None, rows: slice = slice(None)) -> nn.Parameter | 
     return None if theirs is None else nn.Parameter(theirs.detach()[rows].clone(), theirs.requires_grad)
 
 
-def _judge(path: str, layer: Any, kind: type[nn.Module]) -> None:
-    """Refuses a layer that has something that is not known here."""
-    _expect(path, layer, (kind,))
+def _check_layer(path: str, layer: Any, kind: type[nn.Module]) -> None:
+    """Check that a layer has torch's own parts, with settings that this library has."""
+    _check_class(path, layer, (kind,))
     for part in PARTS[kind]:
-        _expect(f"{path}.{part.dropout}", getattr(layer, part.dropout), (nn.Dropout,))
+        _check_class(f"{path}.{part.dropout}", getattr(layer, part.dropout), (nn.Dropout,))
         if not part.module:
             continue
         attention, at = getattr(layer, part.module), f"{path}.{part.module}"
-        _expect(at, attention, (nn.MultiheadAttention,))
-        _expect(f"{at}.out_proj", attention.out_proj, LINEARS)
+        _check_class(at, attention, (nn.MultiheadAttention,))
+        _check_class(f"{at}.out_proj", attention.out_proj, LINEARS)
         if attention.bias_k is not None or attention.bias_v is not None:
             _refuse(at, "has bias_k and bias_v", "none", "attention here has no keys that are parameters")
         if attention.add_zero_attn:
             _refuse(at, "has add_zero_attn=True", "False", "attention here has no key of zeros")
         if attention.in_proj_weight is None:
             widths = f"kdim={attention.kdim} and vdim={attention.vdim}"
-            _refuse(
-                at, f"has {widths}", f"{attention.embed_dim}", "keys and values are made of the stream's width here"
-            )
+            _refuse(at, f"has {widths}", f"{attention.embed_dim}", "keys and values have the stream's width here")
     for name, kinds in (("linear1", LINEARS), ("linear2", LINEARS), ("dropout", (nn.Dropout,))):
-        _expect(f"{path}.{name}", getattr(layer, name), kinds)
+        _check_class(f"{path}.{name}", getattr(layer, name), kinds)
 
 
-def _refuse_hidden(module: nn.Module) -> None:
-    """Refuses what a copy of the parameters would lose without a word: hooks, patched calls, parameters in two places."""
+def _check_copyable(module: nn.Module) -> None:
+    """Check that the module has nothing that a copy would lose: hooks, patched methods, shared parameters."""
     for name, one in module.named_modules():
         path = f"module.{name}".rstrip(".")
         if any(getattr(one, hooks) for hooks in HOOKS):
@@ -217,24 +215,26 @@ def _refuse_hidden(module: nn.Module) -> None:
         other = seen.setdefault(id(parameter), name)
         if other != name:
             _refuse(
-                f"module.{name}", f"is module.{other} too", "one of its own", "weights that are shared would come apart"
+                f"module.{name}", f"is module.{other} too", "one of its own", "a copy would separate shared weights"
             )
 
 
-def _expect(path: str, module: Any, kinds: Sequence[type[nn.Module]]) -> None:
-    """Refuses what is not exactly of one of these classes: a subclass may compute something else."""
+def _check_class(path: str, module: Any, kinds: Sequence[type[nn.Module]]) -> None:
+    """Check that a module's class is exactly one of these: a subclass may compute something else."""
     if type(module) not in kinds:
         words = " or ".join(dict.fromkeys(f"torch.nn.{kind.__name__}" for kind in kinds))
         who = f"{type(module).__module__}.{type(module).__qualname__}"
         raise TypeError(f"{path} is {who}, expected {words} itself: what another class computes is not known.")
 
 
-def _refuse_difference(path: str, module: Any, other_path: str, other: Any, *names: str) -> None:
+def _check_equal(path: str, module: Any, other_path: str, other: Any, *names: str) -> None:
     for name in names:
-        came, expected = getattr(module, name), getattr(other, name)
-        if came != expected:
-            _refuse(path, f"has {name}={came!r}", f"{expected!r} as {other_path} has", "one setting holds for all here")
+        value, expected = getattr(module, name), getattr(other, name)
+        if value != expected:
+            _refuse(
+                path, f"has {name}={value!r}", f"{expected!r} as {other_path} has", "one setting holds for all here"
+            )
 
 
-def _refuse(path: str, came: str, expected: str, why: str) -> NoReturn:
-    raise ValueError(f"{path} {came}, expected {expected}: {why}.")
+def _refuse(path: str, finding: str, expected: str, why: str) -> NoReturn:
+    raise ValueError(f"{path} {finding}, expected {expected}: {why}.")

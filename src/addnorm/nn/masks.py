@@ -1,7 +1,7 @@
-"""The masks of attention: judged and merged into what `F.scaled_dot_product_attention` is told, once for all layers.
+"""Attention masks, checked and merged once for all layers into arguments of `F.scaled_dot_product_attention`.
 
-The meaning is that function's: a bool mask is True where a query may attend to a key, a float mask is added to the scores. (The
-bool masks of `torch.nn.Transformer` and `torch.nn.MultiheadAttention` are the other way round: True is "not to attend".)
+Masks have that function's meaning: a bool mask is True where a query may attend to a key, a float mask is added to the scores.
+(In the bool masks of `torch.nn.Transformer` and `torch.nn.MultiheadAttention`, True means "may not attend".)
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-__all__ = ["Merged", "merge"]
+__all__ = ["MergedMask", "merge_masks"]
 
 INFINITY = float("inf")
 
 
-class Merged(NamedTuple):
-    """What `F.scaled_dot_product_attention` is told; an attention takes it in the place of its mask."""
+class MergedMask(NamedTuple):
+    """Mask arguments of `F.scaled_dot_product_attention`; an attention accepts them in place of its mask."""
 
     mask: Tensor | None
     is_causal: bool
 
 
-def merge(
+def merge_masks(
     x: Tensor,
     n_keys: int,
     nhead: int,
-    mask: Tensor | Merged | None,
+    mask: Tensor | MergedMask | None,
     key_mask: Tensor | None,
     causal: bool = False,
     name: str = "mask",
-) -> Merged:
-    """All that masks, in one: bool masks and causality become -inf in the dtype of x, float masks are added.
+) -> MergedMask:
+    """Merge masks and causality: bool masks become -inf in the dtype of x, float masks are added.
 
     Args:
-        x: what the queries are made of, `(batch, queries, d_model)`. They are the last of the keys where `causal`.
-        n_keys: the number of keys, those of a cache included.
+        x: the attention's input, `(batch, queries, d_model)`. If `causal`, the queries are the last of the keys.
+        n_keys: the number of keys, including those of a cache.
         nhead: the number of heads.
-        mask: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; any of these but keys may be 1. One
-            that is `Merged` already is left as it is.
+        mask: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; every dimension but keys may be 1. A
+            `MergedMask` is returned unchanged.
         key_mask: `(batch, keys)`.
-        causal: whether a query attends to its own and earlier keys only.
-        name: of the mask, for the sentence about one that does not fit.
+        causal: whether a query attends only to its own and earlier keys.
+        name: the name of the mask in error messages.
 
     Example:
-        >>> from addnorm.nn.masks import merge
-        >>> merge(torch.zeros(1, 2, 8), 3, 4, None, torch.tensor([[False, True, True]]), causal=True).mask
+        >>> from addnorm.nn.masks import merge_masks
+        >>> merge_masks(torch.zeros(1, 2, 8), 3, 4, None, torch.tensor([[False, True, True]]), causal=True).mask
         tensor([[[[-inf, 0., -inf],
                   [-inf, 0., 0.]]]])
     """
-    if isinstance(mask, Merged):
+    if isinstance(mask, MergedMask):
         return mask
     n_queries = x.shape[1]
     if mask is None and key_mask is None:
         if not causal or n_queries == 1:
-            return Merged(None, False)
+            return MergedMask(None, False)
         if n_keys == n_queries:
-            return Merged(None, True)
+            return MergedMask(None, True)
     masks = []
     if mask is not None:
         _check(name, mask, x, n_keys, nhead)
@@ -75,14 +75,14 @@ def merge(
         else:
             added = one if added is None else added + one
     if allowed is None:
-        return Merged(added, False)
+        return MergedMask(added, False)
     if added is None:
-        return Merged(x.new_zeros(allowed.shape).masked_fill_(~allowed, -INFINITY), False)
-    return Merged(added.masked_fill(~allowed, -INFINITY), False)
+        return MergedMask(x.new_zeros(allowed.shape).masked_fill_(~allowed, -INFINITY), False)
+    return MergedMask(added.masked_fill(~allowed, -INFINITY), False)
 
 
 def _check(name: str, mask: Any, x: Tensor, n_keys: int, nhead: int) -> None:
-    """Refuses a mask that does not fit, or that would be spread over something else than was meant."""
+    """Check a mask's type and shape; a shape that would broadcast over other dimensions is an error."""
     _check_kind(name, mask, x)
     batch, n_queries = x.shape[:2]
     full = {2: (n_queries, n_keys), 3: (batch, n_queries, n_keys), 4: (batch, nhead, n_queries, n_keys)}
@@ -101,11 +101,11 @@ def _check(name: str, mask: Any, x: Tensor, n_keys: int, nhead: int) -> None:
 
 
 def _check_key(name: str, key_mask: Any, x: Tensor, n_keys: int) -> None:
-    """Refuses a mask of keys that does not fit."""
+    """Check the type and shape of a mask of keys."""
     _check_kind(name, key_mask, x)
     batch = x.shape[0]
     if key_mask.dim() != 2 or key_mask.shape[1] != n_keys or key_mask.shape[0] not in (1, batch):
-        remedy = f"every key has an entry, those of a cache too; {name.replace('key_', '')} is for other shapes"
+        remedy = f"every key has an entry, also the keys of a cache; {name.replace('key_', '')} is for other shapes"
         _refuse(name, key_mask, f"(batch, keys) = {(batch, n_keys)}", remedy)
 
 

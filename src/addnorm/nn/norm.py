@@ -1,8 +1,7 @@
-"""The norms alone: `torch.nn.LayerNorm` and `torch.nn.RMSNorm` by this library's kernels, with the same parameters.
+"""LayerNorm and RMSNorm without an add: subclasses of torch's modules that call this library's kernels.
 
-They are subclasses, so `isinstance`, state dicts and initialization are torch's own; what changes is the arithmetic of
-`forward` and `backward`, which keep the contract of `addnorm.functional` (bfloat16 parameter gradients that are right, rows
-that do not depend on the batch).
+`isinstance`, state dicts and initialization are torch's own. Only the arithmetic of `forward` and `backward` differs. It keeps
+the contract of `addnorm.functional`: bfloat16 parameter gradients are accumulated in float32, and rows are independent.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ NormKind = Literal["layer", "rms"]
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    r"""`torch.nn.LayerNorm`: y = (x - mean) / sqrt(var + eps) * weight + bias over the last dimensions, `(*, d)`.
+    r"""`torch.nn.LayerNorm` by this library's kernels: y = (x - mean) / sqrt(var + eps) * weight + bias.
+
+    Statistics are over the last dimensions, `normalized_shape`, as in torch.
 
     Example:
         >>> norm = addnorm.LayerNorm(3)
@@ -29,18 +30,20 @@ class LayerNorm(torch.nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """y, in the dtype of `input`."""
+        """Return y, in the dtype of `input`."""
         return functional.layer_norm(
             input,
             self.weight,
             self.bias,
             self.eps,
-            normalized_shape=told_shape(self.normalized_shape, self.weight),
+            normalized_shape=norm_shape(self.normalized_shape, self.weight),
         )
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    r"""`torch.nn.RMSNorm`: y = x / sqrt(mean(x^2) + eps) * weight over the last dimensions, `(*, d)`.
+    r"""`torch.nn.RMSNorm` by this library's kernels: y = x / sqrt(mean(x^2) + eps) * weight.
+
+    The mean is over the last dimensions, `normalized_shape`, as in torch.
 
     Example:
         >>> addnorm.RMSNorm(3)(torch.tensor([1.5, 1.0, 4.5])).detach()
@@ -48,12 +51,12 @@ class RMSNorm(torch.nn.RMSNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """y, in the dtype of `x`."""
+        """Return y, in the dtype of `x`."""
         return functional.rms_norm(
-            x, self.weight, eps=self.eps, normalized_shape=told_shape(self.normalized_shape, self.weight)
+            x, self.weight, eps=self.eps, normalized_shape=norm_shape(self.normalized_shape, self.weight)
         )
 
 
-def told_shape(normalized_shape: tuple[int, ...], weight: Tensor | None) -> tuple[int, ...] | None:
-    """What the functions need to be told: nothing (which costs nothing) where a weight of one dimension tells the width."""
+def norm_shape(normalized_shape: tuple[int, ...], weight: Tensor | None) -> tuple[int, ...] | None:
+    """Return the `normalized_shape` that the functions need: None if a one-dimensional weight has it."""
     return None if len(normalized_shape) == 1 and weight is not None else normalized_shape

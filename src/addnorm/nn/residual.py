@@ -1,4 +1,4 @@
-"""One sublayer with its residual connection and its norms: a `Row`, its parameters, and the equation."""
+"""One sublayer with its residual connection, its norms and its factors."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm import wirings
 from addnorm._util.arguments import check_choice, check_dtype, check_int, is_number
-from addnorm.nn.executor import NOTHING, Pass
+from addnorm.nn.executor import NO_NORM, StackRun
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
-from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring
+from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring, as_wiring
 
-__all__ = ["Norms", "Routed", "SublayerConnection"]
+__all__ = ["NormFactory", "SublayerConnection", "check_kwargs", "check_probability"]
 
-ALONE = Place(0, 0, 1, 1)
+FIRST = Place(0, 0, 1, 1)
 
 
 @dataclass(frozen=True)
-class Norms:
-    """How the norms of a stack are made, all alike; eps None is torch's default for its kind, bias None is what its kind has."""
+class NormFactory:
+    """The settings of a stack's norms; eps None and bias None mean torch's default for the kind of norm."""
 
     d_model: int
     kind: NormKind
@@ -42,7 +41,7 @@ class Norms:
             raise ValueError("bias is True with norm 'rms', expected None or False: RMSNorm has none.")
 
     def make(self, present: bool) -> LayerNorm | RMSNorm | None:
-        """A norm, where one stands."""
+        """Return a norm, or None if there is none at this place."""
         if not present:
             return None
         if self.kind == "rms":
@@ -51,37 +50,34 @@ class Norms:
         return LayerNorm(self.d_model, eps, self.affine, bias, device=self.device, dtype=self.dtype)
 
 
-class Routed:
-    """What passes keyword arguments on, and tells which in `takes` (None: any)."""
+class SublayerConnection(nn.Module):
+    r"""Residual connection and norms around one sublayer.
 
-    takes: frozenset[str] | None
+        x' = N_out(a * x + b * dropout(N_branch(f(c * N_in(x)))))
 
-
-class SublayerConnection(Routed, nn.Module):
-    r"""A sublayer in its wrapper: x' = N_out(a * x + b * dropout(N_branch(f(c * N_in(x))))), norms and factors as a `Row` says.
+    The wiring's `Row` states which norms and factors there are. Several sublayers make a `ResidualStack`, which also fuses the
+    add of each with the norm of the next.
 
     Args:
         sublayer: f, a module or any callable, from `(*, d_model)` to the same shape. Of a call's keyword arguments it receives
             those that its signature names.
         d_model: the width of the stream.
-        wiring: a `Wiring`, a `Row`, or the name of a wiring that needs no options.
-        place: where in a stack it stands, for wirings that depend on it.
+        wiring: a `Wiring`, a `Row`, or the name of a wiring without required options.
+        place: the position in a stack, for wirings that depend on it.
         norm: "layer" or "rms".
-        eps: of the norms; None is 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
+        eps: epsilon of the norms; None means 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
         elementwise_affine: whether the norms have weights.
-        bias: whether the norms have biases; None: LayerNorm has, RMSNorm has not.
-        dropout: of what is added.
-        stochastic_depth: the probability that a sample's branch is left out while training (those kept are divided by the rest).
-        residual_dtype: of the stream; None: that of x.
-        device: of the parameters.
-        dtype: of the parameters.
+        bias: whether the norms have biases; None means True for LayerNorm and False for RMSNorm.
+        dropout: dropout probability of the sublayer's output.
+        stochastic_depth: the probability that a sample's branch is dropped in training; kept ones are divided by 1 minus it.
+        residual_dtype: dtype of the stream; None means that of x.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Attributes:
-        norm_in, norm_branch, norm_out: `LayerNorm`, `RMSNorm` or None. They are computed in one call with the add; one that
-            is replaced by another module, or has hooks, is called as a module, after the add.
-        a, b, c: a float, or a parameter where it is learned, a scalar or `(d_model,)`.
-
-    A stack of several is a `ResidualStack`, which also fuses the add of each with the norm of the next.
+        norm_in, norm_branch, norm_out: `LayerNorm`, `RMSNorm` or None. They are computed in one call with the add. A norm that
+            has hooks, or is replaced by another module, is called as a module after the add.
+        a, b, c: a float, or a parameter if the factor is learned, a scalar or `(d_model,)`.
 
     Example:
         >>> feed_forward = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
@@ -96,7 +92,7 @@ class SublayerConnection(Routed, nn.Module):
         d_model: int,
         wiring: Wiring | Row | str = "pre_ln",
         *,
-        place: Place = ALONE,
+        place: Place = FIRST,
         norm: NormKind = "layer",
         eps: float | None = None,
         elementwise_affine: bool = True,
@@ -112,7 +108,7 @@ class SublayerConnection(Routed, nn.Module):
             raise TypeError(
                 f"sublayer is {sublayer!r}, expected a module or another callable from (*, d_model) to (*, d_model)."
             )
-        wiring = wirings.given(wiring)
+        wiring = as_wiring(wiring)
         if wiring.flow != "rows":
             raise ValueError(
                 f"wiring is {wiring.name!r}, expected one whose sublayers each have a row of their own: {wiring.name} needs a "
@@ -122,33 +118,33 @@ class SublayerConnection(Routed, nn.Module):
         self.place = place
         self.d_model = d_model
         self.norm = norm
-        self.dropout = probability("dropout", dropout)
-        self.stochastic_depth = probability("stochastic_depth", stochastic_depth)
+        self.dropout = check_probability("dropout", dropout)
+        self.stochastic_depth = check_probability("stochastic_depth", stochastic_depth)
         self.residual_dtype = check_dtype("residual_dtype", residual_dtype)
         self.sublayer = sublayer
-        self._takes: tuple[Any, frozenset[str] | None] | None = None
-        norms = Norms(d_model, norm, eps, elementwise_affine, bias, device, dtype)
+        self._accepted: tuple[Any, frozenset[str] | None] | None = None
+        norms = NormFactory(d_model, norm, eps, elementwise_affine, bias, device, dtype)
 
         def factor(value: Factor) -> nn.Parameter | float:
             if not isinstance(value, Learned):
                 return value
             return nn.Parameter(torch.empty((d_model,) if value.per_feature else (), device=device, dtype=dtype))
 
-        for name in ("norm_in", "norm_branch", "norm_out"):  # None too is registered: `Pass` looks into the table
+        for name in ("norm_in", "norm_branch", "norm_out"):  # None is registered too: `StackRun` reads the table
             self.register_module(name, norms.make(getattr(self.row, name)))
         self.a, self.b, self.c = (factor(value) for value in (self.row.a, self.row.b, self.row.c))
         self.reset_parameters()
 
     @property
-    def takes(self) -> frozenset[str] | None:  # type: ignore[override]  # found out when it is asked for
-        """The keyword arguments that the sublayer gets."""
+    def accepted_kwargs(self) -> frozenset[str] | None:
+        """The keyword arguments that the sublayer receives; None means all."""
         sublayer = self.sublayer
-        if self._takes is None or self._takes[0] is not sublayer:
-            self._takes = sublayer, keywords(sublayer)
-        return self._takes[1]
+        if self._accepted is None or self._accepted[0] is not sublayer:
+            self._accepted = sublayer, accepted_kwargs(sublayer)
+        return self._accepted[1]
 
     def reset_parameters(self) -> None:
-        """Norms ones and zeros, learned factors their initial values; the sublayer is left alone."""
+        """Reset norms to ones and zeros and learned factors to their initial values; the sublayer stays as it is."""
         norms: tuple[Any, ...] = (self.norm_in, self.norm_branch, self.norm_out)
         for module in norms:
             if module is not None:
@@ -159,7 +155,7 @@ class SublayerConnection(Routed, nn.Module):
                 nn.init.constant_(value, factor.init)
 
     def options(self, x: Tensor) -> Mapping[str, Any]:
-        """What the add of this sublayer is told besides its tensors; random numbers are drawn here."""
+        """Return the options of this sublayer's add, except its tensors; this draws the random numbers."""
         factors = {"residual_scale": self.a, "layer_scale": self.b}
         options: dict[str, Any] = {
             name: factor for name, factor in factors.items() if isinstance(factor, Tensor) or factor != 1.0
@@ -169,11 +165,11 @@ class SublayerConnection(Routed, nn.Module):
         if self.training and self.dropout:
             options["dropout_p"] = self.dropout
         if self.training and self.stochastic_depth:
-            options["row_scale"] = self._kept(x)
+            options["row_scale"] = self._row_scale(x)
         return options
 
-    def _kept(self, x: Tensor) -> Tensor:
-        """0 for the samples (x's first dimension) that lose their branch, 1 / (1 - p) for the others."""
+    def _row_scale(self, x: Tensor) -> Tensor:
+        """Return 0 for the samples (first dimension of x) whose branch is dropped, 1 / (1 - p) for the others."""
         keep = 1.0 - self.stochastic_depth
         shape = (x.shape[0], *(1,) * (x.dim() - 2)) if x.dim() > 1 else ()
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -181,30 +177,30 @@ class SublayerConnection(Routed, nn.Module):
         return kept / keep if keep else kept
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """x', `(*, d_model)`; the keyword arguments are the sublayer's."""
-        refuse_unknown(context, self.takes)
-        run = Pass(self.norm, x, self.residual_dtype, context)
-        stream = run.begin(x)
-        read = run.read(stream, self)
-        return run.finish(run.join(self, stream, run.branch(self, read), NOTHING)[0])
+        """Return x', `(*, d_model)`; the keyword arguments are the sublayer's."""
+        check_kwargs(context, self.accepted_kwargs)
+        run = StackRun(self.norm, x, self.residual_dtype, context)
+        stream = run.to_stream(x)
+        branch = run.branch(self, run.read(stream, self))
+        return run.from_stream(run.add_and_norm(self, stream, branch, NO_NORM)[0])
 
     def extra_repr(self) -> str:
-        """The equation, and what is not at rest."""
+        """Return the equation and the options that differ from their defaults."""
         parts = [str(self.row)]
         parts += [f"dropout={self.dropout}"] if self.dropout else []
         parts += [f"stochastic_depth={self.stochastic_depth:g}"] if self.stochastic_depth else []
         return ", ".join(parts)
 
 
-def keywords(sublayer: Callable[..., Any]) -> frozenset[str] | None:
-    """The keyword arguments that a sublayer's signature names besides what it reads; None: it takes any."""
-    while hasattr(sublayer, "_orig_mod"):  # a compiled module takes what the module does
+def accepted_kwargs(sublayer: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the keyword arguments that a sublayer's signature names besides its input; None if it accepts any."""
+    while hasattr(sublayer, "_orig_mod"):  # a compiled module accepts what its module does
         sublayer = sublayer._orig_mod
-    if isinstance(sublayer, Routed):
-        return sublayer.takes
+    if hasattr(sublayer, "accepted_kwargs"):
+        return sublayer.accepted_kwargs  # type: ignore[no-any-return]  # a stack's or a connection's
     try:
         signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
-    except ValueError:  # a function in C that does not tell
+    except ValueError:  # a C function without signature
         return frozenset()
     parameters = list(signature.parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -212,20 +208,19 @@ def keywords(sublayer: Callable[..., Any]) -> frozenset[str] | None:
     return frozenset(p.name for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
-def refuse_unknown(context: Mapping[str, Any], *takes: frozenset[str] | None) -> None:
-    """TypeError for a keyword that no sublayer takes."""
-    if context and None not in takes:
-        known: set[str] = set().union(*(names for names in takes if names is not None))
+def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) -> None:
+    """Check that a sublayer accepts every keyword argument."""
+    if accepted is not None:
         for name in context:
-            if name not in known:
+            if name not in accepted:
                 raise TypeError(
                     f"no sublayer takes the keyword argument {name!r}, expected "
-                    f"{', '.join(map(repr, sorted(known))) or 'none'}: name it in the signature of the sublayer it is for."
+                    f"{', '.join(map(repr, sorted(accepted))) or 'none'}: name it in the signature of the sublayer it is for."
                 )
 
 
-def probability(name: str, value: Any) -> float:
-    """The value, if it is one."""
+def check_probability(name: str, value: Any) -> float:
+    """Check that a value is a probability and return it as a float."""
     if not (is_number(value) and 0.0 <= value <= 1.0):
         raise ValueError(f"{name} is {value!r}, expected a probability: a number from 0 to 1.")
     return float(value)

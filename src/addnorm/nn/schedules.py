@@ -1,130 +1,130 @@
-"""The loops that run the rows of a wiring, a layer at a time: `FLOWS` by name.
+"""The loops that run the rows of a wiring, one layer at a time: `SCHEDULES` by name.
 
-A flow is three functions over its state, a tuple of tensors: `start` makes it from x_0 and the first layer, `layer` takes it
-through the sublayers of one, `end` makes the output of it. `after` is the layer that comes next, or None at the end.
+A schedule consists of three functions over its state, a tuple of tensors: `start` makes the state from x_0 and the first layer,
+`layer` runs the sublayers of one layer, `end` returns the output. `following` is the next layer, or None after the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from addnorm import functional
-from addnorm.nn.executor import NOTHING, End, Pass, seeded
+from addnorm.nn.executor import NO_NORM, Connection, Reader, StackRun, with_seed
+from addnorm.wirings.row import Row
 
-if TYPE_CHECKING:
-    from addnorm.nn.residual import SublayerConnection
-    from addnorm.nn.stack import ResidualStack
-    from addnorm.wirings.spec import Row
-
-__all__ = ["FLOWS", "Flow"]
+__all__ = ["SCHEDULES", "Schedule"]
 
 State = tuple[Tensor, ...]
-Layer = Sequence["SublayerConnection"]
+Layer = Sequence[Connection]
 
 
-class Flow(NamedTuple):
-    """How the rows of a stack are run."""
+class Schedule(NamedTuple):
+    """The functions that run the rows of a stack."""
 
-    start: Callable[[Pass, ResidualStack, Tensor, Layer], State]
-    layer: Callable[[Pass, ResidualStack, State, Layer, Layer | None], State]
-    end: Callable[[Pass, ResidualStack, State], Tensor]
-    fits: Callable[[Row], bool] = lambda row: True
-    rows: str = "any"  # `fits` in words
-    at_once: bool = False  # layers mean nothing to it: it may run all as one
-
-
-def _following(stack: ResidualStack, after: Layer | None) -> SublayerConnection | End:
-    """What reads the stream after a layer."""
-    return End(stack.norm_final) if after is None else after[0]
+    start: Callable[[StackRun, Tensor, Layer], State]
+    layer: Callable[[StackRun, State, Layer, Layer | None], State]
+    end: Callable[[StackRun, State], Tensor]
+    supports: Callable[[Row], bool] = lambda row: True
+    supported_rows: str = "any"  # `supports` in words
+    ignores_layers: bool = False  # several layers may run as one
 
 
-# Rows: every sublayer reads what the one before it left. The add of one and the norm of the next are one call.
+def _reader_after(run: StackRun, following: Layer | None) -> Reader:
+    """Return the reader of the stream after a layer."""
+    return run.end if following is None else following[0]
 
 
-def _rows_start(run: Pass, stack: ResidualStack, x: Tensor, first: Layer) -> State:
+# Rows: every sublayer reads the stream after the sublayer before. Its add and the next norm are one call.
+
+
+def _start_rows(run: StackRun, x: Tensor, first: Layer) -> State:
     return x, run.read(x, first[0])
 
 
-def _rows_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, after: Layer | None) -> State:
+def _run_rows(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:
     x, read = state
-    for here, following in zip(layer, [*layer[1:], _following(stack, after)], strict=True):
-        x, read = run.join(here, x, run.branch(here, read), following)
+    for here, reader in zip(layer, [*layer[1:], _reader_after(run, following)], strict=True):
+        x, read = run.add_and_norm(here, x, run.branch(here, read), reader)
     return x, read
 
 
-def _rows_end(run: Pass, stack: ResidualStack, state: State) -> Tensor:
+def _end_rows(run: StackRun, state: State) -> Tensor:
     return state[-1]
 
 
 # Parallel: x' = x + f_1(N x) + f_2(N x). The sublayers of a layer read the same stream.
 
 
-def _parallel_reads(run: Pass, x: Tensor, layer: Layer, first: Tensor) -> State:
-    """What each sublayer of a layer reads: of its own norm, or the same as the first."""
-    return first, *(first if here.norm_in is None else run.read(x, here) for here in layer[1:])
+def _parallel_reads(run: StackRun, x: Tensor, layer: Layer, first: Tensor) -> State:
+    """Return what each sublayer of a layer reads: its own norm, or the same tensor as the first sublayer."""
+    return first, *(first if here._modules["norm_in"] is None else run.read(x, here) for here in layer[1:])
 
 
-def _parallel_start(run: Pass, stack: ResidualStack, x: Tensor, first: Layer) -> State:
+def _start_parallel(run: StackRun, x: Tensor, first: Layer) -> State:
     return x, *_parallel_reads(run, x, first, run.read(x, first[0]))
 
 
-def _parallel_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, after: Layer | None) -> State:
+def _run_parallel(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:
     x, *reads = state
     for here, read in zip(layer[:-1], reads[:-1], strict=True):
-        x, _ = run.join(here, x, run.branch(here, read), None)
-    x, read = run.join(layer[-1], x, run.branch(layer[-1], reads[-1]), _following(stack, after))
-    return (x, read) if after is None else (x, *_parallel_reads(run, x, after, read))
+        x, _ = run.add_and_norm(here, x, run.branch(here, read), None)
+    x, read = run.add_and_norm(layer[-1], x, run.branch(layer[-1], reads[-1]), _reader_after(run, following))
+    return (x, read) if following is None else (x, *_parallel_reads(run, x, following, read))
 
 
 # Two streams: u' = N(u + f(u)), v' = v + f(u); the output is u + N(v).
 
 
-def _two_start(run: Pass, stack: ResidualStack, x: Tensor, first: Layer) -> State:
+def _start_two(run: StackRun, x: Tensor, first: Layer) -> State:
     return x, x
 
 
-def _two_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, after: Layer | None) -> State:
+def _run_two(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:
     u, v = state
     for here in layer:
-        branch = run.branch(here, run.finish(u))
-        options = seeded(run.options(here, u), u)
+        branch = run.branch(here, run.from_stream(u))
+        options = with_seed(run.add_options(here, u), u)
         v = run.add(here, v, branch, options)
-        u, _ = run.join(here, u, branch, NOTHING, options)
+        u, _ = run.add_and_norm(here, u, branch, NO_NORM, options)
     return u, v
 
 
-def _two_end(run: Pass, stack: ResidualStack, state: State) -> Tensor:
+def _end_two(run: StackRun, state: State) -> Tensor:
     u, v = state
-    v = v if stack.norm_final is None else run.normalize(v, stack.norm_final)
-    return run.finish(functional.add_residual(u, v))
+    norm = run.end._modules["norm_in"]
+    return run.from_stream(functional.add_residual(u, v if norm is None else run.normalize(v, norm)))
 
 
 # Bottom to top: the last norm of a layer also gets the layer's input.
 
 
-def _b2t_layer(run: Pass, stack: ResidualStack, state: State, layer: Layer, after: Layer | None) -> State:
+def _run_bottom_to_top(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:
     bottom, read = state
     x = bottom
     for here in layer[:-1]:
-        x, read = run.join(here, x, run.branch(here, read), NOTHING)
+        x, read = run.add_and_norm(here, x, run.branch(here, read), NO_NORM)
     branch = run.branch(layer[-1], read)
-    return run.join(layer[-1], functional.add_residual(x, bottom), branch, _following(stack, after))
+    total = functional.add_residual(x, bottom)
+    return run.add_and_norm(layer[-1], total, branch, _reader_after(run, following))
 
 
-def _post(row: Row) -> bool:
+def _is_post_row(row: Row) -> bool:
     return row.a == row.c == 1.0 and row.norm_out and not row.norm_in
 
 
-def _parallel(row: Row) -> bool:
+def _is_parallel_row(row: Row) -> bool:
     return row.is_sum and (row.norm_in or row.c == 1.0)
 
 
-FLOWS: dict[str, Flow] = {
-    "rows": Flow(_rows_start, _rows_layer, _rows_end, at_once=True),
-    "parallel": Flow(_parallel_start, _parallel_layer, _rows_end, _parallel, "a = 1, no N_out, and c = 1 without N_in"),
-    "two_streams": Flow(_two_start, _two_layer, _two_end, _post, "a = c = 1, N_out and no N_in"),
-    "bottom_to_top": Flow(_rows_start, _b2t_layer, _rows_end, _post, "a = c = 1, N_out and no N_in"),
+POST_ROWS = "a = c = 1, N_out and no N_in"
+SCHEDULES: dict[str, Schedule] = {
+    "rows": Schedule(_start_rows, _run_rows, _end_rows, ignores_layers=True),
+    "parallel": Schedule(
+        _start_parallel, _run_parallel, _end_rows, _is_parallel_row, "a = 1, no N_out, and c = 1 without N_in"
+    ),
+    "two_streams": Schedule(_start_two, _run_two, _end_two, _is_post_row, POST_ROWS),
+    "bottom_to_top": Schedule(_start_rows, _run_bottom_to_top, _end_rows, _is_post_row, POST_ROWS),
 }

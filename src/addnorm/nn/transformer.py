@@ -1,11 +1,11 @@
-"""The transformer of any wiring: the sublayers of a block, encoder, decoder, and both.
+"""Transformers of any wiring: the sublayers of a block, encoder, decoder, and encoder-decoder.
 
-    block       self-attention, cross-attention in a decoder, feed-forward
-    Encoder     num_layers blocks in a ResidualStack
-    Decoder     the same, causal, with attention to a memory (or without: a language model's)
-    Transformer an encoder whose output is the decoder's memory
+    block        self-attention, cross-attention in a decoder, feed-forward
+    Encoder      num_layers blocks in a ResidualStack
+    Decoder      the same, causal, with cross-attention (or without: a language model)
+    Transformer  an encoder whose output is the decoder's memory
 
-They take and return vectors: embeddings, positions and the projection to a vocabulary are the caller's.
+Inputs and outputs are vectors: embeddings, positions and the projection to a vocabulary are left to the caller.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm import wirings
 from addnorm._util.arguments import check_int
-from addnorm.nn.attention import CrossAttention, SelfAttention, refuse
+from addnorm.nn.attention import CrossAttention, SelfAttention, refuse_shape
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.feed_forward import Activation, FeedForward
-from addnorm.nn.masks import merge
+from addnorm.nn.masks import merge_masks
 from addnorm.nn.norm import NormKind
 from addnorm.nn.stack import ResidualStack
-from addnorm.wirings.spec import Row, Wiring
+from addnorm.wirings.spec import Row, Wiring, as_wiring
 
 __all__ = ["Decoder", "Encoder", "Transformer", "block"]
 
@@ -43,38 +42,37 @@ def block(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> list[nn.Module]:
-    """The sublayers of one block in their order, for a `ResidualStack`: attention, attention to a memory if wanted, feed-forward.
+    """Return the sublayers of one block for a `ResidualStack`: self-attention, optional cross-attention, feed-forward.
 
     Args:
-        d_model: the width.
-        nhead: the number of heads.
-        dim_feedforward: the width inside the feed-forward; None: `FeedForward`'s.
+        d_model: the number of features.
+        nhead: the number of heads, which divides d_model.
+        dim_feedforward: the hidden width of the feed-forward sublayer; None means that of `FeedForward`.
         cross_attention: whether there is attention to a memory.
         causal: whether self-attention is causal.
-        activation: of the feed-forward: "relu", "gelu", "swiglu", or a function. A module is copied: each block has its own.
+        activation: activation of the feed-forward: "relu", "gelu", "swiglu", or a function. A module is copied for each block.
         bias: whether projections have biases.
-        dropout: inside the feed-forward, and of the attention's weights.
-        attention_dropout: of the attention's weights, if it is another.
-        device: of the parameters.
-        dtype: of the parameters.
+        dropout: dropout probability inside the feed-forward and of the attention weights.
+        attention_dropout: dropout probability of the attention weights, if it differs from `dropout`.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Example:
         >>> sublayers = [sublayer for _ in range(4) for sublayer in addnorm.nn.block(16, 2, causal=True)]
         >>> stack = addnorm.ResidualStack(sublayers, 16, "pre_ln")
     """
-    of_attention = dropout if attention_dropout is None else attention_dropout
-    made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-    crossing = [CrossAttention(d_model, nhead, dropout=of_attention, **made)] if cross_attention else []
-    own = copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
+    shared: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+    of_attention = {"dropout": dropout if attention_dropout is None else attention_dropout, **shared}
+    activation = copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
     return [
-        SelfAttention(d_model, nhead, causal=causal, dropout=of_attention, **made),
-        *crossing,
-        FeedForward(d_model, dim_feedforward, own, dropout=dropout, **made),
+        SelfAttention(d_model, nhead, causal=causal, **of_attention),
+        *([CrossAttention(d_model, nhead, **of_attention)] if cross_attention else []),
+        FeedForward(d_model, dim_feedforward, activation, dropout=dropout, **shared),
     ]
 
 
 class _Blocks(nn.Module):
-    """Blocks in a `ResidualStack`: what `Encoder` and `Decoder` have in common."""
+    """Common base of `Encoder` and `Decoder`: blocks in a `ResidualStack`."""
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class _Blocks(nn.Module):
 
     @property
     def wiring(self) -> Wiring:
-        """The stack's."""
+        """The wiring of the stack."""
         return self.stack.wiring
 
     def _run(
@@ -129,45 +127,44 @@ class _Blocks(nn.Module):
         memory_key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The stack's output; masks are merged once, for all layers."""
-        if self.batch_first and all(
-            given is None for given in (mask, key_mask, memory, memory_mask, memory_key_mask, cache)
-        ):
+        """Return the stack's output; masks are merged once for all layers."""
+        optional = (mask, key_mask, memory, memory_mask, memory_key_mask, cache)
+        if self.batch_first and all(value is None for value in optional):
             if x.dim() != 3:
-                refuse("x", x, self.d_model)
+                refuse_shape("x", x, self.d_model)
             return self.stack(x)  # type: ignore[no-any-return]  # torch does not type a module's call
-        for name, given in (("x", x), ("memory", memory)):
-            if given is not None and given.dim() != 3:
-                refuse(name, given, self.d_model)
+        for name, t in (("x", x), ("memory", memory)):
+            if t is not None and t.dim() != 3:
+                refuse_shape(name, t, self.d_model)
         if not self.batch_first:
             x, memory = x.transpose(0, 1), None if memory is None else memory.transpose(0, 1)
         context: dict[str, Any] = {}
         if mask is not None or key_mask is not None or cache is not None:
-            n_keys = x.shape[1] + (0 if cache is None else self._seen(cache))
-            context["mask"] = merge(x, n_keys, self.nhead, mask, key_mask, self.causal)
+            n_keys = x.shape[1] + (0 if cache is None else self._cached_length(cache))
+            context["mask"] = merge_masks(x, n_keys, self.nhead, mask, key_mask, self.causal)
         if memory is not None and (memory_mask is not None or memory_key_mask is not None):
-            masks = merge(x, memory.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
+            masks = merge_masks(x, memory.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
             named: dict[str, Any] = {"memory_mask": masks}
-        else:  # of the memory that the cache has: its attentions see to them
+        else:  # masks of a cached memory: each attention merges them
             named = {"memory_mask": memory_mask, "memory_key_mask": memory_key_mask}
         named |= {"memory": memory, "cache": cache}
         context |= {name: value for name, value in named.items() if value is not None}
         y: Tensor = self.stack(x, **context) if cache is None else self._extend(x, cache, context)
         return y if self.batch_first else y.transpose(0, 1)
 
-    def _seen(self, cache: KeyValueCache) -> int:
-        """The tokens that this stack's attentions have seen."""
+    def _cached_length(self, cache: KeyValueCache) -> int:
+        """Return the number of tokens that are cached for this stack."""
         first: Any = self.stack.connections[0]
-        seen = cache.seen(first.sublayer)
-        if cache.length and not seen:
+        length = cache.length_of(first.sublayer)
+        if cache.length and not length:
             raise ValueError(
                 f"cache has {cache.length} tokens of another stack and none of this one, expected a cache of its own: make one "
                 "KeyValueCache() for each decoder (and copy it by copy.deepcopy)."
             )
-        return seen
+        return length
 
     def _extend(self, x: Tensor, cache: KeyValueCache, context: dict[str, Any]) -> Tensor:
-        """A call with a cache: one that fails leaves it as it was."""
+        """Call the stack with a cache; a call that fails leaves the cache unchanged."""
         before = cache.state()
         try:
             return self.stack(x, **context)  # type: ignore[no-any-return]  # torch does not type a module's call
@@ -177,16 +174,16 @@ class _Blocks(nn.Module):
 
 
 class Encoder(_Blocks):
-    r"""Blocks of self-attention and feed-forward under a residual wiring; `(batch, tokens, d_model)` to the same shape.
+    r"""Blocks of self-attention and feed-forward with a residual wiring, from `(batch, tokens, d_model)` to the same shape.
 
         x_{2l-1} = wiring(x_{2l-2}, SelfAttention)        x_{2l} = wiring(x_{2l-1}, FeedForward)        y = N_final(x_{2L})
 
-    Embeddings and positions are the caller's. The weights are drawn by the wiring's own rule, `wiring.init_(encoder)`; for a
-    wiring that measures (admin) call it yourself, with an input.
+    Embeddings and positions are left to the caller. `wiring.init_(encoder)` draws the weights by the wiring's rule; for a wiring
+    that measures data (admin), call it yourself with an input.
 
     Args:
         num_layers: L.
-        d_model: the width of the stream.
+        d_model: the number of features of the stream.
         nhead: the number of heads, which divides d_model.
         dim_feedforward: the hidden width of the feed-forward sublayers; None means that of `FeedForward`.
         wiring: a `Wiring`, a `Row`, or a name such as "post_ln" or "pre_ln".
@@ -206,12 +203,12 @@ class Encoder(_Blocks):
         dtype: dtype of the parameters.
 
     Attributes:
-        stack: the `ResidualStack`, whose sublayers are those of `block`.
+        stack: the `ResidualStack` of the sublayers that `block` returns.
 
     Raises:
-        ValueError, TypeError: an option or an input that does not fit, with its name.
+        ValueError, TypeError: a wrong option or input; the message has its name.
 
-    Source: Vaswani et al. 2017, arXiv 1706.03762; the wiring's.
+    Source: Vaswani et al. 2017, arXiv 1706.03762; `wiring.source`.
 
     Example:
         >>> encoder = addnorm.nn.Encoder(6, 64, 8, wiring="pre_ln", norm="rms", activation="swiglu")
@@ -249,26 +246,26 @@ class Encoder(_Blocks):
         )  # fmt: skip
 
     def forward(self, x: Tensor, mask: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """The output, in the shape and dtype of x.
+        """Return the output, in the shape and dtype of x.
 
         Args:
             x: `(batch, tokens, d_model)`.
-            mask: as in `SelfAttention`: `(tokens, tokens)` or one for each sample (and head); bool, True where the query may
+            mask: as in `SelfAttention`: `(tokens, tokens)`, or one for each sample (and head); bool, True where the query may
                 attend to the key, or float, added to the scores.
-            key_mask: `(batch, tokens)`: which tokens may be attended to, such as those that are no padding.
+            key_mask: `(batch, tokens)`: the tokens to attend to, such as those that are no padding.
         """
         return self._run(x, mask, key_mask)
 
 
 class Decoder(_Blocks):
-    r"""Blocks of causal self-attention, attention to a memory, and feed-forward under a residual wiring.
+    r"""Blocks of causal self-attention, attention to a memory, and feed-forward with a residual wiring.
 
-    With `cross_attention=False` a decoder without an encoder: the stack of a language model. Embeddings, positions and the
-    projection to a vocabulary are the caller's. Arguments, initialization and errors are those of `Encoder`.
+    With `cross_attention=False` it is the stack of a language model. All other arguments, the initialization and the errors are
+    those of `Encoder`.
 
     Args:
-        cross_attention: whether its blocks attend to a memory.
-        causal: False: a token attends to later ones too, where no mask says otherwise.
+        cross_attention: whether the blocks attend to a memory.
+        causal: whether a token attends only to itself and earlier tokens.
 
     Example:
         >>> decoder = addnorm.nn.Decoder(2, 32, 4, wiring=addnorm.wirings.deepnorm("decoder-only"))
@@ -317,16 +314,16 @@ class Decoder(_Blocks):
         memory_key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """The output, in the shape and dtype of x.
+        """Return the output, in the shape and dtype of x.
 
         Args:
-            x: `(batch, tokens, d_model)`; with a cache only the tokens that are new.
-            memory: `(batch, memory tokens, d_model)`, what an encoder returned; None where the cache has it.
-            mask: as in `Encoder`, and besides causality.
-            key_mask: `(batch, tokens)`; with a cache, an entry for every token so far.
-            memory_mask: `(tokens, memory tokens)` or one for each sample (and head).
-            memory_key_mask: `(batch, memory tokens)`: which tokens of the memory may be attended to.
-            cache: a `KeyValueCache` for incremental decoding. A call that fails leaves it as it was.
+            x: `(batch, tokens, d_model)`; with a cache, the new tokens only.
+            memory: `(batch, memory tokens, d_model)`, the output of an encoder; None if the cache has it.
+            mask: as in `Encoder`, in addition to causality.
+            key_mask: `(batch, tokens)`; with a cache, one entry for every token so far.
+            memory_mask: `(tokens, memory tokens)`, or one for each sample (and head).
+            memory_key_mask: `(batch, memory tokens)`: the tokens of the memory to attend to.
+            cache: a `KeyValueCache` for incremental decoding. A call that fails leaves it unchanged.
         """
         if memory is not None and not self.cross_attention:
             raise TypeError(
@@ -336,13 +333,13 @@ class Decoder(_Blocks):
 
 
 class Transformer(nn.Module):
-    r"""An `Encoder`, and a `Decoder` whose memory is its output; embeddings, positions and vocabulary are the caller's.
+    r"""An `Encoder`, and a `Decoder` whose memory is the encoder's output.
 
     The two stacks use `wiring.paired(num_encoder_layers, num_decoder_layers)`: DeepNorm, for instance, has other constants in an
     encoder-decoder. All other arguments, the initialization and the errors are those of `Encoder`.
 
     Attributes:
-        encoder, decoder: for inference called one by one: `memory = encoder(source)`, then `decoder(token, memory, cache=cache)`.
+        encoder, decoder: for inference call them separately: `memory = encoder(source)`, `decoder(token, memory, cache=cache)`.
 
     Source: Vaswani et al. 2017, arXiv 1706.03762.
 
@@ -382,7 +379,7 @@ class Transformer(nn.Module):
             "residual_dtype": residual_dtype, "final_norm": final_norm, "batch_first": batch_first, "device": device,
             "dtype": dtype,
         }  # fmt: skip
-        self.wiring = wirings.given(wiring)
+        self.wiring = as_wiring(wiring)
         of_encoder, of_decoder = self.wiring.paired(num_encoder_layers, num_decoder_layers)
         self.encoder = Encoder(num_encoder_layers, d_model, nhead, dim_feedforward, of_encoder, **options)
         self.decoder = Decoder(num_decoder_layers, d_model, nhead, dim_feedforward, of_decoder, **options)
@@ -398,18 +395,18 @@ class Transformer(nn.Module):
         memory_mask: Tensor | None = None,
         memory_key_mask: Tensor | None = None,
     ) -> Tensor:
-        """The decoder's output, in the shape and dtype of `target`.
+        """Return the decoder's output, in the shape and dtype of `target`.
 
         Args:
             source: `(batch, source tokens, d_model)`.
             target: `(batch, target tokens, d_model)`.
-            source_mask: the encoder's mask.
-            source_key_mask: the encoder's key_mask.
-            target_mask: the decoder's mask, besides causality.
-            target_key_mask: the decoder's key_mask.
-            memory_mask: the decoder's.
-            memory_key_mask: the decoder's. None is `source_key_mask`: what is padding for one is padding for the other.
-                (`torch.nn.Transformer` attends to the padding unless told.)
+            source_mask: `mask` of the encoder.
+            source_key_mask: `key_mask` of the encoder.
+            target_mask: `mask` of the decoder, in addition to causality.
+            target_key_mask: `key_mask` of the decoder.
+            memory_mask: `memory_mask` of the decoder.
+            memory_key_mask: `memory_key_mask` of the decoder; None means `source_key_mask`, so that padding is hidden from both.
+                (`torch.nn.Transformer` attends to the padding by default.)
         """
         memory = self.encoder(source, source_mask, source_key_mask)
         of_memory = source_key_mask if memory_key_mask is None else memory_key_mask

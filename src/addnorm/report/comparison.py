@@ -16,7 +16,7 @@ from addnorm.lab.comparison import Comparison
 from addnorm.report import curves, initial
 from addnorm.report.blocks import Block, Cell, Facts, Finding, Findings, Page, Section, Table
 from addnorm.report.model import versions
-from addnorm.wirings.equation import number as constant
+from addnorm.wirings.row import format_factor as constant
 
 __all__ = ["of_comparison"]
 

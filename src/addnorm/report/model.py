@@ -16,8 +16,8 @@ from addnorm.report.blocks import Block, Cell, Facts, Figure, Finding, Findings,
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import NORM_NAMES, Inspection, Site, Stream, format_norm, mask_numbers, merge_paths
 from addnorm.stream.record.recording import Recording
-from addnorm.wirings.equation import GAP
-from addnorm.wirings.equation import number as constant
+from addnorm.wirings.row import GAP
+from addnorm.wirings.row import format_factor as constant
 
 __all__ = ["of_model", "versions"]
 

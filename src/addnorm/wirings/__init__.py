@@ -1,7 +1,10 @@
-"""Residual wirings as data: their form, the catalog of published ones, initialization, equation, description, drawing."""
+"""Residual wirings as data.
+
+`row.py` has one sublayer's norms and factors, `spec.py` the `Wiring`: a named rule for rows. `catalog.py` has the published
+wirings and `init.py` their initialization. `equation.py`, `description.py` and `drawing.py` turn any wiring into text.
+"""
 
 from addnorm.wirings.catalog import (
-    CONSTRUCTORS,
     EXAMPLES,
     NOT_OFFERED,
     Growth,
@@ -12,11 +15,9 @@ from addnorm.wirings.catalog import (
     deepnorm,
     deepnorm_constants,
     depth_mup,
-    every,
-    get,
-    given,
     layer_scale,
     layernorm_scaling,
+    list_all,
     mix_ln,
     no_norm,
     no_residual,
@@ -31,7 +32,7 @@ from addnorm.wirings.catalog import (
     sandwich,
     skipinit,
 )
-from addnorm.wirings.spec import Learned, Place, Row, Wiring
+from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring, as_wiring, get
 
 __all__ = [
     "CONSTRUCTORS",
@@ -44,16 +45,16 @@ __all__ = [
     "Row",
     "Wiring",
     "admin",
+    "as_wiring",
     "b2t",
     "completep",
     "deepnorm",
     "deepnorm_constants",
     "depth_mup",
-    "every",
     "get",
-    "given",
     "layer_scale",
     "layernorm_scaling",
+    "list_all",
     "mix_ln",
     "no_norm",
     "no_residual",

@@ -1,41 +1,48 @@
-"""The residual wirings of the papers, each a row (or a rule for rows) with its source.
+"""The published residual wirings, each a row (or a rule for rows) with its source.
 
-    stack = ResidualStack(sublayers, d, wirings.pre_ln())         or, where it needs no options, "pre_ln"
+    stack = ResidualStack(sublayers, d_model, wirings.pre_ln())         or, without options, "pre_ln"
 
 N is the norm, f the sublayer, L the number of layers, l a layer's number from 1, S the number of sublayers.
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
-from addnorm.nn.admin_init import profile_
-from addnorm.wirings.init import Draw, InitRule, gpt2, known, xavier
-from addnorm.wirings.spec import Learned, Place, Row, Wiring
+from addnorm.wirings.init import Draw, InitRule, gpt2, require_role, xavier
+from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring
 
 POST = Row(norm_out=True)
 PRE = Row(norm_in=True)
 SANDWICH = Row(norm_in=True, norm_branch=True)
 
+Constructor = TypeVar("Constructor", bound=Callable[..., Wiring])
 
+
+def published(make: Constructor) -> Constructor:
+    """Add a constructor to those that `get` and `list_all` know by name."""
+    CONSTRUCTORS[make.__name__] = make
+    return make
+
+
+@published
 def post_ln(init: InitRule = xavier) -> Wiring:
-    """x' = N(x + f(x)): the norm after the add, on the stream. Vaswani et al. 2017."""
+    """Return post-LN, x' = N(x + f(x)): the norm after the add, on the stream. Vaswani et al. 2017."""
     return Wiring(
         "post_ln", POST, init=init, source="Vaswani et al. 2017, arXiv 1706.03762",
         use="to reproduce the original Transformer, BERT or BART; deep stacks need warm-up.",
     )  # fmt: skip
 
 
+@published
 def pre_ln(init: InitRule = xavier) -> Wiring:
-    """x' = x + f(N(x)), and a final norm: the modern default. Wang et al. 2019, Xiong et al. 2020.
+    """Return pre-LN, x' = x + f(N(x)), and a final norm: the modern default. Wang et al. 2019, Xiong et al. 2020.
 
     Args:
-        init: `addnorm.wirings.init.gpt2` for GPT-2's.
+        init: the rule for the weights, such as `addnorm.wirings.init.gpt2`.
     """
     return Wiring(
         "pre_ln", PRE, final_norm=True, init=init, source="Xiong et al. 2020, arXiv 2002.04745",
@@ -43,24 +50,27 @@ def pre_ln(init: InitRule = xavier) -> Wiring:
     )  # fmt: skip
 
 
+@published
 def sandwich() -> Wiring:
-    """x' = x + N(f(N(x))), and a final norm; the last projections start at 0.02/sqrt(2L). CogView, Ding et al. 2021."""
+    """Return the sandwich, x' = x + N(f(N(x))), and a final norm; last projections start at 0.02/sqrt(2L). Ding et al. 2021."""
     return Wiring(
         "sandwich", SANDWICH, final_norm=True, init=gpt2, source="Ding et al. 2021 (CogView), arXiv 2105.13290",
         use="in low precision, where a write must not grow with its sublayer's weights (Gemma 2 and 3, GLM-4).",
     )  # fmt: skip
 
 
+@published
 def peri_ln() -> Wiring:
-    """The sandwich with a norm of the embedding as well: x_0 = N(x). Kim et al. 2025."""
+    """Return peri-LN, the sandwich with a norm of the embedding: x_0 = N(x). Kim et al. 2025."""
     return Wiring(
         "peri_ln", SANDWICH, final_norm=True, embedding_norm=True, source="Kim et al. 2025, arXiv 2502.02732",
         use="as the sandwich: the variance of the stream grows linearly also after training.",
     )  # fmt: skip
 
 
+@published
 def reordered() -> Wiring:
-    """x' = x + N(f(x)), and a final norm: OLMo 2's, Swin v2's. OLMo 2, 2024."""
+    """Return x' = x + N(f(x)), and a final norm, as in OLMo 2 and Swin v2. OLMo 2, 2024."""
     return Wiring(
         "reordered", Row(norm_branch=True), final_norm=True, source="OLMo 2, arXiv 2501.00656; Swin v2, arXiv 2111.09883",
         use="for fewer spikes of the loss than pre-LN, together with norms of queries and keys (OLMo 2).",
@@ -78,7 +88,7 @@ _DEEPNORM: dict[str, tuple[Callable[[int, int], tuple[float, float]], str]] = {
 
 
 def deepnorm_constants(kind: Kind, num_layers: int, other_layers: int | None = None) -> tuple[float, float]:
-    """DeepNorm's alpha and beta.
+    """Return DeepNorm's alpha and beta.
 
     Example:
         >>> from addnorm.wirings.catalog import deepnorm_constants
@@ -88,12 +98,13 @@ def deepnorm_constants(kind: Kind, num_layers: int, other_layers: int | None = N
     return _DEEPNORM[kind][0](num_layers, num_layers if other_layers is None else other_layers)
 
 
+@published
 def deepnorm(kind: Kind = "encoder-only", other_layers: int | None = None) -> Wiring:
-    """x' = N(alpha x + f(x)), with values, outputs and feed-forward weights drawn smaller by beta. Wang et al. 2022.
+    """Return DeepNorm, x' = N(alpha x + f(x)); values, outputs and feed-forward weights start smaller by beta. Wang et al. 2022.
 
     alpha = (2L)^(1/4) and beta = (8L)^(-1/4) for an encoder or a decoder alone. In an encoder-decoder of N and M layers the
     encoder has alpha = 0.81 (N^4 M)^(1/16), beta = 0.87 (N^4 M)^(-1/16), the decoder alpha = (3M)^(1/4), beta = (12M)^(-1/4);
-    `addnorm.nn.Transformer` takes them by itself. beta is the gain of Xavier-normal; queries and keys have gain 1.
+    `addnorm.nn.Transformer` uses them. beta is the gain of Xavier-normal; queries and keys have gain 1.
 
     Args:
         kind: "encoder-only", "decoder-only", or "encoder" or "decoder" for one half of an encoder-decoder.
@@ -123,7 +134,7 @@ def _deepnorm_row(at: Place, kind: Kind, other_layers: int | None) -> Row:
 def _deepnorm_init(role: str | None, at: Place, kind: Kind, other_layers: int | None) -> Draw:
     if role in ("query", "key"):
         return Draw("xavier_normal")
-    known(role)
+    require_role(role)
     return Draw("xavier_normal", deepnorm_constants(kind, at.num_layers, other_layers)[1])
 
 
@@ -140,13 +151,15 @@ _ADMIN: dict[str, Callable[[int], float]] = {
 }
 
 
+@published
 def admin(profiled: bool = True, growth: Growth = "log") -> Wiring:
-    """x' = N(omega * x + f(x)), omega a learned vector for each sublayer. Liu et al. 2020.
+    """Return Admin, x' = N(omega * x + f(x)), omega a learned vector for each sublayer. Liu et al. 2020.
 
     Args:
-        profiled: omega starts as one forward pass measures it (`init_(stack, x)`): 1 in the first sublayer, and then
-            sqrt(omega^2 var(x) + var f(x)) of the sublayer before. False: by the number of sublayers alone, as in admin-torch.
-        growth: of the data-free form: how much the output may change, in the number of sublayers S: "log" is
+        profiled: whether one forward pass measures omega's initial value (`init_(stack, x)`): 1 in the first sublayer, and then
+            sqrt(omega^2 var(x) + var f(x)) of the sublayer before. If False, the number of sublayers alone sets it, as in
+            admin-torch.
+        growth: without profile, how much the output may change in the number of sublayers S: "log" is
             omega = sqrt((S+1)/ln(S+1) - 1), "linear" 1, "constant" sqrt(S).
     """
     check_bool("profiled", profiled)
@@ -155,17 +168,22 @@ def admin(profiled: bool = True, growth: Growth = "log") -> Wiring:
     return Wiring(
         "admin", _admin_row, options={"profiled": profiled, "growth": growth},
         symbols={"a": ("ω", "" if profiled else formula)},
-        source="Liu et al. 2020, arXiv 2004.08249", profile=profile_ if profiled else None,
+        source="Liu et al. 2020, arXiv 2004.08249", profile=_admin_profile if profiled else None,
         use="for post-LN whose branches start with equal shares of the stream, measured on data.",
     )  # fmt: skip
+
+
+def _admin_profile(stack: Any, *inputs: Any, **context: Any) -> None:
+    stack.profile_admin_(*inputs, **context)
 
 
 def _admin_row(at: Place, profiled: bool, growth: Growth) -> Row:
     return Row(norm_out=True, a=Learned(1.0 if profiled else _ADMIN[growth](at.n_sublayers), per_feature=True))
 
 
+@published
 def rezero() -> Wiring:
-    """x' = x + alpha f(x), no norm; alpha is learned, 0 at first, one for both sublayers of a layer. Bachlechner et al. 2020."""
+    """Return ReZero, x' = x + alpha f(x) without norms; alpha is learned, 0 at first, one a layer. Bachlechner et al. 2020."""
     return Wiring(
         "rezero", Row(b=Learned(0.0, shared=True)), symbols={"b": ("α", "")},
         source="Bachlechner et al. 2020, arXiv 2003.04887",
@@ -173,11 +191,12 @@ def rezero() -> Wiring:
     )  # fmt: skip
 
 
+@published
 def skipinit(alpha: float | None = 0.0) -> Wiring:
-    """x' = x + alpha f(x), no norm; alpha is learned, one for each sublayer. De and Smith 2020.
+    """Return SkipInit, x' = x + alpha f(x) without norms; alpha is learned, one a sublayer. De and Smith 2020.
 
     Args:
-        alpha: its initial value; None is 1/sqrt(S).
+        alpha: the initial value; None means 1/sqrt(S).
     """
     if alpha is not None:
         alpha = check_float("alpha", alpha)
@@ -191,15 +210,16 @@ def _skipinit_row(at: Place, alpha: float | None) -> Row:
     return Row(b=Learned(1 / math.sqrt(at.n_sublayers) if alpha is None else alpha))
 
 
-# Of CaiT's code: its class's default; what its models of 24 layers set, and its models of 36 (but XXS36: 1e-5) and 48.
+# From CaiT's code: the default of its class, the value of its models of 24 layers, and of 36 (but XXS36: 1e-5) and 48.
 _CAIT = ((36, 1e-6), (24, 1e-5), (0, 1e-4))
 
 
+@published
 def layer_scale(gamma: float | None = None) -> Wiring:
-    """x' = x + gamma * f(N(x)), gamma a learned vector, and a final norm. Touvron et al. 2021 (CaiT).
+    """Return LayerScale, x' = x + gamma * f(N(x)), gamma a learned vector, and a final norm. Touvron et al. 2021 (CaiT).
 
     Args:
-        gamma: its initial value; None is that of CaiT's code: 1e-4 below 24 layers, 1e-5 below 36, then 1e-6.
+        gamma: the initial value; None means that of CaiT's code: 1e-4 below 24 layers, 1e-5 below 36, then 1e-6.
     """
     if gamma is not None:
         gamma = check_float("gamma", gamma)
@@ -216,9 +236,10 @@ def _layer_scale_row(at: Place, gamma: float | None) -> Row:
     return Row(norm_in=True, b=Learned(init, per_feature=True))
 
 
+@published
 def residual_multiplier(multiplier: float) -> Wiring:
-    """x' = x + k f(N(x)), k a constant, and a final norm: Granite 3's, with k = 0.22."""
-    multiplier = _factor("multiplier", multiplier)
+    """Return x' = x + k f(N(x)), k a constant, and a final norm. Granite 3 has k = 0.22."""
+    multiplier = _nonzero("multiplier", multiplier)
     return Wiring(
         "residual_multiplier", Row(norm_in=True, b=multiplier), final_norm=True, options={"multiplier": multiplier},
         source="Granite 3 (IBM)",
@@ -226,9 +247,10 @@ def residual_multiplier(multiplier: float) -> Wiring:
     )  # fmt: skip
 
 
+@published
 def depth_mup(k: float = 1.0) -> Wiring:
-    """x' = x + k/sqrt(L) f(N(x)), and a final norm. Yang et al. 2023; MiniCPM3 has k = 1.4."""
-    k = _factor("k", k)
+    """Return Depth-muP, x' = x + k/sqrt(L) f(N(x)), and a final norm. Yang et al. 2023; MiniCPM3 has k = 1.4."""
+    k = _nonzero("k", k)
     return Wiring(
         "depth_mup", _depth_mup_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/√L")},
         source="Yang et al. 2023, arXiv 2310.02244",
@@ -240,9 +262,10 @@ def _depth_mup_row(at: Place, k: float) -> Row:
     return Row(norm_in=True, b=k / math.sqrt(at.num_layers))
 
 
+@published
 def completep(k: float = 1.0) -> Wiring:
-    """x' = x + k/L f(N(x)), and a final norm. Dey et al. 2025."""
-    k = _factor("k", k)
+    """Return CompleteP, x' = x + k/L f(N(x)), and a final norm. Dey et al. 2025."""
+    k = _nonzero("k", k)
     return Wiring(
         "completep", _completep_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/L")},
         source="Dey et al. 2025, arXiv 2505.01618",
@@ -254,10 +277,11 @@ def _completep_row(at: Place, k: float) -> Row:
     return Row(norm_in=True, b=k / at.num_layers)
 
 
+@published
 def layernorm_scaling() -> Wiring:
-    """x' = x + f(N(x)/sqrt(l)), l the layer's number, and a final norm. Sun et al. 2025.
+    """Return LayerNorm Scaling, x' = x + f(N(x)/sqrt(l)), l the layer's number, and a final norm. Sun et al. 2025.
 
-    Not to be combined with `gpt2`'s init, say its authors.
+    Its authors advise against combining it with the init `gpt2`.
     """
     return Wiring(
         "layernorm_scaling", _lns_row, final_norm=True, symbols={"c": ("c", "1/√l")},
@@ -270,11 +294,12 @@ def _lns_row(at: Place) -> Row:
     return Row(norm_in=True, c=1 / math.sqrt(at.number))
 
 
+@published
 def mix_ln(k: int | None = None) -> Wiring:
-    """The first k layers post-LN, the others pre-LN with a final norm. Li et al. 2024.
+    """Return Mix-LN: the first k layers post-LN, the others pre-LN with a final norm. Li et al. 2024.
 
     Args:
-        k: None is a quarter of the layers, as in the paper.
+        k: the number of post-LN layers; None means a quarter of the layers, as in the paper.
     """
     if k is not None:
         check_int("k", k, 0)
@@ -296,32 +321,35 @@ def _mix_ln_final(num_layers: int, k: int | None) -> bool:
     return _mix_ln_k(num_layers, k) < num_layers
 
 
+@published
 def no_norm() -> Wiring:
-    """x' = x + f(x): an ablation. The variance of the stream doubles with every sublayer that keeps it."""
+    """Return x' = x + f(x), an ablation. The stream's variance doubles with every sublayer that keeps variance."""
     return Wiring(
         "no_norm", Row(), source="ablation",
         use="to see what the norm is for: without it the stream grows by a factor with every sublayer.",
     )  # fmt: skip
 
 
+@published
 def no_residual(norm: bool = True) -> Wiring:
-    """x' = N(f(x)), or x' = f(x): an ablation (Dong et al. 2021: tokens become alike).
+    """Return x' = N(f(x)), or x' = f(x), an ablation (Dong et al. 2021: tokens become alike).
 
     Args:
-        norm: whether the norm is left.
+        norm: whether the norm stays.
     """
     check_bool("norm", norm)
     return Wiring(
         "no_residual", Row(norm_out=norm, a=0.0), options={"norm": norm}, source="ablation; Dong et al. 2021, arXiv 2103.03404",
-        use="to see what the residual connection is for: the gradient has no way around a sublayer.",
+        use="to see what the residual connection is for: the gradient has no path around a sublayer.",
     )  # fmt: skip
 
 
+@published
 def parallel(norms: int = 1) -> Wiring:
-    """x' = x + f_1(N(x)) + f_2(N(x)), and a final norm: the sublayers of a layer side by side.
+    """Return parallel sublayers, x' = x + f_1(N(x)) + f_2(N(x)), and a final norm.
 
     Args:
-        norms: 1 for all the sublayers of a layer (GPT-J, PaLM), 2 for one each (GPT-NeoX).
+        norms: 1 for one norm that all sublayers of a layer read (GPT-J, PaLM), 2 for one norm each (GPT-NeoX).
     """
     if norms not in (1, 2) or isinstance(norms, bool):
         raise ValueError(f"norms is {norms!r}, expected 1 (one for all sublayers of a layer) or 2 (one for each).")
@@ -331,7 +359,7 @@ def parallel(norms: int = 1) -> Wiring:
     }
     return Wiring(
         "parallel", _parallel_row, final_norm=True, flow="parallel", options={"norms": norms}, source=sources[norms],
-        use="where the sublayers of a layer shall run at the same time (GPT-J, PaLM, Falcon).",
+        use="where the sublayers of a layer are to run at the same time (GPT-J, PaLM, Falcon).",
     )  # fmt: skip
 
 
@@ -339,34 +367,27 @@ def _parallel_row(at: Place, norms: int) -> Row:
     return Row(norm_in=norms == 2 or at.sublayer == 0)
 
 
+@published
 def resi_dual() -> Wiring:
-    """ResiDual: u' = N(u + f(u)) and v' = v + f(u), two streams from x_0; the output is u + N(v). Xie et al. 2023."""
+    """Return ResiDual, u' = N(u + f(u)) and v' = v + f(u), two streams from x_0; the output is u + N(v). Xie et al. 2023."""
     return Wiring(
         "resi_dual", POST, final_norm=True, flow="two_streams", source="Xie et al. 2023 (ResiDual), arXiv 2304.14802",
         use="for the gradients of pre-LN and the representations of post-LN at once.",
     )  # fmt: skip
 
 
+@published
 def b2t() -> Wiring:
-    """Post-LN whose layers add their input once more before their last norm. Takase et al. 2022 (B2T)."""
+    """Return B2T, post-LN whose layers add their input once more before their last norm. Takase et al. 2022."""
     return Wiring(
         "b2t", POST, flow="bottom_to_top", source="Takase et al. 2022 (B2T), arXiv 2206.00330",
         use="for post-LN whose gradient passes each layer by a single norm.",
     )  # fmt: skip
 
 
-CONSTRUCTORS: dict[str, Callable[..., Wiring]] = {
-    make.__name__: make
-    for make in (
-        post_ln, pre_ln, sandwich, peri_ln, reordered, deepnorm, admin, rezero, skipinit, layer_scale,
-        residual_multiplier, depth_mup, completep, layernorm_scaling, mix_ln, no_norm, no_residual,
-        parallel, resi_dual, b2t,
-    )
-}  # fmt: skip
+EXAMPLES = {"residual_multiplier": {"multiplier": 0.22}}  # values for options without a default
 
-EXAMPLES = {"residual_multiplier": {"multiplier": 0.22}}  # of the options that must be given
-
-# Not offered, and why.
+# Wirings that are not offered, with the reason.
 NOT_OFFERED = {
     "Keel": "x' = N(a x + f(N(x))): its constant a could not be verified",
     "SpanNorm, SiameseNorm": "the formula by which their streams are combined could not be verified",
@@ -378,41 +399,13 @@ NOT_OFFERED = {
 }
 
 
-def _factor(name: str, value: Any) -> float:
+def _nonzero(name: str, value: Any) -> float:
     factor = check_float(name, value)
     if factor == 0.0:
         raise ValueError(f"{name} is 0, expected another number: no sublayer would ever write.")
     return factor
 
 
-def every() -> list[Wiring]:
-    """One wiring of each name, in the order of the families."""
+def list_all() -> list[Wiring]:
+    """Return one wiring of each name, in the order of the families."""
     return [make(**EXAMPLES.get(name, {})) for name, make in CONSTRUCTORS.items()]
-
-
-def get(name: str, **options: Any) -> Wiring:
-    """The wiring of that name."""
-    if name not in CONSTRUCTORS:
-        close = difflib.get_close_matches(str(name).replace("-", "_").lower(), CONSTRUCTORS, 1)
-        expected = repr(close[0]) if close else f"one of {', '.join(CONSTRUCTORS)}"
-        raise ValueError(f"wiring is {name!r}, expected {expected}.")
-    make = CONSTRUCTORS[name]
-    taken = inspect.signature(make).parameters
-    for given in options:
-        if given not in taken:
-            raise ValueError(f"{name} has no option {given!r}, expected {', '.join(taken) or 'none'}.")
-    for needed, parameter in taken.items():
-        if parameter.default is parameter.empty and needed not in options:
-            raise ValueError(f"{name} needs its option {needed!r}: addnorm.wirings.{name}({needed}=...).")
-    return make(**options)
-
-
-def given(wiring: Wiring | Row | str) -> Wiring:
-    """A wiring, that of a row, or that of a name: what every module here takes."""
-    if isinstance(wiring, Row):
-        return Wiring("row", wiring)
-    if not isinstance(wiring, Wiring | str):
-        raise TypeError(
-            f"wiring is {wiring!r}, expected a Wiring or a name, such as addnorm.wirings.pre_ln() or 'pre_ln'."
-        )
-    return get(wiring) if isinstance(wiring, str) else wiring

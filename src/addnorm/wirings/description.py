@@ -1,14 +1,11 @@
-"""A wiring in words, made from its rows: what a sublayer reads and adds, what becomes of the stream, how factors start."""
+"""A wiring in words, made from its rows: what a sublayer reads and adds, what happens to the stream, how factors start."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from addnorm.wirings.equation import FACTORS, ONE_A_LAYER, Line, Part, Shown, by_sublayer, number, parts, shown_depth
-
-if TYPE_CHECKING:  # wiring.py stands on this file
-    from addnorm.wirings.spec import Learned, Wiring
+from addnorm.wirings.equation import LayerGroup, WiringRows, group_layers, shown_depth
+from addnorm.wirings.row import FACTORS, PER_LAYER, FactorText, Learned, RowText, format_factor
 
 __all__ = ["describe"]
 
@@ -16,22 +13,22 @@ SHALLOW, DEEP = 12, 100  # layers of the examples
 
 READS = {False: "the stream", True: "the norm of the stream"}
 WRITES = {False: "what it returns", True: "the norm of what it returns"}
-Pieces = list[tuple[str, tuple[Line, ...]]]
+Pieces = list[tuple[str, tuple[RowText, ...]]]
 SUM = "a plain sum: x_0 and every write"
 
 
-def describe(wiring: Wiring) -> str:
-    """What `Wiring.describe` does."""
-    found = parts(wiring)
-    return " ".join([*FLOWS[wiring.flow](wiring, found), *_factors(wiring, found)])
+def describe(wiring: WiringRows) -> str:
+    """Return a wiring in words."""
+    groups = group_layers(wiring)
+    return " ".join([*FLOWS[wiring.flow](wiring, groups), *_factors(wiring, groups)])
 
 
-def _rows(wiring: Wiring, found: list[Part]) -> list[str]:
-    pieces = [piece for part in found for piece in by_sublayer(wiring, part)]
+def _rows(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
+    pieces = [piece for group in groups for piece in group.by_sublayer(wiring.flow)]
     return [*(_sublayer(label, lines[0]) for label, lines in pieces), *_is_sum(pieces), *_ends(wiring)]
 
 
-def _sublayer(label: str, line: Line) -> str:
+def _sublayer(label: str, line: RowText) -> str:
     row = line.row
     subject = f"In {label} each sublayer" if label else "Each sublayer"
     read, write = f"{READS[row.norm_in]}{_times(line.c)}", _write(line)
@@ -43,17 +40,17 @@ def _sublayer(label: str, line: Line) -> str:
     return f"{subject} reads {read}; {write} is added to {stream}{fate}."
 
 
-def _write(line: Line) -> str:
+def _write(line: RowText) -> str:
     times = _times(line.b)
     return WRITES[line.row.norm_branch] + f"{times}," * bool(times)
 
 
-def _times(factor: Shown) -> str:
+def _times(factor: FactorText) -> str:
     return f", times {factor.text}" if factor.text else ""
 
 
 def _is_sum(pieces: Pieces) -> list[str]:
-    """Whether the stream is a plain sum of writes."""
+    """State whether the stream is a plain sum of writes."""
     rows = [line.row for _, lines in pieces for line in lines]
     plain = [label for label, lines in pieces if all(line.row.is_sum for line in lines)]
     if len(plain) == len(pieces):
@@ -66,8 +63,8 @@ def _is_sum(pieces: Pieces) -> list[str]:
     return [f"So the stream is no plain sum of writes: each {by} rescales all that came before it."]
 
 
-def _ends(wiring: Wiring) -> list[str]:
-    """The norms that no sublayer has."""
+def _ends(wiring: WiringRows) -> list[str]:
+    """Describe the norms before the first and after the last sublayer."""
     depth = shown_depth(wiring)
     rows = wiring.rows(depth)
     embedding = ["The embedding is normalized before the first sublayer."] * wiring.embedding_norm
@@ -79,20 +76,20 @@ def _ends(wiring: Wiring) -> list[str]:
     return [*embedding, "There is no other norm." if embedding else "There is no norm."] if normless else embedding
 
 
-def _parallel(wiring: Wiring, found: list[Part]) -> list[str]:
-    lines = found[0].lines
+def _parallel(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
+    lines = groups[0].rows
     norms = sum(line.row.norm_in for line in lines)
     read = "the stream" if not norms else "the same norm of the stream" if norms == 1 else "its own norm of the stream"
     return [
-        f"The sublayers of a layer stand side by side: each reads {read}, and none reads what another of its layer writes.",
+        f"The sublayers of a layer run in parallel: each reads {read}, and none reads what another of its layer writes.",
         f"{_write(lines[0]).capitalize().replace('it returns', 'they return')} is added to the stream.",
         *_is_sum([("", lines)]),
         *_ends(wiring),
     ]
 
 
-def _two_streams(wiring: Wiring, found: list[Part]) -> list[str]:
-    line = found[0].lines[0]
+def _two_streams(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
+    line = groups[0].rows[0]
     second = "u is normalized after every add; v never is, and" if line.row.norm_out else "v"
     read = READS[line.row.norm_in].replace("the stream", "u")
     return [
@@ -102,11 +99,11 @@ def _two_streams(wiring: Wiring, found: list[Part]) -> list[str]:
     ]
 
 
-def _bottom_to_top(wiring: Wiring, found: list[Part]) -> list[str]:
-    first, last = found[0].lines[0], found[0].lines[-1]
+def _bottom_to_top(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
+    first, last = groups[0].rows[0], groups[0].rows[-1]
     return [
         _sublayer("", first),
-        "What entered the layer is added once more before the layer's last norm, the only one on that way."
+        "What entered the layer is added once more before the layer's last norm, the only one on that path."
         if last.row.norm_out
         else "What entered the layer is added once more at its end.",
         "So the stream is no plain sum of writes.",
@@ -117,33 +114,33 @@ def _bottom_to_top(wiring: Wiring, found: list[Part]) -> list[str]:
 FLOWS = {"rows": _rows, "parallel": _parallel, "two_streams": _two_streams, "bottom_to_top": _bottom_to_top}
 
 
-def _factors(wiring: Wiring, found: list[Part]) -> list[str]:
-    """A sentence for each letter: where its value comes from."""
+def _factors(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
+    """Return one sentence for each letter that states its value."""
     sentences = {}
     for name in FACTORS:
-        for part in found:
-            for line in part.lines:
-                factor, shown = getattr(line.row, name), getattr(line, name)
-                if not isinstance(factor, float):
-                    sentences[shown.text] = _learned(name, factor, shown)
-                elif shown.text and shown.text != number(factor):
+        for group in groups:
+            for row in group.rows:
+                factor, text = getattr(row.row, name), getattr(row, name)
+                if isinstance(factor, Learned):
+                    sentences[text.text] = _learned(name, factor, text)
+                elif text.text and text.text != format_factor(factor):
                     at = [_at(wiring, name, depth) for depth in (SHALLOW, DEEP)]
-                    is_ = f"{shown.where}:" if shown.where else f"{shown.text} is"
-                    sentences[shown.text] = f"{is_} {at[0]} in {SHALLOW} layers, {at[1]} in {DEEP}."
+                    is_ = f"{text.definition}:" if text.definition else f"{text.text} is"
+                    sentences[text.text] = f"{is_} {at[0]} in {SHALLOW} layers, {at[1]} in {DEEP}."
     return [*sentences.values()]
 
 
-def _learned(name: str, factor: Learned, shown: Shown) -> str:
+def _learned(name: str, factor: Learned, text: FactorText) -> str:
     kind = "vector" if factor.per_feature else "number"
-    every = "for all the sublayers of a layer" if factor.shared else "for each sublayer"
-    start = shown.where.removeprefix(f"{shown.text} ").removesuffix(ONE_A_LAYER)
+    scope = "for all the sublayers of a layer" if factor.shared else "for each sublayer"
+    start = text.definition.removeprefix(f"{text.text} ").removesuffix(PER_LAYER)
     start = start.replace("as measured", "as one forward pass on data measures it")
-    nothing = ", so that nothing is added before training" * (name == "b" and start == "starts at 0")
-    return f"{shown.text} is learned, a {kind} {every}, and {start}{nothing}."
+    effect = ", so that nothing is added before training" * (name == "b" and start == "starts at 0")
+    return f"{text.text} is learned, a {kind} {scope}, and {start}{effect}."
 
 
-def _at(wiring: Wiring, name: str, depth: int) -> str:
-    """The numbers of a factor at a depth."""
-    texts = (getattr(line, name).text for part in parts(wiring, depth) for line in part.lines)
+def _at(wiring: WiringRows, name: str, depth: int) -> str:
+    """Return the numbers of a factor in a stack of `depth` layers."""
+    texts = (getattr(row, name).text for group in group_layers(wiring, depth) for row in group.rows)
     text = next((text.strip("()") for text in texts if text), "1")
     return re.sub(r"^(\S+) (?:\.\.\.|to) ", r"from \1 to ", text)

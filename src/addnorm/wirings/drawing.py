@@ -1,4 +1,4 @@
-"""A wiring as a drawing in text, made from its rows: the stream runs from left to right, the branch below it.
+"""A wiring as a drawing in text, made from its rows: the stream from left to right, the branch below it.
 
 x ──┬────────────────⊕──► x'
     │  ┌───┐  ┌───┐  │
@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from addnorm.wirings.equation import Line, Shown, by_sublayer, parts, shown_depth
-
-if TYPE_CHECKING:  # wiring.py stands on this file
-    from addnorm.wirings.spec import Wiring
+from addnorm.wirings.equation import WiringRows, group_layers, shown_depth
+from addnorm.wirings.row import FactorText, RowText
 
 __all__ = ["WIDTH", "draw"]
 
@@ -23,7 +20,7 @@ WIDTH = 78
 ADD, ARROW, AND_SO_ON = "⊕", "►", " ··· "
 STEP = 2  # of wire before a box
 
-# What a cell shows, by where its wires lead: left, right, up, down.
+# The character of a cell by the directions of its wires: left, right, up, down.
 WIRES = {
     "lr": "─", "ud": "│", "rd": "┌", "ld": "┐", "ru": "└", "lu": "┘", "rud": "├", "lud": "┤", "lrd": "┬", "lru": "┴",
     "lrud": "┼", "l": "─", "r": "─", "u": "│", "d": "│",
@@ -31,40 +28,40 @@ WIRES = {
 
 
 class Canvas:
-    """Cells with wires and texts; where wires meet, they are joined."""
+    """A grid of wires and texts; wires that meet are joined."""
 
     def __init__(self) -> None:
         self.wires: dict[tuple[int, int], set[str]] = {}
         self.texts: dict[tuple[int, int], str] = {}
-        self.streams: tuple[int, ...] = (0,)  # the heights of what goes on to the next sublayer
+        self.streams: tuple[int, ...] = (0,)  # the rows of the wires that lead to the next sublayer
 
     @property
     def width(self) -> int:
-        """Of what has been drawn."""
+        """The width of the drawing so far."""
         return 1 + max(x for x, _ in (*self.wires, *self.texts))
 
     def text(self, x: int, y: int, text: str) -> int:
-        """A text, over whatever is there; where it ends."""
+        """Write a text over existing cells and return its end."""
         self.texts |= {(x + k, y): character for k, character in enumerate(text)}
         return x + len(text)
 
     def across(self, x: int, end: int, y: int) -> int:
-        """A wire from left to right, both ends included."""
+        """Draw a wire from left to right, both ends included, and return its end."""
         for at in range(x, end + 1):
             self.wires.setdefault((at, y), set()).update("r" * (at < end) + "l" * (at > x))
         return end
 
     def arrow(self, x: int, y: int, to: str) -> int:
-        """A wire with a head, and what it leads to; where that ends."""
+        """Draw an arrow and the text it points to; return the end of the text."""
         return self.text(self.across(x, x + STEP, y) + 1, y, f"{ARROW} {to}")
 
     def down(self, x: int, y: int, end: int) -> None:
-        """A wire from above to below, both ends included."""
+        """Draw a wire from top to bottom, both ends included."""
         for at in range(y, end + 1):
             self.wires.setdefault((x, at), set()).update("d" * (at < end) + "u" * (at > y))
 
     def box(self, x: int, y: int, label: str) -> int:
-        """A box whose wires come and go at the height y; its right edge."""
+        """Draw a box with its wires at height y; return its right edge."""
         right = x + len(label) + 3
         for at in (y - 1, y + 1):
             self.across(x, right, at)
@@ -74,14 +71,14 @@ class Canvas:
         return right
 
     def chain(self, x: int, y: int, labels: Iterable[str]) -> int:
-        """Boxes on a wire that comes from x; the right edge of the last, or x."""
+        """Draw boxes on a wire from x; return the right edge of the last, or x without boxes."""
         for label in labels:
             begin = self.across(x, x + STEP + 1, y)
             x = self.box(begin, y, label)
         return x
 
     def add(self, other: Canvas, x: int) -> None:
-        """Another drawing beside this one, its stream at the same height."""
+        """Add another drawing at x, with its stream at the same height."""
         self.wires |= {(x + at, y): set(wires) for (at, y), wires in other.wires.items()}
         self.texts |= {(x + at, y): text for (at, y), text in other.texts.items()}
 
@@ -94,10 +91,12 @@ class Canvas:
         return "\n".join(lines)
 
 
-def draw(wiring: Wiring) -> str:
-    """What `Wiring.draw` does."""
+def draw(wiring: WiringRows) -> str:
+    """Return a wiring as a drawing in text."""
     drawings = [
-        (label, FLOWS[wiring.flow](lines)) for part in parts(wiring) for label, lines in by_sublayer(wiring, part)
+        (label, FLOWS[wiring.flow](rows))
+        for group in group_layers(wiring)
+        for label, rows in group.by_sublayer(wiring.flow)
     ]
     (first, canvas), *others = drawings
     texts = [(first, [*[_begin()] * wiring.embedding_norm, canvas]), *((label, [canvas]) for label, canvas in others)]
@@ -107,7 +106,7 @@ def draw(wiring: Wiring) -> str:
 
 
 def _beside(pieces: list[Canvas]) -> str:
-    """The drawings in one, or, where that is too wide, one below the other."""
+    """Return the drawings side by side, or one below the other if that is too wide."""
     whole = Canvas()
     for piece in pieces:
         if whole.texts:
@@ -119,21 +118,21 @@ def _beside(pieces: list[Canvas]) -> str:
 
 
 def _begin() -> Canvas:
-    """x_0 is a norm's."""
+    """Draw the norm of the embedding."""
     canvas = Canvas()
     canvas.arrow(canvas.chain(canvas.text(0, 0, "x ") - 1, 0, ["N"]), 0, "x_0")
     return canvas
 
 
 def _end(_: Canvas) -> Canvas:
-    """The final norm."""
+    """Draw the final norm."""
     canvas = Canvas()
     canvas.arrow(canvas.chain(canvas.text(0, 0, "x_L ") - 1, 0, ["N"]), 0, "y")
     return canvas
 
 
 def _end_of_two(layer: Canvas) -> Canvas:
-    """The first stream plus the norm of the second."""
+    """Draw the sum of the first stream and the norm of the second."""
     canvas = Canvas()
     low = layer.streams[1]
     canvas.streams = layer.streams
@@ -146,7 +145,7 @@ def _end_of_two(layer: Canvas) -> Canvas:
     return canvas
 
 
-def _row(lines: tuple[Line, ...]) -> Canvas:
+def _row(lines: tuple[RowText, ...]) -> Canvas:
     line = lines[0]
     canvas = Canvas()
     x = canvas.text(0, 0, "x ")
@@ -159,8 +158,8 @@ def _row(lines: tuple[Line, ...]) -> Canvas:
     return canvas
 
 
-def _sublayer(canvas: Canvas, fork: int, line: Line, f: str = "f") -> tuple[int, int]:
-    """The stream from a fork to the add, and the branch below it; where the add is, and how deep the branch."""
+def _sublayer(canvas: Canvas, fork: int, line: RowText, f: str = "f") -> tuple[int, int]:
+    """Draw the stream from a fork to the add with the branch below; return the positions of the add and of the branch."""
     scaled = _factor(line.a)
     low = 3 if scaled else 2
     canvas.down(fork, 0, low)
@@ -178,25 +177,25 @@ def _sublayer(canvas: Canvas, fork: int, line: Line, f: str = "f") -> tuple[int,
     return join, low
 
 
-def _branch(line: Line, f: str = "f") -> list[str]:
-    norms = (["N"] * stands for stands in (line.row.norm_in, line.row.norm_branch))
+def _branch(line: RowText, f: str = "f") -> list[str]:
+    norms = (["N"] * has_norm for has_norm in (line.row.norm_in, line.row.norm_branch))
     return [*next(norms), *_factor(line.c), f, *next(norms), *_factor(line.b)]
 
 
-def _norm_out(line: Line) -> list[str]:
+def _norm_out(line: RowText) -> list[str]:
     return ["N"] * line.row.norm_out
 
 
-def _factor(factor: Shown) -> list[str]:
-    return [f"{'⊙' if factor.vector else '×'}{factor.text}"] if factor.text else []
+def _factor(factor: FactorText) -> list[str]:
+    return [f"{'⊙' if factor.is_vector else '×'}{factor.text}"] if factor.text else []
 
 
-def _parallel(lines: tuple[Line, ...]) -> Canvas:
+def _parallel(lines: tuple[RowText, ...]) -> Canvas:
     several = sum(line.row.norm_in for line in lines) > 1
     canvas = Canvas()
     x = canvas.text(0, 0, "x ")
     fork = canvas.across(x, x + STEP, 0)
-    ends, shared = [], (fork, 0)  # where what the first reads is to be had
+    ends, shared = [], (fork, 0)  # the first read, which the others may share
     for k, line in enumerate(lines):
         y = 2 + 3 * k
         at, height = (fork, 0) if line.row.norm_in else shared
@@ -218,7 +217,7 @@ def _parallel(lines: tuple[Line, ...]) -> Canvas:
     return canvas
 
 
-def _two_streams(lines: tuple[Line, ...]) -> Canvas:
+def _two_streams(lines: tuple[RowText, ...]) -> Canvas:
     line = lines[0]
     canvas = Canvas()
     x = canvas.text(0, 0, "u ")
@@ -237,7 +236,7 @@ def _two_streams(lines: tuple[Line, ...]) -> Canvas:
     return canvas
 
 
-def _bottom_to_top(lines: tuple[Line, ...]) -> Canvas:
+def _bottom_to_top(lines: tuple[RowText, ...]) -> Canvas:
     first, last = lines[0], lines[-1]
     canvas = Canvas()
     x = canvas.text(0, 0, "x ")

@@ -1,115 +1,70 @@
-"""A wiring in symbols, made from its rows and nothing else.
+"""A wiring in symbols, made from its rows.
 
     x' = N(α x + f(x)),   α = (2L)^(1/4)
 
 N is a norm, f the sublayer, L the number of layers, l a layer's number from 1, S the number of sublayers. A factor of 1 is not
-written. What is the same in every layer is written once; where the rows change their form with depth, each form has its line.
+written. Rows that are the same in every layer are written once; where their form changes with depth, each form has its line.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:  # wiring.py stands on this file
-    from addnorm.wirings.spec import Factor, Row, Wiring
+from addnorm.wirings.row import FACTORS, GAP, Learned, Row, RowText, join_terms, row_text
 
-__all__ = ["Line", "Part", "Shown", "equation", "equation_of", "in_lines", "number", "one_line", "parts"]
+__all__ = ["LayerGroup", "WiringRows", "equation_lines", "format_equation", "group_layers", "wrap_equation"]
 
-FACTORS = ("a", "b", "c")
-ONE_A_LAYER = ", one a layer"
-DEPTHS = (12, 24, 48, 96, 192)  # looked at where the number of layers is left open
-GAP = ",   "
+DEPTHS = (12, 24, 48, 96, 192)  # tried where the number of layers is open
 
 
-class Shown(NamedTuple):
-    """A factor as it is written."""
-
-    text: str = ""  # a letter, a number, or "(1 ... 0.2887)"; empty for 1
-    where: str = ""  # the letter and its formula
-    vector: bool = False
-
-    def times(self, what: str) -> str:
-        """The factor, and what it multiplies."""
-        if self.text in ("", "-1"):
-            return self.text.removesuffix("1") + what
-        return f"{self.text} {'⊙ ' if self.vector else ''}{what}"
-
-
-class Line(NamedTuple):
-    """One sublayer's row, with its factors as they are written."""
-
-    row: Row
-    a: Shown
-    b: Shown
-    c: Shown
-
-    def branch(self, read: str, f: str = "f") -> str:
-        """What is added, where the sublayer reads the stream (or its norm) of that name."""
-        returned = f"{f}({self.c.times(read)})"
-        return self.b.times(f"N({returned})" if self.row.norm_branch else returned)
-
-    def read(self, stream: str, norm: str = "N") -> str:
-        """What the sublayer reads, before c."""
-        return f"{norm}({stream})" if self.row.norm_in else stream
-
-    def out(self, stream: str, *added: str) -> str:
-        """The stream after the add."""
-        total = plus(*([] if self.row.a == 0.0 else [self.a.times(stream)]), *added)
-        return f"N({total})" if self.row.norm_out else total
+class WiringRows(Protocol):
+    """The part of `addnorm.Wiring` that its texts and drawings are made from."""
 
     @property
-    def wheres(self) -> list[str]:
-        """Where the letters come from."""
-        return [shown.where for shown in (self.a, self.b, self.c) if shown.where]
+    def flow(self) -> str: ...  # noqa: D102  # as in Wiring
+    @property
+    def embedding_norm(self) -> bool: ...  # noqa: D102
+    @property
+    def profile(self) -> Callable[..., None] | None: ...  # noqa: D102
+    @property
+    def symbols(self) -> Any: ...  # noqa: D102
+    def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]: ...  # noqa: D102
+    def ends_in_norm(self, num_layers: int) -> bool: ...  # noqa: D102
 
 
-class Part(NamedTuple):
-    """Layers whose rows have one form."""
+class LayerGroup(NamedTuple):
+    """Layers whose rows have the same form."""
 
     label: str  # "layers 1 to 3"; empty for the whole stack
-    lines: tuple[Line, ...]  # one for each sublayer of a layer
+    rows: tuple[RowText, ...]  # one for each sublayer of a layer
+
+    def by_sublayer(self, flow: str) -> list[tuple[str, tuple[RowText, ...]]]:
+        """Return the rows that one equation or drawing shows: all of a layer if they are alike, else one for each sublayer."""
+        alike = len({(_form(text.row), text.a, text.b, text.c) for text in self.rows}) == 1
+        if flow != "rows" or alike:
+            return [(self.label, self.rows)]
+        return [(f"{self.label}, sublayer {k}".removeprefix(", "), (text,)) for k, text in enumerate(self.rows, 1)]
 
 
-def equation(row: Row, symbols: Mapping[str, tuple[str, str]] | None = None) -> str:
-    """A row in symbols.
-
-    Args:
-        row: the row.
-        symbols: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula; without one it is a number, or, if it is
-            learned, a, b or c.
-
-    Example:
-        >>> from addnorm.wirings.equation import equation
-        >>> print(equation(addnorm.Row(norm_in=True, b=addnorm.Learned(0.1, per_feature=True))))
-        x' = x + b ⊙ f(N(x)),   b starts at 0.1
-        >>> print(equation(addnorm.Row(norm_out=True, a=3.0), {"a": ("α", "√S")}))
-        x' = N(α x + f(x)),   α = √S
-    """
-    line = _line([row], [row], dict(symbols or {}), exact=False, measured=False)
-    return GAP.join([_row((line,))[0], *line.wheres])
-
-
-def equation_of(wiring: Wiring, num_layers: int | None = None) -> str:
-    """What `Wiring.equation` does: one line, or one for each form that the rows have."""
+def format_equation(wiring: WiringRows, num_layers: int | None = None) -> str:
+    """Return the equation of a wiring: one line, or one line for each form that its rows have."""
     lines = _lines(wiring, num_layers)
     width = max(len(label) for label, _ in lines)
     return "\n".join(f"{label + ':':{width + 3}}{text}" if label else text for label, text in lines)
 
 
-def one_line(wiring: Wiring, num_layers: int | None = None) -> str:
-    """The same, always in one line."""
-    return ";  ".join(f"{label}: {text}" if label else text for label, text in _lines(wiring, num_layers))
+def equation_lines(wiring: WiringRows) -> list[str]:
+    """Return the equations, each with its layers."""
+    return [f"{label}: {text}" if label else text for label, text in _lines(wiring, None)]
 
 
-def in_lines(wiring: Wiring, width: int) -> list[str]:
-    """The same, broken between its parts where a line would be wider."""
+def wrap_equation(wiring: WiringRows, width: int) -> list[str]:
+    """Return the equations, broken after a comma where a line would be wider than `width` characters."""
     lines: list[str] = []
-    for label, text in _lines(wiring, None):
-        found = f"{label}: {text}" if label else text
+    for text in equation_lines(wiring):
         line = ""
-        for piece in found.split(GAP):
+        for piece in text.split(GAP):
             if line and len(f"{line}, {piece}") > width:
                 lines.append(f"{line},")
                 line = ""
@@ -118,193 +73,110 @@ def in_lines(wiring: Wiring, width: int) -> list[str]:
     return lines
 
 
-def _lines(wiring: Wiring, num_layers: int | None) -> list[tuple[str, str]]:
-    """The equations, each with the layers it is for."""
-    found: list[tuple[str, list[str]]] = []
-    for part in parts(wiring, num_layers):
-        for label, lines in by_sublayer(wiring, part):
-            wheres = dict.fromkeys(where for line in lines for where in line.wheres)
-            found.append((label, [*FORMS[wiring.flow](lines), *wheres]))
+def _lines(wiring: WiringRows, num_layers: int | None) -> list[tuple[str, str]]:
+    lines: list[tuple[str, list[str]]] = []
+    for group in group_layers(wiring, num_layers):
+        for label, rows in group.by_sublayer(wiring.flow):
+            definitions = dict.fromkeys(text for row in rows for text in row.definitions)
+            lines.append((label, [*FORMS[wiring.flow](rows), *definitions]))
     start = ["x_0 = N(x)"] if wiring.embedding_norm else []
-    end = [END[wiring.flow]] if wiring.ends_in_norm(shown_depth(wiring, num_layers)) else []
-    if len(found) == 1:
-        return [("", GAP.join(start + found[0][1] + end))]
+    has_final_norm = wiring.ends_in_norm(shown_depth(wiring, num_layers))
+    end = [FINAL_NORM.get(wiring.flow, "y = N(x_L)")] if has_final_norm else []
+    if len(lines) == 1:
+        return [("", GAP.join(start + lines[0][1] + end))]
     around = [("at the start", start)] * bool(start), [("at the end", end)] * bool(end)
-    return [(label, GAP.join(texts)) for label, texts in (*around[0], *found, *around[1])]
+    return [(label, GAP.join(texts)) for label, texts in (*around[0], *lines, *around[1])]
 
 
-def by_sublayer(wiring: Wiring, part: Part) -> list[tuple[str, tuple[Line, ...]]]:
-    """The lines of a part that are looked at together: all of a layer, where they are alike or only together are one equation."""
-    alike = len({(_form(line.row), line.a, line.b, line.c) for line in part.lines}) == 1
-    if wiring.flow != "rows" or alike:
-        return [(part.label, part.lines)]
-    return [(f"{part.label}, sublayer {k}".removeprefix(", "), (line,)) for k, line in enumerate(part.lines, 1)]
-
-
-def parts(wiring: Wiring, num_layers: int | None = None) -> list[Part]:
-    """The forms of a wiring's rows, in the order of their first layers.
+def group_layers(wiring: WiringRows, num_layers: int | None = None) -> list[LayerGroup]:
+    """Return the forms of a wiring's rows, in the order of their first layers.
 
     Args:
         wiring: the wiring.
-        num_layers: with it the constants are numbers; without it they are symbols where they depend on depth.
+        num_layers: the depth, for constants as numbers; without it, constants that depend on depth are symbols.
     """
     depth = shown_depth(wiring, num_layers)
-    stack, deeper = _stack(wiring, depth), _stack(wiring, depth if num_layers else 2 * depth)
-    found: list[Part] = []
-    symbols, how = dict(wiring.symbols), {"exact": num_layers is not None, "measured": wiring.profile is not None}
+    stack, deeper = _layers(wiring, depth), _layers(wiring, depth if num_layers else 2 * depth)
+    groups: list[LayerGroup] = []
+    symbols: Mapping[str, tuple[str, str]] = dict(wiring.symbols)
     forms = _forms(stack)
     for form, layers in forms.items():
-        lines = []
+        texts = []
         for k in range(len(form)):
             rows = [stack[layer][k] for layer in layers]
             others = [layer[k] for layer in deeper if _form(layer[k]) == form[k]]
-            lines.append(_line(rows, others, symbols, **how))
-        of = "" if num_layers or found else f" of {depth}"
-        found.append(Part(f"{layers_text(layers)}{of}" if len(forms) > 1 else "", tuple(lines)))
-    return found
+            is_exact, is_measured = num_layers is not None, wiring.profile is not None
+            texts.append(row_text(rows, others, symbols, exact=is_exact, measured=is_measured))
+        of = "" if num_layers or groups else f" of {depth}"
+        groups.append(LayerGroup(f"{format_layers(layers)}{of}" if len(forms) > 1 else "", tuple(texts)))
+    return groups
 
 
-def shown_depth(wiring: Wiring, num_layers: int | None = None) -> int:
-    """The number of layers that are looked at: where it is open, the first that shows every form."""
-    return num_layers or max(DEPTHS, key=lambda depth: len(_forms(_stack(wiring, depth))))
+def shown_depth(wiring: WiringRows, num_layers: int | None = None) -> int:
+    """Return the number of layers to show: where it is open, the smallest of `DEPTHS` that shows every form."""
+    return num_layers or max(DEPTHS, key=lambda depth: len(_forms(_layers(wiring, depth))))
 
 
-Layers = list[tuple["Row", ...]]
+Layers = list[tuple[Row, ...]]
 
 
-def _stack(wiring: Wiring, depth: int) -> Layers:
+def _layers(wiring: WiringRows, depth: int) -> Layers:
     rows = wiring.rows(depth)
     return [*zip(rows[::2], rows[1::2], strict=True)]
 
 
 def _forms(stack: Layers) -> dict[tuple[object, ...], list[int]]:
-    """The layers of each form."""
-    found: dict[tuple[object, ...], list[int]] = {}
+    """Return the layers of each form."""
+    forms: dict[tuple[object, ...], list[int]] = {}
     for layer, rows in enumerate(stack):
-        found.setdefault(tuple(map(_form, rows)), []).append(layer)
-    return found
+        forms.setdefault(tuple(map(_form, rows)), []).append(layer)
+    return forms
 
 
 def _form(row: Row) -> tuple[object, ...]:
-    """What a row is apart from its numbers."""
+    """Return the parts of a row that are no numbers."""
     factors = [getattr(row, name) for name in FACTORS]
-    kinds = [None if isinstance(factor, float) else (factor.per_feature, factor.shared) for factor in factors]
+    kinds = [(factor.per_feature, factor.shared) if isinstance(factor, Learned) else None for factor in factors]
     return (row.norm_in, row.norm_branch, row.norm_out, row.a == 0.0, *kinds)
 
 
-def _line(
-    rows: Sequence[Row], others: Sequence[Row], symbols: Mapping[str, tuple[str, str]], *, exact: bool, measured: bool
-) -> Line:
-    factors = []
-    for name in FACTORS:
-        values = [getattr(row, name) for row in rows]
-        elsewhere = [getattr(row, name) for row in others]
-        factors.append(_shown(name, values, elsewhere, symbols.get(name), exact=exact, measured=measured))
-    return Line(rows[0], *factors)
+def _rows(rows: tuple[RowText, ...]) -> list[str]:
+    return [rows[0].equation]
 
 
-def _shown(
-    name: str,
-    values: Sequence[Factor],
-    elsewhere: Sequence[Factor],
-    symbol: tuple[str, str] | None,
-    *,
-    exact: bool,
-    measured: bool,
-) -> Shown:
-    """A factor as it is written, from its values over the layers, and those in a stack of another depth."""
-    letter, formula = symbol or (name, "")
-    constant = len({*values, *elsewhere}) == 1
-    first = values[0]
-    if not isinstance(first, float):
-        numbers = [value.init for value in values if not isinstance(value, float)]
-        start = interval(numbers) if exact or constant else "a value that depends on depth"
-        start = "as measured" if measured else f"at {start if exact else formula or start}"
-        return Shown(letter, f"{letter} starts {start}{ONE_A_LAYER * first.shared}", first.per_feature)
-    numbers = [value for value in values if isinstance(value, float)]
-    if constant and first == 1.0:
-        return Shown()
-    if exact:
-        return Shown(text if " " not in (text := interval(numbers)) else f"({text})")
-    if formula:
-        return Shown(letter, f"{letter} = {formula}")
-    if constant:
-        return Shown(number(first))
-    return Shown(f"{letter}_{'l' if len({*values}) > 1 else 'L'}")
+def _parallel(rows: tuple[RowText, ...]) -> list[str]:
+    """Return the equation of a layer whose sublayers read their own norms, or the norm that the first one reads."""
+    has_many_norms = sum(text.row.norm_in for text in rows) > 1
+    names = [text.read("x", f"N_{k}" if has_many_norms else "N") for k, text in enumerate(rows, 1)]
+    reads = [name if text.row.norm_in else names[0] for name, text in zip(names, rows, strict=True)]
+    added = [text.branch(read, f"f_{k}") for k, (text, read) in enumerate(zip(rows, reads, strict=True), 1)]
+    return [f"x' = {rows[0].out('x', *added)}"]
 
 
-def _row(lines: tuple[Line, ...]) -> list[str]:
-    line = lines[0]
-    return [f"x' = {line.out('x', line.branch(line.read('x')))}"]
+def _two_streams(rows: tuple[RowText, ...]) -> list[str]:
+    text = rows[0]
+    added = text.branch(text.read("u"))
+    return [f"u' = {text.out('u', added)}", f"v' = {join_terms('v', added)}"]
 
 
-def _parallel(lines: tuple[Line, ...]) -> list[str]:
-    added = [line.branch(read, f"f_{k}") for k, (line, read) in enumerate(zip(lines, reads(lines), strict=True), 1)]
-    return [f"x' = {lines[0].out('x', *added)}"]
-
-
-def reads(lines: tuple[Line, ...]) -> list[str]:
-    """What parallel sublayers read: each its own norm, or what the first reads."""
-    several = sum(line.row.norm_in for line in lines) > 1
-    names = [line.read("x", f"N_{k}" if several else "N") for k, line in enumerate(lines, 1)]
-    return [name if line.row.norm_in else names[0] for name, line in zip(names, lines, strict=True)]
-
-
-def _two_streams(lines: tuple[Line, ...]) -> list[str]:
-    line = lines[0]
-    added = line.branch(line.read("u"))
-    return [f"u' = {line.out('u', added)}", f"v' = {plus('v', added)}"]
-
-
-def _bottom_to_top(lines: tuple[Line, ...]) -> list[str]:
-    first, last = lines[0], lines[-1]
+def _bottom_to_top(rows: tuple[RowText, ...]) -> list[str]:
+    first, last = rows[0], rows[-1]
     return [
         f"h = {first.out('x', first.branch(first.read('x'), 'f_1'))}",
         f"x' = {last.out('h', last.branch(last.read('h'), 'f_2'), 'x')}",
     ]
 
 
-FORMS = {"rows": _row, "parallel": _parallel, "two_streams": _two_streams, "bottom_to_top": _bottom_to_top}
-END = {"rows": "y = N(x_L)", "parallel": "y = N(x_L)", "two_streams": "y = u + N(v)", "bottom_to_top": "y = N(x_L)"}
+FORMS = {"rows": _rows, "parallel": _parallel, "two_streams": _two_streams, "bottom_to_top": _bottom_to_top}
+FINAL_NORM = {"two_streams": "y = u + N(v)"}
 
 
-def plus(*terms: str) -> str:
-    """The sum; a term may begin with a minus."""
-    return " + ".join(terms).replace("+ -", "- ")
-
-
-def number(value: float) -> str:
-    """Four significant digits.
+def format_layers(layers: Sequence[int]) -> str:
+    """Return layers, counted from 0, as text that counts from 1.
 
     Example:
-        >>> from addnorm.wirings.equation import number
-        >>> number(200**0.25), number(1e-5), number(2.0)
-        ('3.761', '1e-5', '2')
-    """
-    if 0 < abs(value) < 1e-3:
-        mantissa, exponent = f"{value:.3e}".split("e")
-        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    return re.sub(r"e\+0*", "e", f"{value:.4g}")
-
-
-def interval(values: Iterable[float]) -> str:
-    """One number; or the first and the last, if there are several between which they lie; or the smallest and the largest."""
-    values = [*values]
-    ends = [values[0], values[-1]]
-    if min(values) == max(values):
-        return number(values[0])
-    lowest_to_highest = sorted(ends) != [min(values), max(values)]
-    return (
-        " to ".join(map(number, (min(values), max(values)))) if lowest_to_highest else " ... ".join(map(number, ends))
-    )
-
-
-def layers_text(layers: Sequence[int]) -> str:
-    """Layers, counted from 0, as a reader counts them.
-
-    Example:
-        >>> from addnorm.wirings.equation import layers_text
-        >>> layers_text([0]), layers_text([0, 1, 2, 5])
+        >>> from addnorm.wirings.equation import format_layers
+        >>> format_layers([0]), format_layers([0, 1, 2, 5])
         ('layer 1', 'layers 1 to 3, 6')
     """
     runs: list[list[int]] = []

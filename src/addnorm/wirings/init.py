@@ -1,39 +1,29 @@
-"""Initialization: which weights a stack has, by role, and how each is drawn.
+"""Initialization: the roles of a stack's weights and the distribution of each.
 
-A weight's role says what it does in its sublayer: "query", "key", "value" and "out" in attention; "up", "gate" and "down" in a
-feed-forward block. A rule, `rule(role, place)`, gives the `Draw` of a role at a place; `Wiring.init` is one. Biases become
+A role says what a weight does in its sublayer: "query", "key", "value" and "out" in attention; "up", "gate" and "down" in a
+feed-forward block. A rule, `rule(role, place)`, returns the `Draw` of a role at a place; `Wiring.init` is one. Biases become
 zeros, norms ones and zeros, learned factors their initial values.
 
-A module tells its roles by a method `weight_roles() -> list[tuple[str, Tensor]]` (the tensors may be slices of a parameter).
-Those of `addnorm.nn` have it; `torch.nn.MultiheadAttention`, `torch.nn.Linear` and a `Sequential` of them are known.
+A module states its roles with a method `weight_roles() -> list[tuple[str, Tensor]]` (the tensors may be slices of a parameter).
+The modules of `addnorm.nn` have it. The roles of `torch.nn.MultiheadAttention`, `torch.nn.Linear` and a `Sequential` of them
+are known.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.wirings.equation import number
-
-if TYPE_CHECKING:  # wiring.py stands on this file
-    from addnorm.wirings.spec import Place, Wiring
+from addnorm.wirings.row import Place, format_factor
 
 __all__ = [
-    "Draw",
-    "InitRule",
-    "depth_scaled",
-    "gpt2",
-    "init_",
-    "weight_roles",
-    "xavier",
-    "xavier_normal",
-    "xavier_packed",
-    "zero_out",
-]
+    "ROLES", "RULES", "Draw", "InitRule", "depth_scaled", "gpt2", "init_", "require_role", "weight_roles", "xavier",
+    "xavier_normal", "xavier_packed", "zero_out",
+]  # fmt: skip
 
 ROLES = ("query", "key", "value", "out", "up", "gate", "down")
 PACKED = ("query", "key", "value")  # one matrix in most implementations
@@ -41,20 +31,20 @@ WRITES = ("out", "down")  # the last projection of a sublayer: what it returns i
 
 
 class Draw(NamedTuple):
-    """A distribution and its gain: of Xavier's rule (Glorot, Bengio 2010), or the standard deviation of "normal"."""
+    """A distribution and its gain: that of Xavier's rule (Glorot, Bengio 2010), or the standard deviation of "normal"."""
 
     kind: str
     gain: float = 1.0
 
     def __call__(self, weight: Tensor) -> None:
-        """Fills the weight."""
+        """Fill the weight."""
         FILL[self.kind](weight, self.gain)
 
     def __str__(self) -> str:
         text = self.kind.replace("_", "-").replace("xavier", "Xavier")
         if self.kind == "normal":
-            return f"{text}, standard deviation {number(self.gain)}"
-        return text if self.gain == 1 else f"{text}, gain {number(self.gain)}"
+            return f"{text}, standard deviation {format_factor(self.gain)}"
+        return text if self.gain == 1 else f"{text}, gain {format_factor(self.gain)}"
 
 
 FILL: dict[str, Callable[[Tensor, float], object]] = {
@@ -67,44 +57,44 @@ FILL: dict[str, Callable[[Tensor, float], object]] = {
 InitRule = Callable[..., Draw]
 
 
-class UnknownRole(LookupError):
-    """A rule that depends on the role met a weight that has none."""
+class UnknownRoleError(LookupError):
+    """A rule depends on the role of a weight whose role is unknown."""
 
 
 def xavier(role: str | None, at: Place, **_: Any) -> Draw:
-    """Xavier-uniform, as "Attention Is All You Need" was trained: +-sqrt(6 / (fan_in + fan_out))."""
+    """Draw Xavier-uniform, +-sqrt(6 / (fan_in + fan_out)), as in "Attention Is All You Need"."""
     return Draw("xavier_uniform")
 
 
 def xavier_packed(role: str | None, at: Place, **_: Any) -> Draw:
-    """Xavier-uniform over queries, keys and values as one matrix of 3d rows: for each the bound is smaller by the root of 2.
+    """Draw Xavier-uniform over queries, keys and values as one matrix of 3 d_model rows: their bound is smaller by sqrt(2).
 
-    So `torch.nn.Transformer` and fairseq draw them, and most models that were trained with "Xavier".
+    `torch.nn.Transformer`, fairseq and most models that were trained with "Xavier" draw them this way.
     """
-    return Draw("xavier_uniform", 1 / math.sqrt(2) if known(role) in PACKED else 1.0)
+    return Draw("xavier_uniform", 1 / math.sqrt(2) if require_role(role) in PACKED else 1.0)
 
 
 def xavier_normal(role: str | None, at: Place, **_: Any) -> Draw:
-    """Xavier-normal: standard deviation sqrt(2 / (fan_in + fan_out))."""
+    """Draw Xavier-normal: standard deviation sqrt(2 / (fan_in + fan_out))."""
     return Draw("xavier_normal")
 
 
 def gpt2(role: str | None, at: Place, **_: Any) -> Draw:
-    """GPT-2's: standard deviation 0.02, and 0.02 / sqrt(2L) for the last projection of each sublayer.
+    """Draw as GPT-2: standard deviation 0.02, and 0.02 / sqrt(2L) for the last projection of each sublayer.
 
     2L is the number of sublayers. Source: Radford et al. 2019; Megatron-LM (arXiv 1909.08053).
     """
-    return Draw("normal", 0.02 / math.sqrt(at.n_sublayers) if known(role) in WRITES else 0.02)
+    return Draw("normal", 0.02 / math.sqrt(at.n_sublayers) if require_role(role) in WRITES else 0.02)
 
 
 def depth_scaled(role: str | None, at: Place, **_: Any) -> Draw:
-    """DS-Init: Xavier's over the root of the layer's number. Source: Zhang et al. 2019 (arXiv 1908.11365)."""
+    """Draw DS-Init: Xavier-uniform over the square root of the layer's number. Source: Zhang et al. 2019 (arXiv 1908.11365)."""
     return Draw("xavier_uniform", 1 / math.sqrt(at.number))
 
 
 def zero_out(role: str | None, at: Place, **_: Any) -> Draw:
-    """Xavier's, and zeros for the last projection of each sublayer: every write is zero at first."""
-    return Draw("zeros") if known(role) in WRITES else Draw("xavier_uniform")
+    """Draw Xavier-uniform, and zeros for the last projection of each sublayer: every write is zero at first."""
+    return Draw("zeros") if require_role(role) in WRITES else Draw("xavier_uniform")
 
 
 RULES: dict[str, InitRule] = {
@@ -112,15 +102,19 @@ RULES: dict[str, InitRule] = {
 }
 
 
-def known(role: str | None) -> str:
-    """The role, where there is one."""
+def require_role(role: str | None) -> str:
+    """Return the role, or raise if it is unknown."""
     if role is None:
-        raise UnknownRole
+        raise UnknownRoleError
     return role
 
 
 def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
-    """The weights of a sublayer with their roles; None where a module does not tell, ValueError where it cannot be known."""
+    """Return the weights of a sublayer with their roles, None where the module states none.
+
+    Raises:
+        ValueError: a module has a parameter that is no weight of a `Linear`, and no `weight_roles`.
+    """
     if hasattr(sublayer, "weight_roles"):
         yield from sublayer.weight_roles()
     elif isinstance(sublayer, nn.MultiheadAttention):
@@ -132,8 +126,8 @@ def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
         yield "down", sublayer.weight
     elif isinstance(sublayer, nn.Module):
         linears = [module for module in sublayer.modules() if isinstance(module, nn.Linear)]
-        known = {id(module.weight) for module in linears}
-        other = [name for name, p in sublayer.named_parameters() if p.dim() > 1 and id(p) not in known]
+        weights = {id(module.weight) for module in linears}
+        other = [name for name, p in sublayer.named_parameters() if p.dim() > 1 and id(p) not in weights]
         if other:
             raise ValueError(
                 f"{type(sublayer).__name__} has the parameter {other[0]!r}, whose role is not known: give the module a "
@@ -144,8 +138,8 @@ def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
             yield ("down" if module is linears[-1] else "up") if chain else None, module.weight
 
 
-def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> None:
-    """What `Wiring.init_` does: rules and weights are judged before anything is drawn."""
+def init_(wiring: Any, stack: nn.Module, *inputs: Any, **context: Any) -> None:
+    """Initialize a stack as `Wiring.init_` states; all rules and weights are checked before any weight is drawn."""
     stacks: list[Any] = [module for module in stack.modules() if hasattr(module, "connections")]
     if not stacks:
         raise TypeError(f"stack is a {type(stack).__name__}, expected a ResidualStack or a module that has one.")
@@ -157,18 +151,16 @@ def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> Non
                 "stack.wiring.init_(stack)."
             )
         if wiring.profile is not None and not inputs:
-            raise TypeError(
-                f"{wiring.name} measures its factors: give init_ what the stack is called with, init_(stack, x)."
-            )
+            raise TypeError(f"{wiring.name} measures its factors: give init_ the inputs of the stack, init_(stack, x).")
         for position, connection in enumerate(one.connections):
             try:
                 for role, weight in weight_roles(connection.sublayer):
                     draw = one.wiring.init(role, connection.place, **dict(one.wiring.options))
-                    _judge(draw, weight, connection.sublayer, f"sublayers[{position}]")
+                    _check_draw(draw, weight, connection.sublayer, f"sublayers[{position}]")
                     draws.append((draw, weight))
-            except UnknownRole:
+            except UnknownRoleError:
                 raise ValueError(
-                    f"sublayers[{position}] ({type(connection.sublayer).__name__}) does not tell the roles of its weights, "
+                    f"sublayers[{position}] ({type(connection.sublayer).__name__}) states no roles for its weights, "
                     f"and the init of {wiring.name} depends on them: give it a method weight_roles() that lists them as "
                     f"(role, tensor); roles are {', '.join(ROLES)}."
                 ) from None
@@ -184,8 +176,8 @@ def init_(wiring: Wiring, stack: nn.Module, *inputs: Any, **context: Any) -> Non
         _profile(stack, stacks, *inputs, **context)
 
 
-def _judge(draw: Any, weight: Tensor, sublayer: Any, where: str) -> None:
-    """Refuses what cannot be drawn, or would be drawn into a tensor that nobody reads."""
+def _check_draw(draw: Any, weight: Tensor, sublayer: Any, where: str) -> None:
+    """Check that the draw is known and that the weight is memory of a parameter."""
     if not isinstance(draw, Draw) or draw.kind not in FILL:
         raise TypeError(f"the init of {where} gave {draw!r}, expected a Draw of {', '.join(map(repr, FILL))}.")
     if isinstance(sublayer, nn.Module) and not weight.is_meta:
@@ -198,7 +190,7 @@ def _judge(draw: Any, weight: Tensor, sublayer: Any, where: str) -> None:
 
 
 def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any) -> None:
-    """Each stack is measured with what reaches it in a call of the module, a decoder after its encoder; dropout is off."""
+    """Profile each stack on its inputs in one call of the module, a decoder after its encoder; dropout is off."""
     modes = {one: one.training for one in module.modules()}
     handles = [
         one.register_forward_pre_hook(lambda one, x, named: one.wiring.profile(one, *x, **named), with_kwargs=True)
