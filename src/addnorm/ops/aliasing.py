@@ -7,8 +7,6 @@ sorted by address.
 
 from __future__ import annotations
 
-from sys import getrefcount
-
 import torch
 from torch import Tensor
 
@@ -45,57 +43,6 @@ def overlaps_itself(t: Tensor) -> bool:
         return False
     starts, size = _pieces(t)
     return bool((starts.sort().values.diff() < size).any())
-
-
-_storage_uses = getattr(torch._C, "_storage_Use_Count", None)
-
-
-def _handle_references(t: Tensor) -> int:
-    storage = t.untyped_storage()
-    return getrefcount(storage)
-
-
-_HANDLE = _handle_references(torch.empty(1, device="cpu"))
-
-
-def _uses(t: Tensor) -> int:
-    """How many hold the memory of `t`, the handle that the question makes among them; 0 where torch does not tell."""
-    if _storage_uses is None:
-        return 0
-    storage = t.untyped_storage()
-    if not storage.resizable() or getrefcount(storage) != _HANDLE or storage.is_shared():
-        return 0  # the memory is not torch's, somebody keeps the storage itself, or another process has it
-    return int(_storage_uses(storage._cdata))
-
-
-def _references() -> int:
-    """The references to a tensor that is a local variable and nothing else, as `getrefcount` counts them."""
-    t = torch.empty(0, device="cpu")
-    return getrefcount(t)
-
-
-def _base_references() -> int:
-    """The same of a tensor that only its view holds."""
-    with torch.no_grad():
-        t = torch.empty(1, device="cpu").view(1, 1)
-    base = t._base
-    return getrefcount(base)
-
-
-ALONE, _ONLY_ITS_VIEWS = _references(), _base_references()
-_LONE = _uses(torch.empty(1, device="cpu")) or -1
-
-
-def unshared(t: Tensor) -> bool:
-    """Whether nobody but the holder of `t` can see its memory: no other tensor, nothing outside torch.
-
-    False where torch does not tell. Whether he is the only one the holder asks himself: `getrefcount(t) == ALONE`.
-    """
-    uses = _uses(t)
-    if uses == _LONE + 1 and t._is_view():  # as the output of a Linear may be: of a tensor that only its view holds
-        base = t._base
-        return getrefcount(base) == _ONLY_ITS_VIEWS
-    return uses == _LONE
 
 
 def _range(t: Tensor) -> tuple[int, int]:

@@ -59,35 +59,6 @@ def residual_dtype(out: Any) -> torch.dtype | None:
     return out[1].dtype if isinstance(out, tuple | list) and isinstance(out[-1], Tensor) else None
 
 
-def may_overwrite(x: Tensor) -> bool:
-    """Return whether results may be written to existing tensors now without changing what is computed.
-
-    They may in eager mode on CPU while nothing is recorded. Under autocast they may not: y would have its tensor's dtype.
-    """
-    return (
-        not _grad_enabled()
-        and not _compiling()
-        and x.is_cpu
-        and not torch.is_autocast_enabled("cpu")
-        and not _transforms_active()
-        and _forward_ad._current_level < 0
-    )
-
-
-def write_private(
-    residual: Tensor,
-    branch: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    norm: str,
-    y: Tensor | None,
-    z: Tensor | None,
-) -> None:
-    """Run `fast_path` where `may_overwrite`, on tensors that only the caller holds: no version counter is incremented."""
-    _add_norm_out_eager(residual, branch, weight, bias, eps, NORMS[norm], y, z)
-
-
 def fast_path(
     residual: Tensor,
     branch: Tensor | None,
