@@ -21,7 +21,7 @@ from support.explorer_process import RACING, Explorer
 @pytest.fixture
 def never(monkeypatch):
     """It does not come to serve."""
-    monkeypatch.setattr("addnorm.explorer.serving.serve", lambda *_: pytest.fail("it served"))
+    monkeypatch.setattr("addnorm.explorer.server.serve", lambda *_: pytest.fail("it served"))
 
 
 def run(*arguments):
@@ -58,11 +58,11 @@ def served(monkeypatch):
     """What it would serve, and where."""
     found = {}
 
-    def serve(page, desk, listening, ready):
-        found.update(page=page, desk=desk, at=listening.getsockname()[:2])
-        ready()
+    def serve(app, scheduler, listener, on_ready):
+        found.update(page=app, scheduler=scheduler, at=listener.getsockname()[:2])
+        on_ready()
 
-    monkeypatch.setattr("addnorm.explorer.serving.serve", serve)
+    monkeypatch.setattr("addnorm.explorer.server.serve", serve)
     return found
 
 
@@ -202,13 +202,13 @@ def test_it_opens_a_browser_where_asked_to_and_waits_for_none(served, monkeypatc
 BUSY = """
 import time
 from addnorm.explorer import stack
-answer = stack.answer
+compute = stack.compute
 
-def long(asked):
-    time.sleep(30 if asked.seed == 9999 else 0)
-    return answer(asked)
+def slow(flip):
+    time.sleep(30 if flip.seed == 9999 else 0)
+    return compute(flip)
 
-stack.answer = long
+stack.compute = slow
 """
 """Seed 9999 takes half a minute."""
 
@@ -247,7 +247,7 @@ def test_it_ends_at_once_whatever_runs(signals):
 
 
 def test_with_a_token_over_the_network_and_who_sends_nothing_is_let_go():
-    with Explorer("--host", "0.0.0.0", before="from addnorm.explorer import serving; serving.IDLE = 1") as explorer:
+    with Explorer("--host", "0.0.0.0", before="from addnorm.explorer import server; server.IDLE = 1") as explorer:
         assert len(explorer.token) >= 20
         idle = [explorer.connect(10) for _ in range(3)]
         idle[1].sendall(b"GET / HTTP/1.1\r\nHost: loc")

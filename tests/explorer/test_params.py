@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from addnorm.explorer.params import Choice, Flag, Number, described, read, shown
+from addnorm.explorer.params import Choice, Flag, Number, describe_fields, read_params, shorten
 
 FIELDS = {
     "sublayers": Number(24, 2, 96, step=2),
@@ -19,8 +19,11 @@ FIRST = {"sublayers": 24, "gain": 1.0, "seed": 0, "placement": "post", "residual
 
 
 def test_what_is_left_out_is_as_it_is_at_first():
-    assert read(FIELDS, {}) == FIRST
-    assert read(FIELDS, {"placement": "pre", "residual": False}) == FIRST | {"placement": "pre", "residual": False}
+    assert read_params(FIELDS, {}) == FIRST
+    assert read_params(FIELDS, {"placement": "pre", "residual": False}) == FIRST | {
+        "placement": "pre",
+        "residual": False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,7 @@ def test_what_is_left_out_is_as_it_is_at_first():
     ],
 )  # fmt: skip
 def test_a_number_within_its_bounds_is_taken_as_its_type(name, value, taken):
-    found = read(FIELDS, {name: value})[name]
+    found = read_params(FIELDS, {name: value})[name]
     assert (found, type(found)) == (taken, type(taken))
 
 
@@ -68,29 +71,29 @@ WHOLE = "expected a whole number from 2 to 96 in steps of 2."
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(name, value, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        read(FIELDS, {name: value})
+        read_params(FIELDS, {name: value})
 
 
 @pytest.mark.parametrize("given", [None, [], [1], "x", 3, True, 1.5])
 def test_a_request_that_is_no_object_is_refused(given):
     with pytest.raises(ValueError, match=r"^the request is .*, expected an object with sublayers, gain, seed"):
-        read(FIELDS, given)
+        read_params(FIELDS, given)
 
 
 def test_what_is_shown_is_short_however_long_or_deep_it_came():
     deep = []
     for _ in range(100_000):
         deep = [deep]
-    assert shown(deep) == "deeply nested"
-    assert shown("x" * 10_000) == "'" + "x" * 39 + "..."
-    assert shown("\ud800\n\x00") == r"'\ud800\n\x00'"
+    assert shorten(deep) == "deeply nested"
+    assert shorten("x" * 10_000) == "'" + "x" * 39 + "..."
+    assert shorten("\ud800\n\x00") == r"'\ud800\n\x00'"
     while deep:  # from the outside, or its end would recurse as deep
         deep = deep.pop()
 
 
 def test_the_table_is_described_in_json_types():
-    told = json.loads(json.dumps(described(FIELDS), allow_nan=False))
-    assert told["sublayers"] == {"kind": "number", "initial": 24, "least": 2, "most": 96, "step": 2}
+    told = json.loads(json.dumps(describe_fields(FIELDS), allow_nan=False))
+    assert told["sublayers"] == {"kind": "number", "default": 24, "minimum": 2, "maximum": 96, "step": 2}
     assert told["gain"]["step"] is None
-    assert told["placement"] == {"kind": "choice", "initial": "post", "among": ["post", "pre"]}
-    assert told["residual"] == {"kind": "flag", "initial": True}
+    assert told["placement"] == {"kind": "choice", "default": "post", "choices": ["post", "pre"]}
+    assert told["residual"] == {"kind": "flag", "default": True}

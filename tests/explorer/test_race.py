@@ -15,7 +15,7 @@ import addnorm
 from addnorm import lab
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import race as module
-from addnorm.explorer.race import FIELDS, WIRINGS, asked, meta, race, verdict
+from addnorm.explorer.race import FIELDS, WIRINGS, describe, parse, run_race, summarize
 from addnorm.lab.measure import BY_DEPTH
 from addnorm.lab.train import Training, train
 from support.lab_runs import TEXT
@@ -30,7 +30,7 @@ def one_thread(threads):
 
 
 def raced(on=TEXT, **settings):
-    return [*race(asked({**SMALL, **settings}), on)]
+    return [*run_race(parse({**SMALL, **settings}), on)]
 
 
 def steps_of(events, racer):
@@ -47,11 +47,11 @@ def without_clock(events):
 @pytest.mark.parametrize(
     "settings", [{}, {"left": "deepnorm", "right": "admin", "warm_up": 3, "seed": 5, "lr": 0.01}, {"right": "post_ln"}]
 )
-def test_each_racer_is_the_labs_own_run_to_the_bit(settings):
+def test_race_equals_lab_runs_bitwise(settings):
     events = raced(**settings)
     assert [event["event"] for event in events] == ["start", *["step"] * 12, "end"]
     assert [event["racer"] for event in events[1:-1]] == [0, 1] * 6
-    for k, run in enumerate(asked({**SMALL, **settings})):
+    for k, run in enumerate(parse({**SMALL, **settings})):
         found = to_jsonable(train(run, TEXT))
         taken = steps_of(events, k)
         assert [step["step"] for step in taken] == [*range(6)]
@@ -65,8 +65,8 @@ def test_each_racer_is_the_labs_own_run_to_the_bit(settings):
         }
 
 
-def test_the_numbers_by_depth_are_those_of_a_recorder():
-    run = asked(SMALL)[1]
+def test_race_numbers_equal_record():
+    run = parse(SMALL)[1]
     training = Training(run, TEXT)
     read_, following = TEXT.batch(run.seed, 0, run.batch, run.tokens)
     with addnorm.record(training.model) as rec:
@@ -80,7 +80,7 @@ def test_the_numbers_by_depth_are_those_of_a_recorder():
     assert len(first["stream"]) == len(first["ratio"]) == 5
 
 
-def test_the_start_tells_what_asked():
+def test_race_start_event():
     start = raced(left="parallel", right="resi_dual", layers=3)[0]
     assert start["settings"]["num_layers"] == 3
     assert start["text"] == {
@@ -90,36 +90,37 @@ def test_the_start_tells_what_asked():
     assert (left["name"], right["wiring"]) == ("parallel", "resi_dual")
     assert left["equation"] == addnorm.wirings.parallel().equation(3)
     assert left["parameters"] == sum(
-        p.numel() for p in Training(asked({**SMALL, "left": "parallel", "layers": 3})[0], TEXT).model.parameters()
+        p.numel() for p in Training(parse({**SMALL, "left": "parallel", "layers": 3})[0], TEXT).model.parameters()
     )
     assert len(left["places"]) == len(right["places"]) == 7
     assert (left["places"][0]["id"], left["trouble"]) == ("x_0", "")
 
 
-def test_two_of_one_wiring_are_told_apart_and_run_alike():
+def test_race_of_one_wiring_has_two_names():
     events = raced(left="rezero", right="rezero")
     assert [one["name"] for one in events[0]["racers"]] == ["rezero (left)", "rezero (right)"]
     assert [{**step, "racer": 1} for step in steps_of(events, 0)] == steps_of(events, 1)
-    assert events[-1]["verdict"][-2].startswith("They are level: after 6 steps the loss on unseen text is ")
+    assert events[-1]["verdict"][-2].startswith("Both are equal: after 6 steps the validation loss is ")
 
 
-@pytest.mark.parametrize("wiring", WIRINGS)
-def test_every_wiring_on_offer_races(wiring):
-    events = raced(left=wiring, steps=1, layers=1)
-    assert events[0]["racers"][0]["trouble"] == ""
-    assert all(value > 0 for value in steps_of(events, 0)[0]["gradient"])
+@pytest.mark.parametrize("pair", [*zip(WIRINGS[::2], (*WIRINGS[1::2], WIRINGS[0]), strict=False)])
+def test_race_runs_every_wiring(pair):
+    events = raced(left=pair[0], right=pair[1], steps=1, layers=1)
+    for racer in (0, 1):
+        assert events[0]["racers"][racer]["trouble"] == ""
+        assert all(value > 0 for value in steps_of(events, racer)[0]["gradient"])
     json.dumps(events, allow_nan=False)
 
 
-def test_the_page_is_told_the_fields_and_the_equations():
-    said = json.loads(json.dumps(meta()))
-    assert said["fields"]["left"] == {"kind": "choice", "initial": "post_ln", "among": [*WIRINGS]}
-    assert said["fields"]["steps"]["most"] == 500
+def test_race_describe():
+    said = json.loads(json.dumps(describe()))
+    assert said["fields"]["left"] == {"kind": "choice", "default": "post_ln", "choices": [*WIRINGS]}
+    assert said["fields"]["steps"]["maximum"] == 500
     assert said["wirings"]["post_ln"]["equation"] == "x' = N(x + f(x))"
     assert [one["drawing"] for one in said["wirings"].values()] == [
         addnorm.wirings.get(name).draw() for name in WIRINGS
     ]
-    assert asked({})[0].settings() == {**asked({})[1].settings(), "wiring": "post_ln"}
+    assert parse({})[0].settings() == {**parse({})[1].settings(), "wiring": "post_ln"}
     assert all(width % said["heads"] == 0 for width in range(16, 129, 16))
 
 
@@ -138,26 +139,26 @@ def test_the_page_is_told_the_fields_and_the_equations():
         ({"step": 1}, "the request has 'step', which is unknown, expected left, right, "),
     ],
 )
-def test_what_does_not_fit_is_refused_at_once_with_a_sentence(settings, sentence):
+def test_race_parse_rejects_wrong_params(settings, sentence):
     with pytest.raises(ValueError, match="^" + re.escape(sentence)):
-        asked(settings)
+        parse(settings)
 
 
-def test_what_the_lab_refuses_is_refused_at_once(monkeypatch):
+def test_race_parse_rejects_what_lab_rejects(monkeypatch):
     """No wiring on offer is; one may come that is."""
     odd = addnorm.Wiring("odd", addnorm.Row(), flow="parallel", profile=lambda *_: None)
     monkeypatch.setitem(module.wirings.CONSTRUCTORS, "odd", lambda: odd)
     monkeypatch.setitem(FIELDS, "left", module.Choice("odd", ("odd",)))
     with pytest.raises(ValueError, match=r"^wiring 'odd' measures its factors, which the lab can do of rows only"):
-        asked(SMALL)
+        parse(SMALL)
 
 
-def test_a_text_that_is_too_short_is_refused_at_once():
+def test_race_rejects_short_text():
     with pytest.raises(ValueError, match=r"^text 'short' has 20 characters, "):
-        race(asked(SMALL), lab.Text("short", "ab" * 10))
+        run_race(parse(SMALL), lab.Text("short", "ab" * 10))
 
 
-def test_a_racer_that_diverges_stops_and_the_other_goes_on():
+def test_race_continues_when_one_diverges():
     events = raced(left="no_norm", right="post_ln", layers=8, lr=1.0, steps=12)
     left, right = steps_of(events, 0), steps_of(events, 1)
     assert len(left) < 12
@@ -180,29 +181,27 @@ def ended(name, validation, *, diverged=False, loss=2.0):
 @pytest.mark.parametrize(
     ("left", "right", "said"),
     [
-        (ended("a", 2.0), ended("b", 1.5), ["b is ahead: after 10 steps its loss on unseen text is 1.5 nats a character, that of a "
-                                            "2, 0.5 more."]),
-        (ended("a", 2.00001), ended("b", 2.0), ["They are level: after 10 steps the loss on unseen text is 2 nats a character "
-                                                "with both."]),
+        (ended("a", 2.0), ended("b", 1.5), ["b is ahead: after 10 steps its validation loss is 1.5 nats per character, a's is 2, 0.5 higher."]),
+        (ended("a", 2.00001), ended("b", 2.0), ["Both are equal: after 10 steps the validation loss is 2 nats per character."]),
         (ended("a", math.nan, diverged=True, loss=math.inf), ended("b", 2.0),
          ["a diverged: its loss at step 9 was inf, and it stopped there.",
-          "b is ahead: after 10 steps its loss on unseen text is 2 nats a character."]),
+          "b is ahead: after 10 steps its validation loss is 2 nats per character."]),
         (ended("a", 9.0, diverged=True), ended("b", math.nan, diverged=True, loss=math.nan),
-         [f"a diverged: its loss on unseen text, 9, is above that of knowing nothing, {TEXT.uniform:.4g}.",
+         [f"a diverged: its validation loss, 9, is above that of guessing uniformly, {TEXT.uniform:.4g}.",
           "b diverged: its loss at step 9 was nan, and it stopped there."]),
     ],
 )  # fmt: skip
-def test_the_verdict_is_what_the_numbers_say(left, right, said):
-    assert verdict([left, right], TEXT)[:-1] == said
-    assert verdict([left, right], TEXT)[-1].startswith("This is one seed at one learning rate")
+def test_race_summary(left, right, said):
+    assert summarize([left, right], TEXT)[:-1] == said
+    assert summarize([left, right], TEXT)[-1].startswith("One seed and one learning rate are no evidence")
 
 
-def test_to_have_learned_nothing_is_said():
+def test_race_summary_of_unlearned_text():
     loss = TEXT.entropy + 0.001
-    first = verdict([ended("a", loss), ended("b", 2.0)], TEXT)[0]
+    first = summarize([ended("a", loss), ended("b", 2.0)], TEXT)[0]
     assert first == (
-        f"a has learned no more than how often each character occurs: its loss on unseen text is {loss:.4g}, and "
-        f"{TEXT.entropy:.4g} takes no more than that."
+        f"a has learned only the frequencies of the characters: its validation loss is {loss:.4g}, and the frequencies alone "
+        f"give {TEXT.entropy:.4g}."
     )
 
 
@@ -224,7 +223,7 @@ def hooks(model):
 
 
 @pytest.mark.parametrize("taken", [1, 4, 13, 14])
-def test_closed_in_the_middle_it_leaves_nothing_behind(taken, monkeypatch):
+def test_closing_a_race_removes_hooks(taken, monkeypatch):
     made = []
 
     class Kept(Training):
@@ -234,7 +233,7 @@ def test_closed_in_the_middle_it_leaves_nothing_behind(taken, monkeypatch):
 
     monkeypatch.setattr(module, "Training", Kept)
     before, state = patched(), torch.get_rng_state()
-    events = race(asked(SMALL), TEXT)
+    events = run_race(parse(SMALL), TEXT)
     for _ in range(taken):
         next(events)
     heard = [len(hooks(model)) for model in made]
@@ -246,17 +245,17 @@ def test_closed_in_the_middle_it_leaves_nothing_behind(taken, monkeypatch):
     assert next(events, None) is None
 
 
-def test_nothing_is_made_before_the_first_event_is_asked_for(monkeypatch):
+def test_race_is_lazy(monkeypatch):
     def fail(*_):
         raise AssertionError
 
     monkeypatch.setattr(module, "Training", fail)
-    race(asked(SMALL), TEXT).close()
+    run_race(parse(SMALL), TEXT).close()
 
 
-def test_any_thread_may_ask_for_the_next_event():
+def test_race_events_from_any_thread():
     whole, found = raced(), []
-    events = race(asked(SMALL), TEXT)
+    events = run_race(parse(SMALL), TEXT)
     while len(found) < len(whole):
         thread = threading.Thread(target=lambda: found.append(next(events)))
         thread.start()
@@ -264,7 +263,7 @@ def test_any_thread_may_ask_for_the_next_event():
     assert without_clock(found) == without_clock(whole)
 
 
-def test_races_in_several_threads_are_each_as_if_alone():
+def test_races_in_threads_are_independent():
     settings = [{"seed": 0}, {"seed": 1, "left": "deepnorm", "right": "admin"}, {"seed": 2, "left": "rezero"}]
     alone = [without_clock(raced(**one)) for one in settings]
     before, found = patched(), {}
@@ -284,9 +283,9 @@ def test_races_in_several_threads_are_each_as_if_alone():
     assert patched() == before
 
 
-def test_recorders_that_end_in_another_order_than_they_began_leave_torch_as_it_was():
+def test_recorders_restore_torch_in_any_order():
     before = patched()
-    models = [Training(run, TEXT).model for run in asked(SMALL)]
+    models = [Training(run, TEXT).model for run in parse(SMALL)]
     first, second = (addnorm.record(model) for model in models)
     first.__enter__()
     second.__enter__()
@@ -311,7 +310,7 @@ def modules(page):
     return page
 
 
-def test_events_are_read_wherever_their_bytes_are_cut(modules):
+def test_page_reads_events_cut_anywhere(modules):
     sent = (
         ': a comment\r\n\r\ndata: {"text": "é€😀", "loss": "NaN"}\r\n\r\nevent: x\ndata: {"lines":\ndata: 2}\n\n'
         'data:{"close": [1, null]}\r\rdata: {"never": "ended'
@@ -339,7 +338,7 @@ def test_events_are_read_wherever_their_bytes_are_cut(modules):
         assert read == [{"text": "é€😀"}, {"lines": 2}, {"close": [1, None]}]
 
 
-def test_a_connection_that_breaks_is_told_and_what_came_is_kept(modules):
+def test_page_reports_broken_connection(modules):
     found = modules.evaluate(
         """async () => {
           const { events } = await import("/race/events.js");
@@ -360,13 +359,13 @@ def test_a_connection_that_breaks_is_told_and_what_came_is_kept(modules):
     assert found == [1, broke, 1, "AbortError: stopped"]
 
 
-def test_the_page_keeps_what_the_server_told(modules):
+def test_page_keeps_race_events(modules):
     events = raced(left="no_norm", layers=8, lr=1.0, steps=4)
     found = modules.evaluate(
         """async (events) => {
           const { decoded } = await import("/numbers.js");
-          const { BY_DEPTH, Recorded } = await import("/race/recorded.js");
-          const race = new Recorded({ steps: 4 });
+          const { BY_DEPTH, History } = await import("/race/history.js");
+          const race = new History({ steps: 4 });
           const newest = events.map((event) => (race.take(decoded(event)), race.newest));
           return {
             newest, names: BY_DEPTH, places: race.places, range: race.range("gradient"), losses: race.byStep("loss"),

@@ -1,4 +1,4 @@
-"""The desk: one computation at a time for each client, the newest question waits, and no turn outlives or precedes its thread."""
+"""The scheduler: one computation at a time for each client, the newest question waits, and no turn outlives or precedes its thread."""
 
 import asyncio
 import itertools
@@ -8,7 +8,7 @@ import time
 import pytest
 
 from addnorm.explorer import scheduler as module
-from addnorm.explorer.scheduler import Busy, Desk, Ended, Gone, Superseded
+from addnorm.explorer.scheduler import BusyError, ClosedError, DisconnectedError, Scheduler, SupersededError
 from support.loops import apart
 
 
@@ -34,14 +34,14 @@ class Work:
 
 
 def run(test):
-    """The coroutine function's run with a desk, which in the end computes nothing."""
+    """The coroutine function's run with a scheduler, which in the end computes nothing."""
 
     async def whole():
-        desk = Desk()
+        scheduler = Scheduler()
         try:
-            return await asyncio.wait_for(test(desk), 20)
+            return await asyncio.wait_for(test(scheduler), 20)
         finally:
-            desk.close()
+            scheduler.close()
 
     return apart(whole())
 
@@ -63,10 +63,10 @@ async def outcome(awaited):
 def test_of_thirty_questions_the_first_and_the_newest_are_computed_and_one_at_a_time():
     work = Work()
 
-    async def test(desk):
+    async def test(scheduler):
         asked = []
         for k in range(30):
-            asked.append(asyncio.create_task(outcome(desk.compute("page", work("page", k)))))
+            asked.append(asyncio.create_task(outcome(scheduler.compute("page", work("page", k)))))
             await asyncio.sleep(0)
         await until(lambda: sum(one.done() for one in asked) == 28)  # at once, while the first is computed
         assert work.done == []
@@ -74,7 +74,7 @@ def test_of_thirty_questions_the_first_and_the_newest_are_computed_and_one_at_a_
         return await asyncio.gather(*asked)
 
     found = run(test)
-    assert found == [0, *[Superseded] * 28, 29]
+    assert found == [0, *[SupersededError] * 28, 29]
     assert work.done == [0, 29]
     assert work.most == {"page": 1, "all": 1}
 
@@ -82,31 +82,31 @@ def test_of_thirty_questions_the_first_and_the_newest_are_computed_and_one_at_a_
 def test_questions_of_two_kinds_do_not_supersede_each_other_and_still_take_turns():
     work = Work()
 
-    async def test(desk):
+    async def test(scheduler):
         asked = [
-            asyncio.create_task(outcome(desk.compute("page", work("page", k), kind=kind)))
+            asyncio.create_task(outcome(scheduler.compute("page", work("page", k), kind=kind)))
             for k, kind in enumerate(["stack", "stack", "recording", "stack", "recording"])
         ]
         await until(lambda: sum(one.done() for one in asked) == 2)
         work.go.set()
         return await asyncio.gather(*asked)
 
-    assert run(test) == [0, Superseded, Superseded, 3, 4]
+    assert run(test) == [0, SupersededError, SupersededError, 3, 4]
     assert work.most == {"page": 1, "all": 1}
 
 
 @pytest.fixture
 def one_at_a_time(monkeypatch):
     """Computed one after the other: of two threads that begin in order, either may be the first to come to something."""
-    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "MAX_COMPUTATIONS", 1)
 
 
 def many(work):
     """Forty clients ask, each once."""
 
-    async def test(desk):
-        asked = [asyncio.create_task(desk.compute(f"page {k}", work(f"page {k}", k))) for k in range(40)]
-        await until(lambda: work.most.get("all") == module.AT_ONCE)
+    async def test(scheduler):
+        asked = [asyncio.create_task(scheduler.compute(f"page {k}", work(f"page {k}", k))) for k in range(40)]
+        await until(lambda: work.most.get("all") == module.MAX_COMPUTATIONS)
         work.go.set()
         return await asyncio.gather(*asked)
 
@@ -116,7 +116,7 @@ def many(work):
 def test_many_clients_are_computed_two_at_once():
     work = Work()
     assert run(many(work)) == [*range(40)]
-    assert work.most["all"] == module.AT_ONCE == 2
+    assert work.most["all"] == module.MAX_COMPUTATIONS == 2
     assert sorted(work.done) == [*range(40)]
 
 
@@ -131,46 +131,46 @@ def test_many_clients_are_computed_in_order():
 def test_a_client_that_asks_anew_keeps_its_place():
     work = Work()
 
-    async def test(desk):
+    async def test(scheduler):
         for other in "ab":
-            asyncio.create_task(desk.compute(other, work(other, other)))  # noqa: RUF006  # ends with the test
+            asyncio.create_task(scheduler.compute(other, work(other, other)))  # noqa: RUF006  # ends with the test
         await asyncio.sleep(0)
         asked = []
         for client, name in [("page", "old"), ("c", "c"), ("d", "d"), ("page", "new")]:
-            asked.append(asyncio.create_task(outcome(desk.compute(client, work(client, name)))))
+            asked.append(asyncio.create_task(outcome(scheduler.compute(client, work(client, name)))))
             await asyncio.sleep(0)
         work.go.set()
         return await asyncio.gather(*asked)
 
-    assert run(test) == [Superseded, "c", "d", "new"]
+    assert run(test) == [SupersededError, "c", "d", "new"]
     assert work.done == ["a", "b", "new", "c", "d"]
 
 
 def test_more_than_may_wait_are_refused_and_those_before_them_are_not(monkeypatch):
-    monkeypatch.setattr(module, "WAITING", 3)
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
     work = Work()
 
-    async def test(desk):
-        asked = [asyncio.create_task(outcome(desk.compute(f"{k}", work(f"{k}", k)))) for k in range(8)]
+    async def test(scheduler):
+        asked = [asyncio.create_task(outcome(scheduler.compute(f"{k}", work(f"{k}", k)))) for k in range(8)]
         await until(lambda: sum(one.done() for one in asked) == 3)
         work.go.set()
         return await asyncio.gather(*asked)
 
-    assert run(test) == [0, 1, 2, 3, 4, Busy, Busy, Busy]
+    assert run(test) == [0, 1, 2, 3, 4, BusyError, BusyError, BusyError]
 
 
 def test_what_nobody_waits_for_is_not_computed():
     work = Work()
     work.go.set()
 
-    async def test(desk):
+    async def test(scheduler):
         async def gone():
             return True
 
-        found = await outcome(desk.compute("page", work("page", "left"), gone=gone))
-        return found, await desk.compute("page", work("page", "stayed"))
+        found = await outcome(scheduler.compute("page", work("page", "left"), is_disconnected=gone))
+        return found, await scheduler.compute("page", work("page", "stayed"))
 
-    assert run(test) == (Gone, "stayed")
+    assert run(test) == (DisconnectedError, "stayed")
     assert work.done == ["stayed"]
 
 
@@ -178,13 +178,13 @@ def test_what_nobody_waits_for_is_not_computed():
 def test_a_question_that_is_cancelled_leaves_the_client_its_turn(when):
     work = Work()
 
-    async def test(desk):
-        first = asyncio.create_task(desk.compute("page", work("page", "first")))
-        await until(lambda: desk.busy)
-        second = asyncio.create_task(desk.compute("page", work("page", "second")))
+    async def test(scheduler):
+        first = asyncio.create_task(scheduler.compute("page", work("page", "first")))
+        await until(lambda: scheduler.is_busy)
+        second = asyncio.create_task(scheduler.compute("page", work("page", "second")))
         await asyncio.sleep(0.01)
         if when == "its turn has just come":
-            desk._questions.leave("page")
+            scheduler._computations.release("page")
         cancelled = first if when == "computing" else second
         cancelled.cancel()
         assert await asyncio.gather(cancelled, return_exceptions=True) != ["first"]
@@ -192,21 +192,21 @@ def test_a_question_that_is_cancelled_leaves_the_client_its_turn(when):
             await asyncio.sleep(0.05)
             assert work.most == {"page": 1, "all": 1}
         work.go.set()
-        assert await desk.compute("page", work("page", "third")) == "third"
-        await until(lambda: not desk.busy and not desk._questions.having)
+        assert await scheduler.compute("page", work("page", "third")) == "third"
+        await until(lambda: not scheduler.is_busy and not scheduler._computations.holders)
 
     run(test)
     assert "third" in work.done
 
 
 def test_what_fails_fails_for_who_asked_and_leaves_the_turn():
-    async def test(desk):
+    async def test(scheduler):
         def fails():
             raise OverflowError("too much")
 
         with pytest.raises(OverflowError, match="too much"):
-            await desk.compute("page", fails)
-        return await desk.compute("page", lambda: "well")
+            await scheduler.compute("page", fails)
+        return await scheduler.compute("page", lambda: "well")
 
     assert run(test) == "well"
 
@@ -214,17 +214,19 @@ def test_what_fails_fails_for_who_asked_and_leaves_the_turn():
 def test_a_closed_desk_refuses_at_once_who_waits_and_who_comes():
     work = Work()
 
-    async def test(desk):
-        asked = [asyncio.create_task(outcome(desk.compute("page", work("page", k), kind=f"{k}"))) for k in range(3)]
-        await until(lambda: desk.busy)
-        desk.close()
-        late = await outcome(desk.compute("other", work("other", "late")))
+    async def test(scheduler):
+        asked = [
+            asyncio.create_task(outcome(scheduler.compute("page", work("page", k), kind=f"{k}"))) for k in range(3)
+        ]
+        await until(lambda: scheduler.is_busy)
+        scheduler.close()
+        late = await outcome(scheduler.compute("other", work("other", "late")))
         refused = [await one for one in asked[1:]]
         assert work.done == []
         work.go.set()
         return late, refused, await asked[0]
 
-    assert run(test) == (Ended, [Ended, Ended], 0)
+    assert run(test) == (ClosedError, [ClosedError, ClosedError], 0)
 
 
 class Race:
@@ -248,9 +250,9 @@ class Race:
 def test_a_race_is_told_in_order_from_one_thread_and_ends():
     race = Race(5)
 
-    async def test(desk):
-        found = [event async for event in desk.follow("page", race)]
-        await until(lambda: not desk.busy and not desk._races.having)
+    async def test(scheduler):
+        found = [event async for event in scheduler.stream("page", race)]
+        await until(lambda: not scheduler.is_busy and not scheduler._races.holders)
         return found
 
     assert run(test) == [0, 1, 2, 3, 4]
@@ -262,11 +264,11 @@ def test_a_race_is_told_in_order_from_one_thread_and_ends():
 def test_a_race_that_nobody_follows_is_closed_and_makes_room():
     race = Race()
 
-    async def test(desk):
-        events = desk.follow("page", race)
+    async def test(scheduler):
+        events = scheduler.stream("page", race)
         assert await anext(events) == 0
         await events.aclose()
-        await until(lambda: not desk.busy and not desk._races.having)
+        await until(lambda: not scheduler.is_busy and not scheduler._races.holders)
         told = race.told
         await asyncio.sleep(0.05)
         assert race.told == told
@@ -276,14 +278,14 @@ def test_a_race_that_nobody_follows_is_closed_and_makes_room():
 
 
 def test_a_race_whose_listener_stands_still_gives_its_place_when_it_is_over(monkeypatch):
-    monkeypatch.setattr(module, "RACES", 1)
+    monkeypatch.setattr(module, "MAX_RACES", 1)
     race = Race(3)
 
-    async def test(desk):
-        events = desk.follow("asleep", race)
+    async def test(scheduler):
+        events = scheduler.stream("asleep", race)
         assert await anext(events) == 0
-        await until(lambda: not desk._races.having)
-        other = [event async for event in desk.follow("other", Race(2))]
+        await until(lambda: not scheduler._races.holders)
+        other = [event async for event in scheduler.stream("other", Race(2))]
         return other, [event async for event in events]
 
     assert run(test) == ([0, 1], [1, 2])
@@ -292,11 +294,11 @@ def test_a_race_whose_listener_stands_still_gives_its_place_when_it_is_over(monk
 def test_a_third_race_is_refused_and_a_clients_new_one_takes_the_place_of_its_old_one():
     one, other, new = Race(), Race(), Race(2)
 
-    async def test(desk):
-        first, second = desk.follow("one", one), desk.follow("other", other)
+    async def test(scheduler):
+        first, second = scheduler.stream("one", one), scheduler.stream("other", other)
         assert (await anext(first), await anext(second)) == (0, 0)
-        assert await outcome(anext(desk.follow("third", Race()))) is Busy
-        found = [event async for event in desk.follow("one", new)]
+        assert await outcome(anext(scheduler.stream("third", Race()))) is BusyError
+        found = [event async for event in scheduler.stream("one", new)]
         assert one.closed.is_set()
         assert not other.closed.is_set()
         rest = [event async for event in first]  # ends as well; the last event may be lost
@@ -322,17 +324,17 @@ def test_races_begun_one_after_the_other_never_run_side_by_side():
             with lock:
                 running[0] -= 1
 
-    async def test(desk):
+    async def test(scheduler):
         async def begin():
-            return await outcome(anext(desk.follow("page", slow), "stopped"))
+            return await outcome(anext(scheduler.stream("page", slow), "stopped"))
 
         return await asyncio.gather(*(begin() for _ in range(30)))
 
     found = run(test)
     assert most == [1]
     assert found[-1] == "began"
-    assert set(found[:-1]) <= {Superseded, "stopped", "began"}
-    assert found.count(Superseded) == 28
+    assert set(found[:-1]) <= {SupersededError, "stopped", "began"}
+    assert found.count(SupersededError) == 28
 
 
 @pytest.mark.parametrize("after", [0, 2])
@@ -341,25 +343,25 @@ def test_a_race_that_fails_fails_where_it_is_followed(after):
         yield from range(after)
         raise ArithmeticError("so far")
 
-    async def test(desk):
-        events = desk.follow("page", fails)
+    async def test(scheduler):
+        events = scheduler.stream("page", fails)
         found = [await anext(events) for _ in range(after)]
         with pytest.raises(ArithmeticError, match="so far"):
             await anext(events)
-        await until(lambda: not desk._races.having)
+        await until(lambda: not scheduler._races.holders)
         return found
 
     assert run(test) == [*range(after)]
 
 
 def test_a_race_that_cannot_be_made_fails_too():
-    async def test(desk):
+    async def test(scheduler):
         def never():
             raise ValueError("no such race")
 
         with pytest.raises(ValueError, match="no such race"):
-            await anext(desk.follow("page", never))
-        await until(lambda: not desk._races.having)
+            await anext(scheduler.stream("page", never))
+        await until(lambda: not scheduler._races.holders)
 
     run(test)
 
@@ -367,14 +369,14 @@ def test_a_race_that_cannot_be_made_fails_too():
 def test_closing_the_desk_ends_the_races_and_their_streams():
     race = Race()
 
-    async def test(desk):
-        events = desk.follow("page", race)
+    async def test(scheduler):
+        events = scheduler.stream("page", race)
         assert await anext(events) == 0
-        desk.close()
+        scheduler.close()
         rest = [event async for event in events]
         assert rest == [*range(1, 1 + len(rest))]
-        assert await outcome(anext(desk.follow("page", Race()))) is Ended
-        await until(lambda: not desk.busy)
+        assert await outcome(anext(scheduler.stream("page", Race()))) is ClosedError
+        await until(lambda: not scheduler.is_busy)
 
     run(test)
     assert race.closed.is_set()

@@ -17,9 +17,8 @@ from starlette.testclient import TestClient
 import addnorm
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import security, server, stack
-from addnorm.explorer.server import application
+from addnorm.explorer.server import create_app
 from addnorm.lab.init_probe import Flip
-from addnorm.trace import trace
 from support.explorer_requests import measured
 
 HEADERS = {name.lower(): value for name, value in security.HEADERS.items()}
@@ -27,7 +26,7 @@ HEADERS = {name.lower(): value for name, value in security.HEADERS.items()}
 
 @pytest.fixture(scope="module")
 def clients():
-    with TestClient(application(), "http://localhost:8017") as found:
+    with TestClient(create_app(), "http://localhost:8017") as found:
         yield found
 
 
@@ -64,13 +63,6 @@ def test_numbers_that_overflow_come_as_words(client):
     assert json.loads(text, parse_constant=pytest.fail)["stream"][-1] in ("Infinity", "NaN")
 
 
-def test_a_trace_is_what_the_library_traces(client):
-    asked = {"x": [1, 2, 3], "sublayer": [0.5, -1, 1.5], "placement": "pre", "weight": 2, "eps": 0.001}
-    found = client.post("/api/trace", json=asked)
-    expected = trace([1, 2, 3], [0.5, -1, 1.5], placement="pre", weight=2, eps=0.001).to_dict()
-    assert found.json() == json.loads(json.dumps(to_jsonable(expected)))
-
-
 def test_the_page_its_files_and_what_it_must_know(client):
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -80,7 +72,7 @@ def test_the_page_its_files_and_what_it_must_know(client):
         assert client.get(path).status_code == 200, path
     meta = client.get("/api/meta").json()
     assert meta["version"] == addnorm.__version__
-    assert meta["stack"]["fields"]["sublayers"]["most"] == 96
+    assert meta["stack"]["fields"]["sublayers"]["maximum"] == 96
     assert client.get("/healthz").text == "ok"
 
 
@@ -95,7 +87,7 @@ def test_every_answer_says_what_may_be_done_with_it(client):
     etag = client.get("/static/app.js").headers["etag"]
     answers = [
         client.get("/"), client.get("/static/app.js"), client.get("/static/app.js", headers={"If-None-Match": etag}),
-        client.get("/api/meta"), client.post("/api/trace", json={"x": [1], "sublayer": [2]}), client.get("/nothing"),
+        client.get("/api/meta"), client.post("/api/stack", json={"sublayers": 2}), client.get("/nothing"),
         client.delete("/"), client.post("/api/stack", json={"d_model": 1}), client.get("/", headers={"Host": "evil.example"}),
         client.post("/api/stack", content=b"{}"), client.head("/"), client.get("/", headers={"Range": "bytes=0-9"}),
     ]  # fmt: skip
@@ -111,8 +103,8 @@ def test_an_answer_to_what_failed_says_so_and_has_the_headers_too(monkeypatch):
     def fails(asked):
         raise OverflowError("it was too much")
 
-    monkeypatch.setattr(stack, "answer", fails)
-    client = TestClient(application(), "http://localhost:8017", raise_server_exceptions=False)
+    monkeypatch.setattr(stack, "compute", fails)
+    client = TestClient(create_app(), "http://localhost:8017", raise_server_exceptions=False)
     found = client.post("/api/stack", json={})
     assert (found.status_code, found.json()) == (
         500,
@@ -171,7 +163,7 @@ def test_a_link_on_another_site_opens_the_page_and_posts_nothing(client):
 
 def test_with_a_token_nothing_is_answered_without_it():
     paths = ["/", "/healthz", "/api/meta", "/static/app.js", "/nothing", "/api/recording/0"]
-    client = TestClient(application(hosts=None, token="secret"), "http://any.example:8017")
+    client = TestClient(create_app(hosts=None, token="secret"), "http://any.example:8017")
     for path in paths:
         for more in (
             "",
@@ -206,7 +198,7 @@ def test_a_race_that_fails_says_so_in_its_stream(client, monkeypatch):
         yield {"event": "start", "loss": float("nan")}
         raise ArithmeticError("so far")
 
-    monkeypatch.setattr(server.race, "race", fails)
+    monkeypatch.setattr(server.race, "run_race", fails)
     lines = client.post("/api/race", json={}).text.split("\n\n")
     assert [json.loads(line.removeprefix("data: ")) for line in lines if line] == [
         {"event": "start", "loss": "NaN"},
@@ -215,7 +207,7 @@ def test_a_race_that_fails_says_so_in_its_stream(client, monkeypatch):
 
 
 def test_a_slow_request_is_told_so(client, monkeypatch):
-    monkeypatch.setattr(security, "PATIENCE", 0.05)
+    monkeypatch.setattr(security, "TIMEOUT", 0.05)
     received = []
 
     async def ask():
@@ -237,7 +229,7 @@ def test_a_slow_request_is_told_so(client, monkeypatch):
 
 def test_what_its_asker_left_is_not_computed(monkeypatch):
     computed = []
-    monkeypatch.setattr(stack, "answer", lambda asked: computed.append(asked) or {})
+    monkeypatch.setattr(stack, "compute", lambda asked: computed.append(asked) or {})
 
     async def ask(gone):
         messages = [{"type": "http.request", "body": b"{}"}]
@@ -254,7 +246,7 @@ def test_what_its_asker_left_is_not_computed(monkeypatch):
 
         scope = {"type": "http", "method": "POST", "path": "/api/stack", "query_string": b"", "http_version": "1.1",
                  "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("127.0.0.1", 1)}  # fmt: skip
-        await application()(scope, receive, send)
+        await create_app()(scope, receive, send)
 
     apart(ask(gone=True))
     assert computed == []

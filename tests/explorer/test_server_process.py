@@ -59,7 +59,9 @@ def judged(process, method, path, headers, body, statuses):
     head, _, rest = found.partition(b"\r\n\r\n")
     what = f"{method[:20]} {path[:60]} {dict(list(headers.items())[:3])} {str(body)[:80]}: {found[:300]!r}"
     if not re.match(rb"HTTP/1.1 4\d\d ", head):
-        return "" if not found and body and len(body) > security.MOST else what  # cut off while it was still sending
+        return (
+            "" if not found and body and len(body) > security.MAX_BYTES else what
+        )  # cut off while it was still sending
     status = int(head[9:12])
     if status not in statuses and not (status == 400 and b"Invalid HTTP request" in rest):
         return f"{status}: {what}"
@@ -146,7 +148,7 @@ def test_one_client_that_asks_quickly_is_answered_the_newest(process, threads):
         if status == 200:
             assert json.loads(body) == measured(**one)
         else:
-            assert json.loads(body) == {"error": "A newer question came before this one was computed."}
+            assert json.loads(body) == {"error": "A newer request came before this one was computed."}
 
 
 def test_a_race_is_streamed_as_it_runs_and_ends_with_its_listener(process):
@@ -163,7 +165,7 @@ def test_a_race_is_streamed_as_it_runs_and_ends_with_its_listener(process):
     second, _ = begun("b")
     third, refused = begun("c")
     assert refused.startswith(b"HTTP/1.1 503 ")
-    assert b"Two races run already: stop one, or wait until it has ended." in refused + third.recv(65536)
+    assert b"Two races are running already: stop one, or wait until it ends." in refused + third.recv(65536)
     first.close()
     deadline = time.monotonic() + 10
     while third and refused.startswith(b"HTTP/1.1 503 "):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import addnorm
-from addnorm.explorer.presets import described
+from addnorm.explorer.trace import list_presets
 from addnorm.trace import PRESETS, show, trace
 
 
@@ -177,7 +177,7 @@ def test_numbers_are_shown_as_python_shows_them(within):
 @pytest.mark.parametrize("grad", [None, [0.25, -1.0, 3.0]], ids=["no-grad", "grad"])
 def test_presets_and_their_notes(within, grad):
     options = {} if grad is None else {"grad": grad}
-    presets = json.loads(json.dumps(described()))
+    presets = json.loads(json.dumps(list_presets()))
     assert [preset["name"] for preset in presets] == list(PRESETS)
     found = within.evaluate(
         f"""async ([presets, more]) => {{ {TELL}

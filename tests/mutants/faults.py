@@ -326,7 +326,7 @@ FAULTS = (
     ),
     Fault(
         "turn-lost-on-cancel", "server", "src/addnorm/explorer/scheduler.py",
-        "                self.leave(client)  # it was my turn, and I am gone",
+        "                self.release(client)  # the slot was assigned, and its waiter is cancelled",
         "                pass",
     ),
     Fault(
@@ -340,17 +340,17 @@ FAULTS = (
         "[Math.log10(low), Math.log10(high)]",
     ),
     Fault(
-        "newest-step-of-one-racer", "pages", "src/addnorm/explorer/static/race/recorded.js",
+        "newest-step-of-one-racer", "pages", "src/addnorm/explorer/static/race/history.js",
         "(running.length ? Math.min(...lengths) :",
         "(running.length ? Math.max(...lengths) :",
     ),
     Fault(
         "layers-counted-from-two", "cli", "src/addnorm/cli/record.py",
-        "found += range(first - 1, last)",
-        "found += range(first, last + 1)",
+        "layers += range(first - 1, last)",
+        "layers += range(first, last + 1)",
     ),
     Fault(
-        "unproved-exit-code", "cli", "src/addnorm/cli/group.py",
+        "unproved-exit-code", "cli", "src/addnorm/cli/_output.py",
         "    exit_code = 3\n",
         "    exit_code = 1\n",
     ),

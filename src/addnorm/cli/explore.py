@@ -53,22 +53,22 @@ def explore(port: int | None, host: str, recordings: tuple[Path, ...], opens_bro
             require(package, "explore")
     except ImportError as error:
         raise ArgumentError(error) from None
-    from addnorm.explorer.scheduler import Desk
+    from addnorm.explorer.scheduler import Scheduler
     from addnorm.explorer.security import LOOPBACK
-    from addnorm.explorer.server import application
-    from addnorm.explorer.serving import serve
+    from addnorm.explorer.server import create_app, serve
 
     token = None if host in LOOPBACK else secrets.token_urlsafe(16)
-    desk = Desk()
+    scheduler = Scheduler()
     with _bind(host, port) as listener:
         try:
-            page = application(recordings, hosts=LOOPBACK if token is None else None, token=token, desk=desk)
+            hosts = LOOPBACK if token is None else None
+            app = create_app(recordings, hosts=hosts, token=token, scheduler=scheduler)
         except (ValueError, ImportError, OSError) as error:
             raise ArgumentError(f"--recording: {error}") from None
         torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
-        serve(page, desk, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
+        serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
     click.echo("Ended.", err=True)
-    if desk.busy:
+    if scheduler.is_busy:
         os._exit(0)  # Python would wait for running computations, whose results have no reader
 
 

@@ -1,6 +1,11 @@
-"""The explorer: a local web page that shows the library's own numbers, live.
+"""The explorer: a local web page with the library's numbers, computed on request.
 
     addnorm explore
 
-`server.py` answers, `static/` is the page. Needs `addnorm[web]`.
+- `server`: the web server, its routes and errors; `security` checks every request
+- `scheduler`: which computation runs when
+- `stack`, `trace`, `recording`, `race`: the data of each view; `params`: the checks of requests
+- `static/`: the page, with a folder for each view
+
+Needs `addnorm[web]`.
 """

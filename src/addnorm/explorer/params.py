@@ -1,7 +1,7 @@
-"""What a request may hold, as data: the server checks it with this table, and the page is sent it for its controls.
+"""Parameters of a request, declared as data: the server checks requests with a table, and the page builds its controls from it.
 
 FIELDS = {"sublayers": Number(24, 2, 96, step=2), "placement": Choice("post", ("post", "pre"))}
-read(FIELDS, {"sublayers": 48})  ->  {"sublayers": 48, "placement": "post"}
+read_params(FIELDS, {"sublayers": 48})  ->  {"sublayers": 48, "placement": "post"}
 """
 
 from __future__ import annotations
@@ -11,98 +11,101 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Choice", "Field", "Flag", "Number", "described", "read"]
+__all__ = ["Choice", "Field", "Flag", "Number", "describe_fields", "read_params", "shorten"]
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number within bounds; a whole one, perhaps in steps."""
+    """Number within bounds.
 
-    initial: float
-    least: float
-    most: float
-    step: int | None = None  # of a whole number; 0: any number between
+    Attributes:
+        default: value of a request that leaves the parameter out.
+        minimum: smallest value.
+        maximum: largest value.
+        step: distance of two values; None for a parameter that is not a whole number.
+    """
 
-    @property
-    def whole(self) -> bool:
-        """Whether only whole numbers are meant."""
-        return self.step is not None
+    default: float
+    minimum: float
+    maximum: float
+    step: int | None = None
 
-    def take(self, name: str, value: Any) -> float:
-        """The value, if it is one of these."""
+    def check(self, name: str, value: Any) -> float:
+        """Return the value as an int or a float, or raise ValueError."""
         number = value if type(value) in (int, float) else math.nan
-        fits = self.least <= number <= self.most
-        if self.step is not None and fits:
-            fits = number == int(number) and (int(number) - int(self.least)) % self.step == 0
-        if not fits:
+        valid = self.minimum <= number <= self.maximum
+        if self.step is not None and valid:
+            valid = number == int(number) and (int(number) - int(self.minimum)) % self.step == 0
+        if not valid:
             steps = f" in steps of {self.step}" if self.step is not None and self.step > 1 else ""
-            kind = "a whole number" if self.whole else "a number"
-            raise ValueError(
-                f"{name} is {shown(value)}, expected {kind} from {self.least:.15g} to {self.most:.15g}{steps}."
-            )
-        return int(number) if self.whole else float(number)
+            kind = "a number" if self.step is None else "a whole number"
+            bounds = f"from {self.minimum:.15g} to {self.maximum:.15g}{steps}"
+            raise ValueError(f"{name} is {shorten(value)}, expected {kind} {bounds}.")
+        return float(number) if self.step is None else int(number)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few words."""
+    """One of several words."""
 
-    initial: str
-    among: tuple[str, ...]
+    default: str
+    choices: tuple[str, ...]
 
-    def take(self, name: str, value: Any) -> str:
-        """The value, if it is one of these."""
-        if not isinstance(value, str) or value not in self.among:
-            raise ValueError(f"{name} is {shown(value)}, expected one of {', '.join(self.among)}.")
+    def check(self, name: str, value: Any) -> str:
+        """Return the value, or raise ValueError."""
+        if not isinstance(value, str) or value not in self.choices:
+            raise ValueError(f"{name} is {shorten(value)}, expected one of {', '.join(self.choices)}.")
         return value
 
 
 @dataclass(frozen=True)
 class Flag:
-    """Yes or no."""
+    """True or false."""
 
-    initial: bool
+    default: bool
 
-    def take(self, name: str, value: Any) -> bool:
-        """The value, if it is one of these."""
+    def check(self, name: str, value: Any) -> bool:
+        """Return the value, or raise ValueError."""
         if not isinstance(value, bool):
-            raise ValueError(f"{name} is {shown(value)}, expected true or false.")
+            raise ValueError(f"{name} is {shorten(value)}, expected true or false.")
         return value
 
 
 Field = Number | Choice | Flag
 
 
-def read(fields: Mapping[str, Field], given: Any) -> dict[str, Any]:
-    """What a request says, each thing checked, and what it leaves out as it is at first.
+def read_params(fields: Mapping[str, Field], params: Any) -> dict[str, Any]:
+    """Return the checked parameters of a request, with defaults for those that it leaves out.
 
     Raises:
-        ValueError: it is no object, it has what no field is for, or a value does not fit its field.
+        ValueError: the request is not an object, has an unknown parameter, or one has a wrong value.
 
     Example:
-        >>> from addnorm.explorer.params import Number, read
-        >>> read({"d": Number(64, 8, 256, step=8)}, {"d": 100})
+        >>> from addnorm.explorer.params import Number, read_params
+        >>> read_params({"d_model": Number(64, 8, 256, step=8)}, {"d_model": 100})
         Traceback (most recent call last):
         ...
-        ValueError: d is 100, expected a whole number from 8 to 256 in steps of 8.
+        ValueError: d_model is 100, expected a whole number from 8 to 256 in steps of 8.
     """
-    if not isinstance(given, dict):
-        raise ValueError(f"the request is {shown(given)}, expected an object with {', '.join(fields)}.")
-    for name in given:
+    if not isinstance(params, dict):
+        raise ValueError(f"the request is {shorten(params)}, expected an object with {', '.join(fields)}.")
+    for name in params:
         if name not in fields:
-            raise ValueError(f"the request has {shown(name)}, which is unknown, expected {', '.join(fields)}.")
-    return {name: field.take(name, given[name]) if name in given else field.initial for name, field in fields.items()}
+            raise ValueError(f"the request has {shorten(name)}, which is unknown, expected {', '.join(fields)}.")
+    return {
+        name: field.check(name, params[name]) if name in params else field.default for name, field in fields.items()
+    }
 
 
-def described(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """The table as JSON types, for the page."""
+def describe_fields(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return the table as JSON types, for the page."""
     return {name: {"kind": type(field).__name__.lower(), **asdict(field)} for name, field in fields.items()}
 
 
-def shown(value: Any) -> str:
-    """What came, in a few characters."""
+def shorten(value: Any) -> str:
+    """Return a value as text of at most about 40 characters, for an error."""
     try:
         text = repr(value)
-    except RecursionError:  # it could just be read
+    except RecursionError:
         return "deeply nested"
     return text if len(text) <= 40 else f"{text[:40]}..."

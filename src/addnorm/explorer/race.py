@@ -1,10 +1,10 @@
-"""The race: two wirings trained side by side by the lab, a step of the one and a step of the other, told as they happen.
+"""The data of the race view: two wirings trained by the lab, in turn a step of each, as a stream of events.
 
-    for event in race(asked({"left": "post_ln", "right": "pre_ln", "steps": 100})):
-        ...                                     {"event": "start"}, then {"event": "step"} of both in turn, then {"event": "end"}
+    for event in run_race(parse({"left": "post_ln", "right": "pre_ln", "steps": 100})):
+        ...                                  {"event": "start"}, then {"event": "step"} of both in turn, then {"event": "end"}
 
-What it guarantees: each racer is a `Run` of `addnorm.lab` with the same text, batches and seed, and its losses are to the bit
-those of `addnorm.lab.train(run, topics())`. Closing the events ends both trainings, and nothing listens to a model any more.
+Each racer is a `Run` of `addnorm.lab` with the same text, batches and seed, and its losses are those of
+`addnorm.lab.train(run, topics())` to the bit. Closing the generator ends both trainings and removes all hooks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 from addnorm import wirings
 from addnorm._util.jsonio import to_jsonable
-from addnorm.explorer.params import Choice, Field, Number, described, read
+from addnorm.explorer.params import Choice, Field, Number, describe_fields, read_params
 from addnorm.lab.data import Text, topics
 from addnorm.lab.measure import BY_DEPTH, Numbers
 from addnorm.lab.run import Run
 from addnorm.lab.train import Training, one_thread
 
-__all__ = ["FIELDS", "Events", "asked", "meta", "race"]
+__all__ = ["FIELDS", "Events", "describe", "parse", "run_race"]
 
 Events = Generator[Numbers, None, None]
 
@@ -44,106 +44,104 @@ FIELDS: dict[str, Field] = {
     "seed": Number(0, 0, 2**31 - 1, step=1),
 }
 
-text = cache(topics)
+default_text = cache(topics)
 
 
-def meta() -> dict[str, Any]:
-    """What the page must know beforehand: the fields, each wiring in symbols, in words and drawn, the heads of the attention."""
+def describe() -> dict[str, Any]:
+    """Return the parameters, the wirings with equation, description and drawing, and the number of heads, for the page."""
     made = {name: wirings.get(name) for name in WIRINGS}
     return {
-        "fields": described(FIELDS),
+        "fields": describe_fields(FIELDS),
         "wirings": {
-            name: {"equation": one.equation(), "words": one.describe(), "drawing": one.draw()}
+            name: {"equation": one.equation(), "description": one.describe(), "drawing": one.draw()}
             for name, one in made.items()
         },
         "heads": HEADS,
     }
 
 
-def asked(given: Any) -> list[Run]:
-    """What a request asks for: the left run and the right one, alike in all but the wiring.
+def parse(params: Any) -> list[Run]:
+    """Return the two runs of a request, which differ only in the wiring.
 
     Raises:
-        ValueError: something in it fits no field, or the lab refuses it.
+        ValueError: a parameter is wrong.
 
     Example:
-        >>> from addnorm.explorer.race import asked
-        >>> asked({"steps": 10, "warm_up": 20})
+        >>> from addnorm.explorer.race import parse
+        >>> parse({"steps": 10, "warm_up": 20})
         Traceback (most recent call last):
         ...
         ValueError: warm_up is 20, expected at most steps = 10: the rate would never be reached.
     """
-    found = read(FIELDS, given)
-    found["num_layers"] = found.pop("layers")
-    names = found.pop("left"), found.pop("right")
-    return [Run(name, nhead=HEADS, every=1, **found) for name in names]
+    values = read_params(FIELDS, params)
+    values["num_layers"] = values.pop("layers")
+    names = values.pop("left"), values.pop("right")
+    return [Run(name, nhead=HEADS, every=1, **values) for name in names]
 
 
-def race(both: Sequence[Run], on: Text | None = None) -> Events:
-    """Trains both, and tells each step: events of JSON types, NaN and inf as the words "NaN", "Infinity", "-Infinity".
+def run_race(runs: Sequence[Run], text: Text | None = None) -> Events:
+    """Train both runs and yield events of JSON types, with NaN and infinity as words.
 
-    - start: `settings`, `text` (name, characters, uniform, entropy: the losses of knowing nothing, and of knowing how often each
-      character occurs), `racers` (two: name, wiring, equation, parameters, places: id, kind and layer by depth, and trouble: why
-      nothing is recorded, "" where it is)
-    - step: `racer` 0 or 1, `step` from 0, its `loss`, and `moved`, how far it moved the logits; and by depth, before the weights
-      change, the numbers of `addnorm.lab.measure.BY_DEPTH`: stream, ratio, similarity, gradient, parameters (None where
-      there is none, as that of a write at x_0). A racer whose loss is no number stops there.
-    - end: `racers` (two: name, steps, loss, validation, test, diverged, seconds) and `verdict`, sentences
+    - start: `settings`, `text` (name, characters, uniform, entropy: the losses of a uniform distribution over the characters and
+      of their frequencies), `racers` (two: name, wiring, equation, parameters, places: id, kind and layer by depth, trouble: why
+      nothing is recorded, or "")
+    - step: `racer` 0 or 1, `step` from 0, its `loss`, and `moved`, the relative change of the logits by this step; by depth,
+      before the weights change, the numbers of `addnorm.lab.measure.BY_DEPTH`: stream, ratio, similarity, gradient, parameters
+      (None where there is no number, as for a write at x_0). A racer whose loss is not finite stops there.
+    - end: `racers` (two: name, steps, loss, validation, test, diverged, seconds) and `verdict`, a list of sentences
 
-    The training begins with the first event that is asked for. Any thread may ask for the next one.
+    The training starts with the first event. Any thread may request the next event.
 
     Args:
-        both: what `asked` returns.
-        on: the text; `addnorm.lab.topics()` by default.
+        runs: the two runs.
+        text: what the models learn; `addnorm.lab.topics()` by default.
 
     Raises:
-        ValueError: the text is too short for the tokens.
+        ValueError: the text is too short.
 
     Example:
-        >>> from addnorm.explorer.race import asked, race
-        >>> events = race(asked({"layers": 1, "steps": 2, "d_model": 16, "tokens": 8, "batch": 2}))
+        >>> from addnorm.explorer.race import parse, run_race
+        >>> events = run_race(parse({"layers": 1, "steps": 2, "d_model": 16, "tokens": 8, "batch": 2}))
         >>> [event["event"] for event in events]
         ['start', 'step', 'step', 'step', 'step', 'end']
     """
-    on = on or text()
-    on.fits(both[0].tokens)
-    return _events(both, on)
+    text = text or default_text()
+    text.fits(runs[0].tokens)
+    return _events(runs, text)
 
 
-def _events(both: Sequence[Run], on: Text) -> Events:
+def _events(runs: Sequence[Run], text: Text) -> Events:
     with one_thread():
-        trainings = [Training(run, on) for run in both]
-    names = [run.name for run in both]
+        trainings = [Training(run, text) for run in runs]
+    names = [run.name for run in runs]
     if names[0] == names[1]:
         names = [f"{name} ({side})" for name, side in zip(names, ("left", "right"), strict=True)]
-    with closing(_turns(trainings)) as turns:
-        first = [next(turns), next(turns)]  # once a step is recorded, the places are known
+    with closing(_alternate(trainings)) as turns:
+        first = [next(turns), next(turns)]  # the places are known once a step is recorded
         yield to_jsonable({"event": "start", **_start(names, trainings)})
         for k in chain(first, turns):
             yield to_jsonable({"event": "step", "racer": k, **_step(trainings[k])})
     with one_thread():
-        ended = [{"name": name, **_end(training)} for name, training in zip(names, trainings, strict=True)]
-    yield to_jsonable({"event": "end", "racers": ended, "verdict": verdict(ended, on)})
+        ends = [{"name": name, **_end(training)} for name, training in zip(names, trainings, strict=True)]
+    yield to_jsonable({"event": "end", "racers": ends, "verdict": summarize(ends, text)})
 
 
-def _turns(trainings: list[Training]) -> Generator[int, None, None]:
-    """A step of each in turn, until its own are over: whose step was taken."""
+def _alternate(trainings: list[Training]) -> Generator[int, None, None]:
+    """Take a step of each training in turn until both have ended, and yield whose step it was."""
     with ExitStack() as stack:
-        left = {k: stack.enter_context(closing(training.each_step())) for k, training in enumerate(trainings)}
-        while left:
-            for k in [*left]:
-                with (
-                    one_thread()
-                ):  # not over a yield: others compute meanwhile, and another thread may ask for the next
-                    taken = next(left[k], None) is not None
-                if taken:
+        running = {k: stack.enter_context(closing(training.each_step())) for k, training in enumerate(trainings)}
+        while running:
+            for k in [*running]:
+                with one_thread():  # not across the yield: the next event may be requested by another thread
+                    stepped = next(running[k], None) is not None
+                if stepped:
                     yield k
                 else:
-                    del left[k]
+                    del running[k]
 
 
 def _start(names: list[str], trainings: list[Training]) -> Numbers:
-    run, on = trainings[0].run, trainings[0].text
+    run, text = trainings[0].run, trainings[0].text
     racers = [
         {
             "name": name,
@@ -156,16 +154,16 @@ def _start(names: list[str], trainings: list[Training]) -> Numbers:
         for name, training in zip(names, trainings, strict=True)
     ]
     settings = {name: value for name, value in run.settings().items() if name != "wiring"}
-    read = {"name": on.name, "characters": len(on.text), "uniform": on.uniform, "entropy": on.entropy}
-    return {"settings": settings, "text": read, "racers": racers}
+    facts = {"name": text.name, "characters": len(text.text), "uniform": text.uniform, "entropy": text.entropy}
+    return {"settings": settings, "text": facts, "racers": racers}
 
 
 def _step(training: Training) -> Numbers:
-    """The last one that was taken."""
-    step, found = training.step - 1, training.recorded
-    heard = bool(found["steps"]) and found["steps"][-1] == step
-    kept = {name: found[name][-1] if heard else None for name in ("moved", *BY_DEPTH)}
-    return {"step": step, "loss": training.losses[-1], **kept}
+    """Return the numbers of the last step."""
+    step, recorded = training.step - 1, training.recorded
+    is_recorded = bool(recorded["steps"]) and recorded["steps"][-1] == step
+    numbers = {name: recorded[name][-1] if is_recorded else None for name in ("moved", *BY_DEPTH)}
+    return {"step": step, "loss": training.losses[-1], **numbers}
 
 
 def _end(training: Training) -> Numbers:
@@ -177,37 +175,37 @@ def _end(training: Training) -> Numbers:
     }
 
 
-def verdict(ended: list[Numbers], on: Text) -> list[str]:
-    """What the numbers of the end say, a sentence each."""
-    said = []
-    for one in ended:
+def summarize(ends: list[Numbers], text: Text) -> list[str]:
+    """Return the result of a race, as sentences."""
+    sentences = []
+    for one in ends:
         name, loss = one["name"], one["validation"]
         if not math.isfinite(loss):
-            said.append(
+            sentences.append(
                 f"{name} diverged: its loss at step {one['steps'] - 1} was {one['loss']:g}, and it stopped there."
             )
         elif one["diverged"]:
-            said.append(
-                f"{name} diverged: its loss on unseen text, {loss:.4g}, is above that of knowing nothing, {on.uniform:.4g}."
+            sentences.append(
+                f"{name} diverged: its validation loss, {loss:.4g}, is above that of guessing uniformly, {text.uniform:.4g}."
             )
-        elif loss >= on.entropy:
-            said.append(
-                f"{name} has learned no more than how often each character occurs: its loss on unseen text is {loss:.4g}, and "
-                f"{on.entropy:.4g} takes no more than that."
+        elif loss >= text.entropy:
+            sentences.append(
+                f"{name} has learned only the frequencies of the characters: its validation loss is {loss:.4g}, and the "
+                f"frequencies alone give {text.entropy:.4g}."
             )
-    ahead, behind = sorted(ended, key=lambda one: one["validation"] if not one["diverged"] else math.inf)
+    ahead, behind = sorted(ends, key=lambda one: one["validation"] if not one["diverged"] else math.inf)
     if not ahead["diverged"]:
-        at = f"after {ahead['steps']} steps its loss on unseen text is {ahead['validation']:.4g} nats a character"
-        less = behind["validation"] - ahead["validation"]
+        result = f"after {ahead['steps']} steps its validation loss is {ahead['validation']:.4g} nats per character"
+        difference = behind["validation"] - ahead["validation"]
         if behind["diverged"]:
-            said.append(f"{ahead['name']} is ahead: {at}.")
+            sentences.append(f"{ahead['name']} is ahead: {result}.")
         elif f"{ahead['validation']:.4g}" == f"{behind['validation']:.4g}":
-            said.append(f"They are level: {at.replace('its', 'the')} with both.")
+            sentences.append(f"Both are equal: {result.replace('its', 'the')}.")
         else:
-            said.append(
-                f"{ahead['name']} is ahead: {at}, that of {behind['name']} {behind['validation']:.4g}, {less:.2g} more."
+            sentences.append(
+                f"{ahead['name']} is ahead: {result}, {behind['name']}'s is {behind['validation']:.4g}, {difference:.2g} higher."
             )
-    said.append(
-        "This is one seed at one learning rate: addnorm compare trains each wiring at its own best rate, over seeds."
+    sentences.append(
+        "One seed and one learning rate are no evidence: addnorm compare trains each wiring at its own best rate, over seeds."
     )
-    return said
+    return sentences

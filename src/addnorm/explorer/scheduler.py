@@ -1,8 +1,8 @@
-"""Who computes when: one thing at a time for each client, so many at once for all, and what nobody waits for any more not at all.
+"""Scheduling of requests: one computation at a time for each client, two in all, and at most two races.
 
-A page that is dragged asks faster than it is answered. Of a client's questions one is computed and the newest of each kind
-waits; an older one that still waits is answered at once that it is superseded. A client's turn ends with the thread that
-computes for it, whoever still listens: there are never more threads than turns.
+A page that is dragged sends requests faster than they are answered. Of a client's requests one is computed and the newest of
+each kind waits; an older one that still waits fails with `SupersededError`. A client's slot is released by the thread that
+computes, even when the client has disconnected: there are never more threads than slots.
 """
 
 from __future__ import annotations
@@ -14,158 +14,165 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any, TypeVar
 
-__all__ = ["Busy", "Desk", "Ended", "Gone", "Superseded"]
+__all__ = ["BusyError", "ClosedError", "DisconnectedError", "Scheduler", "SupersededError"]
 
-A = TypeVar("A")
-AT_ONCE = 2  # computations, of all clients
-WAITING = 128  # questions that may wait, of all clients
-RACES = 2  # at once, of all clients
+T = TypeVar("T")
+MAX_COMPUTATIONS = 2  # at once, for all clients
+MAX_WAITING = 128  # requests of all clients
+MAX_RACES = 2  # at once, for all clients
 
 _END = object()  # of a race's events
 
 
-class Superseded(Exception):
-    """A newer question of the same client came before this one was computed."""
+class SupersededError(Exception):
+    """A newer request of the same client came before this one was computed."""
 
 
-class Busy(Exception):
-    """Too many wait already."""
+class BusyError(Exception):
+    """Too many requests are waiting."""
 
 
-class Ended(Exception):
-    """The server ends."""
+class ClosedError(Exception):
+    """The server is shutting down."""
 
 
-class Gone(Exception):
-    """Whoever asked does not listen any more."""
+class DisconnectedError(Exception):
+    """The client has disconnected."""
 
 
-async def _there() -> bool:
+async def _never() -> bool:
     return False
 
 
-class _Turns:
-    """One for each client and `most` for all; who comes while there is none waits for it."""
+class _Slots:
+    """Slots for computations: at most one for each client, and `limit` in all."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.having: set[str] = set()
-        self._waiting: dict[tuple[str, str], asyncio.Future[type[Exception] | None]] = {}  # in order of arrival
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.holders: set[str] = set()
+        # In order of arrival. The result of a future is the error that ends the wait, or None for a slot.
+        self._waiting: dict[tuple[str, str], asyncio.Future[type[Exception] | None]] = {}
         self._closed = False
 
-    async def take(self, client: str, kind: str) -> None:
-        """Returns when it is this client's turn, which `leave` ends."""
+    async def acquire(self, client: str, kind: str) -> None:
+        """Wait for a slot of the client. Call `release` afterwards."""
         if self._closed:
-            raise Ended
+            raise ClosedError
         older = self._waiting.get((client, kind))
-        if older is None and len(self._waiting) >= WAITING:
-            raise Busy
-        mine = self._waiting[client, kind] = asyncio.get_running_loop().create_future()  # at the place of the older one
+        if older is None and len(self._waiting) >= MAX_WAITING:
+            raise BusyError
+        mine = self._waiting[client, kind] = asyncio.get_running_loop().create_future()  # in the place of the older one
         if older is not None and not older.done():
-            older.set_result(Superseded)
-        self._next()
+            older.set_result(SupersededError)
+        self._assign()
         try:
-            refused = await mine
+            error = await mine
         except asyncio.CancelledError:
             if self._waiting.get((client, kind)) is mine:
                 del self._waiting[client, kind]
             elif mine.done() and not mine.cancelled() and mine.result() is None:
-                self.leave(client)  # it was my turn, and I am gone
+                self.release(client)  # the slot was assigned, and its waiter is cancelled
             raise
-        if refused is None and self._closed:  # meanwhile
-            self.leave(client)
-            refused = Ended
-        if refused is not None:
-            raise refused
+        if error is None and self._closed:  # meanwhile
+            self.release(client)
+            error = ClosedError
+        if error is not None:
+            raise error
 
-    def leave(self, client: str) -> None:
-        """The turn is over."""
-        self.having.discard(client)
-        self._next()
+    def release(self, client: str) -> None:
+        """Give the client's slot back."""
+        self.holders.discard(client)
+        self._assign()
 
     def close(self) -> None:
-        """Nobody gets a turn any more."""
+        """End all waits with `ClosedError`."""
         self._closed = True
-        for mine in self._waiting.values():
-            if not mine.done():
-                mine.set_result(Ended)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_result(ClosedError)
         self._waiting.clear()
 
-    def _next(self) -> None:
+    def _assign(self) -> None:
+        """Assign free slots in order of arrival."""
         for client, kind in [*self._waiting]:
-            if len(self.having) >= self.most:
+            if len(self.holders) >= self.limit:
                 return
-            if client not in self.having:
-                mine = self._waiting.pop((client, kind))
-                if not mine.done():
-                    self.having.add(client)
-                    mine.set_result(None)
+            if client not in self.holders:
+                future = self._waiting.pop((client, kind))
+                if not future.done():
+                    self.holders.add(client)
+                    future.set_result(None)
 
 
-class Desk:
-    """Where questions are handed in; of one event loop."""
+class Scheduler:
+    """Runs computations and races in threads, for one event loop."""
 
     def __init__(self) -> None:
-        self._questions, self._races = _Turns(AT_ONCE), _Turns(RACES)
+        self._computations, self._races = _Slots(MAX_COMPUTATIONS), _Slots(MAX_RACES)
         self._stops: dict[str, Callable[[], None]] = {}  # of the races, by client
-        self._pool = ThreadPoolExecutor(AT_ONCE + RACES, "addnorm explorer")
+        self._pool = ThreadPoolExecutor(MAX_COMPUTATIONS + MAX_RACES, "addnorm explorer")
         self._running: set[Future[Any]] = set()
 
     async def compute(
-        self, client: str, work: Callable[[], A], *, kind: str = "", gone: Callable[[], Awaitable[bool]] = _there
-    ) -> A:
-        """What `work` returns, from a thread.
+        self,
+        client: str,
+        work: Callable[[], T],
+        *,
+        kind: str = "",
+        is_disconnected: Callable[[], Awaitable[bool]] = _never,
+    ) -> T:
+        """Return the result of `work`, which runs in a thread.
 
         Args:
-            client: who asks.
-            work: what is asked.
-            kind: a newer question takes the place of one of its kind that waits.
-            gone: whether nobody waits for it any more; asked when its turn has come.
+            client: name of the client.
+            work: the computation.
+            kind: a newer request replaces a waiting one of the same client and kind.
+            is_disconnected: whether the client has disconnected; called when the slot is assigned.
 
         Raises:
-            Superseded: while it waited the same client asked anew.
-            Busy: too many wait.
-            Ended: the server ends.
-            Gone: as `gone` said.
+            SupersededError: a newer request of the client replaced this one.
+            BusyError: too many requests are waiting.
+            ClosedError: the server is shutting down.
+            DisconnectedError: the client has disconnected.
         """
-        await self._questions.take(client, kind)
+        await self._computations.acquire(client, kind)
         try:
-            if await gone():
-                raise Gone
+            if await is_disconnected():
+                raise DisconnectedError
             running = self._pool.submit(work)
         except BaseException:
-            self._questions.leave(client)
+            self._computations.release(client)
             raise
-        self._until(running, self._questions, client)
+        self._release_after(running, self._computations, client)
         return await asyncio.wrap_future(running)
 
-    async def follow(self, client: str, events: Callable[[], Generator[A, None, None]]) -> AsyncGenerator[A, None]:
-        """What a generator yields, as it does, all of it in one thread: what it holds may belong to the thread.
+    async def stream(self, client: str, events: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
+        """Yield the events of a generator, which runs in one thread from its first event to its end.
 
-        Closes the generator when nobody listens any more, and when the client begins a new one, which waits for that.
+        The generator is closed when the consumer stops, and when the client starts a new one, which waits for that.
 
         Raises:
-            Superseded: the client began yet another one before this one could.
-            Busy: as many run already as may.
-            Ended: the server ends.
+            SupersededError: the client started yet another one before this one could begin.
+            BusyError: too many generators are running.
+            ClosedError: the server is shutting down.
         """
-        if client not in self._races.having and len(self._races.having) >= self._races.most:
-            raise Busy
+        if client not in self._races.holders and len(self._races.holders) >= self._races.limit:
+            raise BusyError
         if client in self._stops:
             self._stops[client]()
-        await self._races.take(client, "race")
+        await self._races.acquire(client, "race")
         loop, queue, stopped = asyncio.get_running_loop(), asyncio.Queue[Any](), threading.Event()
 
         def put(event: Any) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(queue.put_nowait, event)
 
         def run() -> None:
             try:
-                with closing(events()) as found:
-                    while not stopped.is_set() and (event := next(found, _END)) is not _END:
+                with closing(events()) as generator:
+                    while not stopped.is_set() and (event := next(generator, _END)) is not _END:
                         put(event)
-            except Exception as error:  # goes on where it is awaited
+            except Exception as error:  # raised again in the consumer
                 put(error)
             put(_END)
 
@@ -176,10 +183,10 @@ class Desk:
         try:
             running = self._pool.submit(run)
         except BaseException:
-            self._races.leave(client)
+            self._races.release(client)
             raise
         self._stops[client] = stop
-        self._until(running, self._races, client)
+        self._release_after(running, self._races, client)
         try:
             while (event := await queue.get()) is not _END:
                 if isinstance(event, Exception):
@@ -191,26 +198,26 @@ class Desk:
                 del self._stops[client]
 
     def close(self) -> None:
-        """Ends the races at their next event, and refuses who waits. What is computed is computed to its end: see `busy`."""
-        for turns in (self._questions, self._races):
-            turns.close()
+        """Stop the races after their next event and end all waits. Running computations are not interrupted: see `is_busy`."""
+        for slots in (self._computations, self._races):
+            slots.close()
         for stop in [*self._stops.values()]:
             stop()
         self._pool.shutdown(wait=False)
 
     @property
-    def busy(self) -> bool:
-        """Whether a thread computes."""
+    def is_busy(self) -> bool:
+        """Whether a thread is running."""
         return bool(self._running)
 
-    def _until(self, running: Future[Any], turns: _Turns, client: str) -> None:
-        """The client's turn is over when the thread is."""
+    def _release_after(self, running: Future[Any], slots: _Slots, client: str) -> None:
+        """Release the client's slot when the thread ends."""
         loop = asyncio.get_running_loop()
 
-        def over(_: Any) -> None:
+        def release(_: Any) -> None:
             self._running.discard(running)
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(turns.leave, client)
+                loop.call_soon_threadsafe(slots.release, client)
 
         self._running.add(running)
-        running.add_done_callback(over)
+        running.add_done_callback(release)

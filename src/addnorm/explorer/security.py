@@ -1,4 +1,4 @@
-"""What stands before every request: it must be for this machine, from this page, and not too large; and what every answer says.
+"""Checks of every request before it is handled: its host, origin, token, size. Adds the security headers to every response.
 
 A server on one's own machine can be reached by any page that is open in the browser: through a name that resolves to 127.0.0.1
 (so the Host is checked), or by a form (so the Origin is).
@@ -19,10 +19,10 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Guard", "Refused", "body_of", "refusal"]
+__all__ = ["RequestError", "SecurityMiddleware", "error_response", "read_json"]
 
-MOST = 64 * 1024  # bytes of a request
-PATIENCE = 10.0  # seconds in which it must be there
+MAX_BYTES = 64 * 1024  # of a request
+TIMEOUT = 10.0  # seconds in which a request must arrive
 COOKIE = "addnorm-token"
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
@@ -39,120 +39,123 @@ HEADERS = {
 }
 
 
-class Refused(Exception):
-    """A request that is answered with a status and a sentence."""
+class RequestError(Exception):
+    """Wrong request, answered with a status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
 
 
-def refusal(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The sentence, for the page to show."""
-    if status == 408:  # the rest would come some time, and nobody reads it
+def error_response(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return a response with the sentence, for the page to show."""
+    if status == 408:  # the rest of the request has no reader
         headers = {"Connection": "close"}
     return JSONResponse({"error": sentence}, status, headers)
 
 
-class Guard:
-    """Middleware.
+class SecurityMiddleware:
+    """ASGI middleware that checks requests and adds security headers.
 
     Args:
-        app: what is behind it.
-        hosts: the names by which the server may be called; None: any, with a token.
-        token: what a request must bring, in `?token=` once and as a cookie from then on; None: nothing.
+        app: the application.
+        hosts: allowed names of the server; None: any, with a token.
+        token: what every request must bring, once as `?token=` and then as a cookie; None: no token.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None = LOOPBACK, token: str | None = None) -> None:
         self.app, self.hosts, self.token = app, hosts, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":  # lifespan; nobody listens to web sockets
+        """Handle a request."""
+        if scope["type"] != "http":  # web sockets are not used
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
+        new_cookie = None
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                if bring is not None:
-                    headers.append("Set-Cookie", f"{COOKIE}={bring}; HttpOnly; SameSite=Strict; Path=/")
+                if new_cookie is not None:
+                    headers.append("Set-Cookie", f"{COOKIE}={new_cookie}; HttpOnly; SameSite=Strict; Path=/")
             await send(message)
 
-        bring = None
         try:
-            self._check(scope["method"], Headers(scope=scope))
-            bring = self._token(HTTPConnection(scope))
-        except Refused as error:
-            await refusal(error.status, str(error))(scope, receive, guarded)
+            self._check_headers(scope["method"], Headers(scope=scope))
+            new_cookie = self._check_token(HTTPConnection(scope))
+        except RequestError as error:
+            await error_response(error.status, str(error))(scope, receive, send_with_headers)
             return
-        await self.app(scope, receive, guarded)
+        await self.app(scope, receive, send_with_headers)
 
-    def _check(self, method: str, headers: Headers) -> None:
+    def _check_headers(self, method: str, headers: Headers) -> None:
+        """Check the headers that say which server is meant and which page sent the request."""
         host = headers.get("host", "")
-        if self.hosts is not None and _name(host) not in self.hosts:
-            raise Refused(
+        if self.hosts is not None and _host_name(host) not in self.hosts:
+            raise RequestError(
                 421, f"Host is {host[:60]!r}, expected localhost: open the address that `addnorm explore` printed."
             )
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
-            raise Refused(
-                403, f"Origin is {origin[:60]!r}, expected http://{host[:60]}: only this server's own page may ask."
+            raise RequestError(
+                403,
+                f"Origin is {origin[:60]!r}, expected http://{host[:60]}: only this server's own page may send requests.",
             )
-        followed = method == "GET" and headers.get("sec-fetch-mode") == "navigate"  # a link to here, in a chat say
+        is_navigation = method == "GET" and headers.get("sec-fetch-mode") == "navigate"  # a link to here, in a chat say
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not (
-            followed and headers.get("sec-fetch-dest") == "document"
+            is_navigation and headers.get("sec-fetch-dest") == "document"
         ):
-            raise Refused(403, "The request came from another site, expected this server's own page.")
+            raise RequestError(403, "The request came from another site, expected this server's own page.")
 
-    def _token(self, connection: HTTPConnection) -> str | None:
-        """The token to be kept in a cookie, if it came in the address."""
+    def _check_token(self, connection: HTTPConnection) -> str | None:
+        """Check the token, and return it if it was in the address and is to be kept in a cookie."""
         if self.token is None:
             return None
         query = connection.scope["query_string"].decode("latin-1")
-        if _same(parse_qs(query).get("token", [""])[0], self.token):
+        if _equal(parse_qs(query).get("token", [""])[0], self.token):
             return self.token
-        if not _same(connection.cookies.get(COOKIE, ""), self.token):
-            raise Refused(401, "The token is missing: open the address that `addnorm explore` printed, with all of it.")
+        if not _equal(connection.cookies.get(COOKIE, ""), self.token):
+            raise RequestError(401, "The token is missing: open the whole address that `addnorm explore` printed.")
         return None
 
 
-def _name(host: str) -> str:
-    """The name in a Host, without the port: what is behind a tunnel has another."""
-    found = HOST.fullmatch(host)
-    return (found[1] or found[2]).lower() if found else ""
+def _host_name(host: str) -> str:
+    """Return the name in a Host header. The port may differ, behind a tunnel for instance."""
+    match = HOST.fullmatch(host)
+    return (match[1] or match[2]).lower() if match else ""
 
 
-def _same(one: str, other: str) -> bool:
+def _equal(one: str, other: str) -> bool:
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
 
 
-async def body_of(request: Request) -> Any:
-    """The JSON of a request.
+async def read_json(request: Request) -> Any:
+    """Return the JSON of a request.
 
     Raises:
-        Refused: it is too large, too slow, or no JSON.
+        RequestError: the request is too large, too slow, or not JSON.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # which a form of another site cannot send
-        raise Refused(415, f"Content-Type is {kind[:60]!r}, expected application/json.")
-    found = bytearray()
+    if kind != "application/json":  # a form of another site cannot send this type
+        raise RequestError(415, f"Content-Type is {kind[:60]!r}, expected application/json.")
+    body = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             async for part in request.stream():
-                found += part
-                if len(found) > MOST:
-                    raise Refused(413, f"The request is larger than {MOST} bytes, expected a few hundred.")
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise RequestError(413, f"The request is larger than {MAX_BYTES} bytes, expected a few hundred.")
     except TimeoutError:
-        raise Refused(408, f"The request did not arrive within {PATIENCE:g} seconds.") from None
+        raise RequestError(408, f"The request did not arrive within {TIMEOUT:g} seconds.") from None
     try:
-        return json.loads(found, parse_constant=_no_number)
+        return json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, f"The request is no JSON ({str(error)[:80]}), expected an object.") from None
+        raise RequestError(400, f"The request is not JSON ({str(error)[:80]}), expected an object.") from None
 
 
-def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON")
+def _reject_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a number of JSON")

@@ -1,24 +1,27 @@
-"""The server: the page's files, and what the page asks of the library. Every answer is computed by the library itself.
+"""The explorer's web server: the page's files, and a route for the data of each view.
 
-GET  /                       the page; its files under /static/
-GET  /api/meta               what can be chosen, and between which bounds
+GET  /                       the page; its files are under /static/
+GET  /api/meta               parameters with their bounds, wirings, worked examples, recordings
 POST /api/stack              a stack before training, by depth
-POST /api/trace              one token, every step
-GET  /api/recording/{n}      a recording from the command line
-POST /api/race               two wirings trained, as server-sent events
+GET  /api/recording/{n}      a recording of the command line
+POST /api/race               two trainings, as server-sent events
 GET  /healthz                "ok"
 """
 
 from __future__ import annotations
 
-import json
+import logging
+import signal
+import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h11
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -26,73 +29,75 @@ from starlette.responses import FileResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import addnorm
-from addnorm._util.jsonio import to_jsonable
-from addnorm.explorer import presets, race, stack, tokens
-from addnorm.explorer.params import described
-from addnorm.explorer.recordings import Recordings
-from addnorm.explorer.scheduler import Busy, Desk, Ended, Gone, Superseded
-from addnorm.explorer.security import LOOPBACK, Guard, Refused, body_of, refusal
+from addnorm._util.jsonio import dumps_line
+from addnorm.explorer import race, stack, trace
+from addnorm.explorer.recording import Recordings
+from addnorm.explorer.scheduler import BusyError, ClosedError, DisconnectedError, Scheduler, SupersededError
+from addnorm.explorer.security import LOOPBACK, RequestError, SecurityMiddleware, error_response, read_json
 
-__all__ = ["STATIC", "application"]
+__all__ = ["STATIC", "create_app", "serve"]
 
 STATIC = Path(__file__).parent / "static"
+IDLE = 30  # seconds without a request after which a connection is closed, at the latest after twice as many
+TICKS = 10  # of uvicorn in a second
 
 
-def application(
+def create_app(
     recordings: Sequence[Path] = (),
     *,
     hosts: frozenset[str] | None = LOOPBACK,
     token: str | None = None,
-    desk: Desk | None = None,
-) -> Guard:
-    """The whole server, as an ASGI application.
+    scheduler: Scheduler | None = None,
+) -> SecurityMiddleware:
+    """Return the server as an ASGI application.
 
     Args:
         recordings: files that `addnorm record` wrote.
-        hosts: the names by which it may be called; None: any.
-        token: what a request must bring; None: nothing.
-        desk: where it computes; None: one of its own.
+        hosts: allowed names of the server; None: any.
+        token: what every request must bring; None: no token.
+        scheduler: runs the computations; None: a new one.
 
     Raises:
-        ValueError: a file is no recording.
+        ValueError: a file is not a recording.
     """
-    server = _Server(Recordings(recordings), desk or Desk())
+    views = _Views(Recordings(recordings), scheduler or Scheduler())
     routes = [
-        Route("/", server.page),
-        Route("/healthz", server.health),
-        Route("/api/meta", server.meta),
-        Route("/api/stack", server.stack, methods=["POST"]),
-        Route("/api/trace", server.trace, methods=["POST"]),
-        Route("/api/race", server.race, methods=["POST"]),
-        Route("/api/recording/{number}", server.recording),
+        Route("/", views.page),
+        Route("/healthz", views.health),
+        Route("/api/meta", views.meta),
+        Route("/api/stack", views.stack, methods=["POST"]),
+        Route("/api/race", views.race, methods=["POST"]),
+        Route("/api/recording/{number}", views.recording),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    app = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=server.lifespan)
-    app.router.redirect_slashes = False  # an address is right or wrong
-    return Guard(app, hosts, token)
+    app = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=views.lifespan)
+    app.router.redirect_slashes = False
+    return SecurityMiddleware(app, hosts, token)
 
 
-class _Server:
-    def __init__(self, recordings: Recordings, desk: Desk) -> None:
+class _Views:
+    """Handlers of the routes."""
+
+    def __init__(self, recordings: Recordings, scheduler: Scheduler) -> None:
         self.recordings = recordings
-        self.desk = desk
-        self.known = _text(
+        self.scheduler = scheduler
+        self.meta_text = dumps_line(
             {
                 "version": addnorm.__version__,
-                "stack": {"fields": described(stack.FIELDS), "places": stack.places()},
-                "presets": presets.described(),
-                "race": race.meta(),
-                "recordings": recordings.listed(),
+                "stack": stack.describe(),
+                "presets": trace.list_presets(),
+                "race": race.describe(),
+                "recordings": recordings.describe(),
             }
         )
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """While it runs; at its end the races end."""
         yield
-        self.desk.close()
+        self.scheduler.close()
 
     async def page(self, request: Request) -> Response:
         return FileResponse(STATIC / "index.html")
@@ -101,43 +106,44 @@ class _Server:
         return PlainTextResponse("ok")
 
     async def meta(self, request: Request) -> Response:
-        return _json(self.known)
+        return _json_response(self.meta_text)
 
     async def stack(self, request: Request) -> Response:
-        asked = _taken(stack.flip, await body_of(request))
-        return await self._computed("stack", request, partial(stack.answer, asked))
-
-    async def trace(self, request: Request) -> Response:
-        return _json(_text(_taken(tokens.answer, await body_of(request))))
+        flip = _parse(stack.parse, await read_json(request))
+        return await self._compute("stack", request, partial(stack.compute, flip))
 
     async def recording(self, request: Request) -> Response:
-        asked = _taken(self.recordings.asked, request.path_params["number"], dict(request.query_params))
-        return await self._computed("recording", request, partial(self.recordings.answer, asked))
+        query = _parse(self.recordings.parse, request.path_params["number"], dict(request.query_params))
+        return await self._compute("recording", request, partial(self.recordings.compute, query))
 
     async def race(self, request: Request) -> Response:
-        asked = _taken(race.asked, await body_of(request))
-        events = self.desk.follow(_client(request), partial(race.race, asked))
+        runs = _parse(race.parse, await read_json(request))
+        events = self.scheduler.stream(_client(request), partial(race.run_race, runs))
         try:
             first = await anext(events, None)
-        except Busy:
-            raise Refused(503, "Two races run already: stop one, or wait until it has ended.") from None
+        except BusyError:
+            raise RequestError(503, "Two races are running already: stop one, or wait until it ends.") from None
         if first is None:
-            raise Refused(409, "The race was stopped before its first step.")
-        return _Events(_sent(first, events))
+            raise RequestError(409, "The race was stopped before its first step.")
+        return _EventResponse(_encode_events(first, events))
 
-    async def _computed(self, kind: str, request: Request, work: Callable[[], Any]) -> Response:
+    async def _compute(self, kind: str, request: Request, work: Callable[[], Any]) -> Response:
+        """Return the result of the work as JSON, with the time that it took."""
+
         def timed() -> tuple[str, float]:
-            begun = time.perf_counter()
-            return _text(work()), time.perf_counter() - begun
+            start = time.perf_counter()
+            return dumps_line(work()), time.perf_counter() - start
 
-        text, seconds = await self.desk.compute(_client(request), timed, kind=kind, gone=request.is_disconnected)
-        answer = _json(text)
-        answer.headers["Server-Timing"] = f"compute;dur={seconds * 1e3:.1f}"  # the browser's tools show it
-        return answer
+        text, seconds = await self.scheduler.compute(
+            _client(request), timed, kind=kind, is_disconnected=request.is_disconnected
+        )
+        response = _json_response(text)
+        response.headers["Server-Timing"] = f"compute;dur={seconds * 1e3:.1f}"  # for the browser's developer tools
+        return response
 
 
-class _Events(StreamingResponse):
-    """Server-sent events. They end with the answer, also where nobody hears them to their end."""
+class _EventResponse(StreamingResponse):
+    """Server-sent events. The generator is closed with the response, also when the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -152,73 +158,148 @@ class _Events(StreamingResponse):
             await self.events.aclose()
 
 
-async def _sent(first: Any, events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+async def _encode_events(first: Any, events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
     async with aclosing(events):
-        yield f"data: {_text(first)}\n\n"
+        yield f"data: {dumps_line(first)}\n\n"
         try:
             async for event in events:
-                yield f"data: {_text(event)}\n\n"
-        except Exception as error:  # the answer has begun: it can only be told in it
-            yield f"data: {_text({'event': 'failed', 'error': str(error)})}\n\n"
+                yield f"data: {dumps_line(event)}\n\n"
+        except Exception as error:  # the response has begun, so the error becomes an event
+            yield f"data: {dumps_line({'event': 'failed', 'error': str(error)})}\n\n"
 
 
-def _taken(read: Callable[..., Any], *given: Any) -> Any:
-    """What a request asks for, or the sentence about what is wrong with it."""
+def _parse(parse: Callable[..., Any], *params: Any) -> Any:
+    """Return the parsed parameters of a request, or raise a RequestError with what is wrong."""
     try:
-        return read(*given)
+        return parse(*params)
     except LookupError as error:
-        raise Refused(404, str(error.args[0])) from None
+        raise RequestError(404, str(error.args[0])) from None
     except (ValueError, TypeError) as error:
-        raise Refused(422, str(error)) from None
+        raise RequestError(422, str(error)) from None
 
 
 def _client(request: Request) -> str:
-    """Who asks: the page says so of itself; of others there is one for each address."""
-    given = request.headers.get("addnorm-client", "")
-    return given[:64] if given else f"address {request.client.host if request.client else ''}"
+    """Return the client's name: the page sends one of its own; other clients share one for each address."""
+    name = request.headers.get("addnorm-client", "")
+    return name[:64] if name else f"address {request.client.host if request.client else ''}"
 
 
-def _text(found: Any) -> str:
-    """JSON, with words for NaN and inf."""
-    return json.dumps(to_jsonable(found), allow_nan=False, separators=(",", ":"))
-
-
-def _json(text: str) -> Response:
+def _json_response(text: str) -> Response:
     return Response(text, media_type="application/json")
 
 
-# What goes wrong, as a status and a sentence.
+# Errors, as a status and a sentence.
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    return refusal(error.status if isinstance(error, Refused) else 400, str(error))
+async def _request_error(request: Request, error: Exception) -> Response:
+    return error_response(error.status if isinstance(error, RequestError) else 400, str(error))
 
 
-async def _undone(request: Request, error: Exception) -> Response:
-    return refusal(*UNDONE[type(error)])
+async def _not_computed(request: Request, error: Exception) -> Response:
+    return error_response(*NOT_COMPUTED[type(error)])
 
 
-async def _missing(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (404, None)
     what = f"{request.method[:20]} {request.scope['path'][:80]}"
-    sentence = {404: f"{what}: there is nothing here.", 405: f"{what}: this method is not for this address."}
-    return refusal(status, sentence.get(status, f"{what}: {status}."), headers)
+    sentence = {404: f"{what}: there is no such address.", 405: f"{what}: this address does not allow the method."}
+    return error_response(status, sentence.get(status, f"{what}: {status}."), headers)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # nobody reads it
+async def _disconnected(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # never read
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(500, f"The computation failed: {type(error).__name__}: {str(error)[:200]}")
+async def _failure(request: Request, error: Exception) -> Response:
+    return error_response(500, f"The computation failed: {type(error).__name__}: {str(error)[:200]}")
 
 
-UNDONE = {
-    Superseded: (409, "A newer question came before this one was computed."),
-    Busy: (503, "Too many questions wait: ask again in a moment."),
-    Ended: (503, "The server ends."),
+NOT_COMPUTED = {
+    SupersededError: (409, "A newer request came before this one was computed."),
+    BusyError: (503, "Too many requests are waiting: try again in a moment."),
+    ClosedError: (503, "The server is shutting down."),
 }
 HANDLERS: dict[Any, Any] = {
-    Refused: _refused, HTTPException: _missing, ClientDisconnect: _gone, Gone: _gone, Exception: _failed,
-    **dict.fromkeys(UNDONE, _undone),
+    RequestError: _request_error, HTTPException: _http_error, ClientDisconnect: _disconnected,
+    DisconnectedError: _disconnected, Exception: _failure, **dict.fromkeys(NOT_COMPUTED, _not_computed),
 }  # fmt: skip
+
+
+# The process.
+
+
+def serve(app: SecurityMiddleware, scheduler: Scheduler, listener: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM.
+
+    Args:
+        app: the application.
+        scheduler: runs its computations.
+        listener: a listening socket.
+        on_ready: called once, when the server answers and can be interrupted.
+    """
+    config = uvicorn.Config(
+        app, http=_Protocol, loop="asyncio", ws="none", lifespan="on", log_level="error", access_log=False, server_header=False,
+        date_header=False, proxy_headers=False, timeout_graceful_shutdown=1, timeout_keep_alive=IDLE, limit_concurrency=256,
+    )  # fmt: skip
+    with suppress(KeyboardInterrupt), _interruptible():
+        _Server(config, scheduler, on_ready).run(sockets=[listener])
+
+
+class _Protocol(H11Protocol):
+    """HTTP protocol without the traceback that uvicorn prints when a request breaks in its body while it is answered."""
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """Server that reports when it is ready and closes idle connections."""
+
+    def __init__(self, config: uvicorn.Config, scheduler: Scheduler, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.scheduler, self.on_ready = scheduler, on_ready
+        self._idle: dict[Any, Any] = {}
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.on_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % (IDLE * TICKS) == 0:
+            self._close_idle()
+        return await super().on_tick(counter)
+
+    def _close_idle(self) -> None:
+        """Close connections that wait for the same request as at the last call: uvicorn waits for a head without limit."""
+        connections: Any = self.server_state.connections
+        waiting = {one: one.cycle for one in connections if one.cycle is None or one.cycle.response_complete}
+        for one, cycle in waiting.items():
+            if self._idle.get(one, self) is cycle:
+                one.transport.close()
+        self._idle = waiting
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # connections that are cut off now are no error
+        self.scheduler.close()
+        await super().shutdown(sockets)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Handle SIGTERM as Ctrl-C. uvicorn raises the signal that ended it once more."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {one: signal.signal(one, interrupt) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

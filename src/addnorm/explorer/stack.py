@@ -1,15 +1,15 @@
-"""The first view: a stack whose LayerNorm moves, computed at every move by `addnorm.lab.init_probe`."""
+"""The data of the stack view: a stack before training, measured by `addnorm.lab.init_probe` each time its LayerNorm moves."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from addnorm.explorer.params import Choice, Field, Flag, Number, read
+from addnorm.explorer.params import Choice, Field, Flag, Number, describe_fields, read_params
 from addnorm.lab.init_probe import PLACEMENTS, Flip
 
-__all__ = ["FIELDS", "answer", "places"]
+__all__ = ["FIELDS", "compute", "describe", "parse"]
 
-OWN = "own"  # as the wiring has it
+FINAL_NORMS = {"own": None, "on": True, "off": False}  # own: as the wiring has it
 
 FIELDS: dict[str, Field] = {
     "placement": Choice("post", tuple(PLACEMENTS)),
@@ -18,54 +18,51 @@ FIELDS: dict[str, Field] = {
     "d_model": Number(64, 8, 256, step=8),
     "tokens": Number(16, 1, 64, step=1),
     "gain": Number(1.0, 0.1, 3.0),
-    "alpha": Number(0.0, 0.0, 8.0),
+    "alpha": Number(0.0, 0.0, 8.0),  # 0: as the wiring has it
     "seed": Number(0, 0, 9999, step=1),
     "residual": Flag(True),
-    "final": Choice(OWN, (OWN, "on", "off")),
+    "final": Choice("own", tuple(FINAL_NORMS)),
 }
-"""What the page may choose; alpha 0 is the wiring's own."""
 
 TITLES = {
     "post": "post-LN", "pre": "pre-LN", "sandwich": "sandwich", "reordered": "reordered", "deepnorm": "DeepNorm", "none": "none",
 }  # fmt: skip
 
 
-def flip(given: Any) -> Flip:
-    """What a request asks for.
+def parse(params: Any) -> Flip:
+    """Return the stack that a request describes.
 
     Raises:
-        ValueError: something in it does not fit.
+        ValueError: a parameter is wrong.
     """
-    chosen = read(FIELDS, given)
-    final = {"own": None, "on": True, "off": False}[chosen.pop("final")]
-    return Flip(**chosen | {"alpha": chosen["alpha"] or None, "final_norm": final})
+    values = read_params(FIELDS, params)
+    return Flip(**values | {"alpha": values["alpha"] or None, "final_norm": FINAL_NORMS[values.pop("final")]})
 
 
-def answer(asked: Flip) -> dict[str, Any]:
-    """The measurements, and the wiring in words: JSON types, with NaN and inf as they are."""
-    stack = asked.wiring
-    layers = asked.sublayers // 2
-    row = stack.row(0, 0, layers)
+def compute(flip: Flip) -> dict[str, Any]:
+    """Return the measurements and the wiring's description. Numbers may be NaN or infinite."""
+    wiring = flip.wiring
+    layers = flip.sublayers // 2
     return {
-        **asked.measure(),
-        "equation": stack.equation(layers),
-        "final_norm": stack.ends_in_norm(layers),
-        "alpha": row.a,
-        "wiring": repr(stack),
+        **flip.measure(),
+        "equation": wiring.equation(layers),
+        "final_norm": wiring.ends_in_norm(layers),
+        "alpha": wiring.row(0, 0, layers).a,
+        "wiring": repr(wiring),
     }
 
 
-def places() -> list[dict[str, Any]]:
-    """The placements for the page: the equation, its source, which norms stand, what it is for."""
-    found = []
+def describe() -> dict[str, Any]:
+    """Return the parameters and the placements with their equation, norms, source and use, for the page."""
+    placements = []
     for name, make in PLACEMENTS.items():
         wiring = make()
         row = wiring.row(0, 0, 12)
-        found.append(
+        placements.append(
             {
                 "name": name, "title": TITLES[name], "equation": str(row) if name != "deepnorm" else "x' = N(α x + f(x))",
-                "norms": [place for place in ("norm_in", "norm_branch", "norm_out") if getattr(row, place)],
+                "norms": [norm for norm in ("norm_in", "norm_branch", "norm_out") if getattr(row, norm)],
                 "final": wiring.ends_in_norm(12), "alpha": row.a != 1.0, "source": wiring.source, "use": wiring.use,
             }
         )  # fmt: skip
-    return found
+    return {"fields": describe_fields(FIELDS), "placements": placements}

@@ -21,11 +21,11 @@ const TOLD = 8; // sentences about an address
 /** @typedef {Record<string, Field<any>>} Fields */
 /** @typedef {Record<string, any>} State */
 
-/** One of a few words. @param {string} initial @param {readonly string[]} among @returns {Field<string>} */
-export const choice = (initial, among) => ({
+/** One of a few words. @param {string} initial @param {readonly string[]} choices @returns {Field<string>} */
+export const choice = (initial, choices) => ({
   initial,
   parse(text) {
-    if (!among.includes(text)) throw new Error(`one of ${among.join(", ")}`);
+    if (!choices.includes(text)) throw new Error(`one of ${choices.join(", ")}`);
     return text;
   },
   format: String,
@@ -33,20 +33,20 @@ export const choice = (initial, among) => ({
 
 /**
  * A number within bounds.
- * @param {number} initial @param {number} least @param {number} most @param {{whole?: boolean, step?: number}} [kind]
- * @returns {Field<number> & {least: number, most: number, step?: number}}
+ * @param {number} initial @param {number} minimum @param {number} maximum @param {{whole?: boolean, step?: number}} [kind]
+ * @returns {Field<number> & {minimum: number, maximum: number, step?: number}}
  */
-export const number = (initial, least, most, { whole = false, step } = {}) => ({
+export const number = (initial, minimum, maximum, { whole = false, step } = {}) => ({
   initial,
-  least,
-  most,
+  minimum,
+  maximum,
   step,
   parse(text) {
     const value = Number(text.replace("\u2212", "-"));
-    const expected = `a ${whole ? "whole " : ""}number from ${least} to ${most}`;
+    const expected = `a ${whole ? "whole " : ""}number from ${minimum} to ${maximum}`;
     if (text.trim() === "" || Number.isNaN(value)) throw new Error(expected);
-    let found = Math.min(most, Math.max(least, value));
-    if (step) found = Math.min(most, least + Math.round((found - least) / step) * step);
+    let found = Math.min(maximum, Math.max(minimum, value));
+    if (step) found = Math.min(maximum, minimum + Math.round((found - minimum) / step) * step);
     else if (whole) found = Math.round(found);
     if (found !== value) throw Object.assign(new Error(`${expected}${step ? ` in steps of ${step}` : ""}`), { instead: found });
     return found;
@@ -54,8 +54,8 @@ export const number = (initial, least, most, { whole = false, step } = {}) => ({
   format: String,
 });
 
-/** A whole number within bounds. @param {number} initial @param {number} least @param {number} most @param {number} [step] */
-export const whole = (initial, least, most, step) => number(initial, least, most, { whole: true, step });
+/** A whole number within bounds. @param {number} initial @param {number} minimum @param {number} maximum @param {number} [step] */
+export const whole = (initial, minimum, maximum, step) => number(initial, minimum, maximum, { whole: true, step });
 
 /** Yes or no, 1 or 0 in the address. @param {boolean} initial @returns {Field<boolean>} */
 export const flag = (initial) => ({
@@ -67,11 +67,11 @@ export const flag = (initial) => ({
   format: (value) => (value ? "1" : "0"),
 });
 
-/** Text, so many characters at most. @param {string} initial @param {number} most @returns {Field<string>} */
-export const text = (initial, most) => ({
+/** Text, so many characters at maximum. @param {string} initial @param {number} maximum @returns {Field<string>} */
+export const text = (initial, maximum) => ({
   initial,
   parse(given) {
-    if (given.length > most) throw new Error(`at most ${most} characters`);
+    if (given.length > maximum) throw new Error(`at most ${maximum} characters`);
     return given;
   },
   format: String,
@@ -199,7 +199,7 @@ export class Store {
   /** Whether the last step changed the same numbers a moment ago. @param {string} keys */
   #goesOn(keys) {
     const quick = this.last?.keys === keys && performance.now() - this.last.at < RUN;
-    return quick && keys.split(",").every((key) => "least" in this.fields[key]);
+    return quick && keys.split(",").every((key) => "minimum" in this.fields[key]);
   }
 
   /** @param {(state: State, changed: Set<string>) => void} listener */

@@ -38,10 +38,10 @@ export function fields(meta) {
   const known = meta.race.fields;
   const made = Object.entries(KEYS).map(([key, name]) => {
     const of = known[name];
-    if (of.kind === "choice") return [key, choice(of.initial, of.among)];
-    return [key, of.step === null ? number(of.initial, of.least, of.most) : whole(of.initial, of.least, of.most, of.step)];
+    if (of.kind === "choice") return [key, choice(of.default, of.choices)];
+    return [key, of.step === null ? number(of.default, of.minimum, of.maximum) : whole(of.default, of.minimum, of.maximum, of.step)];
   });
-  return { ...Object.fromEntries(made), at: whole(-1, -1, known.steps.most - 1) };
+  return { ...Object.fromEntries(made), at: whole(-1, -1, known.steps.maximum - 1) };
 }
 
 /** The settings of a state, as the server calls them. @param {import("../state.js").State} state @returns {Record<string, any>} */
@@ -55,7 +55,7 @@ export class Controls {
     this.wirings = wirings;
     this.selects = ["left", "right"].map((key) => {
       const input = h("select", { onchange: () => store.set({ [key]: input.value }) },
-        ...known[key].among.map((/** @type {string} */ name) => h("option", { value: name }, name)));
+        ...known[key].choices.map((/** @type {string} */ name) => h("option", { value: name }, name)));
       const equation = h("p.race-equation");
       return { key, input, equation, element: labelled(key === "left" ? "Wiring" : "Against", input) };
     });
@@ -63,7 +63,7 @@ export class Controls {
       const of = known[KEYS[key]];
       const taken = () => this.#taken(key, Number(input.value));
       const input = h("input", {
-        type: "range", min: of.least, max: of.most, step: of.step, id: unique(key),
+        type: "range", min: of.minimum, max: of.maximum, step: of.step, id: unique(key),
         oninput: () => store.set(taken(), { commit: false }), onchange: () => store.set(taken()),
       });
       const output = h("output", { for: input.id });
@@ -123,11 +123,11 @@ export class Controls {
       join(equation, this.wirings[state[key]].equation.split("\n"), () => h("span"), (line, text) => set(line, { text }));
     }
     join(this.drawings, [state.left, state.right], () => h("div", null, h("h3"), h("pre", { tabindex: 0 }), h("p")), (element, name) => {
-      const { drawing, words } = this.wirings[name];
+      const { drawing, description } = this.wirings[name];
       const [title, picture, text] = element.children;
       set(title, { text: name });
       set(picture, { text: drawing, role: "img", "aria-label": `${name} as a drawing` });
-      set(text, { text: words });
+      set(text, { text: description });
     });
     set(this.inShort, { text: `rate ${state.lr}, ${state.L} layers, ${state.steps} steps${state.warm ? `, warm-up ${state.warm}` : ""}` });
     for (const { key, input, output } of this.sliders) {

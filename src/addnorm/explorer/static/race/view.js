@@ -7,12 +7,12 @@ import { h, join, say, set } from "../dom.js";
 import { show as digits } from "../numbers.js";
 import { asked, Controls, fields } from "./controls.js";
 import { events } from "./events.js";
-import { BY_DEPTH, Recorded } from "./recorded.js";
+import { BY_DEPTH, History } from "./history.js";
 import { Scrubber } from "./scrubber.js";
 
 const FRAME = 120; // milliseconds between two drawings while it runs
 
-/** @type {Record<import("./recorded.js").Name, {title: string, y: string, log: boolean, from?: number, stems?: boolean}>} */
+/** @type {Record<import("./history.js").Name, {title: string, y: string, log: boolean, from?: number, stems?: boolean}>} */
 const CHARTS = {
   stream: { title: "The stream", y: "root mean square", log: true },
   gradient: { title: "Gradient at the stream", y: "length, mean of the tokens", log: true },
@@ -26,7 +26,7 @@ const CHARTS = {
 /** @param {HTMLElement} root @param {import("../app.js").App} app @returns {import("../app.js").Mounted} */
 function mount(root, app) {
   const { store, meta } = app;
-  /** @type {Recorded | null} */
+  /** @type {History | null} */
   let found = null;
   /** @type {Phase} */
   let phase = "idle";
@@ -72,7 +72,7 @@ function mount(root, app) {
     const mine = (controller = new AbortController());
     const settings = asked(store.state);
     const before = found;
-    found = new Recorded(settings);
+    found = new History(settings);
     become("starting");
     if (before && store.state.at >= 0) store.set({ at: -1 }, { commit: false });
     say("The race begins.");

@@ -216,7 +216,7 @@ function mounted(root, app) {
     drawMap();
     drawTime();
     balance.show(answer.balance);
-    const told = Object.entries({ file: answer.path, ...answer.facts });
+    const told = Object.entries({ file: answer.path, ...answer.metadata });
     join(facts, told.flat(), (_, k) => h(k % 2 ? "dd" : "dt"), (element, value) => set(element, { text: value }));
     point(store.state.rdepth === LAST ? null : store.state.rdepth);
   }

@@ -26,9 +26,9 @@ function fields(meta) {
   const found = {};
   for (const [key, name] of Object.entries(KEYS)) {
     const of = known[name];
-    if (of.kind === "choice") found[key] = choice(of.initial, of.among);
-    else if (of.kind === "flag") found[key] = flag(of.initial);
-    else found[key] = of.step === null ? number(of.initial, of.least, of.most) : whole(of.initial, of.least, of.most, of.step);
+    if (of.kind === "choice") found[key] = choice(of.default, of.choices);
+    else if (of.kind === "flag") found[key] = flag(of.default);
+    else found[key] = of.step === null ? number(of.default, of.minimum, of.maximum) : whole(of.default, of.minimum, of.maximum, of.step);
   }
   return { ...found, depth: whole(-1, -1, 200), pins: pinsOf(found) };
 }
@@ -122,7 +122,7 @@ const WORDS = [
 /** @param {HTMLElement} root @param {import("../app.js").App} app @returns {import("../app.js").Mounted} */
 function mount(root, app) {
   const { store } = app;
-  const { fields: known, places } = app.meta.stack;
+  const { fields: known, placements: places } = app.meta.stack;
   const titleOf = (/** @type {string} */ name) => places.find((/** @type {any} */ place) => place.name === name).title;
   /** @type {any} */
   let found; // what was measured of the present state
@@ -137,7 +137,7 @@ function mount(root, app) {
   const sliders = SLIDERS.map(([key, label, text]) => {
     const of = known[KEYS[key]];
     const input = h("input", {
-      type: "range", min: of.least, max: of.most, step: of.step ?? 0.05, id: unique(key),
+      type: "range", min: of.minimum, max: of.maximum, step: of.step ?? 0.05, id: unique(key),
       oninput: () => store.set({ [key]: Number(input.value) }, { commit: false }), onchange: () => store.set({ [key]: Number(input.value) }),
     });
     const output = h("output", { for: input.id });
@@ -153,7 +153,7 @@ function mount(root, app) {
   ];
   const residual = h("input", { type: "checkbox", onchange: () => store.set({ res: residual.checked }) });
   const pin = h("button.plain", { type: "button", onclick: () => pinned() }, "Pin this");
-  const dice = h("button.plain", { type: "button", onclick: () => store.set({ seed: Math.floor(Math.random() * (known.seed.most + 1)) }) }, "Another seed");
+  const dice = h("button.plain", { type: "button", onclick: () => store.set({ seed: Math.floor(Math.random() * (known.seed.maximum + 1)) }) }, "Another seed");
   const survey = h("button.plain", { type: "button", onclick: () => look() }, `${SEEDS} seeds`);
   const use = h("p.stack-note.stack-use");
   const pins = h("ul.stack-pins", { "aria-label": "Pinned" });
@@ -357,7 +357,7 @@ function mount(root, app) {
     },
     code() {
       const { state } = store;
-      const initial = Object.fromEntries(Object.entries(known).map(([name, of]) => [name, /** @type {any} */ (of).initial]));
+      const initial = Object.fromEntries(Object.entries(known).map(([name, of]) => [name, /** @type {any} */ (of).default]));
       const given = [["placement", JSON.stringify(state.place)]];
       for (const [key, name] of Object.entries(KEYS)) {
         if (key === "place" || state[key] === initial[name]) continue;

@@ -6,7 +6,7 @@ import { show } from "../numbers.js";
 import { flat } from "./trace.js";
 
 /** @typedef {import("./trace.js").Trace} Trace */
-/** @typedef {import("./words.js").Scale} Scale */
+/** @typedef {import("./descriptions.js").Scale} Scale */
 
 /**
  * By scale, the longest bar's number.

@@ -3,7 +3,7 @@
 
 import { h, join, labelled, set, unique } from "../dom.js";
 import { show } from "../numbers.js";
-import { entries, float } from "./given.js";
+import { entries, float } from "./parsing.js";
 
 /** @typedef {import("../state.js").State} State */
 /** @typedef {import("./presets.js").Preset} Preset */

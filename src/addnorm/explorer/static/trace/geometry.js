@@ -6,7 +6,7 @@
 
 import { h, join, s, set } from "../dom.js";
 import { show } from "../numbers.js";
-import { dot, eigenvalues, input, jacobian, length, normOf, normalizedName, parts } from "./shape.js";
+import { dot, eigenvalues, input, jacobian, length, normOf, normalizedName, parts } from "./jacobian.js";
 import { flat, step } from "./trace.js";
 
 /** @typedef {import("./trace.js").Trace} Trace */

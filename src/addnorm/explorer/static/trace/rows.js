@@ -6,7 +6,7 @@ import { show, showAll } from "../numbers.js";
 import { bars, drawBars, longest } from "./bars.js";
 import { formula, typeset } from "./formulas.js";
 import { SECTIONS } from "./trace.js";
-import { HEADINGS, straight, words } from "./words.js";
+import { HEADINGS, straight, words } from "./descriptions.js";
 
 /** @typedef {import("./trace.js").Trace} Trace */
 /** @typedef {import("./trace.js").Step} Step */

@@ -8,7 +8,7 @@
  */
 
 import { show } from "../numbers.js";
-import { number, repr, vector } from "./given.js";
+import { number, repr, vector } from "./parsing.js";
 
 /**
  * @typedef {object} Step  symbol = formula = numbers = value

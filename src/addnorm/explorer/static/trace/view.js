@@ -7,12 +7,12 @@ import { choice, number, text, whole } from "../state.js";
 import { Controls, keyOf, written } from "./controls.js";
 import { formula, typeset } from "./formulas.js";
 import { Geometry } from "./geometry.js";
-import { entries, float } from "./given.js";
+import { entries, float } from "./parsing.js";
 import { matching, noted } from "./presets.js";
 import { Rows } from "./rows.js";
 import { CHOICES, described, equation, flat, step, trace } from "./trace.js";
-import { moral } from "./words.js";
-import { Wire } from "./wire.js";
+import { moral } from "./descriptions.js";
+import { Diagram } from "./diagram.js";
 
 /** @typedef {import("../state.js").State} State */
 /** @typedef {import("./trace.js").Trace} Trace */
@@ -83,7 +83,7 @@ function mount(root, { meta, store, say }) {
     say(`${tplace}-LN. ${told.textContent}`);
   };
   const controls = new Controls(presets, { change, preset: (preset) => change(stateOf(preset)) });
-  const wire = new Wire(flip);
+  const wire = new Diagram(flip);
   const rows = new Rows({ choose: (name, commit) => change({ step: name }, { commit }), say });
   const geometry = new Geometry((some, how) => change(some, how));
   const line = formula(".trace-equation");

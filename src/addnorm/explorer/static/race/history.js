@@ -24,7 +24,7 @@ function ofLayer(values, layer) {
   return Math.hypot(.../** @type {number[]} */ (layer < 0 ? values.slice(-2) : values.slice(1, 3)));
 }
 
-export class Recorded {
+export class History {
   /** @param {Record<string, any>} asked  the settings */
   constructor(asked) {
     this.asked = asked;

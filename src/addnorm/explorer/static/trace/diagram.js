@@ -18,7 +18,7 @@ const LIT = {
   z: ["add"], dx: ["add", "straight"], straight: ["straight"], grad: ["y"],
 };
 
-export class Wire {
+export class Diagram {
   /** @param {() => void} flip */
   constructor(flip) {
     this.residual = s("path.trace-line.residual", { d: `M26 ${TOP}H374` });

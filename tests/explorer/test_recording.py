@@ -13,7 +13,8 @@ from torch import nn
 import addnorm
 from addnorm import explorer
 from addnorm._util.jsonio import to_jsonable
-from addnorm.explorer.recordings import MOST, NAMES, Recordings, labels
+from addnorm.explorer.recording import MAX_STEPS, NAMES, Recordings
+from addnorm.explorer.recording import _labels as labels
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import Balance, RecordedSite
 
@@ -68,7 +69,7 @@ def of(tmp_path):
 
 def answer(recordings, number=0, **query):
     """What the page gets, after it went through JSON."""
-    found = recordings.answer(recordings.asked(number, {name: str(value) for name, value in query.items()}))
+    found = recordings.compute(recordings.parse(number, {name: str(value) for name, value in query.items()}))
     return json.loads(json.dumps(to_jsonable(found), allow_nan=False))
 
 
@@ -135,7 +136,7 @@ def test_the_balance_adds_up_to_the_length_of_the_stream(of, post_ln):
 
 def test_each_stream_has_its_own(of, two_streams):
     recordings = of(two_streams)
-    assert recordings.listed()[0]["streams"] == ["encoder", "decoder"]
+    assert recordings.describe()[0]["streams"] == ["encoder", "decoder"]
     found = {name: answer(recordings, stream=name) for name in ("encoder", "decoder")}
     assert answer(recordings)["stream"] == "encoder"
     assert [len(one["sites"]) for one in found.values()] == [6, 8]
@@ -180,10 +181,10 @@ def test_what_is_proved_is_said(of, post_ln, two_streams):
     found = states(answer(of(post_ln)))
     assert found["wiring"] == ("proved", "post-LN")
     assert found["equations"][0] == "proved"
-    assert re.fullmatch(r"6 sublayers closed, error at most \S+e-0[678]", found["equations"][1])
-    assert found["x_L = x_0 + all writes"] == ("none", "no plain sum")
+    assert re.fullmatch(r"6 sublayers closed, relative error at most \S+e-0[678]", found["equations"][1])
+    assert found["x_L = x_0 + all writes"] == ("none", "not a plain sum")
     assert found["balance"][0] == "proved"
-    assert found["understood"] == ("proved", "all of it")
+    assert found["understood"] == ("proved", "everything")
     found = answer(of(two_streams), stream="decoder")
     assert states(found)["x_L = x_0 + all writes"][0] == "proved"
     assert "LayerNorm 1e-5" in found["badges"][0]["more"]
@@ -192,7 +193,7 @@ def test_what_is_proved_is_said(of, post_ln, two_streams):
 def test_what_does_not_close_or_is_not_known_is_said(of):
     rec = recorded(Scaled(), torch.randn(2, 5, D))
     found = answer(of(rec))
-    assert states(found)["wiring"] == ("open", "none of the known wirings")
+    assert states(found)["wiring"] == ("open", "not a known wiring")
     assert states(found)["balance"] == ("open", "does not add up")
     assert found["balance"] == {
         "refused": "The components of the stream do not add up: the stream is multiplied or masked between add 1 and add 2."
@@ -260,7 +261,7 @@ def test_facts_that_anybody_may_have_written_break_nothing(of, fact, odd):
         (-1, {}, LookupError, "recording is -1, expected a number from 0 to 0."),
         (0, {"step": "x"}, ValueError, "step is 'x', expected a whole number."),
         (0, {"step": "9" * 99}, ValueError, "expected a whole number."),
-        (0, {"step": "7"}, ValueError, "step is 7, expected one that was recorded, from 0 to 2."),
+        (0, {"step": "7"}, ValueError, "step is 7, expected a recorded step from 0 to 2."),
         (0, {"stream": "../etc"}, ValueError, "stream is '../etc', expected one of stream."),
         (0, {"what": "out.rsm"}, ValueError, "what is 'out.rsm', expected 'out.rms'."),
         (0, {"what": "read.rms"}, ValueError, "what is 'read.rms', expected"),
@@ -275,16 +276,16 @@ def test_facts_that_anybody_may_have_written_break_nothing(of, fact, odd):
 )
 def test_what_there_is_not_is_refused_in_one_sentence(of, post_ln, number, query, error, says):
     with pytest.raises(error) as raised:
-        of(post_ln).asked(number, query)
+        of(post_ln).parse(number, query)
     assert says in raised.value.args[0]
     assert "\n" not in raised.value.args[0]
 
 
 def test_without_a_file_there_is_nothing():
     none = Recordings()
-    assert (len(none), none.listed()) == (0, [])
-    with pytest.raises(LookupError, match="recording is 0, expected none: addnorm explore --recording FILE"):
-        none.asked(0, {})
+    assert (len(none), none.describe()) == (0, [])
+    with pytest.raises(LookupError, match="recording is 0, expected none: start addnorm explore with --recording FILE"):
+        none.parse(0, {})
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,7 @@ def test_a_folder_and_an_empty_recording_are_refused_at_the_start(tmp_path, of):
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match="cannot be read"):
         Recordings([tmp_path / "folder.json"])
-    with pytest.raises(ValueError, match="without a number"):
+    with pytest.raises(ValueError, match="is an empty recording"):
         of(Recording([RecordedSite("a", "a", "other", 0)]))
 
 
@@ -321,7 +322,7 @@ def test_files_of_one_name_are_told_apart(tmp_path, post_ln):
         post_ln.save(tmp_path / folder / "run.json")
     post_ln.save(tmp_path / "other.json")
     paths = [tmp_path / "before" / "run.json", tmp_path / "after" / "run.json", tmp_path / "other.json"]
-    listed = Recordings(paths).listed()
+    listed = Recordings(paths).describe()
     assert [one["name"] for one in listed] == [str(paths[0]), str(paths[1]), "other.json"]
     assert listed[2] == {
         "name": "other.json", "path": str(paths[2]), "model": "TransformerEncoder", "streams": ["stream"], "steps": [0, 1, 2],
@@ -340,9 +341,9 @@ def test_a_long_recording_is_answered_at_once_and_in_few_bytes(of):
     rec.memory_maps = {"stream": ([site.id for site in sites], [[1.0 / (n + 1)] * (n + 1)] * (n + 1))}
     recordings = Recordings()
     recordings.paths, recordings.loaded = ["run.json"], [rec]
-    (listed,) = recordings.listed()
+    (listed,) = recordings.describe()
     assert (len(listed["steps"]), listed["steps"][0], listed["steps"][-1], listed["count"]) == (
-        MOST,
+        MAX_STEPS,
         0,
         2 * steps - 2,
         steps,
@@ -352,7 +353,7 @@ def test_a_long_recording_is_answered_at_once_and_in_few_bytes(of):
     found = answer(recordings, what="out.rms")
     assert time.process_time() - begun < 1.0  # a twentieth of it as a rule
     assert len(json.dumps(found)) < 1e6
-    assert (len(found["time"]["steps"]), found["time"]["count"]) == (MOST, steps)
+    assert (len(found["time"]["steps"]), found["time"]["count"]) == (MAX_STEPS, steps)
     assert found["time"]["values"] == [float(step) for step in found["time"]["steps"]]
 
 
