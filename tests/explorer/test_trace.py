@@ -214,7 +214,7 @@ def test_no_preset_where_the_forward_is_another(within):
         return [...others.map((options) => trace(x, sublayer, options)), trace([1, 2, 4], sublayer), trace([1, 2], [0.5, -1])]
           .map((of) => matching(presets, of)?.name ?? null);
         }""",
-        described(),
+        list_presets(),
     )
     assert found == [None] * 6
 
@@ -277,7 +277,7 @@ def test_errors_are_python_s_sentences(within):
 
 def test_texts_are_read_as_python_reads_them(within):
     found = within.evaluate(
-        """async (texts) => { const { float } = await import("/static/trace/given.js"); return texts.map(float); }""",
+        """async (texts) => { const { float } = await import("/static/trace/parsing.js"); return texts.map(float); }""",
         GOOD,
     )
     assert found == [float(text) for text in GOOD]
