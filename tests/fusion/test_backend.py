@@ -1,7 +1,6 @@
-"""`torch.compile(model, backend="addnorm")`: rewritten graphs run eagerly, or by Inductor, in whatever way the model is called."""
+"""`torch.compile(model, backend="addnorm")`: rewritten graphs that run eagerly or go to Inductor."""
 
-import subprocess
-import sys
+from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -15,16 +14,10 @@ from support.captured import captured, off
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of what Inductor builds with
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Inductor
 ]
 D = 16
 X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    yield
-    torch._dynamo.reset()
 
 
 class Layer(nn.Module):
@@ -54,7 +47,7 @@ class Model(nn.Module):
 
 
 def step(model, call, x, seed=0):
-    """Outputs and gradients."""
+    """Return outputs and gradients."""
     torch.manual_seed(seed)
     y = call(x)
     cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
@@ -62,28 +55,28 @@ def step(model, call, x, seed=0):
 
 
 def same(model, call, x, limit=1e-5):
-    """Outputs and gradients of a model, and of the same otherwise called, agree."""
+    """Check that a model and another call of it have the same outputs and gradients."""
     wanted, came = step(model, model, x), step(model, call, x)
     assert off(wanted[0], came[0]) < limit
     assert all(off(one, other) < limit for one, other in zip(wanted[1], came[1], strict=True))
 
 
-def test_the_backend_has_a_name_that_needs_no_import():
-    code = "import torch; assert 'addnorm' in torch._dynamo.list_backends(); import sys; assert 'addnorm' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_backend_is_registered_by_name():
+    (entry,) = entry_points(group="torch_dynamo_backends", name="addnorm")
+    assert entry.load() is backend
 
 
-def test_a_model_compiled_by_name_computes_the_same_forward_and_backward():
+def test_compile_by_name_keeps_outputs_and_gradients():
     model = Model()
     same(model, torch.compile(model, backend="addnorm"), X)
 
 
-def test_dropout_draws_the_model_s_own_random_numbers():
+def test_backend_keeps_dropout_masks():
     model = Model(p=0.3)
     same(model, captured(model).compiled, X)
 
 
-def test_every_boundary_of_every_layer_is_one_call():
+def test_backend_fuses_every_boundary():
     found = captured(Model())
     with torch.no_grad():
         found.compiled(X)
@@ -92,10 +85,10 @@ def test_every_boundary_of_every_layer_is_one_call():
         ("layers.2", "layers.2.m"), ("layers.2", "norm"),
     ]  # fmt: skip
     assert found.code.count("add_layer_norm(") == 6
-    assert found.code.count("layer_norm(") == 7  # and the first, which no add precedes
+    assert found.code.count("layer_norm(") == 7  # and the first, which follows no add
 
 
-def test_sums_have_the_bits_they_had():
+def test_backend_keeps_the_bits_of_sums():
     class Sums(Model):
         def forward(self, x):
             found = []
@@ -107,13 +100,13 @@ def test_sums_have_the_bits_they_had():
     for dtype in (torch.float32, torch.bfloat16):
         model = Sums(layers=1).to(dtype)
         for p in model.layers[0].g.parameters():
-            nn.init.zeros_(p)  # what the second sublayer writes is no different for the norm that it reads
+            nn.init.zeros_(p)  # so the second write does not depend on its norm
         with torch.no_grad():
             wanted, came = model(X.to(dtype))[0], captured(model).compiled(X.to(dtype))[0]
         assert wanted.equal(came)
 
 
-def test_inductor_gets_the_rewritten_graph():
+def test_inductor_compiles_the_rewritten_graph():
     model = Model(layers=1)
     same(model, torch.compile(model, backend="addnorm", options={"inductor": True}), X)
     found = captured(model, inductor=True)
@@ -122,7 +115,7 @@ def test_inductor_gets_the_rewritten_graph():
     assert "add_layer_norm(" in found.code
 
 
-def test_inductor_takes_its_modes_and_options():
+def test_inductor_accepts_its_options():
     model = Model(layers=1)
     options = {"inductor": True, "epilogue_fusion": False}
     with torch.no_grad():
@@ -133,13 +126,13 @@ def test_inductor_takes_its_modes_and_options():
     ("given", "what"),
     [({"options": {"epilogue_fusion": False}}, "epilogue_fusion"), ({"mode": "max-autotune"}, "mode")],
 )
-def test_what_is_inductor_s_alone_is_refused_without_it(given, what):
+def test_backend_refuses_inductor_options_without_inductor(given, what):
     graph = torch.fx.symbolic_trace(nn.Identity())
     with pytest.raises(ValueError, match=f'backend "addnorm" has no {what}; Inductor has'):
         backend(graph, [X], **given)
 
 
-def test_an_activation_checkpoint_is_one_and_computes_again_what_it_computed():
+def test_checkpoint_recomputes_the_same():
     model = Model(p=0.3, run=lambda layer, x: checkpoint(layer, x, use_reentrant=False))
     found = captured(model)
     same(model, found.compiled, X.clone().requires_grad_())
@@ -149,7 +142,7 @@ def test_an_activation_checkpoint_is_one_and_computes_again_what_it_computed():
     assert after <= before  # what is inside of the layers is not kept
 
 
-def test_a_selective_checkpoint_keeps_its_policy():
+def test_selective_checkpoint_keeps_its_policy():
     from functools import partial
 
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
@@ -159,7 +152,7 @@ def test_a_selective_checkpoint_keeps_its_policy():
     same(model, captured(model).compiled, X.clone().requires_grad_())
 
 
-def test_shapes_that_change_need_one_more_graph_not_one_each():
+def test_dynamic_shapes_share_a_graph():
     model = Model()
     found = captured(model)
     with torch.no_grad():
@@ -170,7 +163,7 @@ def test_shapes_that_change_need_one_more_graph_not_one_each():
     assert set(found.reasons) == {None}
 
 
-def test_graphs_that_break_are_fused_each():
+def test_backend_fuses_each_graph_after_breaks():
     class Broken(Model):
         def forward(self, x):
             x = self.layers[0](x)
@@ -184,11 +177,11 @@ def test_graphs_that_break_are_fused_each():
     with torch.no_grad():
         assert off(model(X), found.compiled(X)) < 1e-6
     assert len(found.graphs) > 1
-    assert found.reasons == [None] * 4  # and not those of the sums that end a graph
+    assert found.reasons == [None] * 4  # without the sums that end a graph
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_is_as_it_is_in_eager(dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+def test_autocast_is_as_in_eager(dtype):
     model = Model()
     found = captured(model)
     with torch.no_grad(), torch.autocast("cpu", dtype):
@@ -199,7 +192,7 @@ def test_autocast_is_as_it_is_in_eager(dtype):
         same(model, found.compiled, X, 8 * torch.finfo(dtype).eps)
 
 
-def test_a_float32_stream_under_low_precision_branches_stays_one():
+def test_float32_stream_with_bfloat16_branches_stays_float32():
     class Mixed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -220,7 +213,7 @@ def test_a_float32_stream_under_low_precision_branches_stays_one():
     assert off(wanted, came) < 1e-3  # one element of y may round the other way
 
 
-def test_a_sum_that_is_rounded_before_its_norm_is_left():
+def test_sum_rounded_before_its_norm_is_not_fused():
     class Rounded(nn.Module):
         def __init__(self):
             super().__init__()
@@ -236,7 +229,7 @@ def test_a_sum_that_is_rounded_before_its_norm_is_left():
     assert found.reasons == ["its norm does not compute the formula that was found"]
 
 
-def test_a_cache_that_grows_in_generation_gives_the_same_tokens():
+def test_generate_with_cache_gives_the_same_tokens():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -245,7 +238,7 @@ def test_a_cache_that_grows_in_generation_gives_the_same_tokens():
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     ids = torch.randint(5, 99, (2, 7))
-    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False}
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
     wanted = model.generate(ids, **given)
     addnorm.fuse(model, ids)
     assert wanted.equal(model.generate(ids, **given))
@@ -253,7 +246,7 @@ def test_a_cache_that_grows_in_generation_gives_the_same_tokens():
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
-def test_what_runs_inside_of_a_transform_is_left(transform):
+def test_functorch_transforms_are_not_fused(transform):
     class Transformed(Layer):
         def forward(self, x):
             def one(t):
@@ -270,7 +263,7 @@ def test_what_runs_inside_of_a_transform_is_left(transform):
     assert found.reasons == ["it runs inside a torch.func transform"]
 
 
-def test_second_derivatives_go_through():
+def test_second_derivatives_match():
     model = Model(layers=1).double()
     call = captured(model).compiled
     found = []

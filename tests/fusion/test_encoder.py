@@ -1,4 +1,4 @@
-"""torch.nn.TransformerEncoder in inference: its closed fast path is opened, and what it does to padding is kept."""
+"""torch.nn.TransformerEncoder in inference: its fast path is expanded, and padding stays zero."""
 
 import itertools
 
@@ -9,17 +9,11 @@ from torch import nn
 import addnorm
 from support.captured import both, captured, off
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of nested tensors, which torch itself makes
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of nested tensors in torch
 D = 16
 X = torch.randn(3, 5, D, generator=torch.Generator().manual_seed(0))
 PADDING = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1]]).bool()
 CAUSAL = torch.triu(torch.full((5, 5), float("-inf")), 1)
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    yield
-    torch._dynamo.reset()
 
 
 def encoder(norm_first=False, activation="relu", norm=False, **options):
@@ -32,7 +26,7 @@ def encoder(norm_first=False, activation="relu", norm=False, **options):
 
 
 def plain(model, *args, **kwargs):
-    """Without the fast path."""
+    """Call a model without the fast path."""
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         return model(*args, **kwargs)
@@ -41,7 +35,7 @@ def plain(model, *args, **kwargs):
 
 
 @pytest.mark.parametrize(("norm_first", "activation"), [*itertools.product((False, True), ("relu", "gelu"))])
-def test_the_closed_path_is_opened_and_every_boundary_fused(norm_first, activation):
+def test_fast_path_is_expanded_and_fused(norm_first, activation):
     model = encoder(norm_first, activation, enable_nested_tensor=False)
     for masks in ({}, {"mask": CAUSAL, "is_causal": True}, {"src_key_padding_mask": PADDING}):
         before, after, found = both(model, X, **masks)
@@ -53,22 +47,22 @@ def test_the_closed_path_is_opened_and_every_boundary_fused(norm_first, activati
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_it_is_in_every_dtype(dtype):
+def test_fast_path_in_other_dtypes(dtype):
     before, after, found = both(encoder(enable_nested_tensor=False).to(dtype), X.to(dtype))
     assert found.reasons == [None] * 4
     assert off(before, after) < (1e-12 if dtype == torch.float64 else 2e-2)
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_padding_is_zero_where_torch_makes_it_zero_and_nowhere_else(norm):
+def test_padding_is_zero_exactly_where_torch_zeroes_it(norm):
     model = encoder(norm=norm)
-    scattered = PADDING.flip(1)  # padding first: torch does not take that path
+    scattered = PADDING.flip(1)  # padding first: torch does not take the fast path
     with torch.no_grad():
         before = {k: model(X, src_key_padding_mask=mask) for k, mask in enumerate((PADDING, scattered, None))}
     assert norm or not before[0][PADDING].any()
     assert before[1][scattered].any()
     done = addnorm.fuse(model, X, src_key_padding_mask=PADDING)
-    assert len(done.fused) == 4  # the final norm reads what is zeroed, not a sum
+    assert len(done.fused) == 4  # the final norm reads zeroed tokens, not a sum
     with torch.no_grad():
         for k, mask in enumerate((PADDING, scattered, None)):
             assert off(before[k], model(X, src_key_padding_mask=mask)) < 1e-6
@@ -80,7 +74,7 @@ def test_padding_is_zero_where_torch_makes_it_zero_and_nowhere_else(norm):
         assert model(X, src_key_padding_mask=PADDING).equal(before[0])
 
 
-def test_training_and_masks_of_floats_are_as_they_were():
+def test_training_with_float_masks_is_unchanged():
     model = encoder()
     addnorm.fuse(model, X, src_key_padding_mask=PADDING)
     model.train()
@@ -92,7 +86,7 @@ def test_training_and_masks_of_floats_are_as_they_were():
     assert off(model(X, src_key_padding_mask=floats), after) < 1e-6
 
 
-def test_an_encoder_inside_of_a_model_is_found_and_given_back():
+def test_nested_encoder_is_restored():
     class Outer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -111,7 +105,7 @@ def test_an_encoder_inside_of_a_model_is_found_and_given_back():
     assert "forward" not in vars(model.inner)
 
 
-def test_one_graph_serves_several_batches():
+def test_fast_path_has_one_graph_for_all_batches():
     model = encoder(enable_nested_tensor=False)
     found = captured(model, dynamic=True)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Where an Add & Norm is found in a graph, however it is written, and why another one is left as it is."""
+"""Add & Norms in graphs: the spellings that are fused, and the reasons why others are not."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
 
 
 class Model(nn.Module):
-    """x + f(x), a norm, and another sublayer that reads the norm; each part may be written otherwise."""
+    """x + f(x), a norm, and a sublayer that reads the norm; each part can be replaced."""
 
     def __init__(self, add=None, norm=None, after=None):
         super().__init__()
@@ -50,20 +50,20 @@ def _plus(x, f):
 
 
 @pytest.mark.parametrize("add", ADDS.values(), ids=ADDS)
-def test_an_add_is_found_however_it_is_written(add):
+def test_add_spellings_are_fused(add):
     before, after, found = both(Model(add), X.clone())
     assert found.reasons == [None]
     assert off(before, after) < 1e-6
 
 
-def test_what_is_written_in_place_is_read_as_written():
+def test_add_in_place_is_read_through_its_argument():
     def forward(model, z, y):
         return model.f(y) + z
 
     class Method(Model):
         def forward(self, x):
             z = x.clone()
-            z.add_(self.f(x))  # the name z is read below, not what add_ returned
+            z.add_(self.f(x))  # z is read below, not the result of add_
             return self.after(self, z, self.norm(z))
 
     before, after, found = both(Method(after=forward), X)
@@ -71,11 +71,11 @@ def test_what_is_written_in_place_is_read_as_written():
     assert off(before, after) < 1e-6
 
 
-# --- norms ------------------------------------------------------------------------------------------------------------------
+# --- norms -----------------------------------------------------------------------------------------------------------------
 
 
 class Hand(nn.Module):
-    """A norm as a formula of x and a weight."""
+    """Norm from a formula of x and a weight."""
 
     def __init__(self, formula, bias=False, eps=1e-6):
         super().__init__()
@@ -136,9 +136,9 @@ HANDS = {
 
 
 @pytest.mark.parametrize("name", HANDS)
-def test_a_norm_by_hand_is_one_call_and_keeps_every_bit_in_low_precision(name):
+def test_decomposed_norms_keep_bits_in_low_precision(name):
     formula, bias, casting = HANDS[name]
-    whole = torch.randint(-9, 10, (4, 50, D))  # squares of these add up exactly, in whatever order
+    whole = torch.randint(-9, 10, (4, 50, D))  # their squares add up exactly in any order
     for dtype in (torch.bfloat16, torch.float16):
         model = Model(norm=Hand(formula, bias), after=lambda model, z, y: y).to(dtype)
         nn.init.zeros_(model.f.weight)
@@ -146,20 +146,20 @@ def test_a_norm_by_hand_is_one_call_and_keeps_every_bit_in_low_precision(name):
         before, after, found = both(model, whole.to(dtype))
         assert found.reasons == [None]
         assert found.boundaries[0].casting == casting
-        # torch adds a variance up as it goes, and rounds on the way; a mean of squares is exact here.
+        # torch updates a variance step by step and rounds each time; a mean of squares is exact here.
         flipped = float((before != after).double().mean())
         assert flipped <= (2e-3 if formula in (one_plus, own) else 0.0)
 
 
 @pytest.mark.parametrize("name", HANDS)
-def test_a_norm_by_hand_is_as_exact_in_float32_and_float64(name):
+def test_decomposed_norms_are_exact_in_float32_and_float64(name):
     formula, bias, _ = HANDS[name]
     for dtype, limit in ((torch.float32, 1e-6), (torch.float64, 1e-6 if name in ("llama", "gemma") else 1e-14)):
         before, after, found = both(Model(norm=Hand(formula, bias)).to(dtype), X.to(dtype))
         if dtype == torch.float64 and formula in (llama, gemma, olmo, t5, cohere):
             assert found.reasons == [
                 "its norm does not compute the formula that was found"
-            ]  # it is float32's, of float64
+            ]  # it computes float64 in float32
         else:
             assert found.reasons == [None]
         assert off(before, after) < limit
@@ -169,7 +169,7 @@ def coarse(x, w, eps):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w
 
 
-def test_a_norm_whose_statistics_are_rounded_is_left_in_low_precision_alone():
+def test_norm_with_rounded_statistics_is_not_fused():
     for dtype, reason in ((torch.float32, None), (torch.bfloat16, "its norm rounds intermediate results that the fused call keeps exact")):  # fmt: skip
         before, after, found = both(Model(norm=Hand(coarse)).to(dtype), X.to(dtype))
         assert found.reasons == [reason]
@@ -191,13 +191,13 @@ LEFT = {
 
 
 @pytest.mark.parametrize("reason", LEFT)
-def test_a_norm_of_another_formula_is_left_and_the_reason_is_told(reason):
+def test_norm_of_another_formula_is_not_fused(reason):
     before, after, found = both(Model(norm=Hand(LEFT[reason])), X)
     assert before.equal(after)
     assert reason in found.reasons
 
 
-def test_a_norm_over_the_wrong_axis_of_a_square_is_no_boundary_of_the_sum():
+def test_norm_of_a_transposed_square_sum_is_not_fused():
     class Turned(Model):
         def forward(self, x):
             z = x + self.f(x)
@@ -208,10 +208,10 @@ def test_a_norm_over_the_wrong_axis_of_a_square_is_no_boundary_of_the_sum():
     assert None not in found.reasons
 
 
-# --- views, shapes, memory --------------------------------------------------------------------------------------------------
+# --- views, shapes, memory -------------------------------------------------------------------------------------------------
 
 
-def test_a_norm_reads_the_sum_through_views():
+def test_norm_reads_the_sum_through_views():
     class Flat(Model):
         def forward(self, x):
             z = (x + self.f(x)).transpose(0, 1)
@@ -222,7 +222,7 @@ def test_a_norm_reads_the_sum_through_views():
     assert off(before, after) < 1e-6
 
 
-def test_views_keep_sizes_that_may_change():
+def test_views_keep_dynamic_sizes():
     class Flat(Model):
         def forward(self, x):
             z = x + self.f(x)
@@ -240,7 +240,7 @@ def test_views_keep_sizes_that_may_change():
     assert found.reasons == [None]
 
 
-def test_a_sum_that_broadcasts_is_left_also_where_the_batch_happens_to_be_one():
+def test_broadcasting_add_is_not_fused():
     class Places(Model):
         def __init__(self):
             super().__init__()
@@ -253,10 +253,10 @@ def test_a_sum_that_broadcasts_is_left_also_where_the_batch_happens_to_be_one():
     assert found.reasons == ["its add broadcasts"]
     assert before.equal(after)
     before, after, found = both(Places(), X[:1])
-    assert off(before, after) < 1e-6  # here the shapes are the same; another batch is another graph
+    assert off(before, after) < 1e-6  # here the shapes are equal; another batch gets another graph
 
 
-def test_an_add_into_the_inputs_stays_in_place():
+def test_add_into_an_input_stays_in_place():
     x = X.clone()
     model = Model(_plus)
     before, after, found = both(model, x)
@@ -267,7 +267,7 @@ def test_an_add_into_the_inputs_stays_in_place():
     assert not x.equal(X)
 
 
-def test_an_add_into_memory_of_which_a_view_is_read_stays_in_place():
+def test_add_into_viewed_memory_stays_in_place():
     def add(x, f):
         head = f[:, 0]
         f += x
@@ -287,7 +287,7 @@ def _seen(model, z, y):
     return model.norm(f) + head[:, None]
 
 
-def test_two_norms_of_one_sum_share_it():
+def test_second_norm_of_a_sum_is_not_fused():
     def after(model, z, y):
         return z + model.g(y) + F.layer_norm(z, (D,))
 
@@ -296,7 +296,7 @@ def test_two_norms_of_one_sum_share_it():
     assert off(before, after) < 1e-6
 
 
-def test_where_the_first_of_two_norms_cannot_be_fused_the_second_is():
+def test_second_norm_is_fused_if_the_first_is_not():
     def after(model, z, y):
         return z + model.g(y) + F.layer_norm(z, (D,))
 
@@ -306,7 +306,7 @@ def test_where_the_first_of_two_norms_cannot_be_fused_the_second_is():
     assert off(before, after) < 1e-2
 
 
-def test_autocast_or_gradients_that_change_between_add_and_norm_are_respected():
+def test_autocast_between_add_and_norm_is_not_fused():
     def after(model, z, y):
         with torch.autocast("cpu", torch.bfloat16):
             w = z + model.f(z)
@@ -317,7 +317,7 @@ def test_autocast_or_gradients_that_change_between_add_and_norm_are_respected():
     assert off(before, after) < 1e-6
 
 
-def test_the_operations_own_calls_are_no_boundaries():
+def test_calls_of_addnorm_are_not_fused_again():
     import addnorm
 
     stack = addnorm.ResidualStack([nn.Linear(D, D) for _ in range(3)], D, wiring="pre_ln")
@@ -326,7 +326,7 @@ def test_the_operations_own_calls_are_no_boundaries():
     assert [reason for reason in found.reasons if reason is None] == []
 
 
-def test_whether_the_sum_goes_on_is_told_and_nothing_more_is_computed():
+def test_residual_is_returned_only_where_it_is_read():
     post = both(Model(after=lambda model, z, y: model.g(y)), X)[2]
     pre = both(Model(), X)[2]
     assert [b.returns_residual for b in (*post.boundaries, *pre.boundaries)] == [False, True]
@@ -336,7 +336,7 @@ def test_whether_the_sum_goes_on_is_told_and_nothing_more_is_computed():
         assert "layer_norm(" not in found.code.replace("add_layer_norm(", "")
 
 
-def test_paths_are_those_of_the_modules_that_add_and_normalize():
+def test_boundary_has_the_paths_of_its_modules():
     outer = nn.Sequential(nn.Identity(), Model())
     found = both(outer, X)[2]
     assert [(b.add, b.norm, b.kind, b.eps, b.shape, b.dtype) for b in found.boundaries] == [

@@ -1,4 +1,4 @@
-"""In the float64 copy of a model the random numbers are those of the model."""
+"""The random numbers of a model, replayed in float64."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ Q = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(2))
 
 
 def drawn(function, *given, dtype=torch.float32, seed=3):
-    """What it returns, and in float64 on the same numbers with the same noise."""
+    """Return the result of a function, and its result in float64 with replayed random numbers."""
     torch.manual_seed(seed)
     with torch.no_grad():
         low = function(*(x.to(dtype) for x in given))
@@ -21,11 +21,11 @@ def drawn(function, *given, dtype=torch.float32, seed=3):
         torch.manual_seed(seed)
         with replay_rng(dtype):
             high = function(*(x.to(dtype).double() for x in given))
-    assert torch.equal(torch.get_rng_state(), state)  # as many were taken from the generator
+    assert torch.equal(torch.get_rng_state(), state)  # the generator advanced as far
     return low, high
 
 
-# What is drawn alone: the same numbers to the bit.
+# Draws whose result must be bit-identical.
 ALONE = {
     "rand": lambda x: torch.rand(40, dtype=x.dtype),
     "randn": lambda x: torch.randn(40, dtype=x.dtype),
@@ -57,14 +57,14 @@ ALONE = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ALONE)
-def test_what_is_drawn_is_the_same_to_the_bit(name, dtype):
+def test_replayed_draws_are_bit_identical(name, dtype):
     low, high = drawn(ALONE[name], X, dtype=dtype)
     assert high.dtype == (torch.float64 if low.is_floating_point() else low.dtype)
     assert high.shape == low.shape
     assert torch.equal(low.to(high.dtype), high)
 
 
-# What is done with what was drawn: in float64.
+# Arithmetic with draws, in float64.
 USED = {
     "dropout": lambda x: F.dropout(x, 0.4),
     "dropout in place": lambda x: F.dropout(x.clone(), 0.4, inplace=True),
@@ -80,22 +80,22 @@ USED = {
 
 
 @pytest.mark.parametrize("name", USED)
-def test_masks_are_the_same_and_the_arithmetic_is_float64(name):
+def test_replayed_masks_with_float64_arithmetic(name):
     low, high = drawn(USED[name], X)
     assert high.dtype == torch.float64
     assert torch.equal(low == 0, high == 0)
     torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
     if "gumbel" not in name and "ours" not in name and "alpha" not in name:
         factors = high / X.double()
-        assert len(factors.round(decimals=12).unique()) <= 2  # 0 and 1 / (1 - p), which no float32 is
+        assert len(factors.round(decimals=12).unique()) <= 2  # 0 and 1 / (1 - p), which float32 cannot represent
 
 
-def test_attention_drops_the_same_weights():
+def test_replay_covers_attention_dropout():
     low, high = drawn(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.5), Q)
     torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
 
 
-def test_a_layer_in_training_is_the_same_but_for_rounding():
+def test_replay_covers_a_layer_in_training():
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
     twin = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True).double()
     twin.load_state_dict(layer.state_dict())
@@ -103,7 +103,7 @@ def test_a_layer_in_training_is_the_same_but_for_rounding():
     torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_and_checkpoints_see_the_same_masks():
+def test_replay_covers_checkpoints():
     def gradient(dtype):
         torch.manual_seed(5)
         x = X.to(dtype).requires_grad_()
@@ -117,14 +117,14 @@ def test_gradients_and_checkpoints_see_the_same_masks():
     torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
 
 
-def test_without_it_the_numbers_are_others():
+def test_float64_draws_differ_without_replay():
     torch.manual_seed(3)
     low = torch.randn(40)
     torch.manual_seed(3)
     assert not torch.allclose(low.double(), torch.randn(40, dtype=torch.float64))
 
 
-def test_what_is_not_float64_is_left_as_it_is():
+def test_replay_leaves_other_dtypes():
     for function in (lambda: torch.randn(40), lambda: torch.randint(0, 9, (40,)), lambda: torch.randperm(9)):
         torch.manual_seed(3)
         plain = function()
@@ -135,7 +135,7 @@ def test_what_is_not_float64_is_left_as_it_is():
         assert inside.dtype == plain.dtype
 
 
-def test_what_is_given_as_out_is_written():
+def test_replay_leaves_out_arguments():
     out = torch.zeros(40, dtype=torch.float64)
     with replay_rng(torch.float32):
         assert torch.rand(40, out=out) is out

@@ -43,7 +43,7 @@ AREAS = {
     "decompose": ("tests/stream/test_decompose.py",),
     "ablate": ("tests/stream/test_ablate*.py",),
     "proof": ("tests/fusion/test_proof*.py tests/fusion/test_rng_replay.py",),
-    "fuse": ("tests/fusion/test_pattern.py tests/fusion/test_hostile.py", "tests/fusion/test_fuse*.py tests/fusion/test_families.py"),
+    "fuse": ("tests/fusion/test_pattern*.py", "tests/fusion/test_fuse*.py tests/fusion/test_families.py"),
     "lab_data": ("tests/lab/test_data.py tests/lab/test_run.py tests/lab/test_train.py",),
     "lab_verdict": ("tests/lab/test_verdict.py tests/lab/test_theory.py", "tests/lab/test_compare.py"),
     "lab_store": ("tests/lab/test_result_store.py", "tests/lab/test_compare.py"),

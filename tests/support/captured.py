@@ -1,4 +1,4 @@
-"""A model through torch.compile's frontend and the backend: its boundaries, and what it computes, fused and as it was."""
+"""A model compiled with the backend: its boundaries, and its results fused and unfused."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from addnorm.fusion.boundary import Boundary
 
 @dataclass
 class Captured:
-    """What the backend did with a model.
+    """Graphs and boundaries of a compiled model.
 
     Attributes:
-        graphs: the rewritten ones.
-        boundaries: of all of them.
+        graphs: after the rewrite.
+        boundaries: of all graphs.
         compiled: the model, fused.
     """
 
@@ -37,7 +37,7 @@ class Captured:
 
 
 def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captured:
-    """The model compiled by a backend that keeps what it saw; nothing runs yet."""
+    """Compile a model with a backend that records graphs and boundaries. Nothing runs yet."""
     found = Captured()
     paths = {str(id(module)): path for path, module in model.named_modules()}
 
@@ -50,13 +50,13 @@ def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captur
         found.boundaries += fuse_graph(graph, named)
         return compile_graph(graph, example_inputs) if inductor else run_eagerly(graph)
 
-    torch._dynamo.reset()  # what was compiled before is not met again, nor counted
+    torch._dynamo.reset()  # so that nothing compiled earlier is reused or counted
     found.compiled = torch.compile(model, backend=backend, **options)
     return found
 
 
 def both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, Captured]:
-    """What a model returns as it is, and fused, without gradients, from the same random state."""
+    """Return the results of a model before and after fusing, without gradients, from the same random state."""
     found = captured(model)
     with torch.no_grad():
         torch.manual_seed(0)
@@ -67,7 +67,7 @@ def both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, Capture
 
 
 def off(before: Tensor, after: Tensor) -> float:
-    """The largest difference, beside the largest of the numbers."""
+    """Return the largest difference, relative to the largest number."""
     assert before.shape == after.shape
     assert before.dtype == after.dtype
     before, after = before.detach(), after.detach()

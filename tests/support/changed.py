@@ -1,4 +1,4 @@
-"""What the tests of the proof share: small models, and the same with something in them changed."""
+"""Small models for the tests of the proof, and changed copies of them."""
 
 import copy
 import math
@@ -25,7 +25,7 @@ def layer(**options):
 
 
 def fused(model):
-    """The same with norms that round elsewhere."""
+    """Return the model with norms that round differently."""
 
     def after(*args, **kwargs):
         ours = lambda x, shape, weight=None, bias=None, eps=1e-5: addnorm.layer_norm(x, weight, bias, eps=eps)  # noqa: E731
@@ -36,14 +36,14 @@ def fused(model):
 
 
 def varied(model, change):
-    """The same parameters in a copy of the model that `change` has changed."""
+    """Return a changed copy of the model that uses the model's parameters."""
     twin = copy.deepcopy(model)
     change(twin)
     return lambda *args, **kwargs: functional_call(twin, dict(model.named_parameters()), args, kwargs)
 
 
 def without(weight=False, bias=False):
-    """A change: the first norm has no weight or no bias."""
+    """Return a change that removes weight or bias of the first norm."""
 
     def change(twin):
         norm = twin.norm1
@@ -55,7 +55,7 @@ def without(weight=False, bias=False):
 
 
 class Backward(torch.autograd.Function):
-    """x, with another gradient."""
+    """Identity with a changed gradient."""
 
     @staticmethod
     def forward(ctx, x, change):
@@ -68,7 +68,7 @@ class Backward(torch.autograd.Function):
 
 
 def backward(model, name, change):
-    """The same model, one of its gradients changed."""
+    """Return the model with one of its gradients changed."""
     return lambda *args: functional_call(
         model, {n: Backward.apply(p, change) if n == name else p for n, p in model.named_parameters()}, args
     )
@@ -79,7 +79,7 @@ def of(differences, name):
 
 
 class Function(nn.Module):
-    """A function as a model, with a parameter `w`."""
+    """Model from a function, with a parameter `w`."""
 
     def __init__(self, function, *shape, **buffers):
         super().__init__()

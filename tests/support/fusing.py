@@ -1,12 +1,10 @@
-"""What the tests of `addnorm.fuse` share: a small model, how often the operation is called, and which warnings are not ours."""
+"""Shared by the tests of `addnorm.fuse`: a small model, a count of calls of the operation, warning filters."""
 
 import pytest
 import torch
 from torch import nn
 
-import addnorm
-
-# torch's own, while it captures and compiles.
+# Warnings of torch while it captures and compiles.
 QUIET = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -40,12 +38,8 @@ class Model(nn.Module):
         return x * scale
 
 
-def fused(model, *args, **kwargs):
-    return addnorm.fuse(model, *args, **kwargs)
-
-
 def calls(model, *args, **kwargs):
-    """How often the operation is called."""
+    """Return how many times the operation is called."""
     with torch.profiler.profile() as profile, torch.no_grad():
         model(*args, **kwargs)
     return sum(event.name.startswith("addnorm::add_norm") for event in profile.events())

@@ -22,7 +22,6 @@ SLOWEST = (
     "lab/test_compare",
     "explorer/test_stack",
     "ops/triton/test_compiled",
-    "fusion/test_minilm",
     "explorer/test_race_page",
     "bench/test_labs",
     "docs/test_docs",
@@ -34,7 +33,7 @@ SLOWEST = (
     "cli/test_explore",
     "bench/test_compiles",
     "cli/test_compare",
-    "fusion/test_fuse_hostile",
+    "fusion/test_fuse_robustness",
     "explorer/test_recording_page",
     "stream/find/test_families",
 )

@@ -1,4 +1,4 @@
-"""The proof: how much may differ, measured in float64 where the model runs in it."""
+"""Tolerances of the proof, from float64 where the model runs in it."""
 
 import math
 
@@ -11,10 +11,10 @@ from addnorm.fusion.proof import prove
 from support.changed import FAULTS, Function, X, backward, fused, layer, of
 from support.families import families
 
-# --- limits ----------------------------------------------------------------------------------------------------------------
+# --- tolerances ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_that_is_zero_but_for_rounding_may_be_other_noise():
+def test_gradient_of_pure_round_off_is_tolerated():
     model = Function(lambda m, x: F.scaled_dot_product_attention(x, x + m.w, x * 2), 16)
     after = lambda x: (x @ (x + model.w).mT / 4).softmax(-1) @ (x * 2)  # noqa: E731
     proof = prove(model, model, after, (X,), {})
@@ -23,7 +23,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_may_be_other_noise():
     assert not prove(model, model, backward(model, "w", lambda g: g + 1e-4), (X,), {}).holds
 
 
-def test_the_gradient_of_attentions_key_bias_makes_no_limit_loose():
+def test_key_bias_gradient_loosens_no_tolerance():
     model, args, kwargs = families()["vit"].build()
     proof = prove(model, model, fused(model), args, kwargs)
     assert proof.holds
@@ -32,7 +32,7 @@ def test_the_gradient_of_attentions_key_bias_makes_no_limit_loose():
     assert all(one.tolerance < 1e-5 * one.magnitude for one in proof.gradients if one.magnitude > 1)
 
 
-def test_masked_elements_say_nothing_of_the_size_of_the_others():
+def test_masked_elements_do_not_set_the_magnitude():
     mask = torch.tensor([0.0, 0.0, -math.inf, torch.finfo(torch.float32).min])
     model = Function(lambda m, x: x @ m.w + mask, 16, 4)
     proof = prove(model, model, lambda x: x @ (model.w * 1) + mask, (X,), {})
@@ -42,35 +42,35 @@ def test_masked_elements_say_nothing_of_the_size_of_the_others():
     assert not prove(model, model, lambda x: x @ model.w + mask.roll(1), (X,), {}).holds
 
 
-def test_not_a_number_may_be_where_there_was_none_before():
+def test_equal_nan_is_accepted():
     model = Function(lambda m, x: (x @ m.w).log(), 16, 4)
     proof = prove(model, model, model, (X,), {})
     assert proof.outputs[0].max_abs == 0
     assert proof.outputs[0].holds
 
 
-def test_complex_outputs_count():
+def test_complex_outputs_are_compared():
     model = Function(lambda m, x: torch.fft.fft(x @ m.w), 16, 4)
     assert prove(model, model, model, (X,), {}).holds
     assert not prove(model, model, lambda x: torch.fft.fft(x @ model.w).conj().resolve_conj(), (X,), {}).holds
 
 
-def test_an_empty_output_holds():
+def test_empty_output_is_accepted():
     model = Function(lambda m, x: (x[:0] @ m.w, x @ m.w), 16, 4)
     proof = prove(model, model, model, (X,), {})
     assert proof.holds
     assert proof.outputs[0].magnitude == 0
 
 
-def test_sparse_gradients_count():
+def test_sparse_gradients_are_compared():
     model = nn.Embedding(9, 4, sparse=True)
     ids = torch.tensor([1, 3])
     assert prove(model, model, model, (ids,), {}).holds
     assert not prove(model, model, lambda x: F.embedding(x, model.weight * 1.001, sparse=False), (ids,), {}).holds
 
 
-def test_what_float64_computes_otherwise_is_judged_without_it():
-    def otherwise(m, x):  # as an expert that is chosen by the last digit
+def test_output_that_differs_in_float64_uses_roundings():
+    def otherwise(m, x):  # like an expert that is chosen by the last digit
         y = x @ m.w
         return {"a": y, "b": y * 2, "c": y * (3.0 if x.dtype == torch.float64 else 1.0)}
 
@@ -89,7 +89,7 @@ class Uncopied(nn.Linear):
         raise RuntimeError("no second one\nof this")
 
 
-def test_a_model_that_cannot_be_copied_is_told():
+def test_proof_of_a_model_that_cannot_be_copied():
     model = Uncopied(16, 4)
     proof = prove(model, model, lambda x: model(x * 1), (X,), {})
     assert proof.oracle == "no float64 run: RuntimeError: no second one"
@@ -104,21 +104,21 @@ def no_float64(m, x):
     return x @ m.w
 
 
-def test_an_operator_without_float64_is_told():
+def test_proof_of_an_operator_without_float64():
     model = Function(no_float64, 16, 4)
     proof = prove(model, model, model, (X,), {})
     assert proof.oracle == "no float64 run: TypeError: never in float64"
     assert proof.holds
 
 
-def test_low_precision_without_float64_is_measured_in_float32():
+def test_low_precision_without_float64_uses_float32():
     model = Function(no_float64, 16, 4).bfloat16()
     proof = prove(model, model, model, (X.bfloat16(),), {})
     assert proof.oracle == "float32"
     assert proof.outputs[0].eager_error > 0
 
 
-def test_a_model_in_float64_has_nothing_to_be_measured_by():
+def test_proof_of_a_float64_model_uses_roundings():
     model = layer(dropout=0.0).double()
     proof = prove(model, model, fused(model), (X.double(),), {})
     assert proof.holds
@@ -126,7 +126,7 @@ def test_a_model_in_float64_has_nothing_to_be_measured_by():
     assert not prove(model, model, FAULTS["another eps"](model), (X.double(),), {}).holds
 
 
-def test_a_run_with_other_random_numbers_measures_nothing():
+def test_float64_run_with_other_random_numbers_is_ignored():
     def forward(m, x):
         noise = numpy.random.default_rng().standard_normal(x.shape) if x.dtype == torch.float64 else numpy.ones(x.shape)
         return (x * torch.from_numpy(noise).to(x.dtype)) @ m.w
@@ -138,7 +138,7 @@ def test_a_run_with_other_random_numbers_measures_nothing():
     assert proof.holds
 
 
-def test_tensors_that_are_no_buffers_are_in_float64_too():
+def test_plain_tensor_attributes_are_widened():
     model = Function(lambda m, x: x @ m.w @ m.plain, 16, 4)
     model.plain = torch.eye(4)
     assert prove(model, model, model, (X,), {}).oracle == "float64"

@@ -1,4 +1,4 @@
-"""Graphs in which a boundary looks like one and, as one call, would be noticed: by memory, gradients, numbers, strides."""
+"""Add & Norms whose replacement would be visible: through memory, gradients, numbers or strides."""
 
 import copy
 
@@ -21,7 +21,7 @@ NUMBER = "it uses a number that may differ between calls"
 
 
 class Model(nn.Module):
-    """Two sublayers, a norm, its parts; `forward` is a function of it and the inputs."""
+    """Two sublayers, a norm and its parts; `forward` is a function of the model and the inputs."""
 
     def __init__(self, function):
         super().__init__()
@@ -49,7 +49,7 @@ def tensors(found):
 
 
 def same(function, *calls, gradients=True, dtype=torch.float32, limit=1e-5, change=None, **options):
-    """The reasons; outputs, their strides, buffers and the gradients of the parameters are those of eager, in every call."""
+    """Check outputs, strides, buffers and gradients against eager in every call; return the reasons."""
     model = Model(function).to(dtype)
     twin = copy.deepcopy(model)
     found = captured(twin, **options)
@@ -79,7 +79,7 @@ def _ran(model, call, args, gradients, change, k):
     return outputs, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-# --- gradients --------------------------------------------------------------------------------------------------------------
+# --- gradients -------------------------------------------------------------------------------------------------------------
 
 
 def detached(m, x):
@@ -93,20 +93,20 @@ def detached_root(m, x):
 
 
 @pytest.mark.parametrize("function", [detached, detached_root])
-def test_a_norm_that_stops_a_gradient_is_left(function):
+def test_detached_norm_is_not_fused(function):
     assert same(function) == ["its norm detaches a part from the gradient"]
 
 
-def test_a_weight_that_takes_no_gradient_takes_none():
+def test_detached_weight_stays_detached():
     assert same(lambda m, x: layer(m, x + m.f(x), m.weight.detach())) == [None]
 
 
-def test_a_sum_that_is_written_later_is_not_kept_for_backward():
+def test_sum_modified_later_is_not_saved():
     def later(m, x):
         z = x + m.f(x)
         h = z.float()
         y = (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(z.dtype) * m.weight
-        z += m.g(y)  # autograd kept h, not z
+        z += m.g(y)  # autograd saved h, not z
         return z
 
     bf16 = {"dtype": torch.bfloat16, "limit": 3e-2}
@@ -114,7 +114,7 @@ def test_a_sum_that_is_written_later_is_not_kept_for_backward():
     assert same(later, gradients=False, **bf16) == [None]
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------------
+# --- weights ---------------------------------------------------------------------------------------------------------------
 
 
 def of_the_sum(m, x):
@@ -136,11 +136,11 @@ def without_gradient(m, x):
 
 
 @pytest.mark.parametrize("function", [of_the_sum, dropped, without_gradient])
-def test_a_weight_that_cannot_be_made_before_the_add_is_left_after_it(function):
+def test_weight_that_depends_on_the_sum_is_not_moved(function):
     assert same(function) == [AFTER]
 
 
-def test_what_takes_no_gradient_in_between_is_no_hindrance():
+def test_no_grad_code_in_between_is_allowed():
     def angles(m, x):
         z = x + m.f(x)
         with torch.no_grad():
@@ -150,7 +150,7 @@ def test_what_takes_no_gradient_in_between_is_no_hindrance():
     assert same(angles) == [None]
 
 
-def test_a_weight_that_is_written_between_the_add_and_the_norm_is_left():
+def test_weight_written_after_the_add_is_not_moved():
     def written(m, x):
         z = x + m.f(x)
         other = z * m.buffer
@@ -160,7 +160,7 @@ def test_a_weight_that_is_written_between_the_add_and_the_norm_is_left():
     assert same(written, gradients=False) == [AFTER]
 
 
-def test_a_weight_that_the_inputs_make_is_taken_as_it_is():
+def test_weight_computed_from_inputs_is_allowed():
     def adaptive(m, x):
         z = x + m.f(x)
         return layer(m, z, m.g(x[0, 0]))
@@ -168,21 +168,21 @@ def test_a_weight_that_the_inputs_make_is_taken_as_it_is():
     assert same(adaptive) == [None]
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------------
+# --- numbers ---------------------------------------------------------------------------------------------------------------
 
 
-def test_an_eps_that_is_another_one_in_another_call_is_not_fixed():
+def test_varying_eps_is_not_fused():
     calls = [(X, eps) for eps in (1e-5, 1e-6, 1.0, 10.0)]
     assert set(same(lambda m, x, eps: rms(m, x + m.f(x), eps), *calls)) == {None, NUMBER}
 
 
-def test_a_factor_that_was_one_is_not_fixed():
+def test_varying_alpha_is_not_fused():
     calls = [(X, alpha) for alpha in (0.5, 1.0, 0.25)]
     reasons = same(lambda m, x, alpha: m.norm(torch.add(x, m.f(x), alpha=alpha)), *calls)
     assert reasons == ["its add has a factor", NUMBER]
 
 
-def test_an_eps_in_a_buffer_is_not_fixed():
+def test_eps_in_a_buffer_is_not_fused():
     def change(model, k):
         model.eps.fill_(10.0**-k)
 
@@ -191,7 +191,7 @@ def test_an_eps_in_a_buffer_is_not_fixed():
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-7])
-def test_a_lower_bound_is_no_eps(size):
+def test_lower_bound_is_not_taken_for_eps(size):
     def bounded(m, x):
         z = size * x + size * m.f(x)
         return z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True).clamp_min(1e-10)) * m.weight
@@ -199,7 +199,7 @@ def test_a_lower_bound_is_no_eps(size):
     assert same(bounded) == ["its norm does not compute the formula that was found"]
 
 
-def test_the_check_knows_a_single_row():
+def test_lower_bound_is_found_in_a_single_row():
     bounded = lambda m, x: rms(m, (x + m.f(x)).view(1, D)).view(-1)  # noqa: E731
     assert same(bounded, (X[:1, 0],)) == [None]
 
@@ -210,7 +210,7 @@ def test_the_check_knows_a_single_row():
     assert same(clamped, (X[:1, 0],)) == ["its norm does not compute the formula that was found"]
 
 
-def test_sizes_that_only_the_run_tells_are_captured():
+def test_data_dependent_sizes_are_fused():
     def chosen(m, x, keep):
         x = x[keep.nonzero().squeeze(-1)]
         z = x + m.f(x)
@@ -221,13 +221,13 @@ def test_sizes_that_only_the_run_tells_are_captured():
         assert same(chosen, (X, keep), (X, ~keep), (X, keep | ~keep)) == [None]
 
 
-def test_the_error_of_what_is_nan_in_float64_is_not_known():
+def test_largest_errors_omits_nan_in_float64():
     before = {"a": torch.ones(3), "b": torch.ones(3), "c": torch.tensor([1.0, torch.nan])}
     truth = {"a": torch.ones(3).double(), "b": torch.full((3,), torch.nan).double(), "c": before["c"].double() * 2}
     assert largest_errors(before, truth) == {"a": 0.0, "c": 1.0}
 
 
-def test_a_norm_over_another_dimension_than_the_last_of_the_sum_is_left():
+def test_norm_over_another_dimension_is_not_fused():
     def channels(m, x):
         z = x.transpose(1, 2) + m.f(x).transpose(1, 2)
         return m.norm(z.transpose(1, 2))
@@ -235,7 +235,7 @@ def test_a_norm_over_another_dimension_than_the_last_of_the_sum_is_left():
     assert same(channels) == ["its norm is not over the last dimension of its sum"]
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------------
+# --- memory ----------------------------------------------------------------------------------------------------------------
 
 ALIASES = {
     "contiguous": lambda f: f.contiguous(), "to": lambda f: f.to(f.dtype), "dropout": lambda f: F.dropout(f, 0.5, False),
@@ -243,7 +243,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
-def test_what_is_the_same_tensor_sees_an_add_in_place(alias):
+def test_add_in_place_seen_by_an_alias_is_not_fused(alias):
     def one(m, x):
         f = m.f(x)
         other = alias(f)
@@ -260,7 +260,7 @@ def test_what_is_the_same_tensor_sees_an_add_in_place(alias):
     assert same(other) == [READ_LATER]
 
 
-def test_an_add_in_place_by_its_operator_is_seen_too():
+def test_add_in_place_by_aten_is_not_fused():
     def add(m, x):
         f = m.f(x)
         return m.norm(torch.ops.aten.add_.Tensor(f, x)) + f
@@ -268,7 +268,7 @@ def test_an_add_in_place_by_its_operator_is_seen_too():
     assert same(add) == [READ_LATER]
 
 
-def test_a_norm_in_place_of_which_a_view_is_read_is_left():
+def test_norm_in_place_seen_by_a_view_is_not_fused():
     def of_a_step(m, x):
         z = x + m.f(x)
         h = z - z.mean(-1, keepdim=True)
@@ -287,7 +287,7 @@ def test_a_norm_in_place_of_which_a_view_is_read_is_left():
     assert same(of_the_sum, gradients=False) == [WRITES]
 
 
-def test_a_norm_in_place_that_nobody_sees_is_one_call():
+def test_unobserved_norm_in_place_is_fused():
     def unseen(m, x):
         z = x + m.f(x)
         h = z - z.mean(-1, keepdim=True)
@@ -298,7 +298,7 @@ def test_a_norm_in_place_that_nobody_sees_is_one_call():
     assert same(unseen, gradients=False) == [None]
 
 
-def test_what_a_checkpoint_writes_in_place_is_known_to_be_written():
+def test_write_inside_a_checkpoint_is_noticed():
     def forward(m, x):
         z = x + m.f(x)
         checkpoint(lambda t: t.mul_(2), z, use_reentrant=False)
@@ -310,7 +310,7 @@ def test_what_a_checkpoint_writes_in_place_is_known_to_be_written():
     assert found.reasons == []
 
 
-# --- how results lie in memory ----------------------------------------------------------------------------------------------
+# --- strides of the results ------------------------------------------------------------------------------------------------
 
 LAID = {
     "rows": X, "tokens first": X.transpose(0, 1), "features first": X.view(2, D, 5).transpose(1, 2), "strided": X[:, ::2],
@@ -320,7 +320,7 @@ LAID = {
 
 @pytest.mark.parametrize("x", LAID.values(), ids=LAID)
 @pytest.mark.parametrize("norm", [rms, lambda m, z: m.norm(z)], ids=["by hand", "torch's"])
-def test_results_lie_in_memory_as_they_did(x, norm):
+def test_results_keep_their_strides(x, norm):
     def both(m, x):
         z = x + x.tanh()
         return norm(m, z), z
@@ -338,7 +338,7 @@ def test_results_lie_in_memory_as_they_did(x, norm):
     assert same(viewed, (x,)) == [None]
 
 
-def test_a_view_that_counts_on_it_is_taken():
+def test_view_that_depends_on_strides_works():
     def forward(m, x):
         z = x + x.tanh()
         y = rms(m, z)
@@ -347,5 +347,5 @@ def test_a_view_that_counts_on_it_is_taken():
     assert same(forward, (X.transpose(0, 1),)) == [None]
 
 
-def test_a_view_with_its_arguments_by_name_is_taken():
+def test_view_with_keyword_arguments_works():
     assert same(lambda m, x: m.norm((x + m.f(x)).reshape(shape=(-1, D)))) == [None]

@@ -1,4 +1,4 @@
-"""The proof: all is as it was afterwards, in the model and in what it was given."""
+"""The proof restores the model, its arguments and the random states."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ def state():
     return torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()  # noqa: NPY002
 
 
-def test_nothing_of_the_model_changes():
+def test_proof_restores_model_and_random_states():
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(5), nn.Dropout(0.5))
     model[0].weight.grad = torch.full_like(model[0].weight, 7.0)
     held, before = copy.deepcopy(model.state_dict()), state()
@@ -31,14 +31,14 @@ def test_nothing_of_the_model_changes():
     assert model[0].bias.grad is None
 
 
-def test_a_forward_that_writes_into_a_parameter_begins_each_time_with_the_same():
+def test_proof_restores_a_written_parameter():
     model = nn.Embedding(9, 4, max_norm=0.5)
     held = model.weight.detach().clone()
     assert prove(model, model, model, (torch.tensor([1, 3]),), {}).holds
     assert torch.equal(model.weight, held)
 
 
-def test_a_forward_that_counts_begins_each_time_with_the_same():
+def test_proof_restores_counters_and_attributes():
     def count(m, x):
         m.steps += 1
         m.last = m.last * 2
@@ -55,7 +55,7 @@ def test_a_forward_that_counts_begins_each_time_with_the_same():
     assert model.fresh is None
 
 
-def test_a_forward_that_writes_what_learns_into_the_models_memory_leaves_no_graph_there():
+def test_proof_leaves_no_graph_in_buffers():
     def write(m, x, memory):
         m.held.copy_((x @ m.w).mean((0, 1)))
         memory.copy_(m.held)
@@ -72,7 +72,7 @@ def test_a_forward_that_writes_what_learns_into_the_models_memory_leaves_no_grap
         assert not one.requires_grad
 
 
-def test_a_generator_of_the_models_own_begins_each_time_with_the_same():
+def test_proof_restores_generators():
     model = Function(lambda m, x: torch.rand(x.shape, generator=m.generator, dtype=x.dtype) * x @ m.w, 16, 4)
     model.generator = torch.Generator().manual_seed(3)
     held = model.generator.get_state()
@@ -80,9 +80,9 @@ def test_a_generator_of_the_models_own_begins_each_time_with_the_same():
     assert torch.equal(model.generator.get_state(), held)
 
 
-def test_what_is_given_begins_each_time_with_the_same():
+def test_proof_restores_arguments():
     def write(m, x, cache, memory):
-        assert cache["x"] is x  # the same tensor, as it is outside
+        assert cache["x"] is x  # the same object as outside
         x.mul_(2)
         cache["seen"] = cache.get("seen", 0) + 1
         memory.append(x)
@@ -97,7 +97,7 @@ def test_what_is_given_begins_each_time_with_the_same():
     assert cache == {"x": x}
 
 
-def test_what_is_given_twice_is_one_and_the_same():
+def test_argument_passed_twice_stays_one_object():
     class Cache:
         seen = 0
 
@@ -114,7 +114,7 @@ def test_what_is_given_twice_is_one_and_the_same():
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_a_cache_that_is_given_is_as_it_was(kind):
+def test_proof_restores_a_cache(kind):
     from transformers import DynamicCache, StaticCache
 
     model, args, kwargs = families()["llama"].build()
@@ -131,7 +131,7 @@ def test_a_cache_that_is_given_is_as_it_was(kind):
     assert torch.equal(keys, held)
 
 
-def test_a_graph_of_the_callers_is_not_used_up():
+def test_proof_keeps_the_graph_of_the_caller():
     model = layer(dropout=0.0)
     scale = torch.ones(16, requires_grad=True)
     x = X * scale.exp()
@@ -140,7 +140,7 @@ def test_a_graph_of_the_callers_is_not_used_up():
     assert scale.grad is not None
 
 
-def test_leaves_stay_leaves_and_keep_no_gradient():
+def test_leaf_arguments_stay_leaves():
     x = X.clone().requires_grad_()
     seen = []
     model = Function(lambda m, x: (seen.append((x.is_leaf, x.requires_grad)), x @ m.w)[1], 16, 4)
@@ -150,7 +150,7 @@ def test_leaves_stay_leaves_and_keep_no_gradient():
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_all_is_as_it_was_when_a_run_fails(error):
+def test_proof_restores_after_an_error(error):
     model = nn.BatchNorm1d(5)
     held, before = copy.deepcopy(model.state_dict()), state()
     x = X.clone()
@@ -168,7 +168,7 @@ def test_all_is_as_it_was_when_a_run_fails(error):
     assert all(torch.equal(value, held[name]) for name, value in model.state_dict().items())
 
 
-def test_outputs_that_are_memory_of_the_models_are_compared_as_they_were():
+def test_proof_copies_outputs_that_alias_buffers():
     def forward(m, x):
         m.held.add_(x.mean())
         return m.held
@@ -178,13 +178,13 @@ def test_outputs_that_are_memory_of_the_models_are_compared_as_they_were():
     assert not prove(model, model, lambda x: model(x * 1.001), (X,), {}).holds
 
 
-def test_what_is_not_a_number_in_the_model_stays():
+def test_proof_restores_nan():
     model = Function(lambda m, x: x @ m.w, 16, 4, held=torch.full((3,), math.nan))
     assert prove(model, model, model, (X,), {}).holds
     assert model.held.isnan().all()
 
 
-def test_an_expanded_input_may_be_given():
+def test_proof_accepts_expanded_inputs():
     model = layer(dropout=0.0)
     x = torch.tensor([math.nan, 0.5]).view(2, 1, 1).expand(2, 5, 16)
     assert prove(model, model, model, (x,), {}).holds

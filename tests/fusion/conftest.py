@@ -1,0 +1,13 @@
+"""The compiler's state ends with each test."""
+
+import sys
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

@@ -1,0 +1,303 @@
+"""Faults of the rewrite, interrupts, refusals, memory that is freed: in each case the model is unchanged."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.func import functional_call
+
+import addnorm
+from addnorm import fuse
+from addnorm.fusion import benchmark, fused_call, runs
+from addnorm.fusion.proof import prove
+from support.captured import off
+from support.families import families
+from support.fusing import QUIET, D, Model, X
+
+pytestmark = QUIET
+PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+
+
+# --- faults and refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["eps", "swap", "weight"])
+def test_wrong_rewrite_fails_the_proof(monkeypatch, fault):
+    def wrong(x, f, weight=None, bias=None, eps=1e-5, **options):
+        if fault == "eps":
+            return addnorm.add_layer_norm(x, f, weight, bias, 1.001 * eps + 1e-4, **options)
+        if fault == "swap":
+            return addnorm.add_layer_norm(f, x, bias, weight, eps, **options)
+        return addnorm.add_layer_norm(x, f, weight if weight is None else weight * 1.0001, bias, eps, **options)
+
+    monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
+    monkeypatch.setattr(fused_call, "_agree", lambda *_: True)  # else it would not be fused
+    model = Model().eval()
+    with torch.no_grad():
+        before = model(X)
+    with pytest.raises(
+        addnorm.VerificationError, match=r"is not fused: .* differs by .*, tolerance .* \(twice the model's own error\)"
+    ) as error:
+        fuse(model, X)
+    assert not error.value.fusion.proof.holds
+    assert model._compiled_call_impl is None
+    with torch.no_grad():
+        assert model(X).equal(before)
+
+
+def test_wrong_call_is_refused_per_boundary(monkeypatch):
+    def wrong(x, f, weight=None, bias=None, eps=1e-5, **options):
+        return addnorm.add_layer_norm(x, f, weight, bias, eps + 1e-4, **options)
+
+    monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
+    done = fuse(Model().eval(), X)
+    assert done.fused == ()
+    assert {one.reason for one in done.unfused} == {"its norm does not compute the formula that was found"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("no memory")])
+def test_error_in_the_proof_restores_the_model(monkeypatch, error):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 2).eval()
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr("addnorm.fusion.fuse.prove", fails)
+    with pytest.raises(error if isinstance(error, type) else RuntimeError):
+        fuse(model, X)
+    assert model._compiled_call_impl is None
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_fuse_raises_the_error_of_the_model():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        fuse(Model(), torch.randn(2, 5, D + 1))
+
+
+def test_verification_error_names_the_tolerance_without_float64():
+    class Random(Model):
+        def forward(self, x):
+            return super().forward(x) + self.noise.pop()  # differs in every run
+
+    model = Random().eval().double()
+    model.noise = [float(k) for k in range(99)]
+    with pytest.raises(addnorm.VerificationError, match="a number of roundings"):
+        fuse(model, X.double())
+
+
+def test_scripted_model_is_not_captured():
+    model = torch.jit.script(nn.Sequential(nn.Linear(D, D), nn.LayerNorm(D)))
+    done = fuse(model, X)
+    assert (done.num_graphs, done.fused) == (0, ())
+    assert "torch.compile captures no graph of it" in str(done)
+
+
+REFUSED = {
+    "model is int, expected a torch.nn.Module": lambda: fuse(3, X),
+    "which is not initialized yet": lambda: fuse(nn.Sequential(nn.LazyLinear(D)), X),
+    "on the meta device": lambda: fuse(nn.Linear(D, D, device="meta"), X),
+    "is compiled already": lambda: fuse(torch.compile(Model()), X),
+    "is not fused: fuse it with": lambda: addnorm.unfuse(Model()),
+    "model is int, which is not fused": lambda: addnorm.unfuse(3),
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_fuse_refuses_bad_models(sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        REFUSED[sentence]()
+
+
+def test_fuse_refuses_fused_and_compiled_models():
+    model = Model().eval()
+    fuse(model, X)
+    with pytest.raises(ValueError, match="model is fused already"):
+        fuse(model, X)
+    addnorm.unfuse(model)
+    model.compile(backend="eager")
+    with pytest.raises(ValueError, match="model is compiled already"):
+        fuse(model, X)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------------
+
+
+class CachingModel(nn.Module):
+    """Layer that writes into a cache, if there is one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.f, self.n = nn.Linear(D, D), nn.LayerNorm(D)
+
+    def forward(self, x, cache=None):
+        x = self.n(x + self.f(x))
+        if cache is not None:
+            cache["seen"] = x if cache["seen"] is None else torch.cat([cache["seen"], x], 1)
+        return x
+
+
+def encoder():
+    torch.manual_seed(1)
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 1).eval()
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.n = encoder(), nn.LayerNorm(D)
+
+    def forward(self, x, padding):
+        return self.n(x + self.inner(x, src_key_padding_mask=padding))
+
+
+# --- encoders that return zeros for padding --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["inner", pytest.param("outer", marks=pytest.mark.slow)])
+def test_model_and_part_are_unfused_in_any_order(first):
+    model = Outer().eval()
+    with torch.no_grad():
+        before = model(X, PADDING)
+        fuse(model.inner, X, src_key_padding_mask=PADDING)
+        fuse(model, X, PADDING)
+        order = [model.inner, model] if first == "inner" else [model, model.inner]
+        for one in order:
+            addnorm.unfuse(one)
+            assert off(before, model(X, PADDING)) < 1e-6
+        assert model(X, PADDING).equal(before)
+    assert "forward" not in vars(model.inner)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, pytest.param(lambda model: pickle.loads(pickle.dumps(model)), marks=pytest.mark.slow)]
+)
+def test_copy_of_a_fused_encoder_can_be_fused(again):
+    model = encoder()
+    with torch.no_grad():
+        before = model(X, src_key_padding_mask=PADDING)
+        fuse(model, X)
+        other = again(model)
+        assert other(X, src_key_padding_mask=PADDING).equal(before)
+        fuse(other, X)
+        assert off(before, other(X, src_key_padding_mask=PADDING)) < 1e-6
+        addnorm.unfuse(other)
+        assert "forward" not in vars(other)
+        assert off(before, model(X, src_key_padding_mask=PADDING)) < 1e-6
+
+
+# --- what remains ----------------------------------------------------------------------------------------------------------
+
+
+def test_benchmark_restores_a_cache(monkeypatch):
+    monkeypatch.setattr(benchmark, "SECONDS", 0.0)
+    cache = {"seen": None}
+    done = fuse(CachingModel().eval(), X, benchmark=True, cache=cache)
+    assert done.benchmark is not None
+    assert cache == {"seen": None}
+
+
+def test_interrupt_while_restoring_leaves_the_state(monkeypatch):
+    model = nn.Sequential(CachingModel(), nn.Flatten(0, 1), nn.BatchNorm1d(D)).train()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    equal, calls = runs._equal, []
+
+    def interrupted(a, b):
+        calls.append(a)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return equal(a, b)
+
+    monkeypatch.setattr(runs, "_equal", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fuse(model, X)
+    assert all(t.equal(before[name]) for name, t in model.state_dict().items())
+
+
+def test_fused_model_is_freed():
+    model = CachingModel().eval()
+    fuse(model, X)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_unfuse_frees_all_graphs():
+    model, before = CachingModel().eval(), graphs()
+    for _ in range(2):
+        fuse(model, X)
+        addnorm.unfuse(model)
+    assert graphs() <= before
+
+
+def graphs():
+    """Return the number of graphs in memory."""
+    gc.collect()
+    return sum(issubclass(type(one), fx.GraphModule) for one in gc.get_objects())
+
+
+# --- nothing to compare ----------------------------------------------------------------------------------------------------
+
+
+class Silent(CachingModel):
+    def forward(self, x):
+        super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(CachingModel, X * torch.nan), (CachingModel, X / 0), (CachingModel, X[:0]), (Silent, X)],
+    ids=["nan", "inf", "empty", "none"],
+)
+def test_fuse_refuses_outputs_without_numbers(model, x):
+    model = model().eval()
+    with pytest.raises(ValueError, match="no finite number for these inputs, so that nothing can be proven"):
+        fuse(model, x)
+    assert model._compiled_call_impl is None
+
+
+def test_fuse_compares_zero_outputs():
+    model = CachingModel().eval()
+    nn.init.zeros_(model.n.weight)
+    assert fuse(model, X).proof.holds
+
+
+# --- models whose own gradients are lost -----------------------------------------------------------------------------------
+
+
+def saturated(name, seed):
+    """Return a model with features that are thirty times the others: its attention is on one token and has no gradient."""
+    torch.manual_seed(seed)
+    model, args, kwargs = families()[name].build()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=generator))
+            if p.dim() == 1:
+                p[p.numel() // 3] *= 30
+    return model.eval(), args, kwargs
+
+
+@pytest.mark.parametrize(("name", "seed"), [("roberta", 16), pytest.param("qwen3", 21, marks=pytest.mark.slow)])
+def test_proof_accepts_gradients_lost_in_eager_too(name, seed):
+    model, args, kwargs = saturated(name, seed)
+    proof = fuse(model, *args, **kwargs).proof
+    assert proof.oracle == "float64"
+    assert proof.holds
+
+
+@pytest.mark.parametrize("factor", [1.01, 0.99])
+def test_proof_finds_faults_beside_lost_gradients(factor):
+    model, args, kwargs = saturated("roberta", 16)
+    norm = "encoder.layer.0.output.LayerNorm.weight"
+
+    def wrong(*args, **kwargs):
+        weights = {name: p * factor if name == norm else p for name, p in model.named_parameters()}
+        return functional_call(model, weights, args, kwargs)
+
+    assert not prove(model, model, wrong, args, kwargs).holds
