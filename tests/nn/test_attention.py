@@ -8,7 +8,18 @@ import torch
 
 from addnorm.nn import CrossAttention, SelfAttention
 from addnorm.nn.masks import MergedMask, merge_masks
-from support.attending import BATCH, HEADS, D, M, N, allowed, f64, inputs, same, with_gradients
+from support.attention_inputs import (
+    BATCH,
+    HEADS,
+    D,
+    M,
+    N,
+    assert_close,
+    compute_gradients,
+    f64,
+    make_inputs,
+    random_mask,
+)
 from support.oracle import relative
 
 INF = float("inf")
@@ -54,37 +65,39 @@ def full(mask, n, m):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mask_of_any_shape_alone_or_with_one_of_keys_does_what_the_formula_says(kind, shape, dtype, key_mask):
     attention = kind(D, HEADS, dtype=f64)
-    tensors = inputs(attention)
+    tensors = make_inputs(attention)
     m = N if kind is SelfAttention else M
-    keep = allowed(*SHAPES[shape](N, m))
+    keep = random_mask(*SHAPES[shape](N, m))
     mask = keep if dtype == torch.bool else torch.randn(keep.shape, dtype=f64).masked_fill(~keep, -INF)
     scores = torch.zeros(BATCH, HEADS, N, m, dtype=f64)
     scores = scores.masked_fill(~full(mask, N, m), -INF) if mask.dtype == torch.bool else scores + full(mask, N, m)
     named = {"mask": mask}
     if key_mask is not None:
-        keys = allowed(BATCH, m)
+        keys = random_mask(BATCH, m)
         bias = torch.randn(BATCH, m, dtype=f64)
         named["key_mask"] = keys if key_mask == torch.bool else bias
         scores = scores + (torch.zeros(()).masked_fill(~keys, -INF) if key_mask == torch.bool else bias)[:, None, None]
     if kind is CrossAttention:
         named = {f"memory_{name}": value for name, value in named.items()}
-    got = with_gradients(lambda *t: attention(*t, **named), attention, tensors)
-    same(got, with_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t)), scores), attention, tensors))
+    got = compute_gradients(lambda *t: attention(*t, **named), attention, tensors)
+    assert_close(
+        got, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t)), scores), attention, tensors)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_masks_every_query_attends_to_every_key(kind):
     attention = kind(D, HEADS, dtype=f64)
-    tensors = inputs(attention)
-    got = with_gradients(attention, attention, tensors)
-    same(got, with_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t))), attention, tensors))
+    tensors = make_inputs(attention)
+    got = compute_gradients(attention, attention, tensors)
+    assert_close(got, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t))), attention, tensors))
 
 
 @pytest.mark.parametrize("mask", [None, torch.bool, f64], ids=str)
 @pytest.mark.parametrize("keys", [None, torch.bool, f64], ids=str)
 def test_causal_hides_later_tokens_besides_what_masks_hide(mask, keys):
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
-    (x,) = inputs(attention)
+    (x,) = make_inputs(attention)
     scores = torch.zeros(BATCH, HEADS, N, N, dtype=f64).masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -INF)
     named = {}
     for name, kind, shape, lift in (
@@ -92,13 +105,13 @@ def test_causal_hides_later_tokens_besides_what_masks_hide(mask, keys):
         ("key_mask", keys, (BATCH, N), (slice(None), None, None)),
     ):
         if kind == torch.bool:
-            named[name] = allowed(*shape)
+            named[name] = random_mask(*shape)
             scores = scores.masked_fill(~named[name][lift], -INF)
         elif kind == f64:
             named[name] = torch.randn(shape, dtype=f64)
             scores = scores + named[name][lift]
-    got = with_gradients(lambda x: attention(x, **named), attention, (x,))
-    same(got, with_gradients(lambda x: formula(attention, x, None, scores), attention, (x,)))
+    got = compute_gradients(lambda x: attention(x, **named), attention, (x,))
+    assert_close(got, compute_gradients(lambda x: formula(attention, x, None, scores), attention, (x,)))
 
 
 def test_a_bool_mask_is_the_inverse_of_that_of_torchs_multihead_attention():
@@ -106,8 +119,8 @@ def test_a_bool_mask_is_the_inverse_of_that_of_torchs_multihead_attention():
     ours = SelfAttention(D, HEADS, dtype=f64)
     ours.in_proj.weight, ours.in_proj.bias = theirs.in_proj_weight, theirs.in_proj_bias
     ours.out_proj = theirs.out_proj
-    (x,) = inputs(ours)
-    hidden, padding = ~allowed(N, N), ~allowed(BATCH, N)
+    (x,) = make_inputs(ours)
+    hidden, padding = ~random_mask(N, N), ~random_mask(BATCH, N)
     want = theirs(x, x, x, key_padding_mask=padding, attn_mask=hidden, need_weights=False)[0]
     torch.testing.assert_close(ours(x, ~hidden, ~padding), want, rtol=1e-12, atol=1e-12)
     of_each_head = torch.randn(BATCH * HEADS, N, N, dtype=f64)
@@ -123,13 +136,13 @@ def test_a_query_that_may_attend_to_nothing_gets_the_bias_of_out_proj_and_finite
     kind, as_float, dropout, dtype
 ):
     attention = kind(D, HEADS, dropout=dropout, dtype=dtype)
-    tensors = inputs(attention, dtype=dtype)
+    tensors = make_inputs(attention, dtype=dtype)
     mask = torch.ones(BATCH, N, N if kind is SelfAttention else M, dtype=torch.bool)
     mask[0, 2] = False
     if as_float:
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -INF)
     named = {"mask" if kind is SelfAttention else "memory_mask": mask}
-    results = with_gradients(lambda *t: attention(*t, **named), attention, tensors)
+    results = compute_gradients(lambda *t: attention(*t, **named), attention, tensors)
     assert torch.equal(results[0][0, 2], attention.out_proj.bias)
     assert not torch.equal(results[0][0, 1], attention.out_proj.bias)
     assert all(t.isfinite().all() for t in results)
@@ -137,7 +150,7 @@ def test_a_query_that_may_attend_to_nothing_gets_the_bias_of_out_proj_and_finite
 
 def test_left_padding_under_causality_gives_no_nan():
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
-    (x,) = inputs(attention)
+    (x,) = make_inputs(attention)
     keys = torch.tensor([[False, False, True, True, True], [True] * 5])
     y = attention(x, key_mask=keys)
     assert torch.equal(y[0, :2], attention.out_proj.bias.expand(2, D))
@@ -147,7 +160,7 @@ def test_left_padding_under_causality_gives_no_nan():
 def test_a_float_mask_may_train():
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
     bias = torch.randn(1, HEADS, N, N, dtype=f64, requires_grad=True)
-    (x,) = inputs(attention)
+    (x,) = make_inputs(attention)
     attention(x, bias).square().sum().backward()
     later = torch.ones(N, N, dtype=torch.bool).triu(1)
     assert bias.grad[..., later].eq(0).all()
@@ -157,7 +170,7 @@ def test_a_float_mask_may_train():
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_drops_attention_weights_while_training_and_keeps_their_mean(kind):
     attention = kind(D, HEADS, dropout=0.4, dtype=f64)
-    tensors = inputs(attention)
+    tensors = make_inputs(attention)
     many = attention(*(t[:1].expand(4000, -1, -1) for t in tensors))
     want = attention.eval()(*(t[:1] for t in tensors))[0]
     assert many.std(0).min() > 0
@@ -173,7 +186,7 @@ def test_bfloat16_is_as_close_as_bfloat16_can_be_and_takes_float32_masks():
     assert attention(x, mask).dtype == torch.bfloat16
     assert relative(attention(x, mask), want) < 4 * 2.0**-8  # projections, weights, values, output: a rounding each
     with torch.autocast("cpu", torch.bfloat16):
-        y = copy.deepcopy(attention).float()(x.float(), mask, allowed(BATCH, N))
+        y = copy.deepcopy(attention).float()(x.float(), mask, random_mask(BATCH, N))
     assert y.dtype == torch.bfloat16
 
 
@@ -210,7 +223,7 @@ def test_weight_roles_are_views_of_the_packed_weights_in_torchs_order(kind):
 
 def test_a_merged_mask_is_taken_as_it_is():
     x = torch.randn(BATCH, N, D)
-    merged = merge_masks(x, N, HEADS, None, allowed(BATCH, N), causal=True)
+    merged = merge_masks(x, N, HEADS, None, random_mask(BATCH, N), causal=True)
     assert merged.mask.dtype == x.dtype
     assert merge_masks(x, N, HEADS, merged, None, causal=True) is merged
     attention = SelfAttention(D, HEADS, causal=False)
@@ -227,7 +240,7 @@ def test_causality_alone_is_no_mask_where_none_is_needed():
 
 def test_attention_survives_copy_and_pickle():
     attention = SelfAttention(D, HEADS, causal=True, dropout=0.25)
-    (x,) = inputs(attention, dtype=torch.float32)
+    (x,) = make_inputs(attention, dtype=torch.float32)
     attention.eval()
     for twin in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
         assert torch.equal(twin(x), attention(x))

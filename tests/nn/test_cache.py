@@ -8,7 +8,18 @@ import torch
 
 from addnorm import ResidualStack
 from addnorm.nn import CrossAttention, Decoder, KeyValueCache, SelfAttention, block
-from support.attending import BATCH, HEADS, D, M, N, allowed, f64, inputs, same, with_gradients
+from support.attention_inputs import (
+    BATCH,
+    HEADS,
+    D,
+    M,
+    N,
+    assert_close,
+    compute_gradients,
+    f64,
+    make_inputs,
+    random_mask,
+)
 
 # Decoding with a cache.
 
@@ -33,7 +44,7 @@ def test_decoding_in_chunks_gives_what_the_whole_sequence_gives(chunks, batch_fi
     along = 1
     if not batch_first:
         x, memory, along = x.transpose(0, 1), memory.transpose(0, 1), 0
-    named = {"memory": memory, "memory_key_mask": allowed(BATCH, M)} if cross else {}
+    named = {"memory": memory, "memory_key_mask": random_mask(BATCH, M)} if cross else {}
     cache = KeyValueCache(capacity=4)
     with torch.set_grad_enabled(grad):
         want = module(x, **named)
@@ -44,7 +55,7 @@ def test_decoding_in_chunks_gives_what_the_whole_sequence_gives(chunks, batch_fi
 
 def test_with_a_cache_masks_have_an_entry_for_every_key_so_far():
     module = decoder(cross=False)
-    x, keys, mask = torch.randn(BATCH, 9, D, dtype=f64), allowed(BATCH, 9), torch.randn(9, 9, dtype=f64)
+    x, keys, mask = torch.randn(BATCH, 9, D, dtype=f64), random_mask(BATCH, 9), torch.randn(9, 9, dtype=f64)
     want, cache, steps = module(x, mask=mask, key_mask=keys), KeyValueCache(), []
     for begin, end in ((0, 3), (3, 4), (4, 9)):
         steps.append(module(x[:, begin:end], mask=mask[begin:end, :end], key_mask=keys[:, :end], cache=cache))
@@ -54,16 +65,18 @@ def test_with_a_cache_masks_have_an_entry_for_every_key_so_far():
 def test_gradients_reach_everything_that_was_kept():
     module = decoder()
     x, memory = torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
-    whole = with_gradients(module, module, (x, memory))
-    same(
-        with_gradients(lambda x, memory: decoded(module, x, [4, 1, 4], KeyValueCache(), memory), module, (x, memory)),
+    whole = compute_gradients(module, module, (x, memory))
+    assert_close(
+        compute_gradients(
+            lambda x, memory: decoded(module, x, [4, 1, 4], KeyValueCache(), memory), module, (x, memory)
+        ),
         whole,
     )
 
 
 def test_an_attention_alone_keeps_its_tokens_too():
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
-    (x,) = inputs(attention)
+    (x,) = make_inputs(attention)
     cache = KeyValueCache()
     with torch.no_grad():
         got = torch.cat([attention(step, cache=cache) for step in x.split([2, 3], 1)], 1)
@@ -72,7 +85,7 @@ def test_an_attention_alone_keeps_its_tokens_too():
 
 def test_not_causal_a_query_sees_all_that_is_kept_and_all_of_its_call():
     attention = SelfAttention(D, HEADS, dtype=f64)
-    (x,) = inputs(attention)
+    (x,) = make_inputs(attention)
     cache = KeyValueCache()
     attention(x[:, :2], cache=cache)
     torch.testing.assert_close(attention(x[:, 2:], cache=cache), attention(x)[:, 2:], rtol=1e-12, atol=1e-12)

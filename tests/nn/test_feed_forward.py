@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from addnorm.nn import FeedForward, block
-from support.encoders import BATCH, HEADS, D, N, f64
+from support.transformer_inputs import BATCH, HEADS, D, N, f64
 
 
 def test_the_feed_forwards_are_their_formulas():

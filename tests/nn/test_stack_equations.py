@@ -1,5 +1,6 @@
 """Every wiring as its own equation in plain PyTorch: the same function, to rounding."""
 
+import functools
 import math
 
 import pytest
@@ -7,7 +8,15 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Row, Wiring, wirings
-from support.same_stacks import EPS, D, assert_same, differentiated, plain, stacked, tokens
+from support.stack_equality import (
+    EPS,
+    D,
+    assert_equal_functions,
+    compute_gradients,
+    get_norm_function,
+    make_stack,
+    make_tokens,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +32,7 @@ class Here:
         self.f = self.at.sublayer
         self.l, self.num_layers, self.n_sublayers = i // 2 + 1, len(stack.connections) // 2, len(stack.connections)
         self.into, self.branch, self.out = (
-            plain(norm) for norm in (self.at.norm_in, self.at.norm_branch, self.at.norm_out)
+            get_norm_function(norm) for norm in (self.at.norm_in, self.at.norm_branch, self.at.norm_out)
         )
 
 
@@ -31,10 +40,10 @@ def in_rows(equation, embedding=False, final=True):
     """A whole stack: x' = equation(s, x) at every sublayer."""
 
     def run(stack, x):
-        x = plain(stack.norm_embedding)(x) if embedding else x
+        x = get_norm_function(stack.norm_embedding)(x) if embedding else x
         for i in range(len(stack.connections)):
             x = equation(Here(stack, i), x)
-        return plain(stack.norm_final)(x) if final else x
+        return get_norm_function(stack.norm_final)(x) if final else x
 
     return run
 
@@ -56,14 +65,14 @@ def parallel_one(stack, x):
         attention, forward = Here(stack, i), Here(stack, i + 1)
         read = attention.into(x)
         x = x + attention.f(read) + forward.f(read)
-    return plain(stack.norm_final)(x)
+    return get_norm_function(stack.norm_final)(x)
 
 
 def parallel_two(stack, x):
     for i in range(0, len(stack.connections), 2):
         attention, forward = Here(stack, i), Here(stack, i + 1)
         x = x + attention.f(attention.into(x)) + forward.f(forward.into(x))
-    return plain(stack.norm_final)(x)
+    return get_norm_function(stack.norm_final)(x)
 
 
 def resi_dual(stack, x):
@@ -72,7 +81,7 @@ def resi_dual(stack, x):
         s = Here(stack, i)
         write = s.f(u)
         u, v = s.out(u + write), v + write
-    return u + plain(stack.norm_final)(v)
+    return u + get_norm_function(stack.norm_final)(v)
 
 
 def b2t(stack, x):
@@ -135,20 +144,20 @@ def test_every_wiring_has_its_equation_here():
 
 @pytest.mark.parametrize(("name", "options", "equation", "norm"), CASES)
 def test_a_fused_stack_is_its_equation(name, options, equation, norm):
-    stack = stacked(wirings.get(name, **options), norm=norm)
-    assert_same(stack, lambda x: equation(stack, x), wanted=list(stack.parameters()))
+    stack = make_stack(wirings.get(name, **options), norm=norm)
+    assert_equal_functions(stack, lambda x: equation(stack, x), wanted=list(stack.parameters()))
 
 
 @pytest.mark.parametrize(("name", "options", "equation", "norm"), CASES)
 def test_checkpoints_and_inference_change_no_bit(name, options, equation, norm):
-    stack = stacked(wirings.get(name, **options), norm=norm)
-    x = tokens()
+    stack = make_stack(wirings.get(name, **options), norm=norm)
+    x = make_tokens()
     wanted, cotangent = list(stack.parameters()), torch.randn_like(x)
-    expected = differentiated(stack, x, wanted, cotangent)
+    expected = compute_gradients(stack, x, wanted, cotangent)
     with torch.no_grad():
         assert torch.equal(stack(x), expected[0])
     stack.checkpoint = True
-    for found, one in zip(differentiated(stack, x, wanted, cotangent), expected, strict=True):
+    for found, one in zip(compute_gradients(stack, x, wanted, cotangent), expected, strict=True):
         assert torch.equal(found, one)
 
 
@@ -168,16 +177,17 @@ def test_any_row_is_the_one_equation(norm, n_in, n_branch, n_out):
 
     row = Row(norm_in=n_in, norm_branch=n_branch, norm_out=n_out, a=0.7, b=-1.3, c=0.6)
     for ends in (False, True):
-        stack = stacked(Wiring("mine", row, final_norm=ends), norm=norm)
-        assert_same(stack, lambda x: in_rows(equation, final=ends)(stack, x), wanted=list(stack.parameters()))  # noqa: B023
+        stack = make_stack(Wiring("mine", row, final_norm=ends), norm=norm)
+        other = functools.partial(in_rows(equation, final=ends), stack)
+        assert_equal_functions(stack, other, wanted=list(stack.parameters()))
 
 
 def test_the_comparison_sees_a_small_mistake():
-    stack = stacked("pre_ln")
+    stack = make_stack("pre_ln")
     for wrong in (
         in_rows(lambda s, x: x + (1 + 1e-10) * s.f(s.into(x))),
         in_rows(pre, final=False),
         in_rows(lambda s, x: x + s.f(F.layer_norm(x, (D,), s.at.norm_in.weight, s.at.norm_in.bias, EPS + 1e-10))),
     ):
         with pytest.raises(AssertionError):
-            assert_same(stack, lambda x: wrong(stack, x), wanted=[])  # noqa: B023
+            assert_equal_functions(stack, lambda x: wrong(stack, x), wanted=[])  # noqa: B023

@@ -6,8 +6,20 @@ import torch.nn.functional as F
 
 from addnorm import wirings
 from addnorm.nn import Decoder, Encoder, KeyValueCache, ResidualStack, Transformer
-from support.encoders import BATCH, HEADS, D, M, N, f64, inputs, made, padding_free, sizes, with_gradients
 from support.oracle import relative
+from support.transformer_inputs import (
+    BATCH,
+    HEADS,
+    D,
+    M,
+    N,
+    compute_gradients,
+    f64,
+    get_sizes,
+    make_inputs,
+    make_module,
+    padding_mask,
+)
 
 ALL = {
     name: make(**({"multiplier": 0.4} if name == "residual_multiplier" else {})) for name, make in wirings.CONSTRUCTORS.items()
@@ -20,10 +32,10 @@ ALL = {
 @pytest.mark.parametrize("wiring", ALL)
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
 def test_any_wiring_gives_every_parameter_a_gradient_and_its_start_is_finite(kind, wiring):
-    start = kind(*sizes(kind), wiring=ALL[wiring], dtype=f64)
-    assert start(*inputs(kind)).isfinite().all()
-    module = made(kind, ALL[wiring])
-    y, *grads = with_gradients(module, module.parameters(), inputs(kind))
+    start = kind(*get_sizes(kind), wiring=ALL[wiring], dtype=f64)
+    assert start(*make_inputs(kind)).isfinite().all()
+    module = make_module(kind, ALL[wiring])
+    y, *grads = compute_gradients(module, module.parameters(), make_inputs(kind))
     assert y.shape == (BATCH, N, D)
     for g in grads:
         assert g.isfinite().all()
@@ -32,9 +44,9 @@ def test_any_wiring_gives_every_parameter_a_gradient_and_its_start_is_finite(kin
 
 @pytest.mark.parametrize("wiring", ALL)
 def test_an_encoder_is_a_stack_of_blocks_and_masks_are_merged_for_all_of_them(wiring, monkeypatch):
-    encoder = made(Encoder, ALL[wiring])
-    (x,) = inputs(Encoder)
-    mask, keys = torch.randn(N, N, dtype=f64), padding_free(N)
+    encoder = make_module(Encoder, ALL[wiring])
+    (x,) = make_inputs(Encoder)
+    mask, keys = torch.randn(N, N, dtype=f64), padding_mask(N)
     want = encoder.stack(x, mask=mask, key_mask=keys)  # each attention merges for itself
     told, sdpa = [], F.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -47,8 +59,8 @@ def test_an_encoder_is_a_stack_of_blocks_and_masks_are_merged_for_all_of_them(wi
 
 @pytest.mark.parametrize("wiring", ALL)
 def test_decoding_with_a_cache_works_under_every_wiring(wiring):
-    decoder = made(Decoder, ALL[wiring]).eval()
-    x, memory = inputs(Decoder)
+    decoder = make_module(Decoder, ALL[wiring]).eval()
+    x, memory = make_inputs(Decoder)
     with torch.no_grad():
         cache = KeyValueCache()
         got = torch.cat([decoder(step, memory, cache=cache) for step in x.split([2, 1, 2], 1)], 1)
@@ -58,8 +70,8 @@ def test_decoding_with_a_cache_works_under_every_wiring(wiring):
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "resi_dual", "parallel"])
 def test_a_decoder_does_not_look_ahead_but_where_causal_is_false(wiring):
     for causal in (True, False):
-        decoder = made(Decoder, wiring, causal=causal)
-        x, memory = inputs(Decoder)
+        decoder = make_module(Decoder, wiring, causal=causal)
+        x, memory = make_inputs(Decoder)
         other = torch.cat([x[:, :3], torch.randn(BATCH, N - 3, D, dtype=f64)], 1)
         assert torch.equal(decoder(x, memory)[:, :3], decoder(other, memory)[:, :3]) is causal
 
@@ -67,7 +79,7 @@ def test_a_decoder_does_not_look_ahead_but_where_causal_is_false(wiring):
 @pytest.mark.parametrize("wiring", ALL)
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
 def test_without_gradients_the_bits_are_the_same_and_nothing_that_was_given_is_written(kind, wiring):
-    module = made(kind, ALL[wiring]).eval()
+    module = make_module(kind, ALL[wiring]).eval()
     x = torch.randn(BATCH, N, D, dtype=f64)
     tensors = (x,) if kind is Encoder else (x, x)  # the memory is the stream's start
     want, before = module(*tensors).detach(), x.clone()
@@ -77,9 +89,9 @@ def test_without_gradients_the_bits_are_the_same_and_nothing_that_was_given_is_w
 
 
 def test_a_transformer_is_its_encoder_and_its_decoder_and_hides_the_sources_padding_from_both():
-    transformer = made(Transformer)
-    source, target = inputs(Transformer)
-    keep, mask = padding_free(M), torch.randn(N, M, dtype=f64)
+    transformer = make_module(Transformer)
+    source, target = make_inputs(Transformer)
+    keep, mask = padding_mask(M), torch.randn(N, M, dtype=f64)
     memory = transformer.encoder(source, key_mask=keep)
     assert torch.equal(
         transformer(source, target, None, keep), transformer.decoder(target, memory, memory_key_mask=keep)
@@ -93,10 +105,10 @@ def test_a_transformer_is_its_encoder_and_its_decoder_and_hides_the_sources_padd
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
 def test_batch_first_is_a_matter_of_layout(kind):
-    module, tensors = made(kind), inputs(kind)
-    other = kind(*sizes(kind), dtype=f64, batch_first=False)
+    module, tensors = make_module(kind), make_inputs(kind)
+    other = kind(*get_sizes(kind), dtype=f64, batch_first=False)
     other.load_state_dict(module.state_dict())
-    keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_free(M if kind is Transformer else N)}
+    keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_mask(M if kind is Transformer else N)}
     want = module(*tensors, **keep)
     got = other(*(t.transpose(0, 1) for t in tensors), **keep)
     torch.testing.assert_close(got.transpose(0, 1), want, rtol=1e-13, atol=1e-13)
@@ -108,8 +120,8 @@ def test_batch_first_is_a_matter_of_layout(kind):
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "resi_dual"])
 def test_a_token_does_not_depend_on_what_the_other_samples_hold_to_the_bit(wiring, norm):
-    encoder = made(Encoder, wiring, torch.float32, norm=norm).eval()
-    (x,) = inputs(Encoder, torch.float32)
+    encoder = make_module(Encoder, wiring, torch.float32, norm=norm).eval()
+    (x,) = make_inputs(Encoder, torch.float32)
     other = torch.cat([x[:1], 100 * torch.randn(BATCH - 1, N, D)])
     assert torch.equal(encoder(x)[0], encoder(other)[0])
     # With another number of samples matrix products may add in another order: their rounding, and no more.
@@ -127,8 +139,8 @@ def test_the_add_and_norms_do_not_depend_on_the_batch_to_the_bit():
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
 def test_no_token_depends_on_padding(kind):
-    module, keep = made(kind).eval(), padding_free(M)
-    x, memory = inputs(Decoder)
+    module, keep = make_module(kind).eval(), padding_mask(M)
+    x, memory = make_inputs(Decoder)
     filled = torch.where(keep[..., None], memory, 1e3 * torch.randn_like(memory))
     if kind is Encoder:
         a, b = (module(t, key_mask=keep)[keep] for t in (memory, filled))

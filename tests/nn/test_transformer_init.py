@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import addnorm
 from addnorm.nn import Decoder, Encoder, Transformer
 from addnorm.wirings.init import weight_roles
-from support.encoders import HEADS, D, f64, inputs
+from support.transformer_inputs import HEADS, D, f64, make_inputs
 
 
 def stds(module, role):
@@ -83,7 +83,7 @@ def test_gpt2s_rule_scales_what_writes_by_the_depth_and_xaviers_bounds_hold():
 
 def test_admin_measures_a_decoder_with_what_the_encoder_gives_it():
     transformer = Transformer(2, 2, D, HEADS, wiring="admin", dtype=f64, dropout=0.3)
-    source, target = inputs(Transformer)
+    source, target = make_inputs(Transformer)
     with pytest.raises(TypeError, match="give init_ the inputs of the stack"):
         transformer.wiring.init_(transformer)
     transformer.wiring.init_(transformer, source, target)

@@ -7,8 +7,19 @@ import torch
 
 import addnorm
 from addnorm.nn import Decoder, Encoder, Transformer
-from support.encoders import HEADS, D, M, N, f64, inputs, made, padding_free, sizes, with_gradients
 from support.oracle import relative
+from support.transformer_inputs import (
+    HEADS,
+    D,
+    M,
+    N,
+    compute_gradients,
+    f64,
+    get_sizes,
+    make_inputs,
+    make_module,
+    padding_mask,
+)
 
 
 def test_dropout_is_of_what_a_sublayer_adds_too_and_eval_has_none():
@@ -29,8 +40,8 @@ def test_dropout_is_of_what_a_sublayer_adds_too_and_eval_has_none():
 
 def test_stochastic_depth_drops_samples_not_tokens_in_either_layout():
     for batch_first in (True, False):
-        encoder = made(Encoder, "pre_ln", stochastic_depth=1.0, final_norm=False, batch_first=batch_first)
-        (x,) = inputs(Encoder, batch=64)
+        encoder = make_module(Encoder, "pre_ln", stochastic_depth=1.0, final_norm=False, batch_first=batch_first)
+        (x,) = make_inputs(Encoder, batch=64)
         x = x if batch_first else x.transpose(0, 1)
         last = encoder.stack.connections[-1]
         assert last.stochastic_depth == 1.0
@@ -44,21 +55,21 @@ def test_stochastic_depth_drops_samples_not_tokens_in_either_layout():
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
 def test_checkpointing_changes_no_number_with_masks_and_dropout(kind):
-    module = made(kind, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3)
-    other = kind(*sizes(kind), dtype=f64, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3, checkpoint=True)
+    module = make_module(kind, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3)
+    other = kind(*get_sizes(kind), dtype=f64, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3, checkpoint=True)
     other.load_state_dict(module.state_dict())
-    keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_free(M if kind is Transformer else N)}
-    tensors = inputs(kind)
-    a, b = (with_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
+    keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_mask(M if kind is Transformer else N)}
+    tensors = make_inputs(kind)
+    a, b = (compute_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
     assert all(torch.equal(one, two) for one, two in zip(a, b, strict=True))
 
 
 def test_bfloat16_over_a_float32_stream_is_closer_than_over_its_own():
-    exact = made(Encoder)
-    (x,) = inputs(Encoder, torch.bfloat16)
+    exact = make_module(Encoder)
+    (x,) = make_inputs(Encoder, torch.bfloat16)
     want, errors = exact(x.double()), []
     for stream in (None, torch.float32):
-        encoder = Encoder(*sizes(Encoder), dtype=torch.bfloat16, residual_dtype=stream)
+        encoder = Encoder(*get_sizes(Encoder), dtype=torch.bfloat16, residual_dtype=stream)
         encoder.load_state_dict(exact.state_dict())
         y = encoder(x)
         assert y.dtype == torch.bfloat16

@@ -8,17 +8,27 @@ import pytest
 import torch
 
 from addnorm.nn import Decoder, Encoder, Transformer
-from support.encoders import M, N, f64, inputs, made, padding_free, same, sizes, with_gradients
+from support.transformer_inputs import (
+    M,
+    N,
+    assert_close,
+    compute_gradients,
+    f64,
+    get_sizes,
+    make_inputs,
+    make_module,
+    padding_mask,
+)
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
 def test_states_load_and_copies_compute_the_same(kind):
-    module, tensors = made(kind, "rezero" if kind is Encoder else "layer_scale"), inputs(kind)
+    module, tensors = make_module(kind, "rezero" if kind is Encoder else "layer_scale"), make_inputs(kind)
     want = module(*tensors)
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
-    other = kind(*sizes(kind), wiring=module.wiring, dtype=f64)
+    other = kind(*get_sizes(kind), wiring=module.wiring, dtype=f64)
     assert not torch.equal(other(*tensors), want)
     other.load_state_dict(torch.load(file))
     for twin in (other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
@@ -26,7 +36,7 @@ def test_states_load_and_copies_compute_the_same(kind):
 
 
 def test_functional_call_computes_with_other_parameters():
-    module, (x, memory) = made(Decoder), inputs(Decoder)
+    module, (x, memory) = make_module(Decoder), make_inputs(Decoder)
     other = {name: p + 0.1 * torch.randn_like(p) for name, p in module.named_parameters()}
     got = torch.func.functional_call(module, other, (x, memory))
     module.load_state_dict(other)
@@ -42,12 +52,12 @@ def test_functional_call_computes_with_other_parameters():
 )  # fmt: skip
 def test_the_whole_compiles_into_one_graph_with_eagers_numbers(kind, wiring, backend):
     torch._dynamo.reset()
-    module, tensors = made(kind, wiring), inputs(kind)
-    keep = padding_free(M if kind is Transformer else N)
+    module, tensors = make_module(kind, wiring), make_inputs(kind)
+    keep = padding_mask(M if kind is Transformer else N)
     compiled = torch.compile(module, backend=backend, fullgraph=True)
     name = "source_key_mask" if kind is Transformer else "key_mask"
-    want = with_gradients(lambda *t: module(*t, **{name: keep}), module.parameters(), tensors)
-    same(with_gradients(lambda *t: compiled(*t, **{name: keep}), module.parameters(), tensors), want)
+    want = compute_gradients(lambda *t: module(*t, **{name: keep}), module.parameters(), tensors)
+    assert_close(compute_gradients(lambda *t: compiled(*t, **{name: keep}), module.parameters(), tensors), want)
     if backend != "inductor":
         with torch.no_grad():
             torch.testing.assert_close(compiled(*tensors), module(*tensors), rtol=1e-12, atol=1e-12)

@@ -7,20 +7,20 @@ import torch
 from torch import nn
 
 from addnorm import Row, Wiring, wirings
-from support.same_stacks import (
+from support.stack_equality import (
     EPS,
     LAYERS,
     Attention,
     D,
     assert_close,
-    assert_same,
-    differentiated,
-    norms,
-    parameters,
-    plain,
-    stacked,
-    sublayers,
-    tokens,
+    assert_equal_functions,
+    compute_gradients,
+    get_norm_function,
+    list_norms,
+    list_parameters,
+    make_stack,
+    make_sublayers,
+    make_tokens,
 )
 
 
@@ -32,34 +32,34 @@ def one_thread(threads):
 def copy_norms(source, target, weight=lambda i: 1.0):
     """The norms of `target` become those of `source`, times a factor."""
     with torch.no_grad():
-        for i, (one, other) in enumerate(zip(norms(source), norms(target), strict=True)):
-            for ours, theirs in zip(parameters(one), parameters(other), strict=True):
+        for i, (one, other) in enumerate(zip(list_norms(source), list_norms(target), strict=True)):
+            for ours, theirs in zip(list_parameters(one), list_parameters(other), strict=True):
                 theirs.copy_(weight(i) * ours)
 
 
 def learned(stack):
     """Parameters of the norms, in order."""
-    return [parameter for norm in norms(stack) for parameter in parameters(norm)]
+    return [parameter for norm in list_norms(stack) for parameter in list_parameters(norm)]
 
 
 def shared(stack):
     """Parameters of the sublayers."""
-    return [parameter for connection in stack.connections for parameter in parameters(connection.sublayer)]
+    return [parameter for connection in stack.connections for parameter in list_parameters(connection.sublayer)]
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_deepnorm_is_post_ln_with_smaller_branches(norm):
     """N(a x + f) = N(x + f/a), with eps / a^2: the norm does not see the scale of the sum."""
     alpha = (2 * LAYERS) ** (1 / 4)
-    deep = stacked("deepnorm", norm=norm)
+    deep = make_stack("deepnorm", norm=norm)
 
     def smaller(f):
         return lambda x: f(x) / alpha
 
     modules = [smaller(connection.sublayer) for connection in deep.connections]
-    post_ln = stacked("post_ln", modules, norm=norm, eps=EPS / alpha**2)
+    post_ln = make_stack("post_ln", modules, norm=norm, eps=EPS / alpha**2)
     copy_norms(deep, post_ln)
-    assert_same(deep, post_ln, wanted=shared(deep) + learned(deep), others=shared(deep) + learned(post_ln))
+    assert_equal_functions(deep, post_ln, wanted=shared(deep) + learned(deep), others=shared(deep) + learned(post_ln))
 
 
 def test_deepnorm_with_alpha_one_is_post_ln():
@@ -68,38 +68,38 @@ def test_deepnorm_with_alpha_one_is_post_ln():
 
 @pytest.mark.parametrize(("k", "same"), [(0, "pre_ln"), (LAYERS, "post_ln")])
 def test_mix_ln_is_pre_ln_at_one_end_and_post_ln_at_the_other(k, same):
-    mixed = stacked(wirings.mix_ln(k))
-    other = stacked(same, [connection.sublayer for connection in mixed.connections])
+    mixed = make_stack(wirings.mix_ln(k))
+    other = make_stack(same, [connection.sublayer for connection in mixed.connections])
     copy_norms(mixed, other)
-    assert_same(mixed, other, wanted=shared(mixed) + learned(mixed), others=shared(mixed) + learned(other))
+    assert_equal_functions(mixed, other, wanted=shared(mixed) + learned(mixed), others=shared(mixed) + learned(other))
 
 
 def test_mix_ln_is_a_post_ln_stack_and_then_a_pre_ln_stack():
-    mixed = stacked(wirings.mix_ln(1))
+    mixed = make_stack(wirings.mix_ln(1))
     modules = [connection.sublayer for connection in mixed.connections]
-    first, rest = stacked("post_ln", modules[:2]), stacked("pre_ln", modules[2:])
-    ours = norms(mixed)
-    for one, other in zip(ours, norms(first) + norms(rest), strict=True):
+    first, rest = make_stack("post_ln", modules[:2]), make_stack("pre_ln", modules[2:])
+    ours = list_norms(mixed)
+    for one, other in zip(ours, list_norms(first) + list_norms(rest), strict=True):
         other.load_state_dict(one.state_dict())
     others = shared(mixed) + learned(first) + learned(rest)
-    assert_same(mixed, lambda x: rest(first(x)), wanted=shared(mixed) + learned(mixed), others=others)
+    assert_equal_functions(mixed, lambda x: rest(first(x)), wanted=shared(mixed) + learned(mixed), others=others)
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_layernorm_scaling_is_pre_ln_with_its_factor_in_weight_and_bias(norm):
-    scaled = stacked("layernorm_scaling", norm=norm)
-    pre_ln = stacked("pre_ln", [connection.sublayer for connection in scaled.connections], norm=norm)
+    scaled = make_stack("layernorm_scaling", norm=norm)
+    pre_ln = make_stack("pre_ln", [connection.sublayer for connection in scaled.connections], norm=norm)
 
     def c(i):
         return 1.0 if i == 2 * LAYERS else 1 / math.sqrt(i // 2 + 1)  # the last is N_final
 
     copy_norms(scaled, pre_ln, c)
-    x, cotangent = tokens(), torch.randn(2, 5, D, dtype=torch.float64)
-    found = differentiated(scaled, x, shared(scaled) + learned(scaled), cotangent)
-    expected = differentiated(pre_ln, x, shared(scaled) + learned(pre_ln), cotangent)
+    x, cotangent = make_tokens(), torch.randn(2, 5, D, dtype=torch.float64)
+    found = compute_gradients(scaled, x, shared(scaled) + learned(scaled), cotangent)
+    expected = compute_gradients(pre_ln, x, shared(scaled) + learned(pre_ln), cotangent)
     inner = 2 + len(shared(scaled))
     assert_close(found[:inner], expected[:inner])
-    each = len(parameters(norms(scaled)[0]))
+    each = len(list_parameters(list_norms(scaled)[0]))
     folded = [c(i // each) * gradient for i, gradient in enumerate(expected[inner:])]  # weight = c * ours
     assert_close(found[inner:], folded)
 
@@ -107,24 +107,26 @@ def test_layernorm_scaling_is_pre_ln_with_its_factor_in_weight_and_bias(norm):
 def test_a_factor_of_one_is_no_factor():
     """LayerScale with gamma 1 is pre-LN; ReZero and SkipInit with alpha 1 are the stack without norms."""
     for name, same in (("layer_scale", "pre_ln"), ("rezero", "no_norm"), ("skipinit", "no_norm")):
-        scaled = stacked(name)
+        scaled = make_stack(name)
         for connection in scaled.connections:
             nn.init.ones_(connection.b)
-        other = stacked(same, [connection.sublayer for connection in scaled.connections])
+        other = make_stack(same, [connection.sublayer for connection in scaled.connections])
         copy_norms(scaled, other)
-        assert_same(scaled, other, wanted=shared(scaled) + learned(scaled), others=shared(scaled) + learned(other))
+        assert_equal_functions(
+            scaled, other, wanted=shared(scaled) + learned(scaled), others=shared(scaled) + learned(other)
+        )
 
 
 def test_layer_scale_is_pre_ln_with_gamma_in_the_rows_of_the_last_projection():
-    scaled = stacked("layer_scale")
-    folded = stacked("pre_ln")
+    scaled = make_stack("layer_scale")
+    folded = make_stack("pre_ln")
     copy_norms(scaled, folded)
     with torch.no_grad():
         for ours, theirs in zip(scaled.connections, folded.connections, strict=True):
             theirs.sublayer.load_state_dict(ours.sublayer.state_dict())
-            for parameter in parameters(last(theirs.sublayer)):
+            for parameter in list_parameters(last(theirs.sublayer)):
                 parameter.mul_(ours.b if parameter.dim() == 1 else ours.b[:, None])
-    assert_same(scaled, folded, wanted=learned(scaled), others=learned(folded))
+    assert_equal_functions(scaled, folded, wanted=learned(scaled), others=learned(folded))
 
 
 def last(sublayer):
@@ -140,20 +142,22 @@ def last(sublayer):
     ],
 )
 def test_a_residual_multiplier_is_pre_ln_with_a_smaller_last_projection(wiring, k):
-    multiplied, folded = stacked(wiring), stacked("pre_ln")
+    multiplied, folded = make_stack(wiring), make_stack("pre_ln")
     copy_norms(multiplied, folded)
     with torch.no_grad():
         for ours, theirs in zip(multiplied.connections, folded.connections, strict=True):
             theirs.sublayer.load_state_dict(ours.sublayer.state_dict())
-            for parameter in parameters(last(theirs.sublayer)):
+            for parameter in list_parameters(last(theirs.sublayer)):
                 parameter.mul_(k)
-    assert_same(multiplied, folded, wanted=learned(multiplied), others=learned(folded))
-    assert_same(multiplied, stacked_like(multiplied, wirings.residual_multiplier(k)), wanted=shared(multiplied))
+    assert_equal_functions(multiplied, folded, wanted=learned(multiplied), others=learned(folded))
+    assert_equal_functions(
+        multiplied, stacked_like(multiplied, wirings.residual_multiplier(k)), wanted=shared(multiplied)
+    )
 
 
 def stacked_like(stack, wiring):
     """The same sublayers and norms under another wiring."""
-    other = stacked(wiring, [connection.sublayer for connection in stack.connections])
+    other = make_stack(wiring, [connection.sublayer for connection in stack.connections])
     copy_norms(stack, other)
     return other
 
@@ -163,8 +167,8 @@ def stacked_like(stack, wiring):
 def test_the_residual_taken_after_the_input_norm_is_post_ln_shifted_by_a_norm(alpha, beta, norm):
     """MiniMax-01's layer: what is added to is the *normed* input. That is post-LN with a norm of the embedding."""
     wiring = Wiring("shifted", Row(norm_out=True, a=alpha, b=beta), embedding_norm=True)
-    stack = stacked(wiring, norm=norm)
-    *inputs, final = (plain(norm) for norm in norms(stack))
+    stack = make_stack(wiring, norm=norm)
+    *inputs, final = (get_norm_function(norm) for norm in list_norms(stack))
 
     def minimax(hidden_states):  # in the words of that model's code
         for connection, input_layernorm in zip(stack.connections, inputs, strict=True):
@@ -174,7 +178,7 @@ def test_the_residual_taken_after_the_input_norm_is_post_ln_shifted_by_a_norm(al
             hidden_states = residual * alpha + hidden_states * beta
         return final(hidden_states)
 
-    assert_same(stack, minimax, wanted=list(stack.parameters()))
+    assert_equal_functions(stack, minimax, wanted=list(stack.parameters()))
 
 
 def test_pre_ln_is_pre_rms_norm_where_every_mean_is_zero():
@@ -186,16 +190,16 @@ def test_pre_ln_is_pre_rms_norm_where_every_mean_is_zero():
     def zero_mean(f):
         return lambda x: centred(f(x))
 
-    inner = sublayers()
+    inner = make_sublayers()
     modules = [zero_mean(f) for f in inner]
     wanted = [parameter for f in inner for parameter in f.parameters()]
-    layer, rms = stacked("pre_ln", modules, bias=False), stacked("pre_ln", modules, norm="rms")
+    layer, rms = make_stack("pre_ln", modules, bias=False), make_stack("pre_ln", modules, norm="rms")
     copy_norms(layer, rms)
-    assert_same(
+    assert_equal_functions(
         lambda x: layer(centred(x)), lambda x: rms(centred(x)), wanted=wanted + learned(layer),
         others=wanted + learned(rms),
     )  # fmt: skip
-    x = tokens()
+    x = make_tokens()
     assert not torch.allclose(layer(x), rms(x)), "and only there"
 
 
@@ -205,15 +209,15 @@ def test_parallel_is_sequential_where_one_of_the_two_writes_nothing(silent, n_no
     def nothing(x):
         return torch.zeros_like(x)
 
-    modules = [nothing if i % 2 == silent else f for i, f in enumerate(sublayers())]
-    parallel, sequential = stacked(wirings.parallel(n_norms), modules), stacked("pre_ln", modules)
+    modules = [nothing if i % 2 == silent else f for i, f in enumerate(make_sublayers())]
+    parallel, sequential = make_stack(wirings.parallel(n_norms), modules), make_stack("pre_ln", modules)
     ours, theirs = [], []
     for i, (one, other) in enumerate(zip(parallel.connections, sequential.connections, strict=True)):
         norm = parallel.connections[i - 1].norm_in if one.norm_in is None else one.norm_in
         other.norm_in.load_state_dict(norm.state_dict())
         if i % 2 != silent:
-            ours += parameters(norm)
-            theirs += parameters(other.norm_in)
+            ours += list_parameters(norm)
+            theirs += list_parameters(other.norm_in)
     sequential.norm_final.load_state_dict(parallel.norm_final.state_dict())
     wanted = shared(parallel)
-    assert_same(parallel, sequential, wanted=wanted + ours, others=wanted + theirs)
+    assert_equal_functions(parallel, sequential, wanted=wanted + ours, others=wanted + theirs)

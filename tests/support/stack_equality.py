@@ -1,7 +1,7 @@
-"""Stacks in float64 of which nothing is at its initial value, and whether two of them are the same function.
+"""Stacks in float64 with random parameters, and the comparison of two stacks as functions.
 
-Weights, biases and learned factors of the norms are random, and a large eps shows whether it is in the right place. Compared
-are the forward, the gradient of x_0 and of every parameter, to rounding.
+Weights, biases and learned factors are random, and eps is large, so that a wrong place shows. `assert_equal_functions` compares the
+output and the gradients of x_0 and of every parameter, to round-off.
 """
 
 import torch
@@ -14,7 +14,7 @@ D, LAYERS, EPS = 12, 3, 1e-2
 
 
 class Attention(nn.Module):
-    """One head of causal self-attention: tokens mix, nonlinearly."""
+    """One head of causal self-attention, which mixes tokens nonlinearly."""
 
     def __init__(self):
         super().__init__()
@@ -29,60 +29,60 @@ def feed_forward():
     return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D)).double()
 
 
-def sublayers(num_layers=LAYERS):
+def make_sublayers(num_layers=LAYERS):
     return [make() for _ in range(num_layers) for make in (Attention, feed_forward)]
 
 
-def stacked(wiring, modules=None, norm="layer", **options):
-    """A stack whose norms and learned factors are random."""
+def make_stack(wiring, modules=None, norm="layer", **options):
+    """Return a stack whose norms and learned factors are random."""
     options = {"eps": EPS, "dtype": torch.float64, **options}
-    stack = ResidualStack(sublayers() if modules is None else modules, D, wiring, norm=norm, **options)
-    inside = {id(p) for connection in stack.connections for p in parameters(connection.sublayer)}
+    stack = ResidualStack(make_sublayers() if modules is None else modules, D, wiring, norm=norm, **options)
+    inside = {id(p) for connection in stack.connections for p in list_parameters(connection.sublayer)}
     for parameter in stack.parameters():
         if id(parameter) not in inside:
             nn.init.normal_(parameter, 0.5, 0.5)
     return stack
 
 
-def parameters(sublayer):
+def list_parameters(sublayer):
     return list(sublayer.parameters()) if isinstance(sublayer, nn.Module) else []
 
 
-def tokens(*shape):
+def make_tokens(*shape):
     return torch.randn(*(shape or (2, 5)), D, dtype=torch.float64, requires_grad=True)
 
 
 def assert_close(found, expected, what=""):
-    """To 1e-12 of the tensor's largest element."""
+    """Compare tensors with a tolerance of 1e-12 of the largest element."""
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
         assert float((one - other).abs().max()) <= 1e-12 * float(other.abs().max()), what
 
 
-def differentiated(function, x, wanted, cotangent):
+def compute_gradients(function, x, wanted, cotangent):
     y = function(x)
     return [y.detach(), *torch.autograd.grad(y, [x, *wanted], cotangent)]
 
 
-def assert_same(function, other, x=None, wanted=(), others=None):
-    """The same output, and the same gradients of x and of the parameters (`others`: those of the other, in the same order)."""
-    x = tokens() if x is None else x
+def assert_equal_functions(function, other, x=None, wanted=(), others=None):
+    """Compare the outputs, the gradients of x, and those of `wanted` (in the other function: `others`, in the same order)."""
+    x = make_tokens() if x is None else x
     cotangent = torch.randn_like(x)
-    found = differentiated(function, x, wanted, cotangent)
-    expected = differentiated(other, x, wanted if others is None else others, cotangent)
+    found = compute_gradients(function, x, wanted, cotangent)
+    expected = compute_gradients(other, x, wanted if others is None else others, cotangent)
     assert_close(found, expected)
 
 
-def norms(stack):
-    """The norms of a stack in the order in which the stream meets them."""
+def list_norms(stack):
+    """Return the norms of a stack in the order of the stream."""
     found = [stack.norm_embedding]
     for connection in stack.connections:
         found += [connection.norm_in, connection.norm_branch, connection.norm_out]
     return [norm for norm in [*found, stack.norm_final] if norm is not None]
 
 
-def plain(norm):
-    """A norm as PyTorch's function."""
+def get_norm_function(norm):
+    """Return a norm as PyTorch's function."""
     if isinstance(norm, nn.LayerNorm):
         return lambda x: F.layer_norm(x, (D,), norm.weight, norm.bias, EPS)
     if isinstance(norm, nn.RMSNorm):

@@ -1,4 +1,4 @@
-"""What the tests of encoder, decoder and transformer share: sizes, modules that are not at their start, inputs, gradients."""
+"""Sizes, modules with random parameters, inputs and gradients for the tests of Encoder, Decoder and Transformer."""
 
 import torch
 
@@ -9,27 +9,27 @@ f64 = torch.float64
 D, HEADS, BATCH, N, M = 16, 4, 3, 5, 7
 
 
-def sizes(kind):
+def get_sizes(kind):
     return (2, 3, D, HEADS) if kind is Transformer else (3, D, HEADS)
 
 
-def inputs(kind, dtype=f64, batch=BATCH):
+def make_inputs(kind, dtype=f64, batch=BATCH):
     x, memory = torch.randn(batch, N, D, dtype=dtype), torch.randn(batch, M, D, dtype=dtype)
     return {Encoder: (x,), Decoder: (x, memory), Transformer: (memory, x)}[kind]
 
 
-def made(kind, wiring="pre_ln", dtype=f64, **options):
-    """A module that is not at its start: every parameter moved, so that no factor is zero and no norm is plain."""
-    module = kind(*sizes(kind), wiring=wiring, dtype=dtype, **options)
+def make_module(kind, wiring="pre_ln", dtype=f64, **options):
+    """Return a module with changed parameters, so that no factor is zero and no norm is without effect."""
+    module = kind(*get_sizes(kind), wiring=wiring, dtype=dtype, **options)
     if module.wiring.profile is not None:
-        module.wiring.init_(module, *inputs(kind, dtype))
+        module.wiring.init_(module, *make_inputs(kind, dtype))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     return module
 
 
-def with_gradients(call, parameters, tensors, seed=5):
+def compute_gradients(call, parameters, tensors, seed=5):
     leaves = [t.clone().requires_grad_() for t in tensors]
     torch.manual_seed(seed)
     y = call(*leaves)
@@ -38,11 +38,11 @@ def with_gradients(call, parameters, tensors, seed=5):
     return [y.detach(), *torch.autograd.grad(y, [*leaves, *parameters], torch.randn(y.shape, dtype=y.dtype))]
 
 
-def same(got, want, limit=1e-12):
+def assert_close(got, want, limit=1e-12):
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         assert relative(a, b) < limit, i
 
 
-def padding_free(n, batch=BATCH):
-    """True where a token is none of the padding."""
+def padding_mask(n, batch=BATCH):
+    """Return a mask that is True for tokens that are no padding."""
     return torch.arange(n) < torch.tensor([n, n - 2, n - 3])[:batch, None]

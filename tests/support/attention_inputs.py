@@ -1,4 +1,4 @@
-"""What the tests of attention and of its cache share: sizes, inputs, masks, gradients."""
+"""Sizes, inputs, masks and gradients for the tests of attention and its cache."""
 
 import torch
 
@@ -9,19 +9,19 @@ f64 = torch.float64
 D, HEADS, BATCH, N, M = 12, 3, 2, 5, 7
 
 
-def inputs(attention, n=N, m=M, dtype=f64):
+def make_inputs(attention, n=N, m=M, dtype=f64):
     x = torch.randn(BATCH, n, D, dtype=dtype)
     return (x,) if isinstance(attention, SelfAttention) else (x, torch.randn(BATCH, m, D, dtype=dtype))
 
 
-def allowed(*shape):
-    """A random bool mask that leaves every query the first key."""
+def random_mask(*shape):
+    """Return a random bool mask that allows every query the first key."""
     mask = torch.rand(shape) < 0.6
     mask[..., 0] = True
     return mask
 
 
-def with_gradients(call, attention, tensors):
+def compute_gradients(call, attention, tensors):
     leaves = [t.clone().requires_grad_() for t in tensors]
     y = call(*leaves)
     torch.manual_seed(3)
@@ -29,6 +29,6 @@ def with_gradients(call, attention, tensors):
     return [y, *torch.autograd.grad(y, [*leaves, *attention.parameters()], given)]
 
 
-def same(got, want, limit=1e-12):
+def assert_close(got, want, limit=1e-12):
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         assert relative(a, b) < limit, i
