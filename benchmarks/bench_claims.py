@@ -1,38 +1,41 @@
-"""What is said of Add & Norm, measured: results/claims.json, from which table.py makes the table of docs/claims.md.
+"""Measurements of the claims about Add & Norm. Writes results/claims.json, from which table.py makes tables of docs/claims.md.
 
-    python benchmarks/bench_claims.py            measures, and judges
-    python benchmarks/bench_claims.py --judge    judges the numbers that are there once more, when a criterion has changed
+python benchmarks/bench_claims.py            measure, and judge
+python benchmarks/bench_claims.py --judge    judge the stored numbers again, after a criterion has changed
 
-Untrained stacks are the toy model of the theory (`addnorm.lab.toy_model`); trained ones the character models of the lab
-(`addnorm.lab.train`). The criteria are in `addnorm.bench.claims`, and the verdicts are computed. One thread; a few minutes.
+Untrained stacks are the toy model of the theory (`addnorm.lab.toy_model`), trained ones the character models of the lab
+(`addnorm.lab.train`). The criteria are in claims.py; the verdicts are computed. One thread; a few minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import claims
 import torch
 import torch.nn.functional as F
+from harness import RESULTS, Document, markdown, read, right
 from torch import Tensor, nn
 
 import addnorm
 from addnorm import ResidualStack, Wiring, wirings
-from addnorm.bench import claims, machine
+from addnorm._util.numbers import format_number
+from addnorm.bench import environment
+from addnorm.bench.harness import Run as Measured
+from addnorm.bench.harness import header, write
+from addnorm.bench.timing import interleaved
 from addnorm.lab import Run, Text, measure, topics
 from addnorm.lab.models import CharLM
 from addnorm.lab.toy_model import Passed, Toy, geometric_mean, likeness, passed
 from addnorm.lab.train import Training
 from addnorm.nn import block
 
-RESULTS = Path(__file__).parent / "results" / "claims.json"
 SCHEMA = 1
 DEPTHS = (2, 4, 8, 16, 32, 64)
 SEEDS = tuple(range(4))
@@ -42,7 +45,7 @@ RATES = {6: (3e-4, 1e-3, 3e-3), 12: (3e-4, 1e-3)}
 D, EPS = 64, 1e-5
 HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained ones
 PROBED = 32  # sequences of the test part on which a trained model's gradient is taken
-DIVERGED = 1e30  # stands for what is no number, which JSON does not have
+DIVERGED = 1e30  # in place of a loss that is not finite
 
 WIRINGS: dict[str, Wiring] = {
     "pre_ln": wirings.pre_ln(), "post_ln": wirings.post_ln(), "deepnorm": wirings.deepnorm(), "no_norm": wirings.no_norm(),
@@ -53,7 +56,7 @@ Row = dict[str, Any]
 
 
 def depth() -> Iterator[Row]:
-    """Stream and gradient of untrained stacks, by depth: geometric means over the seeds, of cosines the plain ones."""
+    """Yield stream and gradient of untrained stacks by depth: geometric means over the seeds, arithmetic means of cosines."""
     for name, wiring in WIRINGS.items():
         for n in DEPTHS:
             models = [Toy(n, wiring, seed, sequences=4, init=name == "deepnorm") for seed in SEEDS]
@@ -65,14 +68,14 @@ def depth() -> Iterator[Row]:
                 "likeness": statistics.fmean(likeness(one.streams[-1].double()) for one in found),
                 "memory": statistics.fmean(one.memory() for one in found),
             }  # fmt: skip
-            if not name.startswith("no_residual"):  # else nothing comes along it
+            if not name.startswith("no_residual"):  # without a residual nothing passes along it
                 alone = (model.passed(residual_alone=True).gradient_ratio() for model in models)
                 row["gradient_residual_alone"] = geometric_mean(alone)
             yield row
 
 
 def training(text: Text) -> Iterator[tuple[Row, list[CharLM]]]:
-    """Each wiring at each learning rate, and the trained models."""
+    """Yield a row for each wiring and learning rate, with the trained models."""
     runs = [(6, name, warm_up) for name in ("pre_ln", "post_ln") for warm_up in (0, WARM_UP)]
     runs += [(12, name, 0) for name in ("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm")]
     for n, name, warm_up in runs:
@@ -91,30 +94,30 @@ def training(text: Text) -> Iterator[tuple[Row, list[CharLM]]]:
 
 
 def run_of(name: str, num_layers: int, seed: int = 0, lr: float = 1e-3, warm_up: int = 0) -> Run:
-    """A training of the lab, unrecorded; as everywhere in the lab, queries, keys and values are drawn as one matrix."""
+    """Return a training of the lab without recording. As everywhere in the lab, queries, keys and values are one matrix."""
     return Run(WIRINGS[name], num_layers, D, HEADS, TOKENS, BATCH, STEPS, lr, warm_up, seed, every=0)
 
 
 @torch.no_grad()
 def held_out(model: CharLM, text: Text, stack: ResidualStack | None = None) -> float:
-    """The loss on text that the model has not seen; of another stack in the place of its own, if given."""
+    """Return the loss on held-out text; with `stack`, of another stack in place of the model's own."""
     read, following = text.held_out("test", measure.JUDGED, TOKENS)
     return float(measure.judge(model.head((stack or model.decoder.stack)(model.embed(read))), following))
 
 
 def through(model: CharLM, text: Text) -> Passed:
-    """The stream of a model and its gradient at every sublayer, on sequences that are the same for all models."""
+    """Return the stream of a model and its gradient at every sublayer, on the same sequences for all models."""
     read, following = text.held_out("test", PROBED, TOKENS)
     return passed(model.decoder.stack, model.embed(read), lambda y: measure.judge(model.head(y), following))
 
 
 def finite(value: float) -> float:
-    """The number, or what stands for it."""
+    """Return the number, or DIVERGED if it is not finite."""
     return value if math.isfinite(value) else DIVERGED
 
 
 def moves(wiring: Wiring) -> float:
-    """How far an untrained output moves when one sublayer is taken out: 1 is as far as another input would move it."""
+    """Return how far an untrained output moves without one sublayer: 1 is as far as another input would move it."""
     found = []
     for seed in SEEDS:
         model = Toy(12, wiring, seed, sequences=4)
@@ -128,7 +131,7 @@ def moves(wiring: Wiring) -> float:
 
 
 def distorted(wiring: Wiring, factor: float = 100.0) -> float:
-    """The same when the output of a sublayer in the middle is `factor` times what it was."""
+    """Return the same distance when the output of a sublayer in the middle is `factor` times as large."""
     found = []
     for seed in SEEDS:
         model = Toy(12, wiring, seed, sequences=4)
@@ -141,13 +144,13 @@ def distorted(wiring: Wiring, factor: float = 100.0) -> float:
 
 @torch.no_grad()
 def moved(model: Toy, other: ResidualStack) -> float:
-    """How far another stack's output is, in distances between the outputs of two inputs."""
+    """Return the distance of another stack's output, in distances between the outputs of two inputs."""
     y = model.stack(model.x)
     return float((other(model.x) - y).norm() / (y.roll(1, 0) - y).norm())
 
 
 def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
-    """Taking out one sublayer: of an untrained stack, and the rise of a trained model's loss."""
+    """Yield the effect of removing one sublayer: on an untrained stack, and on the loss of a trained model."""
     for name, wiring in WIRINGS.items():
         if name in ("no_norm", "no_residual, no norm"):
             continue
@@ -172,7 +175,7 @@ def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
 
 
 def exact() -> Row:
-    """Single numbers that need no statistics."""
+    """Return single numbers that need no statistics."""
     found: Row = {}
     torch.manual_seed(0)
     x = torch.randn(4, 32, D)
@@ -209,7 +212,7 @@ def exact() -> Row:
     with torch.no_grad():  # and in training mode: that is when BatchNorm takes its statistics from the batch
         alone = torch.cat([addnorm.layer_norm(row[None]) for row in rows])
         found["tokens changed by their batch, LayerNorm"] = changed(alone, addnorm.layer_norm(rows), rows=True)
-        halves = torch.cat([norm(half) for half in rows.chunk(2)])  # a single row it refuses
+        halves = torch.cat([norm(half) for half in rows.chunk(2)])  # it refuses a single row
         found["tokens changed by their batch, BatchNorm"] = changed(halves, norm(rows), rows=True)
     found["tokens"] = len(rows)
 
@@ -223,20 +226,20 @@ def exact() -> Row:
 
 
 def changed(one: Tensor, other: Tensor, *, rows: bool = False) -> int:
-    """How many numbers (or rows) differ in a bit."""
+    """Return how many numbers (or rows) differ in a bit."""
     differ = one.view(torch.int32) != other.view(torch.int32)
     return int((differ.any(-1) if rows else differ).sum())
 
 
-def undone(told: Tensor, token: Tensor, eps: float) -> float:
-    """The error of the norm of `token` with gamma and beta of the token that the network was told of, over its spread."""
-    gamma, beta = (told.var(correction=0) + eps).sqrt().expand(D), told.mean().expand(D)
+def undone(known: Tensor, token: Tensor, eps: float) -> float:
+    """Return the error of the norm of `token` with gamma and beta that undo the norm of `known`, over the token's spread."""
+    gamma, beta = (known.var(correction=0) + eps).sqrt().expand(D), known.mean().expand(D)
     back = addnorm.layer_norm(token, gamma.contiguous(), beta.contiguous(), EPS)
     return float((back - token).norm() / (token - token.mean()).norm())
 
 
 def refused(x: Tensor, branch: Tensor) -> bool:
-    """Whether the operation says no."""
+    """Return whether the operation refuses the shapes."""
     try:
         addnorm.add_layer_norm(x, branch)
     except ValueError:
@@ -245,53 +248,50 @@ def refused(x: Tensor, branch: Tensor) -> bool:
 
 
 def cost(rounds: int = 21, tokens: int = 512) -> Iterator[Row]:
-    """The share of Add & Norm in an encoder block: parameters, and time of a forward and backward.
+    """Yield the share of Add & Norm in an encoder block: of the parameters, and of the time of a forward and backward.
 
-    The two Add & Norms and the two sublayers are timed each by itself, interleaved.
+    The two Add & Norms and the two sublayers are timed separately, interleaved.
     """
     for d in (256, 768):
         torch.manual_seed(0)
         sublayers = block(d, d // 64, causal=True, activation="gelu")
         norms = [addnorm.LayerNorm(d) for _ in sublayers]
         x, branch, cotangent = (torch.randn(1, tokens, d, requires_grad=True) for _ in range(3))
+
+        def step(calls: list[Any], cotangent: Tensor = cotangent) -> None:
+            for call, arguments, wanted in calls:
+                torch.autograd.grad(call(*arguments), wanted, cotangent)
+
         runs = {
             "sublayers": [(sublayer, (x,), [x, *sublayer.parameters()]) for sublayer in sublayers],
             **{
-                name: [(one, given := (x, branch, norm.weight, norm.bias), given) for norm in norms]
-                for name, one in (("eager", eager), ("addnorm", addnorm.add_layer_norm))
+                name: [(op, tensors := (x, branch, norm.weight, norm.bias), tensors) for norm in norms]
+                for name, op in (("eager", eager), ("addnorm", addnorm.add_layer_norm))
             },
         }
-        times: dict[str, list[float]] = {name: [] for name in runs}
-        for _ in range(rounds):
-            for name, calls in runs.items():
-                for warm in (True, False):  # the second of two: the first finds the other's tensors in the cache
-                    begin = time.perf_counter()
-                    for call, arguments, wanted in calls:
-                        torch.autograd.grad(call(*arguments), wanted, cotangent)
-                    if not warm:
-                        times[name].append(time.perf_counter() - begin)
-        median = {name: statistics.median(values) for name, values in times.items()}
+        times = interleaved({name: partial(step, calls) for name, calls in runs.items()}, [], rounds)
+        ms = {name: row["median_us"] / 1e3 for name, row in times.items()}
         own = count(norms)
         yield {
             "d": d, "tokens": tokens, "rounds": rounds, "parameters": own / (own + count(sublayers)),
-            "eager": median["eager"] / (median["eager"] + median["sublayers"]),
-            "addnorm": median["addnorm"] / (median["addnorm"] + median["sublayers"]),
-            "milliseconds": {name: 1e3 * value for name, value in median.items()},
+            "eager": ms["eager"] / (ms["eager"] + ms["sublayers"]),
+            "addnorm": ms["addnorm"] / (ms["addnorm"] + ms["sublayers"]),
+            "milliseconds": ms,
         }  # fmt: skip
 
 
 def eager(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Add & Norm in plain PyTorch."""
+    """Return Add & Norm in plain PyTorch."""
     return F.layer_norm(x + branch, x.shape[-1:], weight, bias)
 
 
 def count(modules: list[Any]) -> int:
-    """Parameters."""
+    """Return the number of parameters."""
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def measured(say: Callable[[str], None]) -> claims.Found:
-    """Everything, raw."""
+    """Return all raw numbers."""
     text = topics()
     found: claims.Found = {"unigram": text.entropy, "training": []}
     say("single numbers, and the share of time")
@@ -313,25 +313,24 @@ def measured(say: Callable[[str], None]) -> claims.Found:
 
 
 def main() -> int:
-    """Measure, judge, write."""
+    """Measure, judge, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--judge", action="store_true", help="the stored numbers, without measuring again")
+    parser.add_argument("--judge", action="store_true", help="judge the stored numbers without measuring again")
+    path = RESULTS / "claims.json"
     if parser.parse_args().judge:
-        stored = json.loads(RESULTS.read_text(encoding="utf-8"))
-        write({**stored, "claims": claims.judged(stored["found"])}, RESULTS)
+        stored = read(path)
+        write({**stored, "claims": claims.judge_all(stored["found"])}, path)
         return 0
     begin = time.monotonic()
     torch.set_num_threads(1)
-    where, load = machine.environment(), machine.load()
+    where, load = environment.describe(), environment.load()
 
     def say(what: str) -> None:
         print(f"{time.monotonic() - begin:5.0f} s  {what}", flush=True)
 
     found = measured(say)
     document = {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "complete": True,
+        **header(SCHEMA, Measured({}, ended="done")),
         **where,
         "threads": 1,
         "load": load,
@@ -341,24 +340,83 @@ def main() -> int:
             "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
             "seconds": round(time.monotonic() - begin),
         },
-        "claims": claims.judged(found),
+        "claims": claims.judge_all(found),
         "found": found,
     }  # fmt: skip
     for one in document["claims"]:
         print(f"{one['claim']}\n    {one['verdict']}")
-    print(f"Written: {write(document, RESULTS)}")
+    print(f"Written: {write(document, path)}")
     return 0
 
 
-def write(document: Row, path: Path) -> Path:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+# ------------------------------------------------------------------------------------------------ tables of the pages
+
+
+def claims_section(document: Document) -> str:
+    """Return the table of the claims: criterion, measured numbers, verdict."""
+    lines = [
+        [f"{one['claim']} ({one['lesson'].replace('; ', ' / ')})", one["criterion"], numbers(one["measured"]),
+         f"**{one['verdict']}**"]
+        for one in document["claims"]
+    ]  # fmt: skip
+    commit = document["commit"]
+    at = f"commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
+    versions = f"torch {document['versions']['torch']}, Python {document['versions']['python']}"
+    where = ", ".join(filter(None, [document["machine"]["cpu"], "one thread", versions, at, document["date"][:10]]))
+    return f"{markdown(['claim', 'criterion', 'measured', 'verdict'], lines)}\n\n{where}."
+
+
+def depth_section(document: Document) -> str:
+    """Return the table of untrained stacks: a line a wiring and number, a column a depth."""
+    titles = {
+        "scale": "size of x_L (root mean square)", "gradient": "gradient at x_0 over that at x_L",
+        "gradient_residual_alone": "the same, along the residual alone", "likeness": "cosine of two tokens of x_L",
+        "memory": "cosine of a token's x_L and x_0",
+    }  # fmt: skip
+    rows = document["found"]["depth"]
+    depths = list(dict.fromkeys(row["num_layers"] for row in rows))
+    lines = []
+    for key, title in titles.items():
+        for wiring in dict.fromkeys(row["wiring"] for row in rows if key in row):
+            values = {row["num_layers"]: row[key] for row in rows if row["wiring"] == wiring}
+            lines.append([title, f"`{wiring}`", *(short(values[n]) for n in depths)])
+    return markdown(["number", "wiring", *right(*(f"L = {n}" for n in depths))], lines)
+
+
+def training_section(document: Document) -> str:
+    """Return the table of trained stacks: a line a run."""
+    lines = [
+        [f"`{row['wiring']}`", f"{row['num_layers']}", f"{row['lr']:g}", f"{row['warm_up']}", f"{row['loss']:.3f}",
+         short(row["gradient_before"]), short(row["gradient_after"])]
+        for row in document["found"]["training"]
+    ]  # fmt: skip
+    head = right("L", "learning rate", "warm-up", "loss", "gradient at x_0 over x_L: before", "after")
+    steps, seeds = document["protocol"]["steps"], len(document["protocol"]["trained_seeds"])
+    baseline = f"a model that knows only how often each character occurs has {document['found']['unigram']:.3f}"
+    return (
+        f"{markdown(['wiring', *head], lines)}\n\nLoss in nats a character after {steps} steps, the mean of {seeds} seeds; "
+        f"{baseline}."
+    )
+
+
+def numbers(measured: Row) -> str:
+    """Return the numbers of a claim, short: of a series by depth the first and the last."""
+    parts = []
+    for name, value in measured.items():
+        if isinstance(value, dict) and all(key.isdigit() for key in value):
+            first, *_, last = value
+            parts.append(f"{name}: {short(value[first])} at L = {first}, {short(value[last])} at L = {last}")
+        elif isinstance(value, dict):
+            some = ", ".join(f"{key} {short(one)}" for key, one in value.items() if one is not None)
+            parts.append(f"{name}: {some}")
+        else:
+            parts.append(f"{name}: {short(value)}")
+    return "<br>".join(parts)
+
+
+def short(value: float) -> str:
+    """Return a number with three digits; what differs from zero by round-off only is zero."""
+    return "0" if abs(value) < 1e-15 else format_number(value, 3, trim=True)
 
 
 if __name__ == "__main__":

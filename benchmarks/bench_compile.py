@@ -1,66 +1,451 @@
-"""Add & Norm under torch.compile: the operator, its formulas fused by Inductor, torch alone, into results/compile.json.
+"""Add & Norm under torch.compile: the operator, its formulas fused by Inductor, and torch alone. Writes results/compile.json.
 
-    python benchmarks/bench_compile.py [--device cpu] [--threads 2] [--rounds 21] [--quick]
-
-README.md beside this file has the protocol. A run that was interrupted goes on where it ended, while the commit is the same.
+`op` and `formula` are the same functions of addnorm, compiled under `addnorm.set_compile_mode`; `torch` is F.layer_norm(x +
+s). The operations around the call are there to be fused with it: that is all that an opaque operator can lose. `choose` turns a
+document into an entry of `addnorm.ops.compile_mode.DEFAULT_MODES`. README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
-from addnorm import bench
-from addnorm.bench import compiles, machine
-from addnorm.bench.tables import digits
+import harness
+import torch
+import torch.nn.functional as F
+from harness import Case, Document, Found, Row, by_case, digits, headline, markdown, right
+from torch import Tensor
 
-RESULTS = Path(__file__).parent / "results"
-NAMES = {"cpu": "compile.json", "cuda": "compile_cuda.json"}
+from addnorm import reference, set_compile_mode
+from addnorm.bench.cases import DROPOUT, DTYPES, NORMS, expressions
+from addnorm.bench.targets import Goal, Target, ratio
+from addnorm.bench.timing import interleaved
+
+FIELDS = ("norm", "job", "rows", "d", "dtype", "device", "threads")
+EPS = 1e-5
+LAYERS = 2  # of the stack
+FASTER = 1.1  # a formula counts as faster if it is this many times as fast
+UNIT = 2.0**-24  # round-off of float32
+VARIANTS = ("op", "formula", "torch", "eager")
+COMPILED = VARIANTS[:-1]
+PARTS = ("errors", "bits", "failures", "rows")
+SMALL, MIDDLE, LARGE = (1, 768), (512, 768), (4096, 1024)
+BITS = ("layer", *MIDDLE)  # where bits are compared: three compilations a variant
+
+Outputs = tuple[Tensor, ...]
 
 
-def begun(path: Path) -> dict[str, Any] | None:
-    """What an interrupted run of this commit, with no change since, left behind."""
-    partial = path.with_suffix(".partial.json")
-    if not partial.exists():
-        return None
-    found, here = bench.read(partial), machine.environment()
-    same = all(found[name] == here[name] for name in ("commit", "dirty", "versions"))
-    return found if same and not found["dirty"] else None
+# ------------------------------------------------------------------------------------------------------------------ jobs
 
 
-def main() -> int:
-    """Measure, print, write; 130 if interrupted."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=NAMES, default="cpu")
-    parser.add_argument("--threads", type=int, default=2, help="of torch (default 2)")
-    parser.add_argument("--rounds", type=int, default=bench.ROUNDS)
-    parser.add_argument("--quick", action="store_true", help="one cell of each job, and nothing is written")
-    options = parser.parse_args()
-    chosen = compiles.cells(options.device, threads=options.threads)
-    if options.quick:
-        chosen = list({cell.job: cell for cell in chosen}.values())
-    path = RESULTS / NAMES[options.device]
-    document = compiles.run(
-        chosen,
-        rounds=options.rounds,
-        before=None if options.quick else begun(path),
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+class AddNorm(NamedTuple):
+    """Implementation of an Add & Norm: functions of (x, s, weight, bias) that return y; (y, z); (y, z) with dropout."""
+
+    y: Callable[..., Tensor]
+    both: Callable[..., tuple[Tensor, Tensor]]
+    dropped: Callable[..., tuple[Tensor, Tensor]]
+
+
+def implementation(norm: str, variant: str, d: int) -> AddNorm:
+    """Return the Add & Norm of a variant: "eager" is plain PyTorch, "addnorm" this library."""
+    return AddNorm(*(expressions(norm, job, d, EPS)[variant] for job in ("forward", "forward_stream", "dropout")))
+
+
+def y_alone(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, *_: Tensor) -> Outputs:
+    """Return y."""
+    return (op.y(x, s, w, b),)
+
+
+def y_and_stream(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, *_: Tensor) -> Outputs:
+    """Return y and z."""
+    return op.both(x, s, w, b)
+
+
+def with_dropout(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, *_: Tensor) -> Outputs:
+    """Return y and z after dropout of the branch."""
+    return op.dropped(x, s, w, b)
+
+
+def around(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor, *_: Tensor) -> Outputs:
+    """Return y and z, with a gelu and a gate before, a scale and a cast after."""
+    y, z = op.both(x, F.gelu(s) * gate, w, b)
+    return (0.5 * y).to(torch.float32 if y.dtype == torch.bfloat16 else torch.bfloat16), z
+
+
+def chain(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor, *_: Tensor) -> Outputs:
+    """Return y and z of two Add & Norms in a row."""
+    y, z = op.both(x, s, w, b)
+    return op.both(z, F.gelu(y) * gate, w, b)
+
+
+def stack(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Outputs:
+    """Return y and z of a pre-LN stack of feed-forward sublayers."""
+    y, z = op.both(x, s, w, b)
+    for _ in range(LAYERS):
+        y, z = op.both(z, F.linear(F.gelu(F.linear(y, up)), down) * gate, w, b)
+    return y, z
+
+
+class Job(NamedTuple):
+    """What is compiled: its title, the function, whether gradients are computed, its inputs besides (x, s, w, b)."""
+
+    title: str
+    function: Callable[..., Outputs]
+    backward: bool
+    extra: int = 0
+
+
+JOBS = {
+    "y": Job("y", y_alone, False),
+    "stream": Job("y and the stream", y_and_stream, False),
+    "training": Job("y and the stream, with backward", y_and_stream, True),
+    "dropout": Job("dropout, with backward", with_dropout, True),
+    "around": Job("gelu, gate, add & norm, scale, cast", around, False, 1),
+    "around_training": Job("gelu, gate, add & norm, scale, cast, with backward", around, True, 1),
+    "chain": Job("add & norm, gelu, gate, add & norm", chain, False, 1),
+    "chain_training": Job("add & norm, gelu, gate, add & norm, with backward", chain, True, 1),
+    "stack": Job("pre-LN stack", stack, False, 3),
+    "stack_training": Job("pre-LN stack, with backward", stack, True, 3),
+}  # fmt: skip
+
+# job, norms, dtypes, shapes
+LINES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[tuple[int, int], ...]], ...] = (
+    ("y", ("layer",), ("float32", "bfloat16"), (SMALL, MIDDLE, LARGE)),
+    ("y", ("rms",), ("float32", "bfloat16"), (MIDDLE,)),
+    ("stream", ("layer",), ("float32",), (SMALL, MIDDLE, LARGE)),
+    ("training", ("layer",), ("float32", "bfloat16"), (SMALL, MIDDLE, LARGE)),
+    ("training", ("rms",), ("float32", "bfloat16"), (MIDDLE,)),
+    ("dropout", ("layer",), ("float32",), (MIDDLE,)),
+    ("around", ("layer", "rms"), ("float32", "bfloat16"), (MIDDLE,)),
+    ("around_training", ("layer",), ("float32", "bfloat16"), (MIDDLE,)),
+    ("around_training", ("layer",), ("float32",), (LARGE,)),
+    ("chain", ("layer",), ("float32",), (MIDDLE,)),
+    ("chain_training", ("layer",), ("float32", "bfloat16"), (MIDDLE,)),
+    ("stack", ("layer",), ("float32",), (MIDDLE,)),
+    ("stack", ("rms",), ("bfloat16",), (MIDDLE,)),
+    ("stack_training", ("layer",), ("float32",), (MIDDLE,)),
+    ("stack_training", ("rms",), ("bfloat16",), (MIDDLE,)),
+)
+
+
+def cases(threads: int, device: str = "cpu") -> list[Case]:
+    """Return one job at one shape for each combination of `LINES`."""
+    return [
+        Case(norm=norm, job=job, rows=rows, d=d, dtype=dtype, device=device, threads=threads)
+        for job, norms, dtypes, shapes in LINES
+        for norm, dtype, (rows, d) in itertools.product(norms, dtypes, shapes)
+    ]
+
+
+def title(case: Case) -> str:
+    """Return a case in words."""
+    return f"{case.norm}, {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"
+
+
+# ------------------------------------------------------------------------------------------------------------- one case
+
+
+def inputs(case: Case, rows: int | None = None) -> list[Tensor]:
+    """Return (x, s, weight, bias) and the job's further inputs, the same in every call; with `rows`, the first rows only."""
+    rng = torch.Generator().manual_seed(0)
+    big = [torch.randn(case.rows, case.d, generator=rng)[:rows] for _ in range(2)]
+    vectors = [torch.rand(case.d, generator=rng) + 0.5 for _ in range(2)]
+    extra = [
+        torch.randn(case.d, generator=rng),
+        *(torch.randn(*shape, generator=rng) / math.sqrt(shape[1]) for shape in ((4 * case.d, case.d), (case.d, 4 * case.d))),
+    ]  # fmt: skip
+    job = JOBS[case.job]
+    tensors = [*big, *vectors, *extra[: job.extra]]
+    return [t.to(case.device, DTYPES[case.dtype]).requires_grad_(job.backward) for t in tensors]
+
+
+def cotangents(case: Case, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return random gradients of the outputs, the same in every call; for fewer rows, those of the first rows."""
+    rng = torch.Generator().manual_seed(1)
+    return [(torch.randn(case.rows, case.d, generator=rng)[: len(t)] + 0.2).to(t) for t in outputs]
+
+
+def variants(case: Case) -> dict[str, Callable[..., Any]]:
+    """Return the variants as functions of `inputs`."""
+    job = JOBS[case.job]
+    kept: dict[tuple[torch.Size, ...], list[Tensor]] = {}
+
+    def gradients_of(outputs: Sequence[Tensor]) -> list[Tensor]:  # made once for each shape, outside the time
+        shapes = tuple(t.shape for t in outputs)
+        return kept.get(shapes) or kept.setdefault(shapes, cotangents(case, outputs))
+
+    def variant(name: str) -> Callable[..., Any]:
+        op = implementation(case.norm, "eager" if name == "torch" else "addnorm", case.d)
+
+        def plain(*tensors: Tensor) -> Outputs:
+            return job.function(op, *tensors)
+
+        function = torch.compile(plain, fullgraph=True) if name in COMPILED else plain
+        mode = name if name in ("op", "formula") else None
+
+        def call(*tensors: Tensor) -> Any:
+            set_compile_mode(mode)
+            with torch.set_grad_enabled(job.backward):
+                outputs = function(*tensors)
+                if not job.backward:
+                    return outputs
+                wanted = tensors if case.norm == "layer" else (*tensors[:3], *tensors[4:])  # RMSNorm has no bias
+                return outputs, torch.autograd.grad(outputs, wanted, gradients_of(outputs))
+
+        return call
+
+    return {name: variant(name) for name in VARIANTS}
+
+
+def measure(case: Case, *, rounds: int) -> Found:
+    """Return a row for each variant; for training the errors and, at one shape, the bits; the variants that did not compile."""
+    torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
+    tensors, calls = inputs(case), variants(case)
+    found: Found = {part: [] for part in PARTS}
+    try:
+        for name in VARIANTS:
+            try:
+                calls[name](*tensors)
+            except Exception as error:  # this machine cannot compile it
+                if name == "eager":
+                    raise
+                found["failures"].append(harness.failure(case, name, error))
+                del calls[name]
+        for name, row in interleaved(
+            {name: synchronized(case, call) for name, call in calls.items()}, tensors, rounds
+        ).items():
+            found["rows"].append(case.row(variant=name, **row))
+        if case.job == "training":
+            found["errors"] = errors(case, calls, tensors)
+            if (case.norm, case.rows, case.d) == BITS:
+                found["bits"] = [case.row(variant=name, **bits(case, call)) for name, call in calls.items()]
+    finally:
+        set_compile_mode(None)
+    return found
+
+
+def synchronized(case: Case, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that waits for the device."""
+    if case.device == "cpu":
+        return call
+
+    def wait(*tensors: Tensor) -> None:
+        call(*tensors)
+        torch.accelerator.synchronize()
+
+    return wait
+
+
+# ----------------------------------------------------------------------------------------------------- errors and bits
+
+
+def named(result: tuple[Outputs, Outputs]) -> dict[str, Tensor]:
+    """Return the results of a call of `training` by name."""
+    (y, z), grads = result
+    return {
+        "y": y.detach(),
+        "z": z.detach(),
+        **dict(zip(("residual", "branch", "weight", "bias"), grads, strict=False)),
+    }
+
+
+def errors(case: Case, calls: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor]) -> list[Row]:
+    """Return relative errors (L2) against float64 at the returned z, beside the limits of docs/numerics.md."""
+    outputs = implementation(case.norm, "eager", case.d).both(*tensors[:4])
+    wanted = tensors[:4] if case.norm == "layer" else tensors[:3]
+    eager = named((outputs, torch.autograd.grad(outputs, wanted, cotangents(case, outputs))))
+    theirs = distances(case, tensors, eager)
+    rows = []
+    for name, call in calls.items():
+        for what, (off, rounded, noise) in distances(case, tensors, named(call(*tensors))).items():
+            limit = 1.02 * max(theirs[what][0], rounded) + noise
+            rows.append(case.row(variant=name, what=what, error=off, torch=theirs[what][0], limit=limit))
+    return rows
+
+
+def distances(
+    case: Case, tensors: Sequence[Tensor], got: Mapping[str, Tensor]
+) -> dict[str, tuple[float, float, float]]:
+    """Return for each result its error, that of the truth rounded once, and one float32 round-off of the terms of its sum."""
+    x, s, w, b = (t.detach().double() for t in tensors[:4])
+    dy, dz = (t.double() for t in cotangents(case, (got["y"], got["z"])))
+    z = got["z"].double()
+    norm: reference.Norm = "layer" if case.norm == "layer" else "rms"
+    stats = reference.statistics(z, norm, EPS)
+    grads = reference.normalize_backward(dy, z, w, stats, norm=norm)
+    terms = {"weight": (dy * (z - stats.mean) * stats.rstd).abs().sum(0), "bias": dy.abs().sum(0)}
+    total = grads.z + dz
+    y = reference.normalize(z, w, b if norm == "layer" else None, norm=norm, eps=EPS)
+    truth = {"z": x + s, "y": y, "residual": total, "branch": total, "weight": grads.weight, "bias": grads.bias}
+    found = {}
+    for name, t in got.items():
+        exact = truth[name]
+        size = exact.norm()
+        found[name] = (
+            float((t.double() - exact).norm() / size),
+            float((exact.to(t.dtype).double() - exact).norm() / size),
+            UNIT * float(terms.get(name, exact).norm() / size),
+        )
+    return found
+
+
+def bits(case: Case, call: Callable[..., Any]) -> Row:
+    """Return whether another run, another number of threads, and fewer rows give the same bits."""
+    torch.compiler.reset()  # each of these is a compilation of its own, and there may be eight
+    tensors = inputs(case)
+    first, again = named(call(*tensors)), named(call(*tensors))
+    few = named(call(*inputs(case, case.rows // 2 + 3)))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        other = named(call(*tensors))
+    finally:
+        torch.set_num_threads(threads)
+    by_row = ("y", "z", "residual", "branch")
+    return {
+        "run": equal(first, again, first),
+        "threads_kept": equal(first, other, first),
+        "rows_kept": equal({name: first[name][: len(few[name])] for name in by_row}, few, by_row),
+    }
+
+
+def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str]) -> bool:
+    """Return whether the named tensors have the same bits."""
+    return all(a[name].equal(b[name]) for name in names)
+
+
+# ------------------------------------------------------------------------------------------------------------- the rule
+
+
+def choose(found: Found) -> Row:
+    """Return the entry for `DEFAULT_MODES`: the operator, unless the formula is faster in most cases and keeps the contract.
+
+    The contract is that of docs/numerics.md: every error within its limit, and the same bits whatever the run, the threads and
+    the other rows. A contract that was not compared counts as broken.
+    """
+    ratios = [ratio("formula", "op")(rows) for rows in by_case(found["rows"], FIELDS).values()]
+    fast = sum(value is not None and value > FASTER for value in ratios)
+    compared = {part: [row for row in found[part] if row["variant"] == "formula"] for part in ("errors", "bits")}
+    within = sum(row["error"] <= row["limit"] for row in compared["errors"])
+    same = sum(row["run"] and row["threads_kept"] and row["rows_kept"] for row in compared["bits"])
+    keeps = len(compared["errors"]) == within > 0 and len(compared["bits"]) == same > 0
+    return {
+        "form": "formula" if 2 * fast > len(ratios) and keeps else "op",
+        "faster": FASTER,
+        "cells": len(ratios),
+        "cells_faster": fast,
+        "errors": len(compared["errors"]),
+        "errors_within": within,
+        "bits": len(compared["bits"]),
+        "bits_kept": same,
+    }
+
+
+def summarize(found: Found) -> list[Row]:
+    """Return for each job the mean ratio of the operator to the other variants. There are no targets: `choose` follows."""
+    table, summary = by_case(found["rows"], FIELDS), []
+    for job, peer in itertools.product(JOBS, VARIANTS[1:]):
+        target = Target(f"op, {job}: times as fast as {peer}", ">=", None)
+        goal = Goal(target, ratio("op", peer), geometric_mean, lambda case, job=job: case.job == job)
+        if values := [*goal.numbers(table).values()]:
+            summary.append(
+                target.row(geometric_mean(values), job=job, peer=peer, cells=len(values), lowest=min(values))
+            )
+    return summary
+
+
+def extra(found: Found) -> Document:
+    """Return the device, its name and the choice, for the document."""
+    device = found["rows"][0]["device"] if found["rows"] else None
+    return {
+        "device": device,
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "choice": choose(found),
+    }
+
+
+BENCHMARK = harness.Benchmark(
+    "compile", "Add & Norm under torch.compile", FIELDS, cases, measure, summarize, title, PARTS,
+    {"layers": LAYERS, "dropout": DROPOUT, "eps": EPS, "faster": FASTER}, extra,
+)  # fmt: skip
+
+
+def on_device(given: argparse.Namespace) -> harness.Benchmark:
+    """Return the benchmark on a device."""
+    if given.device == "cpu":
+        return BENCHMARK
+    return replace(BENCHMARK, name=f"compile_{given.device}", cases=partial(cases, device=given.device))
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this benchmark."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+
+
+# ------------------------------------------------------------------------------------------------ tables of the pages
+
+
+PEERS = {"formula": "the formula", "torch": "torch alone", "eager": "eager addnorm"}
+RESULTS = ("y", "z", "residual", "branch", "weight", "bias")
+
+
+def times_section(document: Document) -> str:
+    """Return the table of times: the operator's, and how many times as fast it is as the others; then the choice."""
+    lines = []
+    for case, rows in by_case(document["rows"], FIELDS).items():
+        ratios = [ratio("op", peer)(rows) for peer in PEERS]
+        shown = ["" if value is None else f"{value:.2f}" for value in ratios]
+        time = digits(rows["op"]["median_us"]) if "op" in rows else "failed"
+        lines.append([JOBS[case.job].title, NORMS[case.norm], f"{case.rows} x {case.d}", case.dtype, time, *shown])
+    head = [
+        "compiled expression", "norm", *right("rows x d"), "dtype",
+        *right("the operator, us", *(f"x {name}" for name in PEERS.values())),
+    ]  # fmt: skip
+    text = "Medians; how many times as fast the operator is, above 1, or how much slower, below:"
+    return f"{text}\n\n{markdown(head, lines)}\n\n{verdict(document)} {headline(document)}."
+
+
+def verdict(document: Document) -> str:
+    """Return the choice in a sentence."""
+    made = document["choice"]
+    form = {"op": "the operator", "formula": "the formula"}[made["form"]]
+    return (
+        f"On {document['device']} a compiled call is therefore **{form}**: the formula is more than {made['faster']:g} times as "
+        f"fast as the operator in {made['cells_faster']} of {made['cells']} cases, {made['errors_within']} of its "
+        f"{made['errors']} errors are within the contract, and it keeps its bits in {made['bits_kept']} of {made['bits']} cases."
     )
-    bench.warn_if_busy(document, bench.console())
-    for cell, found in compiles.by_cell(document["rows"]).items():
-        times = "   ".join(f"{name} {digits(row['median_us'])}" for name, row in found.items())
-        print(f"{compiles.title(cell)}, us:   {times}")
-    for one in document["failures"]:
-        print(f"{one['variant']}, {one['job']} {one['rows']} x {one['d']} {one['dtype']} failed: {one['error']}")
-    for one in document["summary"]:
-        print(f"{one['value']:.2f}  {one['name']}")
-    print(f"Chosen: {document['choice']}")
-    if not options.quick:
-        print(f"Written: {bench.write(document, path)}")
-    return 0 if document["complete"] else 130
+
+
+def contract_section(document: Document) -> str:
+    """Return the tables of errors, those over their limit marked, and of bits."""
+    table: dict[Case, dict[str, dict[str, str]]] = {}
+    for row in document["errors"]:
+        over = "" if row["error"] <= row["limit"] else " (over)"
+        by_variant = table.setdefault(Case.of(row, FIELDS), {})
+        by_variant.setdefault(row["variant"], {})[row["what"]] = f"{harness.two_digits(row['error'])}{over}"
+    lines = [
+        [NORMS[case.norm], f"{case.rows} x {case.d}", case.dtype, variant, *(rows[variant].get(name, "") for name in RESULTS)]
+        for case, rows in table.items() for variant in COMPILED if variant in rows
+    ]  # fmt: skip
+    same = [
+        [row["dtype"], row["variant"],
+         *("the same" if row[name] else "others" for name in ("run", "threads_kept", "rows_kept"))]
+        for row in document["bits"] if row["variant"] in COMPILED
+    ]  # fmt: skip
+    norm, rows, d = BITS
+    errors_table = markdown(["norm", *right("rows x d"), "dtype", "variant", *right(*RESULTS)], lines)
+    return (
+        "Relative errors against float64 at the returned z, y and the stream with backward; over: more than the bounds of "
+        f"[numerics.md](numerics.md) allow:\n\n{errors_table}\n\nBits of the results, {NORMS[norm]}, {rows} x {d}:\n\n"
+        f"{markdown(['dtype', 'variant', 'another run', 'another number of threads', 'fewer rows'], same)}"
+    )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(harness.main(on_device, arguments))

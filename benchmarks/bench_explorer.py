@@ -1,21 +1,21 @@
-"""How quickly the explorer answers, in headless Chromium on this machine, into results/explorer.json.
+"""Response times of the explorer in headless Chromium on this machine. Writes results/explorer.json.
 
     python benchmarks/bench_explorer.py
 
-flip    a digit is pressed in the stack view: the norm moves, the server computes a placement that it has not seen, and the
-        verdict and every chart in sight are drawn and laid out. Measured in the page, from the key's event to that layout.
-trace   a number of the token is typed in the trace view: every step is computed, and those in sight are drawn. The same, from
-        the input's event. (Charts and rows out of sight are drawn when the hand rests for 40 ms.)
-stale   twenty digits are pressed faster than they can be answered: how many answers were drawn, and whether the last is the last.
+flip    A digit is pressed in the stack view: the norm moves, the server computes a placement for the first time, and the
+        verdict and every visible chart are drawn and laid out. Measured in the page, from the key's event to that layout.
+trace   A number of the token is typed in the trace view: every step is computed, and the visible ones are drawn. Measured
+        from the input's event. (Invisible charts and rows are drawn 40 ms after the last event.)
+stale   Twenty digits are pressed faster than they can be answered: how many answers were drawn, and whether the last one is
+right.
 
-A frame waits for the screen besides, up to 1/60 s, which is the screen's. The flip's parts: `compute` is the server's own time,
-`hand` the same forward and backward in plain PyTorch without any measuring, in this process, between the flips.
+The screen adds up to 1/60 s to each frame. Parts of the flip: `compute` is the server's own time, `hand` the same forward
+and backward in plain PyTorch without measurements, in this process, between the flips.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shutil
 import statistics
@@ -24,28 +24,29 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from harness import RESULTS
 from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from addnorm.bench import machine
+from addnorm.bench import environment
+from addnorm.bench.harness import Run, header, write
+from addnorm.bench.targets import Target
 from addnorm.lab import Flip
 from addnorm.lab.init_probe import PLACEMENTS
 
-RESULTS = Path(__file__).parent / "results" / "explorer.json"
 SCHEMA = 1
 TARGETS = {"flip": 150.0, "trace": 16.0}  # milliseconds, of 95 in 100
 STACK = {"S": 48, "d": 64, "T": 16}
 ROUNDS = 40  # seeds, each with a flip to every other placement
 TYPED = 300
 WARM_UP = 20
-PAUSE = 100  # milliseconds between two moves, as of a quick hand: what is painted of one is not the next one's time
+PAUSE = 100  # milliseconds between two moves: painting one must not count for the next
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]  # fmt: skip
 
@@ -73,7 +74,7 @@ SHOWN = "() => [...document.querySelectorAll('#panel-trace [data-step]')].length
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The explorer in a process of its own."""
+    """Run the explorer in its own process, and yield its address."""
     command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -85,7 +86,7 @@ def served() -> Iterator[str]:
 
 
 def flips(page: Page, address: str, rounds: int) -> dict[str, list[float]]:
-    """Every placement of as many seeds, each for the first time; the first seed is not counted."""
+    """Return the times of every placement of so many seeds, each for the first time; the first seed does not count."""
     names = [*PLACEMENTS]
     found: dict[str, list[float]] = {"total": [], "compute": [], "hand": []}
     for seed in track(range(rounds + 1), "flip", console=Console(stderr=True)):
@@ -108,7 +109,7 @@ def flips(page: Page, address: str, rounds: int) -> dict[str, list[float]]:
 
 
 def hand(flip: Flip) -> float:
-    """Milliseconds of forward and backward alone, with the weights there already."""
+    """Return the milliseconds of forward and backward alone, with existing weights."""
     stack, x, v = flip.build()
     x.requires_grad_()
     start = time.perf_counter()
@@ -117,7 +118,7 @@ def hand(flip: Flip) -> float:
 
 
 def typed(page: Page, address: str, count: int) -> dict[str, list[float]]:
-    """Tokens of three numbers and of sixteen, one digit after the other."""
+    """Return the times of typing into tokens of three and of sixteen numbers."""
     found = {}
     for d in (3, 16):
         ones = ",".join(["1"] * d)
@@ -134,7 +135,7 @@ def typed(page: Page, address: str, count: int) -> dict[str, list[float]]:
 
 
 def stale(page: Page, address: str) -> dict[str, Any]:
-    """Twenty flips, faster than they are answered."""
+    """Press twenty digits faster than they are answered; return what was drawn."""
     page.goto("about:blank")
     page.goto(f"{address}/#v=1&S={STACK['S']}&seed=9001")
     page.wait_for_selector("#panel-stack[data-ready]")
@@ -154,20 +155,26 @@ def stale(page: Page, address: str) -> dict[str, Any]:
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """What is told of many times, in milliseconds."""
+    """Return median, 95th percentile, maximum and count of times in milliseconds."""
     cut = statistics.quantiles(times, n=20)
     return {"median": statistics.median(times), "p95": cut[-1], "most": max(times), "count": len(times)}
 
 
+def judge(name: str, p95: float) -> dict[str, Any]:
+    """Return the slowest 95th percentile beside its target."""
+    target = Target(name, "<", TARGETS[name])
+    return {"p95": p95, "target": target.bound, "met": target.met(p95)}
+
+
 def main() -> int:
-    """Measures, prints, writes."""
+    """Measure, print, write."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=ROUNDS)
     options.add_argument("--typed", type=int, default=TYPED)
-    options.add_argument("--out", type=Path, default=RESULTS)
+    options.add_argument("--out", type=Path, default=RESULTS / "explorer.json")
     given = options.parse_args()
     torch.set_num_threads(1)
-    load = machine.load()
+    load = environment.load()
     with served() as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         page = browser.new_page(viewport={"width": 1440, "height": 900})
@@ -182,13 +189,11 @@ def main() -> int:
     }
     worst = {"flip": measured["flip"]["total"]["p95"], "trace": max(one["p95"] for one in measured["trace"].values())}
     document = {
-        "schema": SCHEMA, "date": datetime.now(UTC).isoformat(timespec="seconds"), **machine.environment(), "load": load,
+        **header(SCHEMA, Run({}, ended="done")), **environment.describe(), "load": load,
         "chromium": version, "stack": STACK, **measured, "stale": overtaken,
-        "targets": {name: {"p95": worst[name], "target": most, "met": worst[name] < most} for name, most in TARGETS.items()},
+        "targets": {name: judge(name, p95) for name, p95 in worst.items()},
     }  # fmt: skip
-    temporary = given.out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(given.out)
+    write(document, given.out)
     table = Table("milliseconds", "median", "p95", "most", box=None, padding=(0, 3, 0, 0))
     for kind in ("flip", "trace"):
         for name, one in measured[kind].items():

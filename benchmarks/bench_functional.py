@@ -1,36 +1,181 @@
-"""The whole matrix of `addnorm bench`, into results/functional.json, from which table.py makes the tables of README.md and docs/.
+"""The whole matrix of `addnorm bench`. Writes results/functional.json, from which table.py makes tables of README.md and docs/.
 
-    python benchmarks/bench_functional.py [--threads 2] [--rounds 21] [--no-compile]
+python benchmarks/bench_functional.py [--threads 2] [--rounds 21] [--no-compile]
 
-README.md beside this file has the protocol.
+README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+import harness
+from harness import Document, Row, digits, headline, markdown, right, times_as_fast
 
 from addnorm import bench
+from addnorm.bench.accuracy import COLUMNS as ERRORS
+from addnorm.bench.cases import FIELDS, JOBS, NORMS, PLAIN, SHAPES
+from addnorm.bench.harness import by_case
 
-RESULTS = Path(__file__).parent / "results" / "functional.json"
+TRAINING = ("forward_backward", "dropout", "everything")
+INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
+PEERS = {"compile": "`torch.compile` of the eager expression", "onnxruntime": "onnxruntime"}
+
+Sizes = dict[tuple[int, int, str], dict[tuple[str, str], dict[str, Row]]]
 
 
 def main() -> int:
-    """Measure, print, write; 3 if a proof failed, 130 if interrupted."""
+    """Measure, print, write; return 3 if a fact does not hold, 130 if the run was interrupted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--threads", type=int, default=2, help="of torch (default 2, what the targets are for); one besides"
+        "--threads", type=int, default=2, help="number of threads of torch (default 2, as in the targets)"
     )
     parser.add_argument("--rounds", type=int, default=bench.ROUNDS)
     parser.add_argument("--no-compile", dest="compiled", action="store_false", help="without torch.compile")
     options = parser.parse_args()
-    cells = bench.whole(threads=options.threads)
-    document = bench.run(cells, rounds=options.rounds, compiled=options.compiled, progress=bench.console(stderr=True))
+    cases = bench.whole(threads=options.threads)
+    document = bench.run(cases, rounds=options.rounds, compiled=options.compiled, progress=bench.console(stderr=True))
     bench.show(document, bench.console())
-    print(f"Written: {bench.write(document, RESULTS)}")
-    if not document["complete"]:
-        return 130
-    return 3 if bench.failed_proofs(document) else 0
+    print(f"Written: {bench.write(document, harness.RESULTS / 'functional.json')}")
+    return 130 if not document["complete"] else 3 if bench.failed_proofs(document) else 0
+
+
+# ------------------------------------------------------------------------------------------------ tables of the pages
+
+
+def speed_section(document: Document) -> str:
+    """Return README's section."""
+    return "\n\n".join([
+        "Times as fast as eager PyTorch (median microseconds: addnorm / eager), LayerNorm:",
+        times(document, "layer", PLAIN),
+        targets([one for one in document["summary"] if one["target"] is not None]),
+        f"{headline(document)}. [How it is measured](benchmarks/README.md).",
+    ])  # fmt: skip
+
+
+def training_section(document: Document) -> str:
+    """Return the tables of the jobs with backward."""
+    return _against_eager(document, TRAINING)
+
+
+def inference_section(document: Document) -> str:
+    """Return the tables of the jobs without backward."""
+    return _against_eager(document, INFERENCE)
+
+
+def _against_eager(document: Document, jobs: tuple[str, ...]) -> str:
+    return "\n\n".join(
+        f"{title}, times as fast as eager PyTorch (median microseconds: addnorm / eager):\n\n{table}"
+        for norm, title in NORMS.items() if (table := times(document, norm, jobs))
+    )  # fmt: skip
+
+
+def one_thread_section(document: Document) -> str:
+    """Return the tables of every job on one thread; empty where the other tables are of one thread."""
+    return "" if document["threads"] == 1 else "\n\n".join(
+        f"{title}, one thread, times as fast as eager PyTorch:\n\n{table}"
+        for norm, title in NORMS.items() if (table := times(document, norm, tuple(JOBS), threads=1, microseconds=False))
+    )  # fmt: skip
+
+
+def peers_section(document: Document) -> str:
+    """Return the tables of ratios to torch.compile and onnxruntime."""
+    sections = [
+        f"Times as fast as {title}, {name}:\n\n{table}"
+        for peer, title in PEERS.items() for norm, name in NORMS.items()
+        if (table := times(document, norm, tuple(JOBS), peer, microseconds=False))
+    ]  # fmt: skip
+    version = document["peers"].get("onnxruntime")
+    return "\n\n".join([*sections, f"onnxruntime: {version}."] if version else sections)
+
+
+def add_section(document: Document) -> str:
+    """Return the table of y into an existing tensor beside torch.add(out=), which moves the same bytes."""
+    lines = []
+    for (rows, d, dtype), cases in by_size(document, document["threads"]).items():
+        ratios = [times_as_fast(cases.get((norm, "reuse"), {}), "add", inverse=True) for norm in NORMS]
+        if any(ratios):
+            lines.append([f"{rows} x {d}", dtype, *ratios])
+    title = "Time of y into given memory, over that of `torch.add(out=)` (microseconds of both):"
+    table = markdown([*right("rows x d"), "dtype", *right(*NORMS.values())], lines)
+    return f"{title}\n\n{table}" if lines else ""
+
+
+def targets_section(document: Document) -> str:
+    """Return the table of all numbers of the summary, also those without a target."""
+    sections = []
+    for threads in dict.fromkeys(one["threads"] for one in document["summary"] if one["norm"]):
+        rows = [one for one in document["summary"] if one["norm"] and one["threads"] == threads]
+        title = "" if threads == document["threads"] else f"With {threads} thread, for which there are no targets:\n\n"
+        sections.append(title + targets(rows))
+    return "\n\n".join([*sections, f"{headline(document)}."])
+
+
+def saved_section(document: Document) -> str:
+    """Return the table of bytes saved for backward."""
+    prefix = "saved bytes, "
+    lines = [
+        [fact["name"].removeprefix(prefix), NORMS[fact["norm"]], digits(fact["value"]), digits(fact["torch"])]
+        for fact in document["facts"] if fact["name"].startswith(prefix)
+    ]  # fmt: skip
+    return markdown(["saved by autograd, bytes, without the parameters", "norm", *right("addnorm", "PyTorch")], lines)
+
+
+def accuracy_section(document: Document) -> str:
+    """Return the table of errors with every option on."""
+    names = {"addnorm": "addnorm", "eager": "PyTorch"}
+    lines = [
+        [
+            NORMS[one["norm"]],
+            one["dtype"],
+            names[one["variant"]],
+            *(harness.two_digits(one.get(name)) for name in ERRORS),
+        ]
+        for one in document["accuracy"]
+    ]
+    return markdown(["norm", "dtype", "", *right(*ERRORS)], lines)
+
+
+def times(
+    document: Document, norm: str, names: tuple[str, ...], peer: str = "eager",
+    *, threads: int | None = None, microseconds: bool = True,
+) -> str:  # fmt: skip
+    """Return a table with a line a size and dtype and a column a job that was measured with the peer; empty if none was."""
+    sizes = by_size(document, threads or document["threads"])
+    jobs = [job for job in names if any(peer in cases.get((norm, job), {}) for cases in sizes.values())]
+    lines = []
+    for (rows, d, dtype), cases in sizes.items():
+        ratios = [times_as_fast(cases.get((norm, job), {}), peer, microseconds=microseconds) for job in jobs]
+        if any(ratios):
+            lines.append([f"{rows} x {d}", dtype, *ratios])
+    return markdown([*right("rows x d"), "dtype", *right(*(JOBS[job].title for job in jobs))], lines)
+
+
+def targets(rows: list[Row]) -> str:
+    """Return a table of the summary: the number beside its target, a column a norm."""
+    rows = [one for one in rows if one["norm"] and one["value"] is not None]
+    norms = dict.fromkeys(one["norm"] for one in rows)
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for one in rows:
+        missed = " (missed)" if one["met"] is False else ""
+        name = f"{one['name']} ({one['versus']})"
+        found.setdefault((name, harness.bound(one)), {})[one["norm"]] = digits(one["value"]) + missed
+    lines = [[*name, *(values.get(norm, "") for norm in norms)] for name, values in found.items()]
+    return markdown(["measured over the cases", "target", *right(*(NORMS[norm] for norm in norms))], lines)
+
+
+def by_size(document: Document, threads: int) -> Sizes:
+    """Return the rows by (rows, d, dtype), in the order of the sizes, then by (norm, job), then by variant."""
+
+    def order(item: tuple[harness.Case, dict[str, Row]]) -> tuple[int, int, int]:
+        rows, d = item[0].rows, item[0].d
+        return (SHAPES.index((rows, d)) if (rows, d) in SHAPES else len(SHAPES)), rows, d
+
+    found: Sizes = {}
+    for case, row in sorted(by_case(document["rows"], FIELDS).items(), key=order):
+        if case.threads == threads:
+            found.setdefault((case.rows, case.d, case.dtype), {})[case.norm, case.job] = row
+    return found
 
 
 if __name__ == "__main__":

@@ -1,48 +1,181 @@
-"""What addnorm.fuse brings a real model (MiniLM), in inference and in training steps, into results/fuse.json.
+"""Effect of addnorm.fuse on a real model (MiniLM), in inference and in training steps. Writes results/fuse.json.
 
-    python benchmarks/bench_fuse.py [--threads 2] [--rounds 21] [--no-inductor]
-
-README.md beside this file has the protocol.
+Each variant is a copy of the model with its own weights. torch.compile's frontend, which runs the captured graphs as they
+are, shows what is gained or lost without fusing. README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from addnorm import bench
-from addnorm.bench import fuses
-from addnorm.bench.tables import digits
+import harness
+import minilm
+import torch
+from harness import Case, Document, Found, Row, by_case, digits, headline, markdown, right
+from torch import Tensor, nn
 
-RESULTS = Path(__file__).parent / "results" / "fuse.json"
+from addnorm import fuse
+from addnorm._util.numbers import format_percent
+from addnorm.bench.targets import Target, ratio
+from addnorm.bench.timing import interleaved
+from addnorm.fusion.benchmark import saved_bytes
+from addnorm.fusion.result import Fusion
+from addnorm.fusion.tolerance import Difference
+
+FIELDS = ("job", "batch", "tokens", "dtype", "threads")
+LEAST = 0.95
+JOBS = {"inference": "inference", "training": "forward + backward"}
+SIZES = (
+    ("inference", 1, 16),
+    ("inference", 8, 128),
+    ("inference", 32, 128),
+    ("training", 8, 128),
+)  # job, batch, tokens
+DTYPES = ("float32", "bfloat16")
+INDUCTOR = (("inference", 8, 128, "float32"),)  # cases with Inductor, which compiles for a minute
+SECONDS = 30.0  # of a case: a step takes long, and differences of a few per cent must show
+
+MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
+    "plain": lambda model, kwargs: None,
+    "fused": lambda model, kwargs: fuse(model, **kwargs),
+    "frontend": lambda model, kwargs: model.compile(backend="eager"),
+    "inductor": lambda model, kwargs: model.compile(),
+    "fused, inductor": lambda model, kwargs: fuse(model, compile=True, **kwargs),
+}  # fmt: skip
 
 
-def main() -> int:
-    """Measure, print, write; 130 if interrupted."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2, help="of torch (default 2)")
-    parser.add_argument("--rounds", type=int, default=bench.ROUNDS)
+def cases(threads: int) -> list[Case]:
+    """Return a job on a batch of real text for each size and dtype."""
+    return [
+        Case(job=job, batch=batch, tokens=tokens, dtype=dtype, threads=threads)
+        for job, batch, tokens in SIZES for dtype in DTYPES
+    ]  # fmt: skip
+
+
+def call_of(case: Case, model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
+    """Return the function that is timed."""
+    if case.job == "training":
+        return minilm.training_step(model, kwargs)
+
+    def infer() -> Tensor:
+        with torch.no_grad():
+            y: Tensor = model(**kwargs).last_hidden_state
+        return y
+
+    return infer
+
+
+def measure(case: Case, *, rounds: int, inductor: bool = True) -> Found:
+    """Return a row for each variant, how each fused model was made, and the variants that could not be made."""
+    torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
+    torch.manual_seed(0)  # the dropout masks of the proof
+    loaded = minilm.load_model(case, case.dtype)
+    loaded.model.train(case.job == "training")
+    kwargs = loaded.kwargs
+    calls: dict[str, Callable[[], Tensor]] = {}
+    models: dict[str, nn.Module] = {}
+    share: float | None = None
+    found: Found = {"fusions": [], "failures": [], "rows": []}
+    for name, make in MAKE.items():
+        if "inductor" in name and not (inductor and (case.job, case.batch, case.tokens, case.dtype) in INDUCTOR):
+            continue
+        model, start = copy.deepcopy(loaded.model), time.perf_counter()
+        try:
+            fusion = make(model, kwargs)
+            seconds = time.perf_counter() - start
+            call = call_of(case, model, kwargs)
+            call()  # captures and compiles
+        except Exception as error:  # of a variant; a fused one may raise VerificationError
+            if name == "plain":
+                raise
+            found["failures"].append(harness.failure(case, name, error))
+            continue
+        calls[name], models[name] = call, model
+        if fusion is not None:
+            share = fusion.share if name == "fused" else share
+            found["fusions"].append(case.row(variant=name, seconds=seconds, **proof_of(fusion)))
+    for name, row in interleaved(calls, [], rounds, seconds=SECONDS).items():
+        model = models[name]
+        if case.job == "training":
+            row["saved_bytes"] = saved_bytes(lambda model=model: model(**kwargs), model, kwargs)
+        if name == "plain":
+            row["share"] = share
+        found["rows"].append(case.row(variant=name, **row))
+    return found
+
+
+def proof_of(fusion: Fusion) -> Row:
+    """Return how many Add & Norms were fused, why others were not, and the largest differences of the proof."""
+    proof = fusion.proof
+    return {
+        "graphs": fusion.num_graphs, "fused": len(fusion.fused), "left": [one.reason for one in fusion.unfused],
+        "oracle": proof.oracle, "mode": proof.mode, "outputs": worst(proof.outputs), "gradients": worst(proof.gradients),
+    }  # fmt: skip
+
+
+def worst(differences: Sequence[Difference]) -> Row | None:
+    """Return the difference that is largest relative to the error of the model itself, and its tensor."""
+    comparable = {one.max_abs / one.eager_error: one for one in differences if one.eager_error}
+    return None if not comparable else {"times_error": max(comparable), **comparable[max(comparable)].to_dict()}
+
+
+def summarize(found: Found) -> list[Row]:
+    """Return the speed of each fused model beside its target, and in how many cases the fused model is proven."""
+    table = by_case(found["rows"], FIELDS)
+    speeds = [
+        Target(f"fused, {title(case)}: times as fast as the model as it was", ">=", LEAST).row(
+            ratio("fused", "plain")(rows)
+        )
+        for case, rows in table.items()
+    ]
+    proven = Target("cells in which the fused model is proven", "==", len(table))
+    return [*speeds, proven.row(sum("fused" in rows for rows in table.values()))]
+
+
+def title(case: Case) -> str:
+    """Return a case in words."""
+    return f"{JOBS[case.job]}, {case.batch} x {case.tokens} tokens, {case.dtype}"
+
+
+BENCHMARK = harness.Benchmark(
+    "fuse", "MiniLM fused beside the model as it was", FIELDS, cases, measure, summarize, title,
+    ("fusions", "failures", "rows"), {"cell_seconds": SECONDS, "model": minilm.MODEL, "text": minilm.TEXT},
+)  # fmt: skip
+
+
+def section(document: Document) -> str:
+    """Return the table of the fused model beside the model as it was: a line a case."""
+    names = {"inductor": "torch.compile alone", "fused, inductor": "fused and compiled"}
+    lines, compiled = [], []
+    for case, rows in by_case(document["rows"], FIELDS).items():
+        fast = {name: f"**{ratio(name, 'plain')(rows):.2f}**" for name in rows}
+        both = [rows[name] for name in ("plain", "fused") if name in rows]
+        times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))
+        saved = " → ".join(f"{row['saved_bytes'] / 1e6:.1f}" for row in both if "saved_bytes" in row)
+        lines.append([
+            f"{case.batch} x {case.tokens}", JOBS[case.job], case.dtype, *times, fast.get("fused", ""), fast.get("frontend", ""),
+            format_percent(rows["plain"]["share"], 2), saved,
+        ])  # fmt: skip
+        if each := [f"{what} {fast[name]}" for name, what in names.items() if name in rows]:
+            compiled.append(f"With Inductor, {title(case)}, times as fast: {', '.join(each)}.")
+    head = [*right("batch x tokens"), "", "dtype", *right(
+        "before, ms", "fused, ms", "times as fast", "frontend alone", "share of Add & Norm", "saved for backward, MB"
+    )]  # fmt: skip
+    verdict = harness.missed(document, "The target, 0.95 times as fast at least, is met in every case")
+    seconds = [one["seconds"] for one in document["fusions"] if one["variant"] == "fused"] or [0.0]
+    took = f"Fusing, with its proof, took {digits(min(seconds))} to {digits(max(seconds))} seconds"
+    text = "MiniLM on Python's own documentation, medians; bytes saved for backward before → after:"
+    return "\n\n".join([text, markdown(head, lines), *compiled, f"{verdict}. {took}. {headline(document)}."])
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this benchmark."""
     parser.add_argument("--no-inductor", action="store_true", help="without Inductor, which compiles for a minute")
-    options = parser.parse_args()
-    document = fuses.run(
-        fuses.cells(threads=options.threads),
-        rounds=options.rounds,
-        inductor=not options.no_inductor,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    bench.warn_if_busy(document, bench.console())
-    for cell, found in fuses.by_cell(document["rows"]).items():
-        times = "   ".join(f"{name} {digits(row['median_us'] / 1000)}" for name, row in found.items())
-        print(f"{fuses.title(cell)}, ms:   {times}")
-    for one in document["failures"]:
-        print(f"{one['variant']}, {one['job']} {one['batch']} x {one['tokens']} {one['dtype']} failed: {one['error']}")
-    for one in document["summary"]:
-        judged = {True: "", False: "  MISSED", None: "  not measured"}[one["met"]]
-        print(f"{'-' if one['value'] is None else digits(one['value'])}  {one['name']}{judged}")
-    print(f"Written: {bench.write(document, RESULTS)}")
-    return 0 if document["complete"] else 130
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(harness.main(BENCHMARK, arguments, lambda given: {"inductor": not given.no_inductor}))

@@ -1,44 +1,190 @@
-"""Whole encoders, fused, in plain PyTorch and as torch.nn.TransformerEncoder, into results/stack.json.
+"""Whole encoders: fused, in plain PyTorch, and as torch.nn.TransformerEncoder. Writes results/stack.json.
 
-    python benchmarks/bench_stack.py [--threads 2] [--rounds 21]
-
-README.md beside this file has the protocol.
+All three have equal weights. `plain` is what most people write, x = x + f(norm(x)) or x = norm(x + f(x)), with torch.nn.LayerNorm
+over addnorm's own attention and feed-forward: it differs in the Add & Norm and in nothing else. `torch` is PyTorch's module, in
+inference with its fast path. README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
+import copy
+import itertools
+from collections.abc import Callable
+from statistics import geometric_mean
+from typing import Any
 
-from addnorm import bench
-from addnorm.bench import stacks
-from addnorm.bench.tables import digits
+import harness
+import torch
+from harness import Case, Document, Found, Row, by_case, digits, headline, markdown, times_as_fast
+from torch import Tensor, nn
 
-RESULTS = Path(__file__).parent / "results" / "stack.json"
+from addnorm import nn as addnorm_nn
+from addnorm.bench.targets import Goal, Target, ratio
+from addnorm.bench.timing import interleaved
+from addnorm.fusion.benchmark import saved_bytes
+
+FIELDS = ("wiring", "job", "batch", "tokens", "d", "threads")
+LAYERS = 4
+HEAD_DIM = 64
+LEAST = 0.95
+PEERS = {"plain": "plain PyTorch", "torch": "torch.nn.TransformerEncoder"}
+JOBS = {"inference": "inference", "training": "forward + backward"}
+WIRINGS = ("pre_ln", "post_ln")
+WIDTHS = (64, 256, 768)
+TOKENS = ((1, 1), (1, 128), (16, 128))  # batch, tokens
 
 
-def main() -> int:
-    """Measure, print, write; 130 if interrupted."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=2, help="of torch (default 2)")
-    parser.add_argument("--rounds", type=int, default=bench.ROUNDS)
-    options = parser.parse_args()
-    document = stacks.run(
-        stacks.cells(threads=options.threads),
-        rounds=options.rounds,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+def cases(threads: int) -> list[Case]:
+    """Return an encoder of `LAYERS` layers over `(batch, tokens, d)` for each combination."""
+    return [
+        Case(wiring=wiring, job=job, batch=batch, tokens=tokens, d=d, threads=threads)
+        for wiring, job, d, (batch, tokens) in itertools.product(WIRINGS, JOBS, WIDTHS, TOKENS)
+    ]
+
+
+class Plain(nn.Module):
+    """Sublayers of an encoder in the loop that most people write, with norms of torch's own."""
+
+    def __init__(self, encoder: addnorm_nn.Encoder) -> None:
+        super().__init__()
+        stack = encoder.stack
+        connections: Any = stack.connections
+        self.sublayers = nn.ModuleList(one.sublayer for one in connections)
+        self.pre = stack.wiring.name == "pre_ln"
+        norms = [one.norm_in if self.pre else one.norm_out for one in connections]
+        self.norms = nn.ModuleList(torch_norm(norm) for norm in norms)
+        self.final = torch_norm(stack.norm_final) if self.pre else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the stream after all sublayers."""
+        if self.pre:
+            for sublayer, norm in zip(self.sublayers, self.norms, strict=True):
+                x = x + sublayer(norm(x))
+        else:
+            for sublayer, norm in zip(self.sublayers, self.norms, strict=True):
+                x = norm(x + sublayer(x))
+        y: Tensor = self.final(x)
+        return y
+
+
+def torch_norm(norm: Any) -> nn.LayerNorm:
+    """Return torch's LayerNorm with the parameters of addnorm's."""
+    made = nn.LayerNorm(norm.normalized_shape, norm.eps)
+    made.weight, made.bias = norm.weight, norm.bias
+    return made
+
+
+def variants(case: Case) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
+    """Return the three modules, an input, and a gradient of the output."""
+    torch.manual_seed(0)
+    pre = case.wiring == "pre_ln"
+    layer = nn.TransformerEncoderLayer(
+        case.d, case.d // HEAD_DIM, 4 * case.d, dropout=0.0, batch_first=True, norm_first=pre
     )
-    bench.warn_if_busy(document, bench.console())
-    for cell, found in stacks.by_cell(document["rows"]).items():
-        times = " ".join(f"{name} {digits(row['median_us']):>9}" for name, row in found.items())
-        ratios = " ".join(f"x {name} {stacks.ratio(found, name):.2f}" for name in stacks.PEERS)
-        print(f"{cell.wiring:8}{cell.job:10}{cell.batch:3} x {cell.tokens:3} x {cell.d:3}   {times}   {ratios}")
-    for one in document["summary"]:
-        print(f"{one['value']:.2f}  {one['name']}")
-    print(f"Written: {bench.write(document, RESULTS)}")
-    return 0 if document["complete"] else 130
+    theirs = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(case.d) if pre else None, enable_nested_tensor=False)
+    encoder = addnorm_nn.from_torch(theirs)
+    assert isinstance(encoder, addnorm_nn.Encoder)
+    # Each has its own copy of the weights: of two that share them, the second would find them in the cache.
+    modules = {"addnorm": encoder, "plain": Plain(copy.deepcopy(encoder)), "torch": theirs}
+    for module in modules.values():
+        module.train(case.job == "training")
+    shape = (case.batch, case.tokens, case.d)
+    return modules, torch.randn(shape, requires_grad=case.job == "training"), torch.randn(shape)
+
+
+def call_of(module: nn.Module, job: str, dy: Tensor) -> Callable[..., Any]:
+    """Return the function that is timed."""
+    if job == "inference":
+
+        def infer(x: Tensor) -> Tensor:
+            with torch.no_grad():
+                y: Tensor = module(x)
+            return y
+
+        return infer
+    parameters = list(module.parameters())
+    return lambda x: torch.autograd.grad(module(x), [x, *parameters], dy)
+
+
+def measure(case: Case, *, rounds: int) -> Found:
+    """Return a row for each variant. Their outputs are compared first.
+
+    Raises:
+        AssertionError: the outputs differ by more than round-off.
+    """
+    modules, x, dy = variants(case)
+    with torch.no_grad():
+        outputs = {name: module(x) for name, module in modules.items()}
+    for name in PEERS:
+        torch.testing.assert_close(outputs["addnorm"], outputs[name], rtol=1e-4, atol=1e-4)
+    times = interleaved({name: call_of(module, case.job, dy) for name, module in modules.items()}, [x], rounds)
+    rows = []
+    for name, row in times.items():
+        if case.job == "training":
+            row["saved_bytes"] = saved_bytes(lambda module=modules[name]: module(x), modules[name], x)
+        rows.append(case.row(variant=name, **row))
+    return {"rows": rows}
+
+
+def summarize(found: Found) -> list[Row]:
+    """Return for each job and peer the lowest ratio, which has a target, the mean, and the highest share of saved bytes."""
+    table, summary = by_case(found["rows"], FIELDS), []
+    for job, peer in itertools.product(JOBS, PEERS):
+        of_job = {case: rows for case, rows in table.items() if case.job == job}
+        if not of_job:
+            continue
+        lowest = Target(f"{JOBS[job]}: lowest, against {PEERS[peer]}", ">=", LEAST)
+        ratios = [*Goal(lowest, ratio("addnorm", peer), min).numbers(of_job).values()]
+        more = {"job": job, "peer": peer, "cells": len(ratios)}
+        mean = Target(f"{JOBS[job]}: mean, against {PEERS[peer]}", ">=", None)
+        met = sum(map(bool, map(lowest.met, ratios)))
+        summary += [lowest.row(min(ratios), **more, cells_met=met), mean.row(geometric_mean(ratios), **more)]
+        if job == "training":
+            share = max(rows["addnorm"]["saved_bytes"] / rows[peer]["saved_bytes"] for rows in of_job.values())
+            summary.append(Target(f"saved bytes: highest share of {PEERS[peer]}'s", "<=", None).row(share, **more))
+    return summary
+
+
+def title(case: Case) -> str:
+    """Return a case in words."""
+    return f"{case.wiring} {JOBS[case.job]}, {case.batch} x {case.tokens} x {case.d}"
+
+
+BENCHMARK = harness.Benchmark(
+    "stack", "Whole encoders beside the same in plain PyTorch", FIELDS, cases, measure, summarize, title,
+    protocol={"layers": LAYERS, "head_dim": HEAD_DIM, "dim_feedforward": "4 d", "dropout": 0.0, "dtype": "float32"},
+)  # fmt: skip
+
+
+def speed_section(document: Document) -> str:
+    """Return the table of speeds: a line a size, a column a wiring and job."""
+    found = by_case(document["rows"], FIELDS)
+    columns = list(dict.fromkeys((case.wiring, case.job) for case in found))
+    lines = []
+    for size, (peer, name) in itertools.product(
+        dict.fromkeys((case.batch, case.tokens, case.d) for case in found), PEERS.items()
+    ):
+        rows = {(c.wiring, c.job): row for c, row in found.items() if (c.batch, c.tokens, c.d) == size}
+        lines.append([" x ".join(map(str, size)), name, *(times_as_fast(rows.get(one, {}), peer) for one in columns)])
+    head = [*harness.right("batch x tokens x d"), "compared with"]
+    titles = harness.right(*(f"{wiring}, {JOBS[job]}" for wiring, job in columns))
+    return f"Times as fast (median microseconds: addnorm / the other):\n\n{markdown([*head, *titles], lines)}"
+
+
+def targets_section(document: Document) -> str:
+    """Return the table of targets."""
+    lines = [[one["name"], harness.bound(one), judged(one)] for one in document["summary"]]
+    table = markdown(["measured over the cases", "target", *harness.right("addnorm")], lines)
+    return f"{table}\n\n{headline(document)}."
+
+
+def judged(one: Row) -> str:
+    """Return the number of a row of the summary, and how many cases reach the target if it is missed."""
+    if one["value"] is None:
+        return "not measured"
+    met = f" (missed, {one['cells_met']} of {one['cells']} cases reach it)" if one["met"] is False else ""
+    return f"{digits(one['value'])}{met}"
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(harness.main(BENCHMARK))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import figure_numbers as numbers
 import page
 
+
 from addnorm.lab import plot
 from addnorm.stream.record.axes import COLOURS, DASHES, GREY
 
@@ -243,7 +244,7 @@ def main(words: Sequence[str]) -> int:
     drawn = {name: svg(draw) for name, draw in FIGURES.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in drawn.items():
-        page.write(folder / f"{name}.svg", text)
+        files.write_text(folder / f"{name}.svg", text)
     return 0
 
 

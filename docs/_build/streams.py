@@ -24,7 +24,7 @@ def statistics() -> str:
     for one in STATISTICS:
         having.setdefault((one.name, one.meaning), []).append(one)
     rows = [
-        [f"`{name}`", meaning, page.cell(found[0].formula), ", ".join(f"`{one.role}`" for one in found)]
+        [f"`{name}`", meaning, found[0].formula, ", ".join(f"`{one.role}`" for one in found)]
         for (name, meaning), found in having.items()
     ]
     return f"{roles}\n\n{page.table(['statistic', '', 'formula', 'of'], rows)}"

@@ -6,4 +6,5 @@
 - `numbers`: numbers as text
 - `optional`: imports of optional packages
 - `tables`: tables and paragraphs for terminals, notebooks, plain text and Markdown
+- `timing`: interleaved timing of several variants
 """

@@ -1,7 +1,7 @@
-"""How exact everything is, with every option on: of addnorm and of eager PyTorch, in each dtype, against float64.
+"""Errors of addnorm and of eager PyTorch with every option on, in each dtype, against float64.
 
-y, by contract, is the norm of the rounded z, and so are the gradients those at it: the truth of each is computed in float64
-from the z that it returned. Both have the same dropout mask. For float64 itself the truth's own roundings count as well.
+By contract y is the norm of the rounded z, and the gradients are those at it. So the reference of each implementation is computed
+in float64 from the z that it returned. Both use the same dropout mask. In float64 the reference's own round-off counts too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from addnorm.bench.expressions import EPS, inputs, learned
-from addnorm.bench.jobs import DROPOUT, NORMS
-from addnorm.bench.timing import Row
+from addnorm.bench.cases import DROPOUT, EPS, NORMS, differentiable, inputs
+from addnorm.bench.harness import Row
 from addnorm.functional import AddOptions, add_layer_norm, add_rms_norm
 from addnorm.ops import philox
 from addnorm.reference import Norm
@@ -29,7 +28,7 @@ SEED = 2026
 
 
 def table(norms: Sequence[Norm] = tuple(NORMS), dtypes: Sequence[str] = tuple(DTYPES)) -> list[Row]:
-    """Relative RMS errors: a row for each norm, dtype and variant, a key for each of `COLUMNS` that there is."""
+    """Return relative RMS errors: a row for each norm, dtype and variant, with a key for each of `COLUMNS` that applies."""
     return [
         {"norm": norm, "dtype": dtype, "variant": variant, **found}
         for norm in norms
@@ -39,14 +38,14 @@ def table(norms: Sequence[Norm] = tuple(NORMS), dtypes: Sequence[str] = tuple(DT
 
 
 def errors(norm: Norm, dtype: torch.dtype, rows: int, d: int) -> dict[str, dict[str, float]]:
-    """Those of `addnorm` and `eager`, on random tensors with random gradients of y and z."""
+    """Return the errors of `addnorm` and `eager` on random tensors, with random gradients of y and z."""
     args, cotangents = inputs("everything", rows, d, dtype, grad=True)
     seed = torch.tensor(SEED)
     keep = philox.keep_mask((rows, d), DROPOUT, seed)
     names = [name for name in COLUMNS if name != "dbias" or norm == "layer"]
     found = {}
     for variant, (y, z) in {"addnorm": _ours(norm, args, seed), "eager": _eager(norm, args, keep)}.items():
-        gradients = torch.autograd.grad((y, z), learned(norm, args), cotangents)
+        gradients = torch.autograd.grad((y, z), differentiable(norm, args), cotangents)
         truth = _truth(norm, args, keep, z.detach(), cotangents)
         pairs = zip((z, y, *gradients), truth, strict=True)
         found[variant] = dict(zip(names, (distance(*pair) for pair in pairs), strict=True))
@@ -54,7 +53,7 @@ def errors(norm: Norm, dtype: torch.dtype, rows: int, d: int) -> dict[str, dict[
 
 
 def distance(found: Tensor, truth: Tensor) -> float:
-    """The relative error in the L2 norm."""
+    """Return the relative error in the L2 norm."""
     return float((found.detach().double() - truth).norm() / truth.norm())
 
 
@@ -68,7 +67,7 @@ def _ours(norm: Norm, args: list[Tensor], seed: Tensor) -> tuple[Tensor, Tensor]
 
 def _eager(norm: Norm, args: list[Tensor], keep: Tensor) -> tuple[Tensor, Tensor]:
     x, s, w, b, g, c = args
-    z = x + g * ((s + c) * keep.to(x.dtype).div_(1 - DROPOUT))  # what F.dropout does on CPU, its mask aside
+    z = x + g * ((s + c) * keep.to(x.dtype).div_(1 - DROPOUT))  # the arithmetic of F.dropout on CPU, with a known mask
     shape = z.shape[-1:]
     return F.layer_norm(z, shape, w, b, EPS[norm]) if norm == "layer" else F.rms_norm(z, shape, w, EPS[norm]), z
 
@@ -76,13 +75,13 @@ def _eager(norm: Norm, args: list[Tensor], keep: Tensor) -> tuple[Tensor, Tensor
 def _truth(
     norm: Norm, args: list[Tensor], keep: Tensor, z_returned: Tensor, cotangents: tuple[Tensor, Tensor]
 ) -> list[Tensor]:
-    """z, y and the gradients in float64, from the formula."""
+    """Return z, y and the gradients in float64, from the formula."""
     leaves = [t.detach().double().requires_grad_() for t in args]
     x, s, w, b, g, c = leaves
     exact = x + g * (s + c) * keep.double() / (1 - DROPOUT)
-    z = exact + (z_returned.double() - exact).detach()  # from here on that which was returned
+    z = exact + (z_returned.double() - exact).detach()  # the returned z from here on
     centred = z - z.mean(-1, keepdim=True) if norm == "layer" else z
     y = centred / (centred.square().mean(-1, keepdim=True) + EPS[norm]).sqrt() * w
     y = y + b if norm == "layer" else y
-    gradients = torch.autograd.grad((y, z), learned(norm, leaves), [t.double() for t in cotangents])
+    gradients = torch.autograd.grad((y, z), differentiable(norm, leaves), [t.double() for t in cotangents])
     return [exact.detach(), y.detach(), *gradients]

@@ -1,7 +1,7 @@
-"""onnxruntime as a peer, where it is installed: its fused operators SkipLayerNormalization and SkipSimplifiedLayerNormalization.
+"""onnxruntime as a peer: its fused operators SkipLayerNormalization and SkipSimplifiedLayerNormalization.
 
-Inputs and outputs are bound to the memory of torch's tensors beforehand, so that a call neither copies nor asks for
-memory: the best that onnxruntime can do, and comparable to writing into given memory.
+Inputs and outputs are bound to the storage of torch's tensors beforehand, so a call neither copies nor allocates. That is
+the best that onnxruntime can do, and comparable to `out=`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from addnorm.bench.expressions import EPS, Call
-from addnorm.bench.jobs import Cell
+from addnorm.bench.cases import EPS, Call
+from addnorm.bench.harness import Case
 
 OPERATORS = {"layer": "SkipLayerNormalization", "rms": "SkipSimplifiedLayerNormalization"}
 STREAM_OUTPUT = ["y", "", "", "z"]  # those between are statistics
@@ -22,7 +22,7 @@ OPSET, IR_VERSION = 17, 10  # old enough for the runtimes in use
 
 
 def status() -> str:
-    """Its version, or why it is not measured."""
+    """Return the version of onnxruntime, or why it is not measured."""
     missing = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"
@@ -32,49 +32,49 @@ def status() -> str:
         return "installed"
 
 
-def applies(cell: Cell) -> bool:
-    """Whether it is there, and has this operation: float32 on CPU, without gradients."""
-    return cell.dtype == "float32" and cell.job in OUTPUTS and "not installed" not in status()
+def applies(case: Case) -> bool:
+    """Return whether onnxruntime is installed and has this operation: float32 on CPU, without gradients."""
+    return case.dtype == "float32" and case.job in OUTPUTS and "not installed" not in status()
 
 
-def bound(cell: Cell, args: list[Tensor]) -> Call:
-    """A call of a model of the one node, on as many threads as torch has in this cell; returns y, or (y, z)."""
+def bound(case: Case, args: list[Tensor]) -> Call:
+    """Return a function that runs a model of one node, on as many threads as torch has in this case, and returns y or (y, z)."""
     import numpy as np
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = cell.threads, 1
-    session = onnxruntime.InferenceSession(model(cell), options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads, options.inter_op_num_threads = case.threads, 1
+    session = onnxruntime.InferenceSession(model(case), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
-    given = dict(zip(_inputs(cell), args, strict=False))
-    found = {name: torch.empty_like(args[0]) for name in OUTPUTS[cell.job] if name}
-    for bind, tensors in ((binding.bind_input, given), (binding.bind_output, found)):
+    tensors_in = dict(zip(_inputs(case), args, strict=False))
+    found = {name: torch.empty_like(args[0]) for name in OUTPUTS[case.job] if name}
+    for bind, tensors in ((binding.bind_input, tensors_in), (binding.bind_output, found)):
         for name, t in tensors.items():
             bind(name, "cpu", 0, np.float32, tuple(t.shape), t.data_ptr())
-    # The binding knows pointers alone: `args` live as long as the cell is measured, the outputs in this function.
+    # The binding holds pointers only: `args` live as long as the case is measured, the outputs in this function.
     outputs, run = tuple(found.values()), session.run_with_iobinding  # which returns None
     result = outputs if len(outputs) > 1 else outputs[0]
     return lambda *_: run(binding) or result
 
 
-def model(cell: Cell) -> bytes:
-    """The one node as a serialized model."""
+def model(case: Case) -> bytes:
+    """Return a model of one node, serialized."""
     from onnx import TensorProto, helper
 
-    sizes = {"x": [cell.rows, cell.d], "s": [cell.rows, cell.d], "w": [cell.d], "b": [cell.d]}
-    names = _inputs(cell)
+    sizes = {"x": [case.rows, case.d], "s": [case.rows, case.d], "w": [case.d], "b": [case.d]}
+    names = _inputs(case)
     node = helper.make_node(
-        OPERATORS[cell.norm], names, OUTPUTS[cell.job], domain="com.microsoft", epsilon=EPS[cell.norm]
+        OPERATORS[case.norm], names, OUTPUTS[case.job], domain="com.microsoft", epsilon=EPS[case.norm]
     )
     graph = helper.make_graph(
         [node],
         "add_norm",
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes[name]) for name in names],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes["x"]) for name in OUTPUTS[cell.job] if name],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes["x"]) for name in OUTPUTS[case.job] if name],
     )
     domains = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     return bytes(helper.make_model(graph, opset_imports=domains, ir_version=IR_VERSION).SerializeToString())
 
 
-def _inputs(cell: Cell) -> list[str]:
-    return ["x", "s", "w", "b"] if cell.norm == "layer" else ["x", "s", "w"]
+def _inputs(case: Case) -> list[str]:
+    return ["x", "s", "w", "b"] if case.norm == "layer" else ["x", "s", "w"]

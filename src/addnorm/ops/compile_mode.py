@@ -23,7 +23,7 @@ Mode = Literal["op", "formula"]
 MODES: tuple[Mode, ...] = ("op", "formula")
 
 # The mode by device type; "op" for the others. "cpu" follows from benchmarks/bench_compile.py, by the rule of
-# `addnorm.bench.compiles.choice`. "cuda" has not been measured.
+# its `choose`. "cuda" has not been measured.
 DEFAULT_MODES: dict[str, Mode] = {"cpu": "op", "cuda": "op"}
 
 _mode: Mode | None = None  # the caller's choice; Dynamo guards it

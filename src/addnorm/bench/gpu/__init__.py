@@ -1,18 +1,20 @@
-"""The operation on a GPU against its peers: what benchmarks/bench_gpu.py runs.
+"""The operation on a GPU beside its peers: what benchmarks/bench_gpu.py runs.
 
-`run` gives one JSON document: the device, the protocol, a row a variant and cell, errors against float64, failures, who is
-missing, the summary computed from the rows. Everything but the clock runs on a CPU too; such a document says so, and no target
-is judged by it. benchmarks/README.md has the protocol.
+- `cases`: jobs, dtypes, the plan, the tensors of a case; `variants`: addnorm, PyTorch, torch.compile and kernel libraries
+- `check`: each variant against float64; `clock`, `device`: device, host and call time, the device and the bandwidth of a copy
+- `running`: one case and the whole run; `summary`: targets, and the document as Markdown
+
+`run` returns a document. Everything except the clock works on a CPU too; such a document says so, and no target applies to it.
+benchmarks/README.md has the protocol.
 """
 
-from addnorm.bench.gpu.cells import DTYPES, JOBS, Cell, plan
+from addnorm.bench.gpu.cases import DTYPES, FIELDS, JOBS, plan, title
 from addnorm.bench.gpu.clock import ROUNDS
-from addnorm.bench.gpu.running import BUDGET, resumable, run, write
-from addnorm.bench.gpu.summary import broken, by_cell, summarize
-from addnorm.bench.gpu.tables import report, section
+from addnorm.bench.gpu.running import BUDGET, resumable, run
+from addnorm.bench.gpu.summary import failed_cases, report, section, summarize
 from addnorm.bench.gpu.variants import VARIANTS, missing
 
 __all__ = [
-    "BUDGET", "DTYPES", "JOBS", "ROUNDS", "VARIANTS", "Cell", "broken", "by_cell", "missing", "plan", "report", "resumable",
-    "run", "section", "summarize", "write",
+    "BUDGET", "DTYPES", "FIELDS", "JOBS", "ROUNDS", "VARIANTS", "failed_cases", "missing", "plan", "report", "resumable", "run",
+    "section", "summarize", "title",
 ]  # fmt: skip

@@ -1,37 +1,34 @@
-"""The clock: device time, host time and call time of a variant, apart.
+"""The clocks of the GPU benchmark: device time, host time and call time of a variant, separately.
 
-On CUDA the device first sleeps, while the host enqueues all the calls of a segment between two events. So what lies between
-the events is the device's work without a gap, and the host's time is that of enqueuing alone. If the sleep was over before
-the host was done, it is made longer and the segment is repeated. A call that waits for the device can never be ahead of it:
-it is `queued` False, and its device time has the host's in it.
+On CUDA the device first sleeps, while the host enqueues all the calls of a segment between two events. So the device's work
+lies between the events without a gap, and the host's time is that of enqueuing alone. If the sleep ends before the host
+does, it is made longer and the segment is repeated. A call that synchronizes with the device can never be ahead of it:
+`queued` is False, and its device time includes the host's.
 
-Call time is the wall clock of as many calls, with one wait at the end.
+Call time is the wall clock of as many calls, with one synchronization at the end.
 """
 
 from __future__ import annotations
 
-import gc
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
 
-from addnorm.bench.gpu.calls import Timed
-from addnorm.bench.timing import Row
+from addnorm._util.timing import quartiles
+from addnorm.bench.gpu.cases import TimedCall
+from addnorm.bench.harness import Row
 
 ROUNDS = 11
-SEGMENT_SECONDS = 2e-3  # what the calls of one segment take, roughly
-FEWEST, MOST = 4, 40  # calls in it: the queue of a device has about a thousand places, and a call may take a dozen
-TRIES = 5  # to be ahead of the device
+SEGMENT_SECONDS = 2e-3  # approximate duration of the calls of one segment
+FEWEST, MOST = 4, 40  # calls in it: a device's queue has about a thousand places, and a call may need a dozen
+TRIES = 5  # attempts to enqueue ahead of the device
 FIRST_SLEEP, LONGEST_SLEEP = 2e-3, 0.2
 CALIBRATION_CYCLES, CALIBRATIONS = 20_000_000, 5
 
 
 class Sample(NamedTuple):
-    """Seconds a call, of one segment."""
+    """Seconds a call in one segment, and whether all calls were enqueued ahead of the device."""
 
     device: float
     host: float
@@ -40,26 +37,26 @@ class Sample(NamedTuple):
 
 
 class Timer(Protocol):
-    """Times one variant."""
+    """Timer of one variant."""
 
     def sample(self, repeats: int) -> Sample:
-        """Of so many calls, each of the next set."""
+        """Time so many calls, each on the next set."""
 
 
 class Clock(Protocol):
-    """Where the times are from."""
+    """Source of the times."""
 
     name: str
 
-    def timer(self, call: Timed, sets: int) -> Timer:
-        """One for a variant, whose call takes the number of a set."""
+    def timer(self, call: TimedCall, sets: int) -> Timer:
+        """Return a timer for a variant, whose call takes the number of a set."""
 
     def wait(self) -> None:
-        """Until the device has done what it was given; raises what went wrong there."""
+        """Wait for the device, and raise its errors."""
 
 
 class _Order:
-    """Which sets come next: each segment goes on where the one before it ended."""
+    """Order of the sets: each segment continues where the previous one ended."""
 
     def __init__(self, sets: int) -> None:
         self.sets, self.at = sets, 0
@@ -71,20 +68,20 @@ class _Order:
 
 
 class HostClock:
-    """For a device that works while the call runs, a CPU: all three times are that of the call."""
+    """Clock of a CPU, which computes while the call runs: all three times are that of the call."""
 
     name = "host clock"
 
-    def timer(self, call: Timed, sets: int) -> Timer:
-        """A timer of the call."""
+    def timer(self, call: TimedCall, sets: int) -> Timer:
+        """Return a timer of the call."""
         return _HostTimer(call, sets)
 
     def wait(self) -> None:
-        """Nothing is ever left to be done."""
+        """Return at once: a CPU has no queue."""
 
 
 class _HostTimer:
-    def __init__(self, call: Timed, sets: int) -> None:
+    def __init__(self, call: TimedCall, sets: int) -> None:
         self.call, self.order = call, _Order(sets)
 
     def sample(self, repeats: int) -> Sample:
@@ -98,12 +95,12 @@ class CudaClock:
     name = "CUDA events"
 
     def __init__(self) -> None:
-        # The last counts: a device that has nothing to do runs slower.
+        # The last one counts: an idle device runs slower.
         self.hertz = [self._calibrated() for _ in range(CALIBRATIONS)][-1]
 
     @staticmethod
     def _calibrated() -> float:
-        """Cycles of the sleep in a second."""
+        """Return the cycles of the sleep in a second."""
         start, end = _event(), _event()
         start.record()
         torch.cuda._sleep(CALIBRATION_CYCLES)
@@ -111,21 +108,21 @@ class CudaClock:
         end.synchronize()
         return float(CALIBRATION_CYCLES / (start.elapsed_time(end) / 1e3))
 
-    def timer(self, call: Timed, sets: int) -> Timer:
-        """A timer of the call."""
+    def timer(self, call: TimedCall, sets: int) -> Timer:
+        """Return a timer of the call."""
         return _CudaTimer(self, call, sets)
 
     def wait(self) -> None:
-        """torch.cuda.synchronize."""
+        """Wait for the device."""
         torch.cuda.synchronize()
 
     def sleep(self, seconds: float) -> None:
-        """Keeps the device busy, and nothing else."""
+        """Keep the device busy for so long."""
         torch.cuda._sleep(int(seconds * self.hertz))
 
 
 class _CudaTimer:
-    def __init__(self, clock: CudaClock, call: Timed, sets: int) -> None:
+    def __init__(self, clock: CudaClock, call: TimedCall, sets: int) -> None:
         self.clock, self.call, self.order = clock, call, _Order(sets)
         self.sleep = FIRST_SLEEP
 
@@ -143,7 +140,7 @@ class _CudaTimer:
         return Sample(device / repeats, host / repeats, whole / repeats, queued)
 
     def _segment(self, repeats: int) -> tuple[float, float, bool]:
-        """Seconds of the device and of the host, and whether the host was done before the device began."""
+        """Return the seconds of the device and of the host, and whether the host was done before the device began."""
         order, start, end = self.order.next(repeats), _event(), _event()
         torch.cuda.synchronize()
         self.clock.sleep(self.sleep)
@@ -159,7 +156,7 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-def _loop(call: Timed, order: list[int]) -> float:
+def _loop(call: TimedCall, order: list[int]) -> float:
     start = time.perf_counter()
     for i in order:
         call(i)
@@ -167,57 +164,28 @@ def _loop(call: Timed, order: list[int]) -> float:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock for a device."""
+    """Return the clock for a device."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
-def warm(call: Timed, sets: int, clock: Clock) -> None:
-    """Each set once, untimed: kernels are loaded, and the allocator has memory for all."""
+def warm(call: TimedCall, sets: int, clock: Clock) -> None:
+    """Call each set once, untimed: kernels are loaded, and the allocator has memory for all."""
     for i in range(sets):
         call(i)
     clock.wait()
 
 
 def repeats_for(timer: Timer) -> int:
-    """How many calls a segment has."""
+    """Return how many calls a segment has."""
     once = timer.sample(FEWEST)
     return max(FEWEST, min(MOST, round(SEGMENT_SECONDS / max(once.device, once.call, 1e-9))))
 
 
-def interleaved(
-    timers: Mapping[str, Timer], repeats: Mapping[str, int], rounds: int, failed: Callable[[str, Exception], None]
-) -> dict[str, list[Sample]]:
-    """Every timer once a round, the order rotated from round to round; one that raises is told to `failed` and left out."""
-    found: dict[str, list[Sample]] = {name: [] for name in timers}
-    with _uncollected():
-        for turn in range(rounds):
-            names = list(found)
-            first = turn % len(names) if names else 0
-            for name in names[first:] + names[:first]:
-                try:
-                    found[name].append(timers[name].sample(repeats[name]))
-                except Exception as error:  # for memory, say: the others are still measured
-                    del found[name]
-                    failed(name, error)
-    return found
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Python's collector is off."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def times(samples: list[Sample]) -> Row:
-    """Medians and quartiles in microseconds, and whether every segment was enqueued ahead of the device."""
+    """Return medians and quartiles in microseconds, and whether every segment was enqueued ahead of the device."""
     found: Row = {}
     for part in ("device", "host", "call"):
         values = [getattr(sample, part) * 1e6 for sample in samples]
-        q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        q1, median, q3 = quartiles(values)
         found |= {f"{part}_us": median, f"{part}_q1_us": q1, f"{part}_q3_us": q3}
     return found | {"rounds": len(samples), "queued": all(sample.queued for sample in samples)}

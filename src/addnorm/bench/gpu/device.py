@@ -1,4 +1,4 @@
-"""The device: what it is, and how fast it copies."""
+"""Description of a device, and the bandwidth of a copy on it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.bench import machine
-from addnorm.bench.gpu.calls import Timed
+from addnorm.bench import environment
+from addnorm.bench.gpu.cases import TimedCall
 from addnorm.bench.gpu.clock import FEWEST, Clock
 
 DRIVER = Path("/proc/driver/nvidia/version")
-COPY_BYTES = {"cuda": 2**30, "cpu": 2**22}  # of what is copied
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**22}  # size of the copied tensor
 COPY_ROUNDS = 5
-ASSUMED_L2 = 64 * 2**20  # of a device that does not say
+ASSUMED_L2 = 64 * 2**20  # bytes, for a device that does not report its cache
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Name, multiprocessors, caches, memory and driver; of a CPU the name and its last cache."""
+    """Return name, multiprocessors, caches, memory and driver; of a CPU the name and its last cache."""
     if device.type != "cuda":
-        cache = machine.last_level_cache(machine.caches())
-        return {"type": device.type, "name": machine.cpu_model(), "l2_bytes": cache}
+        cache = environment.last_level_cache(environment.caches())
+        return {"type": device.type, "name": environment.cpu_model(), "l2_bytes": cache}
     found = torch.cuda.get_device_properties(device)
     return {
         "type": "cuda", "name": found.name, "capability": f"{found.major}.{found.minor}",
@@ -36,14 +36,14 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def driver() -> str | None:
-    """The version of the kernel's driver, where the system says."""
+    """Return the version of the kernel driver, or None."""
     text = DRIVER.read_text(errors="replace") if DRIVER.exists() else ""
     found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", text)
     return found[1] if found else None
 
 
 def triton_version() -> str | None:
-    """Of triton, under whichever name it is installed."""
+    """Return the version of triton, under either of its package names, or None."""
     for name in ("triton", "pytorch-triton"):
         try:
             return version(name)
@@ -52,42 +52,42 @@ def triton_version() -> str | None:
     return None
 
 
-Way = Callable[[Tensor, Tensor], object]
-# What copies: the driver, and a kernel like any other. On an H200 the driver's has reached two thirds of the bandwidth
-# (https://github.com/NVIDIA/cccl/issues/1672), so that shares of it would flatter.
-WAYS: dict[str, Way] = {
+Method = Callable[[Tensor, Tensor], object]
+# Methods of copying: the driver, and a kernel. On an H200 the driver's copy reached two thirds of the bandwidth
+# (https://github.com/NVIDIA/cccl/issues/1672), so shares of it would flatter.
+COPIES: dict[str, Method] = {
     "memcpy": lambda source, target: target.copy_(source),
     "kernel": lambda source, target: torch.bitwise_not(source, out=target),
 }
 
 
 class Copies:
-    """The bandwidth of a large copy within the device, read and written bytes, measured from time to time: of the faster way."""
+    """Bandwidth of a large copy within the device, bytes read and written, measured repeatedly; the faster method counts."""
 
     def __init__(self, device: torch.device, clock: Clock, found: list[float] | None = None) -> None:
         self.bytes = COPY_BYTES[device.type]
-        self.found = list(found or [])  # bytes a second, one a measurement
-        self.ways: dict[str, float] = {}  # those of the last one
+        self.found = list(found or [])  # bytes a second, one for each measurement
+        self.methods: dict[str, float] = {}  # of the last measurement
         source = torch.randint(-(2**31), 2**31, (self.bytes // 4,), dtype=torch.int32, device=device)
         target = torch.empty_like(source)
-        self._timers = {name: clock.timer(_copying(way, source, target), 1) for name, way in WAYS.items()}
+        self._timers = {name: clock.timer(_copying(method, source, target), 1) for name, method in COPIES.items()}
         for timer in self._timers.values():
             timer.sample(FEWEST)  # untimed
 
     def measure(self) -> None:
-        """One more: of each way the median of a few rounds."""
+        """Measure once more: the median of a few rounds for each method."""
         for name, timer in self._timers.items():
             seconds = statistics.median(timer.sample(FEWEST).device for _ in range(COPY_ROUNDS))
-            self.ways[name] = 2 * self.bytes / seconds
-        self.found.append(max(self.ways.values()))
+            self.methods[name] = 2 * self.bytes / seconds
+        self.found.append(max(self.methods.values()))
 
     def document(self) -> dict[str, Any]:
-        """What stands in the document: the median is what shares are of."""
+        """Return the entry of the document. Shares of bandwidth are relative to the median."""
         return {
             "bytes": self.bytes, "median": statistics.median(self.found), "bytes_per_second": self.found,
-            "last": dict(self.ways),
+            "last": dict(self.methods),
         }  # fmt: skip
 
 
-def _copying(way: Way, source: Tensor, target: Tensor) -> Timed:
-    return lambda i: way(source, target)
+def _copying(method: Method, source: Tensor, target: Tensor) -> TimedCall:
+    return lambda i: method(source, target)

@@ -1,126 +1,263 @@
-"""The run: a cell after the other, and the document, which is whole after each."""
+"""A run of the GPU benchmark: one case (every variant made, checked, warmed, timed), then the document, complete after each case.
+
+A variant that fails is reported, and the others are measured.
+"""
 
 from __future__ import annotations
 
-import json
+import gc
+import math
 import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch._functorch.config
 
-from addnorm import bench
-from addnorm.bench import machine
-from addnorm.bench.gpu import calls, clock, variants
-from addnorm.bench.gpu.cells import Cell
-from addnorm.bench.gpu.clock import Clock
+from addnorm._util.timing import interleave
+from addnorm.bench import environment
+from addnorm.bench.gpu import cases, check, clock, variants
+from addnorm.bench.gpu.cases import FIELDS, JOBS
+from addnorm.bench.gpu.clock import Clock, Timer
 from addnorm.bench.gpu.device import Copies, describe, triton_version
-from addnorm.bench.gpu.measuring import PARTS, DeviceLost, Found, OutOfTime, alive, free, measure
-from addnorm.bench.gpu.summary import by_cell, summarize
+from addnorm.bench.gpu.summary import summarize
 from addnorm.bench.gpu.variants import COPY, EVERY
-from addnorm.bench.timing import Row
+from addnorm.bench.harness import (
+    Case,
+    Document,
+    Found,
+    Progress,
+    Row,
+    Run,
+    Stop,
+    by_case,
+    header,
+    new_found,
+    partial_path,
+    run_cases,
+)
+from addnorm.bench.harness import resumable as earlier_document
 
 SCHEMA = 1
 BUDGET = 540.0  # seconds of a run, compilation included
-SAME = {"another device": "device", "other versions": "versions", "another commit": "commit"}  # in runs of one document
+PARTS = ("errors", "failures", "rows")
 
-Document = dict[str, Any]
+
+class DeviceLost(Stop):
+    """The device does not answer any more: after an illegal access every later call of the process fails."""
+
+
+def measure(
+    case: Case, device: torch.device, timekeeper: Clock, *,
+    rounds: int = clock.ROUNDS, requested: Sequence[str] | None = None, without: Sequence[str] = (), cache: int | None = None,
+    deadline: float | None = None,
+) -> Found:  # fmt: skip
+    """Return a row for each variant of a case that is right, the errors of all, and the failures.
+
+    Args:
+        case: what is timed.
+        device: where.
+        timekeeper: of the device.
+        rounds: number of samples for each variant.
+        requested: variants (None: those of the plan).
+        without: variants to leave out.
+        cache: bytes of the device's last cache; None: as the device reports.
+        deadline: of `time.monotonic`, after which no variant begins, since each may compile for long; None: none.
+
+    Raises:
+        DeviceLost: a failure made the device unusable.
+        Stop: the deadline has passed.
+    """
+    cache = describe(device)["l2_bytes"] if cache is None else cache
+    sets = cases.set_count(case, cache)
+    inputs = cases.inputs(case, device, sets)
+    found = new_found(*PARTS)
+    timers: dict[str, Timer] = {}
+    repeats: dict[str, int] = {}
+    ready: dict[str, float] = {}
+
+    def begin(name: str) -> str | None:
+        """Make the variant's timer, or return what is wrong with it."""
+        if name == COPY:
+            call = cases.copier(case, device, sets)
+        else:
+            forward = variants.VARIANTS[name].make(case)
+            off, problem = check.errors(case, forward, inputs[0])
+            finite = {key: value if math.isfinite(value) else None for key, value in off.items()}
+            found["errors"].append(case.row(variant=name, limits=check.limits(case), **finite))
+            if problem is not None:
+                return f"wrong: {problem}"
+            call = cases.timed(case, forward, inputs)
+        clock.warm(call, sets, timekeeper)
+        timer = timekeeper.timer(call, sets)
+        repeats[name] = clock.repeats_for(timer)
+        timers[name] = timer
+        return None
+
+    def failed(name: str, error: Exception | str) -> None:
+        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        found["failures"].append(case.row(variant=name, error=text[:300]))
+        if not isinstance(error, str):
+            check_alive(timekeeper, found)
+
+    names = [name for name in (*variants.chosen(case, device.type, requested), COPY) if name not in without]
+    with retained_graphs(case):
+        if any(name != COPY and variants.VARIANTS[name].compiles for name in names):
+            torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
+        for name in names:
+            begun = time.monotonic()
+            if deadline is not None and begun > deadline:
+                raise Stop("budget")
+            try:
+                problem = begin(name)
+                if problem is not None:
+                    failed(name, problem)
+            except Exception as error:  # any error of a peer is reported, and the others are measured
+                if isinstance(error, Stop):
+                    raise
+                failed(name, error)
+            ready[name] = time.monotonic() - begun
+            if name not in timers:
+                free(device)
+        samples = interleave(
+            {name: partial(timer.sample, repeats[name]) for name, timer in timers.items()}, rounds, failed=failed
+        )
+    cold = cases.is_cold(case, cache, sets)
+    for name, some in samples.items():
+        more = {"repeats": repeats[name], "sets": sets, "cold": cold, "bytes": cases.moved_bytes(case)}
+        found["rows"].append(case.row(variant=name, **clock.times(some), **more, ready_s=ready[name]))
+    return found
+
+
+def check_alive(timekeeper: Clock, found: Found) -> None:
+    """Raise DeviceLost if waiting for the device fails."""
+    try:
+        timekeeper.wait()
+    except Exception as error:
+        # The case is measured again in the next run, without the variant that failed here.
+        kept = {"failures": found["failures"]}
+        raise DeviceLost(f"the device was lost: {type(error).__name__}: {error}"[:300], kept) from error
+
+
+def free(device: torch.device) -> None:
+    """Free the memory that a failure left: tensors in reference cycles, and the allocator's cached blocks."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def retained_graphs(case: Case) -> Iterator[None]:
+    """Forbid Inductor to reuse the memory of saved tensors where one graph runs backward repeatedly.
+
+    This holds in this thread only, while a GPU's backward runs in another, which checks again. There the first backward
+    retains its graph too (`cases.gradients`); the setting here keeps such graphs apart from the others in the compiler's cache.
+    """
+    again = JOBS[case.job].backward and not JOBS[case.job].forward
+    with torch._functorch.config.patch(donated_buffer=not again):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------------------- the run
 
 
 def run(
-    cells: Sequence[Cell], device: torch.device, *,
-    rounds: int = clock.ROUNDS, budget: float | None = BUDGET, asked: Sequence[str] | None = None,
+    plan: Sequence[Case], device: torch.device, *,
+    rounds: int = clock.ROUNDS, budget: float | None = BUDGET, requested: Sequence[str] | None = None,
     earlier: Document | None = None, save: Callable[[Document], object] = lambda document: None,
-    progress: Callable[[str], None] = lambda line: None, commit: str | None = None,
+    progress: Progress | None = None, commit: str | None = None,
 ) -> Document:  # fmt: skip
-    """Measures the cells and returns the document; `save` is given it after each cell, not yet `complete`.
+    """Measure the cases and return the document; `save` is called with it after each case.
 
-    An interrupt, or a device that is lost, ends it early: the document has what was measured, and is not `complete`. The budget
-    ends it as it was meant to: what is left stands under `left`.
+    An interrupt, or a lost device, ends the run early: the document has the measured cases and is not `complete`. The budget
+    ends it as intended: the other cases are in `left`.
 
     Args:
-        cells: the most important first.
+        plan: the cases, the most important first.
         device: where.
-        rounds: how often each variant is timed.
-        budget: seconds, after which no further cell or variant begins; a cell that is begun then is left for a run to come, but
-            for the first, which is always measured. None is no limit.
-        asked: the variants (None: those of the plan).
-        earlier: a document to go on from (`resumable`): its cells are not measured again.
-        save: what to do with the document after each cell.
-        progress: is told each cell before it is measured.
+        rounds: number of samples for each variant.
+        budget: seconds, after which no further case or variant begins. A case that is unfinished then is left for the next
+            run, except the first, which is always measured. None: no limit.
+        requested: variants (None: those of the plan).
+        earlier: document to continue (`resumable`): its cases are not measured again.
+        save: called with the document after each case.
+        progress: called with one line before each case.
         commit: of the sources, where they are no checkout.
     """
-    start, timekeeper, about = time.monotonic(), clock.clock_of(device), describe(device)
-    head = identity(device, commit)
-    found: Found = {part: list(earlier[part]) if earlier else [] for part in PARTS}
-    done = [Cell(**one) for one in earlier["cells"]] if earlier else []
+    timekeeper, about, head = clock.clock_of(device), describe(device), identity(device, commit)
     copies = Copies(device, timekeeper, earlier["copy"]["bytes_per_second"] if earlier else None)
-    before = earlier["seconds"] if earlier else 0.0
-    left = [cell for cell in cells if cell not in done]
-    longest, ended = 0.0, None
+    settings = {"rounds": rounds, "budget": budget, "variants": list(requested) if requested else None}
+    start = Run(new_found(*PARTS))
+    if earlier:
+        start = Run(
+            {part: earlier[part] for part in PARTS},
+            [Case(**one) for one in earlier["cells"]],
+            seconds=earlier["seconds"],
+        )
+    failures = [*start.found["failures"]]
 
-    def document() -> Document:
-        return _document(
-            head, about, timekeeper, found, done, left, copies, ended, before + time.monotonic() - start,
-            {"rounds": rounds, "budget": budget, "variants": list(asked) if asked else None},
+    def measured(case: Case, deadline: float | None) -> Found:
+        lost = [
+            one["variant"] for one in failures if Case.of(one, FIELDS) == case
+        ]  # in a run that the device did not survive
+        found = new_found(*PARTS) if EVERY in lost else measure_or_fail(
+            case, device, timekeeper, rounds=rounds, requested=requested, without=lost, cache=about["l2_bytes"], deadline=deadline
         )  # fmt: skip
+        copies.measure()
+        return found
+
+    def document(state: Run) -> Document:
+        return _document(state, head, about, timekeeper, copies, settings)
 
     copies.measure()
-    try:
-        for i, cell in enumerate(list(left)):
-            begun = time.monotonic()
-            if budget is not None and i and begun - start + longest > budget:
-                ended = "budget"
-                break
-            deadline = None if budget is None or not i else start + budget
-            progress(f"{i + 1:3}/{i + len(left)}  {begun - start:5.0f} s  {cell.title}")
-            lost = _failed(found, cell)  # in a run that the device did not survive
-            if EVERY not in lost:
-                one = _measured(
-                    cell, device, timekeeper, rounds=rounds, asked=asked, without=lost, cache=about["l2_bytes"],
-                    deadline=deadline,
-                )  # fmt: skip
-                for part in PARTS:
-                    found[part] += one[part]
-            done.append(cell)
-            left.remove(cell)
-            copies.measure()
-            if i:  # the first has torch's own first imports and compilations in it
-                longest = max(longest, time.monotonic() - begun)
-            save(document())
-        ended = ended or "done"
-    except OutOfTime:
-        ended = "budget"
-    except KeyboardInterrupt:
-        ended = "interrupt"
-    except DeviceLost as error:
-        found["failures"] += error.found["failures"]  # the cell is measured again, without what failed here
-        ended = f"the device was lost: {error}"
-    return document()
+    done = run_cases(
+        plan,
+        measured,
+        start,
+        title=cases.title,
+        budget=budget,
+        progress=progress,
+        save=lambda state: save(document(state)),
+    )
+    return document(done)
 
 
-def _measured(cell: Cell, device: torch.device, timekeeper: Clock, **options: Any) -> Found:
-    """`measure`; where it fails as a whole (for memory, say) that is the cell's failure, and the others are measured."""
+def measure_or_fail(
+    case: Case, device: torch.device, timekeeper: Clock, *, rounds: int, requested: Sequence[str] | None, without: Sequence[str],
+    cache: int, deadline: float | None,
+) -> Found:  # fmt: skip
+    """Return `measure`; if it fails as a whole (for memory, say), report that as the case's failure."""
     try:
-        return measure(cell, device, timekeeper, **options)
-    except (DeviceLost, OutOfTime):
+        return measure(
+            case,
+            device,
+            timekeeper,
+            rounds=rounds,
+            requested=requested,
+            without=without,
+            cache=cache,
+            deadline=deadline,
+        )
+    except Stop:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"[:300]
-        found: Found = {"errors": [], "failures": [{**cell._asdict(), "variant": EVERY, "error": said}], "rows": []}
-        alive(timekeeper, found)
-    free(device)  # what the failure kept alive is let go by now
+        text = f"{type(error).__name__}: {error}"[:300]
+        found: Found = {**new_found(*PARTS), "failures": [case.row(variant=EVERY, error=text)]}
+        check_alive(timekeeper, found)
+    free(device)  # here the error no longer keeps its tensors alive
     return found
 
 
 def identity(device: torch.device, commit: str | None = None) -> Document:
-    """What must be the same for two runs to make one document: the device, the versions, the commit.
+    """Return the environment, the versions of peers and the device.
 
-    `commit` is that of sources that are no checkout, such as a copy on another machine.
+    Args:
+        device: where.
+        commit: of the sources, where they are no checkout, such as a copy on another machine.
     """
-    where = machine.environment()
+    where = environment.describe()
     where["commit"] = where["commit"] or commit
     where["versions"] |= {"triton": triton_version(), "cuda": torch.version.cuda}
     where["peers"] = variants.versions()
@@ -128,51 +265,26 @@ def identity(device: torch.device, commit: str | None = None) -> Document:
 
 
 def resumable(path: Path, device: torch.device, commit: str | None = None) -> Document | None:
-    """What an earlier run has left at the path: what was cut short if there is such, else what was complete, or None.
+    """Return what an earlier run left at the path, unfinished or complete, or None.
 
     Raises:
         ValueError: it was measured on another device, with other versions or of another commit.
     """
-    for place in (partial(path), path):
-        if place.exists():
-            document: Document = json.loads(place.read_text(encoding="utf-8"))
-            here = identity(device, commit)
-            for what, name in SAME.items():
-                theirs, mine = (one[name]["name"] if name == "device" else one[name] for one in (document, here))
-                if theirs != mine:
-                    raise ValueError(
-                        f"{place.name} is of {what} ({theirs}) than this run ({mine}): "
-                        "measure anew, without --resume, or give another --json"
-                    )
-            return document
-    return None
+
+    def same(document: Document) -> Row:
+        return {"device": document["device"]["name"], "versions": document["versions"], "commit": document["commit"]}
+
+    remedy = "measure again without --resume, or choose another --json"
+    return earlier_document([partial_path(path), path], identity(device, commit), same, remedy)
 
 
-def partial(path: Path) -> Path:
-    """Where `bench.write` puts a document that is not complete."""
-    return path.with_suffix(f".partial{path.suffix}")
-
-
-def write(document: Document, path: Path) -> Path:
-    """Writes it whole or not at all, and returns where; a complete one takes the place of what was cut short."""
-    place = bench.write(document, path)
-    if document["complete"]:
-        partial(path).unlink(missing_ok=True)
-    return place
-
-
-def _document(
-    head: Document, about: Row, timekeeper: Clock, found: Found, done: Sequence[Cell], left: Sequence[Cell],
-    copies: Copies, ended: str | None, seconds: float, protocol: Row,
-) -> Document:  # fmt: skip
+def _document(state: Run, head: Document, about: Row, timekeeper: Clock, copies: Copies, settings: Row) -> Document:
     copied = copies.document()
-    rows = _derived(found["rows"], copied["median"])
+    rows = with_ratios(state.found["rows"], copied["median"])
     return {
-        "schema": SCHEMA,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "complete": ended in ("done", "budget"),
-        "ended": ended,
-        "seconds": seconds,
+        **header(SCHEMA, state),
+        "ended": state.ended,
+        "seconds": state.seconds,
         **head,
         "clock": timekeeper.name,
         "missing": variants.missing(about["type"]),
@@ -180,23 +292,23 @@ def _document(
             name: [limit.why for limit in one.limits] for name, one in variants.VARIANTS.items() if one.limits
         },
         "protocol": {
-            **protocol, "segment_seconds": clock.SEGMENT_SECONDS, "times_cache": calls.TIMES_CACHE,
-            "most_sets": calls.MOST_SETS,
+            **settings, "segment_seconds": clock.SEGMENT_SECONDS, "times_cache": cases.TIMES_CACHE,
+            "most_sets": cases.MOST_SETS,
         },
         "copy": copied,
-        "summary": summarize(rows, found["failures"], judged=about["type"] == "cuda"),
-        "cells": [cell._asdict() for cell in done],
-        "left": [cell._asdict() for cell in left],
-        "errors": found["errors"],
-        "failures": found["failures"],
+        "summary": summarize(rows, state.found["failures"], judged=about["type"] == "cuda"),
+        "cells": [vars(case) for case in state.done],
+        "left": [vars(case) for case in state.left],
+        "errors": state.found["errors"],
+        "failures": state.found["failures"],
         "rows": rows,
     }  # fmt: skip
 
 
-def _derived(rows: Sequence[Row], copied: float) -> list[Row]:
-    """Each row with what follows from the times: bandwidth, its share of the large copy's, and of the cell's own; ratios."""
+def with_ratios(rows: Sequence[Row], copied: float) -> list[Row]:
+    """Return the rows with bandwidth, its share of the large copy's and of the case's own copy's, and ratios to eager."""
     found = []
-    for some in by_cell(rows).values():
+    for some in by_case(rows, FIELDS).values():
         eager, copy = some.get("eager"), some.get(COPY)
         for row in some.values():
             rate = row["bytes"] / row["device_us"] * 1e6
@@ -207,10 +319,3 @@ def _derived(rows: Sequence[Row], copied: float) -> list[Row]:
                    for part in ("device", "call")},
             })  # fmt: skip
     return found
-
-
-def _failed(found: Found, cell: Cell) -> list[str]:
-    """The variants that have failed in a cell."""
-    return [
-        one["variant"] for one in found["failures"] if all(one[key] == value for key, value in cell._asdict().items())
-    ]

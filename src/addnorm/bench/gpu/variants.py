@@ -1,4 +1,9 @@
-"""Who is compared, as data: how each variant is made, where it does not fit and why, and why it is missing."""
+"""Variants of the GPU benchmark as data: how each is made, where it does not fit and why, and why it is missing.
+
+Kernel libraries are called as their own documentation calls them. Each function returns a call of (residual, branch, weight,
+bias) that returns y, or (y, z). Peers take the branch first, and the residual as an option. Signatures: liger-kernel 0.8.5,
+flash-attn's main branch, quack-kernels 0.6.5.
+"""
 
 from __future__ import annotations
 
@@ -12,36 +17,46 @@ import torch.nn.functional as F
 
 import addnorm
 from addnorm import reference
-from addnorm.bench.expressions import EPS, Call
-from addnorm.bench.gpu import peers
-from addnorm.bench.gpu.cells import DTYPES, JOBS, LARGE, Cell
+from addnorm.bench.cases import EPS, Call
+from addnorm.bench.gpu.cases import DTYPES, JOBS, LARGE, tensor_bytes
+from addnorm.bench.harness import Case
 
-COPY = "copy"  # not a variant of the operation: a kernel that copies as many bytes, in the same rounds
-EVERY = "every variant"  # what failed, where it was none of them
+COPY = "copy"  # no variant of the operation: a kernel that copies as many bytes, in the same rounds
+EVERY = "every variant"  # name in `failures` where a whole case failed
 
 
 class Limit(NamedTuple):
-    """Where a variant has not the operation."""
+    """Cases for which a variant lacks the operation, and why."""
 
     why: str
-    fits: Callable[[Cell], bool]
+    fits: Callable[[Case], bool]
 
 
 class Variant(NamedTuple):
-    """One way to compute the operation."""
+    """Implementation of the operation.
+
+    Attributes:
+        title: in tables.
+        make: returns the call for a case.
+        limits: where it does not fit.
+        package: that must be installed.
+        module: name under which the package is imported; its kernels run on CUDA only.
+        sampled: where it is measured unless it is requested by name.
+        compiles: whether it uses torch.compile.
+    """
 
     title: str
-    make: Callable[[Cell], Call]
+    make: Callable[[Case], Call]
     limits: tuple[Limit, ...] = ()
-    package: str | None = None  # that must be installed,
-    module: str | None = None  # under this name; its kernels run on CUDA alone
-    sampled: Callable[[Cell], bool] = lambda cell: True  # where it is measured if nobody asks for it by name
-    compiles: bool = False  # with torch.compile
+    package: str | None = None
+    module: str | None = None
+    sampled: Callable[[Case], bool] = lambda case: True
+    compiles: bool = False
 
 
-def eager(cell: Cell) -> Call:
-    """As one writes it in PyTorch: y has the branch's dtype."""
-    shape, eps, dtypes, job = (cell.d,), EPS[cell.norm], DTYPES[cell.dtype], JOBS[cell.job]
+def eager(case: Case) -> Call:
+    """Return plain PyTorch: y has the branch's dtype."""
+    shape, eps, dtypes, job = (case.d,), EPS[case.norm], DTYPES[case.dtype], JOBS[case.job]
     kinds: dict[str, Call] = {
         "layer": lambda z, w, b: F.layer_norm(z, shape, w, b, eps),
         "rms": lambda z, w, b: F.rms_norm(z, shape, w, eps),
@@ -50,7 +65,7 @@ def eager(cell: Cell) -> Call:
         "layer": lambda z, w, b: F.layer_norm(z, shape, w, b, eps).to(dtypes.branch),
         "rms": lambda z, w, b: F.rms_norm(z, shape, w, eps).to(dtypes.branch),
     }
-    norm = (kinds if dtypes.stream == dtypes.branch else narrowed)[cell.norm]
+    norm = (kinds if dtypes.stream == dtypes.branch else narrowed)[case.norm]
     if job.dropout:
         return lambda x, s, w, b: (norm(z := x + F.dropout(s, job.dropout), w, b), z)
     if job.stream:
@@ -58,19 +73,19 @@ def eager(cell: Cell) -> Call:
     return lambda x, s, w, b: norm(x + s, w, b)
 
 
-def ours(cell: Cell) -> Call:
-    """The public function."""
+def ours(case: Case) -> Call:
+    """Return the public function."""
     functions: dict[str, Call] = {"layer": addnorm.add_layer_norm, "rms": addnorm.add_rms_norm}
-    call, eps, job = functions[cell.norm], EPS[cell.norm], JOBS[cell.job]
+    call, eps, job = functions[case.norm], EPS[case.norm], JOBS[case.job]
     options: dict[str, Any] = {"return_residual": True} if job.stream else {}
     if job.dropout:
         options["dropout_p"] = job.dropout
     return lambda x, s, w, b: call(x, s, w, b, eps, **options)
 
 
-def formula(cell: Cell) -> Call:
-    """`addnorm.reference`: the formula, for a compiler to fuse."""
-    eps, norm, stream, dtype = EPS[cell.norm], cell.norm, JOBS[cell.job].stream, DTYPES[cell.dtype].branch
+def formula(case: Case) -> Call:
+    """Return the formula of `addnorm.reference`, for a compiler to fuse."""
+    eps, norm, stream, dtype = EPS[case.norm], case.norm, JOBS[case.job].stream, DTYPES[case.dtype].branch
 
     def call(x: torch.Tensor, s: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> Any:
         z = reference.add(x, s)
@@ -80,47 +95,99 @@ def formula(cell: Cell) -> Call:
     return call
 
 
-def compiled(make: Callable[[Cell], Call]) -> Callable[[Cell], Call]:
-    """Compiled for the cell's own size: the best that Inductor can do, since nothing in it is symbolic."""
-    return lambda cell: torch.compile(make(cell), dynamic=False, fullgraph=True)
+def compiled(make: Callable[[Case], Call]) -> Callable[[Case], Call]:
+    """Return a variant compiled for the case's own size: the best that Inductor can do, since nothing is symbolic."""
+    return lambda case: torch.compile(make(case), dynamic=False, fullgraph=True)
 
 
-NO_DROPOUT = Limit("has no dropout", lambda cell: not JOBS[cell.job].dropout)
+# ------------------------------------------------------------------------------------------------------------ libraries
+
+
+def liger(case: Case) -> Call:
+    """Return `LigerFusedAddRMSNormFunction`. Liger's LayerNorm adds nothing, so torch adds before it."""
+    eps, stream = EPS[case.norm], JOBS[case.job].stream
+    if case.norm == "rms":
+        from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
+
+        # Offset 0 and the casting of Llama are its defaults. Not in place: that would overwrite the gradient of y, which
+        # the next call reads again.
+        more = (eps, 0.0, "llama", False)
+        add_rms = LigerFusedAddRMSNormFunction.apply
+        if stream:
+            return lambda x, s, w, b: add_rms(s, x, w, *more)
+        return lambda x, s, w, b: add_rms(s, x, w, *more)[0]
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    norm = LigerLayerNormFunction.apply
+    if stream:
+        return lambda x, s, w, b: (norm(z := x + s, w, b, eps), z)
+    return lambda x, s, w, b: norm(x + s, w, b, eps)
+
+
+def flash_attn(case: Case) -> Call:
+    """Return `layer_norm_fn` or `rms_norm_fn`."""
+    from flash_attn.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
+
+    call = {"layer": layer_norm_fn, "rms": rms_norm_fn}[case.norm]
+    options: dict[str, Any] = {"eps": EPS[case.norm], "prenorm": JOBS[case.job].stream}
+    if JOBS[case.job].dropout:
+        options["dropout_p"] = JOBS[case.job].dropout
+    return lambda x, s, w, b: call(s, w, b, residual=x, **options)
+
+
+def quack(case: Case) -> Call:
+    """Return `rmsnorm`."""
+    from quack import rmsnorm
+
+    options = {"eps": EPS[case.norm], "prenorm": JOBS[case.job].stream}
+    return lambda x, s, w, b: rmsnorm(s, w, residual=x, **options)
+
+
+def fits_flash_attn(case: Case) -> bool:
+    """Return whether a row fits the kernels of flash-attn, 64 KB: of the branch forward, of the stream backward."""
+    dtypes = DTYPES[case.dtype]
+    return bool(case.d * (dtypes.stream if JOBS[case.job].backward else dtypes.branch).itemsize <= 65536)
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+
+
+NO_DROPOUT = Limit("has no dropout", lambda case: not JOBS[case.job].dropout)
 VARIANTS = {
     "eager": Variant("eager PyTorch", eager),
     "compile": Variant("torch.compile of eager", compiled(eager), compiles=True),
     "liger": Variant(
-        "Liger", peers.liger,
-        (NO_DROPOUT, Limit("keeps the stream in the branch's dtype", lambda cell: cell.dtype != "mixed")),
+        "Liger", liger,
+        (NO_DROPOUT, Limit("keeps the stream in the branch's dtype", lambda case: case.dtype != "mixed")),
         "liger-kernel", "liger_kernel",
     ),
     "flash_attn": Variant(
-        "flash-attn's Triton layer norm", peers.flash_attn,
-        (Limit("takes rows of at most 64 KB", peers.fits_flash_attn),), "flash-attn", "flash_attn",
+        "flash-attn's Triton layer norm", flash_attn,
+        (Limit("takes rows of at most 64 KB", fits_flash_attn),), "flash-attn", "flash_attn",
     ),
     "quack": Variant(
-        "QuACK", peers.quack,
-        (NO_DROPOUT, Limit("adds no residual in its LayerNorm", lambda cell: cell.norm == "rms")),
+        "QuACK", quack,
+        (NO_DROPOUT, Limit("adds no residual in its LayerNorm", lambda case: case.norm == "rms")),
         "quack-kernels", "quack",
     ),
     "compile_addnorm": Variant(
         "torch.compile of addnorm's call", compiled(ours), compiles=True,
-        # What the call costs from a graph: where the host decides, and where the device does.
-        sampled=lambda cell: (cell.dtype, cell.d) == ("bfloat16", 4096) and cell.job in ("forward_stream", "forward_backward")
-        and (cell.rows == 1 or cell.tensor_bytes >= LARGE),
+        # The cost of the call from a graph: where the host decides, and where the device does.
+        sampled=lambda case: (case.dtype, case.d) == ("bfloat16", 4096) and case.job in ("forward_stream", "forward_backward")
+        and (case.rows == 1 or tensor_bytes(case) >= LARGE),
     ),
     "compile_reference": Variant(
         "torch.compile of addnorm's formula", compiled(formula),
-        (Limit("takes its dropout mask as an argument", lambda cell: not JOBS[cell.job].dropout),),
-        # Its sums by halves are long graphs, which compile for long: only for those who ask.
-        sampled=lambda cell: False, compiles=True,
+        (Limit("takes its dropout mask as an argument", lambda case: not JOBS[case.job].dropout),),
+        # Its pairwise sums are long graphs that compile slowly: only on request.
+        sampled=lambda case: False, compiles=True,
     ),
     "addnorm": Variant("addnorm", ours),
 }  # fmt: skip
 
 
 def missing(device: str) -> dict[str, str]:
-    """The variants that cannot be measured here, each with the reason in a sentence."""
+    """Return the variants that cannot be measured here, each with the reason."""
     found = {}
     for name, one in VARIANTS.items():
         if one.module is None:
@@ -133,7 +200,7 @@ def missing(device: str) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of the peers that are installed."""
+    """Return the versions of the installed peers."""
     found = {}
     for name, one in VARIANTS.items():
         if one.module is not None and one.package is not None and find_spec(one.module) is not None:
@@ -144,16 +211,16 @@ def versions() -> dict[str, str]:
     return found
 
 
-def unfit(name: str, cell: Cell) -> str | None:
-    """Why a variant has not the operation of this cell; None where it has."""
-    return next((limit.why for limit in VARIANTS[name].limits if not limit.fits(cell)), None)
+def unfit(name: str, case: Case) -> str | None:
+    """Return why a variant lacks the operation of a case; None if it has it."""
+    return next((limit.why for limit in VARIANTS[name].limits if not limit.fits(case)), None)
 
 
-def chosen(cell: Cell, device: str, asked: Sequence[str] | None = None) -> list[str]:
-    """The variants that are measured in a cell: those asked for (None: those that the plan samples), where they fit."""
+def chosen(case: Case, device: str, requested: Sequence[str] | None = None) -> list[str]:
+    """Return the variants to measure in a case: the requested ones (None: those that the plan samples), where they fit."""
     absent = missing(device)
-    wanted = VARIANTS if asked is None else [name for name in VARIANTS if name in asked]
+    wanted = VARIANTS if requested is None else [name for name in VARIANTS if name in requested]
     return [
         name for name in wanted
-        if name not in absent and unfit(name, cell) is None and (asked is not None or VARIANTS[name].sampled(cell))
+        if name not in absent and unfit(name, case) is None and (requested is not None or VARIANTS[name].sampled(case))
     ]  # fmt: skip

@@ -11,8 +11,8 @@ from addnorm import bench
 from addnorm._util.numbers import format_number
 from addnorm._util.tables import Row, Span
 from addnorm.bench import facts
-from addnorm.bench.jobs import DTYPES, JOBS, NORMS, PLAIN, matrix
-from addnorm.bench.summary import by_cell
+from addnorm.bench.cases import DTYPES, FIELDS, JOBS, NORMS, PLAIN, matrix
+from addnorm.bench.harness import by_case
 from addnorm.cli._output import stderr_if_terminal
 from addnorm.cli.demo._parts import mark, print_heading, print_table
 from addnorm.functional import add_layer_norm
@@ -119,10 +119,10 @@ def speed(console: Console) -> None:
         rounds=SPEED_ROUNDS, compiled=False, proofs=False, progress=stderr_if_terminal() or None,
     )  # fmt: skip
     rows: dict[tuple[int, int, str], list[Span]] = {}
-    for cell, row in by_cell(document["rows"]).items():
+    for case, row in by_case(document["rows"], FIELDS).items():
         ours, eager = row["addnorm"]["median_us"], row["eager"]["median_us"]
         times = f"({format_number(ours, 3, grouped=True)} / {format_number(eager, 3, grouped=True)})"
-        line = rows.setdefault((cell.rows, cell.d, cell.dtype), [f"{cell.rows} x {cell.d}", cell.dtype])
+        line = rows.setdefault((case.rows, case.d, case.dtype), [f"{case.rows} x {case.d}", case.dtype])
         line.append(f"{eager / ours:.2f} {times}")
     print_table(console, (">rows x d", "dtype", *(f">{JOBS[job].title}" for job in PLAIN)), [*rows.values()])
     bench.warn_if_busy(document, console)

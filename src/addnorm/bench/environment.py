@@ -1,4 +1,4 @@
-"""What a time depends on besides the code: the machine, the versions, the commit."""
+"""Description of where and with what a benchmark runs: the machine, the versions, the commit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from addnorm.ops import backends, cpu
 
 CACHE_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-ASSUMED_CACHE = 32 * 1024**2  # where the system does not say how large its last one is
+ASSUMED_CACHE = 32 * 1024**2  # bytes of the last cache where the system does not report it
 
 
-def environment() -> dict[str, Any]:
-    """Everything a document says about where and with what it was measured."""
+def describe() -> dict[str, Any]:
+    """Return the machine, the backends, the versions and the commit, as keys of a document."""
     return {
         "machine": {
             "cpu": cpu_model(),
@@ -42,18 +42,18 @@ def environment() -> dict[str, Any]:
 
 
 def load() -> float:
-    """How many processes wanted to run in the last minute; 0 where the system does not say."""
+    """Return the load average of the last minute; 0 where the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def cpu_model() -> str:
-    """The processor's name, as it gives it."""
+    """Return the name of the processor."""
     named = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     return named[1] if named else platform.processor() or platform.machine()
 
 
 def caches() -> dict[str, int]:
-    """Bytes of each cache of the first core, such as `{"L1d": 32768, "L2": 1048576, "L3": 33554432}`."""
+    """Return the bytes of each cache of the first core, such as `{"L1d": 32768, "L2": 1048576, "L3": 33554432}`."""
     found = {}
     for cache in sorted(CACHE_DIRECTORY.glob("index*")):
         size = re.fullmatch(r"(\d+)([KM]?)", _text(cache / "size"))
@@ -64,19 +64,19 @@ def caches() -> dict[str, int]:
 
 
 def last_level_cache(found: dict[str, int]) -> int:
-    """Bytes of the largest cache."""
+    """Return the bytes of the largest cache."""
     return max(found.values(), default=ASSUMED_CACHE)
 
 
 def commit() -> dict[str, Any]:
-    """The commit of this checkout, and whether what is measured differs from it; None where there is no checkout."""
+    """Return the commit of this checkout and whether files differ from it; None where there is no checkout."""
     root = Path(addnorm.__file__).parents[2]
     unknown = {"commit": None, "dirty": None}
     if not (root / ".git").exists():
         return unknown
     try:
         head = _git(root, "rev-parse", "HEAD")
-        # What the benchmark itself writes does not count: the results, and the tables in the pages.
+        # Files that the benchmark writes do not count: the results, and the tables in the pages.
         changes = _git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md", ":!docs")
     except (OSError, subprocess.CalledProcessError):
         return unknown
@@ -93,6 +93,6 @@ def _text(path: Path) -> str:
 
 
 def _chosen(text: str) -> str | None:
-    """`madvise` of "always [madvise] never"."""
+    """Return the chosen word: `madvise` of "always [madvise] never"."""
     chosen = re.search(r"\[(\w+)\]", text)
     return chosen[1] if chosen else None

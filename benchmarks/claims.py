@@ -1,7 +1,7 @@
-"""What is said of Add & Norm in lessons, and a stated criterion for each: the verdict is computed from what was measured.
+"""Claims about Add & Norm from the lessons, each with a criterion that computes its verdict from measured numbers.
 
-`benchmarks/bench_claims.py` measures (the `Found` of a document) and writes; `judged` gives an entry a claim. A verdict is
-"holds", "refuted", or both with where. What a lesson says that no number decides is not here.
+bench_claims.py measures the numbers (`Found`) and writes the document; `judge_all` returns an entry for each claim. A verdict is
+"holds", "refuted", or both with the parts to which each applies. Statements that no number decides are not here.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-__all__ = ["CLAIMS", "LEARNED", "Claim", "Found", "judged"]
 
 Found = dict[str, Any]
 Measured = dict[str, Any]
@@ -23,14 +21,12 @@ BLOCK = "Add & Norm in encoder and decoder"
 
 LEARNED = 0.3  # nats a character below the entropy of single characters: less is to have learned nothing
 PASSES = (0.01, 100.0)  # a gradient that arrives with its norm within these factors neither vanished nor exploded
-ALIKE = (
-    0.1  # a mean cosine; of vectors that have nothing to do with each other it is 0, and what is measured within 0.02
-)
+ALIKE = 0.1  # mean cosine; that of unrelated vectors is 0, measured to within 0.02
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence, who says it, what to look at, when it holds."""
+    """Claim: the sentence, its lesson, the criterion, the function that selects its numbers, and the one that judges them."""
 
     claim: str
     lesson: str
@@ -38,8 +34,8 @@ class Claim:
     measure: Callable[[Found], Measured]
     verdict: Callable[[Measured], str]
 
-    def judged(self, found: Found) -> dict[str, Any]:
-        """The entry of a document."""
+    def judge(self, found: Found) -> dict[str, Any]:
+        """Return the entry of a document."""
         measured = self.measure(found)
         return {
             "claim": self.claim, "lesson": self.lesson, "criterion": self.criterion, "measured": measured,
@@ -47,16 +43,16 @@ class Claim:
         }  # fmt: skip
 
 
-def judged(found: Found) -> list[dict[str, Any]]:
-    """Every claim with its numbers and its verdict."""
-    return [claim.judged(found) for claim in CLAIMS]
+def judge_all(found: Found) -> list[dict[str, Any]]:
+    """Return every claim with its numbers and its verdict."""
+    return [claim.judge(found) for claim in CLAIMS]
 
 
-# --------------------------------------------------------------------------------------------- how verdicts are said
+# -------------------------------------------------------------------------------------------------------------- verdicts
 
 
 def parts(where: dict[str, bool]) -> str:
-    """What is said of a claim with parts: "holds", "refuted", or "holds: ...; refuted: ..."."""
+    """Return the verdict of a claim with parts: "holds", "refuted", or "holds: ...; refuted: ..."."""
     if not where:
         return "not measured"
     if all(where.values()):
@@ -68,7 +64,7 @@ def parts(where: dict[str, bool]) -> str:
 
 
 def reach(values: dict[str, float], holds: Callable[[float], bool]) -> tuple[int, int]:
-    """The depth down to which it holds without a gap, 0 if nowhere; and the last that was measured. Keys are depths."""
+    """Return the depth to which a claim holds without a gap (0: nowhere), and the last measured one. Keys are depths."""
     deepest = 0
     for depth, value in values.items():
         if not holds(value):
@@ -78,29 +74,29 @@ def reach(values: dict[str, float], holds: Callable[[float], bool]) -> tuple[int
 
 
 def by_depth(measured: Measured, holds: Callable[[float], bool], names: Sequence[str]) -> str:
-    """The verdict of a claim that may end at some depth, for each wiring."""
+    """Return the verdict of a claim that may hold to some depth only, for each wiring."""
     found = {name: reach(measured[name], holds) for name in names}
     if all(deepest == last for deepest, last in found.values()):
         return "holds"
     if not any(deepest for deepest, _ in found.values()):
         return "refuted"
-    said = []
+    lines = []
     for name, (deepest, last) in found.items():
         to = f"to L = {deepest}" + (", all measured" if deepest == last else "")
-        said.append(f"{name} {to if deepest else 'nowhere'}")
-    return f"holds: {' / '.join(said)}"
+        lines.append(f"{name} {to if deepest else 'nowhere'}")
+    return f"holds: {' / '.join(lines)}"
 
 
 def passes(ratio: float) -> bool:
-    """Whether a gradient neither vanished nor exploded."""
+    """Return whether a gradient neither vanished nor exploded."""
     return PASSES[0] <= ratio <= PASSES[1]
 
 
-# ----------------------------------------------------------------------------------------------- what is looked at
+# --------------------------------------------------------------------------------------------------------- measured numbers
 
 
 def depths(key: str, *wirings: str) -> Callable[[Found], Measured]:
-    """A number of the untrained stacks, by wiring and depth."""
+    """Return the function that selects a number of the untrained stacks by wiring and depth."""
     return lambda found: {
         wiring: {str(row["num_layers"]): row[key] for row in found["depth"] if row["wiring"] == wiring}
         for wiring in wirings
@@ -108,12 +104,12 @@ def depths(key: str, *wirings: str) -> Callable[[Found], Measured]:
 
 
 def exact(*keys: str) -> Callable[[Found], Measured]:
-    """Single numbers."""
+    """Return the function that selects single numbers."""
     return lambda found: {key: found["exact"][key] for key in keys}
 
 
 def best(found: Found, wiring: str, num_layers: int, warm_up: bool = False) -> dict[str, Any]:
-    """The training with the learning rate that was best for it."""
+    """Return the training with the best learning rate."""
     rows = [
         row for row in found["training"]
         if (row["wiring"], row["num_layers"], row["warm_up"] > 0) == (wiring, num_layers, warm_up)
@@ -122,7 +118,7 @@ def best(found: Found, wiring: str, num_layers: int, warm_up: bool = False) -> d
 
 
 def losses(num_layers: int, **runs: tuple[str, bool]) -> Callable[[Found], Measured]:
-    """The best losses of some runs (wiring, warm-up), and the loss of having learned nothing."""
+    """Return the function that selects the best losses of some runs (wiring, warm-up), and the loss without learning."""
 
     def measure(found: Found) -> Measured:
         named = {name: best(found, wiring, num_layers, warm_up)["loss"] for name, (wiring, warm_up) in runs.items()}
@@ -132,12 +128,12 @@ def losses(num_layers: int, **runs: tuple[str, bool]) -> Callable[[Found], Measu
 
 
 def learned(measured: Measured, name: str) -> bool:
-    """Whether that run learned anything."""
+    """Return whether a run learned anything."""
     return bool(measured[name] < measured["nothing learned"] - LEARNED)
 
 
 def chain(found: Found) -> Measured:
-    """Post-LN's gradient at x_0 over that at x_L: in all, and along the residual with its norms alone; and a norm's share."""
+    """Return post-LN's gradient at x_0 over that at x_L, whole and along the residual alone, and the share of one norm."""
     before = depths("gradient", "post_ln")(found)["post_ln"]
     alone = depths("gradient_residual_alone", "post_ln")(found)["post_ln"]
     layers = max(map(int, before))
@@ -153,17 +149,17 @@ def chain(found: Found) -> Measured:
 
 
 def removal(found: Found) -> Measured:
-    """Removing one sublayer: before training how far the output moves, after it the sublayers that break the model."""
+    """Return the effect of removing one sublayer: how far the output moves before training, how many break the model after it."""
     rows = {row["wiring"]: row for row in found["removal"]}
     keys = {
         "moves at init": "moves", "layers trained": "num_layers", "broken after training": "broken", "of": "of", "loss": "loss",
         "median rise": "median_rise", "largest rise": "largest_rise",
     }  # fmt: skip
-    return {wiring: {said: row[key] for said, key in keys.items()} for wiring, row in rows.items()}
+    return {wiring: {name: row[key] for name, key in keys.items()} for wiring, row in rows.items()}
 
 
 def cost(found: Found) -> Measured:
-    """The share of Add & Norm in an encoder block."""
+    """Return the share of Add & Norm in an encoder block."""
     return {f"d {row['d']}": {key: row[key] for key in ("parameters", "eager", "addnorm")} for row in found["cost"]}
 
 
@@ -349,5 +345,5 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def grown(by_layer: dict[str, float]) -> float:
-    """By how much, from L = 32 to 64."""
+    """Return the growth from L = 32 to 64."""
     return by_layer["64"] / by_layer["32"]
