@@ -46,7 +46,9 @@ def entry(claim: str) -> Measured:
     """The entry of a claim: its numbers, its verdict."""
     found = {one["claim"]: one for one in document("claims")["claims"]}
     if claim not in found:
-        raise SystemExit(f"claims.json has no claim {claim!r}: docs/_build/add_norm.py must follow benchmarks/claims.py.")
+        raise SystemExit(
+            f"claims.json has no claim {claim!r}: docs/_build/add_norm.py must follow benchmarks/claims.py."
+        )
     return found[claim]
 
 

@@ -3,8 +3,8 @@
 python docs/_build/figures.py            writes docs/figures/*.svg
 python docs/_build/figures.py FOLDER     writes them elsewhere
 
-On a white ground, which reads well on a light page and on a dark one. Letters are paths: no font has to be there. The same
-numbers give the same file.
+The background is white, which suits light and dark pages. Texts are SVG text, in the reader's own sans-serif font where DejaVu Sans
+is missing. The same numbers give the same file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import figure_numbers as numbers
-import page
 
-
+from addnorm._util import files
 from addnorm.lab import plot
 from addnorm.stream.record.axes import COLOURS, DASHES, GREY
 
@@ -32,7 +31,7 @@ FOLDER = Path(__file__).parent.parent / "figures"
 BLUE, ORANGE, GREEN, PINK = COLOURS
 INK, PALE = "#222222", "#F3F4F6"
 STYLE: dict[str, Any] = {
-    "svg.fonttype": "path", "svg.hashsalt": "addnorm", "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK,
+    "svg.fonttype": "none", "svg.hashsalt": "addnorm", "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK,
     "axes.edgecolor": GREY, "axes.labelcolor": INK, "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK,
     "ytick.labelcolor": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9.5,
     "axes.titleweight": "bold", "axes.titlelocation": "left", "figure.facecolor": "white", "savefig.facecolor": "white",

@@ -1,31 +1,22 @@
-"""benchmarks/bench_claims.py: every verdict follows from the numbers, and other numbers give another one."""
+"""benchmarks/bench_claims.py and claims.py: every verdict follows from the numbers, and other numbers give another one."""
 
 import copy
-import importlib.util
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 
 import addnorm
-from addnorm.bench import claims
 from addnorm.lab import Text, measure
 from addnorm.lab.train import Training
+from support.loading import ROOT, load
 
-ROOT = Path(__file__).parent.parent.parent
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+claims = load("benchmarks/claims.py")
 
 
 @pytest.fixture(scope="module")
 def bench_claims():
-    return script("bench_claims")
+    return load("benchmarks/bench_claims.py")
 
 
 def depth(wiring, **numbers):
@@ -149,46 +140,47 @@ CASES = {
 }  # fmt: skip
 
 
-def test_every_claim_is_tried_here():
+def test_every_claim_has_a_case():
     starts = [[start for start in CASES if claim.claim.startswith(start)] for claim in claims.CLAIMS]
     assert [len(found) for found in starts] == [1] * len(claims.CLAIMS)
     assert len(CASES) == len(claims.CLAIMS)
 
 
 @pytest.mark.parametrize("start", CASES)
-def test_a_verdict_follows_from_the_numbers(start):
+def test_verdict_follows_from_the_numbers(start):
     verdict, change, then = CASES[start]
     (claim,) = (one for one in claims.CLAIMS if one.claim.startswith(start))
-    assert verdict in claim.judged(GOOD)["verdict"]
-    assert verdict != "holds" or claim.judged(GOOD)["verdict"] == "holds"
+    assert verdict in claim.judge(GOOD)["verdict"]
+    assert verdict != "holds" or claim.judge(GOOD)["verdict"] == "holds"
     found = copy.deepcopy(GOOD)
     change(found)
-    assert then in claim.judged(found)["verdict"]
-    assert claim.judged(found)["verdict"] != claim.judged(GOOD)["verdict"]
+    assert then in claim.judge(found)["verdict"]
+    assert claim.judge(found)["verdict"] != claim.judge(GOOD)["verdict"]
 
 
-def test_what_was_not_measured_is_not_judged():
+def test_missing_numbers_are_not_judged():
     found = {**GOOD, "removal": [taken_out("no_residual", 0, of=0)]}
     (claim,) = (one for one in claims.CLAIMS if one.claim.startswith("Removing"))
-    assert claim.judged(found)["verdict"] == "not measured"
+    assert claim.judge(found)["verdict"] == "not measured"
 
 
-def test_the_best_learning_rate_counts():
+def test_best_learning_rate_counts():
     assert claims.best(GOOD, "pre_ln", 12)["loss"] == 2.5
 
 
-def test_the_stored_verdicts_are_those_of_the_stored_numbers():
+def test_stored_verdicts_follow_from_the_stored_numbers():
     stored = json.loads((ROOT / "benchmarks/results/claims.json").read_text())
     assert stored["complete"]
     assert {"schema", "date", "machine", "commit", "versions", "protocol"} <= set(stored)
-    assert json.loads(json.dumps(claims.judged(stored["found"]))) == stored["claims"]
+    assert json.loads(json.dumps(claims.judge_all(stored["found"]))) == stored["claims"]
     assert not {"not measured"} & {one["verdict"] for one in stored["claims"]}
 
 
-def test_measure_judge_and_write(bench_claims, tmp_path, monkeypatch, threads, capsys):
+def test_script_measures_judges_and_writes(bench_claims, tmp_path, monkeypatch, threads, capsys):
     """All of it, small: two steps of training, one seed."""
     threads(1)
-    monkeypatch.setattr(bench_claims, "RESULTS", tmp_path / "claims.json")
+    monkeypatch.setattr(bench_claims, "RESULTS", tmp_path)
+    path = tmp_path / "claims.json"
     for name, value in {
         "SEEDS": (0,), "TRAINED_SEEDS": (0,), "STEPS": 2, "WARM_UP": 1, "DEPTHS": (2, 32, 64),
         "RATES": {6: (1e-3,), 12: (1e-3,)},
@@ -197,18 +189,17 @@ def test_measure_judge_and_write(bench_claims, tmp_path, monkeypatch, threads, c
     monkeypatch.setattr(bench_claims, "cost", lambda: GOOD["cost"])
     monkeypatch.setattr("sys.argv", ["bench_claims.py"])
     assert bench_claims.main() == 0
-    written = json.loads(bench_claims.RESULTS.read_text())
+    written = json.loads(path.read_text())
     assert [one["claim"] for one in written["claims"]] == [claim.claim for claim in claims.CLAIMS]
     assert written["claims"][0]["verdict"] in capsys.readouterr().out
-    table = script("table")
-    for section in (table.claims, table.claims_by_depth, table.claims_trained):
+    for section in (bench_claims.claims_section, bench_claims.depth_section, bench_claims.training_section):
         assert section(written).startswith("| ")
 
     stale = {**written, "claims": []}
-    bench_claims.write(stale, bench_claims.RESULTS)
+    bench_claims.write(stale, path)
     monkeypatch.setattr("sys.argv", ["bench_claims.py", "--judge"])
     assert bench_claims.main() == 0
-    assert json.loads(bench_claims.RESULTS.read_text())["claims"] == written["claims"]
+    assert json.loads(path.read_text())["claims"] == written["claims"]
 
 
 TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
@@ -230,7 +221,7 @@ def trained(bench_claims, monkeypatch, threads):
 
 
 @pytest.mark.parametrize("name", ["pre_ln", "post_ln", "no_residual"])
-def test_the_loss_is_the_labs_and_falls(bench_claims, trained, name):
+def test_loss_is_the_labs_and_falls(bench_claims, trained, name):
     model, before = trained(name)
     loss = bench_claims.held_out(model, TEXT)
     assert loss == pytest.approx(measure.loss_on(model, TEXT, "test", bench_claims.TOKENS), rel=1e-5)
@@ -238,7 +229,7 @@ def test_the_loss_is_the_labs_and_falls(bench_claims, trained, name):
 
 
 @pytest.mark.parametrize("name", ["pre_ln", "post_ln"])
-def test_a_sublayer_is_taken_out_as_the_lab_takes_it_out(bench_claims, trained, name):
+def test_sublayer_is_removed_as_in_the_lab(bench_claims, trained, name):
     model, _ = trained(name)
     probe = TEXT.held_out("test", measure.PROBE, bench_claims.TOKENS)
     loss = float(measure.judge(measure.logits(model, probe[0]), probe[1]))
@@ -252,7 +243,7 @@ def test_a_sublayer_is_taken_out_as_the_lab_takes_it_out(bench_claims, trained, 
     assert row["loss"] == bench_claims.held_out(model, TEXT)
 
 
-def test_the_gradient_by_depth_is_that_of_the_recorder(bench_claims, trained):
+def test_gradient_by_depth_is_that_of_the_recorder(bench_claims, trained):
     model, _ = trained("post_ln")
     read, following = TEXT.held_out("test", bench_claims.PROBED, bench_claims.TOKENS)
     with addnorm.record(model) as found:
@@ -273,28 +264,19 @@ def test_cost_is_a_share_of_the_block(bench_claims):
     assert 0 < small["addnorm"] < 1
 
 
-def test_what_was_cut_short_leaves_the_file_as_it_was(bench_claims, tmp_path):
-    path = bench_claims.write({"a": 1}, tmp_path / "claims.json")
-    with pytest.raises(ValueError, match="JSON"):
-        bench_claims.write({"a": float("nan")}, path)
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert [one.name for one in tmp_path.iterdir()] == ["claims.json"]
-
-
-def test_the_table_says_what_is_said_what_was_measured_and_what_follows():
-    table = script("table")
+def test_sections_have_claims_depths_and_trainings(bench_claims):
     where = {"machine": {"cpu": "A CPU"}, "versions": {"torch": "2", "python": "3"}, "commit": "0" * 40, "dirty": False,
              "date": "2026-01-01T00"}  # fmt: skip
     document = {
-        **where, "claims": claims.judged(GOOD), "found": GOOD, "protocol": {"steps": 300, "trained_seeds": [0]},
+        **where, "claims": claims.judge_all(GOOD), "found": GOOD, "protocol": {"steps": 300, "trained_seeds": [0]},
     }  # fmt: skip
-    text = table.claims(document)
+    text = bench_claims.claims_section(document)
     assert (
         "| Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs. (Placements and the residual stream) |"
         in text
     )
-    assert "| closure of pre-LN: 1e-07 | **holds** |" in text
+    assert "| closure of pre-LN: 1e-7 | **holds** |" in text
     assert "post_ln: 1 at L = 2, 1 at L = 64" in text
     assert text.endswith("A CPU, one thread, torch 2, Python 3, commit 0000000000, 2026-01-01.")
-    assert "| size of x_L (root mean square) | `pre_ln` | 1.41 | 5.66 | 8 |" in table.claims_by_depth(document)
-    assert "| `no_norm` | 12 | 0.001 | 0 | 99.000 | 1 | 1 |" in table.claims_trained(document)
+    assert "| size of x_L (root mean square) | `pre_ln` | 1.41 | 5.66 | 8 |" in bench_claims.depth_section(document)
+    assert "| `no_norm` | 12 | 0.001 | 0 | 99.000 | 1 | 1 |" in bench_claims.training_section(document)

@@ -1,4 +1,4 @@
-"""benchmarks/bench_explorer.py: it measures what it says, and its committed results are whole."""
+"""benchmarks/bench_explorer.py: the run, and its committed results."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from support.loading import ROOT, load
 SCRIPT = "benchmarks/bench_explorer.py"
 
 
-def test_the_committed_results_are_whole_and_the_targets_judged_by_them():
+def test_targets_follow_from_the_results():
     found = json.loads((ROOT / "benchmarks/results/explorer.json").read_text())
     script = load(SCRIPT)
     assert found["schema"] == script.SCHEMA
@@ -24,7 +24,7 @@ def test_the_committed_results_are_whole_and_the_targets_judged_by_them():
         assert found["targets"][name] == {"p95": worst, "target": most, "met": worst < most}
 
 
-def test_spread():
+def test_spread_has_median_percentile_and_maximum():
     found = load(SCRIPT).spread([*range(1, 101)])
     assert found["median"] == 50.5
     assert 95 <= found["p95"] <= 96
@@ -32,7 +32,7 @@ def test_spread():
 
 
 @pytest.mark.slow
-def test_it_runs(tmp_path):
+def test_script_measures_and_writes(tmp_path):
     chromium()
     out = tmp_path / "explorer.json"
     subprocess.run(

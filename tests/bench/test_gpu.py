@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from addnorm.bench import gpu
-from addnorm.bench.gpu import calls, clock, device, measuring, running, variants
-from addnorm.bench.gpu.cells import Cell
+from addnorm.bench.gpu import cases, clock, device, running, variants
+from addnorm.bench.gpu.cases import case_of
+from addnorm.bench.harness import Case, by_case, partial_path, write
 from support.gpu_runs import UNCOMPILED, interrupting, shrink
 
 ROOT = Path(__file__).parent.parent.parent
@@ -25,7 +26,7 @@ def small(monkeypatch):
 
 
 def measured(cells=TINY, **options):
-    return gpu.run(cells, CPU, **{"rounds": 2, "asked": UNCOMPILED} | options)
+    return gpu.run(cells, CPU, **{"rounds": 2, "requested": UNCOMPILED} | options)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_a_document_has_a_row_a_variant_and_cell_and_says_what_it_is(document):
     assert document["complete"]
     assert document["ended"] == "done"
     assert (document["device"]["type"], document["clock"]) == ("cpu", "host clock")
-    found = gpu.by_cell(document["rows"])
+    found = by_case(document["rows"], gpu.FIELDS)
     assert list(found) == TINY
     assert all(list(rows) == [*UNCOMPILED, "copy"] for rows in found.values())
     for row in document["rows"]:
@@ -74,20 +75,20 @@ def test_a_variant_that_is_wrong_is_a_failure_and_has_no_time(monkeypatch):
 
     planted = variants.Variant("wrong", wrong)
     monkeypatch.setattr(variants, "VARIANTS", variants.VARIANTS | {"wrong": planted})
-    found = measured([Cell("rms", "forward", 4, 16, "float32")], asked=[*UNCOMPILED, "wrong"])
+    found = measured([case_of("rms", "forward", 4, 16, "float32")], requested=[*UNCOMPILED, "wrong"])
     assert [row["variant"] for row in found["rows"]] == [*UNCOMPILED, "copy"]
     (failure,) = found["failures"]
     assert failure["variant"] == "wrong"
-    assert failure["error"].startswith("wrong: y is off by")
+    assert failure["error"].startswith("wrong: y differs by")
     assert [one["variant"] for one in found["errors"]] == [*UNCOMPILED, "wrong"]
-    assert "| wrong | RMSNorm, forward, y alone, 4 x 16 float32 | wrong: y is off by" in gpu.report(found)
+    assert "| wrong | RMSNorm, forward, y alone, 4 x 16 float32 | wrong: y differs by" in gpu.report(found)
 
 
 def test_a_variant_that_gives_nan_is_a_failure_and_the_document_is_json(monkeypatch):
     nothing = variants.Variant("nothing", lambda cell: lambda x, s, w, b: torch.full_like(s, torch.nan))
     monkeypatch.setitem(variants.VARIANTS, "eager", nothing)
-    found = measured([Cell("rms", "forward", 4, 16, "float32")])
-    assert "y is off by nan" in found["failures"][0]["error"]
+    found = measured([case_of("rms", "forward", 4, 16, "float32")])
+    assert "y differs by nan" in found["failures"][0]["error"]
     assert found["errors"][0]["y"] is None
     json.dumps(found, allow_nan=False)
 
@@ -104,26 +105,26 @@ def test_a_variant_that_raises_is_a_failure_and_the_others_are_measured(monkeypa
 
 
 def test_a_cell_that_fails_as_a_whole_is_told_and_the_next_is_measured(monkeypatch):
-    real = running.calls.inputs
+    real = cases.inputs
 
     def full(cell, *args):
         if cell == TINY[0]:
             raise torch.OutOfMemoryError("too large")
         return real(cell, *args)
 
-    monkeypatch.setattr(running.calls, "inputs", full)
+    monkeypatch.setattr(cases, "inputs", full)
     found = measured(TINY[:2])
     assert found["complete"]
     assert [(one["variant"], one["error"]) for one in found["failures"]] == [
         (running.EVERY, "OutOfMemoryError: too large")
     ]
-    assert list(gpu.by_cell(found["rows"])) == TINY[1:2]
-    assert gpu.broken(found["failures"]) == 1  # addnorm is among every variant
+    assert list(by_case(found["rows"], gpu.FIELDS)) == TINY[1:2]
+    assert gpu.failed_cases(found["failures"]) == 1  # addnorm is among every variant
 
 
 @pytest.mark.parametrize("name", [*UNCOMPILED, "copy"])
 def test_a_variant_that_fails_while_it_is_timed_is_left_out_and_the_others_are_measured(name, monkeypatch):
-    real = measuring.clock.repeats_for
+    real = clock.repeats_for
     made = []
 
     class Full:
@@ -136,8 +137,8 @@ def test_a_variant_that_fails_while_it_is_timed_is_left_out_and_the_others_are_m
             Full() if ["the run's copy", *UNCOMPILED, "copy"][len(made) - 1] == name else clock._HostTimer(call, sets)
         )
 
-    monkeypatch.setattr(measuring.clock, "repeats_for", lambda timer: 4 if isinstance(timer, Full) else real(timer))
-    monkeypatch.setattr(device, "WAYS", {"memcpy": device.WAYS["memcpy"]})
+    monkeypatch.setattr(clock, "repeats_for", lambda timer: 4 if isinstance(timer, Full) else real(timer))
+    monkeypatch.setattr(device, "COPIES", {"memcpy": device.COPIES["memcpy"]})
     monkeypatch.setattr(clock.HostClock, "timer", timer)
     found = measured(TINY[:1])
     assert [row["variant"] for row in found["rows"]] == [one for one in (*UNCOMPILED, "copy") if one != name]
@@ -162,7 +163,7 @@ def test_a_failure_gives_its_memory_back_before_the_next_variant(monkeypatch):
 
     monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", broken))
     monkeypatch.setitem(variants.VARIANTS, "addnorm", variants.Variant("addnorm", ours))
-    monkeypatch.setattr(measuring, "free", lambda device: told.append("free"))
+    monkeypatch.setattr(running, "free", lambda device: told.append("free"))
     measured(TINY[:1])
     assert told == ["broken", "free", "ours"]
 
@@ -171,18 +172,18 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(tmp_path, monke
     path = tmp_path / "gpu.json"
     tiny = TINY[:4]
     real = interrupting(monkeypatch, tiny[2])
-    found = measured(tiny, save=lambda document: gpu.write(document, path))
+    found = measured(tiny, save=lambda document: write(document, path))
     assert not found["complete"]
     assert found["ended"] == "interrupt"
-    assert gpu.write(found, path) == running.partial(path)
+    assert write(found, path) == partial_path(path)
     assert not path.exists()
     monkeypatch.setattr(running, "measure", real)
     earlier = gpu.resumable(path, CPU)
-    assert [Cell(**one) for one in earlier["cells"]] == tiny[:2]
+    assert [Case(**one) for one in earlier["cells"]] == tiny[:2]
     lines = []
     whole = measured(tiny, earlier=earlier, progress=lines.append)
     assert len(lines) == len(tiny) - 2
-    assert list(gpu.by_cell(whole["rows"])) == tiny
+    assert list(by_case(whole["rows"], gpu.FIELDS)) == tiny
     before = {(*row.values(),)[:6]: row["device_us"] for row in earlier["rows"]}
     again = {(*row.values(),)[:6]: row["device_us"] for row in whole["rows"]}
     assert before.items() <= again.items()
@@ -190,7 +191,7 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(tmp_path, monke
         whole["copy"]["bytes_per_second"][: len(earlier["copy"]["bytes_per_second"])]
         == earlier["copy"]["bytes_per_second"]
     )
-    assert gpu.write(whole, path) == path
+    assert write(whole, path) == path
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -205,8 +206,8 @@ def test_the_budget_ends_a_run_as_it_was_meant_to(tmp_path):
     found = measured(tiny, budget=1e-9)
     assert (found["complete"], found["ended"]) == (True, "budget")
     assert len(found["cells"]) == 1  # the most important one is always measured
-    assert [Cell(**one) for one in found["left"]] == tiny[1:]
-    path = gpu.write(found, tmp_path / "gpu.json")
+    assert [Case(**one) for one in found["left"]] == tiny[1:]
+    path = write(found, tmp_path / "gpu.json")
     assert len(measured(tiny, earlier=gpu.resumable(path, CPU))["cells"]) == len(tiny)
 
 
@@ -221,8 +222,8 @@ def test_a_cell_that_the_budget_ends_in_is_left_whole(monkeypatch):
     monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", slow))
     found = measured(TINY[:3], budget=50.0)
     assert (found["complete"], found["ended"]) == (True, "budget")
-    assert [Cell(**one) for one in found["cells"]] == list(gpu.by_cell(found["rows"])) == TINY[:1]
-    assert [Cell(**one) for one in found["left"]] == TINY[1:3]
+    assert [Case(**one) for one in found["cells"]] == list(by_case(found["rows"], gpu.FIELDS)) == TINY[:1]
+    assert [Case(**one) for one in found["left"]] == TINY[1:3]
 
 
 def test_the_first_cell_whose_compilers_wake_does_not_shorten_the_run(monkeypatch):
@@ -240,14 +241,14 @@ def test_the_first_cell_whose_compilers_wake_does_not_shorten_the_run(monkeypatc
 
 def test_a_run_with_other_versions_or_another_commit_is_not_gone_on_with(tmp_path, document):
     path = tmp_path / "gpu.json"
-    gpu.write(document | {"commit": "other"}, path)
-    with pytest.raises(ValueError, match=r"gpu\.json is of another commit \(other\) than this run .*: measure anew"):
+    write(document | {"commit": "other"}, path)
+    with pytest.raises(ValueError, match=r"gpu\.json has commit other, this run has .*: measure again without"):
         gpu.resumable(path, CPU)
-    gpu.write(document | {"device": {"type": "cuda", "name": "Some GPU"}}, path)
-    with pytest.raises(ValueError, match=r"of another device \(Some GPU\) than this run"):
+    write(document | {"device": {"type": "cuda", "name": "Some GPU"}}, path)
+    with pytest.raises(ValueError, match=r"has device Some GPU, this run has"):
         gpu.resumable(path, CPU)
-    gpu.write(document | {"versions": document["versions"] | {"torch": "1.0"}}, path)
-    with pytest.raises(ValueError, match="is of other versions "):
+    write(document | {"versions": document["versions"] | {"torch": "1.0"}}, path)
+    with pytest.raises(ValueError, match="has versions "):
         gpu.resumable(path, CPU)
     assert gpu.resumable(tmp_path / "nothing.json", CPU) is None
 
@@ -284,38 +285,38 @@ def test_a_lost_device_ends_the_run_and_the_next_leaves_the_variant_out(monkeypa
 
 
 def test_a_cell_whose_timing_took_the_device_along_is_not_tried_again(monkeypatch):
-    def fatal(*_):
+    def fatal(*_, **__):
         Lost.gone = True
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(Lost, "gone", False)
     monkeypatch.setattr(clock, "clock_of", lambda device: Lost())
     with monkeypatch.context() as patch:
-        patch.setattr(clock, "interleaved", fatal)
+        patch.setattr(running, "interleave", fatal)
         found = measured(TINY[:2])
     assert [one["variant"] for one in found["failures"]] == [running.EVERY]
     Lost.gone = False
     again = measured(TINY[:2], earlier=found)
     assert again["complete"]
-    assert list(gpu.by_cell(again["rows"])) == TINY[1:2]
+    assert list(by_case(again["rows"], gpu.FIELDS)) == TINY[1:2]
 
 
 def test_the_commit_of_a_copy_is_the_one_given(monkeypatch):
-    monkeypatch.setattr(running.machine, "commit", lambda: {"commit": None, "dirty": None})
+    monkeypatch.setattr(running.environment, "commit", lambda: {"commit": None, "dirty": None})
     assert running.identity(CPU, "abc")["commit"] == "abc"
-    monkeypatch.setattr(running.machine, "commit", lambda: {"commit": "here", "dirty": False})
+    monkeypatch.setattr(running.environment, "commit", lambda: {"commit": "here", "dirty": False})
     assert running.identity(CPU, "abc")["commit"] == "here"
 
 
-BACKWARD = Cell("rms", "backward", 4, 16, "float32")
+BACKWARD = case_of("rms", "backward", 4, 16, "float32")
 
 
 @pytest.fixture
 def elsewhere(monkeypatch):
     """Backward runs in a thread of its own, as that of a GPU does: there, what is set in this one is not."""
-    real = calls.gradients
+    real = cases.gradients
     with ThreadPoolExecutor(1) as thread:
-        monkeypatch.setattr(calls, "gradients", lambda *given: thread.submit(real, *given).result())
+        monkeypatch.setattr(cases, "gradients", lambda *given: thread.submit(real, *given).result())
         yield
 
 
@@ -323,7 +324,7 @@ def elsewhere(monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile is built with
 def test_compiled_variants_run_also_backward_on_a_graph_that_is_kept(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    found = measured([BACKWARD], rounds=1, asked=["compile", "compile_addnorm"])
+    found = measured([BACKWARD], rounds=1, requested=["compile", "compile_addnorm"])
     assert found["failures"] == []
     assert [row["variant"] for row in found["rows"]] == ["compile", "compile_addnorm", "copy"]
 
@@ -335,14 +336,14 @@ def test_and_so_they_do_by_inductor_whose_cache_has_the_graph_of_another_job(mon
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # and nothing from before
     compiled = ["compile", "compile_addnorm", "compile_reference"]
     for job in ("forward_backward", "backward"):
-        found = measured([BACKWARD._replace(job=job)], rounds=1, asked=compiled)
+        found = measured([BACKWARD.but(job=job)], rounds=1, requested=compiled)
         assert found["failures"] == []
         assert [row["variant"] for row in found["rows"]] == [*compiled, "copy"]
 
 
 @pytest.mark.parametrize("job", gpu.JOBS)
 def test_inductor_may_reuse_what_was_saved_wherever_a_graph_is_run_once(job):
-    with measuring._graphs_are_kept(TINY[0]._replace(job=job)):
+    with running.retained_graphs(TINY[0].but(job=job)):
         assert torch._functorch.config.donated_buffer == (job != "backward")
 
 
@@ -352,4 +353,6 @@ def test_the_compiler_is_not_woken_where_nothing_is_compiled(monkeypatch):
 
     monkeypatch.setattr(torch.compiler, "reset", woken)
     assert measured(TINY[:1])["failures"] == []
-    assert measured(TINY[:1], asked=["compile"])["failures"][0]["error"] == "AssertionError: the compiler begins anew"
+    assert (
+        measured(TINY[:1], requested=["compile"])["failures"][0]["error"] == "AssertionError: the compiler begins anew"
+    )

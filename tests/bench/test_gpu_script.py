@@ -12,7 +12,7 @@ import torch
 from addnorm import Backend
 from addnorm.bench import gpu
 from addnorm.bench.gpu import variants
-from addnorm.bench.gpu.cells import Cell
+from addnorm.bench.gpu.cases import case_of
 from support.gpu_runs import UNCOMPILED, interrupting, shrink
 
 ROOT = Path(__file__).parent.parent.parent
@@ -76,12 +76,12 @@ def test_the_script_measures_writes_and_prints(called, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "there is no CUDA device here: --device cpu tries everything but the clock"),
+        ([], "there is no CUDA device: --device cpu tries everything but the clock"),
         (
             ["--device", "cpu", "--json", str(ROOT / "benchmarks/results/gpu.json")],
-            "is for times of a GPU, and this is a run on cpu",
+            "is for times of a GPU, and this run is on cpu",
         ),
-        (["--device", "cpu", "--d", "5"], "no cell of the plan has d 5"),
+        (["--device", "cpu", "--d", "5"], "no case of the plan has d 5"),
         (["--device", "cpu", "--rows", "0"], "0 is less than 1"),
     ],
     ids=["no-gpu", "results", "no-cell", "rows"],
@@ -99,17 +99,17 @@ def test_the_script_does_not_time_the_formulas_as_addnorm(script, called, monkey
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(script, "backends", lambda: [Backend("triton", False, "Triton 3.0 is too old")])
     code, _, err = called("--json", str(tmp_path / "gpu.json"))
-    assert (code, err) == (2, "bench_gpu.py: addnorm has no kernels here: Triton 3.0 is too old\n")
+    assert (code, err) == (2, "bench_gpu.py: addnorm has no kernels: Triton 3.0 is too old\n")
 
 
 def test_the_script_lists_the_cells_without_measuring(called):
     code, out, _ = called("--list")  # and without a GPU
     assert code == 0
-    assert out.splitlines() == [cell.title for cell in gpu.plan()]
+    assert out.splitlines() == [*map(gpu.title, gpu.plan())]
 
 
 def test_a_part_of_the_plan_goes_nowhere_near_the_results(script, called, monkeypatch, tmp_path):
-    monkeypatch.setattr(script, "ASIDE", tmp_path / "aside.json")
+    monkeypatch.setattr(script, "TRIAL", tmp_path / "aside.json")
     words = ["--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--norm", "rms", "--variants", "addnorm"]
     code, out, _ = called(*words)
     assert code == 0
@@ -124,8 +124,8 @@ def test_the_script_ends_with_3_where_addnorm_fails_and_130_where_it_is_cut_shor
     words = ["--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--variants", *UNCOMPILED]
     words += ["--rounds", "1", "--json", str(tmp_path / "gpu.json")]
     assert called(*words)[0] == 3
-    interrupting(monkeypatch, Cell("rms", "forward", 2, 8, "bfloat16"))
+    interrupting(monkeypatch, case_of("rms", "forward", 2, 8, "bfloat16"))
     code, out, err = called(*words)
     assert code == 130
-    assert "Cut short (interrupt): the same command with --resume goes on." in err
+    assert "Cut short (interrupt): the same command with --resume continues." in err
     assert out.endswith(f"Written: {tmp_path / 'gpu.partial.json'}\n")

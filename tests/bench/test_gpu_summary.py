@@ -1,25 +1,21 @@
 """The plan of the GPU benchmark, its bytes, and what is said of hand-made rows."""
 
 import copy
-import importlib.util
-import json
-from pathlib import Path
 
 import pytest
 
 from addnorm.bench import gpu
-from addnorm.bench.gpu import cells, running, summary, tables
-from addnorm.bench.gpu.cells import LARGE, Cell
-
-ROOT = Path(__file__).parent.parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+from addnorm.bench.gpu import cases, running, summary
+from addnorm.bench.gpu.cases import LARGE, case_of, moved_bytes, tensor_bytes, title
+from addnorm.bench.harness import write
+from support.loading import load
 
 # The plan.
 
 
 def test_the_bytes_that_must_move_count_each_tensor_with_its_dtype():
     table = {
-        (job, dtype): Cell("layer", job, 10, 100, dtype).bytes // 1000 for job in gpu.JOBS for dtype in gpu.DTYPES
+        (job, dtype): moved_bytes(case_of("layer", job, 10, 100, dtype)) // 1000 for job in gpu.JOBS for dtype in gpu.DTYPES
     }  # fmt: skip
     assert table == {
         ("forward", "bfloat16"): 6, ("forward", "mixed"): 4 + 2 + 2, ("forward", "float16"): 6, ("forward", "float32"): 12,
@@ -42,8 +38,8 @@ def test_a_cell_of_every_kind_comes_first_and_the_other_sizes_of_the_targets_nex
     }  # fmt: skip
     assert {cell.rows for cell in plan[6:14]} == {1, 128}
     first = plan[:30]  # what a short run has: both judged jobs at every d of the targets
-    aimed = {(cell.norm, cell.job, cell.d) for cell in first if cell.tensor_bytes >= LARGE}
-    assert {(norm, job, d) for norm in both for job in ("forward_stream", "backward") for d in cells.TARGET_D} <= aimed
+    aimed = {(cell.norm, cell.job, cell.d) for cell in first if tensor_bytes(cell) >= LARGE}
+    assert {(norm, job, d) for norm in both for job in ("forward_stream", "backward") for d in cases.TARGET_D} <= aimed
     half = plan[:60]  # and one of ten minutes: every job and dtype
     assert {cell.job for cell in half} == {*gpu.JOBS}
     assert {cell.dtype for cell in half} == {*gpu.DTYPES}
@@ -53,15 +49,19 @@ def test_a_cell_of_every_kind_comes_first_and_the_other_sizes_of_the_targets_nex
 
 def test_rows_make_a_tensor_at_least_so_large():
     for d, rows in ((1024, 32768), (768, 65536), (65536, 512)):
-        assert cells.rows_for(LARGE, d, "bfloat16") == rows
-    assert cells.rows_for(LARGE, 1024, "mixed") == 32768  # by the smaller tensor
-    assert cells.rows_for(LARGE, 1024, "float32") == 16384
-    assert cells.rows_for(1, 1024, "float32") == 1
+        assert cases.rows_for(LARGE, d, "bfloat16") == rows
+    assert cases.rows_for(LARGE, 1024, "mixed") == 32768  # by the smaller tensor
+    assert cases.rows_for(LARGE, 1024, "float32") == 16384
+    assert cases.rows_for(1, 1024, "float32") == 1
 
 
 def test_a_part_of_the_plan_keeps_its_order():
     part = gpu.plan(["rms"], ["bfloat16"], ["backward"], [4096])
-    assert part == [cell for cell in gpu.plan() if cell[:2] == ("rms", "backward") and cell[3:] == (4096, "bfloat16")]
+    assert part == [
+        cell
+        for cell in gpu.plan()
+        if (cell.norm, cell.job, cell.d, cell.dtype) == ("rms", "backward", 4096, "bfloat16")
+    ]
     assert len(part) == 2
     assert {cell.rows for cell in gpu.plan(rows=[1])} == {1}
 
@@ -71,22 +71,22 @@ def test_sizes_that_are_given_make_cells():
     assert [(cell.job, cell.rows, cell.d, cell.dtype) for cell in made] == [
         (job, 3, d, "bfloat16") for d in (7, 8) for job in gpu.JOBS
     ]
-    with pytest.raises(ValueError, match=r"no cell of the plan has d 7, norm layer/rms: give both d and rows"):
+    with pytest.raises(ValueError, match=r"no case of the plan has d 7, norm layer/rms: give both d and rows"):
         gpu.plan(ds=[7])
 
 
 # The summary.
 
-LARGE_CELL = Cell("layer", "forward", 32768, 1024, "bfloat16")
-BACKWARD = Cell("layer", "backward", 32768, 1024, "bfloat16")
-WIDE = Cell("layer", "forward", 1024, 32768, "bfloat16")  # large, and no target of bandwidth
-SMALL = Cell("layer", "forward_stream", 1, 768, "bfloat16")
+LARGE_CELL = case_of("layer", "forward", 32768, 1024, "bfloat16")
+BACKWARD = case_of("layer", "backward", 32768, 1024, "bfloat16")
+WIDE = case_of("layer", "forward", 1024, 32768, "bfloat16")  # large, and no target of bandwidth
+SMALL = case_of("layer", "forward_stream", 1, 768, "bfloat16")
 
 
 def made(cell, times, share=0.5):
     """Rows of a cell: variant -> (device, host, call)."""
     return [
-        {**cell._asdict(), "variant": name, "device_us": device, "host_us": host, "call_us": call, "share_of_copy": share}
+        cell.row(variant=name, device_us=device, host_us=host, call_us=call, share_of_copy=share)
         for name, (device, host, call) in times.items()
     ]  # fmt: skip
 
@@ -97,13 +97,13 @@ def judged(rows, failures=()):
 
 def test_the_share_of_bandwidth_is_the_lowest_over_the_targets_cells():
     rows = made(LARGE_CELL, {"addnorm": (10, 1, 10)}, 0.95) + made(WIDE, {"addnorm": (10, 1, 10)}, 0.2)
-    rows += made(LARGE_CELL._replace(d=4096), {"addnorm": (10, 1, 10)}, 0.85)
+    rows += made(LARGE_CELL.but(d=4096), {"addnorm": (10, 1, 10)}, 0.85)
     rows += made(BACKWARD, {"addnorm": (10, 1, 10)}, 0.8) + made(SMALL, {"addnorm": (10, 1, 10)}, 0.01)
     found = judged(rows)
     forward = found["forward, 64 MB and more, d 1024 to 16384: lowest share of the copy bandwidth"]
     assert (forward["value"], forward["target"], forward["met"]) == (0.85, 0.9, False)
     assert (forward["cells"], forward["cells_met"]) == (2, 1)
-    assert forward["worst"] == LARGE_CELL._replace(d=4096).title
+    assert forward["worst"] == title(LARGE_CELL.but(d=4096))
     backward = found["backward, 64 MB and more, d 1024 to 16384: lowest share of the copy bandwidth"]
     assert (backward["value"], backward["target"], backward["met"]) == (0.8, 0.8, True)
 
@@ -141,7 +141,7 @@ def test_equal_times_reach_the_target_and_a_thousandth_more_does_not():
 
 def test_where_addnorm_is_wrong_it_is_counted_and_no_cell_is_judged_without_it():
     rows = made(LARGE_CELL, {"eager": (10, 1, 10), "copy": (5, 1, 5)})
-    failures = [{**LARGE_CELL._asdict(), "variant": name, "error": "wrong"} for name in ("addnorm", "liger")]
+    failures = [LARGE_CELL.row(variant=name, error="wrong") for name in ("addnorm", "liger")]
     found = judged(rows, failures)
     assert (
         found["cells in which addnorm is wrong or fails"]["value"],
@@ -159,7 +159,7 @@ def test_nothing_is_judged_by_a_cpu():
 def test_rows_are_given_bandwidth_shares_and_ratios():
     times = {"addnorm": (10.0, 1, 20.0), "eager": (25.0, 1, 30.0), "copy": (8.0, 1, 9.0)}
     rows = [{**row, "bytes": 30_000_000} for row in made(LARGE_CELL, times)]
-    ours, eager, copied = running._derived(rows, 4e12)
+    ours, eager, copied = running.with_ratios(rows, 4e12)
     assert ours["gb_per_second"] == pytest.approx(3000)
     assert ours["share_of_copy"] == pytest.approx(0.75)
     assert ours["share_of_cell_copy"] == pytest.approx(0.8)
@@ -167,7 +167,8 @@ def test_rows_are_given_bandwidth_shares_and_ratios():
     assert eager["device_ratio_to_eager"] == 1.0
     assert copied["share_of_cell_copy"] == 1.0
     assert (
-        running._derived([row for row in rows if row["variant"] != "eager"], 4e12)[0]["device_ratio_to_eager"] is None
+        running.with_ratios([row for row in rows if row["variant"] != "eager"], 4e12)[0]["device_ratio_to_eager"]
+        is None
     )
 
 
@@ -180,14 +181,14 @@ def document():
     times = {"addnorm": (10.0, 6.0, 12.0), "eager": (25.0, 4.0, 30.0), "liger": (9.0, 20.0, 24.0)}
     rows = [{**row, "cold": cell != SMALL, "queued": cell != BACKWARD}
             for cell in (LARGE_CELL, BACKWARD, SMALL) for row in made(cell, times, 0.91)]  # fmt: skip
-    failures = [{**SMALL._asdict(), "variant": "quack", "error": "RuntimeError: a | b\n  c"}]
+    failures = [SMALL.row(variant="quack", error="RuntimeError: a | b\n  c")]
     return {
         "schema": 1, "date": "2026-01-01T00:00:00+00:00", "complete": True, "ended": "budget", "commit": "0123456789abcdef",
         "dirty": False, "versions": {"torch": "2.11.0", "addnorm": "0.1.0", "triton": "3.6.0"},
         "device": {"type": "cuda", "name": "Some GPU", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"},
         "copy": {"median": 4.2e12}, "missing": {"flash_attn": "flash-attn is not installed: pip install flash-attn"},
         "summary": summary.summarize(rows, failures, judged=True), "failures": failures,
-        "cells": [LARGE_CELL._asdict()] * 3, "left": [WIDE._asdict()], "rows": rows,
+        "cells": [vars(LARGE_CELL)] * 3, "left": [vars(WIDE)], "rows": rows,
     }  # fmt: skip
 
 
@@ -195,57 +196,41 @@ def test_the_section_has_the_device_the_targets_and_a_line_a_cell(document):
     text = gpu.section(document)
     head = "Some GPU, 132 multiprocessors; copies at 4,200 GB/s; torch 2.11.0, addnorm 0.1.0, CUDA 13.0, driver 580.1, triton 3.6.0, commit 0123456789; 2026-01-01."
     assert text.splitlines()[0] == head
-    assert "lowest share of the copy bandwidth | >= 0.9 | 0.91 |" in text
-    assert "| device time over Liger's: highest | <= 1 | 1.11 (missed, 0 of 3 cells reach it) |" in text
+    assert "lowest share of the copy bandwidth | >= 0.9 | 0.910 |" in text
+    assert "| device time over Liger's: highest | <= 1 | 1.11 (missed, 0 of 3 cases reach it) |" in text
     assert "| device time over torch.compile's: highest | <= 1 | not measured |" in text
     assert (
-        "| rows x d | dtype |  | device | share of the copy | / eager | / Liger | call | / eager | / Liger | host |"
+        "| rows x d | dtype | job | device, us | share of the copy | / eager | / Liger | call, us | / eager | / Liger | host, us |"
         in text
     )
-    line = "| **2.50** | **0.90** | 12 | **2.50** | **2.00** | 6 |"
-    assert f"| 32768 x 1024 | bfloat16 | forward, y alone | 10 | 91% {line}" in text
-    assert f"| 32768 x 1024 | bfloat16 | backward | 10 (waits) | 91% {line}" in text
-    assert f"| 1 x 768 | bfloat16 | forward, y and the stream | 10 | 91% (warm) {line}" in text
+    line = "| **2.50** | **0.90** | 12.0 | **2.50** | **2.00** | 6.00 |"
+    assert f"| 32768 x 1024 | bfloat16 | forward, y alone | 10.0 | 91% {line}" in text
+    assert f"| 32768 x 1024 | bfloat16 | backward | 10.0 (waits) | 91% {line}" in text
+    assert f"| 1 x 768 | bfloat16 | forward, y and the stream | 10.0 | 91% (warm) {line}" in text
     assert "flash-attn is not installed: pip install flash-attn." in text
     assert "| quack | LayerNorm, forward, y and the stream, 1 x 768 bfloat16 | RuntimeError: a \\| b c |" in text
-    assert text.endswith("3 of 4 cells were measured (the time that it was given was over).")
+    assert text.endswith("3 of 4 cases were measured (the time budget was used up).")
 
 
 def test_without_a_document_the_section_says_so_and_of_a_cpu_it_is_refused(document):
-    assert gpu.section(None) == tables.UNMEASURED
-    assert "python benchmarks/bench_gpu.py" in tables.UNMEASURED
+    assert gpu.section(None) == summary.UNMEASURED
+    assert "python benchmarks/bench_gpu.py" in summary.UNMEASURED
     other = copy.deepcopy(document) | {"device": {"type": "cpu", "name": "Some CPU"}}
     with pytest.raises(
-        ValueError, match=r"the document is of Some CPU, whose times are no GPU's: run python benchmarks/bench_gpu\.py"
+        ValueError, match=r"the document is of Some CPU, expected one of a GPU: run python benchmarks/bench_gpu\.py"
     ):
         gpu.section(other)
     assert "Some CPU, which is no GPU" in gpu.report(other)
 
 
-def test_table_puts_the_section_into_its_page(document, tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
+def test_table_writes_the_section(document, tmp_path, monkeypatch):
+    table = load("benchmarks/table.py")
     page = tmp_path / "performance.md"
     page.write_text("before\n<!-- bench:gpu -->\nold\n<!-- /bench:gpu -->\nafter\n")
-    monkeypatch.setattr(table, "PAGES", {page: {"gpu": gpu.section}})
-    monkeypatch.setattr(table, "GPU", tmp_path / "gpu.json")
-    assert table.main(["--check"]) == 1
-    table.main([])
-    assert page.read_text() == f"before\n<!-- bench:gpu -->\n{tables.UNMEASURED}\n<!-- /bench:gpu -->\nafter\n"
-    table.GPU.write_text(json.dumps(document))
-    assert table.main(["--check"]) == 1
-    table.main([])
-    assert table.main(["--check"]) == 0
+    monkeypatch.setattr(table, "PAGES", {"performance.md": {"gpu": ("gpu", gpu.section)}})
+    assert table.main([], tmp_path, tmp_path) == 0
+    assert page.read_text() == f"before\n<!-- bench:gpu -->\n{summary.UNMEASURED}\n<!-- /bench:gpu -->\nafter\n"
+    write(document, tmp_path / "gpu.json")
+    assert table.main(["--check"], tmp_path, tmp_path) == 1
+    assert table.main([], tmp_path, tmp_path) == 0
     assert "| 32768 x 1024 | bfloat16 | backward |" in page.read_text()
-
-
-def test_the_committed_results_are_of_a_gpu():
-    if not RESULTS.exists():
-        pytest.skip("nothing was measured on a GPU yet")
-    document = json.loads(RESULTS.read_text())
-    assert document["device"]["type"] == "cuda"
-    assert document["complete"]
-    assert not document["dirty"]
-    found = summary.summarize(document["rows"], document["failures"], judged=True)
-    assert document["summary"] == json.loads(json.dumps(found))

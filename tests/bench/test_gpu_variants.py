@@ -9,19 +9,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from addnorm.bench.gpu import calls, cells, check, variants
-from addnorm.bench.gpu.cells import DTYPES, JOBS, Cell
+from addnorm.bench.gpu import cases, check, variants
+from addnorm.bench.gpu.cases import DTYPES, JOBS, case_of, moved_bytes
 
 CPU = torch.device("cpu")
 PLAIN = ("forward", "forward_stream", "backward", "forward_backward")
 
 
 def cell(norm="rms", job="forward_stream", dtype="bfloat16", rows=16, d=64):
-    return Cell(norm, job, rows, d, dtype)
+    return case_of(norm, job, rows, d, dtype)
 
 
 def checked(one, forward):
-    return check.errors(one, forward, calls.inputs(one, CPU, 1)[0])
+    return check.errors(one, forward, cases.inputs(one, CPU, 1)[0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,13 +74,13 @@ def test_what_is_wrong_is_found_and_named(what, job):
     _, problem = checked(one, lambda *args: WRONG[what](right, *args))
     # A z that is 10 % off under dropout shows another mask, which is found by what follows from it.
     assert problem is not None
-    assert f"{what} is off by" in problem
+    assert f"{what} differs by" in problem
 
 
 def test_nan_another_dtype_and_another_shape_are_wrong():
     one = cell(job="forward", dtype="mixed")
-    assert "y is off by nan" in checked(one, lambda x, s, w, b: torch.full_like(s, torch.nan))[1]
-    wide = "y is torch.float32 (16, 64), and torch.bfloat16 (16, 64) is expected"
+    assert "y differs by nan" in checked(one, lambda x, s, w, b: torch.full_like(s, torch.nan))[1]
+    wide = "y is torch.float32 (16, 64), expected torch.bfloat16 (16, 64)"
     assert checked(one, lambda x, s, w, b: F.rms_norm(x + s, (64,), w)) == ({}, wide)
     assert "y is torch.bfloat16 (8, 64)" in checked(one, lambda x, s, w, b: s[:8])[1]
 
@@ -89,7 +89,7 @@ def test_a_stream_that_was_rounded_on_the_way_is_wrong():
     one = cell(dtype="mixed")
     right = variants.eager(one)
     _, problem = checked(one, lambda x, s, w, b: right(x.to(s.dtype).float(), s, w, b))
-    assert "z is off by" in problem
+    assert "z differs by" in problem
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
@@ -265,20 +265,20 @@ def test_a_cell_has_the_variants_of_the_plan_or_those_asked_for(installed):
 def test_sets_are_so_many_that_the_cache_is_cold():
     one = cell(rows=1024, d=1024)  # 2 MiB a tensor, 4 MiB of inputs
     cache = 60 * 2**20
-    sets = calls.how_many(one, cache)
+    sets = cases.set_count(one, cache)
     assert sets == 45
-    assert calls.is_cold(one, cache, sets)
-    assert calls.how_many(cell(rows=2**16, d=2**12), cache) == 2
+    assert cases.is_cold(one, cache, sets)
+    assert cases.set_count(cell(rows=2**16, d=2**12), cache) == 2
     small = cell(rows=1, d=768)
-    assert calls.how_many(small, cache) == calls.MOST_SETS
-    assert not calls.is_cold(small, cache, calls.MOST_SETS)
+    assert cases.set_count(small, cache) == cases.MOST_SETS
+    assert not cases.is_cold(small, cache, cases.MOST_SETS)
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_inputs_are_random_the_same_in_every_run_and_different_in_every_set(job):
     one = cell("layer", job, "mixed")
-    first, second = calls.inputs(one, CPU, 2)
-    again = calls.inputs(one, CPU, 2)[0]
+    first, second = cases.inputs(one, CPU, 2)
+    again = cases.inputs(one, CPU, 2)[0]
     for k in range(4):
         assert torch.equal(first.args[k], again.args[k])
     assert not torch.equal(first.args[0], second.args[0])
@@ -295,14 +295,14 @@ def test_inputs_are_random_the_same_in_every_run_and_different_in_every_set(job)
 @pytest.mark.parametrize("job", JOBS)
 def test_what_is_timed_runs_the_job_on_the_set_it_is_told(job):
     one = cell("layer", job, "float32")
-    given = calls.inputs(one, CPU, 2)
+    given = cases.inputs(one, CPU, 2)
     seen = []
 
     def forward(*args):
         seen.append(next(i for i, other in enumerate(given) if other.args[0] is args[0]))
         return variants.eager(one)(*args)
 
-    call = calls.timed(one, forward, given)
+    call = cases.timed(one, forward, given)
     assert seen == ([0, 1] if job == "backward" else [])  # the graphs are made before, and no other
     found = [call(1), call(1)]
     assert seen[len(given) if job == "backward" else 0 :] == ([] if job == "backward" else [1, 1])
@@ -316,9 +316,9 @@ def test_what_is_timed_runs_the_job_on_the_set_it_is_told(job):
 
 def test_the_copy_moves_the_cells_bytes():
     one = cell(job="forward_stream", rows=3, d=8)
-    call = calls.copier(one, CPU, 2)
+    call = cases.copier(one, CPU, 2)
     target = call(1)
-    assert 2 * target.nbytes == one.bytes
+    assert 2 * target.nbytes == moved_bytes(one)
     assert target.any()
     assert call(1) is target
     assert call(0) is not target
@@ -331,4 +331,4 @@ def test_every_variant_of_the_plan_has_a_title_and_every_limit_a_reason():
         assert (one.package is None) == (one.module is None)
         assert one.compiles == name.startswith("compile")
     assert variants.COPY not in variants.VARIANTS
-    assert all(variants.unfit(name, one) is None for one in cells.plan() for name in ("eager", "compile", "addnorm"))
+    assert all(variants.unfit(name, one) is None for one in cases.plan() for name in ("eager", "compile", "addnorm"))

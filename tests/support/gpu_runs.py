@@ -1,18 +1,18 @@
-"""What the tests of the GPU benchmark share: runs so small that they are over at once, or cut short."""
+"""Helpers of the tests of the GPU benchmark: tiny runs, and interrupted ones."""
 
-from addnorm.bench.gpu import calls, device, running
+from addnorm.bench.gpu import cases, device, running
 
 UNCOMPILED = ["eager", "addnorm"]
 
 
 def shrink(monkeypatch):
-    """A copy of a few bytes, and few sets: what is tested here is no time."""
+    """Make the copy and the sets small."""
     monkeypatch.setitem(device.COPY_BYTES, "cpu", 4096)
-    monkeypatch.setattr(calls, "MOST_SETS", 3)
+    monkeypatch.setattr(cases, "MOST_SETS", 3)
 
 
 def interrupting(monkeypatch, at, error=KeyboardInterrupt):
-    """The run is interrupted when it comes to a cell."""
+    """Interrupt the run when it reaches a case."""
     real = running.measure
 
     def measure(cell, *args, **options):
