@@ -3,8 +3,8 @@
 python docs/_build/figures.py            writes docs/figures/*.svg
 python docs/_build/figures.py FOLDER     writes them elsewhere
 
-The background is white, which suits light and dark pages. Texts are SVG text, in the reader's own sans-serif font where DejaVu Sans
-is missing. The same numbers give the same file.
+The background is white, which suits light and dark pages. Texts are SVG text, in the reader's own
+sans-serif font where DejaVu Sans is missing. The same numbers give the same file.
 """
 
 from __future__ import annotations
