@@ -215,13 +215,13 @@ def test_help_and_keys(explorer):
         assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
     page.keyboard.press("2")
     assert "place" not in explorer.fragment(), "keys mean nothing behind a dialog"
-    box.get_by_label("Single keys do something").uncheck()
+    box.get_by_label("Enable single-key shortcuts").uncheck()
     page.keyboard.press("Escape")
     assert box.count() == 0
     page.keyboard.press("2")
     assert "place" not in explorer.fragment()
     page.get_by_role("button", name="Help and keys").click()
-    page.get_by_label("Single keys do something").check()
+    page.get_by_label("Enable single-key shortcuts").check()
     page.keyboard.press("Escape")
     page.keyboard.press("2")
     assert "place=pre" in explorer.fragment()
@@ -233,7 +233,7 @@ def test_the_code_is_shown_and_copied_and_the_data_saved(explorer, view):
     page = OPEN[view](explorer)
     opener = page.get_by_role("button", name="Show code")
     opener.click()
-    box = page.get_by_role("dialog", name="This, in Python")
+    box = page.get_by_role("dialog", name="Python code for this view")
     code = box.locator("pre").inner_text()
     assert "addnorm" in code
     compile(code, view, "exec")
@@ -364,10 +364,10 @@ def test_an_address_that_is_nothing_of_ours(explorer):
     page = explorer.stack("#v=9&view=nope&place=<b>&S=1e9&%zz&pins=a:b;c&view=race&rec=-1&constructor=1&__proto__=2")
     said = page.locator("#notices p > span").all_inner_texts()
     assert len(said) == 9
-    assert said[-1] == "And 2 more of the kind."
-    assert "The address is of version '9', expected 1: what this page knows of it was taken." in said
-    assert "view is 'nope' in the address, expected one of stack, trace, recording, race: stack was taken." in said
-    assert "'view' came more than once in the address: the first was taken." in said
+    assert said[-1] == "And 2 more."
+    assert "The address has version '9', expected 1: known settings were used." in said
+    assert "view is 'nope' in the address, expected one of stack, trace, recording, race: stack was used." in said
+    assert "'view' occurs more than once in the address: the first value was used." in said
     for line in page.get_by_role("button", name="Dismiss").all()[::-1]:
         line.click()
     assert page.locator("#notices").inner_text() == ""

@@ -11,7 +11,7 @@ import pytest
 
 from addnorm import lab
 from addnorm._util.jsonio import to_jsonable
-from addnorm.explorer.race import asked, race
+from addnorm.explorer.race import parse, run_race
 from addnorm.lab.measure import BY_DEPTH
 
 SMALL = {"layers": 2, "steps": 6, "d_model": 16, "tokens": 8, "batch": 2}
@@ -24,7 +24,7 @@ CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")
 def trained():
     """What the lab finds of both, as JSON has it."""
     text = lab.topics()
-    return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, asked(SMALL), strict=True)}
+    return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, parse(SMALL), strict=True)}
 
 
 def last_there(values):
@@ -62,7 +62,7 @@ def test_every_mark_is_the_labs_at_every_step(explorer, trained):
     ahead = min(NAMES, key=lambda name: trained[name]["validation"])
     ended = page.locator(".race-end").inner_text()
     assert (
-        f"{ahead} is ahead: after 6 steps its loss on unseen text is {trained[ahead]['validation']:.4g} nats" in ended
+        f"{ahead} is ahead: after 6 steps its validation loss is {trained[ahead]['validation']:.4g} nats" in ended
     )
 
 
@@ -74,15 +74,15 @@ def test_steps_are_walked_by_keys_and_the_chart(explorer, trained):
         page.keyboard.press(key)
         assert here.get_attribute("data-step") == str(step)
     assert "at=" not in explorer.fragment()
-    page.get_by_role("slider", name="How far a step goes: data cursor").focus()
+    page.get_by_role("slider", name="Change of the logits in a step: data cursor").focus()
     page.keyboard.press("Home")
     assert_drawn(explorer, trained, 0)
     page.wait_for_timeout(1100)  # what follows within a second is one step of Back's
-    page.get_by_role("button", name="The step after").click()
+    page.get_by_role("button", name="Next step").click()
     assert_drawn(explorer, trained, 1)
     page.go_back()
     assert_drawn(explorer, trained, 0)
-    assert page.get_by_role("button", name="The step before").is_disabled()
+    assert page.get_by_role("button", name="Previous step").is_disabled()
     page.get_by_role("button", name="Play").click()
     assert page.get_by_role("button", name="Pause").is_visible()
     page.wait_for_selector("#panel-race[data-step='5']")
@@ -101,7 +101,7 @@ def test_a_race_that_is_stopped_keeps_what_came(explorer):
     page.wait_for_selector("#panel-race[data-phase=stopped]")
     done = int(page.locator("#panel-race").get_attribute("data-step")) + 1
     assert 3 < done < 500
-    assert page.locator(".race-status").inner_text() == f"Stopped after {done} of 500 steps: these are kept."
+    assert page.locator(".race-status").inner_text() == f"Stopped after {done} of 500 steps."
     with page.expect_download() as saved:
         page.get_by_role("button", name="JSON").click()
     held = json.loads(Path(saved.value.path()).read_text())
@@ -109,12 +109,12 @@ def test_a_race_that_is_stopped_keeps_what_came(explorer):
     losses = [event["loss"] for event in held["raced"]["events"] if event["event"] == "step" and event["racer"] == 1]
     assert explorer.marks("race-loss", "pre_ln") == losses
     assert len(losses) >= done
-    with contextlib.closing(race(asked({**SMALL, "layers": 1, "steps": 500}))) as same:
+    with contextlib.closing(run_race(parse({**SMALL, "layers": 1, "steps": 500}))) as same:
         first = [event["loss"] for event in islice(same, 1, 7) if event["racer"] == 1]
     assert losses[:3] == first
     assert page.get_by_label("Against").is_enabled()
     page.get_by_label("Against").select_option("deepnorm")
-    assert page.get_by_text("The settings have changed since: Start runs these.").is_visible()
+    assert page.get_by_text("The settings have changed: Start runs a race with the new ones.").is_visible()
 
 
 def told(explorer, *events):
@@ -124,7 +124,7 @@ def told(explorer, *events):
 
 
 def events():
-    return [*race(asked(SMALL))]
+    return [*run_race(parse(SMALL))]
 
 
 def test_a_race_that_fails_says_so_and_keeps_what_came(explorer):
@@ -134,12 +134,12 @@ def test_a_race_that_fails_says_so_and_keeps_what_came(explorer):
     page.get_by_role("button", name="Start").click()
     page.wait_for_selector("#panel-race[data-phase=failed]")
     assert page.get_by_role("alert").inner_text() == "The memory is full: take fewer layers."
-    assert page.locator(".race-status").inner_text() == "2 of 6 steps came before that: these are kept."
+    assert page.locator(".race-status").inner_text() == "2 of 6 steps were finished."
     assert explorer.marks("race-loss", "pre_ln") == [came[2]["loss"], came[4]["loss"]]
     page.unroute("**/api/race")
     told(explorer, *came[:3])
     page.get_by_role("button", name="Start again").click()
-    page.get_by_text("The race broke off before its end.").wait_for()
+    page.get_by_text("The race ended early.").wait_for()
     page.unroute("**/api/race")
     explorer.raced()
     assert not page.get_by_role("alert").is_visible()
@@ -200,7 +200,7 @@ def test_the_code_trains_the_same(explorer, trained):
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(page.locator("dialog pre").inner_text(), {})
     for found in trained.values():
-        assert f"loss on unseen text: {found['validation']}" in printed.getvalue()
+        assert f"validation loss: {found['validation']}" in printed.getvalue()
         assert f"stream by depth at the last step: {found['recorded']['stream'][-1]}" in printed.getvalue()
 
 

@@ -15,7 +15,7 @@ from support.explorer_recordings import STEPS
 
 CHARTS = {
     "stream": {"stream": "out.rms"},
-    "gradients": {"at the stream": "grad.l2", "of the sublayer's parameters": "params.grad_l2"},
+    "gradients": {"of the stream": "grad.l2", "of the sublayer's parameters": "params.grad_l2"},
     "ratio": {"write / stream": "write.ratio"},
     "cosine": {"cosine": "write.cosine"},
     "similarity": {"similarity": "out.similarity"},
@@ -97,14 +97,14 @@ def test_a_statistic_over_the_steps_at_the_chosen_depth(explorer, files):
 
 def test_the_cursors_of_all_charts_are_one(explorer):
     page = explorer.recording()
-    page.get_by_role("slider", name="The stream: data cursor").focus()
+    page.get_by_role("slider", name="Residual stream: data cursor").focus()
     page.keyboard.press("End")
     page.keyboard.press("ArrowLeft")
     said = [
         one.get_attribute("aria-valuetext").split(":")[0] for one in page.locator(".charts .cursor[role=slider]").all()
     ]
-    assert {text for text in said if text != "no place chosen"} == {"attention 3"}
-    assert "attention 3" in page.get_by_role("slider", name="What the stream is made of").get_attribute(
+    assert {text for text in said if text != "no place selected"} == {"attention 3"}
+    assert "attention 3" in page.get_by_role("slider", name="Sources of the stream").get_attribute(
         "aria-valuetext"
     )
     assert "rdepth=5" in explorer.fragment()
@@ -155,28 +155,28 @@ def test_the_sheet_is_the_recordings_and_adds_up(looked, files, which):
     for (source, _), row in zip(pairs, rows, strict=True):
         if source in written:
             assert number(row[1]) == pytest.approx(written[source], rel=5e-4)
-        assert number(row[3]) == pytest.approx(100 * row[2] / kept.length, rel=6e-3, abs=1e-9)
+        assert number(row[3]) == pytest.approx(100 * row[2] / kept.stream_norm, rel=6e-3, abs=1e-9)
     foot = [
         [cell.inner_text() for cell in row.locator("td, th").all()]
         for row in page.locator(".recording-sheet tfoot tr").all()
     ]
-    assert [row[0] for row in foot] == ["sum of what is left", "closing: length of the stream", "error"]
+    assert [row[0] for row in foot] == ["sum", "norm of the stream", "error"]
     assert number(foot[0][2]) == pytest.approx(math.fsum(kept.amounts), rel=5e-6)
-    assert number(foot[1][2]) == pytest.approx(kept.length, rel=5e-6)
+    assert number(foot[1][2]) == pytest.approx(kept.stream_norm, rel=5e-6)
     assert number(foot[0][3]) == pytest.approx(100, abs=0.06)
-    assert number(foot[2][2]) <= 1e-5 * kept.length
+    assert number(foot[2][2]) <= 1e-5 * kept.stream_norm
 
 
 def test_the_sheet_is_sorted_by_keyboard(explorer):
     page = explorer.recording(f"&rec={PRE}")
     depth = sheet(page)
-    head = page.get_by_role("columnheader", name="left in the end")
+    head = page.get_by_role("columnheader", name="left at the end")
     head.get_by_role("button").focus()
     page.keyboard.press("Enter")
     assert head.get_attribute("aria-sort") == "descending"
     assert sheet(page) == sorted(depth, key=lambda row: -row[2])
     page.wait_for_function(
-        "() => document.getElementById('live').textContent === 'Sorted by left in the end, largest first.'"
+        "() => document.getElementById('live').textContent === 'Sorted by left at the end, largest first.'"
     )
     page.keyboard.press("Space")
     assert head.get_attribute("aria-sort") == "ascending"
@@ -203,10 +203,10 @@ def test_badges_of_models_that_close_and_of_one_that_does_not(looked):
     found = [badges(looked.look(f"#v=1&view=recording&rec={number}", "recording")) for number in (POST, PRE, SCALED)]
     assert found[POST]["wiring"] == ("proved", "post-LN")
     assert found[PRE]["wiring"] == ("proved", "pre-LN")
-    assert found[PRE]["equations"][1].startswith("6 sublayers closed, error at most ")
+    assert found[PRE]["equations"][1].startswith("6 sublayers closed, relative error at most ")
     assert found[PRE]["x_L = x_0 + all writes"][0] == "proved"
-    assert found[POST]["x_L = x_0 + all writes"] == ("none", "no plain sum")
-    assert found[SCALED]["wiring"] == ("open", "none of the known wirings")
+    assert found[POST]["x_L = x_0 + all writes"] == ("none", "not a plain sum")
+    assert found[SCALED]["wiring"] == ("open", "not a known wiring")
     assert found[SCALED]["balance"] == ("open", "does not add up")
     page = looked.page
     assert not page.locator(".recording-sheet").is_visible()
@@ -221,7 +221,7 @@ def test_an_address_is_all_of_it(explorer, files):
     page = explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
     shown, fragment = page.locator("#panel-recording").inner_text(), explorer.fragment()
     assert_drawn(explorer, files[POST][1], 1)
-    assert "pre_ln.json has other sublayers: it is not drawn." in shown
+    assert "pre_ln.json has other sublayers and is not drawn." in shown
     page = explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
     assert page.locator("#panel-recording").inner_text() == shown
     assert explorer.fragment() == fragment
@@ -255,7 +255,7 @@ def test_the_code_prints_the_numbers_of_the_page(explorer, files, number, more):
                 assert f"{site.id:40} {value:.5g}" in said
                 drawn += 1
     assert drawn >= 12
-    sentence = "no balance sheet" if number == SCALED else f"closing {rec.balances['stream'].length:.6g}"
+    sentence = "no balance:" if number == SCALED else f"norm of the stream {rec.balances['stream'].length:.6g}"
     assert sentence in said
 
 
@@ -266,7 +266,7 @@ def test_files_hold_every_digit(explorer, files):
     with page.expect_download() as saved:
         chart.get_by_role("button", name="CSV").click()
     head, *rows = csv.reader(io.StringIO(Path(saved.value.path()).read_text()))
-    assert head == ["depth in sublayers", "at the stream", "of the sublayer's parameters"]
+    assert head == ["depth in sublayers", "of the stream", "of the sublayer's parameters"]
     for at, name in enumerate(CHARTS["gradients"].values(), start=1):
         values = {site.id: value for site, value in rec.series(*name.split("."), step=rec.steps[-1])}
         assert [float(row[at]) if row[at] else None for row in rows] == [values.get(site.id) for site in rec.sites]

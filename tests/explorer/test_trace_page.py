@@ -81,7 +81,7 @@ def test_what_is_no_number_is_shown_as_such(looked):
     page = looked.look(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), "trace")
     assert_shows(page, trace([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]))
     assert page.locator("[data-step=variance] .unwell .trace-value").text_content() == "inf"
-    assert "no place in a picture" in page.locator(".trace-geometry").inner_text()
+    assert "cannot be drawn" in page.locator(".trace-geometry").inner_text()
 
 
 def test_formulas_are_set_and_not_spelled(looked):
@@ -130,7 +130,7 @@ def test_post_to_pre_by_keyboard_alone(explorer):
 
 def test_post_to_pre_by_mouse(explorer):
     page = explorer.open(address(), READY)
-    picture = page.locator(".trace-wire")
+    picture = page.locator(".trace-diagram")
     assert "after the add" in picture.get_attribute("aria-label")
     picture.click()
     assert "before the sublayer" in picture.get_attribute("aria-label")
@@ -142,7 +142,7 @@ def test_post_to_pre_by_mouse(explorer):
 def test_the_moral_is_of_these_numbers(looked):
     page = looked.look(address(more="&g=0,3,4"), "trace")
     arrives = math.hypot(*trace(X, SUBLAYER, grad=[0, 3, 4])["dx"].value)
-    assert f"of its length 5, {arrives:.3g} arrives" in page.locator(".trace-moral").inner_text()
+    assert f"its L2 norm changes from 5 to {arrives:.3g}" in page.locator(".trace-comparison").inner_text()
 
 
 # What is typed and dragged
@@ -344,7 +344,7 @@ def test_stretching_and_lifting_leave_layernorm_s_point_and_lifting_moves_rmsnor
         page = looked.look(address(more=f"&tnorm={norm}{more}"), "trace")
         moved = max(math.dist(a, b) for a, b in zip(before, dots(page, "landed"), strict=True))
         assert (moved < 0.05) == stays
-        assert ("its normalized point stays" in page.locator(".trace-moved").inner_text()) == stays
+        assert ("its normalized point does not move" in page.locator(".trace-moved").inner_text()) == stays
 
 
 def test_the_surviving_gradient_is_tangent(looked):
@@ -362,9 +362,9 @@ def test_what_there_is_to_say_of_other_lengths(looked):
         d: looked.look(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace").locator(".trace-geometry").inner_text()
         for d in (1, 2, 4)
     }
-    assert "One feature is its own mean" in said[1]
-    assert "only a sign survives" in said[2]
-    assert "2 of the gradient's 4 directions survive" in said[4]
+    assert "One feature equals its own mean" in said[1]
+    assert "only a sign is left" in said[2]
+    assert "2 of the gradient's 4 dimensions remain" in said[4]
 
 
 # Every reader

@@ -1,12 +1,12 @@
 // @ts-check
-/** The server: JSON there and back. A newer question makes the older one of its kind void. */
+/** Requests to the server, with JSON. A newer request of a kind cancels the older one. */
 
 import { decoded } from "./numbers.js";
 
-/** Tells this page from others: of each the server computes one thing at a time. */
+/** Name of this page: the server computes one request of each client at a time. */
 const CLIENT = crypto.randomUUID?.() ?? String(Math.random());
 
-/** What went wrong, as a sentence for the reader. */
+/** An error with a sentence for the reader. */
 export class Trouble extends Error {}
 
 /**
@@ -30,7 +30,7 @@ export async function ask(path, { body, signal } = {}) {
   }
   if (!response.ok) {
     const said = await response.json().catch(() => ({}));
-    throw Object.assign(new Trouble(said.error ?? `The server answered ${response.status}.`), { status: response.status });
+    throw Object.assign(new Trouble(said.error ?? `The server returned status ${response.status}.`), { status: response.status });
   }
   return response;
 }
@@ -39,7 +39,7 @@ export async function ask(path, { body, signal } = {}) {
 export const get = async (path, how) => decoded(await (await ask(path, how)).json());
 
 /**
- * Questions of one kind, of which only the newest is wanted: the answer to an older one never arrives.
+ * Requests of one kind, of which only the newest is answered.
  * @template Q, A
  */
 export class Latest {
@@ -51,7 +51,7 @@ export class Latest {
 
   /**
    * @param {Q} question
-   * @returns {Promise<A | undefined>}  undefined where a newer question came meanwhile
+   * @returns {Promise<A | undefined>}  undefined where a newer request came meanwhile
    */
   async ask(question) {
     this.controller?.abort();

@@ -1,5 +1,5 @@
 // @ts-check
-/** The page: its views as tabs, the state in the address, and what every view can do: be linked, shown as code, saved. */
+/** The page: views as tabs, the state in the address, and the tools of all views (link, code, JSON, theme, help). */
 
 import { get } from "./api.js";
 import { save } from "./chart/download.js";
@@ -13,7 +13,7 @@ import { view as trace } from "./trace/view.js";
 
 /**
  * @typedef {object} App
- * @property {any} meta  what the server can do
+ * @property {any} meta  parameters, wirings, examples and recordings, from the server
  * @property {Store} store
  * @property {(text: string) => void} say
  */
@@ -22,10 +22,10 @@ import { view as trace } from "./trace/view.js";
  * @typedef {object} Mounted
  * @property {(state: import("./state.js").State, changed: Set<string>) => any} show
  * @property {() => void} [hide]
- * @property {() => string} code  Python that makes this state
- * @property {() => any} data  what is shown, as JSON types
- * @property {(key: string) => boolean} [key]  a letter or digit was pressed; whether it means something here
- * @property {[string, string][]} [keys]  what they mean
+ * @property {() => string} code  Python that computes the same numbers
+ * @property {() => any} data  the numbers of the view, as JSON types
+ * @property {(key: string) => boolean} [key]  handles a letter or digit; returns whether it has a meaning here
+ * @property {[string, string][]} [keys]  the keys and their meaning, for the help
  */
 
 /**
@@ -39,7 +39,7 @@ import { view as trace } from "./trace/view.js";
 /** @type {View[]} */
 const VIEWS = [stack, trace, recording, race];
 
-/** A choice of the reader's that outlives the page. */
+/** Preferences that outlive the page. */
 const kept = {
   get: (/** @type {string} */ name) => { try { return localStorage.getItem(name); } catch { return null; } },
   set: (/** @type {string} */ name, /** @type {string} */ value) => { try { localStorage.setItem(name, value); } catch { /* not kept */ } },
@@ -126,7 +126,7 @@ function tools(app, mounted, view) {
       await navigator.clipboard.writeText(text);
       copied.textContent = `${what} copied.`;
     } catch {
-      copied.textContent = `${what} could not be copied: the browser does not allow it.`;
+      copied.textContent = `${what} could not be copied: the browser blocks access to the clipboard.`;
     }
     say(copied.textContent);
     tell([copied.textContent]);
@@ -170,7 +170,7 @@ function dialog(title, ...children) {
 /** @param {string} code @param {(text: string, what: string) => void} copy */
 function codeDialog(code, copy) {
   const box = dialog(
-    "This, in Python",
+    "Python code for this view",
     h("pre", { tabindex: 0 }, h("code", null, code)),
     h("div.buttons", null,
       h("button.plain", { type: "button", onclick: () => { box.close(); copy(code, "The code"); } }, "Copy"),
@@ -183,10 +183,10 @@ function helpDialog(mounted) {
   /** @type {[string, string][]} */
   const keys = [
     ...(mounted.keys ?? []),
-    ["← →", "in a chart: the data cursor; with Shift ten places"],
-    ["↑ ↓", "in a chart: the next series is read out"],
-    ["Home End", "in a chart: the first and the last place"],
-    ["?", "this"],
+    ["← →", "in a chart: move the data cursor; with Shift by ten places"],
+    ["↑ ↓", "in a chart: choose the series that is read out"],
+    ["Home End", "in a chart: go to the first or the last place"],
+    ["?", "show this help"],
   ];
   const on = kept.get("addnorm-keys") !== "off";
   const box = dialog(
@@ -194,8 +194,8 @@ function helpDialog(mounted) {
     h("dl.keys", null, ...keys.flatMap(([key, meaning]) => [h("dt", null, ...key.split(" ").flatMap((one) => [h("kbd", null, one), " "])), h("dd", null, meaning)])),
     h("label.choice", null,
       h("input", { type: "checkbox", ...(on ? { checked: true } : {}), onchange: (/** @type {any} */ event) => kept.set("addnorm-keys", event.target.checked ? "on" : "off") }),
-      "Single keys do something"),
-    h("p.lead", null, "The address holds everything that is chosen. Each chart has its numbers as a table and as files. All is computed on this machine by the library; nothing is sent anywhere else."),
+      "Enable single-key shortcuts"),
+    h("p.lead", null, "The address of the page holds all settings. Each chart has its numbers as a table and as files. Everything is computed on this machine by addnorm; nothing is sent anywhere else."),
     h("div.buttons", null, h("button.main", { type: "button", onclick: () => box.close() }, "Close")),
   );
 }

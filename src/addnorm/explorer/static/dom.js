@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * Elements in one line, in the three languages of the page: HTML, SVG, MathML. No function takes markup as text.
+ * Elements of HTML, SVG and MathML, made in one line each. No function takes markup as text.
  */
 
 /** @typedef {Record<string, any>} Props  attributes; `on...` is a listener, `text` the text, `data` an object of data-... */
@@ -34,7 +34,7 @@ export const s = maker("svg");
 export const m = maker("math");
 
 /**
- * Sets what has changed; null and false take an attribute away.
+ * Sets properties that have changed; null and false remove an attribute.
  * @param {HTMLElement | SVGElement} element
  * @param {Props} props
  */
@@ -77,7 +77,7 @@ export function mark(element, attributes) {
 }
 
 /**
- * One child for each datum, those there are used again: what D3 calls a join.
+ * One child for each datum; existing children are reused, as in D3's join.
  * @template T
  * @param {Element} parent  has no other children
  * @param {T[]} data
@@ -96,7 +96,7 @@ export function join(parent, data, make, update) {
 let waiting;
 
 /**
- * Tells it to those who do not see it, in the page's one live region; of what comes quickly, the last.
+ * Announces a text to screen readers, in the page's live region. Of several texts in quick succession the last one counts.
  * @param {string} text
  */
 export function say(text) {

@@ -2,8 +2,8 @@
 /**
  * The state of the page: one flat record, the same in the address (#v=1&view=stack&place=pre) and in memory.
  *
- * Every key has a field that says what it may be. What an address has besides is told to the reader and dropped, what is out
- * of bounds is brought back into them: no address breaks the page.
+ * Every key has a field with its default and its bounds. Unknown keys of an address are reported and dropped, values out of
+ * bounds are clamped: no address breaks the page.
  */
 
 export const VERSION = "1";
@@ -91,18 +91,18 @@ export function parse(fragment, fields) {
   const given = new URLSearchParams(fragment.replace(/^#/, ""));
   const version = given.get("v");
   if (version !== null && version !== VERSION) {
-    notices.push(`The address is of version ${short(version)}, expected ${VERSION}: what this page knows of it was taken.`);
+    notices.push(`The address has version ${short(version)}, expected ${VERSION}: known settings were used.`);
   }
   const seen = new Set(["v"]);
   for (const [key, value] of given) {
     if (seen.has(key)) {
-      if (key !== "v") notices.push(`${short(key)} came more than once in the address: the first was taken.`);
+      if (key !== "v") notices.push(`${short(key)} occurs more than once in the address: the first value was used.`);
       continue;
     }
     seen.add(key);
     const field = Object.hasOwn(fields, key) ? fields[key] : undefined;
     if (!field) {
-      notices.push(`${short(key)} in the address is unknown here, and was left out.`);
+      notices.push(`${short(key)} in the address is unknown and was ignored.`);
       continue;
     }
     try {
@@ -111,11 +111,11 @@ export function parse(fragment, fields) {
       const instead = /** @type {any} */ (error).instead ?? field.initial;
       state[key] = instead;
       const taken = field.format(instead);
-      notices.push(`${key} is ${short(value)} in the address, expected ${/** @type {Error} */ (error).message}: ${taken || "nothing"} was taken.`);
+      notices.push(`${key} is ${short(value)} in the address, expected ${/** @type {Error} */ (error).message}: ${taken || "the default"} was used.`);
     }
   }
   const more = notices.length - TOLD;
-  return { state, notices: more > 0 ? [...notices.slice(0, TOLD), `And ${more} more of the kind.`] : notices };
+  return { state, notices: more > 0 ? [...notices.slice(0, TOLD), `And ${more} more.`] : notices };
 }
 
 /** The address of a state; what is as at first is left out. @param {State} state @param {Fields} fields */
@@ -131,7 +131,7 @@ export function format(state, fields) {
 /** @param {string} value */
 const short = (value) => `'${value.length > 40 ? `${value.slice(0, 40)}…` : value}'`;
 
-/** The state in memory, the address kept in step; who subscribes is told of every change. */
+/** The state in memory and in the address. Subscribers are called after every change. */
 export class Store {
   /** @param {Fields} fields @param {(notices: string[]) => void} tell */
   constructor(fields, tell) {

@@ -1,5 +1,5 @@
 // @ts-check
-/** What is shown as files: SVG that looks the same outside the page, CSV with every digit, JSON. */
+/** Downloads: SVG with the colours and fonts of the page, CSV with all digits, JSON. */
 
 const STYLES = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline"];
 

@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * What every chart has around its drawing: a title and a sentence computed from the data, a data cursor for keyboard and
- * screen reader, the value under it in words, the same data as a table, and files.
+ * The parts that all charts share: title, a sentence about the data, a data cursor for keyboard and screen reader with the value
+ * in words, the data as a table, and files.
  *
  * The cursor is a slider over the places of the x axis: Left and Right move it, Home and End go to the ends, Up and Down
  * change the series that is read out. The pointer moves it too; a click keeps it there.
@@ -149,7 +149,7 @@ export class ChartFigure {
   cursor(index) {
     this.index = index === null || !this.count ? null : Math.max(0, Math.min(this.count - 1, index));
     const text = this.index === null ? "" : this.spoken(this.index);
-    set(this.slider, { "aria-valuemax": Math.max(this.count, 1), "aria-valuenow": (this.index ?? 0) + 1, "aria-valuetext": text || "no place chosen" });
+    set(this.slider, { "aria-valuemax": Math.max(this.count, 1), "aria-valuenow": (this.index ?? 0) + 1, "aria-valuetext": text || "no place selected" });
     set(this.readout, { text: text || "\u00a0" });
     if (this.width) this.drawCursor();
   }

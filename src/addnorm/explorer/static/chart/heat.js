@@ -66,7 +66,7 @@ export class HeatMap extends ChartFigure {
   spoken(index) {
     const { columns, rows, values } = this.data;
     const value = values[this.row]?.[index];
-    return `${this.options.x} ${columns[index]}: ${rows[this.row]} ${value === null || value === undefined ? "not there yet" : show(value, 4)}`;
+    return `${this.options.x} ${columns[index]}: ${rows[this.row]} ${value === null || value === undefined ? "none" : show(value, 4)}`;
   }
 
   table() {

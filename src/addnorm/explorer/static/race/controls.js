@@ -1,5 +1,5 @@
 // @ts-check
-/** What a race is made of: the settings as fields of the address, and their controls. */
+/** The settings of a race: fields of the address and their controls. */
 
 import { h, join, labelled, set, unique } from "../dom.js";
 import { choice, number, whole } from "../state.js";
@@ -11,18 +11,18 @@ export const KEYS = {
 
 /** @type {[string, string, string][]} key, label, hint */
 const SLIDERS = [
-  ["L", "Layers", "each an attention and a feed-forward block"],
-  ["steps", "Steps", "of Adam, each on a batch of its own"],
-  ["warm", "Warm-up", "over so many steps the rate rises"],
-  ["rd", "Width d_model", "features of a token"],
+  ["L", "Layers", "each with attention and feed-forward"],
+  ["steps", "Steps", "of Adam, each with a new batch"],
+  ["warm", "Warm-up", "steps over which the learning rate rises"],
+  ["rd", "d_model", "features of a token"],
   ["rT", "Tokens", "characters of a sequence"],
   ["rB", "Batch", "sequences of a step"],
 ];
 
 /** @type {[string, string, string][]} key, label, hint */
 const TYPED = [
-  ["lr", "Learning rate", "of both, as in 0.003 or 3e-3"],
-  ["rseed", "Seed", "of weights and batches, the same for both"],
+  ["lr", "Learning rate", "of both models, as in 0.003 or 3e-3"],
+  ["rseed", "Seed", "of the weights and the batches of both models"],
 ];
 
 /** Races that are worth a look: what is chosen. @type {[string, Record<string, any>][]} */
@@ -81,7 +81,7 @@ export class Controls {
       ...this.selects.flatMap(({ element, equation }) => [element, equation]));
     this.inShort = h("span");
     this.details = h("details.race-training", { open: matchMedia("(min-width: 1000px)").matches },
-      h("summary", null, "Both are trained with ", this.inShort), this.settings);
+      h("summary", null, "Training settings: ", this.inShort), this.settings);
     this.drawings = h("div.race-drawings");
     this.element = h("div", null, this.pair, this.details);
   }

@@ -1,5 +1,5 @@
 // @ts-check
-/** What came of a race: every step of both racers, the charts' series at any of them, and what they say in words. */
+/** The events of a race: all steps of both racers, the charts' series at each step, and sentences about them. */
 
 import { show } from "../numbers.js";
 
@@ -133,13 +133,13 @@ export class History {
   summaries(step) {
     const { entropy, uniform } = this.started.text;
     return {
-      loss: `Nats a character, of each step's batch. To know nothing takes ${n(uniform)}, to know how often each character occurs ${n(entropy)}.`,
-      stream: `Its length at the end over that at x_0: ${this.#each(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
-      gradient: `The gradient at x_0 over that at the end: ${this.#each(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
-      parameters: `The first layer's over the last's: ${this.#each(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
-      ratio: `Of the stream's length the last sublayer writes ${this.#each(step, (f) => n(last(f.ratio)))}.`,
-      moved: `By this step what the model says, its logits, changes by ${this.#each(step, (f) => percent(f.moved))}.`,
-      similarity: `At the end two tokens have a mean cosine of ${this.#each(step, (f) => n(last(f.similarity)))}: 1 is all alike.`,
+      loss: `Training loss of each step's batch. Guessing uniformly gives ${n(uniform)}, the frequencies of the characters give ${n(entropy)}.`,
+      stream: `Its norm at the end divided by that at x_0: ${this.#each(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
+      gradient: `Its norm at x_0 divided by that at the end: ${this.#each(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
+      parameters: `The first layer's norm divided by the last layer's: ${this.#each(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
+      ratio: `The last write's norm divided by the stream's: ${this.#each(step, (f) => n(last(f.ratio)))}.`,
+      moved: `Relative change of the logits in this step: ${this.#each(step, (f) => percent(f.moved))}.`,
+      similarity: `Mean cosine between two tokens at the end: ${this.#each(step, (f) => n(last(f.similarity)))}. 1 means identical directions.`,
     };
   }
 
@@ -156,13 +156,13 @@ export class History {
       const [ahead, behind] = left.loss <= right.loss ? [0, 1] : [1, 0];
       const gap = Math.abs(left.loss - right.loss);
       said.push(gap < 0.0005
-        ? `Step ${step}: the losses are level at ${n(left.loss)}.`
+        ? `Step ${step}: both losses are ${n(left.loss)}.`
         : `Step ${step}: ${this.name(ahead)} has a loss of ${n(Math.min(left.loss, right.loss))}, ${this.name(behind)} of ${n(Math.max(left.loss, right.loss))}.`);
     }
     const alike = [left, right].map((found) => last(found.similarity));
     const those = [0, 1].filter((racer) => alike[racer] > ALIKE);
     if (those.length) {
-      said.push(`In ${those.map((racer) => this.name(racer)).join(" and in ")} the tokens have become alike (mean cosine ${those.map((racer) => show(alike[racer], 4)).join(", ")}): attention has little left to tell apart.`);
+      said.push(`In ${those.map((racer) => this.name(racer)).join(" and in ")} the tokens have become nearly identical (mean cosine ${those.map((racer) => show(alike[racer], 4)).join(", ")}): attention can hardly distinguish them.`);
     }
     return said;
   }

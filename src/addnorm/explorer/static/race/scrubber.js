@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * The step that is looked at: a slider over those that came, which follows the newest until it is moved, and plays a race again.
- * While it plays, the step is its own; the address is told when it stops.
+ * The displayed step: a slider that follows the newest step until it is moved, and replays a race.
+ * During a replay the address does not change; it is updated at the end.
  */
 
 import { h, labelled, set } from "../dom.js";
@@ -27,10 +27,10 @@ export class Scrubber {
     this.input = h("input", { type: "range", min: 0, max: 0, step: 1, oninput: () => this.go(to(), false), onchange: () => this.go(to(), true) });
     this.output = h("output");
     this.playing = h("button.plain.race-play", { type: "button", onclick: () => this.toggle() }, "Play");
-    this.back = h("button.plain", { type: "button", "aria-label": "The step before", onclick: () => this.go(this.step - 1, true) }, "‹");
-    this.forth = h("button.plain", { type: "button", "aria-label": "The step after", onclick: () => this.go(this.step + 1, true) }, "›");
+    this.back = h("button.plain", { type: "button", "aria-label": "Previous step", onclick: () => this.go(this.step - 1, true) }, "‹");
+    this.forth = h("button.plain", { type: "button", "aria-label": "Next step", onclick: () => this.go(this.step + 1, true) }, "›");
     this.follow = h("button.plain", { type: "button", onclick: () => { this.pause(); this.chosen(-1, true); } }, "Newest");
-    this.element = h("div.race-scrubber", { role: "group", "aria-label": "The step that is shown" },
+    this.element = h("div.race-scrubber", { role: "group", "aria-label": "Displayed step" },
       labelled("Step", this.input, { output: this.output }),
       h("div.race-buttons", null, this.back, this.forth, this.playing, this.follow));
   }

@@ -14,11 +14,11 @@ const FRAME = 120; // milliseconds between two drawings while it runs
 
 /** @type {Record<import("./history.js").Name, {title: string, y: string, log: boolean, from?: number, stems?: boolean}>} */
 const CHARTS = {
-  stream: { title: "The stream", y: "root mean square", log: true },
-  gradient: { title: "Gradient at the stream", y: "length, mean of the tokens", log: true },
-  parameters: { title: "Gradient of the weights", y: "length, by sublayer", log: true, stems: true },
-  ratio: { title: "What a sublayer writes", y: "|write| / |stream|", log: true },
-  similarity: { title: "How alike the tokens are", y: "mean cosine of two tokens", log: false, from: 0 },
+  stream: { title: "Residual stream", y: "root mean square", log: true },
+  gradient: { title: "Gradient of the stream", y: "L2 norm, mean over tokens", log: true },
+  parameters: { title: "Gradient of the weights", y: "L2 norm, by sublayer", log: true, stems: true },
+  ratio: { title: "Write / stream", y: "|write| / |stream|", log: true },
+  similarity: { title: "Token similarity", y: "mean cosine between two tokens", log: false, from: 0 },
 };
 
 /** @typedef {"idle" | "starting" | "running" | "stopped" | "failed" | "over"} Phase */
@@ -44,20 +44,20 @@ function mount(root, app) {
   const bar = h("progress", { "aria-label": "Progress of the race", hidden: true });
   const status = h("p.race-status");
   const trouble = h("p.wrong", { role: "alert", hidden: true });
-  const stale = h("p.race-note", { hidden: true }, "The settings have changed since: Start runs these.");
+  const stale = h("p.race-note", { hidden: true }, "The settings have changed: Start runs a race with the new ones.");
   const scrubber = new Scrubber((at, commit) => store.set({ at }, { commit }), () => draw());
   const words = h("div.race-verdict");
   const ended = h("div.race-verdict.race-end", { hidden: true });
   /** @param {number} index */
   const point = (index) => { for (const chart of Object.values(byDepth)) chart.cursor(index); };
-  const loss = new LineChart({ id: "race-loss", title: "Loss", x: "step", y: "nats a character", onCursor: (index, commit) => scrubber.go(index, commit), height: 260 });
+  const loss = new LineChart({ id: "race-loss", title: "Loss", x: "step", y: "nats per character", onCursor: (index, commit) => scrubber.go(index, commit), height: 260 });
   const byDepth = Object.fromEntries(BY_DEPTH.map((name) => [name, new LineChart({ id: `race-${name}`, x: "depth, in sublayers", ...CHARTS[name], onCursor: point })]));
-  const moved = new LineChart({ id: "race-moved", title: "How far a step goes", x: "step", y: "|change of the logits| / |logits|", log: true, onCursor: (index, commit) => scrubber.go(index, commit) });
+  const moved = new LineChart({ id: "race-moved", title: "Change of the logits in a step", x: "step", y: "|change of the logits| / |logits|", log: true, onCursor: (index, commit) => scrubber.go(index, commit) });
   const charts = h("div.charts", null, h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element), moved.element);
   const opening = h("div.race-before", null,
-    h("p.lead", null, "Two models that differ in their wiring alone learn the same text, with the same seed, batches and rate: a step of the one, a step of the other. "
-      + "Their stream and their gradients are drawn by depth at every step, while they train."),
-    h("p.lead", null, "The text is Python's documentation of its own language, read character by character. As it opens a race takes some ten seconds; one of many layers or steps takes minutes."),
+    h("p.lead", null, "Two models that differ only in their residual wiring learn the same text with the same seed, batches and learning rate, in turn a step of each. "
+      + "The charts show their residual streams and gradients by depth at every step, while they train."),
+    h("p.lead", null, "The text is the documentation of the Python language, one character per token. A race with the default settings takes about ten seconds; more layers or steps take minutes."),
     controls.drawings);
   const after = h("div", { hidden: true }, ended, words, h("div.race-bar", null, scrubber.element), charts);
   root.append(
@@ -75,7 +75,7 @@ function mount(root, app) {
     found = new History(settings);
     become("starting");
     if (before && store.state.at >= 0) store.set({ at: -1 }, { commit: false });
-    say("The race begins.");
+    say("The race starts.");
     try {
       const response = await ask("/api/race", { body: settings, signal: mine.signal });
       for await (const event of events(response)) {
@@ -87,14 +87,14 @@ function mount(root, app) {
         }
         later();
       }
-      if (!found.ended) throw new Trouble("The race broke off before its end. Is `addnorm explore` still running in its terminal?");
+      if (!found.ended) throw new Trouble("The race ended early. Is `addnorm explore` still running in its terminal?");
       become("over");
       say(`The race is over. ${found.ended.verdict.join(" ")}`);
     } catch (error) {
       if (!found.events.length && before) found = before; // nothing came: the race before stays
       if (mine.signal.aborted) {
         become("stopped");
-        say("The race is stopped.");
+        say("The race was stopped.");
       } else {
         become("failed", /** @type {Error} */ (error).message);
         if (!(error instanceof Trouble)) console.error(error);
@@ -122,10 +122,10 @@ function mount(root, app) {
   /** @type {Record<Phase, (done: number, all: number) => string>} */
   const STATUS = {
     idle: () => "",
-    starting: () => "The models are made and looked through…",
+    starting: () => "Preparing the models…",
     running: (done, all) => `${done} of ${all} steps${left(done, all)}`,
-    stopped: (done, all) => `Stopped after ${done} of ${all} steps${done ? ": these are kept" : ""}.`,
-    failed: (done, all) => (done ? `${done} of ${all} steps came before that: these are kept.` : ""),
+    stopped: (done, all) => `Stopped after ${done} of ${all} steps.`,
+    failed: (done, all) => (done ? `${done} of ${all} steps were finished.` : ""),
     over: (done) => `${done} steps, ${digits(/** @type {any} */ (found).ended.racers.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.seconds, 0), 3)} seconds of training.`,
   };
 
@@ -191,7 +191,7 @@ function mount(root, app) {
         `    run = lab.Run(wiring, ${given.slice(0, 5).join(", ")},`,
         `                  ${[...given.slice(5), "every=1"].join(", ")})`,
         "    found = lab.train(run, text)",
-        '    print(run, "loss on unseen text:", found["validation"])',
+        '    print(run, "validation loss:", found["validation"])',
         '    print("stream by depth at the last step:", found["recorded"]["stream"][-1])', "",
       ].join("\n");
     },
@@ -204,7 +204,7 @@ function mount(root, app) {
       else return false;
       return true;
     },
-    keys: [["[ ]", "the step before, the step after"], ["p", "plays the race again, pauses"], ["n", "the newest step"]],
+    keys: [["[ ]", "previous step, next step"], ["p", "replay the race, or pause"], ["n", "go to the newest step"]],
   };
 
   /** The settings as `addnorm.lab.Run` calls them. @param {import("../state.js").State} state @returns {Record<string, any>} */

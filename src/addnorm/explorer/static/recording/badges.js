@@ -1,5 +1,5 @@
 // @ts-check
-/** What the recording proves of the stream, each in words: a sign and a word besides the colour. */
+/** The proofs of a recording as badges, with a sign and a word beside the colour. */
 
 import { h, join, set } from "../dom.js";
 
@@ -10,7 +10,7 @@ const SIGNS = { proved: ["✓", "proved"], open: ["!", "open"], none: ["–", ""
 
 export class Badges {
   constructor() {
-    this.element = h("ul.recording-badges", { "aria-label": "What is proved of this stream" });
+    this.element = h("ul.recording-badges", { "aria-label": "Proofs for this stream" });
   }
 
   /** @param {Badge[]} badges */

@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * The balance sheet of the stream: with what it opens, what each sublayer deposits, what is left of each in the end, the closing,
- * and the error between the closing and the sum.
+ * The balance of the stream: what each source wrote, how much of it is left at the end, the sum of these amounts, the stream's norm,
+ * and the difference of the two.
  */
 
 import { h, join, say, set, unique } from "../dom.js";
@@ -13,10 +13,10 @@ import { show } from "../numbers.js";
 
 /** @type {Column[]} */
 const COLUMNS = [
-  { key: "depth", name: "source", hint: "in the order of depth", first: 1 },
-  { key: "written", name: "deposited", hint: "its length as it was written, mean over all tokens", first: -1 },
-  { key: "amount", name: "left in the end", hint: "its length along the stream after the last sublayer, behind every norm on the way", first: -1 },
-  { key: "part", name: "part of the closing", hint: "what is left of it, over the length of the stream", first: -1 },
+  { key: "depth", name: "source", hint: "ordered by depth", first: 1 },
+  { key: "written", name: "written", hint: "L2 norm of the write, mean over all tokens", first: -1 },
+  { key: "amount", name: "left at the end", hint: "component along the final stream, after all norms on the way", first: -1 },
+  { key: "part", name: "share", hint: "what is left, divided by the norm of the stream", first: -1 },
 ];
 
 /** @param {number | null} value */
@@ -39,8 +39,8 @@ export class Balance {
     this.body = h("tbody");
     this.foot = h("tfoot");
     this.table = h("div.scroll.recording-sheet", { tabindex: 0, role: "group", "aria-labelledby": title },
-      h("table", null, h("caption.unseen", null, "The balance sheet of the stream"), h("thead", null, h("tr", null, ...this.heads)), this.body, this.foot));
-    this.element = h("section.recording-balance", { "aria-labelledby": title }, h("h3", { id: title }, "The balance sheet"), this.said, this.table);
+      h("table", null, h("caption.unseen", null, "Balance of the stream"), h("thead", null, h("tr", null, ...this.heads)), this.body, this.foot));
+    this.element = h("section.recording-balance", { "aria-labelledby": title }, h("h3", { id: title }, "Balance of the stream"), this.said, this.table);
   }
 
   /** @param {any} sheet  what the server says; `refused` why there is none */
@@ -54,9 +54,9 @@ export class Balance {
     const parts = this.rows.reduce((total, row) => total + row.part, 0);
     const amounts = sheet.length !== null;
     const lines = [
-      ["sum of what is left", amounts ? show(sum, 6) : "", percent(parts)],
-      ["closing: length of the stream", amounts ? show(sheet.length, 6) : "not recorded", percent(1)],
-      [sheet.closes ? "error" : "error: it does not close", amounts ? show(Math.abs(sheet.length - sum), 2) : "", `${show(100 * sheet.error, 2)} %`],
+      ["sum", amounts ? show(sum, 6) : "", percent(parts)],
+      ["norm of the stream", amounts ? show(sheet.length, 6) : "not recorded", percent(1)],
+      [sheet.closes ? "error" : "error: the sum differs", amounts ? show(Math.abs(sheet.length - sum), 2) : "", `${show(100 * sheet.error, 2)} %`],
     ];
     this.foot.replaceChildren(...lines.map(([name, amount, part], k) =>
       h(k === 2 && !sheet.closes ? "tr.wrong" : "tr", null, h("th", { scope: "row" }, name), h("td"), h("td.number", null, amount), h("td.number", null, part))));
@@ -85,7 +85,7 @@ export class Balance {
       const [name, written, amount, part] = tr.children;
       const bar = part.lastElementChild;
       set(name.firstElementChild, { text: row.label });
-      set(name.lastElementChild, { text: row.kind === "start" ? "opening" : row.source === row.label ? "" : row.source });
+      set(name.lastElementChild, { text: row.kind === "start" ? "start" : row.source === row.label ? "" : row.source });
       set(written, { text: cell(row.written) });
       set(amount, { text: cell(row.amount), data: { source: row.source, value: row.amount ?? "" } });
       set(part.firstElementChild, { text: percent(row.part) });
@@ -108,13 +108,13 @@ function told(sheet) {
   const opening = rows.find((row) => row.kind === "start");
   const against = rows.filter((row) => row.part < 0).length;
   const how = sheet.length === null
-    ? "This file has shares without amounts, from an older version"
-    : `Means over ${sheet.tokens} token${sheet.tokens === 1 ? "" : "s"}; at every depth the components make the stream to ${show(sheet.closure, 2)}`;
+    ? "This older file has shares without amounts"
+    : `Means over ${sheet.tokens} token${sheet.tokens === 1 ? "" : "s"}; at every depth the components add up to the stream, relative error at most ${show(sheet.closure, 2)}`;
   return [
     `After the last sublayer, at step ${sheet.step},`,
-    top === opening ? `the opening is still the largest part of the stream, ${percent(top.part)}.` : `the largest part of the stream is ${top.label}'s, ${percent(top.part)}.`,
-    opening && opening !== top ? `Of the opening ${percent(opening.part)} is left.` : "",
-    against ? `${against} ${against === 1 ? "source points" : "sources point"} against the stream.` : "",
-    `What is left of a source is its length along that stream, behind every norm on the way, with the norm's recorded denominator. ${how}.`,
+    top === opening ? `x_0 has the largest share of the stream, ${percent(top.part)}.` : `${top.label} has the largest share of the stream, ${percent(top.part)}.`,
+    opening && opening !== top ? `x_0 has ${percent(opening.part)}.` : "",
+    against ? `${against} ${against === 1 ? "source has" : "sources have"} a negative share: they point against the stream.` : "",
+    `The amount left of a source is its component along the final stream, after all norms on the way, with their recorded denominators. ${how}.`,
   ].filter(Boolean).join(" ");
 }

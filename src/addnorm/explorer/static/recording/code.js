@@ -28,11 +28,11 @@ export function code(answer) {
     "",
     "sheet = rec.balances.get(stream)",
     "if sheet is None or sheet.reason:",
-    '    print("no balance sheet:", sheet.reason if sheet else "not recorded")',
+    '    print("no balance:", sheet.reason if sheet else "not recorded")',
     "else:",
     "    for source, amount in zip(sheet.sources, sheet.amounts):",
     '        print(f"{source:40} {amount:10.5g} {amount / sheet.stream_norm:8.2%}")',
-    '    print(f"closing {sheet.stream_norm:.6g}, error {sheet.error:.1e}")',
+    '    print(f"norm of the stream {sheet.stream_norm:.6g}, error {sheet.error:.1e}")',
     "",
   ].join("\n");
 }

@@ -1,5 +1,5 @@
 // @ts-check
-/** The plots by depth, as data: what each draws, and the sentence that its numbers make. */
+/** The plots by depth, as data: the series of each, and a sentence about its numbers. */
 
 import { show } from "../numbers.js";
 
@@ -11,21 +11,21 @@ import { show } from "../numbers.js";
  * @property {[string, string][]} lines  a series of the server's, and what it is called
  * @property {boolean} [linear]  never on a logarithm
  * @property {boolean} [stems]
- * @property {number} [least]  drawn where a value reaches it; else the quiet sentence stands for it
+ * @property {number} [threshold]  without a value of this size the `quiet` sentence is shown instead
  * @property {string} [quiet]
  * @property {(series: Record<string, (number | null)[]>, labels: string[]) => string} [more]
  */
 
 /** @type {Panel[]} */
 export const PANELS = [
-  { id: "stream", title: "The stream", y: "root mean square", lines: [["out.rms", "stream"]] },
-  { id: "gradients", title: "Gradients", y: "length", lines: [["grad.l2", "at the stream"], ["params.grad_l2", "of the sublayer's parameters"]] },
-  { id: "ratio", title: "Write / stream", y: "ratio of lengths", lines: [["write.ratio", "write / stream"]], stems: true },
-  { id: "cosine", title: "Along the stream or across it", y: "cosine of write and stream", lines: [["write.cosine", "cosine"]], linear: true },
-  { id: "similarity", title: "Are the tokens alike?", y: "mean cosine of two tokens", lines: [["out.similarity", "similarity"]], linear: true },
+  { id: "stream", title: "Residual stream", y: "root mean square", lines: [["out.rms", "stream"]] },
+  { id: "gradients", title: "Gradients", y: "L2 norm", lines: [["grad.l2", "of the stream"], ["params.grad_l2", "of the sublayer's parameters"]] },
+  { id: "ratio", title: "Write / stream", y: "ratio of L2 norms", lines: [["write.ratio", "write / stream"]], stems: true },
+  { id: "cosine", title: "Direction of the writes", y: "cosine between write and stream", lines: [["write.cosine", "cosine"]], linear: true },
+  { id: "similarity", title: "Token similarity", y: "mean cosine between two tokens", lines: [["out.similarity", "similarity"]], linear: true },
   {
-    id: "sigma", title: "What the norms divide by", y: "sigma, harmonic mean over the tokens",
-    lines: [["norm_in.sigma", "norm before the sublayer"], ["norm_branch.sigma", "norm of what it returns"], ["norm_out.sigma", "norm after the add"], ["norm_final.sigma", "final norm"]],
+    id: "sigma", title: "Denominators of the norms", y: "sigma, harmonic mean over the tokens",
+    lines: [["norm_in.sigma", "norm before the sublayer"], ["norm_branch.sigma", "norm after the sublayer"], ["norm_out.sigma", "norm after the add"], ["norm_final.sigma", "final norm"]],
   },
   {
     id: "largest", title: "Largest elements", y: "magnitude", lines: [["out.max", "largest element of the stream"]],
@@ -35,8 +35,8 @@ export const PANELS = [
     },
   },
   {
-    id: "unchanged", title: "Writes that rounding takes away", y: "part of the stream's elements", lines: [["write.unchanged", "left unchanged"]], linear: true,
-    least: 0.01, quiet: "No write leaves more than 1 % of the stream's elements unchanged: rounding takes nothing away",
+    id: "unchanged", title: "Writes lost to rounding", y: "share of the stream's elements", lines: [["write.unchanged", "left unchanged"]], linear: true,
+    threshold: 0.01, quiet: "No writes are lost to rounding: each changes at least 99 % of the stream's elements",
   },
 ];
 

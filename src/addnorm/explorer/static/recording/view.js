@@ -1,5 +1,5 @@
 // @ts-check
-/** The view "Recording": what `addnorm record` saved of a real model, by depth, over the steps, and as a balance sheet. */
+/** The view "Recording": a file of `addnorm record`, by depth, over the steps, and as a balance sheet. */
 
 import { get, Latest, Trouble } from "../api.js";
 import { HeatMap } from "../chart/heat.js";
@@ -39,11 +39,11 @@ export const view = {
 function invitation(root) {
   root.append(
     h("div.recording-none", null,
-      h("h2", null, "Look into a real model"),
-      h("p.lead", null, "A recording holds what happened at every sublayer of a model while it ran: how long the stream is, what each sublayer wrote to it, "
-        + "the gradients, and what the stream is made of in the end. Record one, and open it here:"),
+      h("h2", null, "Recordings of your models"),
+      h("p.lead", null, "A recording has statistics of every sublayer of a model: the residual stream, what each sublayer writes to it, "
+        + "the gradients, and each source's share of the stream at its end. Record a model and open the file here:"),
       h("pre", { tabindex: 0 }, h("code", null, COMMANDS)),
-      h("p.lead", null, "In a training loop of your own it is ", h("code", null, "with addnorm.record(model) as rec:"), " and then ", h("code", null, 'rec.save("run.json")'), ".")),
+      h("p.lead", null, "In your own training loop use ", h("code", null, "with addnorm.record(model) as rec:"), " and then ", h("code", null, 'rec.save("run.json")'), ".")),
   );
   return { show() {}, code: () => COMMANDS.split("\n").map((line) => `# ${line}`).join("\n"), data: () => null };
 }
@@ -81,7 +81,7 @@ function mounted(root, app) {
   };
   const x = "depth in sublayers";
   const charts = PANELS.map((panel) => ({ panel, chart: new LineChart({ id: `recording-${panel.id}`, title: panel.title, x, y: panel.y, stems: panel.stems, onCursor }) }));
-  const map = new HeatMap({ id: "recording-map", title: "What the stream is made of", x, y: "share of each source; a column sums to 1", onCursor });
+  const map = new HeatMap({ id: "recording-map", title: "Sources of the stream", x, y: "share of each source; a column sums to 1", onCursor });
   const quiet = h("p.recording-quiet");
   const what = h("select", { onchange: () => store.set({ rwhat: what.value }) }, ...WHAT.map(([name, title]) => option(name, `${PANELS.find((panel) => panel.lines.some(([one]) => one === name))?.title}: ${title}`)));
   const time = new LineChart({ id: "recording-time", title: "Over the steps", x: "step", y: "", onCursor: (index, commit) => {
@@ -94,8 +94,8 @@ function mounted(root, app) {
     badges.element,
     h("div.charts", null, ...charts.map(({ chart }) => chart.element)),
     quiet, timeBox, h("div.recording-made", null, map.element, balance.element),
-    h("details.recording-how", null, h("summary", null, "How it was recorded"), facts));
-  root.append(h("h2", null, "What happened in a real model"), h("div.recording-controls", null, ...Object.values(fields)), wrong, results);
+    h("details.recording-how", null, h("summary", null, "Metadata"), facts));
+  root.append(h("h2", null, "A recording of a model"), h("div.recording-controls", null, ...Object.values(fields)), wrong, results);
 
   const lastStep = () => all[answer.number].steps[all[answer.number].steps.length - 1];
 
@@ -177,7 +177,7 @@ function mounted(root, app) {
     const log = logarithmic(panel, values);
     Object.assign(time.options, { x: counted ? "step" : "recorded steps, counted from 0", y: panel.y, log, from: log ? undefined : 0 });
     if (!answer.time) {
-      time.show({ labels: [], series: [], summary: "Not recorded on this stream." });
+      time.show({ labels: [], series: [], summary: "Not recorded for this stream." });
       return;
     }
     const { label } = answer.sites[depth];
@@ -192,14 +192,14 @@ function mounted(root, app) {
     const kinds = answer.sites.map((/** @type {any} */ site) => site.kind);
     const ids = (/** @type {any} */ one) => one.sites.map((/** @type {any} */ site) => site.id).join("\n");
     const alike = other !== null && ids(other) === ids(answer);
-    const said = other !== null && !alike ? [`${all[other.number].name} has other sublayers: it is not drawn`] : [];
+    const said = other !== null && !alike ? [`${all[other.number].name} has other sublayers and is not drawn`] : [];
     badges.show(answer.badges);
     /** @type {string[]} */
     const missing = [];
     for (const { panel, chart } of charts) {
       const lines = panel.lines.map(([name, title]) => ({ name: title, values: answer.series[name], of: name })).filter((line) => line.values).map((line, k) => ({ ...line, tone: /** @type {1 | 2 | 3 | 4} */ (k + 1) }));
       const values = lines.flatMap((line) => line.values);
-      const worth = panel.least === undefined || Math.max(...there(values), 0) >= panel.least;
+      const worth = panel.threshold === undefined || Math.max(...there(values), 0) >= panel.threshold;
       chart.element.hidden = !lines.length || !worth;
       if (!lines.length) missing.push(panel.title.toLowerCase());
       else if (!worth && panel.quiet) said.push(panel.quiet);
@@ -278,6 +278,6 @@ function mounted(root, app) {
       store.set({ rstep: at === steps.length - 1 ? LAST : steps[at] });
       return true;
     },
-    keys: /** @type {[string, string][]} */ ([["[ ]", "the step before, the step after"]]),
+    keys: /** @type {[string, string][]} */ ([["[ ]", "previous step, next step"]]),
   };
 }

@@ -49,7 +49,7 @@ export class Diagram {
     const box = () => [s("rect.frame", { x: -25, y: -22, width: 50, height: 44 }), s("rect", { x: -25, y: -14, width: 50, height: 28, rx: 7 }), s("text", { y: 4.5, "text-anchor": "middle" }, "LN")];
     this.second = s("g.chip.second", { "aria-hidden": "true" }, ...box());
     this.chip = s("g.chip", {
-      role: "slider", tabindex: 0, "aria-label": "Place of the norm", "aria-valuemin": 1, "aria-valuemax": places.length, "aria-orientation": "horizontal",
+      role: "slider", tabindex: 0, "aria-label": "Placement of the norm", "aria-valuemin": 1, "aria-valuemax": places.length, "aria-orientation": "horizontal",
     }, ...box());
     this.svg = s("svg.diagram", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": "One sublayer: the norm can be moved" },
       s("defs", null, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, s("path", { d: "M0,0.8L7,4L0,7.2z" }))),

@@ -1,5 +1,5 @@
 // @ts-check
-/** What the numbers say, in words: computed from what was measured, and from nothing else. */
+/** Sentences about a stack, computed from its measurements. */
 
 import { show } from "../numbers.js";
 
@@ -17,11 +17,9 @@ const last = (values) => values[values.length - 1] ?? NaN;
 /** Where a list has no finite number for the first time; null is none that is missed. @param {Values} values */
 const lost = (values) => values.findIndex((value) => value !== null && !Number.isFinite(value));
 
-/** What became of a length. @param {number} ratio */
+/** The change of an L2 norm, in words. @param {number} ratio */
 function change(ratio) {
-  if (ratio > 1.1) return `grows to ${n(ratio)} times its length`;
-  if (ratio < 0.9) return `shrinks to ${n(ratio)} times its length`;
-  return `keeps its length (${n(ratio)} times)`;
+  return Math.abs(ratio - 1) <= 0.1 ? `changes little, by a factor of ${n(ratio)}` : `changes by a factor of ${n(ratio)}`;
 }
 
 /** @param {number} share */
@@ -33,50 +31,50 @@ function percent(share) {
 const SAYS = {
   stream({ stream, labels }) {
     const [at, zero] = [lost(stream), stream.indexOf(0)];
-    if (at >= 0) return `The stream overflows at ${labels[at]}: from there on crosses mark what is no number.`;
-    if (zero >= 0) return `The stream vanishes: from ${labels[zero]} on it is 0 to the computer.`;
-    return `From x_0 to the end the stream ${change(last(stream) / stream[0])}.`;
+    if (at >= 0) return `The stream overflows at ${labels[at]}; crosses mark values that are not finite.`;
+    if (zero >= 0) return `The stream underflows: it is 0 from ${labels[zero]} on.`;
+    return `From x_0 to the end the stream's norm ${change(last(stream) / stream[0])}.`;
   },
   gradient({ gradient }) {
     const bad = gradient.filter((/** @type {number} */ value) => !Number.isFinite(value)).length;
-    if (bad) return `At ${bad} of ${gradient.length} places the gradient is no finite number.`;
-    if (gradient[0] === 0) return "The gradient vanishes: at x_0 it is 0 to the computer.";
-    return `Back from the end to x_0 the gradient ${change(gradient[0] / last(gradient))}.`;
+    if (bad) return `The gradient is not finite at ${bad} of ${gradient.length} places.`;
+    if (gradient[0] === 0) return "The gradient underflows: it is 0 at x_0.";
+    return `From the end back to x_0 the gradient's norm ${change(gradient[0] / last(gradient))}.`;
   },
   parameters({ parameters }) {
     const bad = parameters.filter((/** @type {number | null} */ value) => value !== null && !Number.isFinite(value)).length;
-    if (bad) return `In ${bad} of ${parameters.length - 1} sublayers the gradient of the weights is no finite number.`;
-    if (layer(parameters, 0) === 0) return "The weights of the first layer get no gradient: it is 0 to the computer.";
-    if (parameters.length === 3) return "There is one layer: its gradient has no other to be beside.";
-    return `The weights of the last layer get ${n(layer(parameters, -1) / layer(parameters, 0))} times the gradient of those of the first.`;
+    if (bad) return `The gradient of the weights is not finite in ${bad} of ${parameters.length - 1} sublayers.`;
+    if (layer(parameters, 0) === 0) return "The gradient of the first layer's weights underflows: it is 0.";
+    if (parameters.length === 3) return "There is only one layer, so there is nothing to compare.";
+    return `The gradient of the last layer's weights is ${n(layer(parameters, -1) / layer(parameters, 0))} times that of the first layer's.`;
   },
   ratio({ ratio, labels }) {
     const at = lost(ratio);
-    const first = `What the first sublayer writes is ${n(ratio[1])} times as long as the stream`;
-    return at >= 0 ? `${first}; from ${labels[at]} on there is no such number.` : `${first}, what the last writes ${n(last(ratio))} times.`;
+    const first = `The first sublayer's write has ${n(ratio[1])} times the norm of the stream`;
+    return at >= 0 ? `${first}; from ${labels[at]} on the ratio is not finite.` : `${first}, the last one's ${n(last(ratio))} times.`;
   },
   cosine({ cosine }) {
     const there = cosine.slice(1).filter(Number.isFinite);
-    const of = there.length === cosine.length - 1 ? "all" : `the ${there.length} that have one`;
+    const of = there.length === cosine.length - 1 ? "all writes" : `${there.length} writes`;
     return there.length
-      ? `The cosine of a write and the stream before it is ${n(mean(there))} on the mean of ${of}: 1 is the same direction, -1 the opposite.`
-      : "No write has a direction.";
+      ? `The cosine between a write and the stream before it is ${n(mean(there))} on average over ${of}: 1 is the same direction, -1 the opposite.`
+      : "No write has a direction: all are 0 or not finite.";
   },
   similarity({ similarity, labels }) {
-    if (similarity[0] === null) return "One token has no other to be like.";
+    if (similarity[0] === null) return "There is only one token.";
     const at = lost(similarity);
-    const first = `The mean cosine of two tokens is ${n(similarity[0])} at x_0`;
-    return at >= 0 ? `${first}; from ${labels[at]} on there is none.` : `${first} and ${n(last(similarity))} at the end: 1 is all alike.`;
+    const first = `The mean cosine between two tokens is ${n(similarity[0])} at x_0`;
+    return at >= 0 ? `${first}; from ${labels[at]} on it is not finite.` : `${first} and ${n(last(similarity))} at the end: 1 means identical directions.`;
   },
   map({ map, stream, closure, labels }) {
     const end = map.length - 1;
     if (!Number.isFinite(closure)) {
       const at = stream.findIndex((/** @type {number} */ value, /** @type {number} */ k) => !value || !Number.isFinite(map[0][k]));
-      return `From ${labels[Math.max(at, 0)]} on the stream ${stream[at] === 0 ? "is 0" : "is not finite"}: it has no shares.`;
+      return `From ${labels[Math.max(at, 0)]} on the stream ${stream[at] === 0 ? "is 0" : "is not finite"}, so there are no shares.`;
     }
-    const against = map.some((/** @type {Values} */ row) => (row[end] ?? 0) < -0.001) ? " A share below 0 lies against the stream." : "";
-    return `At the end x_0 is ${percent(map[0][end])} of the stream, the last write ${percent(map[end][end])}.${against} `
-      + `The shares of a place add up to 1: the parts miss the stream by ${n(closure)} of it at most.`;
+    const against = map.some((/** @type {Values} */ row) => (row[end] ?? 0) < -0.001) ? " A negative share points against the stream." : "";
+    return `At the end ${percent(map[0][end])} of the stream is from x_0 and ${percent(map[end][end])} from the last write.${against} `
+      + `The shares at each depth add up to 1, with a relative error of at most ${n(closure)}.`;
   },
 };
 
@@ -109,19 +107,19 @@ export function verdict(name, found, pinned) {
   const alike = last(found.similarity);
   return [
     `${name}: ${said.stream[0].toLowerCase()}${said.stream.slice(1)} ${said.gradient}`,
-    ...(alike > 0.95 ? [`At the end the tokens are alike (mean cosine ${n(alike)}): whatever attention attends to, it reads nearly the same.`] : []),
-    ...pinned.map((one) => (one.found === found ? `${name} is pinned: change something, and it stays to compare with.` : beside(one.name, found, one.found))),
+    ...(alike > 0.95 ? [`At the end the tokens are nearly identical (mean cosine ${n(alike)}): attention reads almost the same from each of them.`] : []),
+    ...pinned.map((one) => (one.found === found ? `${name} is pinned: change a setting to compare with it.` : beside(one.name, found, one.found))),
   ];
 }
 
 /** @param {string} name @param {any} found @param {any} other */
 function beside(name, found, other) {
   const factors = COMPARED.map(([what, of]) => ({ what, factor: of(found) / of(other) })).filter(({ factor }) => Number.isFinite(factor));
-  if (!factors.length) return `Beside ${name}: there is nothing to compare where numbers are not finite.`;
-  return `Beside ${name}: ${factors.map(({ what, factor }) => `${what} is ${Math.abs(factor - 1) < 0.005 ? "the same" : `${n(factor)} times as large`}`).join(", ")}.`;
+  if (!factors.length) return `Compared with ${name}: the numbers are not finite.`;
+  return `Compared with ${name}: ${factors.map(({ what, factor }) => `${what} is ${Math.abs(factor - 1) < 0.005 ? "the same" : `${n(factor)} times as large`}`).join(", ")}.`;
 }
 
-/** What one seed says, and another may not. @type {[string, (found: any) => number][]} */
+/** Numbers that differ between seeds. @type {[string, (found: any) => number][]} */
 const SPREAD = [
   ["the stream, its end over x_0", (found) => last(found.stream) / found.stream[0]],
   ["its gradient, x_0 over the end", (found) => found.gradient[0] / last(found.gradient)],

@@ -1,5 +1,5 @@
 // @ts-check
-/** Stack: move the LayerNorm, and watch the stream and the gradients of a stack before training, computed by the library. */
+/** The view "Stack": a stack before training, measured by the library each time its LayerNorm moves. */
 
 import { get } from "../api.js";
 import { settled } from "../chart/figure.js";
@@ -75,48 +75,48 @@ const asked = (state) => Object.fromEntries(Object.entries(KEYS).map(([key, name
 
 /** @type {{id: string, title: string, y: string, log: boolean, from?: number, stems?: boolean}[]} */
 const CHARTS = [
-  { id: "stream", title: "The stream", y: "length / √d, mean of the tokens", log: true },
-  { id: "gradient", title: "Gradient at the stream", y: "length", log: true },
-  { id: "parameters", title: "Gradient of the weights", y: "length, by sublayer", log: true, stems: true },
-  { id: "ratio", title: "What a sublayer writes", y: "|write| / |stream|", log: true },
-  { id: "similarity", title: "How alike the tokens are", y: "mean cosine of two tokens", log: false, from: 0 },
-  { id: "cosine", title: "Where a write points", y: "cosine of write and stream", log: false, from: 0 },
+  { id: "stream", title: "Residual stream", y: "L2 norm / √d, mean over tokens", log: true },
+  { id: "gradient", title: "Gradient of the stream", y: "L2 norm", log: true },
+  { id: "parameters", title: "Gradient of the weights", y: "L2 norm, by sublayer", log: true, stems: true },
+  { id: "ratio", title: "Write / stream", y: "|write| / |stream|", log: true },
+  { id: "similarity", title: "Token similarity", y: "mean cosine between two tokens", log: false, from: 0 },
+  { id: "cosine", title: "Direction of the writes", y: "cosine between write and stream", log: false, from: 0 },
 ];
 
 /** Key, label, and how its value is shown. @type {[string, string, (value: any, found: any, state: import("../state.js").State) => string][]} */
 const SLIDERS = [
   ["S", "Sublayers", String],
-  ["d", "Width d_model", String],
+  ["d", "d_model", String],
   ["T", "Tokens", String],
   ["gain", "Weight gain", (value) => show(value, 3)],
   ["alpha", "Residual α", (value, found, { res }) => (!res ? "cut" : value ? show(value, 3) : `own${found && found.alpha ? `: ${show(found.alpha, 3)}` : ""}`)],
   ["seed", "Seed", String],
 ];
 
-/** In what a setting differs, in words. @type {Record<string, (value: any) => string>} */
+/** Names of settings that differ from the present ones. @type {Record<string, (value: any) => string>} */
 const DIFFERS = {
   norm: (value) => (value === "rms" ? "RMSNorm" : "LayerNorm"),
   S: (value) => `${value} sublayers`,
   d: (value) => `d ${value}`,
   T: (value) => (value === 1 ? "1 token" : `${value} tokens`),
   gain: (value) => `gain ${show(value, 3)}`,
-  alpha: (value) => (value ? `α ${show(value, 3)}` : "its own α"),
+  alpha: (value) => (value ? `α ${show(value, 3)}` : "the wiring's α"),
   seed: (value) => `seed ${value}`,
   res: (value) => (value ? "with the residual" : "without the residual"),
-  final: (value) => (value === "own" ? "its own final norm" : value === "on" ? "with a final norm" : "without a final norm"),
+  final: (value) => (value === "own" ? "the wiring's final norm" : value === "on" ? "with a final norm" : "without a final norm"),
 };
 
 /** @type {[string, string][]} */
 const WORDS = [
-  ["stream", "What is carried from sublayer to sublayer, x: d numbers for each token. x_0 is the input, here random."],
-  ["sublayer", "Attention (tokens read each other) or feed-forward (each token by itself), in turn. Two are a layer."],
-  ["write", "What a sublayer adds to the stream. The wire past the sublayer is the residual connection: x itself."],
-  ["N, LN", "The norm: it brings a token to mean 0 and length √d. RMSNorm brings it to length √d alone."],
-  ["length", "√(x₁² + … + x_d²). The stream's is shown over √d: 1 for a token that was just normalized."],
-  ["gradient", "How the loss changes with the stream, or with the weights; it comes back from the end. The loss is, of each token, the output along a random direction of length one."],
-  ["cosine", "1: the same direction, 0: at right angles, -1: opposite."],
-  ["gain", "Weights are drawn from N(0, gain² / fan-in), the number of their inputs."],
-  ["α", "The factor of x at the add: 1, in DeepNorm (2L)^(1/4) for L layers. DeepNorm also makes its weights smaller, by β = (8L)^(-1/4), all but queries and keys."],
+  ["stream", "The residual stream x, which every sublayer reads and adds to: d_model numbers for each token. x_0 is the input, here random."],
+  ["sublayer", "Attention or feed-forward, in turn. Two sublayers are a layer."],
+  ["write", "What a sublayer adds to the stream. The line past the sublayer is the residual connection."],
+  ["N, LN", "The norm: LayerNorm gives a token mean 0 and L2 norm √d; RMSNorm gives it L2 norm √d."],
+  ["L2 norm", "√(x₁² + … + x_d²). That of the stream is divided by √d: 1 for a token that was just normalized."],
+  ["gradient", "The gradient of the loss with respect to the stream or the weights. The loss is each token's output along a random direction of L2 norm 1."],
+  ["cosine", "1: same direction, 0: orthogonal, -1: opposite."],
+  ["gain", "Weights are drawn from N(0, gain² / fan-in)."],
+  ["α", "The factor of x at the add: 1, in DeepNorm (2L)^(1/4) for L layers. DeepNorm also scales its weights by β = (8L)^(-1/4), except queries and keys."],
 ];
 
 /** @param {HTMLElement} root @param {import("../app.js").App} app @returns {import("../app.js").Mounted} */
@@ -149,10 +149,10 @@ function mount(root, app) {
   };
   const selects = [
     select("norm", "Norm", [["layer", "LayerNorm"], ["rms", "RMSNorm"]]),
-    select("final", "Final norm", [["own", "the wiring's"], ["on", "on"], ["off", "off"]]),
+    select("final", "Final norm", [["own", "as in the wiring"], ["on", "on"], ["off", "off"]]),
   ];
   const residual = h("input", { type: "checkbox", onchange: () => store.set({ res: residual.checked }) });
-  const pin = h("button.plain", { type: "button", onclick: () => pinned() }, "Pin this");
+  const pin = h("button.plain", { type: "button", onclick: () => pinned() }, "Pin");
   const dice = h("button.plain", { type: "button", onclick: () => store.set({ seed: Math.floor(Math.random() * (known.seed.maximum + 1)) }) }, "Another seed");
   const survey = h("button.plain", { type: "button", onclick: () => look() }, `${SEEDS} seeds`);
   const use = h("p.stack-note.stack-use");
@@ -160,7 +160,7 @@ function mount(root, app) {
   const equation = h("p.stack-equation");
 
   // What is shown.
-  const words = h("div.stack-verdict", { role: "group", "aria-label": "Verdict" });
+  const words = h("div.stack-verdict", { role: "group", "aria-label": "Summary" });
   const trouble = h("p.wrong", { role: "alert", hidden: "" });
   /** @param {number} index @param {boolean} commit */
   const point = (index, commit) => {
@@ -168,22 +168,22 @@ function mount(root, app) {
     if (commit) store.set({ depth: index }, { commit: false });
   };
   const lines = CHARTS.map((one) => new LineChart({ ...one, x: "depth, in sublayers", patient: true, onCursor: point }));
-  const map = new HeatMap({ id: "map", title: "What the stream is made of", x: "depth", y: "share of each source: x_0 and every write", patient: true, onCursor: point });
+  const map = new HeatMap({ id: "map", title: "Sources of the stream", x: "depth", y: "share of each source: x_0 and the writes", patient: true, onCursor: point });
   const all = [...lines, map];
   const charts = h("div.charts", null, ...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
 
   root.append(
-    h("h2", null, "Move the norm, watch the stream"),
-    h("p.lead.stack-lead", null, "A transformer's stack before training. Move the LayerNorm (LN): drag it, click a place, or press an arrow key. Watch what becomes of the stream on its way to the end, and of its gradient on the way back."),
+    h("h2", null, "Move the LayerNorm of a stack"),
+    h("p.lead.stack-lead", null, "A transformer stack before training. Drag the LayerNorm (LN), click a placement, or use the arrow keys. The charts show the residual stream by depth, and its gradient."),
     h("div.stack-layout", null,
       h("div.stack-side", null,
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),
-        h("fieldset", null, h("legend", null, "Where the norm stands"), h("div.choices.stack-places", null, ...radios), use),
+        h("fieldset", null, h("legend", null, "Placement of the norm"), h("div.choices.stack-places", null, ...radios), use),
         h("div.buttons", null, pin, dice, survey), pins,
         h("fieldset.stack-settings", null, h("legend", null, "The stack"), ...sliders.map((one) => one.element), ...selects.map((one) => one.element),
           h("label.choice", null, residual, "Residual connection")),
-        h("details.stack-words.stack-settings", null, h("summary", null, "What the words mean"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
-        h("p.stack-note.stack-settings", null, "A seed gives the same weights at every place of the norm (DeepNorm's are those, made smaller by its β), the same x_0 and the same loss. One seed is one draw: see others too.")),
+        h("details.stack-words.stack-settings", null, h("summary", null, "Terms"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
+        h("p.stack-note.stack-settings", null, "One seed gives the same weights for every placement (DeepNorm scales them by its β), the same x_0 and the same loss. Results differ between seeds: try several.")),
       h("div.stack-main", null, words, trouble, charts)));
 
   // What is computed.
@@ -380,7 +380,7 @@ function mount(root, app) {
       else return false;
       return true;
     },
-    keys: [["1 … 6", "the place of the norm"], ["p", "pin what is shown"], ["← →", "on the norm in the diagram: its next place"]],
+    keys: [["1 … 6", "choose the placement of the norm"], ["p", "pin the present stack"], ["← →", "on the norm in the diagram: move it to the next placement"]],
   };
 }
 

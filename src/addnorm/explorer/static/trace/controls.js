@@ -11,18 +11,18 @@ import { entries, float } from "./parsing.js";
 
 /** The texts: key, name of the argument (errors begin with it), label, hint. */
 const TEXTS = /** @type {const} */ ([
-  ["x", "x", "Token x", "1 to 16 numbers with commas between"],
-  ["F", "sublayer", "Sublayer(x)", "What the sublayer returned: as many numbers as x has"],
+  ["x", "x", "Token x", "1 to 16 numbers, separated by commas"],
+  ["F", "sublayer", "Sublayer(x)", "Output of the sublayer: as many numbers as x has"],
   ["gamma", "weight", "γ, the scale", "One number for all features, or one for each; empty is 1"],
   ["beta", "bias", "β, the shift", "One number for all features, or one for each; empty is 0"],
-  ["eps", "eps", "ε", "A small number that keeps the root off 0"],
-  ["g", "grad", "Gradient that comes in", "Of the output, one number for each feature; empty is 1, 0, 0, …"],
-  ["rg", "read_grad", "Gradient of the read", "What the sublayer's backward returned; empty takes the gradient that comes in"],
+  ["eps", "eps", "ε", "A small number that keeps the root above 0"],
+  ["g", "grad", "Incoming gradient", "Gradient of the output, one number for each feature; empty is 1, 0, 0, …"],
+  ["rg", "read_grad", "Gradient of the sublayer's input", "From the sublayer's backward pass; empty is the incoming gradient"],
 ]);
 
 /** The choices: key, name of the argument, legend, [value, label] pairs. */
 const CHOICES = /** @type {const} */ ([
-  ["tplace", "placement", "Where the norm stands", [["post", "post-LN"], ["pre", "pre-LN"]]],
+  ["tplace", "placement", "Placement of the norm", [["post", "post-LN"], ["pre", "pre-LN"]]],
   ["tnorm", "norm", "Norm", [["layer", "LayerNorm"], ["rms", "RMSNorm"]]],
   ["var", "variance", "Variance over", [["biased", "d"], ["unbiased", "d − 1"]]],
   ["epsat", "eps_place", "ε", [["inside", "in the root"], ["outside", "outside"]]],

@@ -1,5 +1,5 @@
 // @ts-check
-/** What to say of each step, in plain words, and which steps share a scale. */
+/** Title and description of each step, and the scale of its bars. */
 
 /** @typedef {import("./trace.js").Trace} Trace */
 
@@ -9,57 +9,57 @@
  */
 
 /**
- * By step: its title, one plain sentence, and the scale of its bars.
+ * By step: title, one sentence, and the scale of the bars.
  * @type {Record<string, [title: string, says: string, scale: Scale]>}
  */
 const WORDS = {
-  x: ["The token", "One number for each feature: this is what enters the sublayer, and what the residual carries past it.", "values"],
-  sublayer: ["What the sublayer returns", "Attention or feed-forward answers with a change, of the same length as the token.", "values"],
-  z: ["Add: the residual connection", "The change is added to the token, feature by feature. Nothing of x is lost.", "values"],
-  mean: ["The mean", "Where the features sit: their average.", "values"],
-  centred: ["Centre", "Take the mean away from each: now they sit around 0.", "values"],
-  squares: ["Square", "Squares are positive, and the far-off features count most.", "squares"],
-  variance: ["The variance", "The average square: how widely the features are spread.", "squares"],
-  mean_square: ["The mean square", "The average square: how large the features are. RMSNorm takes no mean away first.", "squares"],
-  root: ["Its root", "Back from squares to the size of a feature. ε keeps it off 0, so that the division is safe.", "squares"],
-  normalized: ["Divide", "Each feature over that size: the result has the same size whatever came in.", "unit"],
-  scaled: ["Scale by γ", "A learned factor for each feature: the model may undo the norm where it wants to.", "unit"],
-  shifted: ["Shift by β", "A learned offset for each feature.", "unit"],
-  check_mean: ["Check the mean", "The normalized features average 0.", "unit"],
-  check_variance: ["Check the variance", "Their average square is 1, but for what ε takes.", "unit"],
-  check_square: ["Check the mean square", "Their average square is 1, but for what ε takes.", "unit"],
-  expected: ["What it should be", "The same number from the spread and ε alone.", "unit"],
-  grad: ["The gradient that comes in", "How the loss would change if a feature of the output grew a little.", "gradient"],
-  straight: ["Straight through: the +1 path", "The add hands the gradient to x untouched. However deep the stack, this part arrives.", "gradient"],
-  grad_scaled: ["Through γ", "What was multiplied by γ forward is multiplied by γ backward.", "gradient"],
-  grad_mean: ["Its mean", "The part along (1, …, 1): adding a constant to all features changes nothing, so no gradient may go there.", "gradient"],
-  projection: ["Its part along the token", "Stretching the token changes nothing either, so this part has to go as well.", "gradient"],
-  dz: ["Through the norm", "What is left when both parts are gone, over the same root: a large token gets a small gradient.", "gradient"],
-  dnorm: ["Through the norm", "What is left when both parts are gone, over the same root: a large token gets a small gradient.", "gradient"],
-  dx: ["To the token", "The add copies the gradient: the whole of it goes back along the residual.", "gradient"],
-  dsublayer: ["To the sublayer", "And the whole of it goes into the sublayer.", "gradient"],
-  read_grad: ["Back from the sublayer", "What its own backward hands to what it read.", "gradient"],
-  dweight: ["To γ", "The gradient of the learned factors.", "parameters"],
-  dbias: ["To β", "The gradient of the learned offsets.", "parameters"],
+  x: ["The token", "One number for each feature: the input of the sublayer and of the residual connection.", "values"],
+  sublayer: ["The sublayer's output", "The output of attention or feed-forward, with as many numbers as the token.", "values"],
+  z: ["Add: the residual connection", "The output is added to the token, feature by feature.", "values"],
+  mean: ["The mean", "The average of the features.", "values"],
+  centred: ["Centre", "Subtract the mean from each feature.", "values"],
+  squares: ["Square", "Square each feature: features far from the mean count most.", "squares"],
+  variance: ["The variance", "The average of the squares.", "squares"],
+  mean_square: ["The mean square", "The average of the squares. RMSNorm does not subtract the mean.", "squares"],
+  root: ["The root", "The standard deviation. ε keeps it above 0, so that the division is safe.", "squares"],
+  normalized: ["Divide", "Divide each feature by the root: the result has variance 1 for every input.", "unit"],
+  scaled: ["Scale by γ", "Multiply by a learned factor for each feature.", "unit"],
+  shifted: ["Shift by β", "Add a learned offset for each feature.", "unit"],
+  check_mean: ["Check the mean", "The mean of the normalized features is 0.", "unit"],
+  check_variance: ["Check the variance", "Their variance is 1, up to the effect of ε.", "unit"],
+  check_square: ["Check the mean square", "Their mean square is 1, up to the effect of ε.", "unit"],
+  expected: ["Expected value", "The same number, computed from the variance and ε alone.", "unit"],
+  grad: ["The incoming gradient", "The gradient of the loss with respect to the output.", "gradient"],
+  straight: ["Through the residual connection", "The add passes the gradient to x unchanged. This part arrives at any depth.", "gradient"],
+  grad_scaled: ["Through γ", "The gradient is multiplied by γ, as the features were in the forward pass.", "gradient"],
+  grad_mean: ["Its mean", "The component along (1, …, 1). Adding a constant to all features does not change the output, so this component is removed.", "gradient"],
+  projection: ["Its component along the token", "Scaling the token does not change the output either, so this component is removed too.", "gradient"],
+  dz: ["Through the norm", "The rest of the gradient, divided by the root: a large token gets a small gradient.", "gradient"],
+  dnorm: ["Through the norm", "The rest of the gradient, divided by the root: a large token gets a small gradient.", "gradient"],
+  dx: ["To the token", "The add copies the gradient to the residual connection.", "gradient"],
+  dsublayer: ["To the sublayer", "The add copies the same gradient to the sublayer.", "gradient"],
+  read_grad: ["From the sublayer", "The gradient of the sublayer's input, from its own backward pass.", "gradient"],
+  dweight: ["To γ", "The gradient of the learned factors γ.", "parameters"],
+  dbias: ["To β", "The gradient of the learned offsets β.", "parameters"],
 };
 
-/** What differs by placement or norm. @type {Record<string, Record<string, Partial<Record<0 | 1, string>>>>} */
+/** Descriptions that differ by placement, norm or variance. @type {Record<string, Record<string, Partial<Record<0 | 1, string>>>>} */
 const VARIANTS = {
   pre: {
-    z: { 1: "The change is added to the token as it came: the norm stands on the branch, and the stream stays free." },
-    shifted: { 1: "A learned offset for each feature. This is what the sublayer reads." },
-    dx: { 1: "Two ways meet: straight along the residual, and through the norm that the sublayer reads by." },
+    z: { 1: "The output is added to the token without a norm: the norm is on the branch." },
+    shifted: { 1: "Add a learned offset for each feature. The result is the sublayer's input." },
+    dx: { 1: "The sum of two paths: the residual connection, and the sublayer with its norm." },
   },
   rms: {
-    normalized: { 1: "Each feature over that size: the result has a root mean square of 1 whatever came in." },
-    check_mean: { 1: "No mean was taken away, so it is not 0." },
-    dz: { 1: "What is left when that part is gone, over the same root: a large token gets a small gradient." },
-    dnorm: { 1: "What is left when that part is gone, over the same root: a large token gets a small gradient." },
-    projection: { 1: "Stretching the token changes nothing, so this part of the gradient has to go." },
+    normalized: { 1: "Divide each feature by the root: the result has a root mean square of 1 for every input." },
+    check_mean: { 1: "The mean was not subtracted, so it is not 0." },
+    dz: { 1: "The rest of the gradient, divided by the root: a large token gets a small gradient." },
+    dnorm: { 1: "The rest of the gradient, divided by the root: a large token gets a small gradient." },
+    projection: { 1: "Scaling the token does not change the output, so this component is removed." },
   },
   unbiased: {
-    variance: { 1: "The average square, but over d - 1, as statistics has it for a sample: larger than LayerNorm's." },
-    check_variance: { 1: "Their average square is (d - 1)/d, not 1: the norm divided by d - 1." },
+    variance: { 1: "The sum of the squares divided by d - 1, as for a sample in statistics: larger than LayerNorm's." },
+    check_variance: { 1: "Their variance is (d - 1)/d, not 1: the norm divided by d - 1." },
   },
 };
 
@@ -78,16 +78,16 @@ export function words(name, of) {
 }
 
 export const HEADINGS = {
-  forward: ["Forward", "from the token to what goes on"],
-  checks: ["Checks", "what a norm promises, computed from these numbers"],
-  backward: ["Backward", "from the gradient that comes in to what each part gets"],
+  forward: ["Forward", "from the token to the output"],
+  checks: ["Checks", "mean and variance of the normalized token"],
+  backward: ["Backward", "from the incoming gradient to that of each input"],
 };
 
-/** Whether the step is the residual's own: what no norm touches. @param {string} name @param {Trace} of */
+/** Whether the step is on the residual connection, without a norm. @param {string} name @param {Trace} of */
 export const straight = (name, of) => of.placement === "pre" && (name === "straight" || name === "grad" || name === "dx");
 
 /**
- * What the placement does to this gradient, from both traces: a sentence of numbers, not of opinion.
+ * The effect of the placement on this gradient, with the numbers of both traces.
  * @param {Trace} post @param {Trace} pre @param {(value: number) => string} show
  */
 export function moral(post, pre, show) {
@@ -96,8 +96,8 @@ export function moral(post, pre, show) {
     return Array.isArray(value) ? Math.hypot(...value) : NaN;
   };
   const [came, through, kept] = [size(post, "grad"), size(post, "dx"), size(pre, "straight")];
-  if (![came, through, kept].every(Number.isFinite)) return "With these numbers a gradient is no longer finite: look for the step that says why.";
-  if (!came) return "No gradient comes in, so none goes on.";
-  const first = `In post-LN the gradient goes through the norm on its way to x: of its length ${show(came)}, ${show(through)} arrives.`;
-  return `${first} In pre-LN the add hands x all ${show(kept)} of it, and what comes back through the sublayer on top.`;
+  if (![came, through, kept].every(Number.isFinite)) return "With these numbers a gradient is not finite: the notes of the steps say why.";
+  if (!came) return "The incoming gradient is 0.";
+  const first = `In post-LN the gradient passes through the norm on its way to x: its L2 norm changes from ${show(came)} to ${show(through)}.`;
+  return `${first} In pre-LN the residual connection passes all of it, ${show(kept)}, and the sublayer's part is added.`;
 }

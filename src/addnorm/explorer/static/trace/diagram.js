@@ -1,5 +1,5 @@
 // @ts-check
-/** The wrapper as a picture: x, the sublayer, the add, and the norm as a button that stands where it stands. */
+/** The sublayer with its add and its norm as a picture; a click moves the norm. */
 
 import { h, s, set } from "../dom.js";
 
@@ -33,7 +33,7 @@ export class Diagram {
     this.straight = s("text.trace-plus", { y: TOP - 14 });
     const arrow = s("path.trace-tip", { d: `M372 ${TOP - 5}l9 5l-9 5z` });
     this.picture = s("svg", { viewBox: "0 0 400 118", "aria-hidden": "true", focusable: "false" }, this.residual, this.branch, arrow, this.start, this.end, this.straight, this.add, this.sublayer, this.norm);
-    this.element = h("button.trace-wire", { type: "button", onclick: flip }, this.picture);
+    this.element = h("button.trace-diagram", { type: "button", onclick: flip }, this.picture);
   }
 
   /** @param {{placement: string, norm: string}} of @param {string} step  the step that is looked at */
@@ -45,9 +45,9 @@ export class Diagram {
     const name = norm === "rms" ? "RMSNorm" : "LayerNorm";
     set(this.normName, { text: name });
     set(this.end, { text: pre ? "z" : "y" });
-    set(this.straight, { text: pre ? "+1: nothing stands on this path" : "the norm stands on the path", x: pre ? 160 : 122 });
-    const says = pre ? `pre-LN: ${name} stands before the sublayer, off the residual` : `post-LN: ${name} stands on the residual, after the add`;
-    set(this.element, { class: `trace-wire ${placement}`, "aria-label": `${says}. Move it.` });
+    set(this.straight, { text: pre ? "no norm on this path" : "the norm is on this path", x: pre ? 160 : 122 });
+    const says = pre ? `pre-LN: ${name} before the sublayer, on the branch` : `post-LN: ${name} after the add, on the residual connection`;
+    set(this.element, { class: `trace-diagram ${placement}`, "aria-label": `${says}. Move it.` });
     const lit = new Set(LIT[step] ?? (step ? ["norm"] : []));
     for (const part of /** @type {const} */ (["norm", "sublayer", "add"])) this[part].classList.toggle("lit", lit.has(part));
     this.residual.classList.toggle("lit", lit.has("straight"));

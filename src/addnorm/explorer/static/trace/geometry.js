@@ -27,8 +27,8 @@ const GRADIENT = 0.6 * R3; // how long the longest arrow of a gradient is drawn
 
 /** What is drawn: class, and what the legend says of it; of the token the norm decides. */
 const LEGEND = [
-  ["token", ""], ["push", "what the norm does"], ["landed", "the normalized token"],
-  ["grad", "the gradient g"], ["along", "its part along the token: taken away"], ["rest", "what survives"],
+  ["token", ""], ["push", "effect of the norm"], ["landed", "normalized token"],
+  ["grad", "gradient g"], ["along", "its component along the token, removed"], ["rest", "the rest"],
 ];
 
 export class Geometry {
@@ -44,9 +44,9 @@ export class Geometry {
     this.play = h(
       "div.trace-moves",
       null,
-      this.#slider("times", "Stretch it: times", 0.1, 5, 0.1, change),
-      this.#slider("plus", "Lift it: plus", -5, 5, 0.1, change),
-      h("button.plain", { type: "button", onclick: () => change({ times: 1, plus: 0 }) }, "As it was"),
+      this.#slider("times", "Scale by", 0.1, 5, 0.1, change),
+      this.#slider("plus", "Add", -5, 5, 0.1, change),
+      h("button.plain", { type: "button", onclick: () => change({ times: 1, plus: 0 }) }, "Reset"),
     );
     this.element = h("figure.trace-geometry", null, h("figcaption", null, this.title), this.views, this.legend, this.play, this.moved, this.says);
   }
@@ -71,7 +71,7 @@ export class Geometry {
     set(this.title, { text: TITLES[drawn ? of.norm : "none"] });
     for (const part of [this.views, this.legend, this.play, this.moved]) set(part, { hidden: !drawn });
     const values = d <= 3 && well ? eigenvalues(jacobian(of)) : [];
-    this.#tell(well ? sentences(of, n, p, values) : ["A number here is inf or nan, and has no place in a picture. The steps say where it comes from."]);
+    this.#tell(well ? sentences(of, n, p, values) : ["A number is inf or nan and cannot be drawn. The notes of the steps say where it comes from."]);
     if (!drawn) return;
     for (const [name, value] of Object.entries({ times, plus })) {
       set(this.sliders[name].input, { value: String(value) });
@@ -81,7 +81,7 @@ export class Geometry {
     const landed = flat(step(normOf(of, moved), "normalized").value);
     const centre = of.norm === "layer" ? (/** @type {number[]} */ v) => v.map((value) => value - (v[0] + v[1] + v[2]) / 3) : (/** @type {number[]} */ v) => v;
     const frame = Math.min(4 * R3, Math.max(1.62 * R3, 1.15 * length(centre(token))));
-    set(this.legend.firstChild.lastChild, { text: of.norm === "layer" ? "the token, less its mean" : "the token" });
+    set(this.legend.firstChild.lastChild, { text: of.norm === "layer" ? "token minus its mean" : "token" });
     join(this.views, LOOKS[of.norm], () => view(), (element, look) => draw(element, look, { frame, from: centre(moved), was: centre(token), landed, n, p, name: normalizedName(of) }));
     this.#toldMove(of, token, moved, n, landed, times, plus);
   }
@@ -96,17 +96,17 @@ export class Geometry {
     const name = normalizedName(of);
     const [far, off] = [[moved, token], [landed, n]].map(([a, b]) => length(a.map((value, k) => value - b[k])));
     const still = off < 1e-3 * Math.max(length(n), 1e-300);
-    const where = still ? "its normalized point stays" : of.norm === "rms" && plus !== 0 ? "its normalized point moves: RMSNorm takes no mean away" : "its normalized point moves: next to so small a spread ε counts";
+    const where = still ? "its normalized point does not move" : of.norm === "rms" && plus !== 0 ? "its normalized point moves, since RMSNorm does not subtract the mean" : "its normalized point moves, since ε matters for so small a variance";
     const text = `${name} · ${show(times, 3)} ${plus < 0 ? "−" : "+"} ${show(Math.abs(plus), 3)}: ${name} moves by ${show(far, 3)}, ${where} (by ${show(off, 2)}).`;
-    set(this.moved, { text: far === 0 ? `Stretch ${name} or lift it, and watch the point on the ${of.norm === "rms" ? "sphere" : "circle"}.` : text });
+    set(this.moved, { text: far === 0 ? `Scale ${name} or add a constant, and watch the point on the ${of.norm === "rms" ? "sphere" : "circle"}.` : text });
   }
 }
 
 /** @type {Record<string, string>} */
 const TITLES = {
-  layer: "Every token lands on a circle",
-  rms: "Every token lands on a sphere",
-  none: "The shape of it",
+  layer: "Normalized tokens lie on a circle",
+  rms: "Normalized tokens lie on a sphere",
+  none: "Geometry",
 };
 
 /**
@@ -118,30 +118,30 @@ function sentences(of, n, p, values) {
   const v = normalizedName(of);
   const most = Math.max(...values.map(Math.abs));
   const eigen = values.map((value) => (Math.abs(value) < 1e-14 * most ? "0" : show(value, 3))).join(", ").replaceAll("-", "−");
-  const at = `${v}_norm has length ${show(length(n), 5)}, where √${d} = ${show(Math.sqrt(d), 5)}.`;
+  const at = `${v}_norm has L2 norm ${show(length(n), 5)}; √${d} = ${show(Math.sqrt(d), 5)}.`;
   const layer = of.norm === "layer";
-  if (layer && d === 1) return ["One feature is its own mean. Nothing is left of it, and no gradient comes through."];
+  if (layer && d === 1) return ["One feature equals its own mean: the normalized token is 0, and so is its gradient."];
   if (layer && d === 2) {
     const signs = n.map((value) => show(value, 5).replace("-", "−")).join(" and ");
     return [
-      `Two features: only a sign survives, which of them is the larger. They become ${signs}, however far apart they were.`,
-      `The Jacobian's eigenvalues are ${eigen}: no gradient comes through but what ε lets pass. With three features there is a picture here.`,
+      `With two features only a sign is left: which of them is larger. They become ${signs} for every input.`,
+      `The Jacobian's eigenvalues are ${eigen}: the gradient is 0 up to the effect of ε. With three features this panel draws a picture.`,
     ];
   }
   if (d !== 3) {
     const where = layer ? `a sphere of radius √${d} in the hyperplane orthogonal to (1, …, 1)` : `a sphere of radius √${d}`;
-    const kept = `${d - (layer ? 2 : 1)} of the gradient's ${d} directions survive`;
-    return [`Every normalized token lands on ${where}: ${at} ${kept}: those along that sphere. With three features there is a picture here.`];
+    const kept = `${d - (layer ? 2 : 1)} of the gradient's ${d} dimensions remain`;
+    return [`Every normalized token lies on ${where}: ${at} ${kept}, those along that sphere. With three features this panel draws a picture.`];
   }
   const share = (/** @type {number[]} */ part) => show(length(part), 3);
-  const taken = layer ? `${share(p.mean)} points along (1, 1, 1), straight out of the picture, and ${share(p.along)} along ${v}_norm: both are taken away` : `${share(p.along)} points along ${v}_norm and is taken away`;
-  const left = `${share(p.rest)} is left along the ${layer ? "circle" : "sphere"}, and over the root ${show(p.root, 3)} it is the ${share(p.through)} that goes on`;
+  const taken = layer ? `${share(p.mean)} is along (1, 1, 1), orthogonal to the picture, and ${share(p.along)} along ${v}_norm: both are removed` : `${share(p.along)} is along ${v}_norm and is removed`;
+  const left = `${share(p.rest)} remains along the ${layer ? "circle" : "sphere"}; divided by the root, ${show(p.root, 3)}, it is ${share(p.through)}`;
   const why = layer
-    ? "nothing along (1, 1, 1), nothing along the token but what ε lets pass, and 1/root in the one direction along the circle"
-    : "nothing along the token but what ε lets pass, and 1/root in the two directions along the sphere";
+    ? "0 along (1, 1, 1), 0 along the token up to the effect of ε, and 1/root along the circle"
+    : "0 along the token up to the effect of ε, and 1/root in the two directions along the sphere";
   return [
-    layer ? `Taking the mean away drops ${v} onto the plane orthogonal to (1, 1, 1); the root then brings it to the circle. ${at}` : `The root brings ${v} to the sphere along its own direction. ${at}`,
-    `The gradient g has length ${share(p.g)}. Of it ${taken}. ${left}.`,
+    layer ? `Subtracting the mean projects ${v} onto the plane orthogonal to (1, 1, 1); dividing by the root moves it to the circle. ${at}` : `Dividing by the root moves ${v} to the sphere along its own direction. ${at}`,
+    `The gradient g has L2 norm ${share(p.g)}. Of it ${taken}. ${left}.`,
     `The Jacobian's eigenvalues are ${eigen}: ${why}.`,
   ];
 }
@@ -190,11 +190,11 @@ function draw(element, look, { frame, from, was, landed, n, p, name }) {
   }
   const [beside, under] = labelled(token, point, tip(p.rest));
   set(names[0], { x: beside[0], y: beside[1] });
-  set(names[0].firstChild, { text: beyond ? `${name}, far out` : name });
+  set(names[0].firstChild, { text: beyond ? `${name}, outside` : name });
   set(names[1], { x: under[0], y: under[1] });
   names[1].firstChild.nodeValue = name;
   set(caption, { text: look.title });
-  set(svg, { "aria-label": `${look.title}: the circle of radius √3, ${name} at ${pair(place(from), unit)}, ${name}_norm at ${pair(point, unit)}, the surviving gradient as an arrow along the circle.` });
+  set(svg, { "aria-label": `${look.title}: the circle of radius √3, ${name} at ${pair(place(from), unit)}, ${name}_norm at ${pair(point, unit)}, the remaining gradient as an arrow along the circle.` });
 }
 
 /** @param {number[]} at @param {number} unit */

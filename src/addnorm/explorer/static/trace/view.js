@@ -88,9 +88,9 @@ function mount(root, { meta, store, say }) {
   const geometry = new Geometry((some, how) => change(some, how));
   const line = formula(".trace-equation");
   const title = h("p.trace-title");
-  const told = h("p.trace-moral");
+  const told = h("p.trace-comparison");
   const button = h("button", { type: "button", class: "plain", onclick: flip });
-  const shape = h("button.plain.trace-shape", { type: "button", onclick: () => geometry.element.scrollIntoView({ block: "start" }) }, "The shape of it ↓");
+  const shape = h("button.plain.trace-shape", { type: "button", onclick: () => geometry.element.scrollIntoView({ block: "start" }) }, "Geometry ↓");
   const result = h(
     "div.trace-result",
     null,
@@ -147,7 +147,7 @@ function mount(root, { meta, store, say }) {
       does?.();
       return Boolean(does);
     },
-    keys: /** @type {[string, string][]} */ ([["f", "the norm moves: post-LN, pre-LN"], ["j k", "the next step, the one before"], ["← →", "in the steps: likewise"]]),
+    keys: /** @type {[string, string][]} */ ([["f", "switch between post-LN and pre-LN"], ["j k", "next step, previous step"], ["← →", "in the steps: previous step, next step"]]),
     code: () => code(last, presets),
     data: () => described(last.plain),
   };
