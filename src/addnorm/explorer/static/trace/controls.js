@@ -76,7 +76,7 @@ export class Controls {
       h(
         "details.trace-variants",
         null,
-        h("summary", null, "Variants learners mix up"),
+        h("summary", null, "Variants of hand calculations"),
         h("div.trace-two", null, box("var"), box("epsat")),
         box("eps"),
         labelled("Digits shown", this.digits, { output: this.digitsSaid }),
