@@ -236,12 +236,12 @@ FAULTS = (
     ),
     Fault(
         "similarity-pairs", "record", "src/addnorm/stream/record/statistics.py",
-        "pairs = (counts * (counts - 1))[some]",
-        "pairs = (counts * counts)[some]",
+        "pairs = (counts * (counts - 1))[several]",
+        "pairs = (counts * counts)[several]",
     ),
     Fault(
         "padding-counts-as-unchanged", "record", "src/addnorm/stream/record/statistics.py",
-        "dots, same = dots[mask], same[mask]",
+        "dots, unchanged = dots[mask], unchanged[mask]",
         "dots = dots[mask]",
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""`record` against the same numbers computed in the open."""
+"""`record`: statistics, memory map and balance against the formulas on the tensors themselves."""
 
 from __future__ import annotations
 
@@ -21,26 +21,34 @@ def ids() -> Tensor:
     return token_ids()
 
 
-@pytest.mark.parametrize("post", [False, True], ids=["pre-LN", "post-LN"])
-class TestTheNumbers:
-    """What is recorded is what the formulas of `STATISTICS` give on the tensors themselves."""
+Run = tuple[Recording, list[dict[str, Tensor]], Model]  # the recording, the tensors of the same forward, the model
 
-    @pytest.fixture
-    def both(self, post: bool, ids: Tensor) -> tuple[Recording, list[dict[str, Tensor]], Model]:
-        model = Model(post)
-        rec = step(model, ids)
-        seen: list[dict[str, Tensor]] = []
-        model.zero_grad()
-        compute_loss(model(ids, seen)).backward()
-        return rec, seen, model
 
-    @pytest.mark.parametrize("role", ["in", "read", "raw", "write", "out"])
-    @pytest.mark.parametrize("statistic", REFERENCE)
-    def test_sizes(self, both: Any, role: str, statistic: str) -> None:
+@pytest.fixture(scope="module", params=[False, True], ids=["pre-LN", "post-LN"])
+def post(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def both(post: bool) -> Run:
+    ids = token_ids()
+    model = Model(post)
+    rec = step(model, ids)
+    seen: list[dict[str, Tensor]] = []
+    model.zero_grad()
+    compute_loss(model(ids, seen)).backward()
+    return rec, seen, model
+
+
+class TestStatistics:
+    def test_norms_of_every_role(self, both: Run) -> None:
         rec, seen, _ = both
-        assert column(rec, role, statistic) == pytest.approx([REFERENCE[statistic](s[role]) for s in seen], rel=1e-5)
+        for role in ("in", "read", "raw", "write", "out"):
+            for statistic, reference in REFERENCE.items():
+                expected = [reference(s[role]) for s in seen]
+                assert column(rec, role, statistic) == pytest.approx(expected, rel=1e-5), (role, statistic)
 
-    def test_the_write_and_the_stream(self, both: Any) -> None:
+    def test_write_relative_to_stream(self, both: Run) -> None:
         rec, seen, _ = both
         ratios = [float((lengths(s["write"]) / lengths(s["in"])).mean()) for s in seen]
         cosines = [
@@ -50,7 +58,7 @@ class TestTheNumbers:
         assert column(rec, "write", "ratio") == pytest.approx(ratios, rel=1e-5)
         assert column(rec, "write", "cosine") == pytest.approx(cosines, abs=1e-6)
 
-    def test_how_alike_the_tokens_are(self, both: Any) -> None:
+    def test_similarity_of_tokens(self, both: Run) -> None:
         rec, seen, _ = both
         expected = []
         for s in seen:
@@ -60,7 +68,7 @@ class TestTheNumbers:
             expected.append(float(cosines[:, off].mean()))
         assert column(rec, "out", "similarity") == pytest.approx(expected, abs=1e-6)
 
-    def test_the_norms_denominators(self, both: Any, post: bool) -> None:
+    def test_denominators_of_norms(self, both: Run, post: bool) -> None:
         rec, seen, _ = both
         role, of = ("norm_out", "z") if post else ("norm_in", "in")
         rstds = [(s[of].detach().double().var(-1, correction=0) + 1e-5).rsqrt() for s in seen]
@@ -68,13 +76,13 @@ class TestTheNumbers:
         assert column(rec, role, "rstd_max") == pytest.approx([float(r.max()) for r in rstds], rel=1e-5)
         assert column(rec, "scale", "sigma_max") == pytest.approx([float(1 / r.min()) for r in rstds], rel=1e-5)
 
-    @pytest.mark.parametrize("statistic", REFERENCE)
-    def test_the_gradient_at_the_stream(self, both: Any, statistic: str) -> None:
+    def test_gradient_at_the_stream(self, both: Run) -> None:
         rec, seen, _ = both
-        gradients = [s["out"].grad for s in seen]
-        assert column(rec, "grad", statistic) == pytest.approx([REFERENCE[statistic](g) for g in gradients], rel=1e-4)
+        for statistic, reference in REFERENCE.items():
+            expected = [reference(s["out"].grad) for s in seen]  # type: ignore[arg-type] # retained
+            assert column(rec, "grad", statistic) == pytest.approx(expected, rel=1e-4), statistic
 
-    def test_the_gradient_of_a_sublayers_parameters(self, both: Any) -> None:
+    def test_gradient_of_parameters(self, both: Run) -> None:
         rec, _, model = both
         expected = []
         for block in model.blocks:
@@ -83,7 +91,7 @@ class TestTheNumbers:
                 expected.append(float(torch.stack(grads).sum().sqrt()))
         assert column(rec, "params", "grad_l2") == pytest.approx(expected, rel=1e-5)
 
-    def test_a_memory_map_whose_rows_sum_to_one(self, both: Any, post: bool) -> None:
+    def test_memory_map_rows_sum_to_one(self, both: Run, post: bool) -> None:
         rec, _, _ = both
         sources, shares = rec.memory_maps["stream"]
         assert len(shares) == 5
@@ -91,13 +99,13 @@ class TestTheNumbers:
         assert all(sum(row) == pytest.approx(1.0) for row in shares)
         assert ("norm biases" in sources) == post
 
-    def test_the_map_is_the_decompositions(self, both: Any, ids: Tensor) -> None:
+    def test_memory_map_equals_decompose(self, both: Run, ids: Tensor) -> None:
         rec, _, model = both
         sources, shares = addnorm.decompose(model, ids).memory_map()
         found = dict(zip(rec.memory_maps["stream"][0], rec.memory_maps["stream"][1][-1], strict=True))
         assert found == pytest.approx(dict(zip(sources, shares[-1], strict=True)), rel=1e-4)
 
-    def test_a_balance_whose_amounts_add_up_to_the_streams_length(self, both: Any, ids: Tensor) -> None:
+    def test_balance_adds_up_to_the_stream_norm(self, both: Run, ids: Tensor) -> None:
         rec, seen, model = both
         sheet = rec.balances["stream"]
         assert sheet.reason == ""
@@ -106,22 +114,22 @@ class TestTheNumbers:
         assert sheet.stream_norm == pytest.approx(float(lengths(seen[-1]["out"]).mean()), rel=1e-5)
         parts = addnorm.decompose(model, ids)
         x = parts.state()
-        by_hand = {name: float(((c * x).sum(-1) / x.norm(dim=-1)).mean()) for name, c in parts.components().items()}
-        assert dict(zip(sheet.sources, sheet.amounts, strict=True)) == pytest.approx(by_hand, rel=1e-4, abs=1e-6)
+        expected = {name: float(((c * x).sum(-1) / x.norm(dim=-1)).mean()) for name, c in parts.components().items()}
+        assert dict(zip(sheet.sources, sheet.amounts, strict=True)) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
-    def test_what_the_inspection_knows_of_it(self, both: Any, post: bool) -> None:
+    def test_metadata_of_the_inspection(self, both: Run, post: bool) -> None:
         rec, _, _ = both
-        (name, known), *others = rec.metadata["streams"].items()
+        (name, metadata), *others = rec.metadata["streams"].items()
         assert (name, others, rec.metadata["unknown"]) == ("stream", [], [])
-        assert known["wiring"] == ("post_ln" if post else "pre_ln")
-        assert known["norms"] == "LayerNorm 1e-5"
-        assert (known["closure"] is None) == post
-        assert [*known["sites"]] == [site.id for site in rec.sites if site.kind not in ("start", "final")]
-        assert all(site["closes"] and site["closure"] < 1e-5 for site in known["sites"].values())
+        assert metadata["wiring"] == ("post_ln" if post else "pre_ln")
+        assert metadata["norms"] == "LayerNorm 1e-5"
+        assert (metadata["closure"] is None) == post
+        assert [*metadata["sites"]] == [site.id for site in rec.sites if site.kind not in ("start", "final")]
+        assert all(site["closes"] and site["closure"] < 1e-5 for site in metadata["sites"].values())
 
 
-class Odd(nn.Module):
-    """Two sublayers, and between them something that a sum of components does not pass."""
+class Interrupted(nn.Module):
+    """Two sublayers, and between them a step that components cannot be propagated through."""
 
     def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -136,7 +144,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("between", "says"),
+    ("between", "reason"),
     [
         (lambda model, x: x * model.scale, "multiplie"),
         (
@@ -147,17 +155,17 @@ class Odd(nn.Module):
     ],
     ids=["scaled", "masked", "longer"],
 )
-def test_where_no_balance_can_be_drawn_up_it_says_why(between: Any, says: str) -> None:
-    model = Odd(between)
+def test_balance_gives_the_reason_without_amounts(between: Any, reason: str) -> None:
+    model = Interrupted(between)
     with addnorm.record(model) as rec:
         model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
     (sheet,) = rec.balances.values()
-    assert says in sheet.reason
+    assert reason in sheet.reason
     assert (rec.memory_maps, sheet.sources, sheet.amounts) == ({}, (), ())
 
 
-class Low(nn.Module):
-    """A bfloat16 stream to which a write is added that is too small for most of its elements."""
+class SmallWrite(nn.Module):
+    """bfloat16 stream with a write below the round-off of most elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,27 +179,27 @@ class Low(nn.Module):
         return self.last(self.out)
 
 
-def test_elements_that_an_add_leaves_as_they_were() -> None:
-    model, x = Low(), torch.randn(2, 50, 256).bfloat16()
+def test_unchanged_elements() -> None:
+    model, x = SmallWrite(), torch.randn(2, 50, 256).bfloat16()
     with addnorm.record(model) as rec:
         model(x)
-    ((_, found),) = rec.series("write", "unchanged")
-    assert found == pytest.approx(float((model.out == x).double().mean()), abs=1e-7)
-    assert found > 0.2
+    ((_, share),) = rec.series("write", "unchanged")
+    assert share == pytest.approx(float((model.out == x).double().mean()), abs=1e-7)
+    assert share > 0.2
 
 
 def test_massive_activations() -> None:
-    model, x = Low().float(), torch.randn(2, 50, 256)
+    model, x = SmallWrite().float(), torch.randn(2, 50, 256)
     x[0, 0, 7] = 5000.0
     with addnorm.record(model) as rec:
         model(x)
-    found = {name: {site.id: value for site, value in rec.series("out", name)}["x_0"] for name in ("massive", "top")}
-    assert found["massive"] == 1.0
-    assert found["top"] == pytest.approx(5000 / float(x.abs().median()), rel=0.05)
+    values = {name: {site.id: value for site, value in rec.series("out", name)}["x_0"] for name in ("massive", "top")}
+    assert values["massive"] == 1.0
+    assert values["top"] == pytest.approx(5000 / float(x.abs().median()), rel=0.05)
 
 
 class Gated(nn.Module):
-    """What scales a write is computed, after it."""
+    """Writes whose scale an operator computes after them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +215,7 @@ class Gated(nn.Module):
         return self.last(x)
 
 
-def test_a_scale_that_is_computed() -> None:
+def test_write_with_a_computed_scale() -> None:
     model = Gated()
     with addnorm.record(model) as rec:
         for _ in range(2):
@@ -218,7 +226,7 @@ def test_a_scale_that_is_computed() -> None:
 
 
 def test_features_in_the_middle() -> None:
-    """Where another dimension is as wide."""
+    """Find the features where another dimension has the same size."""
 
     class Convolved(nn.Module):
         def __init__(self) -> None:
@@ -240,7 +248,7 @@ def test_features_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_the_map_is_of_the_weights_of_its_forward_whatever_an_optimizer_does_before_it_is_asked_for(norm_first):
+def test_memory_map_uses_the_weights_of_its_forward(norm_first):
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     x = torch.randn(2, 5, 16)
@@ -254,7 +262,7 @@ def test_the_map_is_of_the_weights_of_its_forward_whatever_an_optimizer_does_bef
     with addnorm.record(before) as expected:
         before(x).square().mean().backward()
         assert expected.memory_maps["stream"][1]
-    assert rec.balances["stream"].refused == ""
+    assert rec.balances["stream"].reason == ""
     assert rec.memory_maps["stream"][0] == expected.memory_maps["stream"][0]
     for found, exact in zip(rec.memory_maps["stream"][1], expected.memory_maps["stream"][1], strict=True):
         assert found == pytest.approx(exact, abs=1e-6)

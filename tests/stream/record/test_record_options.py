@@ -1,4 +1,4 @@
-"""`record` records what it is asked for, of the tokens that count, and refuses what cannot be."""
+"""Arguments of `record`: steps, layers, token masks, gradients, and errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def ids() -> Tensor:
     return token_ids()
 
 
-class TestWhatIsAsked:
-    def test_every_so_many(self, ids: Tensor) -> None:
+class TestOptions:
+    def test_every(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model, every=3) as rec:
             for _ in range(7):
@@ -31,12 +31,12 @@ class TestWhatIsAsked:
         assert {site.layer for site in rec.sites} == {None, 1}
         assert column(rec, "write", "rms") == pytest.approx(column(step(Model(layers=3), ids), "write", "rms")[2:4])
 
-    def test_layers_that_are_not(self, ids: Tensor) -> None:
+    def test_layers_out_of_range(self, ids: Tensor) -> None:
         with pytest.raises(ValueError, match=r"layers is \[5\], expected numbers from 0 to 1"):
             step(Model(), ids, layers=[5])
 
-    def test_tokens_that_count(self, ids: Tensor) -> None:
-        """Padding changes nothing of what is recorded of the others; here each token is its own sequence."""
+    def test_tokens_mask(self, ids: Tensor) -> None:
+        """Record only the tokens of the mask."""
         mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
         mask[:, 4:] = False
         model = Model()
@@ -45,41 +45,43 @@ class TestWhatIsAsked:
         model(ids, seen)
         expected = [REFERENCE["rms"](s["write"][mask]) for s in seen]
         assert column(rec, "write", "rms") == pytest.approx(expected, rel=1e-5)
-        alike = []
+        cosines = []
         for s in seen:
             unit = F.normalize(s["out"][:, :4].detach().double(), dim=-1)
-            alike.append(float((unit @ unit.transpose(1, 2))[:, ~torch.eye(4, dtype=torch.bool)].mean()))
-        assert column(rec, "out", "similarity") == pytest.approx(alike, abs=1e-6)
+            cosines.append(float((unit @ unit.transpose(1, 2))[:, ~torch.eye(4, dtype=torch.bool)].mean()))
+        assert column(rec, "out", "similarity") == pytest.approx(cosines, abs=1e-6)
 
-    def test_a_mask_of_another_shape(self, ids: Tensor) -> None:
+    def test_tokens_mask_of_wrong_shape(self, ids: Tensor) -> None:
         with pytest.raises(ValueError, match=r"tokens has shape \(2, 2\), expected \(3, 6\)"):
             step(Model(), ids, tokens=torch.ones(2, 2))
 
-    def test_without_gradients(self, ids: Tensor) -> None:
+    def test_grads_false(self, ids: Tensor) -> None:
         rec = step(Model(), ids, grads=False)
         assert {e.role for e in rec.table()}.isdisjoint({"grad", "params"})
 
-    def test_a_model_without_a_stream(self) -> None:
+    def test_model_without_a_stream(self) -> None:
         model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
         with pytest.raises(ValueError, match="no residual stream to record"), addnorm.record(model):
             model(torch.randn(2, 4))
 
     @pytest.mark.parametrize(("options", "message"), [({"every": 0}, "every"), ({"accumulate": 0}, "accumulate")])
-    def test_impossible_options(self, options: dict[str, int], message: str) -> None:
+    def test_counts_below_one(self, options: dict[str, int], message: str) -> None:
         with pytest.raises(ValueError, match=message), addnorm.record(Model(), **options):
             pass
 
-    def test_not_a_model(self) -> None:
+    def test_model_must_be_a_module(self) -> None:
         with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"), addnorm.record(torch.relu):  # type: ignore[arg-type]
             pass
 
-    def test_all_that_is_recorded_is_in_the_table_of_statistics(self, ids: Tensor) -> None:
-        known = {(s.role, s.name) for s in STATISTICS if not s.reciprocal_of}
-        assert {(e.role, e.statistic) for e in step(Model(), ids).table()} <= known
+    def test_every_recorded_statistic_is_declared(self, ids: Tensor) -> None:
+        declared = {(s.role, s.name) for s in STATISTICS if not s.reciprocal_of}
+        rows = [*step(Model(), ids).table(), *step(Model(post=True), ids).table()]
+        never = {("norm_branch", name) for name in ("rstd", "rstd_min", "rstd_max")}  # these models have no such norm
+        assert {(row.role, row.statistic) for row in rows} == declared - never
 
 
 class TestTokens:
-    def test_padding_is_no_massive_activation(self, ids: Tensor) -> None:
+    def test_padding_is_not_massive(self, ids: Tensor) -> None:
         model = Model()
         model.embed = nn.Identity()  # type: ignore[assignment]
         x = torch.randn(2, 5, D)
@@ -91,18 +93,18 @@ class TestTokens:
         alone = step(model, x[:, :-1])
         assert rec.series("out", "top")[0][1] == pytest.approx(alone.series("out", "top")[0][1])
 
-    def test_tokens_first(self) -> None:
-        """The mask tells which dimension is the batch."""
+    def test_batch_second(self) -> None:
+        """Find the batch dimension by the mask."""
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0)
         other = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True)
         models = [nn.TransformerEncoder(one, 2, enable_nested_tensor=False) for one in (layer, other)]
         models[1].load_state_dict(models[0].state_dict())
         x, mask = torch.randn(3, 5, D), torch.ones(3, 5)
-        turned, plain = step(models[0], x.transpose(0, 1), tokens=mask), step(models[1], x, tokens=mask)
-        assert column(turned, "out", "similarity") == pytest.approx(column(plain, "out", "similarity"), rel=1e-4)
+        transposed, plain = step(models[0], x.transpose(0, 1), tokens=mask), step(models[1], x, tokens=mask)
+        assert column(transposed, "out", "similarity") == pytest.approx(column(plain, "out", "similarity"), rel=1e-4)
 
-    def test_of_one_stream(self) -> None:
+    def test_mask_of_one_stream(self) -> None:
         torch.manual_seed(0)
         model = nn.Transformer(D, 2, 1, 1, 32, dropout=0.0, batch_first=True)
         source, target, mask = torch.randn(2, 6, D), torch.randn(2, 4, D), torch.ones(2, 6)

@@ -1,8 +1,9 @@
-"""`record` under everything that makes a forward run otherwise: checkpoints, accumulation, autocast, compilers, in-place adds."""
+"""`record` under checkpoints, gradient accumulation, autocast, torch.compile, torch.func, in-place adds, and for stacks."""
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -17,34 +18,49 @@ def ids() -> Tensor:
     return token_ids()
 
 
-class TestWhatRunsOtherwise:
-    @pytest.mark.parametrize("post", [False, True], ids=["pre-LN", "post-LN"])
-    @pytest.mark.parametrize("reentrant", [False, True])
+def cover(names: list[str]) -> list[Any]:
+    """Return every name with and without gradients; half of the pairs, each name once, are not slow."""
+    return [
+        pytest.param(name, gradients, marks=[pytest.mark.slow] * ((k + gradients) % 2))
+        for k, name in enumerate(names)
+        for gradients in (True, False)
+    ]
+
+
+class TestRuns:
+    @pytest.mark.parametrize(
+        ("post", "reentrant"),
+        [
+            (False, True),
+            (True, False),
+            *(pytest.param(both, both, marks=pytest.mark.slow) for both in (False, True)),
+        ],
+    )
     def test_checkpoints(self, post: bool, reentrant: bool, ids: Tensor) -> None:
-        """Each number is there once, and is that of the forward without."""
+        """Record each number once, as without checkpoints."""
         model = Model(post).train()
         plain = step(model, ids)
         model.checkpointed = reentrant
-        found = step(model, ids)
-        assert found.steps == (0,)
-        assert [e[:5] for e in found.table()] == [e[:5] for e in plain.table()]
-        assert [e.value for e in found.table()] == pytest.approx([e.value for e in plain.table()], rel=1e-4, abs=1e-6)
-        assert "note" not in found.metadata
+        rec = step(model, ids)
+        assert rec.steps == (0,)
+        assert [e[:5] for e in rec.table()] == [e[:5] for e in plain.table()]
+        assert [e.value for e in rec.table()] == pytest.approx([e.value for e in plain.table()], rel=1e-4, abs=1e-6)
+        assert "note" not in rec.metadata
 
-    def test_a_frozen_part_under_a_reentrant_checkpoint_gets_no_gradient(self, ids: Tensor) -> None:
-        """As without the recorder: of its inputs none requires one."""
+    def test_reentrant_checkpoint_of_frozen_inputs(self, ids: Tensor) -> None:
+        """Compute the same gradients as without the recorder: none where no input requires one."""
         model = Model().train()
         model.embed.requires_grad_(False)
         model.checkpointed = True
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's own, about just this
+            warnings.simplefilter("ignore")  # torch warns about these inputs
             compute_loss(model(ids)).backward()
             expected = [p.grad is None for p in model.parameters()]
             step(model, ids)
         assert [p.grad is None for p in model.parameters()] == expected
 
-    def test_gradient_accumulation_by_forward(self, ids: Tensor) -> None:
-        """Each forward is a step, with the gradients of its own backward."""
+    def test_each_forward_is_a_step(self, ids: Tensor) -> None:
+        """Record the gradients of each forward's own backward."""
         model = Model()
         alone = [step(model, part) for part in ids.split(1)]
         model.zero_grad()
@@ -56,7 +72,7 @@ class TestWhatRunsOtherwise:
                 mine = [v for _, v in rec.series(role, name, step=k)]
                 assert mine == pytest.approx([v for _, v in one.series(role, name)], rel=1e-4)
 
-    def test_gradient_accumulation_as_one_step(self, ids: Tensor) -> None:
+    def test_accumulate_is_one_step(self, ids: Tensor) -> None:
         model = Model()
         model.zero_grad()
         with addnorm.record(model, accumulate=3) as rec:
@@ -69,7 +85,7 @@ class TestWhatRunsOtherwise:
         ]  # fmt: skip
         assert column(rec, "params", "grad_l2") == pytest.approx(expected, rel=1e-4)
 
-    def test_one_backward_of_two_forwards(self, ids: Tensor) -> None:
+    def test_one_backward_for_two_forwards(self, ids: Tensor) -> None:
         model = Model()
         first, second = ids[:1], ids[1:2]
         one = step(model, first)
@@ -88,8 +104,8 @@ class TestWhatRunsOtherwise:
         assert column(rec, "write", "rms") == pytest.approx(column(plain, "write", "rms"), rel=0.03)
         assert rec.memory_maps
 
-    def test_dropout_is_that_of_the_run(self) -> None:
-        """The inspection before the first forward draws nothing: the output is what it is without a recorder."""
+    def test_random_numbers_are_unchanged(self) -> None:
+        """Draw no random numbers in the inspection before the first forward."""
         torch.manual_seed(0)
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.3, batch_first=True), 2).train()
         x = torch.randn(2, 5, D)
@@ -97,8 +113,8 @@ class TestWhatRunsOtherwise:
         expected = model(x)
         torch.manual_seed(3)
         with addnorm.record(model) as rec:
-            found = model(x)
-        assert torch.equal(found, expected)
+            y = model(x)
+        assert torch.equal(y, expected)
         assert len(rec.series("write", "rms")) == 4
 
     def test_evaluation_without_gradients(self, ids: Tensor) -> None:
@@ -136,8 +152,8 @@ class TestWhatRunsOtherwise:
         for role, name in (("in", "rms"), ("write", "ratio"), ("write", "cosine"), ("out", "similarity")):
             assert column(rec, role, name) == pytest.approx(column(expected, role, name), rel=1e-4)
 
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it imports its compiler
-    def test_a_compiled_model_runs_eagerly_and_says_so(self, ids: Tensor) -> None:
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch raises them when it imports its compiler
+    def test_compiled_model_runs_eagerly_with_a_warning(self, ids: Tensor) -> None:
         model = Model()
         compiled = torch.compile(model)
         with pytest.warns(UserWarning, match="compiled, and recorded eagerly"), addnorm.record(compiled) as rec:
@@ -145,10 +161,12 @@ class TestWhatRunsOtherwise:
         assert rec.metadata["note"] == "the model is compiled, and recorded eagerly"
         assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
 
-    @pytest.mark.parametrize("wiring", ["pre_ln", "sandwich", "rezero", "layer_scale", "parallel", "layernorm_scaling"])
-    @pytest.mark.parametrize("gradients", [True, False])
+    @pytest.mark.parametrize(
+        ("wiring", "gradients"),
+        cover(["pre_ln", "sandwich", "rezero", "layer_scale", "parallel", "layernorm_scaling"]),
+    )
     def test_stacks_of_this_library(self, wiring: str, gradients: bool) -> None:
-        """Whose operators are others with gradients and without, and which write into the memory of branches."""
+        """Record stacks, which run other operators without gradients and write into the memory of branches."""
         torch.manual_seed(0)
         model = addnorm.ResidualStack([nn.Sequential(nn.Linear(D, D), nn.GELU()) for _ in range(4)], D, wiring)
         with torch.no_grad():
@@ -163,8 +181,7 @@ class TestWhatRunsOtherwise:
         writes = [REFERENCE["rms"](w) for w in model.unroll(x).writes]
         assert column(rec, "write", "rms") == pytest.approx(writes, rel=1e-5)
 
-    @pytest.mark.parametrize("wiring", ["post_ln", "deepnorm", "mix_ln", "admin", "b2t"])
-    @pytest.mark.parametrize("gradients", [True, False])
+    @pytest.mark.parametrize(("wiring", "gradients"), cover(["post_ln", "deepnorm", "mix_ln", "admin", "b2t"]))
     def test_stacks_with_norms_on_the_stream(self, wiring: str, gradients: bool) -> None:
         torch.manual_seed(0)
         model = addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring)
@@ -175,7 +192,7 @@ class TestWhatRunsOtherwise:
         assert len(column(rec, "write", "rms")) >= 4
 
 
-def test_a_model_that_runs_otherwise_is_inspected_again(ids: Tensor) -> None:
+def test_changed_forward_is_inspected_again(ids: Tensor) -> None:
     class Switch(Model):
         skip = False
 
@@ -194,7 +211,7 @@ def test_a_model_that_runs_otherwise_is_inspected_again(ids: Tensor) -> None:
     assert [s.id for s, _ in rec.series("write", "rms", step=1)] == [s.id for s in rec.sites if s.layer == 1]
 
 
-def test_a_batch_of_nothing(ids: Tensor) -> None:
+def test_empty_batch(ids: Tensor) -> None:
     model = Model()
     with addnorm.record(model) as rec:
         for part in (ids, ids[:0], ids):
@@ -202,7 +219,7 @@ def test_a_batch_of_nothing(ids: Tensor) -> None:
     assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
 
 
-def test_inside_torch_func_it_is_said(ids: Tensor) -> None:
+def test_torch_func_forward_is_noted(ids: Tensor) -> None:
     model = Model()
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     with addnorm.record(model) as rec:

@@ -1,4 +1,4 @@
-"""`record` changes nothing of what a model computes, and leaves nothing behind: no hook, no tensor, no token in a cache."""
+"""`record` does not change results, and leaves no hook, tensor or token in a cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ids() -> Tensor:
     return token_ids()
 
 
-class TestNothingIsLeft:
+class TestNoSideEffects:
     @pytest.fixture
     def hooks(self) -> Iterator[Callable[[nn.Module], int]]:
         def count(model: nn.Module) -> int:
@@ -31,12 +31,12 @@ class TestNothingIsLeft:
 
         return count
 
-    def test_no_hook(self, ids: Tensor, hooks: Callable[[nn.Module], int]) -> None:
+    def test_hooks_are_removed(self, ids: Tensor, hooks: Callable[[nn.Module], int]) -> None:
         model = Model()
         step(model, ids)
         assert hooks(model) == 0
 
-    def test_no_hook_after_an_error_in_the_model(self, ids: Tensor, hooks: Callable[[nn.Module], int]) -> None:
+    def test_hooks_are_removed_after_an_error(self, ids: Tensor, hooks: Callable[[nn.Module], int]) -> None:
         model = Model()
         with addnorm.record(model):
             model(ids)
@@ -46,14 +46,14 @@ class TestNothingIsLeft:
         assert torch.backends.mha.get_fastpath_enabled()
         step(model, ids)
 
-    def test_the_model_computes_the_same(self, ids: Tensor) -> None:
+    def test_output_is_unchanged(self, ids: Tensor) -> None:
         model = Model()
         expected = model(ids)
         with addnorm.record(model):
-            found = model(ids)
-        assert torch.equal(found, expected)
+            y = model(ids)
+        assert torch.equal(y, expected)
 
-    def test_gradients_are_the_same(self, ids: Tensor) -> None:
+    def test_gradients_are_unchanged(self, ids: Tensor) -> None:
         model = Model(post=True)
         compute_loss(model(ids)).backward()
         expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -62,7 +62,7 @@ class TestNothingIsLeft:
             torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True) if p.grad is not None
         )
 
-    def test_memory_does_not_grow_with_the_steps(self, ids: Tensor) -> None:
+    def test_memory_does_not_grow_with_steps(self, ids: Tensor) -> None:
         model = Model()
 
         def tensors() -> int:
@@ -75,17 +75,17 @@ class TestNothingIsLeft:
                 model.zero_grad(set_to_none=False)
                 compute_loss(model(ids)).backward()
                 counts.append(tensors())
-        assert counts[3] <= counts[2] <= counts[1]  # less is what other tests left
+        assert counts[3] <= counts[2] <= counts[1]  # fewer where tensors of other tests are freed
 
-    def test_two_recorders_of_one_model(self, ids: Tensor) -> None:
+    def test_two_recorders(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as one, addnorm.record(model, grads=False) as two:
             compute_loss(model(ids)).backward()
         assert column(one, "write", "rms") == pytest.approx(column(two, "write", "rms"))
 
 
-def test_a_cache_that_is_given_is_used_once() -> None:
-    """The inspection before the first forward does not append to it."""
+def test_cache_is_appended_once() -> None:
+    """Leave the cache unchanged in the inspection before the first forward."""
     torch.manual_seed(0)
     decoder = addnorm.nn.Decoder(2, D, nhead=2).eval()
     memory = torch.randn(2, 4, D)
@@ -94,12 +94,12 @@ def test_a_cache_that_is_given_is_used_once() -> None:
     with torch.no_grad():
         expected = decoder(x, memory=memory, cache=plain)
         with addnorm.record(decoder):
-            found = decoder(x, memory=memory, cache=cache)
-    assert torch.equal(found, expected)
+            y = decoder(x, memory=memory, cache=cache)
+    assert torch.equal(y, expected)
     assert cache.length == plain.length
 
 
-def test_an_interrupted_forward_leaves_nothing(ids: Tensor) -> None:
+def test_interrupted_forward_leaves_no_hooks(ids: Tensor) -> None:
     model = Model()
 
     def stop(*_: Any) -> None:

@@ -1,16 +1,17 @@
-"""A recording: what goes in comes out, under every name."""
+"""`Recording`: numbers by step and site, names, spikes, and how it shows itself."""
 
 import math
 import sys
 
 import pytest
+from rich.console import Console
 
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import HOOK_NAMES, ROLES, STATISTICS, Balance, RecordedSite
-from support.recordings import INF, NAN, WRITES, filled, sites
+from support.recordings import INF, NAN, WRITES, filled, series_of, sites
 
 
-def test_the_table_is_tidy_by_step_depth_and_the_order_of_the_statistics():
+def test_table_is_sorted_by_step_depth_and_statistic():
     rec = filled(
         (0, 2, "write", "rms", 1.0), (0, 2, "in", "max", 2.0), (0, 1, "grad", "l2", 3.0), (4, 0, "out", "rms", 4.0)
     )
@@ -23,15 +24,15 @@ def test_the_table_is_tidy_by_step_depth_and_the_order_of_the_statistics():
     assert rec.steps == (0, 4)
 
 
-def test_a_second_number_of_a_step_replaces_the_first_and_a_late_one_finds_its_place():
+def test_add_replaces_and_inserts_by_step():
     rec = filled((3, 1, "out", "rms", 1.0), (3, 1, "out", "rms", 2.0))
     assert [entry.value for entry in rec.table()] == [2.0]
-    rec.add(2, 1, "out", "rms", 1.0)  # of a backward that came after the next forward
+    rec.add(2, 1, "out", "rms", 1.0)  # from a backward after the next forward
     assert [(entry.step, entry.value) for entry in rec.table()] == [(2, 1.0), (3, 2.0)]
     assert rec.steps == (2, 3)
 
 
-def test_a_number_takes_16_bytes():
+def test_number_takes_16_bytes():
     rec = filled(*((step, 1, "out", "rms", 1.0) for step in range(10_000)))
     (_, _, _, series), *others = rec.iter_series()
     assert not others
@@ -39,19 +40,19 @@ def test_a_number_takes_16_bytes():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         ((0, 9, "out", "rms", 1.0), "site is 9, expected a number from 0 to 5"),
         ((0, 1, "out", "rsm", 1.0), "out rsm is not recorded, expected 'out rms'"),
-        ((0, 1, "norm_in", "sigma", 1.0), "norm_in sigma is not recorded"),  # it follows from rstd
+        ((0, 1, "norm_in", "sigma", 1.0), "norm_in sigma is not recorded"),  # derived from rstd
     ],
 )
-def test_what_is_no_number_of_a_recording_is_refused(call, says):
-    with pytest.raises(ValueError, match=says):
+def test_add_rejects_unknown_sites_and_statistics(call, message):
+    with pytest.raises(ValueError, match=message):
         filled(call)
 
 
-def test_a_refused_number_leaves_nothing_behind():
+def test_failed_add_changes_nothing():
     rec = Recording(sites())
     for step, value in ((0, "text"), (0.5, 1.0), (0, None)):
         with pytest.raises((TypeError, ValueError)):
@@ -61,12 +62,12 @@ def test_a_refused_number_leaves_nothing_behind():
     assert rec.over_time(1, "out", "rms") == [(3, 1.0)]
 
 
-def test_two_sites_of_one_id_are_refused():
+def test_site_ids_must_be_unique():
     with pytest.raises(ValueError, match=r"2 sites have the id 'a'.*'a#2' for the second use"):
         Recording([RecordedSite("a", "a", "other", 0), RecordedSite("a", "a", "other", 1)])
 
 
-def test_sites_may_come_while_recording():
+def test_sites_may_be_appended():
     rec = Recording()
     rec.sites = sites()[:2]
     rec.add(0, 1, "out", "rms", 1.0)
@@ -87,17 +88,17 @@ def test_to_pandas():
     assert isinstance(frame, pandas.DataFrame)
 
 
-def test_a_balance_is_wrong_by_what_the_amounts_lack():
+def test_error_of_a_balance():
     assert Balance(("x_0", "f"), (3.0, -1.0), 2.0).error == 0.0
     assert Balance(("x_0", "f"), (3.0, -1.5), 2.0).error == 0.25
     assert math.isnan(Balance(("x_0",), (NAN,), 2.0).error)
     assert math.isnan(Balance(reason="it does not add up").error)
 
 
-# Names.
+# Names
 
 
-def test_every_statistic_has_a_role_a_meaning_and_a_formula_and_stands_once():
+def test_statistics_are_complete_and_unique():
     assert len({(one.role, one.name) for one in STATISTICS}) == len(STATISTICS)
     assert {one.role for one in STATISTICS} == set(ROLES)
     assert all(one.meaning and one.formula for one in STATISTICS)
@@ -114,16 +115,16 @@ def test_every_statistic_has_a_role_a_meaning_and_a_formula_and_stands_once():
         ("resid_post", "out", "feed-forward"),
     ],
 )
-def test_transformer_lens_names_choose_role_and_kind_of_site(name, role, kind):
+def test_transformer_lens_names_select_role_and_kind(name, role, kind):
     rec = filled(*((0, site, role, "rms", float(site)) for site in range(6)))
-    found = rec.series(name, "rms")
-    assert {site.kind for site, _ in found} == {kind}
-    assert [site.layer for site, _ in found] == [0, 1]
-    assert rec.series(f"1_{name}", "rms") == found[1:]
-    assert rec.over_time(found[0][0], name, "rms") == [(0, found[0][1])]
+    series = rec.series(name, "rms")
+    assert {site.kind for site, _ in series} == {kind}
+    assert [site.layer for site, _ in series] == [0, 1]
+    assert rec.series(f"1_{name}", "rms") == series[1:]
+    assert rec.over_time(series[0][0], name, "rms") == [(0, series[0][1])]
 
 
-def test_scale_is_the_denominator_of_the_norm_that_a_site_has():
+def test_scale_is_the_denominator_of_a_site_norm():
     rec = filled((0, 1, "norm_in", "rstd", 0.5), (0, 2, "norm_out", "rstd", 0.25), (0, 5, "norm_final", "rstd", 0.0))
     rec.add(0, 1, "norm_in", "rstd_min", 0.1)
     assert [value for _, value in rec.series("scale", "scale")] == [2.0, 4.0, INF]
@@ -132,9 +133,9 @@ def test_scale_is_the_denominator_of_the_norm_that_a_site_has():
     assert [value for _, value in rec.series("0_scale", "rstd")] == [0.5, 0.25]
 
 
-def test_series_is_by_depth_at_the_last_step_or_the_one_asked_for():
+def test_series_is_by_depth_at_one_step():
     rec = filled(*WRITES, (9, 1, "in", "rms", 1.0))
-    assert [value for _, value in rec.series("write", "rms")] == [51.0, 52.0, 53.0, 54.0]  # the last that has it
+    assert [value for _, value in rec.series("write", "rms")] == [51.0, 52.0, 53.0, 54.0]  # the last step that has it
     assert [value for _, value in rec.series("write", "rms", step=0)] == [1.0, 2.0, 3.0, 4.0]
     assert rec.series("write", "rms", step=9) == []
     assert rec.series("grad", "rms") == []
@@ -142,7 +143,7 @@ def test_series_is_by_depth_at_the_last_step_or_the_one_asked_for():
     assert rec.last_step(("grad", "rms")) is None
 
 
-def test_a_stream_can_be_chosen():
+def test_series_of_one_stream():
     rec = Recording([*sites(1, "encoder"), *sites(1, "decoder")])
     for site in range(8):
         rec.add(0, site, "out", "rms", float(site))
@@ -150,7 +151,7 @@ def test_a_stream_can_be_chosen():
     assert rec.streams == ("encoder", "decoder")
 
 
-def test_over_time_takes_a_site_by_id_place_or_itself():
+def test_over_time_accepts_id_index_or_site():
     rec = filled(*WRITES)
     expected = [(0, 1.0), (5, 51.0)]
     for site in ("0.attn", 1, -5, rec.sites[1]):
@@ -159,7 +160,7 @@ def test_over_time_takes_a_site_by_id_place_or_itself():
 
 
 @pytest.mark.parametrize(
-    ("ask", "says"),
+    ("call", "message"),
     [
         (lambda rec: rec.series("atn_out", "rms"), "name is 'atn_out', expected 'attn_out'."),
         (lambda rec: rec.series("3_wirte", "rms"), "name is '3_wirte', expected 'write'."),
@@ -175,8 +176,98 @@ def test_over_time_takes_a_site_by_id_place_or_itself():
         (lambda rec: Recording().series("in", "rms", stream="x"), "expected none: there is nothing yet"),
     ],
 )
-def test_what_there_is_not_is_said_in_one_sentence_with_what_there_is(ask, says):
-    with pytest.raises(ValueError) as raised:  # noqa: PT011 (what it says is compared as text, below)
-        ask(filled(*WRITES))
-    assert says in str(raised.value)
+def test_unknown_names_raise_one_sentence(call, message):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 (the message is compared below)
+        call(filled(*WRITES))
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+# Spikes
+
+
+def reference_spikes(values, window, sd, min_count):
+    """Return the spikes by the definition, value by value."""
+    before, spikes = [], []
+    for step, value in enumerate(values):
+        last = before[-window:]
+        if not math.isfinite(value):
+            spikes.append(step)
+            continue
+        mean = sum(last) / max(len(last), 1)
+        deviation = math.sqrt(sum((one - mean) ** 2 for one in last) / max(len(last), 1))
+        if len(last) >= min_count and value > mean + sd * max(deviation, 1e-6 * abs(mean)):
+            spikes.append(step)
+        before.append(value)
+    return spikes
+
+
+@pytest.mark.parametrize(("window", "min_count"), [(128, 32), (8, 8), (5, 2)])
+def test_spikes_equal_the_definition(window, min_count):
+    noise = [1.0 + 0.1 * math.sin(12.9898 * k * k) for k in range(5000)]
+    for at, value in ((40, 5.0), (41, 5.0), (700, NAN), (701, 3.0), (4095, 4.0), (4097, 4.0), (4999, INF)):
+        noise[at] = value
+    steps = [spike.step for spike in series_of(noise).spikes(window, min_count=min_count)]
+    assert steps == reference_spikes(noise, window, 6.0, min_count)
+    assert {40, 700, 701, 4095, 4999} <= set(steps)
+
+
+def test_spike_has_mean_and_sd_of_earlier_values():
+    (spike,) = series_of([1.0, 3.0] * 32 + [50.0]).spikes()
+    assert spike[:5] == (64, "0.attn", 0, "grad", "l2")
+    assert (spike.value, spike.mean, spike.sd) == (50.0, 2.0, 1.0)
+    assert str(spike) == "step 64, 0.attn: grad l2 is 50, after 2 ± 1"
+    (nan,) = series_of([NAN]).spikes()
+    assert str(nan) == "step 0, 0.attn: grad l2 is nan"
+
+
+def test_spikes_need_enough_values_and_more_than_round_off():
+    assert series_of([1.0] * 100 + [1.0 + 1e-7]).spikes() == []
+    assert series_of([1.0, 1.1] * 10 + [100.0]).spikes() == []
+    assert series_of([0.0] * 40 + [1.0]).spikes()[0].step == 40
+    with pytest.raises(ValueError, match="min_count is 200 and window 128"):
+        series_of([1.0]).spikes(min_count=200)
+
+
+# Terminals and notebooks
+
+
+def test_repr_is_one_line():
+    assert repr(Recording()) == "<Recording: 0 sublayers, no steps>"
+    assert repr(filled(*WRITES)) == "<Recording of Toy: 4 sublayers, 2 steps 0 ... 5>"
+    assert repr(series_of([1.0])) == "<Recording of Toy: 4 sublayers, 1 step 0, with gradients>"
+    two = Recording([*sites(1, "encoder"), *sites(1, "decoder")])
+    assert repr(two) == "<Recording: 4 sublayers in 2 streams, no steps>"
+
+
+def test_terminal_table_has_sites_and_recorded_statistics():
+    rec = filled((0, 1, "out", "rms", 1.2345), (0, 1, "write", "ratio", NAN))
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123 (closed with the console)
+    with console.file:
+        console.print(rec)
+    text = console.export_text()
+    assert "Recording of Toy: 4 sublayers" in text
+    for word in ("0.attn", "1.mlp", "feed-forward", "stream rms", "1.23", "write / stream", "nan"):
+        assert word in text
+    assert "similarity  " not in text.split("stream rms:")[0]
+
+
+def test_html_is_static_and_escaped():
+    rec = Recording(
+        [RecordedSite("<script>alert(1)</script>", "p", "attention", 0)], {"model": "<img src=x onerror=y>"}
+    )
+    rec.add(0, 0, "out", "rms", 1.0)
+    page = rec._repr_html_()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("<svg") == 1
+    assert "<svg" not in Recording()._repr_html_()
+
+
+def test_html_marks_values_that_are_not_finite():
+    values = [1.0, NAN, 3.0, 400.0]
+    page = filled(*((0, site, "out", "rms", value) for site, value in enumerate(values)))._repr_html_()
+    assert "log scale: 1 to 400, 1 not finite" in page
+    assert page.count("<circle") == 3
+    assert page.count("#B00020") == 1

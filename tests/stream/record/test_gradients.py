@@ -1,4 +1,4 @@
-"""`record` gives a gradient to the step whose forward it is of, whatever comes between."""
+"""Gradients of a recording belong to the step of their forward."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ def ids() -> Tensor:
     return token_ids()
 
 
-class TestWhichStepAGradientIsOf:
-    def first(self, rec: Recording, step: int) -> list[float]:
+class TestStepOfAGradient:
+    def norms(self, rec: Recording, step: int) -> list[float]:
         return [value for _, value in rec.series("params", "grad_l2", step=step)]
 
-    def test_a_backward_that_is_not_recorded_changes_nothing(self, ids: Tensor) -> None:
+    def test_unrecorded_backward_changes_nothing(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model, every=2) as rec:
             compute_loss(model(ids)).backward()
-            before = self.first(rec, 0)
+            before = self.norms(rec, 0)
             (compute_loss(model(ids)) * 10).backward()
-        assert self.first(rec, 0) == before
+        assert self.norms(rec, 0) == before
 
-    def test_backwards_after_both_forwards(self, ids: Tensor) -> None:
+    def test_two_backwards_after_two_forwards(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
             one, ten = compute_loss(model(ids)), compute_loss(model(ids)) * 10
             one.backward()
             ten.backward()
-        assert self.first(rec, 1) == pytest.approx([10 * value for value in self.first(rec, 0)], rel=1e-4)
+        assert self.norms(rec, 1) == pytest.approx([10 * value for value in self.norms(rec, 0)], rel=1e-4)
 
-    def test_an_evaluation_before_the_backward(self, ids: Tensor) -> None:
+    def test_evaluation_before_the_backward(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
             loss = compute_loss(model(ids))
             with torch.no_grad():
                 model(ids)
             loss.backward()
-        assert len(self.first(rec, 0)) == 4
-        assert self.first(rec, 1) == []
+        assert len(self.norms(rec, 0)) == 4
+        assert self.norms(rec, 1) == []
 
-    def test_an_input_that_requires_a_gradient_enters_twice(self) -> None:
+    def test_input_with_gradient_in_two_forwards(self) -> None:
         model = Model()
         model.embed = nn.Identity()  # type: ignore[assignment]
         x = torch.randn(2, 5, D, requires_grad=True)
@@ -56,7 +56,7 @@ class TestWhichStepAGradientIsOf:
             (compute_loss(model(x)) * 10).backward()
         assert rec.series("grad", "l2", step=0) == before
 
-    def test_after_a_backward_that_failed(self, ids: Tensor) -> None:
+    def test_failed_backward_has_ended(self, ids: Tensor) -> None:
         model = Model()
 
         def fail(grad: Tensor) -> None:
@@ -67,11 +67,11 @@ class TestWhichStepAGradientIsOf:
             with pytest.raises(RuntimeError, match="stop"):
                 compute_loss(model(ids)).backward()
             handle.remove()
-            before = self.first(rec, 0)
+            before = self.norms(rec, 0)
             (compute_loss(model(ids)) * 10).backward()
-        assert self.first(rec, 0) == before
+        assert self.norms(rec, 0) == before
 
-    def test_a_module_that_is_replaced(self, ids: Tensor) -> None:
+    def test_replaced_module_gets_hooks(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
             compute_loss(model(ids)).backward()
@@ -79,5 +79,5 @@ class TestWhichStepAGradientIsOf:
             model.zero_grad()
             compute_loss(model(ids)).backward()
         expected = float(torch.stack([p.grad.norm() for p in model.blocks[0].mix.parameters()]).norm())
-        assert self.first(rec, 1)[0] == pytest.approx(expected, rel=1e-4)
+        assert self.norms(rec, 1)[0] == pytest.approx(expected, rel=1e-4)
         assert "note" not in rec.metadata

@@ -1,4 +1,4 @@
-"""A recording as a file: every bit comes back, a write that fails leaves the old one, and what is no recording is refused."""
+"""Files of recordings: exact round trips, atomic writes, one-sentence errors for other files."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from addnorm.stream.record.schema import Balance, RecordedSite
 from support.recordings import INF, NAN, WRITES, filled
 
 
-def rich_recording():
+def full_recording():
     rec = filled(*WRITES, (5, 1, "out", "rms", NAN), (5, 2, "out", "rms", INF), (5, 3, "out", "rms", -INF))
     rec.add(7, 1, "norm_in", "rstd", 0.1)  # no binary fraction
     rec.metadata |= {"dtype": "bfloat16", "notes": ["é <b>", None, 1.5, True], "limits": {"eps": 1e-5}}
@@ -22,8 +22,8 @@ def rich_recording():
 
 
 @pytest.mark.parametrize("suffix", [".json", ".addnorm.json", ".parquet"])
-def test_a_file_keeps_every_bit(tmp_path, suffix):
-    rec, path = rich_recording(), tmp_path / f"run{suffix}"
+def test_files_keep_every_bit(tmp_path, suffix):
+    rec, path = full_recording(), tmp_path / f"run{suffix}"
     assert rec.save(str(path)) == path
     again = Recording.load(path)
     assert again.to_dict() == rec.to_dict()
@@ -34,35 +34,35 @@ def test_a_file_keeps_every_bit(tmp_path, suffix):
         rec.steps,
     )
     assert str(again.balances) == str(rec.balances)
-    assert str(again.table()) == str(rec.table())  # as text: NaN is not NaN
+    assert str(again.table()) == str(rec.table())  # as text: NaN != NaN
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_file_of_a_version_without_balances_is_one_too(tmp_path):
-    document = rich_recording().to_dict()
+def test_balances_are_optional(tmp_path):
+    document = full_recording().to_dict()
     del document["balances"]
     (tmp_path / "old.json").write_text(json.dumps(document))
     old = Recording.load(tmp_path / "old.json")
-    assert (old.balances, old.memory_maps) == ({}, rich_recording().memory_maps)
+    assert (old.balances, old.memory_maps) == ({}, full_recording().memory_maps)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_an_empty_recording_is_one_too(tmp_path, suffix):
+def test_empty_recording(tmp_path, suffix):
     Recording().save(tmp_path / f"run{suffix}")
     assert Recording.load(tmp_path / f"run{suffix}").to_dict() == Recording().to_dict()
 
 
-def test_json_is_strictly_valid():
+def test_json_is_valid():
     def refuse(name):
         raise AssertionError(name)
 
-    document = json.loads(json.dumps(rich_recording().to_dict(), allow_nan=False), parse_constant=refuse)
+    document = json.loads(json.dumps(full_recording().to_dict(), allow_nan=False), parse_constant=refuse)
     assert (document["schema"], document["schema_version"]) == ("addnorm.recording", 1)
     values = {row["site"]: row["values"] for row in document["series"] if row["role"] == "out"}
     assert values == {1: ["NaN"], 2: ["Infinity"], 3: ["-Infinity"]}
 
 
-def test_facts_that_json_lacks_are_written_as_text(tmp_path):
+def test_metadata_is_written_as_json_types(tmp_path):
     torch = pytest.importorskip("torch")
     rec = Recording(metadata={"dtype": torch.bfloat16, "shape": torch.Size([2, 3]), "loss": NAN})
     rec.save(tmp_path / "run.json")
@@ -70,9 +70,9 @@ def test_facts_that_json_lacks_are_written_as_text(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, suffix, monkeypatch):
+def test_failed_write_keeps_the_old_file(tmp_path, suffix, monkeypatch):
     path = tmp_path / f"run{suffix}"
-    rich_recording().save(path)
+    full_recording().save(path)
     before = path.read_bytes()
     monkeypatch.setattr(store, "_head", lambda recording: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -81,9 +81,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, suffix, monkeypatch):
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_parquet_is_a_tidy_table_for_others(tmp_path):
+def test_parquet_is_a_tidy_table(tmp_path):
     pandas = pytest.importorskip("pandas")
-    rec = rich_recording()
+    rec = full_recording()
     rec.save(tmp_path / "run.parquet")
     frame = pandas.read_parquet(tmp_path / "run.parquet")
     assert [*frame.columns] == ["step", "site", "layer", "role", "statistic", "value"]
@@ -91,6 +91,7 @@ def test_parquet_is_a_tidy_table_for_others(tmp_path):
 
 
 def change(**changes):
+    """Return a function that changes keys of a document."""
     return lambda document: {**document, **changes}
 
 
@@ -100,7 +101,7 @@ SITE = {"id": "a", "path": "a", "kind": "other", "layer": 0, "stream": "stream",
 ROW = {"site": 0, "role": "out", "statistic": "rms", "steps": [0], "values": [1.0]}
 
 
-HOSTILE = {
+WRONG = {
     "another schema": (change(schema="torch.profiler"), "schema 'torch.profiler', expected 'addnorm.recording'"),
     "a list": (lambda document: [document], "schema None"),
     "newer": (change(schema_version=2), "version 2, expected at most 1: install a newer addnorm"),
@@ -136,28 +137,31 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "says"), HOSTILE.values(), ids=HOSTILE)
-def test_a_file_that_is_no_recording_is_refused_in_one_sentence(tmp_path, spoil, says):
+def assert_one_sentence(text, path, part):
+    assert text.startswith(f"{path} is ")
+    assert part in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(("edit", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_document_raises_one_sentence(tmp_path, edit, message):
     path = tmp_path / "run.json"
-    path.write_text(json.dumps(spoil(rich_recording().to_dict())))
+    path.write_text(json.dumps(edit(full_recording().to_dict())))
     with pytest.raises(ValueError, match=r".") as raised:
         Recording.load(path)
-    message = str(raised.value)
-    assert message.startswith(f"{path} is ")
-    assert says in message
-    assert "\n" not in message
+    assert_one_sentence(str(raised.value), path, message)
 
 
 @pytest.mark.parametrize("name", ["run.json", "run.parquet"])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"PAR1" * 5, b"[" * 100_000])
-def test_broken_files_are_refused(tmp_path, name, content):
+def test_broken_files_raise(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"run\.\w+ is no (JSON|Parquet)"):
         Recording.load(path)
 
 
-def test_parquet_of_others_is_refused(tmp_path):
+def test_other_parquet_raises(tmp_path):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table, path = arrow.table({"a": [1]}), tmp_path / "other.parquet"
     parquet.write_table(table, path)
@@ -171,7 +175,7 @@ def test_parquet_of_others_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("column", "says"),
+    ("column", "message"),
     [
         ({"step": [None]}, "a wrong number"),
         ({"step": [0.5]}, "a wrong number"),
@@ -182,7 +186,7 @@ def test_parquet_of_others_is_refused(tmp_path):
         ({"step": [[0]]}, "a table that cannot be read"),
     ],
 )
-def test_parquet_of_other_types_is_refused_in_one_sentence(tmp_path, column, says):
+def test_parquet_of_wrong_types_raises_one_sentence(tmp_path, column, message):
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"step": [0], "site": ["a"], "role": ["out"], "statistic": ["rms"], "value": [1.0]} | column
     head = json.dumps(store._head(Recording([RecordedSite("a", "a", "other", 0)])))
@@ -190,12 +194,10 @@ def test_parquet_of_other_types_is_refused_in_one_sentence(tmp_path, column, say
     parquet.write_table(arrow.table(columns).replace_schema_metadata({"addnorm.recording": head}), path)
     with pytest.raises(ValueError, match=r".") as raised:
         Recording.load(path)
-    assert str(raised.value).startswith(f"{path} is ")
-    assert says in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert_one_sentence(str(raised.value), path, message)
 
 
-def test_other_suffixes_and_files_that_are_not_there(tmp_path):
+def test_unknown_suffix_and_missing_file(tmp_path):
     with pytest.raises(ValueError, match=r"run.pkl', expected one that ends in .json or .parquet"):
         Recording().save(tmp_path / "run.pkl")
     with pytest.raises(FileNotFoundError):
@@ -205,7 +207,7 @@ def test_other_suffixes_and_files_that_are_not_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "use", "says"),
+    ("module", "use", "message"),
     [
         ("pandas", lambda rec, folder: rec.to_pandas(), r"needed to make a DataFrame: pip install 'addnorm\[data\]'"),
         (
@@ -216,8 +218,8 @@ def test_other_suffixes_and_files_that_are_not_there(tmp_path):
         ("matplotlib.pyplot", lambda rec, folder: rec.plot.stream(), r"draw: pip install 'addnorm\[plot\]'"),
     ],
 )
-def test_a_package_that_is_not_there_is_missed_with_its_extra(tmp_path, monkeypatch, module, use, says):
+def test_missing_package_names_its_extra(tmp_path, monkeypatch, module, use, message):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=says):
+    with pytest.raises(ImportError, match=message):
         use(filled((0, 1, "out", "rms", 1.0)), tmp_path)
     assert [*tmp_path.iterdir()] == []
