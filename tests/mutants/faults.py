@@ -39,7 +39,7 @@ AREAS = {
     "equation": ("tests/wirings", "tests/cli/test_wirings.py"),
     "trace": ("tests/trace",),
     "finder": ("tests/stream/find",),
-    "record": ("tests/stream/record/test_record*.py",),
+    "record": ("tests/stream/record/test_record*.py tests/stream/record/test_gradients.py",),
     "decompose": ("tests/stream/test_decompose.py",),
     "ablate": ("tests/stream/test_ablate*.py",),
     "proof": ("tests/fusion/test_proof*.py tests/fusion/test_rng_replay.py",),

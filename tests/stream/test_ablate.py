@@ -1,4 +1,4 @@
-"""`ablate` and `scale_write`: the same as a model that was written so, gradients included, and nothing is left behind."""
+"""`ablate` and `scale_write`: results and gradients of a model that is written so, without side effects."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 class TestScaleWrite:
     @pytest.mark.parametrize("s", [0.0, 0.5, -2.0, 1.0])
-    def test_is_the_model_that_has_the_factor(self, model: Model, x: Tensor, s: float) -> None:
+    def test_equals_the_model_with_the_factor(self, model: Model, x: Tensor, s: float) -> None:
         site = addnorm.inspect(model, x).sites[1]
         with addnorm.scale_write(site, s):
             found = model(x)
         assert torch.allclose(found, written(model, 1, s, x), atol=1e-6)
 
     @pytest.mark.parametrize("s", [0.5, 0.0])
-    def test_so_are_its_gradients(self, model: Model, x: Tensor, s: float) -> None:
-        """Also those of a sublayer that ends in an operator which keeps its result for the backward."""
+    def test_gradients_equal_those_of_the_model(self, model: Model, x: Tensor, s: float) -> None:
+        """Compare also gradients of a sublayer whose last operator saves its output for the backward."""
         site = addnorm.inspect(model, x).sites[2]
         cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
         (written(model, 2, s, x) * cotangent).sum().backward()
@@ -46,7 +46,7 @@ class TestScaleWrite:
         found = [p.grad for p in model.parameters() if p.grad is not None]
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
 
-    def test_a_factor_that_is_no_number(self, model: Model, x: Tensor) -> None:
+    def test_factor_must_be_a_number(self, model: Model, x: Tensor) -> None:
         with (
             pytest.raises((TypeError, ValueError), match="s is 'half'"),
             addnorm.scale_write(
@@ -59,7 +59,7 @@ class TestScaleWrite:
 
 class TestAblate:
     @pytest.mark.parametrize("mode", ["zero", "mean"])
-    def test_is_the_model_without(self, model: Model, x: Tensor, mode: Any) -> None:
+    def test_equals_the_model_without_the_write(self, model: Model, x: Tensor, mode: Any) -> None:
         site = addnorm.inspect(model, x).sites[3]
         with addnorm.ablate(site, mode):
             found = model(x)
@@ -73,21 +73,21 @@ class TestAblate:
         with addnorm.ablate(sites[0]), addnorm.scale_write(sites[2], 0.5):
             assert torch.allclose(model(x), expected, atol=1e-6)
 
-    def test_of_one_site_twice(self, x: Tensor) -> None:
+    def test_blocks_of_one_site_multiply(self, x: Tensor) -> None:
         model = Model()
         site = addnorm.inspect(model, x).sites[1]
         with addnorm.scale_write(site, 0.5), addnorm.scale_write(site, 0.5):
             found = model(x)
         assert torch.allclose(found, written(model, 1, 0.25, x), atol=1e-6)
 
-    def test_the_model_is_restored(self, model: Model, x: Tensor) -> None:
+    def test_model_is_restored(self, model: Model, x: Tensor) -> None:
         before = model(x)
         site = addnorm.inspect(model, x).sites[0]
         with addnorm.ablate(site):
             model(x)
         assert torch.equal(model(x), before)
 
-    def test_also_after_an_error(self, model: Model, x: Tensor) -> None:
+    def test_model_is_restored_after_an_error(self, model: Model, x: Tensor) -> None:
         before = model(x)
         site = addnorm.inspect(model, x).sites[0]
         with pytest.raises(RuntimeError, match=r"size|shapes"), addnorm.ablate(site):
@@ -96,15 +96,15 @@ class TestAblate:
         assert not model._forward_hooks
         assert not model._forward_pre_hooks
 
-    def test_other_inputs_than_were_inspected(self, model: Model, x: Tensor) -> None:
+    def test_inputs_of_another_shape(self, model: Model, x: Tensor) -> None:
         site = addnorm.inspect(model, x).sites[1]
         other = torch.randn(3, 9, D)
         with addnorm.ablate(site):
             found = model(other)
         assert torch.allclose(found, written(model, 1, 0.0, other), atol=1e-6)
 
-    def test_recorded_meanwhile(self, x: Tensor) -> None:
-        """The recorder outside of the block sees what the sublayer returns; the stream is the ablated one's."""
+    def test_record_around_ablate(self, x: Tensor) -> None:
+        """Record the stream of the ablated model."""
         model = Model()
         site = addnorm.inspect(model, x).sites[1]
         with addnorm.record(model) as rec, addnorm.ablate(site), torch.no_grad():
@@ -134,8 +134,8 @@ ADDS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", ADDS)
-def test_however_the_add_is_written(name: str, x: Tensor) -> None:
-    class Written(nn.Module):
+def test_every_form_of_the_add(name: str, x: Tensor) -> None:
+    class OneAdd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
@@ -146,10 +146,10 @@ def test_however_the_add_is_written(name: str, x: Tensor) -> None:
         def forward(self, x: Tensor) -> Tensor:
             f = self.f(self.norm(x))
             whole = ADDS[name](x, f, self.g)
-            nothing = x * 0.75 if name == "lerp" else x
-            return self.last(nothing + (whole - nothing) * self.factor) if self.factor != 1.0 else self.last(whole)
+            kept = x * 0.75 if name == "lerp" else x
+            return self.last(kept + (whole - kept) * self.factor) if self.factor != 1.0 else self.last(whole)
 
-    model = Written()
+    model = OneAdd()
     (site,) = addnorm.inspect(model, x).sites
 
     def run() -> tuple[Tensor, dict[str, Tensor]]:
@@ -169,8 +169,8 @@ def test_however_the_add_is_written(name: str, x: Tensor) -> None:
         torch.testing.assert_close(gradient, exact[n], atol=1e-4, rtol=1e-3, msg=n)
 
 
-class Checked(Model):
-    """Whose layers are computed again in the backward."""
+class Checkpointed(Model):
+    """Model whose layers are recomputed in the backward."""
 
     reentrant = False
 
@@ -182,8 +182,7 @@ class TestGradients:
     @pytest.mark.parametrize("reentrant", [False, True])
     @pytest.mark.parametrize("scale", [0.0, 0.5])
     def test_under_checkpoints(self, reentrant: bool, scale: float, x: Tensor) -> None:
-        """What is computed again is what was computed."""
-        model = Checked()
+        model = Checkpointed()
         model.reentrant = reentrant
         x.requires_grad_()
         site = addnorm.inspect(model, x).sites[1]
@@ -197,8 +196,8 @@ class TestGradients:
         found = [p.grad for p in model.parameters() if p.grad is not None]
         assert all(torch.allclose(a, b, atol=1e-4, rtol=1e-3) for a, b in zip(found, expected, strict=True))
 
-    def test_of_what_else_reads_the_write(self, x: Tensor) -> None:
-        """Only what the stream hands back is scaled, not the gradient of an auxiliary loss."""
+    def test_auxiliary_loss_keeps_its_gradient(self, x: Tensor) -> None:
+        """Scale only the gradient of the stream, not that of another loss of the write."""
         model = Model()
         site = addnorm.inspect(model, x).sites[3]
         kept: list[Tensor] = []
@@ -211,7 +210,7 @@ class TestGradients:
         kept[-1].square().sum().backward()
         assert torch.allclose(found, model.f[3][0].weight.grad)  # type: ignore[arg-type]
 
-    def test_a_parameter_that_is_added_has_no_hook_afterwards(self, x: Tensor) -> None:
+    def test_added_parameter_has_no_hook_afterwards(self, x: Tensor) -> None:
         class Position(Model):
             def __init__(self) -> None:
                 super().__init__()
@@ -228,7 +227,7 @@ class TestGradients:
         assert not model.where._backward_hooks
 
 
-def test_a_write_of_nan_is_taken_away() -> None:
+def test_ablate_removes_nan() -> None:
     model = Model().eval()
     x = torch.randn(2, 5, D)
     site = addnorm.inspect(model, x).sites[2]
@@ -237,8 +236,8 @@ def test_a_write_of_nan_is_taken_away() -> None:
         assert model(x).isfinite().all()
 
 
-def test_an_interrupted_forward_leaves_nothing(x: Tensor) -> None:
-    """torch calls no hook after a KeyboardInterrupt."""
+def test_interrupted_forward_leaves_no_hooks(x: Tensor) -> None:
+    """Clean up after a KeyboardInterrupt, after which torch calls no hook."""
     model = Model().eval()
     site = addnorm.inspect(model, x).sites[0]
     before = model(x)
@@ -255,12 +254,12 @@ def test_an_interrupted_forward_leaves_nothing(x: Tensor) -> None:
         with pytest.raises(KeyboardInterrupt):
             model(x)
         handle.remove()
-        assert torch.allclose(model(x), written(model, 0, 0.0, x), atol=1e-6)  # the next forward is one again
+        assert torch.allclose(model(x), written(model, 0, 0.0, x), atol=1e-6)  # the next forward is ablated again
     assert torch.equal(model(x), before)
 
 
 class Depth(nn.Module):
-    """Which adds a random number to another in training: the adds after it are others by their number."""
+    """Model with further operators in training: the same adds have other addresses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,19 +276,19 @@ class Depth(nn.Module):
         return x
 
 
-def test_a_forward_with_other_adds_is_refused(x: Tensor) -> None:
+def test_forward_with_other_adds_raises(x: Tensor) -> None:
     model = Depth().eval()
     site = addnorm.inspect(model, x).sites[1]
     with pytest.raises(RuntimeError, match="did not reach site"), addnorm.ablate(site):
         model.train()(x)
 
 
-class TestRefusals:
-    def test_no_site(self) -> None:
+class TestErrors:
+    def test_site_must_be_a_site(self) -> None:
         with pytest.raises(TypeError, match="site is str, expected one of the sites"), addnorm.ablate("h.0"):  # type: ignore[arg-type]
             pass
 
-    def test_another_mode(self, model: Model, x: Tensor) -> None:
+    def test_unknown_mode(self, model: Model, x: Tensor) -> None:
         with (
             pytest.raises(ValueError, match="mode is 'resample'"),
             addnorm.ablate(
@@ -299,7 +298,7 @@ class TestRefusals:
         ):
             pass
 
-    def test_a_forward_that_does_not_come_by(self, x: Tensor) -> None:
+    def test_forward_that_misses_the_site(self, x: Tensor) -> None:
         class Early(Model):
             stop = False
 
@@ -317,7 +316,7 @@ class TestRefusals:
         with addnorm.ablate(site):
             model(x)
 
-    def test_a_model_that_is_gone(self, x: Tensor) -> None:
+    def test_deleted_model(self, x: Tensor) -> None:
         import gc
 
         site = addnorm.inspect(Model(), x).sites[0]

@@ -1,4 +1,4 @@
-"""`ablate_each`: each sublayer's loss and divergence are those of the model without it, and what it ran through is as it was."""
+"""`ablate_each`: loss and divergence of the model without each sublayer, without side effects."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def x() -> Tensor:
     return stream()
 
 
-class TestEach:
+class TestAblateEach:
     @pytest.fixture
     def found(self, x: Tensor) -> tuple[Inspection, Model]:
         model = Model().eval()
         return addnorm.inspect(model, x), model
 
-    def test_losses_are_those_of_the_models_without(self, found: Any, x: Tensor) -> None:
+    def test_losses_equal_those_without_the_write(self, found: Any, x: Tensor) -> None:
         report, model = found
         each = addnorm.ablate_each(report, x, loss=lambda y: y.square().mean())
         whole = float(model(x).detach().square().mean())
@@ -37,7 +37,7 @@ class TestEach:
             assert one.loss == pytest.approx(loss, rel=1e-5)
             assert one.loss_change == pytest.approx(loss - whole, abs=1e-6)
 
-    def test_kl_is_that_of_the_softmaxes(self, found: Any, x: Tensor) -> None:
+    def test_kl_of_the_softmaxes(self, found: Any, x: Tensor) -> None:
         report, model = found
         each = addnorm.ablate_each(report, x)
         with torch.no_grad():
@@ -48,7 +48,7 @@ class TestEach:
                 assert one.kl == pytest.approx(float(expected), rel=1e-5)
                 assert one.loss is None
 
-    def test_what_writes_nothing_changes_nothing(self, x: Tensor) -> None:
+    def test_zero_write_changes_nothing(self, x: Tensor) -> None:
         model = Model()
         with torch.no_grad():
             model.f[2][0].weight.zero_()
@@ -57,7 +57,7 @@ class TestEach:
         assert (each[2].loss_change, each[2].output_change) == (0.0, 0.0)
         assert each[2].kl == pytest.approx(0.0, abs=1e-12)
 
-    def test_the_same_dropout_each_time(self, x: Tensor) -> None:
+    def test_runs_use_the_same_dropout(self, x: Tensor) -> None:
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.5, batch_first=True), 2).train()
         report = addnorm.inspect(model, x)
         once, again = (addnorm.ablate_each(report, x, sites=report.sites[:1]) for _ in range(2))
@@ -68,11 +68,11 @@ class TestEach:
         assert len(once) == len(again) == 1
 
     @pytest.mark.parametrize("form", ["dict", "tuple"])
-    def test_an_output_that_has_its_loss(self, x: Tensor, form: str) -> None:
+    def test_loss_of_the_output(self, x: Tensor, form: str) -> None:
         class Lossy(Model):
             def forward(self, x: Tensor) -> Any:  # type: ignore[override]
                 y = super().forward(x)
-                y = y.masked_fill(torch.arange(D) == 3, -float("inf"))  # what cannot be chosen
+                y = y.masked_fill(torch.arange(D) == 3, -float("inf"))  # a class of probability 0
                 loss = y[..., :3].square().mean()
                 return {"loss": loss, "logits_": y} if form == "dict" else (loss, y)
 
@@ -83,7 +83,7 @@ class TestEach:
             assert 0.0 < one.kl < float("inf")
             assert 0.0 < one.output_change < float("inf")
 
-    def test_leaves_caches_statistics_and_chance_as_they_were(self, x: Tensor) -> None:
+    def test_caches_buffers_and_random_state_are_restored(self, x: Tensor) -> None:
         class Stateful(Model):
             def __init__(self) -> None:
                 super().__init__()
@@ -96,13 +96,13 @@ class TestEach:
 
         model, seen = Stateful().train(), SimpleNamespace(parts=[x * torch.ones(1, requires_grad=True)])
         report = addnorm.inspect(model, x)
-        chance, mean = torch.get_rng_state(), model.batch.running_mean.clone()  # type: ignore[union-attr]
+        random_state, mean = torch.get_rng_state(), model.batch.running_mean.clone()  # type: ignore[union-attr]
         addnorm.ablate_each(report, x, seen)
         assert len(seen.parts) == 1
-        assert torch.equal(torch.get_rng_state(), chance)
+        assert torch.equal(torch.get_rng_state(), random_state)
         assert torch.equal(model.batch.running_mean, mean)  # type: ignore[arg-type]
 
-    def test_prints_and_is_json(self, found: Any, x: Tensor) -> None:
+    def test_prints_as_a_table_and_is_json(self, found: Any, x: Tensor) -> None:
         import json
 
         report, _ = found
@@ -114,7 +114,7 @@ class TestEach:
         assert "f.3" in text
         assert json.loads(json.dumps(each.to_dict(), allow_nan=False))[3]["site"] == "f.3"
 
-    def test_a_progress_bar(self, found: Any, x: Tensor) -> None:
+    def test_progress_bar(self, found: Any, x: Tensor) -> None:
         report, _ = found
         console = Console(file=io.StringIO(), force_terminal=True, width=80)
         addnorm.ablate_each(report, x, progress=console)

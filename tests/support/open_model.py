@@ -1,4 +1,4 @@
-"""A model in the open, whose forward tells what the recorder must find, and a step of it, recorded."""
+"""Model whose forward also returns the tensors that the recorder measures, and a recorded step of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ D, TOKENS, BATCH = 16, 6, 3
 
 
 class Block(nn.Module):
-    """Two sublayers in the open: `seen` has what the recorder must find."""
+    """Two sublayers; `seen` collects the tensors that the recorder measures."""
 
     def __init__(self, post: bool, d: int = D) -> None:
         super().__init__()
@@ -68,16 +68,17 @@ class Model(nn.Module):
 
 
 def token_ids() -> Tensor:
-    """What it is called with."""
+    """Return the input of `Model`."""
     return torch.randint(20, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
 def compute_loss(y: Tensor) -> Tensor:
-    """A loss whose gradient at every token is another."""
+    """Return a loss whose gradient differs between tokens."""
     return (y * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)).sum()
 
 
 def step(model: nn.Module, ids: Tensor, **options: Any) -> Recording:
+    """Return the recording of one forward and backward."""
     model.zero_grad()
     with addnorm.record(model, **options) as rec:
         compute_loss(model(ids)).backward()
@@ -85,10 +86,12 @@ def step(model: nn.Module, ids: Tensor, **options: Any) -> Recording:
 
 
 def column(rec: Recording, role: str, statistic: str) -> list[float]:
+    """Return a statistic of the sublayers by depth."""
     return [value for site, value in rec.series(role, statistic) if site.layer is not None]
 
 
 def lengths(t: Tensor) -> Tensor:
+    """Return the L2 norm of each token."""
     return t.detach().double().reshape(-1, t.shape[-1]).norm(dim=-1)
 
 

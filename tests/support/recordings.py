@@ -1,4 +1,4 @@
-"""Recordings filled by hand: sites as two layers have them, and numbers."""
+"""Recordings with given numbers at the sites of two layers."""
 
 import math
 
@@ -9,7 +9,7 @@ NAN, INF = math.nan, math.inf
 
 
 def sites(layers=2, stream="stream"):
-    """x_0, attention and feed-forward of each layer, the final norm."""
+    """Return x_0, attention and feed-forward of each layer, and the final norm."""
     under = "" if stream == "stream" else f"{stream}."
     kinds = {"attn": "attention", "mlp": "feed-forward"}
     return [
@@ -24,7 +24,7 @@ def sites(layers=2, stream="stream"):
 
 
 def filled(*numbers, **options):
-    """A recording of two layers with these (step, site, role, statistic, value)."""
+    """Return a recording of two layers with these numbers: (step, site, role, statistic, value)."""
     rec = Recording(sites(**options), {"model": "Toy", "torch": "2.13"})
     for number in numbers:
         rec.add(*number)
@@ -35,4 +35,5 @@ WRITES = [(step, site, "write", "rms", 10.0 * step + site) for step in (0, 5) fo
 
 
 def series_of(values):
+    """Return a recording with one series, a value a step."""
     return filled(*((step, 1, "grad", "l2", value) for step, value in enumerate(values)))

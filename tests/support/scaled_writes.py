@@ -1,4 +1,4 @@
-"""A model that adds so much of each sublayer's write: what `scale_write` and `ablate` do from outside."""
+"""Model with a factor for each sublayer's write, as a reference for `scale_write` and `ablate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ D = 16
 
 
 class Model(nn.Module):
-    """`scales[k]` of sublayer k's write is added: what scale_write does from outside."""
+    """Four sublayers; `scales[k]` multiplies the write of sublayer k."""
 
     def __init__(self, post: bool = False) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
 
 def written(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
-    """The model that was written with that scale."""
+    """Return the output with that scale of one write."""
     model.scales[k] = scale
     try:
         return model(x)
@@ -37,5 +37,5 @@ def written(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
 
 
 def stream() -> Tensor:
-    """What it is called with."""
+    """Return the input of `Model`."""
     return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))

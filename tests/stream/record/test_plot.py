@@ -1,5 +1,6 @@
-"""Drawings of a recording: what was measured is on the Axes, nothing is left out in silence, two recordings share one."""
+"""Drawings of a recording: values on the Axes, marks for values off the scale, several recordings on one Axes."""
 
+import itertools
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from matplotlib.colors import to_hex
 
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ROLES, RecordedSite
+from support.pairwise import sample
 
 DRAWINGS = ("stream", "gradients", "writes", "similarity", "memory_map")
 BY_DEPTH = DRAWINGS[:-1]
@@ -31,7 +33,7 @@ def _no_window(monkeypatch):
 
 
 def recorded(sublayers=6, streams=("stream",), value=lambda k: 1.0 / (k + 1), without=(), model="Toy"):
-    """A recording in which sublayer k, x_0 being 0, has value(k) as each of its statistics."""
+    """Return a recording in which every statistic of sublayer k (0 for x_0) is value(k)."""
     sites = []
     for stream in streams:
         sites.append(RecordedSite(f"{stream}.x_0", "", "start", None, stream))
@@ -53,9 +55,11 @@ def recorded(sublayers=6, streams=("stream",), value=lambda k: 1.0 / (k + 1), wi
 
 
 def lines(ax):
-    """The (x, y) of the lines that connect points."""
-    found = [line for line in ax.lines if line.get_linestyle() not in ("None", "none") and len(line.get_xdata()) > 0]
-    return [([*line.get_xdata()], [*line.get_ydata()]) for line in found if line.get_transform() == ax.transData]
+    """Return the (x, y) of the lines that connect points."""
+    connecting = [
+        line for line in ax.lines if line.get_linestyle() not in ("None", "none") and len(line.get_xdata()) > 0
+    ]
+    return [([*line.get_xdata()], [*line.get_ydata()]) for line in connecting if line.get_transform() == ax.transData]
 
 
 def texts(ax):
@@ -67,10 +71,12 @@ def panels(ax):
     return [one for one in ax.figure.axes if one.get_label() != "<colorbar>"]
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
-@pytest.mark.parametrize("of", [{}, {"sublayers": 1}, {"sublayers": 130}, {"streams": ("encoder", "decoder")}], ids=str)
-def test_every_drawing_takes_an_axes_and_gives_it_back_and_can_be_painted(name, of, tmp_path):
-    draw = getattr(recorded(**of).plot, name)
+RECORDINGS = ({}, {"sublayers": 1}, {"sublayers": 130}, {"streams": ("encoder", "decoder")})
+
+
+@pytest.mark.parametrize(("name", "options"), sample([*itertools.product(DRAWINGS, RECORDINGS)], 3))
+def test_drawings_return_their_axes_and_can_be_saved(name, options, tmp_path):
+    draw = getattr(recorded(**options).plot, name)
     own = matplotlib.figure.Figure(figsize=(6, 4)).add_subplot()
     assert draw(ax=own) is own
     new = draw()
@@ -79,7 +85,7 @@ def test_every_drawing_takes_an_axes_and_gives_it_back_and_can_be_painted(name, 
         assert ax.get_title(loc="left").endswith("Toy, step 10")
 
 
-def test_the_stream_is_drawn_at_its_depths_with_rms_and_max():
+def test_stream_draws_rms_and_max_by_depth():
     ax = recorded(3, value=lambda k: [1.0, 2.0, 3.0, 4.0][k]).plot.stream()
     assert lines(ax) == [([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0])] * 2
     assert texts(ax) == ["rms", "max", "attention", "feed-forward"]
@@ -87,7 +93,7 @@ def test_the_stream_is_drawn_at_its_depths_with_rms_and_max():
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["$x_0$", "1", "2", "3"]
 
 
-def test_where_nobody_measured_x_0_it_is_what_enters_the_first_sublayer():
+def test_stream_starts_with_the_first_input():
     rec = Recording([RecordedSite("x_0", "", "start", None), RecordedSite("a", "a", "attention", 0)])
     rec.add(0, 1, "in", "rms", 2.0)
     rec.add(0, 1, "out", "rms", 3.0)
@@ -95,7 +101,7 @@ def test_where_nobody_measured_x_0_it_is_what_enters_the_first_sublayer():
 
 
 @pytest.mark.parametrize("name", BY_DEPTH[1:])
-def test_two_quantities_stand_one_above_the_other_on_the_same_depths(name):
+def test_two_quantities_share_the_depths(name):
     upper, lower = panels(getattr(recorded().plot, name)())
     assert upper.get_xlim() == lower.get_xlim()
     assert upper.get_shared_x_axes().joined(upper, lower)
@@ -104,7 +110,7 @@ def test_two_quantities_stand_one_above_the_other_on_the_same_depths(name):
 
 
 @pytest.mark.parametrize("name", BY_DEPTH)
-def test_two_recordings_on_one_axes_differ_in_colour_dash_and_filling(name):
+def test_two_recordings_differ_in_colour_dash_and_fill(name):
     before, after = recorded(model="A"), recorded(8, model="B", value=lambda k: 300.0 + k)
     ax = getattr(before.plot, name)(label="before")
     count = len(panels(ax))
@@ -113,26 +119,26 @@ def test_two_recordings_on_one_axes_differ_in_colour_dash_and_filling(name):
     handles = ax.get_legend().legend_handles[: 4 if name == "stream" else 2]
     assert len({handle.get_color() for handle in handles}) == len(handles)
     assert len({str(handle._unscaled_dash_pattern) for handle in handles}) == len(handles)
-    fillings = {(handle.get_fillstyle(), to_hex(handle.get_markerfacecolor()) == "#ffffff") for handle in handles}
-    assert len(fillings) == len(handles)
+    fills = {(handle.get_fillstyle(), to_hex(handle.get_markerfacecolor()) == "#ffffff") for handle in handles}
+    assert len(fills) == len(handles)
     assert any("before" in text for text in texts(ax))
     assert any("after" in text for text in texts(ax))
     title = ax.get_title(loc="left")
     assert title.endswith("step 10")
-    assert "Toy" not in title  # of two models none is in the title
+    assert "Toy" not in title  # the title leaves out the two models
     assert ax.get_xlim()[1] > 8
     for panel in panels(ax):
         assert panel.get_yscale() == ("linear" if "cos" in panel.get_ylabel() else "log")
 
 
-def test_recordings_without_a_label_are_told_apart_by_a_number():
+def test_recordings_without_labels_get_numbers():
     ax = recorded().plot.writes()
-    assert texts(ax) == ["attention", "feed-forward"]  # alone it needs no name
+    assert texts(ax) == ["attention", "feed-forward"]  # one series needs no name
     recorded().plot.writes(ax=ax)
     assert texts(ax)[:2] == ["Toy", "Toy (2)"]
 
 
-def test_the_keywords_of_lines_are_taken_by_either_name():
+def test_line_keywords_and_their_short_names():
     ax = recorded().plot.gradients(c="#123456", lw=3, ls=":", marker="x", alpha=0.5)
     for panel in panels(ax):
         drawn = [line for line in panel.lines if line.get_linestyle() == ":"]
@@ -141,20 +147,20 @@ def test_the_keywords_of_lines_are_taken_by_either_name():
         assert {line.get_marker() for line in panel.lines if line not in drawn} == {"x"}
 
 
-def test_kinds_of_sublayers_differ_by_marker():
+def test_kinds_have_markers():
     ax = recorded().plot.stream()
     markers = {line.get_marker(): len(line.get_xdata()) for line in ax.lines if line.get_linestyle() == "None"}
     assert markers == {">": 1, "o": 3, "s": 3}
 
 
-def test_a_narrow_series_starts_at_zero_and_a_wide_one_is_logarithmic():
+def test_scale_depends_on_the_range():
     narrow = recorded(value=lambda k: 1.0 + 1e-5 * k).plot.gradients()
     assert (narrow.get_yscale(), narrow.get_ylim()[0]) == ("linear", 0.0)
     wide = recorded(value=lambda k: 10.0**-k).plot.gradients()
     assert wide.get_yscale() == "log"
 
 
-def test_nan_and_inf_are_crosses_and_the_legend_says_so():
+def test_nan_and_inf_are_crosses():
     rec = recorded(value=lambda k: {2: math.nan, 3: math.inf}.get(k, 1.0 + k))
     for name in BY_DEPTH:
         ax = getattr(rec.plot, name)()
@@ -164,21 +170,21 @@ def test_nan_and_inf_are_crosses_and_the_legend_says_so():
             assert any("NaN" in text for text in texts(panel))
 
 
-def test_zeros_of_a_logarithmic_axis_are_triangles_at_its_foot():
+def test_zeros_on_a_log_axis_are_triangles():
     ax = recorded(value=lambda k: [1.0, 0.0, 100.0, 0.0, 1.0, 2.0, 3.0][k]).plot.writes()
     (mark,) = [line for line in ax.lines if line.get_marker() == "v"]
     assert [*mark.get_xdata()] == [1, 3]
     assert "0, off the log axis" in texts(ax)
 
 
-def test_marks_are_not_drawn_twice_when_a_recording_is_added():
+def test_marks_are_drawn_once():
     rec = recorded(value=lambda k: math.nan if k == 2 else 1.0)
     ax = rec.plot.writes()
     rec.plot.writes(ax=ax)
     assert len([line for line in ax.lines if line.get_marker() == "x"]) == 1
 
 
-def test_streams_stand_one_after_the_other_or_alone():
+def test_streams_follow_each_other():
     rec = recorded(2, ("encoder", "decoder"))
     ax = rec.plot.stream()
     assert [x for x, _ in lines(ax)] == [[0, 1, 2], [4, 5, 6]] * 2
@@ -189,7 +195,7 @@ def test_streams_stand_one_after_the_other_or_alone():
         rec.plot.stream(stream="decode")
 
 
-def test_a_step_can_be_chosen():
+def test_step_selects_values():
     rec = recorded(1, value=lambda k: 1.0)
     for place in range(2):
         rec.add(20, place, "out", "rms", 7.0)
@@ -200,28 +206,28 @@ def test_a_step_can_be_chosen():
 
 
 @pytest.mark.parametrize(
-    ("name", "without", "says"),
+    ("name", "without", "message"),
     [
         ("gradients", ("grad", "params"), "no values of gradients: record with grads=True, and call loss.backward"),
         ("stream", ("out",), "no values of the stream: run the model while recording"),
         ("writes", ("write",), "no values of writes: run the model"),
     ],
 )
-def test_what_was_not_recorded_is_said_in_one_sentence_and_nothing_is_drawn(name, without, says):
+def test_missing_values_raise_and_draw_nothing(name, without, message):
     rec = recorded(without=without)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         getattr(rec.plot, name)()
     assert pyplot.get_fignums() == []
 
 
-def test_half_of_a_drawing_is_drawn_alone():
+def test_one_of_two_quantities():
     rec = recorded(without=("params",))
     assert [one.get_ylabel() for one in panels(rec.plot.gradients())] == ["‖∂loss / ∂stream‖"]
     rec = recorded(without=("out",))
     assert [one.get_ylabel() for one in panels(rec.plot.similarity())] == ["σ"]
 
 
-def test_several_norms_of_a_sublayer_are_several_lines():
+def test_several_norms_are_several_lines():
     rec = recorded()
     for place, site in enumerate(rec.sites):
         if site.kind not in ("start", "final"):
@@ -231,7 +237,7 @@ def test_several_norms_of_a_sublayer_are_several_lines():
     assert "of the input" not in texts(upper)
 
 
-def test_axes_that_stand_on_no_grid_and_axes_that_were_cleared():
+def test_axes_without_a_grid_and_cleared_axes():
     figure = matplotlib.figure.Figure()
     ax = figure.add_axes((0.1, 0.2, 0.5, 0.6))
     recorded().plot.gradients(ax=ax)
@@ -245,7 +251,7 @@ def test_axes_that_stand_on_no_grid_and_axes_that_were_cleared():
     assert not any("old" in text for text in texts(ax))
 
 
-def test_the_memory_map_shows_shares_and_leaves_blank_what_is_not_yet_written():
+def test_memory_map_leaves_cells_before_a_write_blank():
     ax = recorded(3).plot.memory_map()
     cells = ax.collections[0].get_array()
     assert cells.shape == (4, 4)  # source, depth
@@ -256,7 +262,7 @@ def test_the_memory_map_shows_shares_and_leaves_blank_what_is_not_yet_written():
     assert len(ax.figure.axes) == 2  # with the colour bar
 
 
-def test_the_memory_map_may_have_negative_shares_many_sources_and_keywords():
+def test_memory_map_with_negative_shares_and_keywords():
     rec = recorded(30)
     ax = rec.plot.memory_map(cmap="viridis")
     assert ([*ax.texts], ax.collections[0].get_cmap().name) == ([], "viridis")
@@ -267,7 +273,7 @@ def test_the_memory_map_may_have_negative_shares_many_sources_and_keywords():
     assert mesh.norm(-0.5) == pytest.approx(0)
 
 
-def test_a_share_a_little_below_zero_leaves_the_small_ones_apart():
+def test_memory_map_separates_small_shares():
     rec = recorded(30)
     rec.memory_maps = {"stream": (["a", "b", "c"], [[0.981, 0.02, -0.001]])}
     norm = rec.plot.memory_map().collections[0].norm
@@ -275,7 +281,7 @@ def test_a_share_a_little_below_zero_leaves_the_small_ones_apart():
     assert norm.inverse(norm(0.02)) == pytest.approx(0.02)
 
 
-def test_the_memory_map_of_each_stream_stands_below_the_other():
+def test_memory_maps_of_several_streams():
     rec = recorded(2, ("encoder", "decoder"))
     assert len(panels(rec.plot.memory_map())) == 2
     assert "decoder" in rec.plot.memory_map(stream="decoder").get_title(loc="left")
@@ -285,5 +291,5 @@ def test_the_memory_map_of_each_stream_stands_below_the_other():
         Recording().plot.memory_map()
 
 
-def test_plots_say_what_there_is():
+def test_repr_lists_the_drawings():
     assert all(name in repr(Recording().plot) for name in DRAWINGS)
