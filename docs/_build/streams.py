@@ -1,7 +1,7 @@
-"""What streams.md says of the statistics, made from the table by which they are recorded.
+"""Generator of the tables of roles and statistics in streams.md, from schema.py.
 
-python docs/_build/streams.py            replaces what stands between the streams comments of the page
-python docs/_build/streams.py --check    changes nothing; 1 if the page is not what the table says
+python docs/_build/streams.py            replaces the text between the streams comments of the page
+python docs/_build/streams.py --check    changes nothing; exit code 1 if the page is out of date
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ PAGE = Path(__file__).parent.parent / "streams.md"
 
 
 def statistics() -> str:
-    """The roles, and each statistic with the roles that have it."""
-    roles = page.table(["role", ""], [[f"`{role}`", meaning] for role, meaning in ROLES.items()])
-    having: dict[tuple[str, str], list[Statistic]] = {}
+    """Return the table of roles, and the table of statistics with the roles that have them."""
+    roles = page.table(["role", "meaning"], [[f"`{role}`", meaning] for role, meaning in ROLES.items()])
+    by_name: dict[tuple[str, str], list[Statistic]] = {}
     for one in STATISTICS:
-        having.setdefault((one.name, one.meaning), []).append(one)
+        by_name.setdefault((one.name, one.meaning), []).append(one)
     rows = [
-        [f"`{name}`", meaning, found[0].formula, ", ".join(f"`{one.role}`" for one in found)]
-        for (name, meaning), found in having.items()
+        [f"`{name}`", meaning, entries[0].formula, ", ".join(f"`{one.role}`" for one in entries)]
+        for (name, meaning), entries in by_name.items()
     ]
-    return f"{roles}\n\n{page.table(['statistic', '', 'formula', 'of'], rows)}"
+    return f"{roles}\n\n{page.table(['statistic', 'meaning', 'formula', 'roles'], rows)}"
 
 
 SECTIONS = {"streams:statistics": statistics}
 
 
 def main(words: Sequence[str]) -> int:
-    """Replace, or check."""
+    """Update the page, or check it."""
     return page.main(words, PAGE, SECTIONS, "the table says")
 
 
