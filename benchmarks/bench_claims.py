@@ -30,9 +30,9 @@ from addnorm.bench import environment
 from addnorm.bench.harness import Run as Measured
 from addnorm.bench.harness import header, write
 from addnorm.bench.timing import interleaved
-from addnorm.lab import Run, Text, measure, topics
+from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
-from addnorm.lab.toy_model import Passed, Toy, geometric_mean, likeness, passed
+from addnorm.lab.toy_model import StreamMeasurement, ToyModel, geometric_mean, measure_stream, token_similarity
 from addnorm.lab.train import Training
 from addnorm.nn import block
 
@@ -59,17 +59,17 @@ def depth() -> Iterator[Row]:
     """Yield stream and gradient of untrained stacks by depth: geometric means over the seeds, arithmetic means of cosines."""
     for name, wiring in WIRINGS.items():
         for n in DEPTHS:
-            models = [Toy(n, wiring, seed, sequences=4, init=name == "deepnorm") for seed in SEEDS]
-            found = [model.passed() for model in models]
+            models = [ToyModel(n, wiring, seed, sequences=4, init=name == "deepnorm") for seed in SEEDS]
+            found = [model.measure_stream() for model in models]
             row = {
                 "wiring": name, "num_layers": n,
                 "scale": geometric_mean(one.variances()[-1] ** 0.5 for one in found),
                 "gradient": geometric_mean(one.gradient_ratio() for one in found),
-                "likeness": statistics.fmean(likeness(one.streams[-1].double()) for one in found),
-                "memory": statistics.fmean(one.memory() for one in found),
+                "likeness": statistics.fmean(token_similarity(one.streams[-1].double()) for one in found),
+                "memory": statistics.fmean(one.input_similarity() for one in found),
             }  # fmt: skip
             if not name.startswith("no_residual"):  # without a residual nothing passes along it
-                alone = (model.passed(residual_alone=True).gradient_ratio() for model in models)
+                alone = (model.measure_stream(residual_alone=True).gradient_ratio() for model in models)
                 row["gradient_residual_alone"] = geometric_mean(alone)
             yield row
 
@@ -84,7 +84,7 @@ def training(text: Text) -> Iterator[tuple[Row, list[CharLM]]]:
             models = [one.model for one in made]
             before = geometric_mean(through(model, text).gradient_ratio() for model in models)
             for one in made:
-                one.go()
+                one.finish()
             found = [finite(held_out(model, text)) for model in models]
             yield {
                 "wiring": name, "num_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(found),
@@ -101,14 +101,14 @@ def run_of(name: str, num_layers: int, seed: int = 0, lr: float = 1e-3, warm_up:
 @torch.no_grad()
 def held_out(model: CharLM, text: Text, stack: ResidualStack | None = None) -> float:
     """Return the loss on held-out text; with `stack`, of another stack in place of the model's own."""
-    read, following = text.held_out("test", measure.JUDGED, TOKENS)
-    return float(measure.judge(model.head((stack or model.decoder.stack)(model.embed(read))), following))
+    read, following = text.held_out("test", measure.EVALUATED, TOKENS)
+    return float(measure.cross_entropy(model.head((stack or model.decoder.stack)(model.embed(read))), following))
 
 
-def through(model: CharLM, text: Text) -> Passed:
+def through(model: CharLM, text: Text) -> StreamMeasurement:
     """Return the stream of a model and its gradient at every sublayer, on the same sequences for all models."""
     read, following = text.held_out("test", PROBED, TOKENS)
-    return passed(model.decoder.stack, model.embed(read), lambda y: measure.judge(model.head(y), following))
+    return measure_stream(model.decoder.stack, model.embed(read), lambda y: measure.cross_entropy(model.head(y), following))
 
 
 def finite(value: float) -> float:
@@ -120,7 +120,7 @@ def moves(wiring: Wiring) -> float:
     """Return how far an untrained output moves without one sublayer: 1 is as far as another input would move it."""
     found = []
     for seed in SEEDS:
-        model = Toy(12, wiring, seed, sequences=4)
+        model = ToyModel(12, wiring, seed, sequences=4)
         modules: list[Any] = [connection.sublayer for connection in model.stack.connections]
         for i in range(len(modules)):
             rest = ResidualStack(
@@ -134,7 +134,7 @@ def distorted(wiring: Wiring, factor: float = 100.0) -> float:
     """Return the same distance when the output of a sublayer in the middle is `factor` times as large."""
     found = []
     for seed in SEEDS:
-        model = Toy(12, wiring, seed, sequences=4)
+        model = ToyModel(12, wiring, seed, sequences=4)
         modules: list[Any] = [connection.sublayer for connection in model.stack.connections]
         louder = modules[11]
         modules[11] = lambda x, louder=louder: factor * louder(x)
@@ -143,7 +143,7 @@ def distorted(wiring: Wiring, factor: float = 100.0) -> float:
 
 
 @torch.no_grad()
-def moved(model: Toy, other: ResidualStack) -> float:
+def moved(model: ToyModel, other: ResidualStack) -> float:
     """Return the distance of another stack's output, in distances between the outputs of two inputs."""
     y = model.stack(model.x)
     return float((other(model.x) - y).norm() / (y.roll(1, 0) - y).norm())
@@ -292,7 +292,7 @@ def count(modules: list[Any]) -> int:
 
 def measured(say: Callable[[str], None]) -> claims.Found:
     """Return all raw numbers."""
-    text = topics()
+    text = python_docs()
     found: claims.Found = {"unigram": text.entropy, "training": []}
     say("single numbers, and the share of time")
     found["exact"], found["cost"] = exact(), list(cost())

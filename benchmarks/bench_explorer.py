@@ -37,7 +37,7 @@ from rich.table import Table
 from addnorm.bench import environment
 from addnorm.bench.harness import Run, header, write
 from addnorm.bench.targets import Target
-from addnorm.lab import Flip
+from addnorm.lab import InitProbe
 from addnorm.lab.init_probe import PLACEMENTS
 
 SCHEMA = 1
@@ -100,7 +100,7 @@ def flips(page: Page, address: str, rounds: int) -> dict[str, list[float]]:
             timing = page.evaluate(
                 "() => performance.getEntriesByName(location.origin + '/api/stack').at(-1).serverTiming[0].duration"
             )
-            by_hand = hand(Flip(name, STACK["S"], STACK["d"], STACK["T"], seed=seed))
+            by_hand = hand(InitProbe(name, STACK["S"], STACK["d"], STACK["T"], seed=seed))
             if seed:
                 found["total"].append(total)
                 found["compute"].append(timing)
@@ -108,7 +108,7 @@ def flips(page: Page, address: str, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def hand(flip: Flip) -> float:
+def hand(flip: InitProbe) -> float:
     """Return the milliseconds of forward and backward alone, with existing weights."""
     stack, x, v = flip.build()
     x.requires_grad_()
@@ -150,7 +150,7 @@ def stale(page: Page, address: str) -> dict[str, Any]:
         page.wait_for_timeout(10)
     page.wait_for_timeout(1500)
     last = page.evaluate("() => document.querySelector('#chart-stream .plot .mark[data-index=\"48\"]').dataset.value")
-    right = float(last) == Flip([*PLACEMENTS][int(keys[-1]) - 1], STACK["S"], seed=9001).measure()["stream"][-1]
+    right = float(last) == InitProbe([*PLACEMENTS][int(keys[-1]) - 1], STACK["S"], seed=9001).measure()["stream"][-1]
     return {"asked": len(keys), "drawn": len(page.evaluate("() => drawn")), "last is right": right}
 
 

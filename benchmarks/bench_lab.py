@@ -26,7 +26,7 @@ from addnorm import wirings
 from addnorm._util.timing import interleave
 from addnorm.bench.targets import Target, ratio
 from addnorm.bench.timing import spread
-from addnorm.lab.data import Text, topics
+from addnorm.lab.data import Text, python_docs
 from addnorm.lab.models import CharLM
 from addnorm.lab.run import Run
 from addnorm.lab.train import Training
@@ -147,7 +147,7 @@ def prepare(case: Case, variant: str, text: Text, steps: int) -> Callable[[Obser
     )  # fmt: skip
     training = Training(run, text)
     if variant != "plain":
-        return lambda observe: training.go(told=observe)
+        return lambda observe: training.finish(on_step=observe)
     model = Plain(training.model, NHEAD)
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
     return lambda observe: train_plain(model, optimizer, run, text, observe)
@@ -191,7 +191,7 @@ def check_losses(case: Case, text: Text) -> Row:
     return case.row(steps=CHECKED, off=off, losses=losses["plain"])
 
 
-text_of_the_lab = cache(topics)
+text_of_the_lab = cache(python_docs)
 
 
 def measure(case: Case, *, rounds: int, text: Text | None = None, windows: int = WINDOWS) -> Found:

@@ -6,7 +6,6 @@ layer from `addnorm.nn.Encoder`. Random numbers have a seed, and torch's own gen
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import addnorm
+from addnorm._util import jsonio
 from addnorm.lab import Comparison, Protocol
-from addnorm.lab.result_store import restored
-from addnorm.lab.toy_model import Toy
+from addnorm.lab.toy_model import ToyModel
 from addnorm.trace import PRESETS, Trace, show
 
 COMPARED = Path(__file__).parents[2] / "benchmarks" / "results" / "compare.json"
@@ -61,7 +60,7 @@ class Flow(NamedTuple):
 
 def comparison() -> Comparison:
     """The default comparison, as benchmarks/results/compare.json has it."""
-    document = restored(json.loads(COMPARED.read_text(encoding="utf-8")))
+    document = jsonio.loads(COMPARED.read_text(encoding="utf-8"))
     found = document["comparison"]
     protocol = {key: tuple(value) if isinstance(value, list) else value for key, value in found["protocol"].items()}
     return Comparison(tuple(found["compared"]), Protocol(**protocol), document["rows"], [], found["text"])
@@ -73,7 +72,7 @@ def by_depth() -> dict[str, Depth]:
 
 
 def _stack(wiring: str, name: str) -> Depth:
-    found = [Toy(LAYERS, wiring, seed).passed().streams for seed in SEEDS]
+    found = [ToyModel(LAYERS, wiring, seed).measure_stream().streams for seed in SEEDS]
     places = range(2 * LAYERS + 1)
 
     def mean(of: Callable[[Tensor, Tensor], Tensor]) -> list[float]:

@@ -202,9 +202,9 @@ def comparison() -> Figure:
     n = found.protocol.num_layers[0]
     made = figure(9.6, 3.9)
     left, right = made.subfigures(1, 2)
-    plot.curves(found, n, left.subplots())
+    plot.plot_learning(found, n, left.subplots())
     gradient = [panel for panel in plot.BACKWARD if panel[0] == "gradient"]
-    plot.by_depth(plot.chosen(found, n), gradient, right, after=True)
+    plot.plot_by_depth(plot.groups_by_warm_up(found, n), gradient, right, after=True)
     for ax, title in ((left.axes[0], "Learning"), (right.axes[0], "The gradient after training")):
         ax.set_title(title, loc="left", pad=34)
     return made

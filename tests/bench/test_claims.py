@@ -214,7 +214,7 @@ def trained(bench_claims, monkeypatch, threads):
     def make(name):
         training = Training(bench_claims.run_of(name, 2, lr=3e-3), TEXT)
         before = copy.deepcopy(training.model)
-        training.go()
+        training.finish()
         return training.model, before
 
     return make
@@ -224,7 +224,7 @@ def trained(bench_claims, monkeypatch, threads):
 def test_loss_is_the_labs_and_falls(bench_claims, trained, name):
     model, before = trained(name)
     loss = bench_claims.held_out(model, TEXT)
-    assert loss == pytest.approx(measure.loss_on(model, TEXT, "test", bench_claims.TOKENS), rel=1e-5)
+    assert loss == pytest.approx(measure.held_out_loss(model, TEXT, "test", bench_claims.TOKENS), rel=1e-5)
     assert loss < bench_claims.held_out(before, TEXT) - 0.1
 
 
@@ -232,11 +232,11 @@ def test_loss_is_the_labs_and_falls(bench_claims, trained, name):
 def test_sublayer_is_removed_as_in_the_lab(bench_claims, trained, name):
     model, _ = trained(name)
     probe = TEXT.held_out("test", measure.PROBE, bench_claims.TOKENS)
-    loss = float(measure.judge(measure.logits(model, probe[0]), probe[1]))
+    loss = float(measure.cross_entropy(measure.logits(model, probe[0]), probe[1]))
     stack = model.decoder.stack
-    for i, one in enumerate(measure.ablation(model, TEXT, bench_claims.TOKENS)):
+    for i, one in enumerate(measure.measure_ablation(model, TEXT, bench_claims.TOKENS)):
         y = stack.without(i)(model.embed(probe[0]))
-        assert float(measure.judge(model.head(y), probe[1]).detach()) - loss == pytest.approx(one["rise"], abs=1e-5)
+        assert float(measure.cross_entropy(model.head(y), probe[1]).detach()) - loss == pytest.approx(one["rise"], abs=1e-5)
         assert bench_claims.held_out(model, TEXT, stack.without(i)) != bench_claims.held_out(model, TEXT)
     row = next(one for one in bench_claims.removal({name: [model]}, TEXT) if one["wiring"] == name)
     assert (row["num_layers"], row["of"], len(row["rises"][0])) == (2, 4, 4)
@@ -247,7 +247,7 @@ def test_gradient_by_depth_is_that_of_the_recorder(bench_claims, trained):
     model, _ = trained("post_ln")
     read, following = TEXT.held_out("test", bench_claims.PROBED, bench_claims.TOKENS)
     with addnorm.record(model) as found:
-        measure.judge(model(read), following).backward()
+        measure.cross_entropy(model(read), following).backward()
     gradients = bench_claims.through(model, TEXT).gradients
     recorded = [value for _, value in found.series("grad", "l2", 0)]
     assert len(recorded) == len(gradients) == 5

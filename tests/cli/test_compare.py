@@ -52,7 +52,7 @@ def test_it_prints_the_verdict_and_a_table_and_tells_each_run_on_stderr():
     done = run("post_ln", "pre_ln", *SMALL, "--steps", 6, "--warm-up", 0)
     assert done.exit_code == 0
     words = " ".join(done.stdout.split())
-    for word in ("An illustration, not evidence: 2 runs of 6 steps", "At 2 layers", "post_ln", "pre_ln", "test loss"):
+    for word in ("This is an illustration, not evidence: 2 runs of 6 steps", "At 2 layers", "post_ln", "pre_ln", "test loss"):
         assert word in words
     lines = done.stderr.splitlines()
     assert [line.split(":")[0] for line in lines] == [
@@ -91,7 +91,7 @@ def test_json_is_one_document_on_stdout_and_the_same_the_second_time():
 def test_init_only_trains_nothing():
     done = run("rezero", "--init-only", "--json")
     assert json.loads(done.stdout)["runs"] == []
-    assert "nothing was trained" in done.stdout
+    assert "Only untrained stacks were measured" in done.stdout
 
 
 def test_short_runs_warm_up_over_half_of_them_unless_told():
@@ -131,8 +131,8 @@ def test_any_terminal_is_wide_enough(columns):
         (("--text", "."), "--text is '.', a directory"),
         (("--report", "page.pdf"), "--report is 'page.pdf', expected a file that ends in .html"),
         (("--report", "text/page.html"), "--report is 'text/page.html'"),
-        (("--out", "text", "--report", "x.html"), "--out is 'text', which cannot be written to"),
-        (("--out", "torn", "--report", "x.html"), "--out is 'torn', whose results.jsonl has in line 1 no result"),
+        (("--out", "text", "--report", "x.html"), "--out is 'text', which cannot be written"),
+        (("--out", "torn", "--report", "x.html"), "--out is 'torn', whose results.jsonl has no result in line 1"),
         (("--cluster", "here"), "--cluster is 'here', expected the address of a Dask scheduler"),
     ],
 )
@@ -273,7 +273,7 @@ def settings(line):
 
 
 def test_killed_in_the_middle_the_same_command_goes_on_and_no_process_is_left():
-    text = lab.read("text")
+    text = lab.read_text("text")
     alone = lab.compare(["post_ln"], lab.Protocol(**PROTOCOL), text=text, out="out", jobs=1, at_init=False)
     finished = lines()
     process = training("--steps", STEPS)

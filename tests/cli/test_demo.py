@@ -19,7 +19,7 @@ from addnorm.cli import demo, main
 from addnorm.cli.demo import model, operation, training
 from addnorm.fusion.proof import Proof
 from addnorm.fusion.tolerance import Difference
-from addnorm.lab.published import CHECKS
+from addnorm.lab.published import PUBLISHED
 from addnorm.report import Page
 from addnorm.stream.find.inspection import Inspection
 from support.pages import checked
@@ -56,7 +56,7 @@ def test_every_proof_holds():
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 0, done.output
     for words in ("Every proof held.", "Add & Norms are fused", "Proven equal", "of the forward pass",
-                  "An illustration, not evidence"):  # fmt: skip
+                  "This is an illustration, not evidence"):  # fmt: skip
         assert words in done.stdout
     written = [
         Path(line.removeprefix("Written: ")) for line in done.stdout.splitlines() if line.startswith("Written: ")
@@ -185,8 +185,8 @@ def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
 
 @pytest.mark.usefixtures("without_drawings")
 def test_a_published_figure_that_is_not_met_is_a_failed_proof(monkeypatch):
-    broken = replace(CHECKS[0], band=(0.0, 0.0), measure=lambda rows: {"of a stack": 1.0})
-    monkeypatch.setattr("addnorm.lab.published.CHECKS", (broken,))
+    broken = replace(PUBLISHED[0], band=(0.0, 0.0), measure=lambda rows: {"of a stack": 1.0})
+    monkeypatch.setattr("addnorm.lab.published.PUBLISHED", (broken,))
     held, text = printed(training.compare_wirings)
     assert held is False
     assert f"Not met: {broken.name}" in " ".join(text.split())

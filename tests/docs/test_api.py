@@ -109,13 +109,13 @@ def test_a_new_name_needs_a_section_and_a_docstring(script, monkeypatch):
 
 
 def test_a_new_module_is_one_line(script, monkeypatch):
-    line = script.Module("addnorm.lab.result_store", "The journal", "For the researcher.", alone=True)
+    line = script.Module("addnorm.lab.result_store", "The store", "For the researcher.", alone=True)
     monkeypatch.setattr(script, "MODULES", (*script.MODULES, line))
     script.main([])
     page = script.PAGE.read_text()
-    assert "## The journal\n\nFor the researcher.\n" in page
+    assert "## The store\n\nFor the researcher.\n" in page
     assert (
-        "### `addnorm.lab.result_store.restored`\n\n```text\naddnorm.lab.result_store.restored(value) -> Any\n```\n"
+        "### `addnorm.lab.result_store.read_progress`\n\n```text\naddnorm.lab.result_store.read_progress(path) -> tuple[int, float] | None\n```\n"
         in page
     )
 

@@ -48,14 +48,14 @@ def test_other_results_make_another_page(tmp_path, monkeypatch):
 
 def test_the_results_are_of_the_default_comparison_of_a_clean_checkout():
     from addnorm import lab
-    from addnorm.lab.data import topics
+    from addnorm.lab.data import python_docs
 
     document = json.loads(RESULTS.read_text())
     assert document["comparison"]["protocol"] == lab.ILLUSTRATION.settings()
     assert document["dirty"] is False
     assert document["comparison"]["illustration"] is True
     assert len(document["rows"]) == 4
-    assert document["comparison"]["text"]["name"] == topics().name
+    assert document["comparison"]["text"]["name"] == python_docs().name
 
 
 def test_what_the_pictures_caption_says_is_so():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import addnorm
 from addnorm import trace
-from addnorm.lab.toy_model import Toy
+from addnorm.lab.toy_model import ToyModel
 from support.loading import ROOT, load
 
 PAGE = ROOT / "docs/add_norm.md"
@@ -37,9 +37,11 @@ def test_by_depth_is_measured_at_every_sublayer_of_the_toy_models(numbers, stack
     assert [*stacks] == ["pre_ln", "post_ln", "no_residual", "no_norm"]
     for wiring, found in stacks.items():
         assert len(found.cosine) == len(found.rms) == 2 * numbers.LAYERS + 1
-        models = [Toy(numbers.LAYERS, wiring, seed).passed() for seed in numbers.SEEDS]
+        models = [ToyModel(numbers.LAYERS, wiring, seed).measure_stream() for seed in numbers.SEEDS]
         assert found.cosine[0] == pytest.approx(1)
-        assert found.cosine[-1] == pytest.approx(statistics.fmean(one.memory() for one in models), rel=1e-4, abs=1e-4)
+        assert found.cosine[-1] == pytest.approx(
+            statistics.fmean(one.input_similarity() for one in models), rel=1e-4, abs=1e-4
+        )
         sizes = statistics.fmean(one.variances()[-1] ** 0.5 for one in models)
         assert found.rms[-1] == pytest.approx(sizes, rel=1e-3)
 

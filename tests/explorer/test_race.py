@@ -149,7 +149,7 @@ def test_race_parse_rejects_what_lab_rejects(monkeypatch):
     odd = addnorm.Wiring("odd", addnorm.Row(), flow="parallel", profile=lambda *_: None)
     monkeypatch.setitem(module.wirings.CONSTRUCTORS, "odd", lambda: odd)
     monkeypatch.setitem(FIELDS, "left", module.Choice("odd", ("odd",)))
-    with pytest.raises(ValueError, match=r"^wiring 'odd' measures its factors, which the lab can do of rows only"):
+    with pytest.raises(ValueError, match=r"^wiring is 'odd', whose factors are measured"):
         parse(SMALL)
 
 

@@ -23,7 +23,7 @@ CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")
 @pytest.fixture(scope="module")
 def trained():
     """What the lab finds of both, as JSON has it."""
-    text = lab.topics()
+    text = lab.python_docs()
     return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, parse(SMALL), strict=True)}
 
 

@@ -18,7 +18,7 @@ import addnorm
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import security, server, stack
 from addnorm.explorer.server import create_app
-from addnorm.lab.init_probe import Flip
+from addnorm.lab.init_probe import InitProbe
 from support.explorer_requests import measured
 
 HEADERS = {name.lower(): value for name, value in security.HEADERS.items()}
@@ -52,7 +52,7 @@ def test_a_stack_is_what_the_library_measures(client):
     }
     found = client.post("/api/stack", json=asked)
     assert found.status_code == 200
-    expected = Flip("pre", 6, 16, 4, 0.7, 2.0, 3, final_norm=False).measure()
+    expected = InitProbe("pre", 6, 16, 4, 0.7, 2.0, 3, final_norm=False).measure()
     assert {name: found.json()[name] for name in expected} == json.loads(json.dumps(to_jsonable(expected)))
     assert client.post("/api/stack", json={}).json() == measured()
 

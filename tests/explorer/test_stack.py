@@ -7,7 +7,7 @@ import re
 import pytest
 
 from addnorm.explorer.stack import FIELDS, describe
-from addnorm.lab import Flip
+from addnorm.lab import InitProbe
 from addnorm.lab.init_probe import PLACEMENTS
 
 TITLES = {place["name"]: place["title"] for place in describe()["placements"]}
@@ -36,12 +36,12 @@ def assert_shows(explorer, flip, title, charts=CHARTS):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_the_marks_are_the_librarys_numbers(looked, placement):
     looked.look(f"#v=1&place={placement}&S=12&d=16&T=5")
-    assert_shows(looked, Flip(placement, sublayers=12, d_model=16, tokens=5), TITLES[placement])
+    assert_shows(looked, InitProbe(placement, sublayers=12, d_model=16, tokens=5), TITLES[placement])
 
 
 def test_post_to_pre_by_keyboard_alone(explorer):
     page = explorer.stack()
-    assert_shows(explorer, Flip(), "post-LN")
+    assert_shows(explorer, InitProbe(), "post-LN")
     for _ in range(20):  # skip link, four tabs as one stop, tools, and then the chip
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.getAttribute('aria-label')") == "Placement of the norm":
@@ -50,9 +50,9 @@ def test_post_to_pre_by_keyboard_alone(explorer):
     assert chip.get_attribute("aria-valuetext") == "post-LN: x' = N(x + f(x))"
     explorer.after(lambda: page.keyboard.press("ArrowRight"))
     assert chip.get_attribute("aria-valuetext") == "pre-LN: x' = x + f(N(x))"
-    assert_shows(explorer, Flip("pre"), "pre-LN")
+    assert_shows(explorer, InitProbe("pre"), "pre-LN")
     # The lesson: in pre-LN the stream grows, and its gradient reaches the first sublayer.
-    post, pre = Flip().measure(), Flip("pre").measure()
+    post, pre = InitProbe().measure(), InitProbe("pre").measure()
     assert explorer.marks("stream", "pre-LN")[-1] == pre["stream"][-1] > 2 * post["stream"][-1]
     assert page.get_by_role("radio", name="pre-LN").is_checked(), "the radio group is in step"
 
@@ -61,7 +61,7 @@ def test_post_to_pre_by_mouse_click_drag_and_radio(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4")
     small = {"sublayers": 8, "d_model": 16, "tokens": 4}
     explorer.after(lambda: page.locator(".slot[data-place=pre] rect").click())
-    assert_shows(explorer, Flip("pre", **small), "pre-LN", ["stream"])
+    assert_shows(explorer, InitProbe("pre", **small), "pre-LN", ["stream"])
     chip, slot = (
         page.locator(css).bounding_box() for css in (".chip[role=slider]", ".slot[data-place=reordered] rect")
     )
@@ -69,9 +69,9 @@ def test_post_to_pre_by_mouse_click_drag_and_radio(explorer):
     page.mouse.down()
     page.mouse.move(slot["x"] + slot["width"] / 2 - 9, slot["y"] + slot["height"] / 2 + 7, steps=5)
     explorer.after(page.mouse.up)
-    assert_shows(explorer, Flip("reordered", **small), "reordered", ["stream"])
+    assert_shows(explorer, InitProbe("reordered", **small), "reordered", ["stream"])
     explorer.after(lambda: page.get_by_role("radio", name="sandwich").check())
-    assert_shows(explorer, Flip("sandwich", **small), "sandwich", ["gradient"])
+    assert_shows(explorer, InitProbe("sandwich", **small), "sandwich", ["gradient"])
 
 
 def test_digits_and_p_are_keys_and_can_be_switched_off(explorer):
@@ -92,7 +92,7 @@ def test_what_is_pinned_stays_as_a_ghost(explorer):
     explorer.after(lambda: page.get_by_role("button", name="Pin", exact=True).click())
     explorer.after(lambda: page.keyboard.press("2"))
     small = {"sublayers": 8, "d_model": 16, "tokens": 4}
-    post, pre = (Flip(name, **small).measure() for name in ("post", "pre"))
+    post, pre = (InitProbe(name, **small).measure() for name in ("post", "pre"))
     assert explorer.marks("stream", "pre-LN") == pre["stream"]
     assert explorer.marks("stream", "post-LN") == post["stream"]
     assert page.locator("#chart-stream .plot .marks.ghost .mark").count() == 9
@@ -133,7 +133,7 @@ def test_the_address_holds_everything(explorer):
     drawing = other.locator("#chart-gradient svg").first.inner_html()
     page.wait_for_function("html => document.querySelector('#chart-gradient svg').innerHTML === html", arg=drawing)
     other.close()
-    flip = Flip(
+    flip = InitProbe(
         "pre", norm="rms", sublayers=16, d_model=24, tokens=3, gain=0.5, alpha=1.5, seed=7, residual=False, final_norm=False
     )
     assert_shows(explorer, flip, "pre-LN", ["stream", "gradient"])
@@ -172,7 +172,7 @@ def summary(explorer, chart):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_what_is_said_is_what_was_measured(looked, placement):
     looked.look(f"#v=1&place={placement}&S=12&d=16&T=5")
-    found = Flip(placement, sublayers=12, d_model=16, tokens=5).measure()
+    found = InitProbe(placement, sublayers=12, d_model=16, tokens=5).measure()
     layers = [math.hypot(*found["parameters"][at : at + 2]) for at in range(1, 13, 2)]
     wanted = {
         "stream": found["stream"][-1] / found["stream"][0], "gradient": found["gradient"][0] / found["gradient"][-1],
@@ -188,12 +188,12 @@ def test_what_is_said_is_what_was_measured(looked, placement):
 def test_too_large_and_too_small_are_told_apart(looked):
     looked.look("#v=1&place=none&S=96&gain=3")
     first = next(k for k, value in enumerate(looked.marks("stream", "none")) if not math.isfinite(value))
-    label = Flip("none", 96, gain=3.0).measure()["labels"][first]
+    label = InitProbe("none", 96, gain=3.0).measure()["labels"][first]
     assert summary(looked, "stream").startswith(f"The stream overflows at {label}:")
     assert summary(looked, "map").startswith(f"From {label} on the stream is not finite")
     looked.look("#v=1&place=none&S=96&gain=0.1&res=0")
     zero = looked.marks("stream", "none").index(0)
-    label = Flip("none", 96, gain=0.1, residual=False).measure()["labels"][zero]
+    label = InitProbe("none", 96, gain=0.1, residual=False).measure()["labels"][zero]
     assert summary(looked, "stream") == f"The stream underflows: it is 0 from {label} on."
     assert summary(looked, "map").startswith(f"From {label} on the stream is 0")
 
@@ -202,7 +202,7 @@ def test_eight_seeds_are_looked_at_before_one_is_believed(explorer):
     page = explorer.stack("#v=1&S=12&d=16&T=5&seed=3")
     page.get_by_role("button", name="8 seeds").click()
     said = page.locator(".stack-verdict p").filter(has_text="Over seeds 0 to 7").inner_text(timeout=20_000)
-    found = [Flip(sublayers=12, d_model=16, tokens=5, seed=seed).measure() for seed in range(8)]
+    found = [InitProbe(sublayers=12, d_model=16, tokens=5, seed=seed).measure() for seed in range(8)]
     ratios = [one["gradient"][0] / one["gradient"][-1] for one in found]
     low, high = re.search(r"x_0 over the end: ([\d.]+) to ([\d.]+);", said).groups()
     assert (float(low), float(high)) == (pytest.approx(min(ratios), rel=6e-3), pytest.approx(max(ratios), rel=6e-3))
@@ -341,7 +341,7 @@ def test_a_wrong_address_is_told_and_breaks_nothing(looked, fragment, sentence):
 
 def test_the_cursor_reads_the_charts_and_is_linked(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4&pins=place:pre,S:8,d:16,T:4")
-    found = Flip(sublayers=8, d_model=16, tokens=4).measure()
+    found = InitProbe(sublayers=8, d_model=16, tokens=4).measure()
     cursor = page.get_by_role("slider", name="Residual stream: data cursor", exact=True)
     cursor.focus()
     for _ in range(3):
@@ -369,7 +369,7 @@ def test_a_cursor_that_moves_asks_for_nothing(explorer):
 
 def test_tables_and_files_have_the_same_numbers(explorer):
     page = explorer.stack("#v=1&S=4&d=16&T=4")
-    found = Flip(sublayers=4, d_model=16, tokens=4).measure()
+    found = InitProbe(sublayers=4, d_model=16, tokens=4).measure()
     chart = page.locator("#chart-stream")
     chart.get_by_role("button", name="Table").click()
     cells = chart.locator("tbody td").all_inner_texts()
@@ -425,7 +425,7 @@ def test_of_quick_changes_only_the_last_is_drawn(explorer):
         "() => document.querySelector('.stack-equation').textContent.includes('N(3.13 x')", timeout=20_000
     )
     assert len(page.evaluate("drawn")) < 5, "what was overtaken is not drawn"
-    assert_shows(explorer, Flip("deepnorm", sublayers=96, d_model=128), "DeepNorm", ["stream"])
+    assert_shows(explorer, InitProbe("deepnorm", sublayers=96, d_model=128), "DeepNorm", ["stream"])
 
 
 def test_a_server_that_is_gone_is_said(explorer):

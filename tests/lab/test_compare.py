@@ -1,4 +1,4 @@
-"""addnorm.lab.compare: nothing is made twice, whatever ends it, and wherever it runs."""
+"""Tests of `addnorm.lab.compare`: results are reused, interrupted comparisons continue, and backends agree."""
 
 import os
 import sys
@@ -21,14 +21,14 @@ def one_thread(threads):
 
 @pytest.fixture(autouse=True)
 def few_stacks(monkeypatch):
-    """At init one depth, and only what is compared."""
+    """Measure untrained stacks at one depth, and only those of compared wirings."""
     monkeypatch.setattr(theory, "DEPTHS", (2,))
     monkeypatch.setattr(theory, "WIRINGS", ())
 
 
 @pytest.fixture
 def made(monkeypatch):
-    """The names of what is made, in this process."""
+    """Return the names of the results computed in this process."""
     names = []
     work = module._work
 
@@ -45,7 +45,7 @@ def here(compared, protocol=None, **options):
     return compare(compared, protocol or quick(), **options)
 
 
-def test_a_result_is_that_of_the_run_alone():
+def test_compare_result_equals_train():
     found = here(["post_ln", "pre_ln"])
     assert [measured(run) for run in found.runs] == [
         {**measured(train(small(name), TEXT)), "torch": found.runs[0]["torch"]} for name in ("post_ln", "pre_ln")
@@ -54,7 +54,7 @@ def test_a_result_is_that_of_the_run_alone():
     assert (found.text["name"], found.text["digest"]) == ("counting", TEXT.digest)
 
 
-def test_what_is_there_is_not_made_again(tmp_path, made):
+def test_compare_reuses_results(tmp_path, made):
     first = here(["post_ln", "pre_ln"], out=tmp_path, at_init=True)
     assert len(made) == 4
     lines = (tmp_path / "results.jsonl").read_bytes()
@@ -66,7 +66,7 @@ def test_what_is_there_is_not_made_again(tmp_path, made):
     assert again.stacks == first.stacks
 
 
-def test_only_what_is_missing_is_made(tmp_path, made):
+def test_compare_computes_only_missing_results(tmp_path, made):
     here(["post_ln"], out=tmp_path)
     lines = (tmp_path / "results.jsonl").read_bytes()
     found = here(["pre_ln", "post_ln", "rezero"], quick(seeds=(0, 1)), out=tmp_path)
@@ -79,26 +79,28 @@ def test_only_what_is_missing_is_made(tmp_path, made):
     assert len(made) == 6 + 2
 
 
-def test_wirings_that_do_the_same_share_a_result_and_keep_their_names(tmp_path, made):
+def test_wirings_with_equal_rows_share_a_result(tmp_path, made):
     mine = Wiring("mine", lambda at: Row(norm_in=True), final_norm=True)
     found = here(["pre_ln", mine, wirings.mix_ln(k=0)], out=tmp_path, at_init=True)
     assert len(made) == 2
     assert [run["settings"]["wiring"] for run in found.runs] == ["pre_ln", "mine", "mix_ln(k=0)"]
     assert len({run["test"] for run in found.runs}) == 1
     assert {row["wiring"] for row in found.at_init} == {"pre_ln", "mine", "mix_ln(k=0)"}
-    assert not any("ends lowest" in finding.sentence for finding in found.verdict)
+    assert not any("lowest test loss" in finding.sentence for finding in found.verdict)
 
 
-def test_without_a_directory_nothing_is_kept(made):
+def test_compare_without_directory_keeps_nothing(made):
     here(["pre_ln"])
     here(["pre_ln"])
     assert len(made) == 2
 
 
-def test_the_parent_alone_writes(tmp_path, monkeypatch):
+def test_only_the_parent_process_writes(tmp_path, monkeypatch):
     pids = []
-    append = module.Journal.append
-    monkeypatch.setattr(module.Journal, "append", lambda self, result: (pids.append(os.getpid()), append(self, result)))
+    append = module.ResultStore.append
+    monkeypatch.setattr(
+        module.ResultStore, "append", lambda self, result: (pids.append(os.getpid()), append(self, result))
+    )
     mine = Wiring("mine", lambda at: Row(norm_in=True, b=1 / at.number))
     found = here([mine, "post_ln"], out=tmp_path, jobs=2)
     assert pids == [os.getpid()] * 2
@@ -111,7 +113,11 @@ def test_the_parent_alone_writes(tmp_path, monkeypatch):
     [
         ([], {}, "compared is empty, expected at least one wiring"),
         (["pre_ln", wirings.pre_ln()], {}, "compared has pre_ln 2 times"),
-        ([Wiring("pre_ln", Row(norm_out=True))], {}, "compared has a wiring 'pre_ln' that is not addnorm's"),
+        (
+            [Wiring("pre_ln", Row(norm_out=True))],
+            {},
+            "compared has a wiring named 'pre_ln' that differs from addnorm's",
+        ),
         (["preln"], {}, "preln"),
         (["pre_ln"], {"jobs": 0}, "jobs is 0"),
         (["pre_ln"], {"cluster": "nowhere"}, "cluster is 'nowhere', expected the address of a Dask scheduler"),
@@ -119,13 +125,13 @@ def test_the_parent_alone_writes(tmp_path, monkeypatch):
         (["pre_ln"], {"text": replace(TEXT, text=""), "training": False}, "has 0 characters"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_runs(compared, options, says, made):
+def test_compare_refuses_wrong_arguments_before_any_run(compared, options, says, made):
     with pytest.raises(ValueError, match=says):
         here(compared, **options)
     assert made == []
 
 
-def test_no_joblib_names_the_extra(monkeypatch):
+def test_missing_packages_are_named_with_their_extra(monkeypatch):
     for missing, options in (("joblib", {}), ("distributed", {"cluster": "tcp://127.0.0.1:1"})):
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(ImportError, match=rf"{missing} is not installed.*addnorm\[lab\]"):
@@ -134,7 +140,7 @@ def test_no_joblib_names_the_extra(monkeypatch):
 
 
 def broken(at):
-    """A rule that fails where its model is made, and not where its key is."""
+    """Fail when the model is built, but not when its key is computed."""
     frame = sys._getframe()
     while frame := frame.f_back:
         if frame.f_code.co_qualname == "CharLM.__init__":
@@ -142,11 +148,11 @@ def broken(at):
     return Row(norm_in=True)
 
 
-def test_a_run_that_fails_is_named_and_what_was_finished_stays(tmp_path, made):
+def test_failed_run_is_named_and_results_stay(tmp_path, made):
     protocol = quick(seeds=(0, 1))
     with pytest.raises(
         RunError,
-        match=r"^run broken, 2 layers, lr 0\.001, no warm-up, seed 0 has failed, ZeroDivisionError: no such layer$",
+        match=r"^run broken, 2 layers, lr 0\.001, no warm-up, seed 0 failed, ZeroDivisionError: no such layer$",
     ):
         here(["post_ln", Wiring("broken", broken)], protocol, out=tmp_path)
     assert made[0] == "run post_ln, 2 layers, lr 0.001, no warm-up, seed 0"
@@ -156,23 +162,23 @@ def test_a_run_that_fails_is_named_and_what_was_finished_stays(tmp_path, made):
     assert made == ["run post_ln, 2 layers, lr 0.001, no warm-up, seed 1"]
 
 
-def test_an_interrupt_keeps_what_was_finished(tmp_path, monkeypatch, made):
-    append = module.Journal.append
+def test_interrupt_keeps_finished_results(tmp_path, monkeypatch, made):
+    append = module.ResultStore.append
 
     def interrupted(self, result):
         append(self, result)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.Journal, "append", interrupted)
+    monkeypatch.setattr(module.ResultStore, "append", interrupted)
     with pytest.raises(KeyboardInterrupt):
         here(["post_ln", "pre_ln"], out=tmp_path)
-    monkeypatch.setattr(module.Journal, "append", append)
+    monkeypatch.setattr(module.ResultStore, "append", append)
     made.clear()
     assert len(here(["post_ln", "pre_ln"], out=tmp_path).runs) == 2
     assert len(made) == 1
 
 
-def test_a_process_that_is_killed_is_a_sentence_and_what_was_finished_stays(tmp_path):
+def test_killed_process_raises_run_error(tmp_path):
     here(["post_ln"], out=tmp_path)
     before = (tmp_path / "results.jsonl").read_bytes()
     here_ = os.getpid()
@@ -184,13 +190,13 @@ def test_a_process_that_is_killed_is_a_sentence_and_what_was_finished_stays(tmp_
 
     deadly = Wiring("deadly", rule)
     with pytest.raises(
-        RunError, match=r"a process was lost \(TerminatedWorkerError\), for want of memory perhaps: the same call"
+        RunError, match=r"a process was lost \(TerminatedWorkerError\), perhaps for lack of memory: repeat the call"
     ):
         here(["post_ln", deadly, "pre_ln"], quick(seeds=(0, 1)), out=tmp_path, jobs=2)
     assert (tmp_path / "results.jsonl").read_bytes().startswith(before)
 
 
-def test_a_run_goes_on_from_its_checkpoint(tmp_path):
+def test_compare_continues_from_checkpoint(tmp_path):
     protocol = quick(steps=40)
     undisturbed = here(["pre_ln"], protocol).runs[0]
     run = small(steps=40)
@@ -202,14 +208,14 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        train(run, TEXT, checkpoint=folder / f"{run.key(TEXT)}.pt", seconds=0, told=stop)
+        train(run, TEXT, checkpoint=folder / f"{run.key(TEXT)}.pt", seconds=0, on_step=stop)
     found = here(["pre_ln"], protocol, out=tmp_path).runs[0]
     assert found["resumed"] == 1
     assert measured(found) == measured(undisturbed)
     assert list(folder.iterdir()) == []
 
 
-def test_a_scheduler_that_is_not_there_is_a_sentence(monkeypatch):
+def test_missing_scheduler_raises_value_error(monkeypatch):
     distributed = pytest.importorskip("distributed")
     client = distributed.Client
     monkeypatch.setattr(distributed, "Client", lambda *args, **options: client(*args, **{**options, "timeout": "1s"}))
@@ -221,7 +227,7 @@ def test_a_scheduler_that_is_not_there_is_a_sentence(monkeypatch):
 
 @pytest.fixture
 def cluster():
-    """The address of a real scheduler, with two worker processes, on this machine alone."""
+    """Yield the address of a local Dask scheduler with two worker processes."""
     distributed = pytest.importorskip("distributed")
     made = distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None, silence_logs=50
@@ -231,7 +237,7 @@ def cluster():
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # distributed's own sockets
-def test_a_dask_cluster_finds_what_the_processes_of_this_machine_find(tmp_path, cluster):
+def test_dask_cluster_gives_the_same_results(tmp_path, cluster):
     from distributed import Client
 
     with Client(cluster, set_as_default=False) as client:

@@ -1,4 +1,4 @@
-"""addnorm.lab.plot: what is drawn are the numbers; what diverged is a cross, and nothing is left out in silence."""
+"""Tests of `addnorm.lab.plot`: the drawn numbers are the measured ones."""
 
 import math
 
@@ -25,7 +25,7 @@ def found():
 
 
 def drawn(ax):
-    """The points of each series with a name."""
+    """Return the points of each labelled series."""
     return {
         line.get_label(): [*zip(line.get_xdata(), line.get_ydata(), strict=True)]
         for line in ax.lines
@@ -34,7 +34,7 @@ def drawn(ax):
 
 
 def series(ax):
-    """The heights of every line."""
+    """Return the y values of every line."""
     return [[round(float(y), 6) for y in line.get_ydata()] for line in ax.lines]
 
 
@@ -42,31 +42,31 @@ def means(values):
     return [round(sum(at) / len(at), 6) for at in zip(*values, strict=True)]
 
 
-def test_a_learning_curve_is_the_mean_of_the_seeds_smoothed(ax):
+def test_plot_learning_draws_smoothed_mean(ax):
     runs = [planted("a", seed=seed, losses=[seed + 1.0, seed + 2.0, seed + 6.0]) for seed in (0, 1)]
-    assert plot.curves(compared(*runs), 2, ax) is ax
+    assert plot.plot_learning(compared(*runs), 2, ax) is ax
     assert drawn(ax)["a"] == [(1.0, 1.5), (2.0, 2.0), (3.0, 3.5)]
-    assert plot.smoothed([float(k) for k in range(20)])[-1] == 14.5
+    assert plot.smooth([float(k) for k in range(20)])[-1] == 14.5
 
 
-def test_with_and_without_warm_up_are_one_colour_and_two_dashes():
+def test_groups_by_warm_up_share_colour_not_dash():
     runs = [planted(name, warm_up=warm_up) for name in "ab" for warm_up in (0, 100)]
-    shown = plot.chosen(compared(*runs), 2)
+    shown = plot.groups_by_warm_up(compared(*runs), 2)
     assert [one.label for one in shown] == ["a, no warm-up", "a, warm-up", "b, no warm-up", "b, warm-up"]
     colours = [one.style["color"] for one in shown]
     assert colours[0] == colours[1] != colours[2] == colours[3]
     assert shown[0].style["linestyle"] != shown[1].style["linestyle"]
 
 
-def test_twelve_wirings_are_told_apart():
+def test_twelve_wirings_have_different_styles():
     runs = [planted(f"wiring {k}") for k in range(12)]
-    styles = [tuple(map(str, one.style.values())) for one in plot.chosen(compared(*runs), 2)]
+    styles = [tuple(map(str, one.style.values())) for one in plot.groups_by_warm_up(compared(*runs), 2)]
     assert len(set(styles)) == 12
 
 
-def test_a_rate_that_diverged_is_a_cross_at_the_top(ax):
+def test_plot_rates_marks_divergence_with_cross(ax):
     runs = [planted("a", 1.0, lr=1e-3), planted("a", 2.0, lr=1e-3, seed=1), planted("a", INF, lr=1e-2, diverged=True)]
-    plot.rates(compared(*runs), 2, ax)
+    plot.plot_rates(compared(*runs), 2, ax)
     assert drawn(ax)["a, no warm-up"] == [(1e-3, 1.5)]
     crosses = [line for line in ax.lines if line.get_marker() == "x"]
     assert [line.get_xdata()[0] for line in crosses] == [1e-2]
@@ -75,31 +75,31 @@ def test_a_rate_that_diverged_is_a_cross_at_the_top(ax):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_by_depth_are_the_means_over_the_seeds(found, after):
-    shown = plot.chosen(found, 2)
-    figure = plot.by_depth(shown, plot.BACKWARD, Figure(figsize=(7, 6)), after=after)
+def test_plot_by_depth_draws_means_over_seeds(found, after):
+    shown = plot.groups_by_warm_up(found, 2)
+    figure = plot.plot_by_depth(shown, plot.BACKWARD, Figure(figsize=(7, 6)), after=after)
     group = shown[0].group
     values = [run["after"]["gradient"] if after else run["recorded"]["gradient"][0] for run in group.runs]
     assert means(values) in series(figure.axes[0])
     assert len(figure.axes) == len(plot.BACKWARD)
 
 
-def test_ablation_is_the_mean_over_the_seeds(found, ax):
-    shown = plot.best(found, 2)
-    plot.ablation(shown, ax)
+def test_plot_ablation_draws_means_over_seeds(found, ax):
+    shown = plot.best_groups(found, 2)
+    plot.plot_ablation(shown, ax)
     runs = shown[1].group.runs
     assert means([[one["rise"] for one in run["ablation"]] for run in runs]) in series(ax)
 
 
-def test_where_nothing_was_recorded_it_says_so(ax):
-    shown = plot.chosen(compared(planted("a")), 2)
+def test_plots_without_numbers_raise(ax):
+    shown = plot.groups_by_warm_up(compared(planted("a")), 2)
     with pytest.raises(ValueError, match="nothing was recorded by depth"):
-        plot.by_depth(shown, plot.FORWARD, Figure(), after=False)
+        plot.plot_by_depth(shown, plot.FORWARD, Figure(), after=False)
     with pytest.raises(ValueError, match="nothing was ablated"):
-        plot.ablation(shown, ax)
+        plot.plot_ablation(shown, ax)
 
 
-def test_a_figure_of_runs_that_all_diverged_is_drawn(ax):
-    plot.curves(compared(planted("a", INF, diverged=True, losses=[math.nan])), 2, ax)
-    plot.rates(compared(planted("a", INF, diverged=True, losses=[math.nan])), 2, ax)
+def test_plots_of_diverged_runs_are_drawn(ax):
+    plot.plot_learning(compared(planted("a", INF, diverged=True, losses=[math.nan])), 2, ax)
+    plot.plot_rates(compared(planted("a", INF, diverged=True, losses=[math.nan])), 2, ax)
     ax.figure.canvas.draw()

@@ -1,4 +1,4 @@
-"""addnorm.lab.run: what a run is, and when two of them are the same."""
+"""Tests of `addnorm.lab.run`: runs, their keys, and protocols."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from addnorm import Row, Wiring, wirings
 from addnorm.lab import FULL, ILLUSTRATION, Protocol, Text
-from addnorm.lab.run import does, label, wired
+from addnorm.lab.run import as_lab_wiring, describe_behaviour, wiring_label
 from addnorm.wirings.init import gpt2
 from support.lab_runs import SIZE, TEXT, quick, small
 
@@ -15,17 +15,17 @@ OTHER = {"num_layers": 3, "d_model": 32, "nhead": 4, "tokens": 9, "batch": 5, "s
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_key_tells_every_setting_apart(name):
+def test_run_key_depends_on_every_setting(name):
     run = small()
     assert set(OTHER) == set(run.settings())
     assert replace(run, **{name: OTHER[name]}).key(TEXT) != run.key(TEXT)
 
 
-def test_a_key_tells_texts_apart_and_not_their_names():
+def test_run_key_depends_on_text_not_its_name():
     assert small().key(Text("x", TEXT.text)) == small().key(TEXT) != small().key(Text(TEXT.name, TEXT.text + "!"))
 
 
-def test_a_key_is_of_what_a_wiring_does_and_not_of_what_it_is_called():
+def test_run_key_depends_on_rows_not_the_wirings_name():
     mine = Wiring("mine", lambda at: Row(norm_in=True), final_norm=True)
     assert small(mine).key(TEXT) == small("pre_ln").key(TEXT)
     assert small(wirings.mix_ln(k=0)).key(TEXT) == small("pre_ln").key(TEXT)
@@ -34,20 +34,21 @@ def test_a_key_is_of_what_a_wiring_does_and_not_of_what_it_is_called():
     assert len({small(one).key(TEXT) for one in (mine, *others)}) == 6
 
 
-def test_a_key_is_the_same_in_another_process_and_another_year():
+def test_run_key_is_stable():
     assert small().key(Text("fixed", "abc" * 100)) == "336c3973f47c162f"
 
 
-def test_what_a_wiring_does_is_that_of_its_depth():
-    assert does(wirings.deepnorm(), 2) != does(wirings.deepnorm(), 3)[:5]
-    assert len(does(wirings.mix_ln(k=1), 6)) == 13
-    assert does(wirings.mix_ln(k=1), 4) != does(wirings.mix_ln(k=2), 4)
+def test_behaviour_depends_on_depth():
+    assert describe_behaviour(wirings.deepnorm(), 2) != describe_behaviour(wirings.deepnorm(), 3)[:5]
+    assert len(describe_behaviour(wirings.mix_ln(k=1), 6)) == 13
+    assert describe_behaviour(wirings.mix_ln(k=1), 4) != describe_behaviour(wirings.mix_ln(k=2), 4)
 
 
-def test_a_wiring_is_called_by_its_name_and_its_options():
-    assert label(wired("pre_ln")) == "pre_ln"
-    assert label(wired(wirings.mix_ln(k=3))) == "mix_ln(k=3)"
-    assert label(Wiring("mine", lambda at: Row(norm_in=True))) == "mine"
+def test_wiring_label_shows_changed_options():
+    assert wiring_label(as_lab_wiring("pre_ln")) == "pre_ln"
+    assert wiring_label(as_lab_wiring(wirings.mix_ln(k=3))) == "mix_ln(k=3)"
+    for name in ("mine", "W", "pre_ln"):  # the last is not addnorm's pre_ln
+        assert wiring_label(Wiring(name, Row(norm_in=True, b=0.5))) == name
 
 
 @pytest.mark.parametrize(
@@ -69,33 +70,33 @@ def test_a_wiring_is_called_by_its_name_and_its_options():
         ({"wiring": "preln"}, "preln"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused_in_a_sentence(options, says):
+def test_run_refuses_wrong_settings(options, says):
     with pytest.raises(ValueError, match=says):
         small(**options)
 
 
-def test_the_largest_seed_has_batches():
+def test_largest_seed_has_batches():
     run = small(seed=2**31 - 1)
     assert TEXT.batch(run.seed, 10**9, 2, 8)[0].shape == (2, 8)
 
 
-def test_a_protocol_is_every_combination_seed_by_seed():
+def test_protocol_combines_settings_seed_by_seed():
     protocol = quick(num_layers=(2, 3), rates=(1e-3, 1e-2), warm_ups=(0, 5), seeds=(0, 1))
-    runs = protocol.runs([wired("post_ln"), wired("pre_ln")])
+    runs = protocol.runs([as_lab_wiring("post_ln"), as_lab_wiring("pre_ln")])
     assert len({run.key(TEXT) for run in runs}) == len(runs) == 32
     assert [run.seed for run in runs] == [0] * 16 + [1] * 16
     assert {run.batch for run in runs} == {SIZE["batch"]}
 
 
-def test_a_protocol_takes_a_number_for_one_and_each_number_once():
+def test_protocol_accepts_single_numbers():
     assert Protocol(rates=1e-3, seeds=(0, 0, 1)).seeds == (0, 1)
     assert Protocol(num_layers=3).num_layers == (3,)
     with pytest.raises(ValueError, match="seeds is empty"):
         Protocol(seeds=())
 
 
-def test_the_default_is_an_illustration_and_the_full_protocol_is_not():
-    assert ILLUSTRATION.illustrates
-    assert not FULL.illustrates
-    assert Protocol(rates=(1e-3, 1e-2), seeds=(0, 1)).illustrates
-    assert Protocol(rates=1e-3, seeds=range(5)).illustrates
+def test_protocol_tells_illustration_from_evidence():
+    assert ILLUSTRATION.is_illustration
+    assert not FULL.is_illustration
+    assert Protocol(rates=(1e-3, 1e-2), seeds=(0, 1)).is_illustration
+    assert Protocol(rates=1e-3, seeds=range(5)).is_illustration

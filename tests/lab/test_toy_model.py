@@ -1,9 +1,17 @@
-"""addnorm.lab.toy_model: what the measurements stand on."""
+"""Tests of `addnorm.lab.toy_model`."""
 
 import pytest
 import torch
 
-from addnorm.lab.toy_model import Toy, UniformAttention, geometric_mean, likeness, r_squared, slope, streams
+from addnorm.lab.toy_model import (
+    ToyModel,
+    UniformAttention,
+    geometric_mean,
+    log_slope,
+    r_squared,
+    stream_states,
+    token_similarity,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -11,17 +19,11 @@ def one_thread(threads):
     threads(1)
 
 
-def test_a_model_is_its_seed():
+def test_toy_model_depends_only_on_its_seed():
     before = torch.random.get_rng_state()
-    one, again, other = (Toy(2, "pre_ln", seed)().detach() for seed in (0, 0, 1))
-    assert torch.equal(torch.random.get_rng_state(), before), "nobody else's random numbers are drawn"
+    one, again, other = (ToyModel(2, "pre_ln", seed)().detach() for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), before), "the global generator does not change"
     assert float(one) == float(again) != float(other)
-
-
-def test_uniform_attention_is_softmax_attention_whose_queries_and_keys_are_zero():
-    attention, x = UniformAttention(8), torch.randn(2, 5, 8)
-    weights = torch.zeros(2, 5, 5).softmax(-1)
-    torch.testing.assert_close(attention(x), weights @ attention.value(x))
 
 
 MASKS = {"mean": torch.zeros(5, 5), "causal": torch.full((5, 5), -torch.inf).triu(1),
@@ -29,74 +31,74 @@ MASKS = {"mean": torch.zeros(5, 5), "causal": torch.full((5, 5), -torch.inf).tri
 
 
 @pytest.mark.parametrize("mixing", MASKS)
-def test_which_tokens_are_mixed_is_a_mask_of_that_attention(mixing):
+def test_mixing_is_a_mask_of_softmax_attention(mixing):
     attention, x = UniformAttention(8, mixing).double(), torch.randn(2, 5, 8, dtype=torch.float64)
     torch.testing.assert_close(attention(x), MASKS[mixing].double().softmax(-1) @ attention.value(x))
 
 
-def test_models_that_mix_differently_have_the_same_weights_and_data():
-    one, *others = (Toy(2, "pre_ln", 0, mixing=mixing) for mixing in MASKS)
+def test_mixing_does_not_change_weights_or_data():
+    one, *others = (ToyModel(2, "pre_ln", 0, mixing=mixing) for mixing in MASKS)
     for other in others:
         assert torch.equal(one.x, other.x)
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
         assert float(other().detach()) != float(one().detach())
-    with pytest.raises(ValueError, match="mixing is 'some', expected one of mean, causal, none"):
-        Toy(2, "pre_ln", 0, mixing="some")
+    with pytest.raises(ValueError, match="mixing is 'some', expected one of 'mean', 'causal', 'none'"):
+        ToyModel(2, "pre_ln", 0, mixing="some")
 
 
-def test_weights_have_variance_one_over_d_and_the_norms_have_none():
-    model = Toy(8, "post_ln", 0)
+def test_toy_model_weights_have_variance_one_over_d():
+    model = ToyModel(8, "post_ln", 0)
     weights = torch.cat([parameter.detach().flatten() for parameter in model.stack.parameters()])
     assert float(weights.var()) == pytest.approx(1 / 64, rel=0.03)
     assert all(parameter.dim() == 2 for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "peri_ln", "layernorm_scaling"])
-def test_the_streams_are_those_of_the_fused_stack(wiring):
-    model = Toy(3, wiring, 0)
-    found = streams(model.stack, model.x)
+def test_stream_states_match_fused_stack(wiring):
+    model = ToyModel(3, wiring, 0)
+    found = stream_states(model.stack, model.x)
     last = found[-1] if model.stack.norm_final is None else model.stack.norm_final(found[-1])
     torch.testing.assert_close(last, model.stack(model.x))
     assert len(found) == 7
 
 
-def test_gradients_are_those_of_autograd_and_variances_those_of_the_streams():
-    model = Toy(3, "pre_ln", 0)
+def test_measure_stream_matches_autograd():
+    model = ToyModel(3, "pre_ln", 0)
     x = model.x.clone().requires_grad_()
     model.loss(model.stack(x)).backward()
-    found = model.passed()
+    found = model.measure_stream()
     torch.testing.assert_close(found.gradients[0], x.grad)
     assert found.variances()[0] == pytest.approx(float(model.x.square().mean()))
     assert found.gradient_ratio() == pytest.approx(float(x.grad.norm() / found.gradients[-1].norm()))
 
 
-def test_along_the_residual_alone_pre_lns_gradient_is_untouched_and_the_model_is_as_before():
-    model = Toy(3, "pre_ln", 0)
-    before = model.passed().gradients[0]
-    alone = model.passed(residual_alone=True)
+def test_measure_stream_along_the_residual_alone():
+    model = ToyModel(3, "pre_ln", 0)
+    before = model.measure_stream().gradients[0]
+    alone = model.measure_stream(residual_alone=True)
     assert torch.equal(alone.gradients[0], alone.gradients[-1])
-    assert torch.equal(model.passed().gradients[0], before)
+    assert torch.equal(model.measure_stream().gradients[0], before)
     assert not torch.equal(before, alone.gradients[0])
 
 
-def test_the_loss_of_one_token_is_the_first_ones():
-    model = Toy(2, "pre_ln", 0, judged=1)
+def test_loss_of_one_token_is_the_first_ones():
+    model = ToyModel(2, "pre_ln", 0, loss_tokens=1)
     y = model.stack(model.x)
     assert float(model().detach()) == pytest.approx(
         float(-model.head(y)[0, 0].log_softmax(-1)[model.targets[0]].detach())
     )
 
 
-def test_likeness_is_the_mean_cosine_of_different_tokens():
+def test_token_similarity_is_mean_cosine_of_pairs():
     x = torch.randn(3, 5, 8, dtype=torch.float64)
     pairs = [torch.cosine_similarity(one[i], one[j], dim=0) for one in x for i in range(5) for j in range(5) if i != j]
-    assert likeness(x) == pytest.approx(float(torch.stack(pairs).mean()))
-    assert likeness(x[:, :1].expand(3, 5, 8)) == pytest.approx(1)
+    assert token_similarity(x) == pytest.approx(float(torch.stack(pairs).mean()))
+    assert token_similarity(x[:, :1].expand(3, 5, 8)) == pytest.approx(1)
 
 
-def test_slope_mean_and_r_squared():
+def test_log_slope_geometric_mean_and_r_squared():
     x = [1.0, 2.0, 4.0, 8.0]
-    assert slope(x, [3 * value**-0.5 for value in x]) == pytest.approx(-0.5)
+    assert log_slope(x, [3 * value**-0.5 for value in x]) == pytest.approx(-0.5)
     assert r_squared(x, [1 + 2 * value for value in x]) == pytest.approx(1)
     assert r_squared(x, [1.0, -1.0, 1.0, -1.0]) < 0.5
     assert geometric_mean(iter([1.0, 100.0])) == pytest.approx(10)

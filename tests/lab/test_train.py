@@ -1,4 +1,4 @@
-"""addnorm.lab.train: a run is the loop that anybody would write, and its numbers by depth are the model's."""
+"""Tests of `addnorm.lab.train`: a run equals a plain training loop, and its statistics are the model's."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def model_of(run):
 
 
 def by_hand(run):
-    """The losses of a loop without any of the lab's."""
+    """Return the losses of a plain loop, and its model."""
     model = model_of(run)
     optimizer, losses = torch.optim.Adam(model.parameters(), fused=True), []
     for step in range(run.steps):
@@ -44,7 +44,7 @@ def by_hand(run):
 @pytest.mark.parametrize(
     "options", [{"warm_up": 4}, {"wiring": "post_ln", "seed": 2}, {"wiring": "admin"}, {"norm": "rms"}]
 )
-def test_a_run_is_a_loop_that_anybody_would_write(options):
+def test_train_matches_plain_loop(options):
     run = small(**options)
     found = train(run, TEXT)
     losses, model = by_hand(run)
@@ -57,7 +57,7 @@ def test_a_run_is_a_loop_that_anybody_would_write(options):
 
 
 def streams_of(model, x):
-    """x_0 and the stream after each sublayer, and every write, from the modules alone."""
+    """Return x_0, the stream after each sublayer, and every write, computed by the modules alone."""
     states, writes = [x], []
     for connection in model.decoder.stack.connections:
         read = states[-1] if connection.norm_in is None else connection.norm_in(states[-1])
@@ -69,13 +69,13 @@ def streams_of(model, x):
 
 
 @pytest.mark.parametrize("wiring", ["post_ln", "pre_ln"])
-def test_the_numbers_by_depth_are_those_of_the_model_in_float64(wiring):
+def test_statistics_by_depth_match_float64(wiring):
     run = small(wiring, steps=1)
     found = train(run, TEXT)["recorded"]
     model = model_of(run).to(f64)
     read, following = TEXT.batch(run.seed, 0, run.batch, run.tokens)
     probe = TEXT.held_out("validation", 4, run.tokens)[0]
-    half = run.batch // 2  # is recorded; the step is that of all
+    half = run.batch // 2  # the recorded part; the step uses the whole batch
     states, writes = streams_of(model, model.embed(read[:half]))
     for state in states:
         state.retain_grad()
@@ -98,7 +98,7 @@ def test_the_numbers_by_depth_are_those_of_the_model_in_float64(wiring):
         "gradient": [float(token(t.grad).mean()) for t in states],
     }
     for name, values in exact.items():
-        none = values.count(None)  # x_0 is no write
+        none = values.count(None)  # x_0 has no write
         assert found[name][0][:none] == values[:none]
         assert found[name][0][none:] == pytest.approx(values[none:], rel=1e-4), name
     assert found["parameters"][0][0] is None
@@ -106,7 +106,7 @@ def test_the_numbers_by_depth_are_those_of_the_model_in_float64(wiring):
     assert found["moved"] == [pytest.approx(float((model(probe).detach() - before).norm() / before.norm()), rel=1e-3)]
 
 
-def test_recording_changes_no_loss_to_the_bit():
+def test_recording_does_not_change_losses():
     silent, heard = (train(small(every=every), TEXT) for every in (0, 5))
     assert heard["losses"] == silent["losses"]
     assert (heard["test"], heard["validation"]) == (silent["test"], silent["validation"])
@@ -115,7 +115,7 @@ def test_recording_changes_no_loss_to_the_bit():
     assert "after" not in silent
 
 
-def test_each_place_has_its_numbers_and_each_sublayer_is_ablated():
+def test_result_has_numbers_for_every_site():
     found = train(small("post_ln", steps=3, every=2), TEXT)
     assert [one["id"] for one in found["sites"]] == [
         "x_0",
@@ -136,31 +136,31 @@ class Stopped(Exception):
 
 
 def stopped(run, path, at, seconds=0.0):
-    """A run that is killed when so many steps are done."""
+    """Interrupt a run after `at` steps."""
 
     def told(step, loss):
         if step == at:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train(run, TEXT, checkpoint=path, seconds=seconds, told=told)
+        train(run, TEXT, checkpoint=path, seconds=seconds, on_step=told)
 
 
-@pytest.mark.parametrize(("wiring", "at"), [("post_ln", 7), ("admin", 10), ("pre_ln", 12)])
-def test_a_run_that_was_stopped_and_goes_on_is_one_that_was_not(wiring, at, tmp_path):
+@pytest.mark.parametrize(("wiring", "at"), [("post_ln", 7), ("admin", 10)])
+def test_continued_run_equals_uninterrupted_run(wiring, at, tmp_path):
     run = small(wiring, steps=15, warm_up=8)
     whole = train(run, TEXT)
     stopped(run, tmp_path / "one.pt", 3)
     stopped(run, tmp_path / "one.pt", at)
     assert [path.name for path in tmp_path.iterdir()] == ["one.pt"]
     told = []
-    found = train(run, TEXT, checkpoint=tmp_path / "one.pt", told=lambda step, loss: told.append(step))
-    assert told[0] == at, "it begins after the last checkpoint"
+    found = train(run, TEXT, checkpoint=tmp_path / "one.pt", on_step=lambda step, loss: told.append(step))
+    assert told[0] == at, "training continues after the last checkpoint"
     assert found["resumed"] == 2
     assert measured(found) == measured(whole)
 
 
-def test_a_checkpoint_that_is_damaged_or_of_another_run_is_as_if_it_were_not_there(tmp_path):
+def test_damaged_or_foreign_checkpoints_are_ignored(tmp_path):
     run, path = small(), tmp_path / "one.pt"
     whole = train(run, TEXT)
     stopped(small(seed=1), path, 7)
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_is_damaged_or_of_another_run_is_as_if_it_were_not_the
     assert Training(run, TEXT).step == 0
 
 
-def test_a_checkpoint_runs_no_code(tmp_path):
+def test_checkpoint_runs_no_code(tmp_path):
     class Bad:
         def __reduce__(self):
             return (tmp_path / "ran").touch, ()
@@ -182,7 +182,7 @@ def test_a_checkpoint_runs_no_code(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_checkpoint_that_cannot_be_written_costs_nothing(tmp_path, monkeypatch):
+def test_unwritable_checkpoint_does_not_end_a_run(tmp_path, monkeypatch):
     whole = measured(train(small(), TEXT))
 
     def full(*_):
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("options", [{"lr": 1e30}, {"wiring": "no_norm", "num_layers": 4, "lr": 1e6}])
-def test_a_run_that_diverges_stops_and_says_so(options):
+def test_diverging_run_stops(options):
     found = train(small(steps=400, **options), TEXT)
     assert found["diverged"]
     assert len(found["losses"]) <= 400
@@ -205,7 +205,7 @@ def test_a_run_that_diverges_stops_and_says_so(options):
     assert "NaN" not in json.dumps(to_jsonable(found), allow_nan=False).replace('"NaN"', "")
 
 
-def test_a_run_that_learned_nothing_yet_has_not_diverged():
+def test_untrained_model_has_not_diverged():
     for seed in range(5):
         found = train(small("no_norm", steps=1, lr=1e-9, every=0, seed=seed), TEXT)
         assert found["uniform"] < found["test"]
@@ -223,7 +223,7 @@ def test_every_wiring_trains_and_is_recorded(wiring):
     json.dumps(to_jsonable(found), allow_nan=False)
 
 
-def test_where_nothing_can_be_recorded_it_trains_all_the_same_and_says_why(monkeypatch, tmp_path):
+def test_unrecordable_model_still_trains(monkeypatch, tmp_path):
     from addnorm.stream.record import recorder
 
     whole = train(small(), TEXT)
@@ -245,13 +245,13 @@ def test_where_nothing_can_be_recorded_it_trains_all_the_same_and_says_why(monke
 @pytest.mark.parametrize(
     "odd", [{"d_model": 1, "nhead": 1}, {"tokens": 1}, {"batch": 1}, {"num_layers": 1}, {"every": 1000}]
 )
-def test_the_smallest_runs_are_runs(odd):
+def test_smallest_runs_train(odd):
     found = train(small(**{"steps": 2, **odd}), TEXT)
     assert len(found["losses"]) == 2
     assert found["test"] > 0
 
 
-def test_threads_are_as_they_were_after_a_run(threads):
+def test_train_restores_thread_count(threads):
     threads(2)
     train(small(steps=1, every=0), TEXT)
     assert torch.get_num_threads() == 2

@@ -45,7 +45,7 @@ AREAS = {
     "proof": ("tests/fusion/test_proof*.py tests/fusion/test_rng_replay.py",),
     "fuse": ("tests/fusion/test_pattern*.py", "tests/fusion/test_fuse*.py tests/fusion/test_families.py"),
     "lab_data": ("tests/lab/test_data.py tests/lab/test_run.py tests/lab/test_train.py",),
-    "lab_verdict": ("tests/lab/test_verdict.py tests/lab/test_theory.py", "tests/lab/test_compare.py"),
+    "lab_verdict": ("tests/lab/test_comparison.py tests/lab/test_theory.py", "tests/lab/test_compare.py"),
     "lab_store": ("tests/lab/test_result_store.py", "tests/lab/test_compare.py"),
     "report": ("tests/report",),
     "server": ("tests/explorer/test_scheduler.py tests/explorer/test_server*.py",),
@@ -290,9 +290,9 @@ FAULTS = (
         "",
     ),
     Fault(
-        "standard-deviation-for-error", "lab_verdict", "src/addnorm/lab/verdict.py",
-        "statistics.stdev(found) / math.sqrt(len(found))",
-        "statistics.stdev(found)",
+        "standard-deviation-for-error", "lab_verdict", "src/addnorm/lab/results.py",
+        "statistics.stdev(differences) / math.sqrt(len(differences))",
+        "statistics.stdev(differences)",
     ),
     Fault(
         "setting-chosen-by-test", "lab_verdict", "src/addnorm/lab/results.py",

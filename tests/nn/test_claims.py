@@ -13,7 +13,7 @@ from torch import nn
 
 import addnorm
 from addnorm import LayerNorm, ResidualStack, RMSNorm, SublayerConnection, wirings
-from addnorm.lab.toy_model import Toy, streams
+from addnorm.lab.toy_model import ToyModel, stream_states
 
 D = 16
 
@@ -213,7 +213,7 @@ def test_the_gradient_at_x_0_is_that_of_x_L_and_what_came_through_each_sublayer(
     x = double(3, 5).requires_grad_()
     cotangent = double(3, 5)
     (expected,) = torch.autograd.grad(stack(x), x, cotangent)
-    found = streams(stack, x)
+    found = stream_states(stack, x)
     at = torch.autograd.grad(found[-1], found, cotangent)
     through = []
     for connection, before, gradient in zip(stack.connections, found[:-1], at[1:], strict=True):
@@ -225,7 +225,7 @@ def test_the_gradient_at_x_0_is_that_of_x_L_and_what_came_through_each_sublayer(
 
 def changes(wiring, seed):
     """How far the output moves when one sublayer is taken out, for each; 1 is as far as another input would move it."""
-    model = Toy(12, wiring, seed, sequences=4)
+    model = ToyModel(12, wiring, seed, sequences=4)
     with torch.no_grad():
         y = model.stack(model.x)
         other = float((y.roll(1, 0) - y).norm())
@@ -251,7 +251,7 @@ def test_taking_out_a_sublayer_moves_the_output_little_with_the_residual_and_out
 
 
 def test_without_is_taking_out_a_sublayer_where_the_stream_is_a_sum():
-    model = Toy(6, "pre_ln", 0)
+    model = ToyModel(6, "pre_ln", 0)
     y = model.stack(model.x)
     for i, rest in enumerate(with_one_out(model.stack)):
         torch.testing.assert_close(model.stack.without(i)(model.x), rest(model.x))

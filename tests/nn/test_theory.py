@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Row, Wiring, wirings
-from addnorm.lab.toy_model import Toy, geometric_mean, likeness, r_squared, slope
+from addnorm.lab.toy_model import ToyModel, geometric_mean, log_slope, r_squared, token_similarity
 from addnorm.wirings.init import Draw
 
 FIRST = int(os.environ.get("ADDNORM_SEEDS", "0"))
@@ -31,7 +31,7 @@ def one_thread(threads):
 
 def by_layer(wiring, measure, num_layers=64, n_seeds=8):
     """The mean over seeds of a number of the stream after each layer, x_0 first."""
-    models = (Toy(num_layers, wiring, seed, sequences=4).passed().streams[::2] for seed in seeds(n_seeds))
+    models = (ToyModel(num_layers, wiring, seed, sequences=4).measure_stream().streams[::2] for seed in seeds(n_seeds))
     found = [[measure(x) for x in one] for one in models]
     return [statistics.fmean(values) for values in zip(*found, strict=True)]
 
@@ -68,7 +68,7 @@ def test_the_stream_under_layernorm_scaling_grows_like_the_logarithm(growth):
 def test_layernorm_scaling_makes_the_last_layers_more_like_the_identity_not_less():
     def last_step(wiring):
         """The mean cosine between the stream before and after the last layer."""
-        found = [Toy(64, wiring, seed).passed().streams for seed in seeds(4)]
+        found = [ToyModel(64, wiring, seed).measure_stream().streams for seed in seeds(4)]
         return statistics.fmean(float(F.cosine_similarity(x[-3], x[-1], dim=-1).mean()) for x in found)
 
     assert 0.98 < last_step("pre_ln") < last_step("layernorm_scaling") < 1
@@ -85,8 +85,8 @@ def test_the_vector_that_enters_post_lns_feed_forward_norm_has_variance_three_ha
     """1 from the norm before it, 1/2 from relu(x W_1) W_2: lemma 2."""
     found = []
     for seed in seeds(32):
-        model = Toy(12, "post_ln", seed)
-        x = model.passed().streams
+        model = ToyModel(12, "post_ln", seed)
+        x = model.measure_stream().streams
         for i, layer in enumerate(model.stack.layers()):
             read = x[2 * i + 1]
             with torch.no_grad():
@@ -101,7 +101,9 @@ def test_the_stream_of_post_ln_stays_at_variance_one():
 def last_gradients(wiring, judged=None, n_seeds=8):
     """The gradient of the last layer's W_2, by the number of layers."""
     return [
-        geometric_mean(Toy(n, wiring, seed, judged=judged).feed_forward_gradients()[-1] for seed in seeds(n_seeds))
+        geometric_mean(
+            ToyModel(n, wiring, seed, loss_tokens=judged).feed_forward_gradients()[-1] for seed in seeds(n_seeds)
+        )
         for n in DEPTHS
     ]
 
@@ -109,8 +111,8 @@ def last_gradients(wiring, judged=None, n_seeds=8):
 @pytest.mark.parametrize("judged", [pytest.param(None, id="mean-loss"), pytest.param(1, id="loss-of-one-token")])
 def test_the_last_layers_gradient_is_flat_in_depth_for_post_ln_and_falls_like_its_root_for_pre_ln(judged):
     """Xiong et al., theorem 1: O(1) against O(1 / sqrt(L)) at a given width."""
-    assert abs(slope(DEPTHS, last_gradients("post_ln", judged))) < 0.1
-    assert -0.6 <= slope(DEPTHS, last_gradients("pre_ln", judged)) <= -0.4
+    assert abs(log_slope(DEPTHS, last_gradients("post_ln", judged))) < 0.1
+    assert -0.6 <= log_slope(DEPTHS, last_gradients("pre_ln", judged)) <= -0.4
 
 
 def test_the_gradient_falls_with_the_layer_in_pre_ln_and_not_in_post_ln():
@@ -121,9 +123,9 @@ def test_the_gradient_falls_with_the_layer_in_pre_ln_and_not_in_post_ln():
     """
     layers, found = range(1, 49), {}
     for wiring in ("pre_ln", "post_ln"):
-        models = [Toy(48, wiring, seed).feed_forward_gradients() for seed in seeds(8)]
+        models = [ToyModel(48, wiring, seed).feed_forward_gradients() for seed in seeds(8)]
         found[wiring] = [geometric_mean(gradients) for gradients in zip(*models, strict=True)]
-    assert -0.65 <= slope(layers, found["pre_ln"]) <= -0.4
+    assert -0.65 <= log_slope(layers, found["pre_ln"]) <= -0.4
     assert found["pre_ln"][-1] / found["pre_ln"][0] < 0.25
     assert 1 / 5 < found["post_ln"][-1] / found["post_ln"][0] < 5
 
@@ -131,19 +133,19 @@ def test_the_gradient_falls_with_the_layer_in_pre_ln_and_not_in_post_ln():
 def test_along_the_residual_alone_post_lns_norms_do_let_the_gradient_vanish():
     """Each divides by a standard deviation above one. It is the sublayers that make up for it, before training."""
     for seed in seeds(3):
-        assert Toy(48, "post_ln", seed).passed(residual_alone=True).gradient_ratio() < 1e-6
-        assert Toy(48, "post_ln", seed).passed().gradient_ratio() > 0.05
-        assert Toy(48, "pre_ln", seed).passed(residual_alone=True).gradient_ratio() == 1
+        assert ToyModel(48, "post_ln", seed).measure_stream(residual_alone=True).gradient_ratio() < 1e-6
+        assert ToyModel(48, "post_ln", seed).measure_stream().gradient_ratio() > 0.05
+        assert ToyModel(48, "pre_ln", seed).measure_stream(residual_alone=True).gradient_ratio() == 1
 
 
 def first_over_last(wiring, num_layers, n_seeds):
-    found = (Toy(num_layers, wiring, seed, init=True).feed_forward_gradients() for seed in seeds(n_seeds))
+    found = (ToyModel(num_layers, wiring, seed, init=True).feed_forward_gradients() for seed in seeds(n_seeds))
     return geometric_mean(gradients[0] / gradients[-1] for gradients in found)
 
 
 def test_deepnorm_of_a_thousand_layers_passes_the_gradient():
     for seed in seeds(2):
-        gradients = Toy(1000, "deepnorm", seed, init=True).feed_forward_gradients()
+        gradients = ToyModel(1000, "deepnorm", seed, init=True).feed_forward_gradients()
         assert all(0 < gradient < math.inf for gradient in gradients)
         assert 0.5 <= gradients[0] / gradients[-1] <= 2
 
@@ -161,8 +163,8 @@ def test_deepnorms_gradient_is_even_and_with_beta_inverted_it_is_not():
 
 def test_without_the_residual_the_tokens_become_alike_and_with_it_more_slowly():
     """Dong et al. 2021. Uniform attention is the extreme case: one layer of it alone makes them the same."""
-    alone = by_layer(wirings.no_residual(), likeness, num_layers=6, n_seeds=4)
-    beside = by_layer("pre_ln", likeness, num_layers=6, n_seeds=4)
+    alone = by_layer(wirings.no_residual(), token_similarity, num_layers=6, n_seeds=4)
+    beside = by_layer("pre_ln", token_similarity, num_layers=6, n_seeds=4)
     assert alone[0] == pytest.approx(0, abs=0.02)
     assert alone[1] == pytest.approx(1, abs=1e-5)
     assert all(0 < value < 0.9 for value in beside[1:])
@@ -172,5 +174,5 @@ def test_without_the_residual_the_tokens_become_alike_and_with_it_more_slowly():
 def test_a_criterion_can_fail():
     """The slopes and the R^2 are not the same whatever is measured: a stack without norms fails them all."""
     without = Wiring("plain", Row())
-    assert slope(DEPTHS, last_gradients(without, n_seeds=2)) > 1
+    assert log_slope(DEPTHS, last_gradients(without, n_seeds=2)) > 1
     assert r_squared(range(1, 33), by_layer(without, variance, num_layers=32, n_seeds=2)[1:]) < 0.5

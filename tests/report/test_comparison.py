@@ -27,7 +27,7 @@ def made():
     with one_thread():
         runs = [{**lab.train(run, text), "addnorm": "0", "torch": "0", "date": "2000-01-01"} for run in protocol.runs(
             [lab.Run(name).wiring for name in WIRINGS])]  # fmt: skip
-        stacks = [theory.at_init(job) for job in theory.jobs(["pre_ln", "post_ln", "no_norm"], [2, 4], [0, 1])]
+        stacks = [theory.measure_init(job) for job in theory.init_stacks(["pre_ln", "post_ln", "no_norm"], [2, 4], [0, 1])]
     facts = {"name": "counting", "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
              "entropy": text.entropy, "uniform": text.uniform}  # fmt: skip
     return lab.Comparison(WIRINGS, protocol, runs, stacks, facts)
@@ -66,7 +66,7 @@ def test_every_figure_has_its_data_as_a_table(page):
 def test_the_verdict_is_the_comparisons_and_says_first_that_it_is_an_illustration(made, page):
     said = [one.sentence for one in made.verdict]
     top = [one.text for one in page.verdict]
-    assert top[0].startswith("An illustration, not evidence")
+    assert top[0].startswith("This is an illustration, not evidence")
     assert set(top) <= set(said)
     beside = [item.text for section in page.sections for block in section.blocks if isinstance(block, Findings)
               for item in block.items]  # fmt: skip
@@ -142,7 +142,7 @@ def test_a_figure_that_is_not_met_stands_out(made):
     table = next(section for section in page.sections if section.title == "Published figures").blocks[0]
     assert table.marked
     assert all(table.rows[k][1] == "does not hold" for k in table.marked)
-    assert [one.state for one in page.verdict if "published figures" in one.text] == ["refuted"]
+    assert [one.state for one in page.verdict if "published results" in one.text] == ["refuted"]
 
 
 def test_every_setting_is_listed_with_its_seeds(made, page):
@@ -155,7 +155,7 @@ def test_without_training_there_are_the_stacks_alone(made):
     page = report.of_comparison(replace(made, runs=[]))
     checked(report.render(page))
     assert [section.title for section in page.sections] == ["Before training", "Published figures", "Settings"]
-    assert page.verdict[0].text.startswith("Untrained stacks only")
+    assert page.verdict[0].text.startswith("Only untrained stacks were measured")
 
 
 def test_without_stacks_there_is_the_training_alone(made):

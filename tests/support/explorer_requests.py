@@ -8,14 +8,14 @@ from urllib.parse import quote
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import race, stack
 from addnorm.explorer.params import Choice, Flag, Number
-from addnorm.lab.init_probe import Flip
+from addnorm.lab.init_probe import InitProbe
 
 JSON = {"Content-Type": "application/json"}
 
 
 def measured(**chosen):
     """What the library says, as it comes out of JSON."""
-    return json.loads(json.dumps(to_jsonable(stack.compute(Flip(**chosen)))))
+    return json.loads(json.dumps(to_jsonable(stack.compute(InitProbe(**chosen)))))
 
 
 # What can be sent in good HTTP.

@@ -1,4 +1,4 @@
-"""What the tests of the lab share: a text, small runs, what of a result must be the same again, results that were never trained."""
+"""Helpers of the lab's tests: a text, small runs, and planted results that were never trained."""
 
 from addnorm.lab import Comparison, Protocol, Run, Text
 
@@ -21,12 +21,12 @@ def quick(**options):
 
 
 def measured(result):
-    """All that another run of the same must repeat to the bit."""
+    """Return the part of a result that must be equal, to the bit, in another run of the same settings."""
     return {name: value for name, value in result.items() if name not in NOT_MEASURED}
 
 
 def planted(wiring, test=1.0, *, seed=0, lr=1e-3, warm_up=0, n=2, validation=None, diverged=False, **more):
-    """A result with this loss."""
+    """Return a result with this loss."""
     nothing = {"steps": [], "moved": [], "stream": [], "ratio": [], "similarity": [], "gradient": [], "parameters": []}
     settings = {"wiring": wiring, "num_layers": n, "lr": lr, "warm_up": warm_up, "seed": seed}
     return {"kind": "run", "key": f"{wiring}{n}{lr}{warm_up}{seed}", "settings": settings, "test": test, "diverged": diverged,
@@ -35,7 +35,7 @@ def planted(wiring, test=1.0, *, seed=0, lr=1e-3, warm_up=0, n=2, validation=Non
 
 
 def compared(*runs, **protocol):
-    """A comparison that found these."""
+    """Return a comparison of planted results."""
     names = tuple(dict.fromkeys(run["settings"]["wiring"] for run in runs))
     text = {"name": "planted", "characters": 1000, "symbols": 20, "digest": "0", "entropy": 2.8, "uniform": 3.0}
     return Comparison(names, Protocol(**{**SIZE, "steps": 10, **protocol}), list(runs), [], text)

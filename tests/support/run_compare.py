@@ -1,4 +1,4 @@
-"""`addnorm compare` with few stacks at init, checkpoints often and no report: what the tests start, kill and start again."""
+"""Run `addnorm compare` with few untrained stacks, frequent checkpoints and no report; tests start it and kill it."""
 
 import sys
 from functools import partial

@@ -105,7 +105,7 @@ def compare(
         try:
             comparison = lab.compare(
                 wirings, _make_protocol(lab.FULL if full else lab.ILLUSTRATION, settings),
-                text=None if text is None else lab.read(text), out=out, jobs=jobs, cluster=cluster, training=not init_only,
+                text=None if text is None else lab.read_text(text), out=out, jobs=jobs, cluster=cluster, training=not init_only,
                 progress=make_console(stderr=True),
             )  # fmt: skip
         except (ValueError, ImportError, UnwritableError) as error:

@@ -4,7 +4,7 @@
         ...                                  {"event": "start"}, then {"event": "step"} of both in turn, then {"event": "end"}
 
 Each racer is a `Run` of `addnorm.lab` with the same text, batches and seed, and its losses are those of
-`addnorm.lab.train(run, topics())` to the bit. Closing the generator ends both trainings and removes all hooks.
+`addnorm.lab.train(run, python_docs())` to the bit. Closing the generator ends both trainings and removes all hooks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from addnorm import wirings
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.params import Choice, Field, Number, describe_fields, read_params
-from addnorm.lab.data import Text, topics
+from addnorm.lab.data import Text, python_docs
 from addnorm.lab.measure import BY_DEPTH, Numbers
 from addnorm.lab.run import Run
 from addnorm.lab.train import Training, one_thread
@@ -44,7 +44,7 @@ FIELDS: dict[str, Field] = {
     "seed": Number(0, 0, 2**31 - 1, step=1),
 }
 
-default_text = cache(topics)
+default_text = cache(python_docs)
 
 
 def describe() -> dict[str, Any]:
@@ -94,7 +94,7 @@ def run_race(runs: Sequence[Run], text: Text | None = None) -> Events:
 
     Args:
         runs: the two runs.
-        text: what the models learn; `addnorm.lab.topics()` by default.
+        text: what the models learn; `addnorm.lab.python_docs()` by default.
 
     Raises:
         ValueError: the text is too short.
@@ -106,7 +106,7 @@ def run_race(runs: Sequence[Run], text: Text | None = None) -> Events:
         ['start', 'step', 'step', 'step', 'step', 'end']
     """
     text = text or default_text()
-    text.fits(runs[0].tokens)
+    text.require_length(runs[0].tokens)
     return _events(runs, text)
 
 
@@ -170,7 +170,7 @@ def _end(training: Training) -> Numbers:
     return {
         "steps": training.step,
         "loss": training.losses[-1],
-        **training.judged(),
+        **training.evaluate(),
         "seconds": training.seconds,
     }
 

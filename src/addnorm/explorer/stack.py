@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from addnorm.explorer.params import Choice, Field, Flag, Number, describe_fields, read_params
-from addnorm.lab.init_probe import PLACEMENTS, Flip
+from addnorm.lab.init_probe import PLACEMENTS, InitProbe
 
 __all__ = ["FIELDS", "compute", "describe", "parse"]
 
@@ -29,17 +29,17 @@ TITLES = {
 }  # fmt: skip
 
 
-def parse(params: Any) -> Flip:
+def parse(params: Any) -> InitProbe:
     """Return the stack that a request describes.
 
     Raises:
         ValueError: a parameter is wrong.
     """
     values = read_params(FIELDS, params)
-    return Flip(**values | {"alpha": values["alpha"] or None, "final_norm": FINAL_NORMS[values.pop("final")]})
+    return InitProbe(**values | {"alpha": values["alpha"] or None, "final_norm": FINAL_NORMS[values.pop("final")]})
 
 
-def compute(flip: Flip) -> dict[str, Any]:
+def compute(flip: InitProbe) -> dict[str, Any]:
     """Return the measurements and the wiring's description. Numbers may be NaN or infinite."""
     wiring = flip.wiring
     layers = flip.sublayers // 2

@@ -1,30 +1,30 @@
-"""Wirings compared: small real training runs, and what is measured on them.
+"""Fair comparisons of residual wirings by small training runs.
 
     from addnorm import lab
-    found = lab.compare(["post_ln", "pre_ln"], out="runs")
+    comparison = lab.compare(["post_ln", "pre_ln"], out="runs")
 
-`compare` trains and measures, `Comparison` has the numbers and what follows from them. Needs `addnorm[lab]`.
+`compare` trains the `Run`s of a `Protocol` on a `Text` and returns a `Comparison`: the numbers and the sentences that follow from
+them. `InitProbe` measures one stack before training. Requires `addnorm[lab]`.
 """
 
 from addnorm.lab.compare import RunError, compare
 from addnorm.lab.comparison import Comparison
-from addnorm.lab.data import Text, read, topics
-from addnorm.lab.init_probe import Flip
-from addnorm.lab.protocol import FULL, ILLUSTRATION, Protocol
-from addnorm.lab.run import Run
+from addnorm.lab.data import Text, python_docs, read_text
+from addnorm.lab.init_probe import InitProbe
+from addnorm.lab.run import FULL, ILLUSTRATION, Protocol, Run
 from addnorm.lab.train import train
 
 __all__ = [
     "FULL",
     "ILLUSTRATION",
     "Comparison",
-    "Flip",
+    "InitProbe",
     "Protocol",
     "Run",
     "RunError",
     "Text",
     "compare",
-    "read",
-    "topics",
+    "python_docs",
+    "read_text",
     "train",
 ]

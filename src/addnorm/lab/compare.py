@@ -1,7 +1,7 @@
-"""`compare`: the runs of a protocol, trained side by side in processes, and what they and the stacks at init say.
+"""`compare`: train the runs of a protocol in parallel processes, measure untrained stacks, and show the progress.
 
-What it guarantees: a result that is there is not made again, also not by another comparison in the same directory; after a crash
-the same call goes on, open runs from their last checkpoint. The parent alone writes results.
+Results that exist are reused, also by another comparison in the same directory. After a crash the same call continues, open runs
+from their last checkpoint. Only the parent process writes results.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text as RichText
 
 from addnorm import wirings
 from addnorm._util.arguments import check_int
 from addnorm._util.optional import require
 from addnorm.lab import theory
 from addnorm.lab.comparison import Comparison
-from addnorm.lab.data import Text, topics
+from addnorm.lab.data import Text, python_docs
 from addnorm.lab.measure import Numbers
-from addnorm.lab.progress import Live
-from addnorm.lab.protocol import ILLUSTRATION, Protocol
-from addnorm.lab.result_store import Journal, tell_step
-from addnorm.lab.run import SCHEMA, Run, digest, does, label
+from addnorm.lab.result_store import ResultStore, read_progress, write_progress
+from addnorm.lab.run import ILLUSTRATION, SCHEMA, Protocol, Run, describe_behaviour, hash_json, wiring_label
 from addnorm.lab.train import one_thread, train
 from addnorm.nn import Row, Wiring
 
-__all__ = ["RunError", "compare"]
+__all__ = ["ProgressDisplay", "RunError", "compare"]
 
-TOLD_EVERY = (
-    0.3  # seconds between two words of where an open run stands, and between two looks whether the parent lives
-)
-INIT_STEPS = 1  # what a layer of the stacks of one wiring at init is worth, in steps of training
+PROGRESS_INTERVAL = 0.3  # seconds between two progress files of a run, and between two checks that the parent lives
+DISPLAY_INTERVAL = 0.25  # seconds between two updates of the progress bar
+INIT_STEPS = 1  # cost of one layer of a wiring's untrained stacks, in training steps
+BAR_MARGIN = 40  # columns beside the progress bar and the open runs
 
 
 def compare(
-    compared: Iterable[Wiring | Row | str] = ("post_ln", "pre_ln"),
+    compared: Iterable[Wiring | Row | str] | Wiring | Row | str = ("post_ln", "pre_ln"),
     protocol: Protocol = ILLUSTRATION,
     *,
     text: Text | None = None,
@@ -58,140 +59,145 @@ def compare(
     seconds: float = 5.0,
     progress: bool | Console = False,
 ) -> Comparison:
-    """Trains a character model under each wiring, and measures untrained stacks; all of it from seeds.
+    """Train a character model under each wiring, measure untrained stacks, and return the comparison.
 
     Args:
-        compared: the wirings.
-        protocol: which runs; `ILLUSTRATION` takes two minutes, `FULL` about an hour.
-        text: what the models learn; Python's documentation by default.
-        out: a directory for the results. What is in it is not made again, so that the same call goes on where one was killed;
-            None: nothing is kept.
-        jobs: how many processes; None: one for each core.
-        cluster: the address of a Dask scheduler, as in "tcp://10.0.0.5:8786", whose workers do it instead. They have addnorm
-            installed; where they do not see the directory `out`, runs are not continued in the middle.
-        training: False: only the stacks at init.
-        at_init: False: only the training.
-        seconds: between two checkpoints of a run.
-        progress: a bar and a line on stderr, or on that console.
+        compared: the wirings, or their names.
+        protocol: the runs. `ILLUSTRATION` takes two minutes, `FULL` about an hour.
+        text: the training text; Python's documentation by default.
+        out: directory of the results. Results that it has are reused, so that the same call continues an interrupted
+            comparison. None keeps nothing.
+        jobs: number of processes; None is one per core.
+        cluster: address of a Dask scheduler, as in "tcp://10.0.0.5:8786", whose workers run the jobs. addnorm must be installed
+            there. Workers that cannot access `out` cannot continue a run from its checkpoint.
+        training: False measures only the untrained stacks.
+        at_init: False skips the untrained stacks.
+        seconds: minimum time between two checkpoints of a run.
+        progress: show a progress bar on stderr, or on the given console.
 
     Raises:
-        ValueError: an argument that does not fit, or a directory that cannot be written to any more.
-        ImportError: joblib is not installed, or dask.
-        RunError: a run has failed, or the process in which it ran; what was finished before is in `out`.
-        KeyboardInterrupt: it was interrupted; what was finished is in `out`.
+        ValueError: an argument has a wrong value, or the directory can no longer be written.
+        ImportError: joblib, or dask, is not installed.
+        RunError: a run or its process failed. Finished results are in `out`.
+        KeyboardInterrupt: the user interrupted it. Finished results are in `out`.
 
     Example:
         >>> from addnorm import lab
         >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d_model=16, nhead=2, tokens=8, batch=4)
-        >>> found = lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1)
-        >>> [run["settings"]["wiring"] for run in found.runs]
+        >>> comparison = lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1)
+        >>> [run["settings"]["wiring"] for run in comparison.runs]
         ['post_ln', 'pre_ln']
     """
-    given = [wirings.as_wiring(one) for one in ([compared] if isinstance(compared, str | Wiring | Row) else compared)]
-    _refuse_twice([label(one) for one in given])
-    for one in given:
+    chosen = [wirings.as_wiring(one) for one in ([compared] if isinstance(compared, str | Wiring | Row) else compared)]
+    _check_names([wiring_label(one) for one in chosen])
+    for one in chosen:
         if repr(one).startswith("Wiring(") and one.name in wirings.CONSTRUCTORS:
-            raise ValueError(f"compared has a wiring {one.name!r} that is not addnorm's, expected a name of its own.")
-    text = (text or topics()).fits(protocol.tokens)
-    runs = protocol.runs(given) if training else []
+            raise ValueError(
+                f"compared has a wiring named {one.name!r} that differs from addnorm's, expected a name of its own."
+            )
+    text = (text or python_docs()).require_length(protocol.tokens)
+    runs = protocol.runs(chosen) if training else []
     if jobs is not None:
         check_int("jobs", jobs, 1)
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     todo = [_Job(run.key(text), f"run {run}", run.steps, run, text) for run in runs]
-    todo += _at_init(given) if at_init else []
+    todo += _init_jobs(chosen) if at_init else []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
-        journal = stack.enter_context(Journal(Path(folder)).writing())
-        _make([job for job in todo if job.key not in journal.found], journal, jobs, cluster, seconds, console)
-        found = [job.called(journal.found[job.key]) for job in todo]
+        store = stack.enter_context(ResultStore(Path(folder)).writing())
+        _run_jobs([job for job in todo if job.key not in store.results], store, jobs, cluster, seconds, console)
+        results = [job.renamed(store.results[job.key]) for job in todo]
     return Comparison(
-        tuple(label(one) for one in given), protocol, [one for one in found if one["kind"] == "run"],
-        [{**_made_with(one), **row} for one in found if one["kind"] == "init" for row in one["found"]],
+        tuple(wiring_label(one) for one in chosen), protocol, [one for one in results if one["kind"] == "run"],
+        [{**_provenance_of(one), **row} for one in results if one["kind"] == "init" for row in one["found"]],
         {"name": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
          "entropy": text.entropy, "uniform": text.uniform},
     )  # fmt: skip
 
 
-def _made_with(result: Numbers) -> Numbers:
-    return {name: result[name] for name in MADE_BY if name in result}
-
-
-def _refuse_twice(names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str]) -> None:
+    """Raise a ValueError for no wiring, or for two of one name."""
     if not names:
         raise ValueError("compared is empty, expected at least one wiring, such as 'pre_ln'.")
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
-                f"compared has {name} {names.count(name)} times, expected each wiring once, and a name of its own for each."
+                f"compared has {name} {names.count(name)} times, expected each wiring once, each with a name of its own."
             )
 
 
 @dataclass(frozen=True)
 class _Job:
-    """A result that is to be made."""
+    """Result that is to be computed: a run, or the untrained stacks of one wiring and depth."""
 
     key: str
     name: str
     steps: int
-    what: Run | tuple[theory.AtInit, ...]
+    work: Run | tuple[theory.InitStack, ...]
     text: Text | None = None
 
-    def called(self, result: Numbers) -> Numbers:
-        """The result under this one's name: it may have been made for a wiring that does the same and is called otherwise."""
-        if isinstance(self.what, Run):
-            return {**result, "settings": self.what.settings()}
-        return {**result, "found": [{**one, "wiring": theory.label(self.what[0].wiring)} for one in result["found"]]}
+    def renamed(self, result: Numbers) -> Numbers:
+        """Return the result under this job's wiring name; a stored one may be of a wiring with the same rows and another name."""
+        if isinstance(self.work, Run):
+            return {**result, "settings": self.work.settings()}
+        name = wiring_label(self.work[0].wiring)
+        return {**result, "found": [{**one, "wiring": name} for one in result["found"]]}
 
 
-def _at_init(given: Sequence[Wiring]) -> list[_Job]:
-    """The untrained stacks: those of the figures, and of what is compared."""
-    which = {label(one): one for one in (*map(wirings.get, theory.WIRINGS), *given) if one.flow == "rows"}
-    found = []
-    for wiring in which.values():
+def _init_jobs(compared: Sequence[Wiring]) -> list[_Job]:
+    """Return the jobs of the untrained stacks: the wirings of the published results, and the compared ones."""
+    rows = {wiring_label(one): one for one in (*map(wirings.get, theory.WIRINGS), *compared) if one.flow == "rows"}
+    jobs = []
+    for wiring in rows.values():
         for n in theory.DEPTHS:
-            stacks = tuple(theory.jobs([wiring], [n]))
-            what = {"schema": SCHEMA, "init": does(wiring, n), "seeds": [one.seed for one in stacks], "n": n,
-                    "own": stacks[0].own_init, "sequences": theory.SEQUENCES}  # fmt: skip
-            found.append(_Job(digest(what), f"init {label(wiring)}, {n} layers", n * INIT_STEPS, stacks))
-    return found
+            stacks = tuple(theory.init_stacks([wiring], [n]))
+            document = {
+                "schema": SCHEMA, "init": describe_behaviour(wiring, n), "seeds": [one.seed for one in stacks], "n": n,
+                "own": stacks[0].own_init, "sequences": theory.SEQUENCES,
+            }  # fmt: skip
+            jobs.append(_Job(hash_json(document), f"init {wiring_label(wiring)}, {n} layers", n * INIT_STEPS, stacks))
+    return jobs
 
 
-def _make(
+def _run_jobs(
     todo: Sequence[_Job],
-    journal: Journal,
+    store: ResultStore,
     jobs: int | None,
     cluster: str | None,
     seconds: float,
     console: Console | None,
 ) -> None:
-    """Makes what is missing, and appends it as it comes."""
+    """Compute the missing results and append each when it is finished."""
     if not todo:
         return
-    # Wirings that do the same share a result. The long ones first, so that no process is left with one at the end.
+    # Wirings with the same rows share a result. Long jobs come first, so that no process is left with one at the end.
     todo = sorted({job.key: job for job in todo}.values(), key=lambda job: -job.steps)
     names, steps = {job.key: job.name for job in todo}, {job.key: job.steps for job in todo}
-    with _pool(jobs, cluster, len(todo)) as (parallel, delayed), Live(journal, steps, names, console) as live:
-        local = None if cluster else os.getpid()
-        made = parallel(delayed(_work)(job, str(journal.open.resolve()), seconds, local) for job in todo)
+    with (
+        _pool(jobs, cluster, len(todo)) as (parallel, delayed),
+        ProgressDisplay(store, steps, names, console) as display,
+    ):
+        parent = None if cluster else os.getpid()
+        results = parallel(delayed(_work)(job, str(store.open.resolve()), seconds, parent) for job in todo)
         try:
-            for result in made:
-                journal.append(result)
-                live.done(result)
+            for result in results:
+                store.append(result)
+                display.finish(result)
         except (RunError, ValueError, ImportError):
             raise
-        except Exception as error:  # of the pool, by where it runs: a worker was killed, a scheduler has gone
+        except Exception as error:  # the pool's errors depend on the backend: a killed worker, a lost scheduler
             where = "of the cluster " if cluster else ""
             raise RunError(
-                f"a process {where}was lost ({type(error).__name__}), for want of memory perhaps: the same call goes on; fewer "
-                "jobs at a time need less."
+                f"a process {where}was lost ({type(error).__name__}), perhaps for lack of memory: repeat the call, which "
+                "continues here; fewer jobs need less memory."
             ) from error
         finally:
-            made.close()
+            results.close()
 
 
 @contextmanager
 def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[Any, Any]]:
-    """joblib's Parallel and delayed: on processes of this machine, or on a cluster."""
+    """Yield joblib's Parallel and delayed for processes of this machine or for a cluster."""
     joblib = require("joblib", "compare")
     options: dict[str, Any] = {"return_as": "generator_unordered"}
     if cluster is None:
@@ -213,57 +219,145 @@ def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[
 
 
 def _work(job: _Job, folder: str, seconds: float, parent: int | None) -> Numbers:
-    """Makes one result, in whatever process, or says which it was that failed."""
+    """Compute one result in a worker, or raise a RunError that names the job."""
     if parent not in (None, os.getpid()):
-        _serve(parent)
+        _follow_parent(parent)
     try:
-        return {**_made(job, folder, seconds), **made_by()}
-    except Exception as error:  # whatever it was: in another process nobody sees which run it was in
-        raise RunError(f"{job.name} has failed, {type(error).__name__}: {error}") from error
+        return {**_compute(job, folder, seconds), **_provenance()}
+    except Exception as error:  # any error: the parent cannot see which run it came from
+        raise RunError(f"{job.name} failed, {type(error).__name__}: {error}") from error
 
 
 class RunError(RuntimeError):
-    """A run has failed; the sentence says which, and why."""
+    """Failed run. The message names the run and the reason."""
 
 
 @cache
-def _serve(parent: int) -> None:
-    """Makes this process one that works for its parent alone: an interrupt is the parent's, and it ends with it, busy or not."""
+def _follow_parent(parent: int) -> None:
+    """Leave interrupts to the parent process, and end this process when the parent ends."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(TOLD_EVERY)
+            time.sleep(PROGRESS_INTERVAL)
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _made(job: _Job, folder: str, seconds: float) -> Numbers:
-    if isinstance(job.what, tuple):
+def _compute(job: _Job, folder: str, seconds: float) -> Numbers:
+    """Return the result of a job."""
+    if isinstance(job.work, tuple):
         with one_thread():
-            return {"kind": "init", "key": job.key, "found": [theory.at_init(one) for one in job.what]}
+            return {"kind": "init", "key": job.key, "found": [theory.measure_init(one) for one in job.work]}
     visible = Path(folder).is_dir()
-    told_at = 0.0
+    written = 0.0
 
-    def told(step: int, loss: float) -> None:
-        nonlocal told_at
-        if visible and time.monotonic() - told_at > TOLD_EVERY:
-            tell_step(Path(folder) / f"{job.key}.json", step, loss)
-            told_at = time.monotonic()
+    def on_step(step: int, loss: float) -> None:
+        nonlocal written
+        if visible and time.monotonic() - written > PROGRESS_INTERVAL:
+            write_progress(Path(folder) / f"{job.key}.json", step, loss)
+            written = time.monotonic()
 
     assert job.text is not None
     checkpoint = Path(folder) / f"{job.key}.pt" if visible else None
-    return train(job.what, job.text, checkpoint=checkpoint, seconds=seconds, told=told)
+    return train(job.work, job.text, checkpoint=checkpoint, seconds=seconds, on_step=on_step)
 
 
-MADE_BY = ("addnorm", "torch", "date")
+PROVENANCE = ("addnorm", "torch", "date")
 
 
-def made_by() -> Mapping[str, str]:
-    """With what a result was made, and when."""
+def _provenance() -> Mapping[str, str]:
+    """Return the versions that compute a result, and the date."""
     return {
         "addnorm": version("addnorm"),
         "torch": version("torch"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _provenance_of(result: Numbers) -> Numbers:
+    """Return the versions and the date that a result carries."""
+    return {name: result[name] for name in PROVENANCE if name in result}
+
+
+class ProgressDisplay:
+    """Progress of a comparison on a console: on a terminal a bar with the open runs, and a line for each finished run.
+
+    Args:
+        store: the store whose directory has the progress files of open runs.
+        steps: cost of each missing result, by its key.
+        names: name of each missing result.
+        console: the console; None shows nothing.
+    """
+
+    def __init__(
+        self, store: ResultStore, steps: Mapping[str, int], names: Mapping[str, str], console: Console | None
+    ) -> None:
+        self.store, self.steps, self.names, self.console = store, steps, names, console
+        self.finished: set[str] = set()
+        self.total = sum(steps.values())
+        self.is_animated = console is not None and console.is_terminal
+        self._over = threading.Event()
+        self._updater = threading.Thread(target=self._update, daemon=True)
+        width = 0 if console is None else console.width
+        bar = max(1, min(width // 4, width - BAR_MARGIN))
+        self._room = width - bar - BAR_MARGIN
+        columns = (TextColumn("compare"), BarColumn(bar_width=bar), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn(),
+                   TextColumn("·"), TimeRemainingColumn(), TextColumn("left  {task.description}"))  # fmt: skip
+        self._bar = Progress(*columns, console=console, transient=True, disable=not self.is_animated)
+
+    def __enter__(self) -> ProgressDisplay:
+        if self.is_animated:
+            self._bar.start()
+            before = sum(
+                step for step, _ in self.open_runs().values()
+            )  # steps of an earlier call say nothing of the speed
+            self._task = self._bar.add_task("", total=max(self.total, 1), completed=before)
+            self._updater.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self.is_animated:
+            self._updater.join()
+            self._bar.stop()
+
+    def finish(self, result: Numbers) -> None:
+        """Count a finished result, and print a line if it is a run."""
+        key = result["key"]
+        self.finished.add(key)
+        if self.console is not None and result["kind"] == "run":
+            total = sum(name.startswith("run ") for name in self.names.values())
+            number = sum(self.names[one].startswith("run ") for one in self.finished)
+            line = f"{number}/{total}  {self.names[key].removeprefix('run ')}: {describe_outcome(result)}"
+            self.console.print(RichText(line), soft_wrap=True)
+
+    def _update(self) -> None:
+        """Update the bar until the block ends."""
+        while not self._over.wait(DISPLAY_INTERVAL):
+            runs = self.open_runs()
+            done = sum(self.steps[key] for key in self.finished) + sum(step for step, _ in runs.values())
+            texts: list[str] = []
+            for key, (step, loss) in runs.items():
+                text = f"{self.names[key].removeprefix('run ').split(', ')[0]} {step}/{self.steps[key]} {loss:.2f}"
+                if len("  ".join([*texts, text])) <= self._room:
+                    texts.append(text)
+            self._bar.update(self._task, completed=done, description="  ".join(texts))
+
+    def open_runs(self) -> dict[str, tuple[int, float]]:
+        """Return the steps and the last loss of each open run."""
+        progress = {
+            key: read_progress(self.store.open / f"{key}.json") for key in self.steps if key not in self.finished
+        }
+        return {key: one for key, one in progress.items() if one is not None}
+
+
+def describe_outcome(result: Numbers) -> str:
+    """Return the loss of a run and its time, in a few words."""
+    seconds = f"{result['seconds']:.0f} s"
+    if result["diverged"]:
+        return f"diverged, {seconds}"
+    return f"{result['test']:.3f} nats a character, {seconds}" + (", continued" if result["resumed"] else "")

@@ -1,7 +1,7 @@
-"""The text that the lab's models learn: characters as numbers, in three parts, and the batches of a seed.
+"""Text for the lab's character models: token ids in three parts, and the batches of a seed.
 
-What it guarantees: a batch depends on the seed and the number of the step alone, so that every wiring is given the same ones,
-and a run that is continued gets those that it would have had.
+A batch depends only on the seed and the step. Every wiring gets the same batches, and a continued run gets the batches that an
+uninterrupted run would have got.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["PARTS", "Part", "Text", "read", "topics"]
+__all__ = ["PARTS", "Part", "Text", "python_docs", "read_text"]
 
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
-PIECES = 100  # the text is cut into so many, of which
-VALIDATION, TEST = 4, 9  # these of every ten are held out: the subjects of a text change on the way
+PIECES = 100  # pieces that the text is cut into
+VALIDATION, TEST = 4, 9  # of every ten pieces these are held out: the subject of a text changes along the way
 
 
 @dataclass(frozen=True)
 class Text:
-    """Characters for a language model.
+    """Characters for a language model, split into a training, a validation and a test part.
 
-    Every ten pieces of a hundredth of the text make: eight of training, one of validation (on which a learning rate is chosen),
-    one of test (which is what is reported).
+    The text is cut into 100 pieces. Of every ten, eight are for training, one is for validation (to choose a learning rate) and
+    one for test (the reported loss).
 
     Args:
-        name: what it is called.
+        name: name of the text.
         text: the characters.
 
     Example:
         >>> from addnorm.lab import Text
         >>> text = Text("counting", "one two three four five six seven eight nine ten " * 100)
-        >>> read, following = text.batch(seed=0, step=0, batch=2, tokens=8)
-        >>> read.shape, bool((read[:, 1:] == following[:, :-1]).all())
+        >>> inputs, targets = text.batch(seed=0, step=0, batch=2, tokens=8)
+        >>> inputs.shape, bool((inputs[:, 1:] == targets[:, :-1]).all())
         (torch.Size([2, 8]), True)
     """
 
@@ -48,89 +48,93 @@ class Text:
     text: str
 
     def __reduce__(self) -> tuple[type[Text], tuple[str, str]]:
-        """As its characters alone: each job of a comparison is sent one, and what is computed of it is ten times as large."""
+        """Pickle the characters only: every job gets a text, and the cached tensors are ten times as large."""
         return Text, (self.name, self.text)
 
     @cached_property
     def characters(self) -> str:
-        """The different ones, in order: the number of a character is its place."""
+        """The distinct characters, sorted. The id of a character is its index here."""
         return "".join(sorted(set(self.text)))
 
     @cached_property
     def digest(self) -> str:
-        """What tells this text from another."""
+        """First 16 hex digits of the text's SHA-256."""
         return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     @cached_property
-    def numbers(self) -> dict[Part, Tensor]:
-        """The three parts as numbers, `(characters,)` each, int64."""
-        place = {character: k for k, character in enumerate(self.characters)}
-        ids = torch.tensor([place[character] for character in self.text])
-        pieces = ids.tensor_split(PIECES)
-        which = {VALIDATION: "validation", TEST: "test"}
+    def ids(self) -> dict[Part, Tensor]:
+        """Token ids of the three parts, each `(characters,)` and int64."""
+        index = {character: k for k, character in enumerate(self.characters)}
+        pieces = torch.tensor([index[character] for character in self.text]).tensor_split(PIECES)
+        held_out = {VALIDATION: "validation", TEST: "test"}
         return {
-            part: torch.cat([piece for k, piece in enumerate(pieces) if which.get(k % 10, "train") == part])
+            part: torch.cat([piece for k, piece in enumerate(pieces) if held_out.get(k % 10, "train") == part])
             for part in PARTS
         }
 
     def batch(self, seed: int, step: int, batch: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """What is read and what follows each character of it, `(batch, tokens)` each, from random places of the training part."""
-        # torch's generator takes 32 bits of a seed and forgets the others.
+        """Return inputs and next characters, `(batch, tokens)` each, from random positions of the training part."""
+        # torch's generator uses only 32 bits of a seed.
         of_both = hashlib.sha256(f"{seed}, {step}".encode()).digest()[:4]
-        draws = torch.Generator().manual_seed(int.from_bytes(of_both))
-        part = self.numbers["train"]
-        return _at(part, torch.randint(len(part) - tokens, (batch,), generator=draws), tokens)
+        generator = torch.Generator().manual_seed(int.from_bytes(of_both))
+        part = self.ids["train"]
+        return _sequences(part, torch.randint(len(part) - tokens, (batch,), generator=generator), tokens)
 
     def held_out(self, part: Part, sequences: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """The same from places of a part that are spread evenly over it: the same for every model."""
-        of = self.numbers[part]
-        last = len(of) - tokens - 1
-        return _at(of, torch.linspace(0, last, min(sequences, last + 1), dtype=torch.float64).long(), tokens)
+        """Return inputs and next characters, `(sequences, tokens)` each, from evenly spaced positions of a part."""
+        ids = self.ids[part]
+        last = len(ids) - tokens - 1
+        return _sequences(ids, torch.linspace(0, last, min(sequences, last + 1), dtype=torch.float64).long(), tokens)
 
     @cached_property
     def entropy(self) -> float:
-        """Nats a character, of a model that knows only how often each occurs: to reach no less is to have learned nothing."""
+        """Entropy of the single characters in nats: the loss of a model that knows only their frequencies."""
         counts = Counter(self.text)
         total = counts.total()
         return -sum(n / total * math.log(n / total) for n in counts.values())
 
     @property
     def uniform(self) -> float:
-        """Nats a character, of a model that knows nothing at all; what is above it has diverged."""
+        """Loss of a uniform guess in nats a character. A model well above it has diverged."""
         return math.log(len(self.characters))
 
-    def fits(self, tokens: int) -> Text:
-        """The text itself; ValueError if it has too few characters for sequences of so many."""
-        shortest = min(map(len, self.numbers.values()))
+    def require_length(self, tokens: int) -> Text:
+        """Return the text itself if every part is long enough for sequences of `tokens` characters.
+
+        Raises:
+            ValueError: the text is too short, or has only one distinct character.
+        """
+        shortest = min(map(len, self.ids.values()))
         if shortest < tokens + 2:
             raise ValueError(
                 f"text {self.name!r} has {len(self.text)} characters, {shortest} of them in its smallest part, expected at least "
-                f"{tokens + 2} there for sequences of {tokens}: give a text of {(tokens + 3) * 10} characters or more."
+                f"{tokens + 2} there for sequences of {tokens}: use a text of {(tokens + 3) * 10} characters or more."
             )
         if len(self.characters) < 2:
             raise ValueError(
-                f"text {self.name!r} has one character only, expected a text in which there is something to learn."
+                f"text {self.name!r} has only one distinct character, expected at least two: there is nothing to learn."
             )
         return self
 
 
-def _at(part: Tensor, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    found = part[starts[:, None] + torch.arange(tokens + 1)]
-    return found[:, :-1], found[:, 1:]
+def _sequences(ids: Tensor, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the sequences that begin at `starts`, and the same sequences shifted by one."""
+    rows = ids[starts[:, None] + torch.arange(tokens + 1)]
+    return rows[:, :-1], rows[:, 1:]
 
 
-def topics() -> Text:
-    """Python's documentation of its own language, which comes with it: `pydoc_data.topics`, some 465,000 characters."""
-    from pydoc_data.topics import topics as found
+def python_docs() -> Text:
+    """Return Python's language documentation, which comes with Python: `pydoc_data.topics`, about 465,000 characters."""
+    from pydoc_data.topics import topics
 
-    return Text("pydoc_data.topics", "\n".join(found[name] for name in sorted(found)))
+    return Text("pydoc_data.topics", "\n".join(topics[name] for name in sorted(topics)))
 
 
-def read(path: str | Path) -> Text:
-    """The text of a UTF-8 file.
+def read_text(path: str | Path) -> Text:
+    """Read a UTF-8 file as a text.
 
     Raises:
-        ValueError: there is no such file, or it is no text.
+        ValueError: the file does not exist, cannot be read, or is not UTF-8.
     """
     path = Path(path)
     try:

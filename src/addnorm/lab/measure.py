@@ -1,6 +1,7 @@
-"""What is measured of a model while it trains, and after: by depth, forward and backward, as plain numbers.
+"""Measurements of a character model during and after training: losses, statistics by depth, memory map, ablation.
 
-The numbers by depth are those of `addnorm.record`; what is evaluated here besides is not seen by a recorder that listens.
+The statistics by depth are those of `addnorm.record`. Forward passes in this file call `model.forward`, so a running recorder,
+which counts calls of the module, does not see them.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ __all__ = [
     "BY_DEPTH",
     "PROBE",
     "Numbers",
-    "ablation",
-    "by_depth",
-    "judge",
+    "cross_entropy",
+    "held_out_loss",
     "logits",
-    "loss_on",
-    "map_of",
-    "moved",
-    "probed",
+    "measure_ablation",
+    "measure_probe",
+    "memory_map",
+    "recorded_sites",
+    "relative_change",
+    "statistics_by_depth",
 ]
 
-Numbers = dict[str, Any]  # of JSON types
+Numbers = dict[str, Any]  # JSON types, with NaN and infinity
 
-PROBE = 16  # sequences of the test part, the same for all models: what is measured after training is measured on these
-JUDGED = 256  # sequences of a part that make a loss
-AT_ONCE = 64
+PROBE = 16  # sequences of the test part on which trained models are recorded and ablated
+EVALUATED = 256  # sequences of a part that its loss is the mean of
+EVALUATION_BATCH = 64
 
 BY_DEPTH = {
     "stream": ("out", "rms"),
@@ -48,90 +50,98 @@ BY_DEPTH = {
     "gradient": ("grad", "l2"),
     "parameters": ("params", "grad_l2"),
 }
-"""What is kept of a recording: its name here, and the role and statistic there. One number for each site."""
+"""Statistics that a result keeps: the name in the result, and the role and statistic in the recording. One number per site."""
 
 
-def judge(logits: Tensor, following: Tensor) -> Tensor:
-    """The loss, in nats a character."""
-    return F.cross_entropy(logits.flatten(0, 1), following.flatten())
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss in nats a character of logits `(batch, tokens, characters)`."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def logits(model: CharLM, text: Tensor) -> Tensor:
-    """The model's logits without gradients, and unheard: a recorder counts calls, and this is none."""
+    """Return the logits without gradients and without notice to a recorder."""
     with torch.no_grad():
         return model.forward(text)
 
 
-def loss_on(model: CharLM, text: Text, part: Part, tokens: int) -> float:
-    """The mean loss on a part that was held out."""
-    read, following = text.held_out(part, JUDGED, tokens)
+def held_out_loss(model: CharLM, text: Text, part: Part, tokens: int) -> float:
+    """Return the mean loss on a held-out part in nats a character."""
+    inputs, targets = text.held_out(part, EVALUATED, tokens)
     total = math.fsum(
-        float(judge(logits(model, some), after)) * len(some)
-        for some, after in zip(read.split(AT_ONCE), following.split(AT_ONCE), strict=True)
+        float(cross_entropy(logits(model, some), after)) * len(some)
+        for some, after in zip(inputs.split(EVALUATION_BATCH), targets.split(EVALUATION_BATCH), strict=True)
     )
-    return total / len(read)
+    return total / len(inputs)
 
 
-def moved(before: Tensor, after: Tensor) -> float:
-    """How far a step moved the logits: |after - before| / |before|."""
+def relative_change(before: Tensor, after: Tensor) -> float:
+    """Return |after - before| / |before| in float64."""
     return float((after.double() - before.double()).norm() / before.double().norm())
 
 
-def name_of(kind: str, layer: int | None) -> str:
-    """What a sublayer is called here: "attention 3" is that of the third layer."""
+def _sublayer_name(kind: str, layer: int | None) -> str:
+    """Return the name of a sublayer: "attention 3" in the third layer."""
     return kind if layer is None else f"{kind} {layer + 1}"
 
 
-def sites_of(recording: Recording) -> list[Numbers]:
-    """The places by depth: x_0, then the sublayers."""
-    found: list[Numbers] = []
+def recorded_sites(recording: Recording) -> list[Numbers]:
+    """Return the sites by depth, x_0 first, without the final norm."""
+    sites: list[Numbers] = []
     for site in recording.sites:
         if site.kind != "final":
-            name = "x_0" if site.kind == "start" else name_of(site.kind, site.layer)
-            again = sum(one["id"].partition("#")[0] == name for one in found)
-            found.append({"id": f"{name}#{again + 1}" if again else name, "kind": site.kind, "layer": site.layer})
-    return found
+            name = "x_0" if site.kind == "start" else _sublayer_name(site.kind, site.layer)
+            count = sum(one["id"].partition("#")[0] == name for one in sites)
+            sites.append({"id": f"{name}#{count + 1}" if count else name, "kind": site.kind, "layer": site.layer})
+    return sites
 
 
-def by_depth(recording: Recording, step: int) -> Numbers:
-    """The numbers of one recorded step, each a list with an entry for each place; None where there is none."""
-    places = {site.id: k for k, site in enumerate(site for site in recording.sites if site.kind != "final")}
-    found: Numbers = {}
+def statistics_by_depth(recording: Recording, step: int) -> Numbers:
+    """Return the statistics of one recorded step: for each name a list with a number, or None, per site."""
+    index = {site.id: k for k, site in enumerate(site for site in recording.sites if site.kind != "final")}
+    statistics: Numbers = {}
     for name, (role, statistic) in BY_DEPTH.items():
-        values: list[float | None] = [None] * len(places)
+        values: list[float | None] = [None] * len(index)
         for site, value in recording.series(role, statistic, step):
-            if site.id in places:
-                values[places[site.id]] = value
-        found[name] = values
-    return found
+            if site.id in index:
+                values[index[site.id]] = value
+        statistics[name] = values
+    return statistics
 
 
-def map_of(recording: Recording) -> Numbers | None:
-    """The memory map of the last recorded step, where there is one: of what each state of the stream is made."""
-    names = {site.id: name_of(site.kind, site.layer) for site in recording.sites if site.kind not in ("start", "final")}
+def memory_map(recording: Recording) -> Numbers | None:
+    """Return the memory map of the last recorded step, the share of each source in each state; None without a map."""
+    names = {
+        site.id: _sublayer_name(site.kind, site.layer)
+        for site in recording.sites
+        if site.kind not in ("start", "final")
+    }
     for sources, shares in recording.memory_maps.values():
         return {"sources": [names.get(source, source) for source in sources], "shares": shares}
     return None
 
 
-def probed(model: CharLM, text: Text, tokens: int) -> Numbers:
-    """By depth on the probe, forward and backward; the model is left as it was."""
-    read, following = text.held_out("test", PROBE, tokens)
-    apart = copy.deepcopy(model)
-    with record(apart) as found:
-        judge(apart(read), following).backward()
-        made_of = map_of(found)
-    return {**by_depth(found, 0), "map": made_of}
+def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
+    """Return the statistics by depth on the probe, forward and backward. The model does not change."""
+    inputs, targets = text.held_out("test", PROBE, tokens)
+    clone = copy.deepcopy(model)
+    with record(clone) as recording:
+        cross_entropy(clone(inputs), targets).backward()
+        shares = memory_map(recording)
+    return {**statistics_by_depth(recording, 0), "map": shares}
 
 
-def ablation(model: CharLM, text: Text, tokens: int, told: Callable[[], None] | None = None) -> list[Numbers]:
-    """The loss on the probe without each sublayer, less that of the whole."""
-    read, following = text.held_out("test", PROBE, tokens)
+def measure_ablation(
+    model: CharLM, text: Text, tokens: int, on_site: Callable[[], None] | None = None
+) -> list[Numbers]:
+    """Return for each sublayer the rise of the probe's loss without it. `on_site` is called after each sublayer."""
+    inputs, targets = text.held_out("test", PROBE, tokens)
     with torch.no_grad():
-        sites = inspect(model, read)
-    found = []
-    for one in ablate_each(sites, read, loss=lambda y: judge(y, following)):
-        found.append({"site": name_of(one.site.kind, one.site.layer), "kind": one.site.kind, "rise": one.loss_change})
-        if told is not None:
-            told()
-    return found
+        sites = inspect(model, inputs)
+    rises = []
+    for one in ablate_each(sites, inputs, loss=lambda y: cross_entropy(y, targets)):
+        rises.append(
+            {"site": _sublayer_name(one.site.kind, one.site.layer), "kind": one.site.kind, "rise": one.loss_change}
+        )
+        if on_site is not None:
+            on_site()
+    return rises

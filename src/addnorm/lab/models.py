@@ -1,4 +1,4 @@
-"""The lab's model: a character language model around a `ResidualStack`, whose weights are those of its seed."""
+"""The lab's model: a character language model whose weights depend only on its seed and its wiring."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ __all__ = ["CharLM"]
 
 
 class CharLM(nn.Module):
-    """Embeddings of characters and positions, a causal decoder without cross-attention under a wiring, a head.
+    """Character language model: embeddings, a causal decoder without cross-attention, a linear head.
 
         x_0 = E[text] + P        y = stack(x_0)        logits = W y + b
 
-    x_0 has variance one before training, as the theory of the wirings has it. The sublayers' weights are drawn by the wiring's
-    own rule, all from the seed: models of one shape have the same embeddings and head, and under wirings with the same rule the
-    same weights throughout.
+    x_0 has variance one before training, as in the theory of the wirings. The wiring's own rule draws the sublayers' weights.
+    Models of one shape and seed have the same embeddings and head; under wirings with the same rule all weights are the same.
 
     Args:
-        characters: how many there are.
-        num_layers: each an attention and a feed-forward block.
-        wiring: of the stack.
-        d_model: the width.
-        nhead: of the attention.
-        dim_feedforward: the width inside the feed-forward; None is `4 * d_model`.
-        tokens: the longest sequence.
+        characters: number of distinct characters.
+        num_layers: number of layers, each an attention and a feed-forward sublayer.
+        wiring: the wiring of the stack.
+        d_model: width of the model.
+        nhead: number of attention heads.
+        dim_feedforward: width inside the feed-forward sublayer; None is `4 * d_model`.
+        tokens: maximum length of a sequence.
         norm: "layer" or "rms".
-        seed: of the weights. Nobody else's random numbers are drawn.
-        text: `(batch, tokens)`, for wirings whose factors are measured (admin).
+        seed: seed of the weights. The state of torch's global generator does not change.
+        text: token ids, `(batch, tokens)`, for wirings whose factors are measured (admin).
 
     Example:
         >>> from addnorm.lab.models import CharLM
@@ -47,7 +46,7 @@ class CharLM(nn.Module):
         tokens: int = 64, norm: NormKind = "layer", seed: int = 0, text: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        with fork_rng():  # of two models made in two threads each would get some of the other's numbers
+        with fork_rng():  # two threads that build models at once would share one generator
             torch.manual_seed(seed)
             self.embedding, self.position = nn.Embedding(characters, d_model), nn.Embedding(tokens, d_model)
             self.head = nn.Linear(d_model, characters)
@@ -58,16 +57,16 @@ class CharLM(nn.Module):
             self.decoder = Decoder(
                 num_layers, d_model, nhead, dim_feedforward, wiring, cross_attention=False, norm=norm
             )
-            torch.manual_seed(seed + 2**31)  # what is drawn from here on does not depend on what was drawn before
+            torch.manual_seed(seed + 2**31)  # the wiring's draws do not depend on how many numbers were drawn before
             if wiring.profile is None:
                 wiring.init_(self.decoder)
             elif text is not None:
                 wiring.init_(self.decoder, self.embed(text).detach())
 
     def embed(self, text: Tensor) -> Tensor:
-        """x_0, `(batch, tokens, d_model)`."""
+        """Return x_0, `(batch, tokens, d_model)`, of token ids, `(batch, tokens)`."""
         return self.embedding(text) + self.position.weight[: text.shape[1]]  # type: ignore[no-any-return]  # torch does not type a module's call
 
     def forward(self, text: Tensor) -> Tensor:
-        """The logits of what follows each character, `(batch, tokens, characters)`."""
+        """Return the logits of the next character at every position, `(batch, tokens, characters)`."""
         return self.head(self.decoder(self.embed(text)))  # type: ignore[no-any-return]  # torch does not type a module's call

@@ -1,7 +1,7 @@
-"""What the papers say of a wiring before training, each a number that must lie in a band: `CHECKS`, as data.
+"""Published results on untrained wirings as data (`PUBLISHED`): each is a number that must lie in a band.
 
-`checks(summary(found))` (`addnorm.lab.theory`) computes every verdict from what was measured; where the wirings or depths that it
-needs are not there, it is "not measured". NaN and infinity lie in no band. The bands allow for the chance of 8 seeds.
+`check_published(summarize(statistics))` (see `addnorm.lab.theory`) compares each with the measurement. A result whose wirings or
+depths were not measured is "not measured". NaN and infinity lie in no band. The bands allow for the scatter of 8 seeds.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from addnorm.lab.toy_model import r_squared, slope
+from addnorm.lab.toy_model import log_slope, r_squared
 from addnorm.wirings.catalog import deepnorm_constants
 
-__all__ = ["CHECKS", "Check", "Expected", "Rows", "checks"]
+__all__ = ["PUBLISHED", "PublishedCheck", "PublishedResult", "Rows", "check_published"]
 
 Measured = dict[str, float]
 
 XIONG = "Xiong et al. 2020, arXiv 2002.04745"
 DEEPNET = "Wang et al. 2022 (DeepNet), arXiv 2203.00555"
 
-DEEP = 32  # layers from which on the shape of a curve over the layers is judged: below, any curve looks straight
-STEPPED = 16  # layers from which on the first steps are compared: below, the wirings differ little
-MIXED = 12  # layers within which the tokens become alike without the residual
+DEEP = 32  # minimum number of layers to judge the shape of a curve: with fewer, any curve looks straight
+STEPPED = 16  # minimum number of layers to compare first steps: with fewer, the wirings differ little
+MIXED = 12  # layers after which the tokens are equal without the residual
 
 
 class Rows:
-    """What was measured, by wiring and depth."""
+    """Measured rows by wiring and depth."""
 
     def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
         self.at = {(row["wiring"], row["num_layers"]): row for row in rows}
 
     def depths(self, *wirings: str, least: int = 1) -> list[int]:
-        """Those at which all these wirings were measured, from the shallowest."""
-        found = (n for name, n in self.at if name == wirings[0] and n >= least)
-        return sorted(n for n in found if all((name, n) in self.at for name in wirings))
+        """Return the depths of at least `least` layers at which all these wirings were measured, from the shallowest."""
+        depths = (n for name, n in self.at if name == wirings[0] and n >= least)
+        return sorted(n for n in depths if all((name, n) in self.at for name in wirings))
 
     def deepest(self, wiring: str, least: int = 1) -> dict[str, Any] | None:
-        """The row of the greatest depth; None if it is below `least` layers, or not there."""
-        found = self.depths(wiring, least=least)
-        return self.at[wiring, found[-1]] if found else None
+        """Return the row of the greatest depth, or None if it is missing or has fewer than `least` layers."""
+        depths = self.depths(wiring, least=least)
+        return self.at[wiring, depths[-1]] if depths else None
 
 
 @dataclass(frozen=True)
-class Check:
-    """A published figure beside what was measured."""
+class PublishedCheck:
+    """A published result and its measurement."""
 
     name: str
     source: str
@@ -57,7 +57,7 @@ class Check:
 
     @property
     def holds(self) -> bool | None:
-        """Whether every number is finite and lies in the band, ends included; None if there is none."""
+        """Whether every number is finite and lies in the band, ends included; None without numbers."""
         if not self.measured:
             return None
         low, high = self.band
@@ -65,11 +65,11 @@ class Check:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The state of `holds` in words."""
         return {True: "holds", False: "does not hold", None: "not measured"}[self.holds]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; an end of the band that is open is None."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the check for JSON; an open end of the band is None."""
         low, high = (end if math.isfinite(end) else None for end in self.band)
         return {
             "name": self.name, "source": self.source, "criterion": self.criterion, "why": self.why, "band": [low, high],
@@ -78,16 +78,16 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A published figure.
+class PublishedResult:
+    """A published result on untrained stacks.
 
     Args:
-        name: what is said.
-        source: who says so.
-        criterion: what is measured, and where it must lie.
-        why: the band is so wide.
-        band: the ends; both belong to it.
-        measure: the numbers, each named by what it is of; none, if what they need was not measured.
+        name: the statement.
+        source: the paper.
+        criterion: the measured number and its band, in words.
+        why: the reason for the width of the band.
+        band: both ends of the band; they belong to it.
+        measure: function that returns the numbers with their names, or none if their rows were not measured.
     """
 
     name: str
@@ -97,22 +97,22 @@ class Expected:
     band: tuple[float, float]
     measure: Callable[[Rows], Measured]
 
-    def check(self, rows: Rows) -> Check:
-        """It, beside what was measured."""
-        return Check(self.name, self.source, self.criterion, self.why, self.band, self.measure(rows))
+    def check(self, rows: Rows) -> PublishedCheck:
+        """Compare the result with the measured rows."""
+        return PublishedCheck(self.name, self.source, self.criterion, self.why, self.band, self.measure(rows))
 
 
-def checks(rows: Iterable[dict[str, Any]]) -> list[Check]:
-    """Every published figure beside what a `summary` says."""
-    found = Rows(rows)
-    return [expected.check(found) for expected in CHECKS]
+def check_published(rows: Iterable[dict[str, Any]]) -> list[PublishedCheck]:
+    """Compare every published result with the rows of `summarize`."""
+    measured = Rows(rows)
+    return [result.check(measured) for result in PUBLISHED]
 
 
-# ----------------------------------------------------------------------------------------------- what is looked at
+# ------------------------------------------------------------------------------------------------- the measured numbers
 
 
-def layers(wiring: str, least: int, measure: Callable[[dict[str, Any]], Measured]) -> Callable[[Rows], Measured]:
-    """Numbers of the deepest stack of a wiring, if it has so many layers."""
+def deepest_stack(wiring: str, least: int, measure: Callable[[dict[str, Any]], Measured]) -> Callable[[Rows], Measured]:
+    """Return a function that measures the deepest stack of a wiring, if it has at least `least` layers."""
 
     def measured(rows: Rows) -> Measured:
         row = rows.deepest(wiring, least)
@@ -122,27 +122,27 @@ def layers(wiring: str, least: int, measure: Callable[[dict[str, Any]], Measured
 
 
 def extremes(values: Iterable[float]) -> Measured:
-    """The least and the greatest: all are in a band if these are."""
-    found = list(values)
-    if any(map(math.isnan, found)):  # min and max would pass over it, or not
+    """Return the smallest and the largest value: if both lie in a band, all do."""
+    numbers = list(values)
+    if any(map(math.isnan, numbers)):  # min and max can ignore a NaN
         return {"not a number": math.nan}
-    return {"least": min(found), "greatest": max(found)}
+    return {"least": min(numbers), "greatest": max(numbers)}
 
 
 def by_layer(row: dict[str, Any], key: str) -> list[float]:
-    """The values after whole layers, x_0 first."""
+    """Return the values after whole layers, x_0 first."""
     values: list[float] = row[key][::2]
     return values
 
 
 def growth_rate(row: dict[str, Any]) -> Measured:
-    """(E|x_l|^2 - E|x_0|^2) / (d l): what a layer adds, on average up to l."""
+    """Return (E|x_l|^2 - E|x_0|^2) / (d l), what a layer adds on average up to layer l."""
     start, *after = by_layer(row, "variance")
     return extremes((value - start) / layer for layer, value in enumerate(after, start=1))
 
 
 def last_gradients(wiring: str) -> Callable[[Rows], Measured]:
-    """The exponent of the last layer's gradient over the depth; of three depths at least."""
+    """Return a function that measures the exponent of the last layer's gradient over the depth, from at least three depths."""
 
     def measured(rows: Rows) -> Measured:
         depths = rows.depths(wiring)
@@ -155,67 +155,67 @@ def last_gradients(wiring: str) -> Callable[[Rows], Measured]:
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """`slope`; NaN where a logarithm is none."""
-    return slope(x, y) if all(0 < value < math.inf for value in y) else math.nan
+    """Return `log_slope`, or NaN where a logarithm does not exist."""
+    return log_slope(x, y) if all(0 < value < math.inf for value in y) else math.nan
 
 
 def straightness(x: Sequence[float], y: Sequence[float]) -> float:
-    """`r_squared`; NaN of what is constant or not finite."""
+    """Return `r_squared`, or NaN for values that are constant or not finite."""
     return r_squared(x, y) if all(map(math.isfinite, y)) and min(y) < max(y) else math.nan
 
 
-def numbers(row: dict[str, Any]) -> range:
-    """The layers, from 1."""
+def layer_numbers(row: dict[str, Any]) -> range:
+    """Return the numbers of the layers, from 1."""
     return range(1, row["num_layers"] + 1)
 
 
-def first_steps(below: str, above: str) -> Callable[[Rows], Measured]:
-    """By how much the first step of one wiring is smaller, at every depth at which both were measured."""
+def compare_first_steps(smaller: str, larger: str) -> Callable[[Rows], Measured]:
+    """Return a function that measures the ratio of two wirings' first steps at every common depth."""
     return lambda rows: {
-        f"{below} over {above}, {n} layers, {name}": divided(rows.at[below, n][key], rows.at[above, n][key])
-        for n in rows.depths(below, above, least=STEPPED)
+        f"{smaller} over {larger}, {n} layers, {name}": quotient(rows.at[smaller, n][key], rows.at[larger, n][key])
+        for n in rows.depths(smaller, larger, least=STEPPED)
         for name, key in (("SGD", "step_sgd"), ("Adam", "step_adam"))
     }
 
 
-def divided(x: float, y: float) -> float:
-    """x / y; NaN where there is no such number."""
+def quotient(x: float, y: float) -> float:
+    """Return x / y, or NaN where it does not exist."""
     return x / y if y and math.isfinite(x) else math.nan
 
 
-def moves(rows: Rows) -> Measured:
-    """2l times 1 - cosine of the last step, at every depth."""
+def last_moves(rows: Rows) -> Measured:
+    """Return 2l (1 - cosine) of the last layer at every depth."""
     return {f"{n} layers": 2 * n * rows.at["pre_ln", n]["last_move"] for n in rows.depths("pre_ln", least=6)}
 
 
 def published_constants(rows: Rows) -> Measured:
-    """By how many units of the last printed digit the library's constants differ; no stack is needed."""
-    found: Measured = {}
+    """Return the differences of the library's constants in units of the last printed digit; they need no stack."""
+    differences: Measured = {}
     for n, (alpha, beta) in {18: (2.449, 0.2887), 100: (3.761, 0.1880), 200: (4.472, 0.1581)}.items():
         ours = deepnorm_constants("encoder-only", n)
-        found |= {f"alpha, {n} layers": (ours[0] - alpha) / 1e-3, f"beta, {n} layers": (ours[1] - beta) / 1e-4}
-    return found
+        differences |= {f"alpha, {n} layers": (ours[0] - alpha) / 1e-3, f"beta, {n} layers": (ours[1] - beta) / 1e-4}
+    return differences
 
 
-def writes_of_norm_one(rows: Rows) -> Measured:
-    """The variance at every layer of the deepest stacks over 1 + 2l."""
-    found: Measured = {}
+def variance_of_normed_writes(rows: Rows) -> Measured:
+    """Return the variance at every layer of the deepest stacks divided by 1 + 2l."""
+    measured: Measured = {}
     for wiring in ("sandwich", "peri_ln"):
         row = rows.deepest(wiring)
         if row is not None:
-            over = [value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance"))]
-            found |= {f"{wiring}, {name}, {row['num_layers']} layers": x for name, x in extremes(over).items()}
-    return found
+            ratios = [value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance"))]
+            measured |= {f"{wiring}, {name}, {row['num_layers']} layers": x for name, x in extremes(ratios).items()}
+    return measured
 
 
-def alike(row: dict[str, Any]) -> Measured:
-    """The likeness of the tokens after the last of the first layers."""
+def similarity(row: dict[str, Any]) -> Measured:
+    """Return the similarity of the tokens after at most `MIXED` layers."""
     layer = min(MIXED, row["num_layers"])
     return {f"after layer {layer}": by_layer(row, "likeness")[layer]}
 
 
-def exponential(row: dict[str, Any]) -> Measured:
-    """The slope of ln E|x_l|^2 over l."""
+def exponential_growth(row: dict[str, Any]) -> Measured:
+    """Return the slope of ln E|x_l|^2 over l."""
     values = by_layer(row, "variance")
     if not all(0 < value < math.inf for value in values):
         return {"not a number": math.nan}
@@ -223,130 +223,131 @@ def exponential(row: dict[str, Any]) -> Measured:
     return {"slope": line.slope}
 
 
-def ends(row: dict[str, Any]) -> tuple[float, float]:
-    """The gradients of the first and of the last layer's W_2."""
+def end_gradients(row: dict[str, Any]) -> tuple[float, float]:
+    """Return the gradients of W_2 in the first and in the last layer."""
     return row["weight_gradient"][0], row["weight_gradient"][-1]
 
 
-# ------------------------------------------------------------------------------------------------------ the figures
+# ---------------------------------------------------------------------------------------------- the published results
 
-CHECKS: tuple[Expected, ...] = (
-    Expected(
+PUBLISHED: tuple[PublishedResult, ...] = (
+    PublishedResult(
         "The stream of pre-LN grows linearly with the layer.", f"{XIONG}, lemma 2",
-        "what a layer adds to E|x|^2 / d, on average up to each layer l of the deepest stack: 1/2 to 3/2; with chance, "
+        "what a layer adds to E|x|^2 / d on average up to each layer l of the deepest stack: 1/2 to 3/2, with scatter "
         "0.45 to 1.75",
-        "1/2 is the feed-forward block's, relu halves; attention adds 1 if the tokens are alike, and nothing if they are "
-        "independent. From seed to seed it scatters by 0.05 at first, where it is 0.53 (each token is one of the 32), and by "
-        "0.25 after 64 layers, where it nears 3/2: the mean of 8 by 0.02 and 0.09. Peri-LN's is 2.",
-        (0.45, 1.75), layers("pre_ln", 1, growth_rate),
+        "The feed-forward sublayer adds 1/2, since relu halves; attention adds 1 if the tokens are equal, and nothing if they "
+        "are independent. The scatter of one seed is 0.05 at first, where the value is 0.53 (each token is one of 32), and 0.25 "
+        "after 64 layers, where the value is near 3/2; that of the mean of 8 seeds is 0.02 and 0.09. Peri-LN adds 2.",
+        (0.45, 1.75), deepest_stack("pre_ln", 1, growth_rate),
     ),
-    Expected(
-        "And it is a straight line.", f"{XIONG}, lemma 2",
-        f"R^2 of a line over l, of {DEEP} layers or more: 0.98 at least",
+    PublishedResult(
+        "The growth of pre-LN's stream is a straight line.", f"{XIONG}, lemma 2",
+        f"R^2 of a line over l, {DEEP} layers or more: at least 0.98",
         "a logarithm has 0.8 over 64 layers, an exponential less than 0.5.",
-        (0.98, 1.0), layers("pre_ln", DEEP, lambda row: {"R^2": straightness(numbers(row), by_layer(row, "variance")[1:])}),
+        (0.98, 1.0),
+        deepest_stack("pre_ln", DEEP, lambda row: {"R^2": straightness(layer_numbers(row), by_layer(row, "variance")[1:])}),
     ),
-    Expected(
-        "What enters the norm after post-LN's feed-forward block has variance 3/2.", f"{XIONG}, lemma 2",
-        "E|x + f(x)|^2 / d there, the mean over the layers of the deepest stack: 1.4 to 1.6",
-        "1 from the norm before, 1/2 from relu(x W_1) W_2; the product x f(x) is zero only in the mean over weights.",
-        (1.4, 1.6), layers("post_ln", 1, lambda row: {"mean": statistics.fmean(row["before_norm"][1::2])}),
+    PublishedResult(
+        "The input of the norm after post-LN's feed-forward sublayer has variance 3/2.", f"{XIONG}, lemma 2",
+        "E|x + f(x)|^2 / d, mean over the layers of the deepest stack: 1.4 to 1.6",
+        "1 is from the norm before, 1/2 from relu(x W_1) W_2; the product x f(x) is zero only in the mean over weights.",
+        (1.4, 1.6), deepest_stack("post_ln", 1, lambda row: {"mean": statistics.fmean(row["before_norm"][1::2])}),
     ),
-    Expected(
+    PublishedResult(
         "The stream of post-LN stays at variance 1.", f"{XIONG}, section 3",
         "E|x|^2 / d after each sublayer of the deepest stack: 1 to a thousandth",
         "exact, but for the norm's epsilon (1e-5) and rounding.",
-        (0.999, 1.001), layers("post_ln", 1, lambda row: extremes(row["variance"][1:])),
+        (0.999, 1.001), deepest_stack("post_ln", 1, lambda row: extremes(row["variance"][1:])),
     ),
-    Expected(
+    PublishedResult(
         "The last layer's gradient does not depend on the depth in post-LN.", f"{XIONG}, theorem 1",
         "the exponent of |dLoss/dW_2| of the last layer over L: -0.12 to 0.12",
-        "0 in theory, of one token's loss; the mean over 32 tokens adds 0.06, since the gradients of tokens that become alike "
-        "cancel less, and chance 0.02. Pre-LN has -0.5.",
+        "0 in theory for the loss of one token; the mean over 32 tokens adds 0.06, since the gradients of similar tokens "
+        "cancel less, and the scatter is 0.02. Pre-LN has -0.5.",
         (-0.12, 0.12), last_gradients("post_ln"),
     ),
-    Expected(
-        "It falls like the root of the depth in pre-LN.", f"{XIONG}, theorem 1",
+    PublishedResult(
+        "The last layer's gradient falls like 1/sqrt(depth) in pre-LN.", f"{XIONG}, theorem 1",
         "the exponent of |dLoss/dW_2| of the last layer over L: -0.6 to -0.4",
-        "-1/2 in theory, for large L; 0.02 is chance.",
+        "-1/2 in theory, for large L; the scatter is 0.02.",
         (-0.6, -0.4), last_gradients("pre_ln"),
     ),
-    Expected(
-        "Pre-LN's first layers get more gradient, like 1/sqrt(l).", f"follows from {XIONG}, lemma 2",
-        f"the exponent of |dLoss/dW_2| over l in the deepest stack, of {DEEP} layers or more: -0.65 to -0.4",
+    PublishedResult(
+        "Pre-LN's first layers get larger gradients, like 1/sqrt(l).", f"follows from {XIONG}, lemma 2",
+        f"the exponent of |dLoss/dW_2| over l in the deepest stack, {DEEP} layers or more: -0.65 to -0.4",
         "a layer multiplies E|g|^2 by 1 + k / E|x|^2 and adds k to E|x|^2, k the same: together l.",
         (-0.65, -0.4),
-        layers("pre_ln", DEEP, lambda row: {"exponent": exponent(numbers(row), row["weight_gradient"])}),
+        deepest_stack("pre_ln", DEEP, lambda row: {"exponent": exponent(layer_numbers(row), row["weight_gradient"])}),
     ),
-    Expected(
-        "Before training post-LN's gradient neither vanishes nor explodes.", f"follows from {XIONG}, lemma 2",
-        "|dLoss/dW_2| of the last layer over that of the first, in the deepest stack: 1/5 to 5",
-        "a layer multiplies E|g|^2 by 3/2 and its norm by 2/3; a factor of 5 over 64 layers is 1.3 % a norm.",
-        (0.2, 5.0), layers("post_ln", 1, lambda row: {"last over first": divided(*reversed(ends(row)))}),
+    PublishedResult(
+        "Before training, post-LN's gradient neither vanishes nor explodes.", f"follows from {XIONG}, lemma 2",
+        "|dLoss/dW_2| of the last layer divided by that of the first, in the deepest stack: 1/5 to 5",
+        "a layer multiplies E|g|^2 by 3/2 and its norm by 2/3; a factor of 5 over 64 layers is 1.3% per norm.",
+        (0.2, 5.0), deepest_stack("post_ln", 1, lambda row: {"last over first": quotient(*reversed(end_gradients(row)))}),
     ),
-    Expected(
-        "The first step moves DeepNorm less than pre-LN.", f"{DEEPNET}, section 3",
-        f"|logits' - logits| / |logits| of one over the other, each depth from {STEPPED} layers: 1 at most",
-        "an order, without a size: it is about a half.",
-        (0.0, 1.0), first_steps("deepnorm", "pre_ln"),
+    PublishedResult(
+        "The first step changes DeepNorm's logits less than pre-LN's.", f"{DEEPNET}, section 3",
+        f"ratio of |logits' - logits| / |logits| of the two, each depth from {STEPPED} layers: at most 1",
+        "the papers give an order, not a size; the ratio is about 1/2.",
+        (0.0, 1.0), compare_first_steps("deepnorm", "pre_ln"),
     ),
-    Expected(
-        "The first step moves pre-LN less than post-LN.", f"{XIONG}, section 3; {DEEPNET}, section 3",
-        f"|logits' - logits| / |logits| of one over the other, each depth from {STEPPED} layers: 1 at most",
-        "an order, without a size: it is about a third.",
-        (0.0, 1.0), first_steps("pre_ln", "post_ln"),
+    PublishedResult(
+        "The first step changes pre-LN's logits less than post-LN's.", f"{XIONG}, section 3; {DEEPNET}, section 3",
+        f"ratio of |logits' - logits| / |logits| of the two, each depth from {STEPPED} layers: at most 1",
+        "the papers give an order, not a size; the ratio is about 1/3.",
+        (0.0, 1.0), compare_first_steps("pre_ln", "post_ln"),
     ),
-    Expected(
-        "DeepNorm's gradient is even over the layers.", DEEPNET,
-        "|dLoss/dW_2| of the first layer over that of the last, in the deepest stack: 0.8 to 1.25",
-        "1 in theory; with beta inverted, a mistake that baselines were run with, it is 1/5 at 64 layers.",
-        (0.8, 1.25), layers("deepnorm", 1, lambda row: {"first over last": divided(*ends(row))}),
+    PublishedResult(
+        "DeepNorm's gradient is equal in all layers.", DEEPNET,
+        "|dLoss/dW_2| of the first layer divided by that of the last, in the deepest stack: 0.8 to 1.25",
+        "1 in theory; with beta inverted, a known mistake in baselines, it is 1/5 at 64 layers.",
+        (0.8, 1.25), deepest_stack("deepnorm", 1, lambda row: {"first over last": quotient(*end_gradients(row))}),
     ),
-    Expected(
+    PublishedResult(
         "DeepNorm's constants are (2N)^(1/4) and (8N)^(-1/4).", DEEPNET,
-        "this library's, less those published, in units of the last digit: -0.5 to 0.5",
-        "the published ones are rounded.",
+        "difference of this library's and the published constants, in units of the last digit: -0.5 to 0.5",
+        "the published constants are rounded.",
         (-0.5, 0.5), published_constants,
     ),
-    Expected(
-        "Under LayerNorm scaling the stream grows like the logarithm.", "Sun et al. 2025, arXiv 2502.05795",
-        f"R^2 of a line over ln l, of {DEEP} layers or more: 0.95 at least",
-        "over ln l and 64 layers, l has 0.82 and sqrt(l) 0.93; the mean of many seeds has 0.99, and one of 8 is less by 0.01 to "
-        "chance. At init; the paper bounds the growth by a polynomial.",
+    PublishedResult(
+        "Under LayerNorm scaling the stream grows like ln l.", "Sun et al. 2025, arXiv 2502.05795",
+        f"R^2 of a line over ln l, {DEEP} layers or more: at least 0.95",
+        "over ln l and 64 layers, l has 0.82 and sqrt(l) has 0.93; the mean of many seeds has 0.99, that of 8 seeds 0.01 less. "
+        "This is before training; the paper bounds the growth by a polynomial.",
         (0.95, 1.0),
-        layers("layernorm_scaling", DEEP, lambda row: {
-            "R^2": straightness([math.log(layer) for layer in numbers(row)], by_layer(row, "variance")[1:]),
+        deepest_stack("layernorm_scaling", DEEP, lambda row: {
+            "R^2": straightness([math.log(layer) for layer in layer_numbers(row)], by_layer(row, "variance")[1:]),
         }),
     ),
-    Expected(
-        "With a norm after the sublayer, each write has variance one.", "Kim et al. 2025, arXiv 2502.02732",
-        "E|x|^2 / d over 1 + 2l, at each layer of the deepest stack: 0.8 at least",
-        "1 if writes are independent, more as they become alike; a write's product with the stream is zero only in the mean.",
-        (0.8, math.inf), writes_of_norm_one,
+    PublishedResult(
+        "With a norm after the sublayer, each write has variance 1.", "Kim et al. 2025, arXiv 2502.02732",
+        "E|x|^2 / d divided by 1 + 2l, at each layer of the deepest stack: at least 0.8",
+        "1 if the writes are independent, more if they are similar; a write's product with the stream is zero only in the mean.",
+        (0.8, math.inf), variance_of_normed_writes,
     ),
-    Expected(
-        "Pre-LN's last layers change the stream less and less, like 1/(2l).", f"follows from {XIONG}, lemma 2",
+    PublishedResult(
+        "Pre-LN's later layers change the stream less, like 1/(2l).", f"follows from {XIONG}, lemma 2",
         "2l (1 - cosine) of the stream before and after the last layer, each depth from 6: 2/3 to 3/2",
         "1 - cosine = (write / stream)^2 / 2 = k / (2 k l), for a write orthogonal to the stream.",
-        (1 / 1.5, 1.5), moves,
+        (1 / 1.5, 1.5), last_moves,
     ),
-    Expected(
-        "Without the residual the tokens become alike.", "Dong et al. 2021, arXiv 2103.03404",
-        f"the mean cosine of two tokens, after {MIXED} layers at most: 0.99 at least",
-        "uniform attention is the extreme case: one layer of it makes them the same, to rounding.",
-        (0.99, 1.01), layers("no_residual", 1, alike),
+    PublishedResult(
+        "Without the residual all tokens become equal.", "Dong et al. 2021, arXiv 2103.03404",
+        f"the mean cosine of two tokens after at most {MIXED} layers: at least 0.99",
+        "uniform attention is the extreme case: one layer makes the tokens equal up to rounding.",
+        (0.99, 1.01), deepest_stack("no_residual", 1, similarity),
     ),
-    Expected(
-        "With it they do not.", "Dong et al. 2021, arXiv 2103.03404",
-        f"the mean cosine of two tokens in pre-LN, after {MIXED} layers at most: 0.99 at most",
-        "the same bound.",
-        (-1.0, 0.99), layers("pre_ln", 1, alike),
+    PublishedResult(
+        "With the residual the tokens stay distinct.", "Dong et al. 2021, arXiv 2103.03404",
+        f"the mean cosine of two tokens in pre-LN after at most {MIXED} layers: at most 0.99",
+        "the same bound as without the residual.",
+        (-1.0, 0.99), deepest_stack("pre_ln", 1, similarity),
     ),
-    Expected(
+    PublishedResult(
         "Without norms the stream grows exponentially.", f"follows from {XIONG}, lemma 2",
-        "the slope of ln E|x|^2 over l in the deepest stack, of 8 layers or more: ln(3/2) to ln 3, and 0.1 for chance",
-        "the feed-forward block multiplies by 3/2, attention by 1 if the tokens are independent and by 2 if they are alike. "
-        "The logarithm takes random steps of about 0.25 a layer: a line through 8 layers scatters by 0.1, of 8 seeds by 0.04.",
-        (math.log(1.5) - 0.1, math.log(3) + 0.1), layers("no_norm", 8, exponential),
+        "the slope of ln E|x|^2 over l in the deepest stack, 8 layers or more: ln(3/2) to ln 3, and 0.1 for scatter",
+        "the feed-forward sublayer multiplies by 3/2, attention by 1 if the tokens are independent and by 2 if they are equal. "
+        "The logarithm takes random steps of about 0.25 per layer: the slope over 8 layers scatters by 0.1, of 8 seeds by 0.04.",
+        (math.log(1.5) - 0.1, math.log(3) + 0.1), deepest_stack("no_norm", 8, exponential_growth),
     ),
 )  # fmt: skip

@@ -1,42 +1,37 @@
-"""The directory of a comparison: a line of JSON for each result, appended by one process; and what is still open.
+"""Directory of a comparison: finished results, one JSON line each, and the state of open runs.
 
-    results.jsonl       a result a line
-    open/KEY.pt         the last checkpoint of a run that is not finished; KEY.json where it stands
-    lock                who is writing
+    results.jsonl       finished results, appended by one process
+    open/KEY.pt         last checkpoint of an open run; open/KEY.json has its step and loss
+    lock                lock of the writing process
 
-What it guarantees: a line that is there is whole and stays; one that was torn by a crash, which is the last, is dropped when the
-directory is opened again. Two processes do not write to one directory.
+Lines that are written stay. A crash can tear only the last line; it is dropped when the directory is opened again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import json
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from addnorm._util.jsonio import to_jsonable
+from addnorm._util import jsonio
+from addnorm._util.files import write_text
 from addnorm.lab.measure import Numbers
 
-__all__ = ["Journal", "restored", "step_of", "tell_step"]
+__all__ = ["ResultStore", "read_progress", "write_progress"]
 
 KINDS = ("run", "init")
-WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-class Journal:
-    """The results of a directory, by their keys.
+class ResultStore:
+    """Results of a directory by their keys.
 
     Args:
-        folder: is made if it is not there.
+        folder: the directory; it is created if it does not exist.
 
     Raises:
-        ValueError: the directory cannot be written to, or a line in it, other than the last, is no result.
+        ValueError: the directory cannot be written, or a line of it, other than the last, is not a result.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,29 +42,29 @@ class Journal:
                 file.open("a").close()
         except (OSError, ValueError) as error:  # ValueError: a null byte in the name
             raise ValueError(
-                f"out is '{folder}', which cannot be written to ({getattr(error, 'strerror', None) or error}): give another "
+                f"out is '{folder}', which cannot be written ({getattr(error, 'strerror', None) or error}): choose another "
                 "directory."
             ) from None
-        self.found: dict[str, Numbers] = {}
-        self.torn = False  # whether a line was dropped
+        self.results: dict[str, Numbers] = {}
+        self.torn = False  # whether a torn line was dropped
 
     @contextmanager
-    def writing(self) -> Iterator[Journal]:
-        """The only writer while the block runs; what was torn is dropped first."""
+    def writing(self) -> Iterator[ResultStore]:
+        """Lock the directory for this process, drop a torn line and load the results."""
         with (self.folder / "lock").open("a") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which the kernel takes away with the process
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it when the process ends
             except BlockingIOError:
                 raise ValueError(
-                    f"out is '{self.folder}', to which another comparison is writing, expected one at a time: wait for it, or "
-                    "give another directory."
+                    f"out is '{self.folder}', which another comparison is writing, expected one at a time: wait for it, or "
+                    "choose another directory."
                 ) from None
-            self._mend()
-            self.read()
+            self._drop_torn_line()
+            self.load()
             yield self
 
-    def _mend(self) -> None:
-        """Cuts a torn last line off."""
+    def _drop_torn_line(self) -> None:
+        """Cut off a last line without a line break."""
         data = self.file.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
@@ -77,27 +72,27 @@ class Journal:
             with self.file.open("r+b") as file:
                 file.truncate(whole)
 
-    def read(self) -> dict[str, Numbers]:
-        """The results that are there."""
+    def load(self) -> dict[str, Numbers]:
+        """Read the finished results."""
         for number, line in enumerate(self.file.read_bytes().split(b"\n")[:-1], 1):
             try:
-                result = restored(json.loads(line))
-                if result["kind"] in KINDS:  # another version may have added others
-                    self.found[result["key"]] = result
+                result = jsonio.loads(line)
+                if result["kind"] in KINDS:  # other versions may add other kinds
+                    self.results[result["key"]] = result
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise ValueError(
-                    f"out is '{self.folder}', whose {self.file.name} has in line {number} no result, expected an object with a "
-                    "key and a kind: take the line out, or give another directory."
+                    f"out is '{self.folder}', whose {self.file.name} has no result in line {number}, expected an object with "
+                    "key and kind: remove the line, or choose another directory."
                 ) from None
-        return self.found
+        return self.results
 
     def append(self, result: Numbers) -> None:
-        """Adds a result, and waits until it is on the disk; its open files are taken away.
+        """Append a result, wait until it is on the disk, and delete the files of its open run.
 
         Raises:
-            ValueError: it cannot be written; what was written before stays.
+            ValueError: the result cannot be written; earlier results stay.
         """
-        line = json.dumps(to_jsonable(result), allow_nan=False).encode() + b"\n"
+        line = jsonio.dumps_line(result).encode() + b"\n"
         try:
             with self.file.open("ab") as file:
                 file.write(line)
@@ -105,44 +100,33 @@ class Journal:
                 os.fsync(file.fileno())
         except OSError as error:
             raise ValueError(
-                f"out is '{self.folder}', where no more can be written ({error.strerror or error}): the same call goes on "
-                "when there is room."
+                f"out is '{self.folder}', which cannot be written any more ({error.strerror or error}): free some space and "
+                "repeat the call, which continues here."
             ) from None
-        self.found[result["key"]] = result
+        self.results[result["key"]] = result
         self.close(result["key"])
 
     def checkpoint(self, key: str) -> Path:
-        """Where the state of an open run is kept."""
+        """Return the path of an open run's checkpoint."""
         return self.open / f"{key}.pt"
 
     def close(self, key: str) -> None:
-        """Takes what a finished run left open away."""
+        """Delete the files of a finished run's open state."""
         for path in self.open.glob(f"*{key}*"):
             with suppress(FileNotFoundError):
                 path.unlink()
 
 
-def restored(value: Any) -> Any:
-    """What was read of JSON, with NaN and inf as numbers again."""
-    if isinstance(value, dict):
-        return {key: restored(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [restored(one) for one in value]
-    return WORDS.get(value, value) if isinstance(value, str) else value
+def write_progress(path: Path, step: int, loss: float) -> None:
+    """Write the step and loss of an open run for the progress display. Errors are ignored."""
+    with suppress(OSError):
+        write_text(path, jsonio.dumps_line([step, loss]), parents=False)
 
 
-def tell_step(path: Path, step: int, loss: float) -> None:
-    """Says where an open run stands, for whoever looks on."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(OSError):  # nothing hangs on it
-        temporary.write_text(json.dumps([step, to_jsonable(loss)]))
-        temporary.replace(path)
-
-
-def step_of(path: Path) -> tuple[int, float] | None:
-    """Where an open run stands: the steps that are done, and the last loss."""
+def read_progress(path: Path) -> tuple[int, float] | None:
+    """Return the number of finished steps and the last loss of an open run, or None."""
     try:
-        step, loss = restored(json.loads(path.read_text()))
+        step, loss = jsonio.loads(path.read_bytes())
         return int(step), float(loss)
     except (OSError, ValueError, TypeError):
         return None

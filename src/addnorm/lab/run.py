@@ -1,9 +1,11 @@
-"""One training run as data: what is trained on what and how, and a key that says when two runs are the same."""
+"""Training runs as data: the settings of one run, its key, and the protocols that say which runs make a comparison."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,68 +15,94 @@ from addnorm.lab.data import Text
 from addnorm.nn import Wiring
 from addnorm.nn.norm import NormKind
 from addnorm.wirings.init import xavier, xavier_packed
-from addnorm.wirings.row import format_factor as number
+from addnorm.wirings.row import format_factor
 from addnorm.wirings.spec import Place, Row
 
-__all__ = ["SCHEMA", "Run", "digest", "does", "label", "wired"]
+__all__ = [
+    "FULL",
+    "ILLUSTRATION",
+    "SCHEMA",
+    "Protocol",
+    "Run",
+    "as_lab_wiring",
+    "describe_behaviour",
+    "hash_json",
+    "wiring_label",
+]
 
-MOST = {"num_layers": 10_000, "seed": 2**31 - 1}
-SCHEMA = 2  # of what a run leaves behind: another number, and the runs of before are not taken for these
+MAXIMA = {"num_layers": 10_000, "seed": 2**31 - 1}
+SCHEMA = 2  # version of a run's result; results of another version are not reused
 
 
-def wired(wiring: Wiring | Row | str) -> Wiring:
-    """The wiring as the lab trains it: where its rule is plain Xavier, queries, keys and values are drawn as one matrix.
+def as_lab_wiring(wiring: Wiring | Row | str) -> Wiring:
+    """Return a wiring with the initialization that the lab uses: plain Xavier draws queries, keys and values as one matrix.
 
-    So PyTorch's and fairseq's transformers draw them. It matters: with three matrices post-LN's tokens become alike sooner, and
-    of twelve layers it learns little even with warm-up. A wiring with a rule of its own keeps it.
+    PyTorch's and fairseq's transformers do the same. With three matrices the tokens of post-LN become similar sooner, and a
+    model of twelve layers learns little even with warm-up. A wiring with its own rule keeps that rule.
     """
-    found = wirings.as_wiring(wiring)
-    return replace(found, init=xavier_packed) if found.init is xavier else found
+    chosen = wirings.as_wiring(wiring)
+    return replace(chosen, init=xavier_packed) if chosen.init is xavier else chosen
 
 
-def label(wiring: Wiring) -> str:
-    """What a wiring is called here: its name, and its options where they are not at their default."""
-    found = repr(replace(wiring, init=xavier) if wiring.init is xavier_packed else wiring)
-    return wiring.name if found.startswith("Wiring(") else found.removesuffix("()")
+def wiring_label(wiring: Wiring) -> str:
+    """Return the name of a wiring with the options that differ from their defaults.
+
+    Example:
+        >>> from addnorm import wirings
+        >>> from addnorm.lab.run import wiring_label
+        >>> wiring_label(wirings.no_residual()), wiring_label(wirings.no_residual(norm=False))
+        ('no_residual', 'no_residual(norm=False)')
+    """
+    text = repr(replace(wiring, init=xavier) if wiring.init is xavier_packed else wiring)
+    return wiring.name if text.startswith("Wiring(") else text.removesuffix("()")
 
 
-def does(wiring: Wiring, num_layers: int) -> list[str]:
-    """What a wiring does at a depth, whatever it is called: its rows, and how their weights are drawn."""
+def describe_behaviour(wiring: Wiring, num_layers: int) -> list[str]:
+    """Return what a wiring computes at a depth, without its name: each row, and how the row's weights are drawn."""
     profile = getattr(wiring.profile, "__qualname__", wiring.profile)
     ends = f"{wiring.embedding_norm}, {wiring.ends_in_norm(num_layers)}, {profile}"
-    found = [f"{wiring.flow}, {ends}"]
+    lines = [f"{wiring.flow}, {ends}"]
     for i, row in enumerate(wiring.rows(num_layers)):
-        at = Place(*divmod(i, 2), num_layers, 2)
+        place = Place(*divmod(i, 2), num_layers, 2)
         roles = ("query", "key", "value", "out") if i % 2 == 0 else ("up", "down")
-        draws = [repr(wiring.init(role, at, **dict(wiring.options))) for role in roles]
-        found.append(f"{row!r}: {', '.join(draws)}")
-    return found
+        draws = [repr(wiring.init(role, place, **dict(wiring.options))) for role in roles]
+        lines.append(f"{row!r}: {', '.join(draws)}")
+    return lines
 
 
-def digest(what: dict[str, Any]) -> str:
-    """A short text that is the same for the same JSON, and for no other."""
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+def hash_json(document: dict[str, Any]) -> str:
+    """Return the first 16 hex digits of the SHA-256 of a JSON document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A character model that is trained with Adam: at a constant rate, after a linear warm-up; no weight decay, no clipping.
+    """Settings of one training run of a character model.
 
-    Clipping would hide what a comparison of wirings is about.
+    The optimizer is Adam with a linear warm-up to a constant learning rate. There is no weight decay and no gradient clipping:
+    clipping would hide the differences between wirings.
 
     Args:
-        wiring: of the model.
-        num_layers: each an attention and a feed-forward block.
-        d_model: the width.
-        nhead: of the attention.
-        tokens: in a sequence.
-        batch: sequences in a step.
-        steps: how many.
-        lr: the learning rate.
-        warm_up: over so many steps it rises to `lr`.
-        seed: of weights and batches.
+        wiring: the wiring of the model, or its name.
+        num_layers: number of layers, each an attention and a feed-forward sublayer.
+        d_model: width of the model.
+        nhead: number of attention heads.
+        tokens: length of a sequence in characters.
+        batch: number of sequences in a step.
+        steps: number of steps.
+        lr: learning rate after warm-up.
+        warm_up: number of steps in which the learning rate rises to `lr`.
+        seed: seed of the weights and of the batches.
         norm: "layer" or "rms".
-        every: the streams are recorded at each so many steps, at the first too; 0: never.
+        every: interval in steps at which the streams are recorded, from the first step on; 0 records nothing.
+
+    Raises:
+        ValueError, TypeError: an argument has a wrong value; the message names it.
+
+    Example:
+        >>> from addnorm.lab import Run
+        >>> str(Run("pre_ln", lr=3e-3))
+        'pre_ln, 12 layers, lr 0.003, no warm-up, seed 0'
     """
 
     wiring: Wiring
@@ -91,14 +119,14 @@ class Run:
     every: int = 20
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "wiring", wired(self.wiring))
+        object.__setattr__(self, "wiring", as_lab_wiring(self.wiring))
         for name in ("num_layers", "d_model", "nhead", "tokens", "batch", "steps"):
             check_int(name, getattr(self, name), 1)
         for name in ("warm_up", "seed", "every"):
             check_int(name, getattr(self, name), 0)
-        for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at most {most}.")
+        for name, maximum in MAXIMA.items():
+            if getattr(self, name) > maximum:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at most {maximum}.")
         if self.warm_up > self.steps:
             raise ValueError(
                 f"warm_up is {self.warm_up}, expected at most steps = {self.steps}: the rate would never be reached."
@@ -109,26 +137,103 @@ class Run:
         if self.d_model % self.nhead:
             raise ValueError(f"nhead is {self.nhead}, expected a divisor of d_model = {self.d_model}.")
         if self.wiring.profile is not None and self.wiring.flow != "rows":
-            raise ValueError(f"wiring {self.name!r} measures its factors, which the lab can do of rows only.")
+            raise ValueError(
+                f"wiring is {self.name!r}, whose factors are measured, expected constant factors or a wiring of rows."
+            )
         check_choice("norm", self.norm, ("layer", "rms"))
 
     @property
     def name(self) -> str:
-        """The wiring's, with its options where they are not at their default."""
-        return label(self.wiring)
+        """Name of the wiring, with the options that differ from their defaults."""
+        return wiring_label(self.wiring)
 
     def settings(self) -> dict[str, Any]:
-        """The numbers by which runs differ, as JSON types."""
+        """Return the settings as JSON types."""
         return {"wiring": self.name} | {
             field.name: getattr(self, field.name) for field in fields(self) if field.name != "wiring"
         }
 
     def key(self, text: Text) -> str:
-        """What tells this run from others: its settings, the text, and what the wiring does, not what it is called."""
-        what = {"schema": SCHEMA, **self.settings(), "text": text.digest, "does": does(self.wiring, self.num_layers)}
-        del what["wiring"]
-        return digest(what)
+        """Return a key of the run: a hash of its settings, of the text and of what the wiring computes, not of its name."""
+        document = {
+            "schema": SCHEMA,
+            **self.settings(),
+            "text": text.digest,
+            "does": describe_behaviour(self.wiring, self.num_layers),
+        }
+        del document["wiring"]
+        return hash_json(document)
 
     def __str__(self) -> str:
         warm_up = f"warm-up {self.warm_up}" if self.warm_up else "no warm-up"
-        return f"{self.name}, {self.num_layers} layers, lr {number(self.lr)}, {warm_up}, seed {self.seed}"
+        return f"{self.name}, {self.num_layers} layers, lr {format_factor(self.lr)}, {warm_up}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Settings of a comparison: each wiring is trained with every combination of depth, learning rate, warm-up and seed.
+
+    Args:
+        num_layers: the depths, or one depth.
+        rates: the learning rates. Each wiring is judged at its best one.
+        warm_ups: the numbers of warm-up steps.
+        seeds: the seeds of weights and batches.
+        steps, d_model, nhead, tokens, batch, norm, every: see `Run`.
+
+    Raises:
+        ValueError: a list is empty.
+
+    Example:
+        >>> from addnorm.lab import Protocol
+        >>> len(Protocol(num_layers=(6, 12), rates=(1e-3, 3e-3), warm_ups=0).runs(["pre_ln"]))
+        4
+    """
+
+    num_layers: tuple[int, ...] = (12,)
+    rates: tuple[float, ...] = (1e-3,)
+    warm_ups: tuple[int, ...] = (0, 100)
+    seeds: tuple[int, ...] = (0,)
+    steps: int = 200
+    d_model: int = 64
+    nhead: int = 4
+    tokens: int = 64
+    batch: int = 16
+    norm: NormKind = "layer"
+    every: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "rates", "warm_ups", "seeds"):
+            values = getattr(self, name)
+            if isinstance(values, int | float):
+                values = (values,)
+            if not tuple(values):
+                raise ValueError(f"{name} is empty, expected at least one number.")
+            object.__setattr__(self, name, tuple(dict.fromkeys(values)))
+
+    def runs(self, compared: Sequence[Wiring]) -> list[Run]:
+        """Return the runs, seed by seed: an interrupted comparison has complete seeds."""
+        shared: dict[str, Any] = {
+            name: getattr(self, name) for name in ("steps", "d_model", "nhead", "tokens", "batch", "norm", "every")
+        }
+        return [
+            Run(wiring, num_layers=n, lr=lr, warm_up=warm_up, seed=seed, **shared)
+            for seed, n, lr, warm_up, wiring in itertools.product(
+                self.seeds, self.num_layers, self.rates, self.warm_ups, compared
+            )
+        ]
+
+    @property
+    def is_illustration(self) -> bool:
+        """Whether the protocol has fewer than three seeds or fewer than two learning rates, too few for evidence."""
+        return len(self.seeds) < 3 or len(self.rates) < 2
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as JSON types."""
+        return {
+            field.name: [*value] if isinstance(value := getattr(self, field.name), tuple) else value
+            for field in fields(self)
+        }
+
+
+ILLUSTRATION = Protocol()
+FULL = Protocol(num_layers=(6, 12, 24), rates=(3e-4, 1e-3, 3e-3, 1e-2), warm_ups=(0, 100), seeds=(0, 1, 2), steps=500)

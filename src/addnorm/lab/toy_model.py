@@ -1,9 +1,9 @@
-"""The toy transformer of the theory, through `ResidualStack`, and what is measured on it: seconds, not hours.
+"""Toy transformer of the theory: the model for which papers prove what wirings do before training.
 
-It is the model of Xiong et al. 2020 (arXiv 2002.04745), section 3: attention whose queries and keys are zero, so that every
-token reads the mean over tokens, times W_v; a feed-forward block relu(x W_1) W_2 as wide as the stream; norms without weights;
-all weights N(0, 1/d) and x_0 ~ N(0, 1); a head, and the mean cross-entropy of random targets. All is drawn from a seed.
-Which tokens are averaged is a choice (`Mixing`): all of them, those up to one's own place, or one's own alone.
+It is the model of Xiong et al. 2020 (arXiv 2002.04745), section 3: attention with zero queries and keys, so that every token
+reads the mean over tokens, times W_v; a feed-forward sublayer relu(x W_1) W_2 as wide as the stream; norms without weights; all
+weights N(0, 1/d) and x_0 ~ N(0, 1); a head, and the mean cross-entropy of random targets. Everything is drawn from one seed.
+`Mixing` chooses the tokens that attention averages: all of them, the preceding ones, or each token alone.
 """
 
 from __future__ import annotations
@@ -17,82 +17,92 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from addnorm._util.arguments import check_choice
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring
 
-__all__ = ["Mixing", "Passed", "Toy", "UniformAttention", "geometric_mean", "likeness", "r_squared", "slope", "streams"]
+__all__ = [
+    "Mixing",
+    "StreamMeasurement",
+    "ToyModel",
+    "UniformAttention",
+    "geometric_mean",
+    "log_slope",
+    "measure_stream",
+    "r_squared",
+    "stream_states",
+    "token_similarity",
+]
 
-Wired = Wiring | str
 Mixing = Literal["mean", "causal", "none"]
 
 
-def _mean_so_far(x: Tensor) -> Tensor:
-    """Of each token and those before it."""
+def _causal_mean(x: Tensor) -> Tensor:
+    """Return for each token the mean of it and the tokens before it."""
     return x.cumsum(-2) / torch.arange(1, x.shape[-2] + 1, device=x.device, dtype=x.dtype).unsqueeze(-1)
 
 
-# What every token reads, where queries and keys are zero: softmax(0) under no mask, a causal one, that of the diagonal.
+# What every token reads with zero queries and keys: softmax(0) without a mask, with a causal one, with a diagonal one.
 _MIXED: dict[Mixing, Callable[[Tensor], Tensor]] = {
     "mean": lambda x: x.mean(-2, keepdim=True),
-    "causal": _mean_so_far,
+    "causal": _causal_mean,
     "none": lambda x: x,
 }
 
 
 class UniformAttention(nn.Module):
-    """Attention with zero queries and keys: the mean over the tokens that the mask leaves, times W_v.
+    """Attention with zero queries and keys: the mean over the unmasked tokens, times W_v.
 
     Args:
-        d_model: the width.
-        mixing: "mean" of all tokens, "causal": of those up to one's own, "none": of one's own alone.
+        d_model: width of the stream.
+        mixing: "mean" averages all tokens, "causal" each token and those before it, "none" each token alone.
     """
 
     def __init__(self, d_model: int, mixing: Mixing = "mean") -> None:
         super().__init__()
-        if mixing not in get_args(Mixing):
-            raise ValueError(f"mixing is {mixing!r}, expected one of {', '.join(get_args(Mixing))}.")
+        check_choice("mixing", mixing, get_args(Mixing))
         self.mixing: Mixing = mixing
         self.value = nn.Linear(d_model, d_model, bias=False)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
-        """For init rules that depend on the role."""
+        """Return the weights with their roles, for init rules that depend on the role."""
         return [("value", self.value.weight)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(*, n, d_model)` to the same shape; by "mean" every token gets the same."""
+        """Return the attention output, `(*, n, d_model)`; with mixing "mean" every token gets the same."""
         mixed: Tensor = self.value(_MIXED[self.mixing](x))
         return mixed.expand(x.shape)
 
 
-class Toy(nn.Module):
-    """The toy transformer with its data, all drawn from `seed`.
+class ToyModel(nn.Module):
+    """Toy transformer with its data, all drawn from `seed`.
 
     Args:
-        num_layers: each an attention and a feed-forward block.
-        wiring: of the stack.
-        seed: of the data and of the weights.
-        init: weights by the wiring's own rule, instead of N(0, 1/d).
-        sequences: of `tokens` tokens each.
-        tokens: in a sequence.
-        judged: how many tokens the loss is the mean of; None: all. The paper's bounds are for each token's own loss: in a mean
-            the gradients of different tokens cancel, and the less so the more alike the tokens are, which is another story.
-        d_model: the width, and the number of classes.
-        mixing: which tokens the attention averages; the same weights and data are drawn for each.
+        num_layers: number of layers, each an attention and a feed-forward sublayer.
+        wiring: the wiring of the stack, or its name.
+        seed: seed of the data and the weights.
+        init: use the wiring's own rule for the weights instead of N(0, 1/d).
+        sequences: number of sequences.
+        tokens: length of a sequence.
+        loss_tokens: number of tokens that the loss is the mean of; None is all. The paper's bounds are for the loss of one
+            token: in a mean the gradients of different tokens cancel, the less so the more similar the tokens are.
+        d_model: width of the stream, and number of classes.
+        mixing: tokens that attention averages. Weights and data are the same for each choice.
 
     Attributes:
         stack: the `ResidualStack`.
-        x: `(sequences, tokens, d_model)`.
+        x: the input, `(sequences, tokens, d_model)`.
     """
 
     def __init__(
-        self, num_layers: int, wiring: Wired, seed: int, *,
-        init: bool = False, sequences: int = 1, tokens: int = 32, d_model: int = 64, judged: int | None = None,
+        self, num_layers: int, wiring: Wiring | str, seed: int, *,
+        init: bool = False, sequences: int = 1, tokens: int = 32, d_model: int = 64, loss_tokens: int | None = None,
         mixing: Mixing = "mean",
     ) -> None:  # fmt: skip
         super().__init__()
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             self.x = torch.randn(sequences, tokens, d_model)
-            self.targets = torch.randint(d_model, (sequences * tokens,))[:judged]
+            self.targets = torch.randint(d_model, (sequences * tokens,))[:loss_tokens]
             sublayers: list[nn.Module] = []
             for _ in range(num_layers):
                 up, down = nn.Linear(d_model, d_model, bias=False), nn.Linear(d_model, d_model, bias=False)
@@ -100,103 +110,106 @@ class Toy(nn.Module):
             self.stack = ResidualStack(sublayers, d_model, wiring, elementwise_affine=False)
             self.head = nn.Linear(d_model, d_model, bias=False)
             for parameter in self.parameters():
-                if parameter.dim() == 2:  # a learned factor keeps its own start
+                if parameter.dim() == 2:  # learned factors keep their initial values
                     nn.init.normal_(parameter, std=d_model**-0.5)
             if init:
                 self.stack.wiring.init_(self.stack, self.x)
 
     def loss(self, y: Tensor) -> Tensor:
-        """The mean cross-entropy of what the stack returned."""
+        """Return the mean cross-entropy of the stack's output."""
         return F.cross_entropy(self.head(y).flatten(0, -2)[: len(self.targets)], self.targets)
 
     def forward(self) -> Tensor:
-        """The loss, by the fused stack."""
+        """Return the loss, computed by the fused stack."""
         return self.loss(self.stack(self.x))
 
-    def mix(self, mixing: Mixing) -> Toy:
-        """The attention averages other tokens from now on."""
+    def set_mixing(self, mixing: Mixing) -> ToyModel:
+        """Change the tokens that attention averages, and return the model."""
         for module in self.modules():
             if isinstance(module, UniformAttention):
                 module.mixing = mixing
         return self
 
     def feed_forward_gradients(self) -> list[float]:
-        """The norm of the gradient of W_2, layer by layer."""
+        """Return the norm of the gradient of W_2 for each layer."""
         blocks: list[Any] = [layer[-1].sublayer for layer in self.stack.layers()]
-        last = [block[-1].weight for block in blocks]
-        return [float(gradient.norm()) for gradient in torch.autograd.grad(self(), last)]
+        weights = [block[-1].weight for block in blocks]
+        return [float(gradient.norm()) for gradient in torch.autograd.grad(self(), weights)]
 
-    def passed(self, *, residual_alone: bool = False) -> Passed:
-        """The stream and its gradient at every sublayer, under this model's loss."""
-        return passed(self.stack, self.x, self.loss, residual_alone=residual_alone)
+    def measure_stream(self, *, residual_alone: bool = False) -> StreamMeasurement:
+        """Return the stream and its gradient at every sublayer, under this model's loss."""
+        return measure_stream(self.stack, self.x, self.loss, residual_alone=residual_alone)
 
 
-class Passed(NamedTuple):
-    """The stream before the first sublayer and after each, and the gradient of the loss at these places."""
+class StreamMeasurement(NamedTuple):
+    """The stream before the first sublayer and after each sublayer, and the loss's gradient at these places."""
 
     streams: list[Tensor]
     gradients: list[Tensor]
 
     def variances(self) -> list[float]:
-        """E|x|^2 / d of the stream."""
+        """Return E|x|^2 / d of the stream at each place."""
         return [float(x.double().square().mean()) for x in self.streams]
 
     def gradient_ratio(self) -> float:
-        """The gradient's norm at x_0 over that at x_L."""
+        """Return the gradient's norm at x_0 divided by that at x_L."""
         return float(self.gradients[0].double().norm() / self.gradients[-1].double().norm())
 
-    def memory(self) -> float:
-        """The mean cosine of a token's x_L and its x_0."""
+    def input_similarity(self) -> float:
+        """Return the mean cosine of a token's x_L and its x_0."""
         return float(F.cosine_similarity(self.streams[0], self.streams[-1], dim=-1).mean())
 
 
-def streams(stack: ResidualStack, x: Tensor) -> list[Tensor]:
-    """x_0 and the stream after each sublayer, one connection at a time: for wirings that are rows."""
+def stream_states(stack: ResidualStack, x: Tensor) -> list[Tensor]:
+    """Return x_0 and the stream after each sublayer of a stack whose wiring is rows, one connection at a time."""
     connections: Iterable[SublayerConnection] = stack.connections  # type: ignore[assignment]  # a ModuleList of them
-    found = [x if stack.norm_embedding is None else stack.norm_embedding(x)]
+    states = [x if stack.norm_embedding is None else stack.norm_embedding(x)]
     for connection in connections:
-        found.append(connection(found[-1]))
-    return found
+        states.append(connection(states[-1]))
+    return states
 
 
-def passed(
+def measure_stream(
     stack: ResidualStack, x: Tensor, loss: Callable[[Tensor], Tensor], *, residual_alone: bool = False
-) -> Passed:
-    """The stream and the gradient of a loss of the stack's output, at every sublayer.
+) -> StreamMeasurement:
+    """Return the stream and the gradient of a loss of the stack's output, at every sublayer.
 
-    `residual_alone`: no gradient goes through the sublayers: what arrives came along the residual,
-    through the norms that stand on it.
+    Args:
+        stack: the stack; its wiring is rows.
+        x: the input, `(*, d_model)`.
+        loss: the loss of the stack's output.
+        residual_alone: detach the sublayers' outputs, so that the gradient flows only along the residual and its norms.
     """
     modules: list[Any] = [connection.sublayer for connection in stack.connections] if residual_alone else []
     hooks = [module.register_forward_hook(lambda module, args, output: output.detach()) for module in modules]
     try:
-        found = streams(stack, x.detach().requires_grad_())
+        states = stream_states(stack, x.detach().requires_grad_())
     finally:
         for hook in hooks:
             hook.remove()
-    y = found[-1] if stack.norm_final is None else stack.norm_final(found[-1])
-    gradients = torch.autograd.grad(loss(y), found)
-    return Passed([one.detach() for one in found], list(gradients))
+    y = states[-1] if stack.norm_final is None else stack.norm_final(states[-1])
+    gradients = torch.autograd.grad(loss(y), states)
+    return StreamMeasurement([one.detach() for one in states], list(gradients))
 
 
-def likeness(x: Tensor) -> float:
-    """The mean cosine of two different tokens of a sequence `(*, n, d_model)`: 1 if all are alike."""
+def token_similarity(x: Tensor) -> float:
+    """Return the mean cosine of two different tokens of a sequence `(*, n, d_model)`: 1 if all are equal."""
     n = x.shape[-2]
     unit = x / x.norm(dim=-1, keepdim=True)
     return float(((unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))).mean())
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """exp of the mean of the logarithms; 0 if one is 0."""
-    found = list(values)
-    return 0.0 if 0.0 in found else math.exp(statistics.fmean(math.log(value) for value in found))
+    """Return the geometric mean; 0 if a value is 0."""
+    numbers = list(values)
+    return 0.0 if 0.0 in numbers else math.exp(statistics.fmean(math.log(value) for value in numbers))
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of ln y over ln x: the exponent of a power law."""
+def log_slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the slope of ln y over ln x, the exponent of a power law."""
     return statistics.linear_regression([math.log(v) for v in x], [math.log(v) for v in y]).slope
 
 
 def r_squared(x: Sequence[float], y: Sequence[float]) -> float:
-    """How much of y's variance a straight line over x explains."""
+    """Return the share of y's variance that a straight line over x explains."""
     return statistics.correlation(x, y) ** 2

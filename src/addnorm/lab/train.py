@@ -1,14 +1,13 @@
-"""A run, trained: step by step, with numbers by depth on the way, and a checkpoint from which it goes on as if nothing had been.
+"""Training of one run: the steps, statistics by depth on the way, and checkpoints.
 
-What it guarantees: a run that was stopped at a checkpoint and continued leaves the same numbers, to the bit, as one that was
-not. Weights, batches and order are the seed's; torch computes on one thread meanwhile, so that sums keep their order.
+A run that stops at a checkpoint and continues gives the same numbers, to the bit, as an uninterrupted run. Weights and batches
+come from the seed, and torch uses one thread, so sums keep their order.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm._util.files import atomic_path
 from addnorm.lab import measure
 from addnorm.lab.data import Text
 from addnorm.lab.measure import Numbers
@@ -27,11 +27,11 @@ from addnorm.lab.run import Run
 from addnorm.stream.record.recorder import record
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["Told", "Training", "train"]
+__all__ = ["OnStep", "Training", "one_thread", "train"]
 
-Told = Callable[[int, float], None]  # is told the number of steps that are done, and the last loss
-PROBE = 4  # sequences whose logits are compared before and after a step
-HEARD = 8  # sequences of a batch that are recorded at most, and half of it at most: enough tokens for a mean
+OnStep = Callable[[int, float], None]  # called with the number of finished steps and the last loss
+STEP_PROBE = 4  # sequences whose logits are compared before and after a step
+RECORDED = 8  # sequences of a batch that are recorded at most, and at most half of the batch: enough tokens for a mean
 
 
 _computing = threading.RLock()
@@ -39,9 +39,10 @@ _computing = threading.RLock()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch computes on one thread, and for one of Python's: small matrices gain nothing by more, and sums keep their order.
+    """Run the block with one torch thread, in one Python thread at a time.
 
-    While one thread records, torch has hooks on the modules of all, and norms that are listened to round otherwise.
+    Small matrices gain nothing from more threads. The lock keeps recordings apart: a recorder installs hooks on the modules of
+    every thread, and norms with hooks round differently.
     """
     with _computing:
         before = torch.get_num_threads()
@@ -53,37 +54,44 @@ def one_thread() -> Iterator[None]:
 
 
 def train(
-    run: Run, text: Text, *, checkpoint: Path | None = None, seconds: float = 5.0, told: Told | None = None
+    run: Run, text: Text, *, checkpoint: Path | None = None, seconds: float = 5.0, on_step: OnStep | None = None
 ) -> Numbers:
-    """Trains, or goes on training, and returns what was measured, as JSON types (with NaN and inf as they are).
+    """Train a run, or continue it, and return its result.
 
     Args:
-        run: what to train.
-        text: on what.
-        checkpoint: a file; where it is there and of this run, the training goes on from it. The caller takes it away.
-        seconds: between two checkpoints.
-        told: is called after each step.
+        run: the settings.
+        text: the training text.
+        checkpoint: a file for checkpoints. If it has a checkpoint of this run, training continues there. It is not deleted.
+        seconds: minimum time between two checkpoints.
+        on_step: function called after each step with the number of finished steps and the last loss.
+
+    Returns:
+        The result as JSON types with NaN and infinity: `losses` by step, `validation` and `test` losses in nats a character,
+        `diverged`, statistics by depth at recorded steps (`recorded`) and after training (`after`), `ablation`, and more.
+
+    Raises:
+        ValueError: the text is too short.
 
     Example:
         >>> from addnorm.lab import Run, Text, train
         >>> run = Run("pre_ln", num_layers=2, d_model=16, nhead=2, tokens=8, steps=3)
-        >>> found = train(run, Text("counting", "one two three four five six seven eight nine ten " * 20))
-        >>> len(found["losses"]), [*found["recorded"]["stream"][0]][0] is not None
+        >>> result = train(run, Text("counting", "one two three four five six seven eight nine ten " * 20))
+        >>> len(result["losses"]), [*result["recorded"]["stream"][0]][0] is not None
         (3, True)
     """
     with one_thread():
         training = Training(run, text)
         if checkpoint is not None:
             training.resume(checkpoint)
-        training.go(checkpoint, seconds, told)
+        training.finish(checkpoint, seconds, on_step)
         return training.result()
 
 
 class Training:
-    """The state of a run between two steps."""
+    """State of a run between two steps."""
 
     def __init__(self, run: Run, text: Text) -> None:
-        self.run, self.text = run, text.fits(run.tokens)
+        self.run, self.text = run, text.require_length(run.tokens)
         self.key = run.key(text)
         first, _ = text.batch(run.seed, 0, run.batch, run.tokens)
         self.model = CharLM(
@@ -92,54 +100,54 @@ class Training:
             seed=run.seed, text=first,
         )  # fmt: skip
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=run.lr, fused=True)
-        self.probe = text.held_out("validation", PROBE, run.tokens)[0]
+        self.probe = text.held_out("validation", STEP_PROBE, run.tokens)[0]
         self.losses: list[float] = []
         self.recorded: Numbers = {"steps": [], "moved": [], **{name: [] for name in measure.BY_DEPTH}}
         self.places: list[Numbers] = []
-        self.map: Numbers | None = None  # of the stream before training
+        self.map: Numbers | None = None  # memory map before training
         self.seconds = 0.0
-        self.resumed = 0  # how often
-        self.trouble = ""  # why nothing is recorded
+        self.resumed = 0  # number of continuations
+        self.trouble = ""  # reason why nothing is recorded
 
     @property
     def step(self) -> int:
-        """How many are done."""
+        """Number of finished steps."""
         return len(self.losses)
 
     @property
     def diverged(self) -> bool:
-        """Whether the last loss is no number."""
+        """Whether the last loss is not finite."""
         return bool(self.losses) and not math.isfinite(self.losses[-1])
 
-    def go(self, checkpoint: Path | None = None, seconds: float = 5.0, told: Told | None = None) -> None:
-        """All steps that are left."""
+    def finish(self, checkpoint: Path | None = None, seconds: float = 5.0, on_step: OnStep | None = None) -> None:
+        """Take all remaining steps. Arguments as in `train`."""
         saved = time.monotonic()
         with closing(self.each_step()) as steps:
             for loss in steps:
-                if told is not None:
-                    told(self.step, loss)
+                if on_step is not None:
+                    on_step(self.step, loss)
                 if checkpoint is not None and time.monotonic() - saved >= seconds:
-                    with suppress(OSError, RuntimeError):  # of a full disk: a run is not worse for what it cannot keep
+                    with suppress(OSError, RuntimeError):  # a full disk must not end a run
                         self.save(checkpoint)
                     saved = time.monotonic()
 
     def each_step(self) -> Generator[float, None, None]:
-        """Takes the steps that are left, one whenever the next loss is asked for; closed, it listens to the model no more."""
+        """Take the remaining steps, one per iteration, and yield their losses. Closing the generator ends the recording."""
         with ExitStack() as stack:
             recording = stack.enter_context(record(self.model)) if self.run.every else None
             while self.step < self.run.steps and not self.diverged:
-                begun = time.monotonic()
+                begin = time.monotonic()
                 self._advance(recording)
-                self.seconds += time.monotonic() - begun
+                self.seconds += time.monotonic() - begin
                 yield self.losses[-1]
 
     def _advance(self, recording: Recording | None) -> None:
-        """One step; nothing in it depends on whether it is recorded."""
+        """Take one step. The step is the same with and without recording."""
         step, run = self.step, self.run
-        read, following = self.text.batch(run.seed, step, run.batch, run.tokens)
-        records = recording is not None and step % run.every == 0 and self._record(recording, read, following)
+        inputs, targets = self.text.batch(run.seed, step, run.batch, run.tokens)
+        records = recording is not None and step % run.every == 0 and self._record(recording, inputs, targets)
         before = measure.logits(self.model, self.probe) if records else None
-        loss = measure.judge(self.model.forward(read), following)  # of which the recorder does not hear
+        loss = measure.cross_entropy(self.model.forward(inputs), targets)  # forward: the recorder does not see it
         self.optimizer.zero_grad()
         loss.backward()
         for group in self.optimizer.param_groups:
@@ -147,51 +155,45 @@ class Training:
         self.optimizer.step()
         self.losses.append(float(loss.detach()))
         if before is not None:
-            self.recorded["moved"].append(measure.moved(before, measure.logits(self.model, self.probe)))
+            self.recorded["moved"].append(measure.relative_change(before, measure.logits(self.model, self.probe)))
 
-    def _record(self, recording: Recording, read: Tensor, following: Tensor) -> bool:
-        """Passes some of the batch forward and backward first, so that it is heard, and keeps the numbers; False: it cannot be.
+    def _record(self, recording: Recording, inputs: Tensor, targets: Tensor) -> bool:
+        """Record a forward and a backward of a part of the batch; return False if the model cannot be recorded.
 
-        The step is not taken with this gradient: norms that are listened to are not fused, and round otherwise.
+        The step does not use this gradient: recorded norms are not fused and round differently.
         """
         if self.trouble:
             return False
-        some = slice(max(1, min(HEARD, self.run.batch // 2)))
-        read, following = read[some], following[some]
+        some = slice(max(1, min(RECORDED, self.run.batch // 2)))
+        inputs, targets = inputs[some], targets[some]
         try:
-            loss = measure.judge(self.model(read), following)
+            loss = measure.cross_entropy(self.model(inputs), targets)
         except ValueError as error:
-            self.trouble = str(error)  # the recorder does not understand the model, which trains all the same
+            self.trouble = str(error)  # a model that the recorder does not support still trains
             return False
         loss.backward()
         self.recorded["steps"].append(self.step)
-        for name, values in measure.by_depth(recording, recording.steps[-1]).items():
+        for name, values in measure.statistics_by_depth(recording, recording.steps[-1]).items():
             self.recorded[name].append(values)
         if self.step == 0:
-            self.places = measure.sites_of(recording)
-            self.map = measure.map_of(recording)
+            self.places = measure.recorded_sites(recording)
+            self.map = measure.memory_map(recording)
         return True
 
-    # The checkpoint.
-
     def save(self, path: Path) -> None:
-        """Writes the state, whole or not at all."""
+        """Write a checkpoint atomically."""
         state = {
             "key": self.key, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
             "losses": torch.tensor(self.losses, dtype=torch.float64), "seconds": self.seconds, "resumed": self.resumed,
             "measured": json.dumps([self.recorded, self.places, self.map]),
         }  # fmt: skip
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
+        with atomic_path(path, parents=False) as temporary:
             torch.save(state, temporary)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def resume(self, path: Path) -> None:
-        """Takes the state of a checkpoint over, if there is one of this run; what cannot be read is as if it were not there."""
+        """Load a checkpoint of this run if there is one. A missing, damaged or foreign file is ignored."""
         state: dict[str, Any] = {}
-        with suppress(Exception):  # torch.load raises what it likes for a file that is damaged
+        with suppress(Exception):  # torch.load raises many kinds of errors for a damaged file
             state = torch.load(path, weights_only=True)
         if state.get("key") != self.key:
             return
@@ -201,29 +203,27 @@ class Training:
         self.seconds, self.resumed = state["seconds"], state["resumed"] + 1
         self.recorded, self.places, self.map = json.loads(state["measured"])
 
-    # What is left behind.
-
     def result(self) -> Numbers:
-        """Everything that was measured; after training on text that the model has not seen."""
+        """Return the result of the run; see `train`. What is measured after training uses held-out text."""
         run, text = self.run, self.text
-        found: Numbers = {
+        result: Numbers = {
             "kind": "run", "key": self.key, "settings": run.settings(), "text": text.name, "digest": text.digest,
             "entropy": text.entropy, "uniform": text.uniform, "torch": torch.__version__,
             "seconds": self.seconds, "resumed": self.resumed, "losses": self.losses, "sites": self.places,
             "recorded": self.recorded, "map": self.map, "trouble": self.trouble,
         }  # fmt: skip
-        found |= self.judged()
-        if run.every and not self.trouble and math.isfinite(found["test"]):
-            found["after"] = measure.probed(self.model, text, run.tokens)
-            found["ablation"] = measure.ablation(self.model, text, run.tokens)
-        return found
+        result |= self.evaluate()
+        if run.every and not self.trouble and math.isfinite(result["test"]):
+            result["after"] = measure.measure_probe(self.model, text, run.tokens)
+            result["ablation"] = measure.measure_ablation(self.model, text, run.tokens)
+        return result
 
-    def judged(self) -> Numbers:
-        """The losses on the two parts of the text that the model has not seen, and whether it has diverged."""
-        found: Numbers = {
-            part: math.nan if self.diverged else measure.loss_on(self.model, self.text, part, self.run.tokens)
+    def evaluate(self) -> Numbers:
+        """Return the losses on the validation and test parts, and whether the run diverged."""
+        losses: Numbers = {
+            part: math.nan if self.diverged else measure.held_out_loss(self.model, self.text, part, self.run.tokens)
             for part in ("validation", "test")
         }
-        # Before training a loss is above that of knowing nothing, and that of one batch is a tenth off.
-        most = max(self.text.uniform, 1.1 * self.losses[0])
-        return {**found, "diverged": not all(loss <= most for loss in found.values())}
+        # Before training a loss is above that of a uniform guess, and the loss of one batch is up to a tenth off.
+        limit = max(self.text.uniform, 1.1 * self.losses[0])
+        return {**losses, "diverged": not all(loss <= limit for loss in losses.values())}

@@ -173,11 +173,11 @@ def _trained(found: Comparison, n: int) -> list[Block]:
     maps: list[Block | None] = []
     without: list[Block] = []
     for part in _parts(at):
-        best = plot.best(part.found, n)
+        best = plot.best_groups(part.found, n)
         first = [one._replace(group=arm.groups[0]) for one, arm in zip(best, part.found.arms, strict=True)]
         before += [
             curves.by_depth(f"before-{n}{part.name}", first, after=False, of=part.of),
-            curves.by_depth(f"after-{n}{part.name}", plot.chosen(part.found, n), after=True, of=part.of),
+            curves.by_depth(f"after-{n}{part.name}", plot.groups_by_warm_up(part.found, n), after=True, of=part.of),
         ]
         maps.append(curves.memory(f"map-{n}{part.name}", best, part.of))
         without += curves.ablation(f"ablation-{n}{part.name}", best, part.of)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from addnorm._util.numbers import format_number
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
-from addnorm.lab.plot import Chosen
+from addnorm.lab.plot import PlotGroup
 from addnorm.report.blocks import Cell, Figure, Table
 from addnorm.report.figure import drawn
 from addnorm.stream.record.recording import Recording
@@ -40,7 +40,7 @@ def learning(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
         name: what the drawing's name ends in, where there are several.
         of: which wirings it shows, for the title.
     """
-    curves = {one.label: dict(plot.learning(one.group)) for one in plot.chosen(found, n)}
+    curves = {one.label: dict(plot.learning_curve(one.group)) for one in plot.groups_by_warm_up(found, n)}
     every = sorted({step for curve in curves.values() for step in curve})
     stride = -(-len(every) // ROWS)
     steps = [step for step in every if step == every[0] or step % stride == 0 or step == every[-1]]
@@ -48,7 +48,8 @@ def learning(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
     of_steps = f"Training loss, the mean of {plot.WINDOW} steps"
     more = f"; a row for every {stride} steps" if stride > 1 else ""
     return drawn(
-        f"learning-{n}{name}", lambda figure: plot.curves(found, n, figure.add_subplot()), title=f"Learning, {n} layers{of}",
+        f"learning-{n}{name}", lambda figure: plot.plot_learning(found, n, figure.add_subplot()),
+        title=f"Learning, {n} layers{of}",
         caption=f"The loss of each batch before it was learned from, as the mean of {plot.WINDOW} steps. Each curve is a wiring "
         "at its best learning rate. Where losses come near it, a dotted line is what knowing only how often each character "
         f"occurs gives: {format_number(found.text['entropy'])}.",
@@ -58,19 +59,19 @@ def learning(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
 
 def training(found: Comparison, n: int, name: str = "", of: str = "") -> Figure | None:
     """What training does to the step, the gradient and the tokens; `name` and `of` as in `learning`."""
-    shown = [one for one in plot.chosen(found, n) if any(run["recorded"]["steps"] for run in one.group.runs)]
+    shown = [one for one in plot.groups_by_warm_up(found, n) if any(run["recorded"]["steps"] for run in one.group.runs)]
     if not shown:
         return None
     columns = {
-        f"{one.label}: {ylabel}": dict(plot.while_training(one.group, what))
-        for one in shown for what, (ylabel, _) in plot.WHILE.items()
+        f"{one.label}: {ylabel}": dict(plot.series_by_step(one.group, what))
+        for one in shown for what, (ylabel, _) in plot.BY_STEP.items()
     }  # fmt: skip
     steps = sorted({step for column in columns.values() for step in column})
     if len(steps) < 2:
         return None  # the first step stands in the figures by depth
     rows: list[list[Cell]] = [[int(step), *(column.get(step) for column in columns.values())] for step in steps]
     return drawn(
-        f"training-{n}{name}", lambda figure: plot.over_steps(shown, figure), title=f"While training, {n} layers{of}",
+        f"training-{n}{name}", lambda figure: plot.plot_by_step(shown, figure), title=f"While training, {n} layers{of}",
         caption="At the steps that are recorded, from above: how far the step moves the logits, relative to their length; the "
         "gradient at x_0 over that at x_L; how alike the tokens are after the last sublayer.",
         table=Table(["step", *columns], rows, "While training"), height=7.4,
@@ -85,7 +86,7 @@ def rates(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
         for group in groups
     ]
     return drawn(
-        f"rates-{n}{name}", lambda figure: plot.rates(found, n, figure.add_subplot()),
+        f"rates-{n}{name}", lambda figure: plot.plot_rates(found, n, figure.add_subplot()),
         title=f"Each wiring at each rate, {n} layers{of}",
         caption="The test loss after training: a dot for each seed, a line through the means. A cross is a rate at which a seed "
         "of some wiring diverged; the data have which.",
@@ -99,7 +100,7 @@ def listed(losses: Sequence[float]) -> str:
     return ", ".join(format_number(loss, 4) for loss in losses)
 
 
-def by_depth(name: str, chosen: Sequence[Chosen], *, after: bool, of: str = "") -> Figure | None:
+def by_depth(name: str, chosen: Sequence[PlotGroup], *, after: bool, of: str = "") -> Figure | None:
     """Forward and backward on one axis of depth, at the first step or after training; None where nothing was recorded."""
     shown = _by_place(chosen, after)
     if not shown:
@@ -126,7 +127,7 @@ def by_depth(name: str, chosen: Sequence[Chosen], *, after: bool, of: str = "") 
     missing = [one.label for one in chosen if one.label not in {there.label for there in shown}]
     without = f" There are no numbers of {'; '.join(missing)}." if missing else ""
     return drawn(
-        name, lambda figure: plot.by_depth(shown, panels, figure, after=after),
+        name, lambda figure: plot.plot_by_depth(shown, panels, figure, after=after),
         title=f"Forward and backward by depth, {when}{of}",
         caption=f"On {on}, from above: the size of the stream after each sublayer; how long each write is beside it; how alike "
         "the tokens are; the gradient of the loss at the stream, mean length of a token's; and of each sublayer's parameters."
@@ -135,7 +136,7 @@ def by_depth(name: str, chosen: Sequence[Chosen], *, after: bool, of: str = "") 
     )  # fmt: skip
 
 
-def _by_place(chosen: Sequence[Chosen], after: bool) -> list[Chosen]:
+def _by_place(chosen: Sequence[PlotGroup], after: bool) -> list[PlotGroup]:
     """Those of which something was recorded, the places of all named alike: wirings may have others at the same depth."""
     kept = []
     for one in chosen:
@@ -155,7 +156,7 @@ def _by_place(chosen: Sequence[Chosen], after: bool) -> list[Chosen]:
     return [one._replace(group=replace(one.group, runs=tuple(map(named, runs)))) for one, runs in kept]
 
 
-def memory(name: str, shown: Sequence[Chosen], of: str = "") -> Figure | None:
+def memory(name: str, shown: Sequence[PlotGroup], of: str = "") -> Figure | None:
     """Of what the streams of trained models are made, beside one another with the same colours."""
     with_any = [(label, [run for run in group.runs if _has_map(run)]) for label, group, _ in shown]
     maps = [(label, runs[0]) for label, runs in with_any if runs]
@@ -176,7 +177,7 @@ def memory(name: str, shown: Sequence[Chosen], of: str = "") -> Figure | None:
         places = [*figure.subplots(lines(wide), abreast, squeeze=False).flat]
         for ax, (label, run) in zip(places, maps, strict=False):
             found = run["after"]["map"]
-            sites = plot.sites_of(run)
+            sites = plot.recorded_sites(run)
             unique = [
                 replace(site, id=name)
                 for site, name in zip(sites, _told_apart([site.id for site in sites]), strict=True)
@@ -237,7 +238,7 @@ def _told_apart(names: Sequence[str]) -> list[str]:
     return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, times, strict=True)]
 
 
-def ablation(name: str, chosen: Sequence[Chosen], of: str = "") -> list[Figure]:
+def ablation(name: str, chosen: Sequence[PlotGroup], of: str = "") -> list[Figure]:
     """What the loss rises by without each sublayer; a figure for each number of sublayers that the wirings have."""
     made: list[Figure] = []
     with_any = [
@@ -251,7 +252,7 @@ def ablation(name: str, chosen: Sequence[Chosen], of: str = "") -> list[Figure]:
     return made
 
 
-def _ablation(name: str, shown: Sequence[Chosen], of: str) -> Figure:
+def _ablation(name: str, shown: Sequence[PlotGroup], of: str) -> Figure:
     firsts = [one.group.runs[0]["ablation"] for one in shown]
     rows: list[list[Cell]] = [
         [
@@ -266,7 +267,7 @@ def _ablation(name: str, shown: Sequence[Chosen], of: str) -> Figure:
 
     placed = [one._replace(group=replace(one.group, runs=tuple(map(named, one.group.runs)))) for one in shown]
     return drawn(
-        name, lambda figure: plot.ablation(placed, figure.add_subplot()), title=f"Without each sublayer{of}",
+        name, lambda figure: plot.plot_ablation(placed, figure.add_subplot()), title=f"Without each sublayer{of}",
         caption="Each sublayer's write was left out in turn: by how much the loss rises, on text that was not learned from. Each "
         "wiring at its best setting.",
         table=Table(["without", "kind", *(one.label for one in shown)], rows, "Rise of the loss, nats a character"), height=3.6,

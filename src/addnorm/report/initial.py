@@ -10,7 +10,7 @@ from addnorm._util.numbers import format_number
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.plot import Curve, Points
-from addnorm.lab.published import Check
+from addnorm.lab.published import PublishedCheck
 from addnorm.report.blocks import Block, Cell, Figure, Section, Table
 from addnorm.report.figure import drawn
 from addnorm.stream.record import axes
@@ -90,7 +90,7 @@ def _against_depth(
                 Curve(wiring, [(n, value(rows[wiring, n])) for n in depths if (wiring, n) in rows])
                 for wiring in names[:MOST]
             ]
-            plot.lines(ax, curves, "layers" if ax is places[-1] else "", ylabel, log_x=True, log_y=True)
+            plot.plot_lines(ax, curves, "layers" if ax is places[-1] else "", ylabel, log_x=True, log_y=True)
             _within(ax, curves)
             ax.set_xticks(depths, labels=[str(n) for n in depths])
             ax.minorticks_off()
@@ -124,7 +124,7 @@ def _by_layer(
             curves = [Curve(wiring, points(value(rows[wiring]))) for wiring in there[:MOST]]
             finite = [y for curve in curves for _, y in curve.points if math.isfinite(y) and y > 0]
             log = bool(finite) and max(finite) > axes.LOG_RATIO * min(finite) and "cos" not in ylabel
-            plot.lines(ax, curves, "layer" if ax is places[-1] else "", ylabel, log_y=log, marked=False)
+            plot.plot_lines(ax, curves, "layer" if ax is places[-1] else "", ylabel, log_y=log, marked=False)
             if log:
                 _within(ax, curves)
             if place:
@@ -153,7 +153,7 @@ def _within(ax: Axes, curves: Sequence[Curve]) -> None:
         ax.set_ylim(min(finite) / 1.5, max(finite) * 3)
 
 
-def _checked(judged: Sequence[Check]) -> list[Block]:
+def _checked(judged: Sequence[PublishedCheck]) -> list[Block]:
     """Each published figure beside what was measured; and every number."""
     rows: list[list[Cell]] = []
     every: list[list[Cell]] = []

@@ -8,7 +8,7 @@ from addnorm import lab, report
 from addnorm._util.optional import require
 from addnorm._util.tables import make_console
 from addnorm.cli.demo._parts import FOLDER, print_heading, print_warning, print_written
-from addnorm.lab.data import topics
+from addnorm.lab.data import python_docs
 
 __all__ = ["compare_wirings"]
 
@@ -24,8 +24,8 @@ def compare_wirings(console: Console) -> bool | None:
         console,
         "8. Post-LN against pre-LN, trained",
         f"{' and '.join(WIRINGS)}, each with warm-up and without: a character model of {PROTOCOL.num_layers[0]} layers learns "
-        f"Python's documentation ({len(topics().text):,} characters), with the same batches and weights. Untrained stacks are "
-        "compared with the figures of the papers.",
+        f"Python's documentation ({len(python_docs().text):,} characters), with the same batches and weights. "
+        "Untrained stacks are compared with the figures of the papers.",
     )
     path = FOLDER / "compare.html"
     try:

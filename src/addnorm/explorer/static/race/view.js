@@ -186,7 +186,7 @@ function mount(root, app) {
       const given = Object.entries({ num_layers, ...others }).map(([name, value]) => `${name}=${value}`);
       return [
         "from addnorm import lab", "",
-        "text = lab.topics()",
+        "text = lab.python_docs()",
         `for wiring in ("${left}", "${right}"):`,
         `    run = lab.Run(wiring, ${given.slice(0, 5).join(", ")},`,
         `                  ${[...given.slice(5), "every=1"].join(", ")})`,

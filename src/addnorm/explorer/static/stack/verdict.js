@@ -78,7 +78,7 @@ const SAYS = {
   },
 };
 
-/** @param {any} found  as `Flip.measure` returns it @returns {Record<string, string>} */
+/** @param {any} found  as `InitProbe.measure` returns it @returns {Record<string, string>} */
 export const summaries = (found) => Object.fromEntries(Object.entries(SAYS).map(([id, say]) => [id, say(found)]));
 
 /** The gradient of a layer, attention and feed-forward. @param {Values} values @param {number} at  0 or -1 */

@@ -365,9 +365,9 @@ function mount(root, app) {
         else given.push([name, typeof state[key] === "boolean" ? (state[key] ? "True" : "False") : JSON.stringify(state[key])]);
       }
       return [
-        "from addnorm.lab import Flip", "",
-        `flip = Flip(${given.map(([name, value]) => `${name}=${value}`).join(", ")})`,
-        "print(flip.wiring)", "found = flip.measure()",
+        "from addnorm.lab import InitProbe", "",
+        `probe = InitProbe(${given.map(([name, value]) => `${name}=${value}`).join(", ")})`,
+        "print(probe.wiring)", "found = probe.measure()",
         'for label, stream, gradient in zip(found["labels"], found["stream"], found["gradient"]):',
         '    print(f"{label:18}{stream:10.4g}{gradient:10.4g}")', "",
       ].join("\n");
