@@ -112,14 +112,14 @@ def test_fuse_prints_fusion_proof_and_benchmark():
 
 
 def test_fuse_minilm_as_json():
-    found, errors = document("minilm", "--batch", 1, "--tokens", 8)
+    fusion, errors = document("minilm", "--batch", 1, "--tokens", 8)
     assert errors == ""
-    assert (found["schema"], found["name"], found["model"]) == ("addnorm.fusion", "minilm", "BertModel")
-    assert found["fused"] >= 12
-    assert found["proof"]["holds"]
-    assert found["benchmark"] is None
-    reasons = [one["reason"] for one in found["boundaries"] if not one["is_fused"]]
-    assert len(reasons) + found["fused"] == len(found["boundaries"])
+    assert (fusion["schema"], fusion["name"], fusion["model"]) == ("addnorm.fusion", "minilm", "BertModel")
+    assert fusion["fused"] >= 12
+    assert fusion["proof"]["holds"]
+    assert fusion["benchmark"] is None
+    reasons = [one["reason"] for one in fusion["boundaries"] if not one["is_fused"]]
+    assert len(reasons) + fusion["fused"] == len(fusion["boundaries"])
     assert all(reasons)
 
 
@@ -143,8 +143,8 @@ def test_fuse_compile_uses_inductor(monkeypatch):
 
     asked = []
     monkeypatch.setattr(backend, "compile_graph", lambda graph, inputs, options: asked.append(graph) or graph.forward)
-    found, _ = document("fuse_models:good", "--compile")
-    assert found["inductor"]
+    fusion, _ = document("fuse_models:good", "--compile")
+    assert fusion["inductor"]
     assert asked
 
 
@@ -166,10 +166,10 @@ def test_failed_proof_exits_with_3():
 
 
 def test_failed_proof_as_json():
-    found, errors = document("fuse_models:liar", code=3)
+    fusion, errors = document("fuse_models:liar", code=3)
     one_sentence(errors, "Liar is not fused")
-    assert not found["proof"]["holds"]
-    assert [one["holds"] for one in found["proof"]["outputs"]] == [False]
+    assert not fusion["proof"]["holds"]
+    assert [one["holds"] for one in fusion["proof"]["outputs"]] == [False]
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def step(model, call, x, seed=0):
 
 def same(model, call, x, limit=1e-5):
     """Check that a model and another call of it have the same outputs and gradients."""
-    wanted, came = step(model, model, x), step(model, call, x)
-    assert off(wanted[0], came[0]) < limit
-    assert all(off(one, other) < limit for one, other in zip(wanted[1], came[1], strict=True))
+    expected, result = step(model, model, x), step(model, call, x)
+    assert off(expected[0], result[0]) < limit
+    assert all(off(one, other) < limit for one, other in zip(expected[1], result[1], strict=True))
 
 
 def test_backend_is_registered_by_name():
@@ -77,42 +77,42 @@ def test_backend_keeps_dropout_masks():
 
 
 def test_backend_fuses_every_boundary():
-    found = captured(Model())
+    capture = captured(Model())
     with torch.no_grad():
-        found.compiled(X)
-    assert [(b.add, b.norm) for b in found.boundaries] == [
+        capture.compiled(X)
+    assert [(b.add, b.norm) for b in capture.boundaries] == [
         ("layers.0", "layers.0.m"), ("layers.0", "layers.1.n"), ("layers.1", "layers.1.m"), ("layers.1", "layers.2.n"),
         ("layers.2", "layers.2.m"), ("layers.2", "norm"),
     ]  # fmt: skip
-    assert found.code.count("add_layer_norm(") == 6
-    assert found.code.count("layer_norm(") == 7  # and the first, which follows no add
+    assert capture.code.count("add_layer_norm(") == 6
+    assert capture.code.count("layer_norm(") == 7  # and the first, which follows no add
 
 
 def test_backend_keeps_the_bits_of_sums():
     class Sums(Model):
         def forward(self, x):
-            found = []
+            sums = []
             for layer in self.layers:
                 x = layer(x)
-                found.append(x)
-            return found[0], self.norm(x)
+                sums.append(x)
+            return sums[0], self.norm(x)
 
     for dtype in (torch.float32, torch.bfloat16):
         model = Sums(layers=1).to(dtype)
         for p in model.layers[0].g.parameters():
             nn.init.zeros_(p)  # so the second write does not depend on its norm
         with torch.no_grad():
-            wanted, came = model(X.to(dtype))[0], captured(model).compiled(X.to(dtype))[0]
-        assert wanted.equal(came)
+            expected, result = model(X.to(dtype))[0], captured(model).compiled(X.to(dtype))[0]
+        assert expected.equal(result)
 
 
 def test_inductor_compiles_the_rewritten_graph():
     model = Model(layers=1)
     same(model, torch.compile(model, backend="addnorm", options={"inductor": True}), X)
-    found = captured(model, inductor=True)
+    capture = captured(model, inductor=True)
     with torch.no_grad():
-        assert off(model(X), found.compiled(X)) < 1e-6
-    assert "add_layer_norm(" in found.code
+        assert off(model(X), capture.compiled(X)) < 1e-6
+    assert "add_layer_norm(" in capture.code
 
 
 def test_inductor_accepts_its_options():
@@ -123,22 +123,22 @@ def test_inductor_accepts_its_options():
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
+    ("options", "what"),
     [({"options": {"epilogue_fusion": False}}, "epilogue_fusion"), ({"mode": "max-autotune"}, "mode")],
 )
-def test_backend_refuses_inductor_options_without_inductor(given, what):
+def test_backend_refuses_inductor_options_without_inductor(options, what):
     graph = torch.fx.symbolic_trace(nn.Identity())
     with pytest.raises(ValueError, match=f'backend "addnorm" has no {what}; Inductor has'):
-        backend(graph, [X], **given)
+        backend(graph, [X], **options)
 
 
 def test_checkpoint_recomputes_the_same():
     model = Model(p=0.3, run=lambda layer, x: checkpoint(layer, x, use_reentrant=False))
-    found = captured(model)
-    same(model, found.compiled, X.clone().requires_grad_())
-    assert [b.reason for b in found.boundaries] == [None] * 3  # those inside of the layers
+    capture = captured(model)
+    same(model, capture.compiled, X.clone().requires_grad_())
+    assert [b.reason for b in capture.boundaries] == [None] * 3  # those inside of the layers
     x = X.clone().requires_grad_()
-    before, after = (saved_bytes(lambda call=call: call(x), model, (x,)) for call in (model, found.compiled))
+    before, after = (saved_bytes(lambda call=call: call(x), model, (x,)) for call in (model, capture.compiled))
     assert after <= before  # what is inside of the layers is not kept
 
 
@@ -154,13 +154,13 @@ def test_selective_checkpoint_keeps_its_policy():
 
 def test_dynamic_shapes_share_a_graph():
     model = Model()
-    found = captured(model)
+    capture = captured(model)
     with torch.no_grad():
         for rows, tokens in ((2, 5), (3, 7), (4, 9), (8, 11), (1, 5)):
             x = torch.randn(rows, tokens, D)
-            assert off(model(x), found.compiled(x)) < 1e-6
-    assert len(found.graphs) <= 3  # static, dynamic, and a batch of one
-    assert set(found.reasons) == {None}
+            assert off(model(x), capture.compiled(x)) < 1e-6
+    assert len(capture.graphs) <= 3  # static, dynamic, and a batch of one
+    assert set(capture.reasons) == {None}
 
 
 def test_backend_fuses_each_graph_after_breaks():
@@ -173,23 +173,23 @@ def test_backend_fuses_each_graph_after_breaks():
             return self.norm(self.layers[2](x))
 
     model = Broken()
-    found = captured(model)
+    capture = captured(model)
     with torch.no_grad():
-        assert off(model(X), found.compiled(X)) < 1e-6
-    assert len(found.graphs) > 1
-    assert found.reasons == [None] * 4  # without the sums that end a graph
+        assert off(model(X), capture.compiled(X)) < 1e-6
+    assert len(capture.graphs) > 1
+    assert capture.reasons == [None] * 4  # without the sums that end a graph
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_autocast_is_as_in_eager(dtype):
     model = Model()
-    found = captured(model)
+    capture = captured(model)
     with torch.no_grad(), torch.autocast("cpu", dtype):
-        wanted, came = model(X), found.compiled(X)
-    assert wanted.dtype == came.dtype
-    assert off(wanted, came) < 2 * torch.finfo(dtype).eps
+        expected, result = model(X), capture.compiled(X)
+    assert expected.dtype == result.dtype
+    assert off(expected, result) < 2 * torch.finfo(dtype).eps
     with torch.autocast("cpu", dtype):
-        same(model, found.compiled, X, 8 * torch.finfo(dtype).eps)
+        same(model, capture.compiled, X, 8 * torch.finfo(dtype).eps)
 
 
 def test_float32_stream_with_bfloat16_branches_stays_float32():
@@ -204,13 +204,13 @@ def test_float32_stream_with_bfloat16_branches_stays_float32():
             return x + self.g(self.norm(x).bfloat16())
 
     model = Mixed()
-    found = captured(model)
+    capture = captured(model)
     with torch.no_grad():
-        wanted, came = model(X), found.compiled(X)
-    assert found.reasons == [None]
-    assert "out_dtype" in found.code
-    assert wanted.dtype == came.dtype == torch.float32
-    assert off(wanted, came) < 1e-3  # one element of y may round the other way
+        expected, result = model(X), capture.compiled(X)
+    assert capture.reasons == [None]
+    assert "out_dtype" in capture.code
+    assert expected.dtype == result.dtype == torch.float32
+    assert off(expected, result) < 1e-3  # one element of y may round the other way
 
 
 def test_sum_rounded_before_its_norm_is_not_fused():
@@ -223,10 +223,10 @@ def test_sum_rounded_before_its_norm_is_not_fused():
             z = x + self.f(x.bfloat16())
             return self.norm(z.bfloat16()), z
 
-    found = captured(Rounded())
+    capture = captured(Rounded())
     with torch.no_grad():
-        found.compiled(X)
-    assert found.reasons == ["its norm does not compute the formula that was found"]
+        capture.compiled(X)
+    assert capture.reasons == ["its norm does not compute the formula that was found"]
 
 
 def test_generate_with_cache_gives_the_same_tokens():
@@ -238,10 +238,10 @@ def test_generate_with_cache_gives_the_same_tokens():
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).eval()
     ids = torch.randint(5, 99, (2, 7))
-    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
-    wanted = model.generate(ids, **given)
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+    expected = model.generate(ids, **options)
     addnorm.fuse(model, ids)
-    assert wanted.equal(model.generate(ids, **given))
+    assert expected.equal(model.generate(ids, **options))
     addnorm.unfuse(model)
 
 
@@ -257,20 +257,20 @@ def test_functorch_transforms_are_not_fused(transform):
             return torch.func.grad(lambda t: one(t).square().sum())(x)
 
     model = Transformed()
-    found = captured(model)
+    capture = captured(model)
     with torch.no_grad():
-        assert off(model(X), found.compiled(X)) < 1e-6
-    assert found.reasons == ["it runs inside a torch.func transform"]
+        assert off(model(X), capture.compiled(X)) < 1e-6
+    assert capture.reasons == ["it runs inside a torch.func transform"]
 
 
 def test_second_derivatives_match():
     model = Model(layers=1).double()
     call = captured(model).compiled
-    found = []
+    gradients = []
     for run in (model, call):
         x = X.double().requires_grad_()
         (g,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(g.square().sum(), list(model.parameters()), allow_unused=True))
-    for one, other in zip(*found, strict=True):
+        gradients.append(torch.autograd.grad(g.square().sum(), list(model.parameters()), allow_unused=True))
+    for one, other in zip(*gradients, strict=True):
         assert (one is None) == (other is None)
         assert one is None or off(one, other) < 1e-10

@@ -38,9 +38,9 @@ def plain(model, *args, **kwargs):
 def test_fast_path_is_expanded_and_fused(norm_first, activation):
     model = encoder(norm_first, activation, enable_nested_tensor=False)
     for masks in ({}, {"mask": CAUSAL, "is_causal": True}, {"src_key_padding_mask": PADDING}):
-        before, after, found = both(model, X, **masks)
-        assert found.reasons == [None] * (3 if norm_first else 4)
-        assert "_transformer_encoder_layer_fwd" not in found.code
+        before, after, capture = both(model, X, **masks)
+        assert capture.reasons == [None] * (3 if norm_first else 4)
+        assert "_transformer_encoder_layer_fwd" not in capture.code
         assert off(before, after) < 1e-6
         with torch.no_grad():
             assert off(plain(model, X, **masks), after) < 1e-5
@@ -48,8 +48,8 @@ def test_fast_path_is_expanded_and_fused(norm_first, activation):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_fast_path_in_other_dtypes(dtype):
-    before, after, found = both(encoder(enable_nested_tensor=False).to(dtype), X.to(dtype))
-    assert found.reasons == [None] * 4
+    before, after, capture = both(encoder(enable_nested_tensor=False).to(dtype), X.to(dtype))
+    assert capture.reasons == [None] * 4
     assert off(before, after) < (1e-12 if dtype == torch.float64 else 2e-2)
 
 
@@ -107,10 +107,10 @@ def test_nested_encoder_is_restored():
 
 def test_fast_path_has_one_graph_for_all_batches():
     model = encoder(enable_nested_tensor=False)
-    found = captured(model, dynamic=True)
+    capture = captured(model, dynamic=True)
     with torch.no_grad():
         for rows in (2, 5, 9):
             x = torch.randn(rows, 7, D)
-            assert off(model(x), found.compiled(x)) < 1e-6
-    assert len(found.graphs) == 1
-    assert found.reasons == [None] * 4
+            assert off(model(x), capture.compiled(x)) < 1e-6
+    assert len(capture.graphs) == 1
+    assert capture.reasons == [None] * 4

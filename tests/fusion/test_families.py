@@ -23,10 +23,10 @@ FAMILIES = families()
 UNFUSED = ("its add broadcasts", "its sum is already fused with the norm in ")
 
 
-def cast(given, dtype):
+def cast(inputs, dtype):
     """Return inputs with the floating-point tensors in a dtype."""
     return {
-        name: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t for name, t in given.items()
+        name: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t for name, t in inputs.items()
     }
 
 
@@ -75,12 +75,12 @@ def test_family_is_fused_and_proven(name, dtype):
     assert all(after[name].equal(tensor) for name, tensor in before.items())
 
 
-def losses(call, model, args, kwargs, steps=5):
+def train(call, model, args, kwargs, steps=5):
     """Return the losses of a few training steps, with dropout, towards random outputs."""
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(learned, 2e-2)
     torch.manual_seed(3)
-    found = []
+    losses = []
     for _ in range(steps):
         optimizer.zero_grad()
         outputs = [t for t in named_tensors(call(*args, **kwargs)).values() if t.requires_grad]
@@ -89,8 +89,8 @@ def losses(call, model, args, kwargs, steps=5):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
-        found.append(float(loss.detach()))
-    return torch.tensor(found, dtype=torch.float64)
+        losses.append(float(loss.detach()))
+    return torch.tensor(losses, dtype=torch.float64)
 
 
 TRAINED = {("bert", torch.float32), ("llama", torch.bfloat16)}
@@ -106,13 +106,13 @@ def test_family_trains_with_the_same_losses(name, dtype):
     state = copy.deepcopy(model.train().state_dict())
     exact, exact_args, exact_kwargs = to_float64(model, args, kwargs)
     with replay_rng(dtype):
-        truth = losses(exact, exact, exact_args, exact_kwargs)
-    eager = losses(model, model, args, kwargs)
+        truth = train(exact, exact, exact_args, exact_kwargs)
+    eager = train(model, model, args, kwargs)
     model.load_state_dict(state)
     done = addnorm.fuse(model, *args, **kwargs)
     assert done.fused
     assert done.proof.mode == "training"
-    fused = losses(model, model, args, kwargs)
+    fused = train(model, model, args, kwargs)
     assert len({*eager.tolist()}) > 1
     # The error of eager grows with the steps; the largest counts.
     limit = 2 * (eager - truth).abs().max() + 2 * torch.finfo(dtype).eps * eager.abs().max()

@@ -151,7 +151,7 @@ def test_fuse_with_inductor_keeps_random_numbers():
     addnorm.unfuse(model)
 
 
-def losses(model, dtype, x, target, fuses=False, steps=5):
+def train(model, dtype, x, target, fuses=False, steps=5):
     """Return losses and parameters of a few steps with AdamW, with dropout."""
     model = copy.deepcopy(model).to(dtype).train()
     x, target = (t.to(dtype) for t in (x, target))
@@ -160,22 +160,22 @@ def losses(model, dtype, x, target, fuses=False, steps=5):
         assert calls(model, x) == 4
     torch.manual_seed(3)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    found = []
+    losses = []
     for _ in range(steps):
         optimizer.zero_grad()
         loss = F.mse_loss(model(x), target)
         loss.backward()
         optimizer.step()
-        found.append(float(loss.detach()))
-    return torch.tensor(found, dtype=torch.float64), {name: p.detach() for name, p in model.named_parameters()}
+        losses.append(float(loss.detach()))
+    return torch.tensor(losses, dtype=torch.float64), {name: p.detach() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fused_model_trains_to_the_same_weights(dtype):
     model = Model(p=0.2)
     x, target = torch.randn(16, 5, D), torch.randn(16, 5, D)
-    before, weights = losses(model, dtype, x, target)
-    after, trained = losses(model, dtype, x, target, fuses=True)
+    before, weights = train(model, dtype, x, target)
+    after, trained = train(model, dtype, x, target, fuses=True)
     assert before[4] < 0.95 * before[0]
     eps = torch.finfo(dtype).eps
     assert (before - after).abs().max() <= 8 * eps * before.max()
@@ -206,16 +206,16 @@ def test_fused_model_switches_modes():
 def test_fused_models_run_in_threads():
     from torch._dynamo import config
 
-    given = [Model(layers=1).eval() for _ in range(3)]
-    for model in given:
+    models = [Model(layers=1).eval() for _ in range(3)]
+    for model in models:
         fuse(model, X)
     before = config.skip_nnmodule_hook_guards
     with torch.no_grad():
-        wanted = [model(X) for model in given]
+        expected = [model(X) for model in models]
 
     def run(k):
         with torch.no_grad():
-            return all(given[k](X).equal(wanted[k]) for _ in range(50))
+            return all(models[k](X).equal(expected[k]) for _ in range(50))
 
     with ThreadPoolExecutor(3) as pool:
         assert all(pool.map(run, range(3)))
@@ -224,16 +224,16 @@ def test_fused_models_run_in_threads():
 
 @torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2)  # 8 and 256 as a rule
 def test_many_models_can_be_fused_in_one_process():
-    given = []
+    models = []
     for _ in range(4):  # more than the frontend allows of one function
         model = Model(layers=1).eval()
         assert len(fuse(model, X).fused) == 2
-        given.append(model)
-    assert all(calls(model, X) == 2 for model in given)
+        models.append(model)
+    assert all(calls(model, X) == 2 for model in models)
 
 
 def if_torch_has(option):
-    """For what only some versions of torch.compile can be told."""
+    """Mark for options that only some versions of torch.compile have."""
     has = option in inspect.signature(torch.compile).parameters
     return pytest.mark.skipif(not has, reason=f"this torch.compile has no {option}")
 

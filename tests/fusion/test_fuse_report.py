@@ -28,11 +28,11 @@ def test_fuse_reports_boundaries_and_reasons():
         ("", "first", "its add broadcasts"), ("layers.0", "layers.0.n", None), ("layers.0", "layers.0.m", None),
     ]  # fmt: skip
     assert (len(done.fused), len(done.unfused), done.num_graphs) == (2, 1, 1)
-    found = done.to_dict()
-    assert found["fused"] == 2
-    assert found["proof"]["holds"]
-    assert found["benchmark"] is None
-    assert 0 < found["share"] < 1
+    document = done.to_dict()
+    assert document["fused"] == 2
+    assert document["proof"]["holds"]
+    assert document["benchmark"] is None
+    assert 0 < document["share"] < 1
 
 
 def test_fuse_reports_two_norms_of_one_sum():

@@ -51,8 +51,8 @@ def _plus(x, f):
 
 @pytest.mark.parametrize("add", ADDS.values(), ids=ADDS)
 def test_add_spellings_are_fused(add):
-    before, after, found = both(Model(add), X.clone())
-    assert found.reasons == [None]
+    before, after, capture = both(Model(add), X.clone())
+    assert capture.reasons == [None]
     assert off(before, after) < 1e-6
 
 
@@ -66,8 +66,8 @@ def test_add_in_place_is_read_through_its_argument():
             z.add_(self.f(x))  # z is read below, not the result of add_
             return self.after(self, z, self.norm(z))
 
-    before, after, found = both(Method(after=forward), X)
-    assert found.reasons == [None]
+    before, after, capture = both(Method(after=forward), X)
+    assert capture.reasons == [None]
     assert off(before, after) < 1e-6
 
 
@@ -84,8 +84,8 @@ class Hand(nn.Module):
         self.formula, self.eps = formula, eps
 
     def forward(self, x):
-        given = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
-        return self.formula(*given, self.eps)
+        args = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
+        return self.formula(*args, self.eps)
 
 
 def llama(x, w, eps):
@@ -143,9 +143,9 @@ def test_decomposed_norms_keep_bits_in_low_precision(name):
         model = Model(norm=Hand(formula, bias), after=lambda model, z, y: y).to(dtype)
         nn.init.zeros_(model.f.weight)
         nn.init.zeros_(model.f.bias)
-        before, after, found = both(model, whole.to(dtype))
-        assert found.reasons == [None]
-        assert found.boundaries[0].casting == casting
+        before, after, capture = both(model, whole.to(dtype))
+        assert capture.reasons == [None]
+        assert capture.boundaries[0].casting == casting
         # torch updates a variance step by step and rounds each time; a mean of squares is exact here.
         flipped = float((before != after).double().mean())
         assert flipped <= (2e-3 if formula in (one_plus, own) else 0.0)
@@ -155,13 +155,13 @@ def test_decomposed_norms_keep_bits_in_low_precision(name):
 def test_decomposed_norms_are_exact_in_float32_and_float64(name):
     formula, bias, _ = HANDS[name]
     for dtype, limit in ((torch.float32, 1e-6), (torch.float64, 1e-6 if name in ("llama", "gemma") else 1e-14)):
-        before, after, found = both(Model(norm=Hand(formula, bias)).to(dtype), X.to(dtype))
+        before, after, capture = both(Model(norm=Hand(formula, bias)).to(dtype), X.to(dtype))
         if dtype == torch.float64 and formula in (llama, gemma, olmo, t5, cohere):
-            assert found.reasons == [
+            assert capture.reasons == [
                 "its norm does not compute the formula that was found"
             ]  # it computes float64 in float32
         else:
-            assert found.reasons == [None]
+            assert capture.reasons == [None]
         assert off(before, after) < limit
 
 
@@ -171,8 +171,8 @@ def coarse(x, w, eps):
 
 def test_norm_with_rounded_statistics_is_not_fused():
     for dtype, reason in ((torch.float32, None), (torch.bfloat16, "its norm rounds intermediate results that the fused call keeps exact")):  # fmt: skip
-        before, after, found = both(Model(norm=Hand(coarse)).to(dtype), X.to(dtype))
-        assert found.reasons == [reason]
+        before, after, capture = both(Model(norm=Hand(coarse)).to(dtype), X.to(dtype))
+        assert capture.reasons == [reason]
         assert before.equal(after) or (reason is None and off(before, after) < 1e-6)
 
 
@@ -192,9 +192,9 @@ LEFT = {
 
 @pytest.mark.parametrize("reason", LEFT)
 def test_norm_of_another_formula_is_not_fused(reason):
-    before, after, found = both(Model(norm=Hand(LEFT[reason])), X)
+    before, after, capture = both(Model(norm=Hand(LEFT[reason])), X)
     assert before.equal(after)
-    assert reason in found.reasons
+    assert reason in capture.reasons
 
 
 def test_norm_of_a_transposed_square_sum_is_not_fused():
@@ -203,9 +203,9 @@ def test_norm_of_a_transposed_square_sum_is_not_fused():
             z = x + self.f(x)
             return z + self.norm(z.transpose(1, 2)).transpose(1, 2)
 
-    before, after, found = both(Turned(), torch.randn(2, D, D))
+    before, after, capture = both(Turned(), torch.randn(2, D, D))
     assert before.equal(after)
-    assert None not in found.reasons
+    assert None not in capture.reasons
 
 
 # --- views, shapes, memory -------------------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ def test_norm_reads_the_sum_through_views():
             z = (x + self.f(x)).transpose(0, 1)
             return z + self.g(self.norm(z.reshape(-1, D))).view(z.shape)
 
-    before, after, found = both(Flat(), X)
-    assert found.reasons == [None]
+    before, after, capture = both(Flat(), X)
+    assert capture.reasons == [None]
     assert off(before, after) < 1e-6
 
 
@@ -231,13 +231,13 @@ def test_views_keep_dynamic_sizes():
     from support.captured import captured
 
     model = Flat()
-    found = captured(model, dynamic=True)
+    capture = captured(model, dynamic=True)
     with torch.no_grad():
         for rows in (3, 7, 11):
             x = torch.randn(rows, 5, D)
-            assert off(model(x), found.compiled(x)) < 1e-6
-    assert len(found.graphs) == 1
-    assert found.reasons == [None]
+            assert off(model(x), capture.compiled(x)) < 1e-6
+    assert len(capture.graphs) == 1
+    assert capture.reasons == [None]
 
 
 def test_broadcasting_add_is_not_fused():
@@ -249,21 +249,21 @@ def test_broadcasting_add_is_not_fused():
         def forward(self, x):
             return self.norm(x + self.places)
 
-    before, after, found = both(Places(), X)
-    assert found.reasons == ["its add broadcasts"]
+    before, after, capture = both(Places(), X)
+    assert capture.reasons == ["its add broadcasts"]
     assert before.equal(after)
-    before, after, found = both(Places(), X[:1])
+    before, after, capture = both(Places(), X[:1])
     assert off(before, after) < 1e-6  # here the shapes are equal; another batch gets another graph
 
 
 def test_add_into_an_input_stays_in_place():
     x = X.clone()
     model = Model(_plus)
-    before, after, found = both(model, x)
-    assert found.reasons == ["its add writes in place into an input or a buffer"]
+    before, after, capture = both(model, x)
+    assert capture.reasons == ["its add writes in place into an input or a buffer"]
     assert before.equal(after)
     with torch.no_grad():
-        found.compiled(x)
+        capture.compiled(x)
     assert not x.equal(X)
 
 
@@ -273,11 +273,11 @@ def test_add_into_viewed_memory_stays_in_place():
         f += x
         return f + head[:, None]
 
-    before, after, found = both(Model(add), X)
+    before, after, capture = both(Model(add), X)
     assert before.equal(after) or off(before, after) < 1e-6
-    before, after, found = both(Model(lambda x, f: f, after=_seen), X)
+    before, after, capture = both(Model(lambda x, f: f, after=_seen), X)
     assert before.equal(after)
-    assert "its add writes in place into memory that is read later through another view" in found.reasons
+    assert "its add writes in place into memory that is read later through another view" in capture.reasons
 
 
 def _seen(model, z, y):
@@ -291,8 +291,8 @@ def test_second_norm_of_a_sum_is_not_fused():
     def after(model, z, y):
         return z + model.g(y) + F.layer_norm(z, (D,))
 
-    before, after, found = both(Model(after=after), X)
-    assert found.reasons == [None, "its sum is already fused with the norm in norm"]
+    before, after, capture = both(Model(after=after), X)
+    assert capture.reasons == [None, "its sum is already fused with the norm in norm"]
     assert off(before, after) < 1e-6
 
 
@@ -301,8 +301,8 @@ def test_second_norm_is_fused_if_the_first_is_not():
         return z + model.g(y) + F.layer_norm(z, (D,))
 
     model = Model(norm=Hand(coarse), after=after).bfloat16()
-    before, after, found = both(model, X.bfloat16())
-    assert found.reasons == ["its norm rounds intermediate results that the fused call keeps exact", None]
+    before, after, capture = both(model, X.bfloat16())
+    assert capture.reasons == ["its norm rounds intermediate results that the fused call keeps exact", None]
     assert off(before, after) < 1e-2
 
 
@@ -312,8 +312,8 @@ def test_autocast_between_add_and_norm_is_not_fused():
             w = z + model.f(z)
         return model.norm(w) + y
 
-    before, after, found = both(Model(after=after), X)
-    assert "autocast or the grad mode changes between the add and the norm" in found.reasons
+    before, after, capture = both(Model(after=after), X)
+    assert "autocast or the grad mode changes between the add and the norm" in capture.reasons
     assert off(before, after) < 1e-6
 
 
@@ -321,9 +321,9 @@ def test_calls_of_addnorm_are_not_fused_again():
     import addnorm
 
     stack = addnorm.ResidualStack([nn.Linear(D, D) for _ in range(3)], D, wiring="pre_ln")
-    before, after, found = both(stack, X)
+    before, after, capture = both(stack, X)
     assert before.equal(after)
-    assert [reason for reason in found.reasons if reason is None] == []
+    assert [reason for reason in capture.reasons if reason is None] == []
 
 
 def test_residual_is_returned_only_where_it_is_read():
@@ -332,13 +332,13 @@ def test_residual_is_returned_only_where_it_is_read():
     assert [b.returns_residual for b in (*post.boundaries, *pre.boundaries)] == [False, True]
     assert "return_residual" not in post.code
     assert "return_residual = True" in pre.code
-    for found in (post, pre):
-        assert "layer_norm(" not in found.code.replace("add_layer_norm(", "")
+    for capture in (post, pre):
+        assert "layer_norm(" not in capture.code.replace("add_layer_norm(", "")
 
 
 def test_boundary_has_the_paths_of_its_modules():
     outer = nn.Sequential(nn.Identity(), Model())
-    found = both(outer, X)[2]
-    assert [(b.add, b.norm, b.kind, b.eps, b.shape, b.dtype) for b in found.boundaries] == [
+    capture = both(outer, X)[2]
+    assert [(b.add, b.norm, b.kind, b.eps, b.shape, b.dtype) for b in capture.boundaries] == [
         ("1", "1.norm", "layer", 1e-5, (2, 5, D), "float32")
     ]

@@ -44,18 +44,18 @@ def layer(m, z, weight):
     return F.layer_norm(z, (D,), weight, m.bias)
 
 
-def tensors(found):
-    return [found] if isinstance(found, torch.Tensor) else list(found)
+def tensors(outputs):
+    return [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
 
 
 def same(function, *calls, gradients=True, dtype=torch.float32, limit=1e-5, change=None, **options):
     """Check outputs, strides, buffers and gradients against eager in every call; return the reasons."""
     model = Model(function).to(dtype)
     twin = copy.deepcopy(model)
-    found = captured(twin, **options)
+    capture = captured(twin, **options)
     for k, args in enumerate(calls or ((X.to(dtype),),)):
         one, other = (
-            _ran(of, call, args, gradients, change, k) for of, call in ((model, model), (twin, found.compiled))
+            _ran(of, call, args, gradients, change, k) for of, call in ((model, model), (twin, capture.compiled))
         )
         for before, after in zip(*one[:1], *other[:1], strict=True):
             assert off(before, after) < limit or before.equal(after)
@@ -63,7 +63,7 @@ def same(function, *calls, gradients=True, dtype=torch.float32, limit=1e-5, chan
         assert all(a.equal(b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
         assert one[1].keys() == other[1].keys()
         assert all(p.equal(other[1][name]) or off(p, other[1][name]) < 10 * limit for name, p in one[1].items())
-    return found.reasons
+    return capture.reasons
 
 
 def _ran(model, call, args, gradients, change, k):
@@ -305,9 +305,9 @@ def test_write_inside_a_checkpoint_is_noticed():
         return m.norm(z)
 
     model = Model(forward)
-    found = captured(model)
-    assert off(model(X), found.compiled(X)) < 1e-6
-    assert found.reasons == []
+    capture = captured(model)
+    assert off(model(X), capture.compiled(X)) < 1e-6
+    assert capture.reasons == []
 
 
 # --- strides of the results ------------------------------------------------------------------------------------------------

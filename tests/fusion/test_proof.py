@@ -68,9 +68,9 @@ def test_proof_uses_the_precision_of_autocast():
 def test_proof_converts_to_json():
     model = layer()
     proof = prove(model, model, varied(model, without(bias=True)), (X,), {})
-    told = json.loads(json.dumps(proof.to_dict(), allow_nan=False))
-    assert told["holds"] is False
-    assert {"name", "max_abs", "eager_error", "magnitude", "tolerance", "holds"} == {*told["outputs"][0]}
+    document = json.loads(json.dumps(proof.to_dict(), allow_nan=False))
+    assert document["holds"] is False
+    assert {"name", "max_abs", "eager_error", "magnitude", "tolerance", "holds"} == {*document["outputs"][0]}
 
 
 def test_worst_uses_the_largest_share_of_tolerance():

@@ -12,15 +12,15 @@ X = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1))
 Q = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(2))
 
 
-def drawn(function, *given, dtype=torch.float32, seed=3):
+def drawn(function, *inputs, dtype=torch.float32, seed=3):
     """Return the result of a function, and its result in float64 with replayed random numbers."""
     torch.manual_seed(seed)
     with torch.no_grad():
-        low = function(*(x.to(dtype) for x in given))
+        low = function(*(x.to(dtype) for x in inputs))
         state = torch.get_rng_state()
         torch.manual_seed(seed)
         with replay_rng(dtype):
-            high = function(*(x.to(dtype).double() for x in given))
+            high = function(*(x.to(dtype).double() for x in inputs))
     assert torch.equal(torch.get_rng_state(), state)  # the generator advanced as far
     return low, high
 

@@ -38,7 +38,7 @@ class Captured:
 
 def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captured:
     """Compile a model with a backend that records graphs and boundaries. Nothing runs yet."""
-    found = Captured()
+    capture = Captured()
     paths = {str(id(module)): path for path, module in model.named_modules()}
 
     def named(node: Any) -> str:
@@ -46,24 +46,24 @@ def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captur
         return next((paths[key] for key in reversed(stack) if key in paths), "")
 
     def backend(graph: Any, example_inputs: Any) -> Any:
-        found.graphs.append(graph)
-        found.boundaries += fuse_graph(graph, named)
+        capture.graphs.append(graph)
+        capture.boundaries += fuse_graph(graph, named)
         return compile_graph(graph, example_inputs) if inductor else run_eagerly(graph)
 
     torch._dynamo.reset()  # so that nothing compiled earlier is reused or counted
-    found.compiled = torch.compile(model, backend=backend, **options)
-    return found
+    capture.compiled = torch.compile(model, backend=backend, **options)
+    return capture
 
 
 def both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, Captured]:
     """Return the results of a model before and after fusing, without gradients, from the same random state."""
-    found = captured(model)
+    capture = captured(model)
     with torch.no_grad():
         torch.manual_seed(0)
         before = model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
         torch.manual_seed(0)
-        after = found.compiled(*copy.deepcopy(args), **copy.deepcopy(kwargs))
-    return before, after, found
+        after = capture.compiled(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    return before, after, capture
 
 
 def off(before: Tensor, after: Tensor) -> float:
