@@ -1,4 +1,4 @@
-"""AddNorm: parameters and one call of the function."""
+"""AddNorm: parameters, options and calls."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ def inputs(*shape, dtype=torch.float32):
     return torch.randn(*shape, dtype=dtype), torch.randn(*shape, dtype=dtype)
 
 
-def test_weights_begin_as_ones_and_biases_as_zeros():
+def test_initial_weights_are_ones_and_biases_zeros():
     add_norm = AddNorm(5, layer_scale=0.25)
     assert torch.equal(add_norm.weight, torch.ones(5))
     assert torch.equal(add_norm.bias, torch.zeros(5))
@@ -34,12 +34,12 @@ def test_weights_begin_as_ones_and_biases_as_zeros():
         ({"norm": "rms", "layer_scale": 0.1}, ["weight", "layer_scale"]),
     ],
 )
-def test_the_parameters_are_those_asked_for(options, names):
+def test_parameters_follow_the_options(options, names):
     assert [name for name, _ in AddNorm(5, **options).named_parameters()] == names
 
 
 @pytest.mark.parametrize(("norm", "theirs"), [("layer", torch.nn.LayerNorm), ("rms", torch.nn.RMSNorm)])
-def test_a_state_dict_of_torchs_norm_loads_and_gives_its_result(norm, theirs):
+def test_state_dict_of_torch_norm_loads(norm, theirs):
     reference = theirs(7, dtype=torch.float64)
     for parameter in reference.parameters():
         torch.nn.init.normal_(parameter)
@@ -52,7 +52,7 @@ def test_a_state_dict_of_torchs_norm_loads_and_gives_its_result(norm, theirs):
     assert torch.equal(add_norm(residual, branch), y)
 
 
-def test_deepnorm_scales_the_residual_and_layer_scale_the_branch():
+def test_residual_scale_and_layer_scale_scale_their_inputs():
     residual, branch = inputs(4, 6, dtype=torch.float64)
     add_norm = AddNorm(6, residual_scale=3.0, layer_scale=0.1, dtype=torch.float64)
     y, stream = add_norm(residual, branch, return_residual=True)
@@ -62,12 +62,12 @@ def test_deepnorm_scales_the_residual_and_layer_scale_the_branch():
     assert add_norm.layer_scale.grad.abs().sum() > 0
 
 
-def test_more_than_one_dimension_may_be_normalized():
+def test_several_dimensions_are_normalized():
     residual, branch = inputs(4, 3, 6)
     torch.testing.assert_close(AddNorm((3, 6))(residual, branch), F.layer_norm(residual + branch, (3, 6)))
 
 
-def test_dropout_is_for_training_and_differs_from_call_to_call():
+def test_dropout_is_active_in_training_only():
     add_norm = AddNorm(64, dropout=0.5)
     residual, branch = inputs(8, 64)
     first, second = (add_norm(residual, branch, return_residual=True)[1] for _ in range(2))
@@ -92,7 +92,7 @@ def test_checkpointing_repeats_the_dropout_mask():
         assert torch.equal(a, b)
 
 
-def test_a_float32_stream_under_bfloat16_branches_stays_float32():
+def test_float32_residual_with_bfloat16_branch_stays_float32():
     residual, branch = torch.randn(4, 16), torch.randn(4, 16, dtype=torch.bfloat16)
     y, stream = AddNorm(16)(residual, branch, return_residual=True)
     assert (y.dtype, stream.dtype) == (torch.bfloat16, torch.float32)
@@ -101,9 +101,9 @@ def test_a_float32_stream_under_bfloat16_branches_stays_float32():
     assert AddNorm(16, residual_dtype=torch.float32)(low, branch, return_residual=True)[1].dtype == torch.float32
 
 
-# Dynamo builds an instance of the autograd function while it traces, against torch's own advice.
+# Dynamo instantiates the autograd function while it traces, against torch's own advice.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_modules_survive_copy_and_pickle_and_trace_under_compile():
+def test_modules_survive_copy_pickle_and_compile():
     add_norm = AddNorm(16, "rms", layer_scale=0.5)
     residual, branch = inputs(3, 16)
     y = add_norm(residual, branch)
@@ -112,7 +112,7 @@ def test_modules_survive_copy_and_pickle_and_trace_under_compile():
     assert torch.equal(torch.compile(add_norm, backend="aot_eager", fullgraph=True)(residual, branch), y)
 
 
-def test_the_settings_are_shown():
+def test_repr_has_the_settings():
     assert repr(AddNorm(8)) == "AddNorm((8,), norm='layer', eps=1e-05)"
     shown = repr(AddNorm(8, "rms", dropout=0.1, residual_scale=2.0, layer_scale=0.1, residual_dtype=torch.float32))
     for part in ("eps=None", "dropout=0.1", "residual_scale=2.0", "layer_scale=0.1", "residual_dtype=torch.float32"):
@@ -123,19 +123,19 @@ def test_the_settings_are_shown():
     ("options", "sentence"),
     [({"norm": "batch"}, "norm is 'batch', expected 'layer' or 'rms'"), ({"dropout": 1.5}, "dropout is 1.5, expected")],
 )
-def test_nonsense_is_refused(options, sentence):
+def test_wrong_options_raise(options, sentence):
     with pytest.raises(ValueError, match=sentence):
         AddNorm(8, **options)
 
 
-def test_the_wrong_width_is_refused_with_the_shape_rule():
+def test_wrong_width_raises():
     with pytest.raises(ValueError, match=r"branch has shape \(2, 5\), expected \(2, 4\)"):
         AddNorm(4)(torch.randn(2, 4), torch.randn(2, 5))
     with pytest.raises(ValueError, match=r"weight has shape \(5,\), expected \(4,\)"):
         addnorm.AddNorm(5)(*inputs(2, 4))
 
 
-def test_layer_scale_has_the_normalized_shape_and_works_there():
+def test_layer_scale_has_the_normalized_shape():
     residual, branch = inputs(2, 3, 8)
     stream = AddNorm((3, 8), layer_scale=0.5)(residual, branch, return_residual=True)[1]
     torch.testing.assert_close(stream, residual + 0.5 * branch)
@@ -144,7 +144,7 @@ def test_layer_scale_has_the_normalized_shape_and_works_there():
 @pytest.mark.parametrize(
     "module", [addnorm.LayerNorm(16, elementwise_affine=False), addnorm.RMSNorm(16, elementwise_affine=False)]
 )
-def test_a_norm_without_parameters_still_knows_its_width(module):
+def test_norm_without_parameters_keeps_its_width(module):
     with pytest.raises(ValueError, match=r"normalized_shape is \(16,\), expected the last dimensions of x \(3, 8\)"):
         module(torch.randn(3, 8))
     with pytest.raises(ValueError, match=r"normalized_shape is \(16,\)"):

@@ -1,4 +1,4 @@
-"""Attention: the formula, what masks mean, what a fully masked query gets."""
+"""Attention: the formula, masks, fully masked queries."""
 
 import copy
 import pickle
@@ -21,12 +21,13 @@ from support.attention_inputs import (
     random_mask,
 )
 from support.oracle import relative
+from support.pairwise import product
 
 INF = float("inf")
 
 
 def formula(attention, x, memory, mask=None):
-    """The definition, with loops over samples and heads; `mask` bool or float, `(batch, heads, queries, keys)`."""
+    """Return attention by its definition, with loops; `mask` is bool or float, `(batch, heads, queries, keys)`."""
     if isinstance(attention, SelfAttention):
         q, k, v = attention.in_proj(x).chunk(3, -1)
     else:
@@ -59,11 +60,10 @@ def full(mask, n, m):
     return (mask[:, None] if mask.dim() == 3 else mask).expand(BATCH, HEADS, n, m)
 
 
-@pytest.mark.parametrize("key_mask", [None, torch.bool, f64], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bool, f64], ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_of_any_shape_alone_or_with_one_of_keys_does_what_the_formula_says(kind, shape, dtype, key_mask):
+@pytest.mark.parametrize(
+    ("kind", "shape", "dtype", "key_mask"), product(KINDS, [*SHAPES], [torch.bool, f64], [None, torch.bool, f64])
+)
+def test_masks_of_any_shape_match_the_formula(kind, shape, dtype, key_mask):
     attention = kind(D, HEADS, dtype=f64)
     tensors = make_inputs(attention)
     m = N if kind is SelfAttention else M
@@ -95,7 +95,7 @@ def test_without_masks_every_query_attends_to_every_key(kind):
 
 @pytest.mark.parametrize("mask", [None, torch.bool, f64], ids=str)
 @pytest.mark.parametrize("keys", [None, torch.bool, f64], ids=str)
-def test_causal_hides_later_tokens_besides_what_masks_hide(mask, keys):
+def test_causal_adds_to_masks(mask, keys):
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
     (x,) = make_inputs(attention)
     scores = torch.zeros(BATCH, HEADS, N, N, dtype=f64).masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -INF)
@@ -114,7 +114,7 @@ def test_causal_hides_later_tokens_besides_what_masks_hide(mask, keys):
     assert_close(got, compute_gradients(lambda x: formula(attention, x, None, scores), attention, (x,)))
 
 
-def test_a_bool_mask_is_the_inverse_of_that_of_torchs_multihead_attention():
+def test_bool_mask_is_inverse_of_multihead_attentions():
     theirs = torch.nn.MultiheadAttention(D, HEADS, batch_first=True, dtype=f64)
     ours = SelfAttention(D, HEADS, dtype=f64)
     ours.in_proj.weight, ours.in_proj.bias = theirs.in_proj_weight, theirs.in_proj_bias
@@ -128,13 +128,11 @@ def test_a_bool_mask_is_the_inverse_of_that_of_torchs_multihead_attention():
     torch.testing.assert_close(ours(x, of_each_head.unflatten(0, (BATCH, HEADS))), want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, f64, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-@pytest.mark.parametrize("as_float", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_query_that_may_attend_to_nothing_gets_the_bias_of_out_proj_and_finite_gradients(
-    kind, as_float, dropout, dtype
-):
+@pytest.mark.parametrize(
+    ("kind", "as_float", "dropout", "dtype"),
+    product(KINDS, [False, True], [0.0, 0.2], [torch.float32, f64, torch.bfloat16, torch.float16]),
+)
+def test_query_without_keys_gets_bias_and_finite_gradients(kind, as_float, dropout, dtype):
     attention = kind(D, HEADS, dropout=dropout, dtype=dtype)
     tensors = make_inputs(attention, dtype=dtype)
     mask = torch.ones(BATCH, N, N if kind is SelfAttention else M, dtype=torch.bool)
@@ -148,7 +146,7 @@ def test_a_query_that_may_attend_to_nothing_gets_the_bias_of_out_proj_and_finite
     assert all(t.isfinite().all() for t in results)
 
 
-def test_left_padding_under_causality_gives_no_nan():
+def test_left_padding_with_causality_gives_no_nan():
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
     (x,) = make_inputs(attention)
     keys = torch.tensor([[False, False, True, True, True], [True] * 5])
@@ -157,7 +155,7 @@ def test_left_padding_under_causality_gives_no_nan():
     torch.testing.assert_close(y[:1, 2:], attention(x[:1, 2:]), rtol=1e-12, atol=1e-12)
 
 
-def test_a_float_mask_may_train():
+def test_float_mask_gets_a_gradient():
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
     bias = torch.randn(1, HEADS, N, N, dtype=f64, requires_grad=True)
     (x,) = make_inputs(attention)
@@ -168,7 +166,7 @@ def test_a_float_mask_may_train():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_drops_attention_weights_while_training_and_keeps_their_mean(kind):
+def test_dropout_of_weights_keeps_their_mean(kind):
     attention = kind(D, HEADS, dropout=0.4, dtype=f64)
     tensors = make_inputs(attention)
     many = attention(*(t[:1].expand(4000, -1, -1) for t in tensors))
@@ -178,28 +176,29 @@ def test_dropout_drops_attention_weights_while_training_and_keeps_their_mean(kin
     assert torch.equal(attention(*tensors), attention(*tensors))
 
 
-def test_bfloat16_is_as_close_as_bfloat16_can_be_and_takes_float32_masks():
+def test_bfloat16_error_is_bounded_and_masks_may_be_float32():
     attention = SelfAttention(D, HEADS, dtype=torch.bfloat16)
     x, mask = torch.randn(BATCH, N, D, dtype=torch.bfloat16), torch.randn(N, N)
     exact = copy.deepcopy(attention).double()
     want = exact(x.double(), mask.double())
     assert attention(x, mask).dtype == torch.bfloat16
-    assert relative(attention(x, mask), want) < 4 * 2.0**-8  # projections, weights, values, output: a rounding each
+    # One rounding each for projections, weights, values, output.
+    assert relative(attention(x, mask), want) < 4 * 2.0**-8
     with torch.autocast("cpu", torch.bfloat16):
         y = copy.deepcopy(attention).float()(x.float(), mask, random_mask(BATCH, N))
     assert y.dtype == torch.bfloat16
 
 
-def test_no_tokens_and_no_samples_are_no_trouble():
+def test_empty_batches_and_sequences():
     attention, crossing = SelfAttention(D, HEADS, causal=True), CrossAttention(D, HEADS)
     assert attention(torch.randn(2, 0, D)).shape == (2, 0, D)
     assert attention(torch.randn(0, 3, D), key_mask=torch.ones(0, 3, dtype=torch.bool)).shape == (0, 3, D)
     y = crossing(torch.randn(2, 3, D), torch.randn(2, 0, D))
-    assert torch.equal(y, crossing.out_proj.bias.expand(2, 3, D))  # nothing to attend to
+    assert torch.equal(y, crossing.out_proj.bias.expand(2, 3, D))  # no keys
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weight_roles_are_views_of_the_packed_weights_in_torchs_order(kind):
+def test_weight_roles_are_views_of_packed_weights(kind):
     attention = kind(D, HEADS)
     packed = (
         attention.in_proj.weight
@@ -221,7 +220,7 @@ def test_weight_roles_are_views_of_the_packed_weights_in_torchs_order(kind):
 # Merged masks
 
 
-def test_a_merged_mask_is_taken_as_it_is():
+def test_merged_mask_is_used_unchanged():
     x = torch.randn(BATCH, N, D)
     merged = merge_masks(x, N, HEADS, None, random_mask(BATCH, N), causal=True)
     assert merged.mask.dtype == x.dtype
@@ -230,7 +229,7 @@ def test_a_merged_mask_is_taken_as_it_is():
     assert torch.equal(attention(x, MergedMask(None, True)), attention(x, torch.ones(N, N, dtype=torch.bool).tril()))
 
 
-def test_causality_alone_is_no_mask_where_none_is_needed():
+def test_causality_alone_needs_no_mask_tensor():
     one, many = torch.randn(BATCH, 1, D), torch.randn(BATCH, N, D)
     assert merge_masks(one, 9, HEADS, None, None, causal=True) == MergedMask(None, False)
     assert merge_masks(many, N, HEADS, None, None, causal=True) == MergedMask(None, True)
@@ -326,7 +325,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_in_a_sentence(name):
+def test_wrong_inputs_raise(name):
     call, error, sentence = REFUSED[name]
     with pytest.raises(error, match=sentence):
         call()

@@ -1,4 +1,4 @@
-"""The cache of keys and values: decoding with it, beams, drafts, calls that fail, caches in the wrong hands."""
+"""KeyValueCache: decoding, beams, drafts, failed calls, wrong use."""
 
 import copy
 from itertools import pairwise
@@ -20,8 +20,9 @@ from support.attention_inputs import (
     make_inputs,
     random_mask,
 )
+from support.pairwise import product
 
-# Decoding with a cache.
+# Decoding with a cache
 
 CHUNKS = [[1] * 9, [9], [4, 5], [1, 3, 1, 4], [6, 1, 1, 1], [2, 0, 7]]
 
@@ -34,11 +35,10 @@ def decoded(module, x, chunks, cache, *memory, **named):
     return torch.cat([module(step, *memory, cache=cache, **named) for step in x.split(chunks, dim=1)], dim=1)
 
 
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("cross", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("chunks", CHUNKS, ids=str)
-def test_decoding_in_chunks_gives_what_the_whole_sequence_gives(chunks, batch_first, cross, grad):
+@pytest.mark.parametrize(
+    ("chunks", "batch_first", "cross", "grad"), product(CHUNKS, [True, False], [True, False], [True, False])
+)
+def test_decoding_in_chunks_matches_the_whole_sequence(chunks, batch_first, cross, grad):
     module = decoder(cross, batch_first=batch_first)
     x, memory = torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
     along = 1
@@ -53,7 +53,7 @@ def test_decoding_in_chunks_gives_what_the_whole_sequence_gives(chunks, batch_fi
     assert cache.length == 9
 
 
-def test_with_a_cache_masks_have_an_entry_for_every_key_so_far():
+def test_masks_with_cache_have_an_entry_for_every_key():
     module = decoder(cross=False)
     x, keys, mask = torch.randn(BATCH, 9, D, dtype=f64), random_mask(BATCH, 9), torch.randn(9, 9, dtype=f64)
     want, cache, steps = module(x, mask=mask, key_mask=keys), KeyValueCache(), []
@@ -62,7 +62,7 @@ def test_with_a_cache_masks_have_an_entry_for_every_key_so_far():
     torch.testing.assert_close(torch.cat(steps, 1), want, rtol=1e-12, atol=1e-12)
 
 
-def test_gradients_reach_everything_that_was_kept():
+def test_gradients_reach_cached_keys_and_values():
     module = decoder()
     x, memory = torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
     whole = compute_gradients(module, module, (x, memory))
@@ -74,7 +74,7 @@ def test_gradients_reach_everything_that_was_kept():
     )
 
 
-def test_an_attention_alone_keeps_its_tokens_too():
+def test_attention_alone_uses_the_cache():
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
     (x,) = make_inputs(attention)
     cache = KeyValueCache()
@@ -83,7 +83,7 @@ def test_an_attention_alone_keeps_its_tokens_too():
         torch.testing.assert_close(got, attention(x), rtol=1e-12, atol=1e-12)
 
 
-def test_not_causal_a_query_sees_all_that_is_kept_and_all_of_its_call():
+def test_without_causality_queries_see_all_cached_keys():
     attention = SelfAttention(D, HEADS, dtype=f64)
     (x,) = make_inputs(attention)
     cache = KeyValueCache()
@@ -92,7 +92,7 @@ def test_not_causal_a_query_sees_all_that_is_kept_and_all_of_its_call():
 
 
 @torch.no_grad()
-def test_without_gradients_memory_is_allocated_a_few_times_and_written_in_place():
+def test_cache_without_grad_writes_in_place():
     attention, cache, places = SelfAttention(D, HEADS, causal=True), KeyValueCache(capacity=8), []
     for step in torch.randn(100, 1, 1, D):
         attention(step, cache=cache)
@@ -114,10 +114,10 @@ def test_grad_modes_may_alternate():
     with torch.no_grad():
         steps.append(module(x[:, 6:], cache=cache))
     torch.testing.assert_close(torch.cat([s.detach().clone() for s in steps], 1), want, rtol=1e-12, atol=1e-12)
-    kept.sum().backward()  # nothing that the graph holds was written
+    kept.sum().backward()  # saved tensors were not overwritten
 
 
-def test_what_a_graph_holds_is_not_written_after_truncate_either():
+def test_truncate_does_not_overwrite_saved_tensors():
     attention, held = SelfAttention(D, HEADS, causal=True, dtype=f64), []
     attention.in_proj.register_forward_hook(lambda module, args, output: held.append(output))
     x, cache = torch.randn(BATCH, 9, D, dtype=f64), KeyValueCache()
@@ -132,7 +132,7 @@ def test_what_a_graph_holds_is_not_written_after_truncate_either():
 
 @torch.no_grad()
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_keys_and_values_of_the_memory_are_computed_once(batch_first):
+def test_memory_is_projected_once(batch_first):
     module, calls = decoder(batch_first=batch_first), []
     for connection in module.stack.connections:
         if isinstance(connection.sublayer, CrossAttention):
@@ -141,22 +141,22 @@ def test_keys_and_values_of_the_memory_are_computed_once(batch_first):
     x, memory, other = torch.randn(BATCH, BATCH, D, dtype=f64), *torch.randn(2, BATCH, BATCH, D, dtype=f64)
     cache = KeyValueCache()
     steps = [module(step, memory, cache=cache) for step in x.split(1, dim=along)]
-    assert len(calls) == 2  # of each layer once
+    assert len(calls) == 2  # once per layer
     torch.testing.assert_close(torch.cat(steps, along), module(x, memory), rtol=1e-12, atol=1e-12)
     calls.clear()
     last = x.narrow(along, 1, 1)
     cache.truncate(1)
-    torch.testing.assert_close(module(last, cache=cache), steps[1], rtol=1e-15, atol=1e-15)  # that which the cache has
+    torch.testing.assert_close(module(last, cache=cache), steps[1], rtol=1e-15, atol=1e-15)  # the cached memory
     assert not calls
     cache.truncate(1)
     changed = module(last, other, cache=cache)
-    assert len(calls) == 2  # another tensor is another memory
+    assert len(calls) == 2  # a new tensor is a new memory
     assert not torch.allclose(changed, steps[1])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("index", [[1, 0], [1, 1], [0, 0, 1, 1, 1], [1]], ids=str)
-def test_reorder_makes_sample_i_what_sample_index_i_was(index):
+def test_reorder_selects_samples(index):
     module = decoder()
     index = torch.tensor(index)
     x, memory = torch.randn(BATCH, 4, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
@@ -170,7 +170,7 @@ def test_reorder_makes_sample_i_what_sample_index_i_was(index):
 
 
 @torch.no_grad()
-def test_truncate_forgets_the_last_tokens_and_clear_all():
+def test_truncate_drops_last_tokens_and_clear_drops_all():
     module = decoder(cross=False)
     x = torch.randn(BATCH, 9, D, dtype=f64)
     cache, want = KeyValueCache(), module(x)
@@ -184,7 +184,7 @@ def test_truncate_forgets_the_last_tokens_and_clear_all():
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_call_that_fails_leaves_the_cache_as_it_was(grad):
+def test_failed_call_restores_the_cache(grad):
     module = decoder(cross=False)
     x, cache = torch.randn(BATCH, 9, D, dtype=f64), KeyValueCache()
     with torch.set_grad_enabled(grad):
@@ -198,10 +198,10 @@ def test_a_call_that_fails_leaves_the_cache_as_it_was(grad):
         torch.testing.assert_close(module(x[:, 4:], cache=cache), module(x)[:, 4:], rtol=1e-12, atol=1e-12)
 
 
-# A cache in the wrong hands
+# Wrong use
 
 
-def test_one_attention_at_two_places_is_refused_with_a_cache():
+def test_same_attention_twice_with_cache_raises():
     attention, other = SelfAttention(16, 4, causal=True), torch.nn.Linear(16, 16)
     stack = ResidualStack([attention, other, attention, other], 16)
     x = torch.randn(1, 3, 16)
@@ -210,13 +210,13 @@ def test_one_attention_at_two_places_is_refused_with_a_cache():
         stack(x, cache=KeyValueCache())
 
 
-def test_checkpoints_with_a_cache_are_refused_in_any_stack():
+def test_checkpoint_with_cache_raises():
     stack = ResidualStack(block(16, 4, causal=True), 16, checkpoint=True)
     with pytest.raises(ValueError, match="cache is given to a stack with checkpoint=True"):
         stack(torch.randn(1, 3, 16), cache=KeyValueCache())
 
 
-def test_a_call_that_fails_leaves_the_memory_of_before():
+def test_failed_call_restores_the_memory():
     decoder, cache = Decoder(2, 16, 4).eval(), KeyValueCache()
     x, memory, other = torch.randn(1, 2, 16), torch.randn(1, 5, 16), torch.randn(1, 5, 16)
     with torch.no_grad():
@@ -237,7 +237,7 @@ def test_a_call_that_fails_leaves_the_memory_of_before():
         decoder(x, cache=cache)
 
 
-def test_a_first_call_that_fails_and_truncate_to_nothing_leave_an_empty_cache():
+def test_failed_first_call_and_truncate_to_zero_empty_the_cache():
     decoder, cache = Decoder(1, 16, 4, cross_attention=False).eval(), KeyValueCache()
     with torch.no_grad():
         with pytest.raises(ValueError, match="mask has shape"):
@@ -248,7 +248,7 @@ def test_a_first_call_that_fails_and_truncate_to_nothing_leave_an_empty_cache():
     assert cache.length == 1
 
 
-def test_truncate_to_nothing_forgets_the_reordered_memory_too():
+def test_truncate_to_zero_drops_reordered_memory():
     decoder, cache = Decoder(1, 16, 4).eval(), KeyValueCache()
     x, memory = torch.randn(2, 1, 16), torch.randn(2, 5, 16)
     with torch.no_grad():
@@ -258,7 +258,7 @@ def test_truncate_to_nothing_forgets_the_reordered_memory_too():
         assert torch.equal(decoder(x, memory, cache=cache), expected)
 
 
-def test_a_copy_of_a_cache_is_a_draft_of_its_own():
+def test_copied_cache_is_independent():
     decoder, cache = Decoder(2, 16, 4, cross_attention=False).eval(), KeyValueCache()
     x = torch.randn(1, 5, 16)
     with torch.no_grad():
@@ -269,7 +269,7 @@ def test_a_copy_of_a_cache_is_a_draft_of_its_own():
         torch.testing.assert_close(decoder(x[:, 3:], cache=cache), decoder(x)[:, 3:])
 
 
-def test_the_cache_of_another_decoder_is_refused():
+def test_cache_of_another_decoder_raises():
     decoder, cache = Decoder(1, 16, 4, cross_attention=False).eval(), KeyValueCache()
     x = torch.randn(1, 3, 16)
     with torch.no_grad():
@@ -279,19 +279,19 @@ def test_the_cache_of_another_decoder_is_refused():
 
 
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
-def test_gradients_reach_a_memory_that_was_first_seen_without_them(guard):
+def test_gradients_reach_memory_first_cached_without_grad(guard):
     decoder, cache = Decoder(1, 16, 4).eval(), KeyValueCache()
     x, memory = torch.randn(1, 1, 16), torch.randn(1, 5, 16, requires_grad=True)
     with guard():
         decoder(x, memory, cache=cache)
     if guard is torch.inference_mode:
-        cache._tokens.clear()  # tokens of inference mode stay there
+        cache._tokens.clear()  # inference tensors
     decoder(x, memory, cache=cache).sum().backward()
     assert memory.grad is not None
     assert decoder.stack.connections[1].sublayer.kv_proj.weight.grad is not None
 
 
-def test_a_cache_of_another_batch_is_refused():
+def test_cache_of_another_batch_raises():
     cache = KeyValueCache()
     attention, x = SelfAttention(D, HEADS), torch.randn(BATCH, N, D)
     attention(x, cache=cache)

@@ -6,14 +6,15 @@ from torch import nn
 
 import addnorm
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
-from support.stacks import each_wiring, stack_of
+from support.pairwise import rotate
+from support.stacks import ALL, each_wiring, stack_of
 
 D = 16
 bf16 = torch.bfloat16
 
 
 class Under(nn.Module):
-    """A sublayer that computes in a mode of its own."""
+    """Sublayer that runs in its own gradient mode."""
 
     def __init__(self, mode):
         super().__init__()
@@ -189,7 +190,7 @@ def test_stochastic_depth_of_float64_stream_divides_in_float64():
 def test_two_streams_of_resi_dual_share_dropout_mask():
     stack = ResidualStack([torch.ones_like], 1000, "resi_dual", dropout=0.5)
     x = torch.zeros(1, 1000)
-    y = stack(x)  # N(w) + N(w), of one write
+    y = stack(x)  # N(w) + N(w) of one write
     assert y.unique().numel() == 2
 
 
@@ -236,7 +237,7 @@ def test_unroll_works_with_checkpoints_and_autocast():
         assert len(stack.unroll(x).writes) == 4
 
 
-# Norms of another shape, patched, without parameters of their own
+# Norms of another shape, patched, or without parameters
 
 
 def test_norm_over_other_dimensions_is_called():
@@ -248,7 +249,7 @@ def test_norm_over_other_dimensions_is_called():
     h = h + torch.tanh(nn.functional.layer_norm(h, (D,)))
     torch.testing.assert_close(stack(x), nn.functional.layer_norm(h, (D,)))
     stack.connections[0].norm_in = nn.LayerNorm(D // 2, elementwise_affine=False)
-    with pytest.raises(RuntimeError, match="normalized_shape"):  # torch's own refusal
+    with pytest.raises(RuntimeError, match="normalized_shape"):  # torch's own error
         stack(x)
 
 
@@ -270,8 +271,7 @@ def test_norm_whose_weight_is_no_parameter_is_called():
 # Equal bits with and without gradients
 
 
-@each_wiring
-@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize(("wiring", "norm"), rotate(ALL, ["layer", "rms"], 1))
 def test_output_has_same_bits_with_and_without_grad(wiring, norm):
     stack = stack_of(6, wiring, norm=norm, dropout=0.2, stochastic_depth=0.3)
     for parameter in stack.parameters():
@@ -301,7 +301,7 @@ def test_float32_stream_with_bfloat16_sublayers(wiring):
     y = stack(x)
     assert torch.equal(y, without_grad)
     assert y.dtype == torch.bfloat16
-    assert set(streams) == {torch.bfloat16}  # what is read is in the sublayers' dtype
+    assert set(streams) == {torch.bfloat16}  # sublayers read their own dtype
     y.sum().backward()
 
 
@@ -328,7 +328,7 @@ def test_autocast_output_is_same_with_and_without_grad():
 
 
 def test_backward_saves_the_stream_and_8_bytes_a_token():
-    class Free(nn.Module):  # keeps nothing itself
+    class Free(nn.Module):  # saves nothing itself
         def forward(self, x):
             return x.detach() * 0.5
 

@@ -9,7 +9,7 @@ from addnorm.nn import FeedForward, block
 from support.transformer_inputs import BATCH, HEADS, D, N, f64
 
 
-def test_the_feed_forwards_are_their_formulas():
+def test_feed_forward_matches_its_formula():
     x = torch.randn(BATCH, N, D, dtype=f64)
     for name, act in (("relu", F.relu), ("gelu", F.gelu), (torch.sin, torch.sin)):
         ff = FeedForward(D, 24, name, dtype=f64)
@@ -19,7 +19,7 @@ def test_the_feed_forwards_are_their_formulas():
     torch.testing.assert_close(ff(x), (gate * torch.sigmoid(gate) * up) @ ff.down.weight.T)
 
 
-def test_swiglus_width_is_the_least_multiple_of_8_with_as_many_weights():
+def test_swiglu_width_is_the_least_sufficient_multiple_of_8():
     assert FeedForward(96).up.out_features == 384
     for d, dim_feedforward in ((48, 128), (96, 256), (64, 176), (1, 8), (4096, 10928)):
         with torch.device("meta"):
@@ -28,17 +28,17 @@ def test_swiglus_width_is_the_least_multiple_of_8_with_as_many_weights():
         assert 8 * d / 3 <= dim_feedforward < 8 * d / 3 + 8
 
 
-def test_the_feed_forwards_dropout_is_inside_and_for_training():
+def test_dropout_is_inside_and_in_training_only():
     ff = FeedForward(1, 4000, dropout=0.25, bias=False)
     with torch.no_grad():
         ff.up.weight.fill_(1.0)
         ff.down.weight.fill_(1.0)
-    kept = ff(torch.ones(1)).item() * 0.75 / 4000  # the share that is kept, times 4/3 each
+    kept = ff(torch.ones(1)).item() * 0.75 / 4000  # the kept share, each times 4/3
     assert abs(kept - 0.75) < 5 * math.sqrt(0.75 * 0.25 / 4000)
     assert ff.eval()(torch.ones(1)).item() == 4000
 
 
-def test_a_block_is_a_list_of_sublayers_in_their_order():
+def test_block_lists_sublayers_in_order():
     names = [type(sublayer).__name__ for sublayer in block(D, HEADS, 8, cross_attention=True, causal=True)]
     assert names == ["SelfAttention", "CrossAttention", "FeedForward"]
     attention, ff = block(D, HEADS, dropout=0.2, attention_dropout=0.1, bias=False)

@@ -1,4 +1,4 @@
-"""from_torch: what torch's transformers compute, outputs and every gradient."""
+"""from_torch: outputs and gradients of the converted transformers."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from torch import nn
 import addnorm
 from addnorm.nn import Decoder, Encoder, Transformer, from_torch
 from support.oracle import relative
+from support.pairwise import product
 from support.torchs import BATCH, SOURCE, TARGET, D, decoder, encoder, layer, shaken, transformer
 
 LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6}  # 1e-6 is exceeded on some CPUs, by 3 %
@@ -14,7 +15,7 @@ INF = float("inf")
 
 
 def padding(n):
-    """True where a token is padding, as torch has it; the samples differ."""
+    """Return a padding mask as torch has it, different for each sample."""
     return torch.arange(n) >= torch.tensor([n, n - 2, n - 3]).unsqueeze(1)
 
 
@@ -23,12 +24,12 @@ def additive(bool_mask, dtype):
 
 
 def later(n):
-    """True where a key is later than the query: torch's causal mask."""
+    """Return torch's causal mask: True where a key is later than the query."""
     return torch.ones(n, n, dtype=torch.bool).triu(1)
 
 
 def masks(kind, n, dtype):
-    """(torch's attn_mask and key_padding_mask, ours) of a kind."""
+    """Return the masks of a kind: torch's attn_mask and key_padding_mask, and ours."""
     if kind == "none":
         return (None, None), (None, None)
     if kind == "causal":
@@ -50,7 +51,7 @@ KINDS = ("none", "causal", "float", "padding", "causal and padding", "float and 
 
 
 def in_torchs_layout(ours):
-    """The gradients of our parameters in the order and the layout of torch's `named_parameters`, one list for a stack."""
+    """Return the gradients of our parameters in order and layout of torch's `named_parameters`."""
     grads = []
     for sublayers in ours.stack.layers():
         tail = []
@@ -86,7 +87,7 @@ def gradients(ours):
 
 
 def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
-    """Outputs, and the gradients of every input and parameter, under the same random cotangent."""
+    """Compare outputs and the gradients of all inputs and parameters for one random cotangent."""
     names = [*(f"input {i}" for i in range(len(inputs))), *(name for name, _ in theirs.named_parameters())]
     results = []
     for module, call in ((theirs, call_theirs), (ours, call_ours)):
@@ -104,10 +105,8 @@ def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
         assert relative(a, b) < limit, name
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_encoder_computes_what_torchs_does_with_every_gradient(kind, norm_first, dtype):
+@pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [torch.float64, torch.float32]))
+def test_encoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
     theirs = encoder(norm_first=norm_first, dtype=dtype, activation="gelu" if "padding" in kind else "relu")
     ours = from_torch(theirs)
     (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, dtype)
@@ -117,10 +116,8 @@ def test_an_encoder_computes_what_torchs_does_with_every_gradient(kind, norm_fir
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_decoder_computes_what_torchs_does_with_every_gradient(kind, norm_first, dtype):
+@pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [torch.float64, torch.float32]))
+def test_decoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
     theirs = decoder(norm_first=norm_first, dtype=dtype, activation="relu" if "padding" in kind else "gelu")
     ours = from_torch(theirs)
     (mask, pad), (our_mask, our_pad) = masks(kind, TARGET, dtype)
@@ -139,7 +136,7 @@ def test_a_decoder_computes_what_torchs_does_with_every_gradient(kind, norm_firs
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
 @pytest.mark.parametrize("kind", ["none", "causal and padding"])
-def test_a_transformer_computes_what_torchs_does_with_every_gradient(kind, norm_first, dtype):
+def test_transformer_matches_torch_with_every_gradient(kind, norm_first, dtype):
     theirs = transformer(norm_first=norm_first, dtype=dtype)
     ours = from_torch(theirs)
     (mask, pad), (our_mask, our_pad) = masks(kind, TARGET, dtype)
@@ -154,25 +151,26 @@ def test_a_transformer_computes_what_torchs_does_with_every_gradient(kind, norm_
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
-@pytest.mark.parametrize(("make", "ours_is"), [(encoder, Encoder), (decoder, Decoder)])
 @pytest.mark.parametrize(
-    "options",
-    [{"norm": False}, {"bias": False}, {"layer_norm_eps": 0.1}, {"activation": torch.tanh},
-     {"activation": nn.GELU("tanh")}, {"batch_first": False}],
-    ids=lambda options: next(iter(options)) if torch.tanh in options.values() else str(options), # whose text has an address
+    ("options", "make", "norm_first"),
+    product(
+        [{"norm": False}, {"bias": False}, {"layer_norm_eps": 0.1}, {"activation": torch.tanh},
+         {"activation": nn.GELU("tanh")}, {"batch_first": False}],
+        [encoder, decoder],
+        [True, False],
+    ),
 )  # fmt: skip
-def test_options_are_kept(options, make, ours_is, norm_first):
+def test_options_are_kept(options, make, norm_first):
     theirs = make(norm_first=norm_first, dtype=torch.float64, **options).double()
     ours = from_torch(theirs)
-    assert type(ours) is ours_is
+    assert type(ours) is (Encoder if make is encoder else Decoder)
     shape = (BATCH, TARGET, D) if options.get("batch_first", True) else (TARGET, BATCH, D)
     inputs = [torch.randn(shape, dtype=torch.float64) for _ in range(1 if make is encoder else 2)]
     compare(theirs, ours, lambda m, *x: m(*x), lambda m, *x: m(*x), inputs, 1e-12)
 
 
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
-def test_a_layer_alone_is_a_stack_of_one_without_final_norm(norm_first):
+def test_single_layer_becomes_stack_without_final_norm(norm_first):
     x, memory = torch.randn(BATCH, TARGET, D, dtype=torch.float64), torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
     one = shaken(layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=torch.float64))
     ours = from_torch(one)
@@ -183,10 +181,10 @@ def test_a_layer_alone_is_a_stack_of_one_without_final_norm(norm_first):
     torch.testing.assert_close(from_torch(one)(x, memory), one(x, memory), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
-@pytest.mark.parametrize("heads_even", [True, False])  # torch's fast path wants an even number
-@pytest.mark.parametrize("kind", ["none", "causal", "padding"])
-def test_torchs_fast_path_in_eval_without_gradients_gives_the_same(kind, heads_even, norm_first):
+@pytest.mark.parametrize(  # heads_even: torch's fast path requires an even number of heads
+    ("kind", "heads_even", "norm_first"), product(["none", "causal", "padding"], [True, False], [True, False])
+)
+def test_torch_fast_path_gives_the_same(kind, heads_even, norm_first):
     d = 24
     one = nn.TransformerEncoderLayer(d, 4 if heads_even else 3, 40, batch_first=True, norm_first=norm_first)
     theirs = shaken(nn.TransformerEncoder(one, 2, nn.LayerNorm(d), enable_nested_tensor=False)).eval()
@@ -198,9 +196,9 @@ def test_torchs_fast_path_in_eval_without_gradients_gives_the_same(kind, heads_e
     assert relative(got, want) < 1e-6
 
 
-# torch says at every use that nested tensors are a prototype.
+# torch warns that nested tensors are a prototype.
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_torchs_nested_tensors_give_the_same_where_there_is_no_padding_and_zeros_where_there_is():
+def test_torch_nested_tensors_differ_only_at_padding():
     one = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True)
     theirs = shaken(nn.TransformerEncoder(one, 2)).eval()
     x, pad = torch.randn(BATCH, SOURCE, 24), padding(SOURCE)
@@ -210,7 +208,7 @@ def test_torchs_nested_tensors_give_the_same_where_there_is_no_padding_and_zeros
     assert relative(got[~pad], want[~pad]) < 1e-6
 
 
-def test_a_causal_encoder_becomes_a_decoder_that_masks_by_itself_and_decodes_with_a_cache():
+def test_causal_encoder_becomes_decoder_with_cache():
     theirs = encoder(dtype=torch.float64, norm_first=True).eval()
     ours = from_torch(theirs, causal=True)
     assert type(ours) is Decoder
@@ -223,7 +221,7 @@ def test_a_causal_encoder_becomes_a_decoder_that_masks_by_itself_and_decodes_wit
 
 
 @pytest.mark.parametrize("make", [decoder, transformer])
-def test_causal_is_the_decoders(make):
+def test_causal_applies_to_the_decoder(make):
     theirs = make(dtype=torch.float64)
     ours = from_torch(theirs, causal=True)
     source, target = (

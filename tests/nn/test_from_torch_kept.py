@@ -1,4 +1,4 @@
-"""from_torch: a copy that keeps activations, eps, dropouts, modes, flags and dtype."""
+"""from_torch: settings that the copy keeps."""
 
 import copy
 
@@ -10,7 +10,7 @@ from addnorm.nn import from_torch
 from support.torchs import BATCH, SOURCE, D, encoder, transformer
 
 
-def test_an_activation_with_parameters_is_copied_for_every_layer():
+def test_activation_with_parameters_is_copied_for_each_layer():
     theirs = encoder(activation=nn.PReLU(dtype=torch.float64), dtype=torch.float64)
     with torch.no_grad():
         for one in theirs.layers:
@@ -23,7 +23,7 @@ def test_an_activation_with_parameters_is_copied_for_every_layer():
         assert feed_forward.sublayer.activation is not one.activation
 
 
-def test_every_norm_keeps_its_own_eps():
+def test_each_norm_keeps_its_eps():
     theirs = encoder(dtype=torch.float64)
     for i, norm in enumerate(m for m in theirs.modules() if isinstance(m, nn.LayerNorm)):
         norm.eps = 10.0 ** -(i + 1)
@@ -31,7 +31,7 @@ def test_every_norm_keeps_its_own_eps():
     torch.testing.assert_close(from_torch(theirs)(x), theirs(x), rtol=1e-12, atol=1e-12)
 
 
-def test_dropouts_modes_and_flags_are_kept():
+def test_dropout_modes_and_flags_are_kept():
     theirs = transformer()
     for i, module in enumerate(m for m in theirs.modules() if isinstance(m, nn.Dropout | nn.MultiheadAttention)):
         if isinstance(module, nn.Dropout):
@@ -64,19 +64,19 @@ def test_dropouts_modes_and_flags_are_kept():
     assert not from_torch(theirs.eval()).decoder.training
 
 
-def test_dropout_of_all_kinds_has_torchs_mean_and_spread():
+def test_dropout_has_torchs_mean_and_spread():
     theirs = encoder(n=1, norm_first=True, norm=False, dropout=0.3)
     ours = from_torch(theirs)
     x = torch.randn(1, SOURCE, D).expand(4000, -1, -1)
     with torch.no_grad():
         want, got = theirs(x), ours(x)
     spread = want.std(0)
-    # Of 4000 samples a mean is known to 1/sqrt(4000), a spread to about 1/sqrt(8000), of the spread; five of those.
+    # With 4000 samples the standard error of the mean is 1/sqrt(4000), of the spread 1/sqrt(8000), of the spread; times five.
     assert ((got.mean(0) - want.mean(0)).abs() / spread).max() < 5 * (2 / 4000) ** 0.5
     assert (got.std(0) / spread - 1).abs().max() < 7 * (1 / 4000) ** 0.5
 
 
-def test_the_copy_is_a_copy_in_the_same_dtype_and_nothing_is_drawn():
+def test_copy_keeps_dtype_and_random_state():
     theirs = encoder(dtype=torch.bfloat16)
     before = copy.deepcopy(theirs.state_dict())
     state = torch.get_rng_state()
@@ -91,7 +91,7 @@ def test_the_copy_is_a_copy_in_the_same_dtype_and_nothing_is_drawn():
     assert all(torch.equal(value, before[name]) for name, value in theirs.state_dict().items())
 
 
-def test_the_activation_may_be_a_function_of_any_name():
+def test_activation_may_be_any_function():
     theirs = encoder(activation=F.silu, dtype=torch.float64)
     ours = from_torch(theirs)
     assert "activation=silu" in repr(ours)

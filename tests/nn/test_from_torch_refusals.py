@@ -1,4 +1,4 @@
-"""from_torch: what cannot become one of ours is refused in a sentence."""
+"""from_torch: modules that it cannot convert."""
 
 import pytest
 from torch import nn
@@ -149,7 +149,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_be_is_refused_in_a_sentence(name):
+def test_unsupported_modules_raise(name):
     make, error, sentence = REFUSED[name]
     with pytest.raises(error, match=sentence):
         from_torch(make())

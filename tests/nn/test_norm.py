@@ -21,7 +21,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
 @pytest.mark.parametrize(("ours", "theirs", "options"), PAIRS)
-def test_a_norm_computes_what_torchs_does_from_torchs_own_state(ours, theirs, options, shape):
+def test_norm_with_torch_state_matches_torch(ours, theirs, options, shape):
     reference = theirs(shape, dtype=torch.float64, **options)
     for parameter in reference.parameters():
         torch.nn.init.normal_(parameter)
@@ -39,7 +39,7 @@ def test_a_norm_computes_what_torchs_does_from_torchs_own_state(ours, theirs, op
 
 
 @pytest.mark.parametrize(("ours", "theirs", "options"), PAIRS)
-def test_a_norm_is_one_of_torchs_and_survives_copy_and_pickle(ours, theirs, options):
+def test_norm_is_torch_subclass_and_survives_copy(ours, theirs, options):
     norm = ours(6, **options)
     assert isinstance(norm, theirs)
     assert repr(norm) == repr(theirs(6, **options))
@@ -48,20 +48,20 @@ def test_a_norm_is_one_of_torchs_and_survives_copy_and_pickle(ours, theirs, opti
         assert torch.equal(twin(x), norm(x))
 
 
-def test_the_bias_gradient_of_many_bfloat16_rows_is_their_number():
+def test_bias_gradient_of_many_bfloat16_rows_is_exact():
     norm = addnorm.LayerNorm(64, dtype=torch.bfloat16)
     norm(torch.randn(16384, 64, dtype=torch.bfloat16)).backward(torch.ones(16384, 64, dtype=torch.bfloat16))
     assert torch.equal(norm.bias.grad, torch.full((64,), 16384.0, dtype=torch.bfloat16))
 
 
-def test_the_norm_alone_has_the_bits_of_the_norm_after_an_add_of_zero():
+def test_norm_has_the_bits_of_add_norm_with_zero():
     x, weight, bias = torch.randn(5, 100), torch.randn(100), torch.randn(100)
     assert torch.equal(
         addnorm.layer_norm(x, weight, bias), addnorm.add_layer_norm(x, torch.zeros_like(x), weight, bias)
     )
 
 
-def test_the_norm_saves_its_input_and_no_copy_of_it():
+def test_norm_saves_its_input_without_a_copy():
     x = torch.randn(50, 64, requires_grad=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
@@ -70,6 +70,6 @@ def test_the_norm_saves_its_input_and_no_copy_of_it():
     assert sum(t.nbytes for t in saved if t.data_ptr() != x.data_ptr()) == 50 * 8
 
 
-def test_eps_none_is_torchs():
+def test_eps_none_is_torchs_default():
     x = torch.randn(4, 8) * 1e-4
     torch.testing.assert_close(addnorm.RMSNorm(8)(x), F.rms_norm(x, (8,)))

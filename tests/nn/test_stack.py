@@ -1,4 +1,4 @@
-"""ResidualStack: what is fused, what reaches the sublayers, its place and its wiring, what it refuses."""
+"""ResidualStack: fused calls, keyword arguments of sublayers, places and wirings, errors."""
 
 import re
 
@@ -13,7 +13,7 @@ from support.stacks import D, Masked, Mlp, f64, stack_of
 
 
 class Calls(TorchDispatchMode):
-    """The calls of this library's operators: True where one adds a branch, and whether it normalizes."""
+    """Record calls of this library's operators: whether each adds a branch, and whether it normalizes."""
 
     def __init__(self):
         super().__init__()
@@ -31,9 +31,9 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# What is fused
+# Fused calls
 
-COUNTS = {  # of 6 sublayers: adds alone, norms alone, both in one call
+COUNTS = {  # for 6 sublayers: adds alone, norms alone, both in one call
     "post_ln": (0, 0, 6),
     "pre_ln": (0, 1, 6),
     "sandwich": (0, 1 + 6, 6),
@@ -44,15 +44,15 @@ COUNTS = {  # of 6 sublayers: adds alone, norms alone, both in one call
     "layernorm_scaling": (0, 1, 6),
     "no_norm": (6, 0, 0),
     "no_residual": (0, 0, 6),
-    "parallel": (3, 1, 3),  # of each layer one add alone, the other with the next layer's norm
+    "parallel": (3, 1, 3),  # one add of each layer alone, the other with the next layer's norm
     "resi_dual": (6 + 1, 1, 6),  # the second stream's adds, the sum of both, its norm
-    "b2t": (3, 0, 6),  # the layer's input once more
+    "b2t": (3, 0, 6),  # the layer's input is added again
 }
 
 
 @pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", COUNTS)
-def test_an_add_and_the_norm_after_it_are_one_call(name, grad):
+def test_add_and_next_norm_are_one_call(name, grad):
     stack, x = stack_of(6, name), torch.randn(2, 3, D)
     with torch.set_grad_enabled(grad), Calls() as calls:
         stack(x)
@@ -60,22 +60,22 @@ def test_an_add_and_the_norm_after_it_are_one_call(name, grad):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
-def test_pre_ln_of_s_sublayers_is_s_plus_1_norm_calls_all_but_the_first_fused_with_an_add(n):
+def test_pre_ln_of_s_sublayers_makes_s_plus_1_norm_calls(n):
     with Calls() as calls:
         stack_of(n)(torch.randn(3, D))
     assert (calls.adds, calls.norms, calls.fused) == (0, 1, n)
 
 
-def test_a_norm_after_a_norm_is_a_call_of_its_own():  # where post-LN layers end and pre-LN layers begin
+def test_norm_after_norm_is_a_separate_call():  # where post-LN layers end and pre-LN layers begin
     with Calls() as calls:
         stack_of(6, wirings.mix_ln(k=1))(torch.randn(3, D))
     assert (calls.adds, calls.norms, calls.fused) == (0, 1, 6)
 
 
-# What reaches the sublayers
+# Keyword arguments
 
 
-def test_a_keyword_goes_to_the_sublayers_whose_signature_names_it():
+def test_keyword_reaches_sublayers_that_name_it():
     masked, plain, got = Masked(), Mlp(), {}
 
     def anything(x, **keywords):
@@ -89,7 +89,7 @@ def test_a_keyword_goes_to_the_sublayers_whose_signature_names_it():
     assert got == {"mask": mask, "scale": 0.5, "whatever": 1}
 
 
-def test_a_keyword_that_no_sublayer_takes_is_an_error():
+def test_unknown_keyword_raises():
     stack = ResidualStack([Masked(), Mlp()], D)
     with pytest.raises(TypeError, match="no sublayer takes the keyword argument 'maks', expected 'mask', 'scale'"):
         stack(torch.randn(3, D), maks=None)
@@ -97,8 +97,8 @@ def test_a_keyword_that_no_sublayer_takes_is_an_error():
         stack_of(2)(torch.randn(3, D), mask=None)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch.compile about itself
-def test_a_keyword_finds_its_way_through_nested_stacks_and_compiled_modules():
+@pytest.mark.filterwarnings("ignore")  # warnings of torch.compile about itself
+def test_keyword_passes_nested_stacks_and_compiled_modules():
     x, mask = torch.randn(3, D), torch.ones(3)
     plain = stack_of(2)
     inner = ResidualStack([Masked(), Mlp()], D)
@@ -111,7 +111,7 @@ def test_a_keyword_finds_its_way_through_nested_stacks_and_compiled_modules():
     assert outer.connections[4].sublayer.sublayer.got[0] is mask
 
 
-def test_a_sublayer_that_is_replaced_gets_its_own_keywords():
+def test_replaced_sublayer_receives_its_own_keywords():
     stack, x, mask = stack_of(2), torch.randn(3, D), torch.ones(3)
     stack.connections[0].sublayer = Masked()
     stack(x, mask=mask)
@@ -128,10 +128,10 @@ def test_sublayers_may_be_functions():
     torch.testing.assert_close(stack(x), nn.functional.layer_norm(z + nn.functional.gelu(z), (D,)))
 
 
-# Its place
+# Places and wirings
 
 
-def test_sublayers_are_two_a_layer_and_the_last_layer_may_be_shorter():
+def test_last_layer_may_be_shorter():
     stack = stack_of(5, wirings.layernorm_scaling())
     assert [here.c for here in stack.connections] == pytest.approx([1, 1, 2**-0.5, 2**-0.5, 3**-0.5])
     assert stack.num_layers == 3
@@ -139,7 +139,7 @@ def test_sublayers_are_two_a_layer_and_the_last_layer_may_be_shorter():
     assert [here.c for here in decoder.connections] == pytest.approx([1, 1, 1, 2**-0.5, 2**-0.5, 2**-0.5])
 
 
-def test_a_wiring_may_be_a_row_a_name_or_ones_own():
+def test_wiring_may_be_row_name_or_wiring():
     x = torch.randn(3, D)
     by_name = stack_of(4, "pre_ln", final_norm=False)
     for wiring in (Row(norm_in=True), wirings.pre_ln(), Wiring("mine", lambda at: Row(norm_in=True), final_norm=True)):
@@ -148,7 +148,7 @@ def test_a_wiring_may_be_a_row_a_name_or_ones_own():
         assert torch.equal(other(x), by_name(x))
 
 
-def test_the_final_norm_is_the_wirings_unless_it_is_told():
+def test_final_norm_defaults_to_the_wirings():
     assert stack_of(2, "pre_ln").norm_final is not None
     assert stack_of(2, "post_ln").norm_final is None
     assert stack_of(2, "pre_ln", final_norm=False).norm_final is None
@@ -159,16 +159,16 @@ def test_the_final_norm_is_the_wirings_unless_it_is_told():
     torch.testing.assert_close(twice(x), nn.functional.layer_norm(once(x), (D,)))
 
 
-def test_it_prints_the_equation_it_has():
+def test_repr_has_the_equation():
     assert "x' = N(x + f(x)),   y = N(x_L)" in repr(stack_of(2, "post_ln", final_norm=True))
     assert "y = N(x_L)" not in repr(stack_of(2, "pre_ln", final_norm=False))
     assert "x' = x + f(N(x))" in repr(stack_of(2, "pre_ln").connections[0])
 
 
-# What it refuses
+# Errors
 
 
-def test_a_sublayer_that_returns_no_tensor_or_another_shape_is_refused_with_its_place():
+def test_wrong_sublayer_output_raises_with_its_place():
     x = torch.randn(2, 3, D)
     with pytest.raises(
         ValueError, match=r"sublayers\[1\] \(Linear\) returned shape \(2, 3, 7\), expected \(2, 3, 16\), the shape of"
@@ -185,7 +185,7 @@ def test_a_sublayer_that_returns_no_tensor_or_another_shape_is_refused_with_its_
         with torch.no_grad(), pytest.raises(TypeError, match=r"sublayers\[0\] \(nothing\) returned NoneType"):
             ResidualStack([nothing, Mlp()], D, wiring)(x)
         with pytest.raises(ValueError, match=r"sublayers\[0\] \(narrow\) returned shape \(2, 3, 1\)"):
-            ResidualStack([narrow], D, wiring)(x)  # and is not broadcast
+            ResidualStack([narrow], D, wiring)(x)  # it is not broadcast
 
 
 def nothing(x):
@@ -196,7 +196,7 @@ def narrow(x):
     return x[..., :1]
 
 
-def test_a_sublayers_own_error_is_its_own():
+def test_error_of_a_sublayer_is_unchanged():
     def broken(x):
         raise RuntimeError("out of luck")
 
@@ -253,6 +253,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_nonsense_is_refused_with_a_sentence(sentence):
+def test_wrong_options_raise(sentence):
     with pytest.raises((TypeError, ValueError), match=re.escape(sentence)):
         REFUSED[sentence]()

@@ -1,4 +1,4 @@
-"""Every wiring as its own equation in plain PyTorch: the same function, to rounding."""
+"""Every wiring against its own equation in plain PyTorch, to round-off."""
 
 import functools
 import math
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import Row, Wiring, wirings
+from support.pairwise import product
 from support.stack_equality import (
     EPS,
     D,
@@ -21,11 +22,11 @@ from support.stack_equality import (
 
 @pytest.fixture(autouse=True)
 def one_thread(threads):
-    threads(1)  # tiny matrices: a second thread only waits
+    threads(1)  # small matrices need no second thread
 
 
 class Here:
-    """One sublayer as its equation sees it: f, the norms, the learned factors, l and the number of layers."""
+    """Terms of a sublayer's equation: f, the norms, the learned factors, l and the number of layers."""
 
     def __init__(self, stack, i):
         self.at = stack.connections[i]
@@ -37,7 +38,7 @@ class Here:
 
 
 def in_rows(equation, embedding=False, final=True):
-    """A whole stack: x' = equation(s, x) at every sublayer."""
+    """Return the function of a whole stack with x' = equation(s, x) at every sublayer."""
 
     def run(stack, x):
         x = get_norm_function(stack.norm_embedding)(x) if embedding else x
@@ -138,18 +139,20 @@ CASES = [
 ]
 
 
-def test_every_wiring_has_its_equation_here():
+def test_every_wiring_has_a_reference_equation():
     assert set(EQUATIONS) == set(wirings.CONSTRUCTORS)
 
 
 @pytest.mark.parametrize(("name", "options", "equation", "norm"), CASES)
-def test_a_fused_stack_is_its_equation(name, options, equation, norm):
+def test_stack_matches_its_equation(name, options, equation, norm):
     stack = make_stack(wirings.get(name, **options), norm=norm)
     assert_equal_functions(stack, lambda x: equation(stack, x), wanted=list(stack.parameters()))
 
 
-@pytest.mark.parametrize(("name", "options", "equation", "norm"), CASES)
-def test_checkpoints_and_inference_change_no_bit(name, options, equation, norm):
+@pytest.mark.parametrize(
+    ("name", "options", "equation", "norm"), [case for i, case in enumerate(CASES) if i % 4 in (0, 3)]
+)
+def test_checkpoint_and_inference_keep_the_bits(name, options, equation, norm):
     stack = make_stack(wirings.get(name, **options), norm=norm)
     x = make_tokens()
     wanted, cotangent = list(stack.parameters()), torch.randn_like(x)
@@ -161,12 +164,11 @@ def test_checkpoints_and_inference_change_no_bit(name, options, equation, norm):
         assert torch.equal(found, one)
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize("n_in", [False, True])
-@pytest.mark.parametrize("n_branch", [False, True])
-@pytest.mark.parametrize("n_out", [False, True])
-def test_any_row_is_the_one_equation(norm, n_in, n_branch, n_out):
-    """x' = N_out(a x + b N_branch(f(c N_in(x)))), for every choice of norms, with factors that no paper has."""
+@pytest.mark.parametrize(
+    ("norm", "n_in", "n_branch", "n_out"), product(["layer", "rms"], [False, True], [False, True], [False, True])
+)
+def test_any_row_matches_the_equation(norm, n_in, n_branch, n_out):
+    """x' = N_out(a x + b N_branch(f(c N_in(x)))), for every choice of norms, with unusual factors."""
 
     def same(x):
         return x
@@ -182,7 +184,7 @@ def test_any_row_is_the_one_equation(norm, n_in, n_branch, n_out):
         assert_equal_functions(stack, other, wanted=list(stack.parameters()))
 
 
-def test_the_comparison_sees_a_small_mistake():
+def test_comparison_detects_a_small_error():
     stack = make_stack("pre_ln")
     for wrong in (
         in_rows(lambda s, x: x + (1 + 1e-10) * s.f(s.into(x))),

@@ -1,4 +1,4 @@
-"""ResidualStack: the stream unrolled, a sublayer left out, and torch's own tools."""
+"""ResidualStack: unroll, without, and torch's own tools."""
 
 import copy
 import gc
@@ -12,14 +12,14 @@ from addnorm import ResidualStack
 from addnorm.nn.executor import StackRun
 from support.stacks import D, Masked, Mlp, each_wiring, f64, stack_of
 
-# The sum
+# unroll and without
 
 
 @pytest.mark.parametrize(
     "name", ["pre_ln", "sandwich", "reordered", "layer_scale", "layernorm_scaling", "rezero", "no_norm", "parallel"]
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_the_stream_unrolls_into_x_0_and_the_writes(name, training):
+def test_unroll_returns_x_0_and_the_writes(name, training):
     stack = stack_of(6, name, dtype=f64, dropout=0.3, stochastic_depth=0.3).train(training)
     for parameter in stack.parameters():
         nn.init.normal_(parameter, 0.3, 0.3)
@@ -30,7 +30,7 @@ def test_the_stream_unrolls_into_x_0_and_the_writes(name, training):
     torch.testing.assert_close(x_L, x_0 + sum(writes), rtol=1e-13, atol=1e-13)
     torch.testing.assert_close(y, x_L if stack.norm_final is None else stack.norm_final(x_L))
     torch.manual_seed(5)
-    if name != "rezero" or not training:  # (seeds are drawn apart, so a training pass has other masks)
+    if name != "rezero" or not training:  # another training pass has other masks
         stack.eval()
         torch.testing.assert_close(stack.unroll(x).y, stack(x))
 
@@ -44,12 +44,12 @@ def test_unroll_carries_gradients():
 
 
 @pytest.mark.parametrize("name", ["post_ln", "deepnorm", "mix_ln", "resi_dual", "b2t", "no_residual", "admin"])
-def test_a_stream_that_is_no_sum_is_not_unrolled(name):
+def test_unroll_raises_if_the_stream_is_no_sum(name):
     with pytest.raises(ValueError, match=f"the stream of {name} is no plain sum of writes"):
         stack_of(8, name).unroll(torch.randn(3, D))
 
 
-def test_unroll_says_when_the_sum_does_not_close():
+def test_unroll_raises_if_the_sum_is_not_x_L():
     def spoil(x):
         return torch.full_like(x, float("inf"))
 
@@ -58,7 +58,7 @@ def test_unroll_says_when_the_sum_does_not_close():
 
 
 @pytest.mark.parametrize("i", [0, 2, 5, -1])
-def test_without_leaves_one_write_out(i):
+def test_without_removes_one_write(i):
     stack, x = stack_of(6, dtype=f64), torch.randn(3, D, dtype=f64)
     called = []
     for k, connection in enumerate(stack.connections):
@@ -76,7 +76,7 @@ def test_without_leaves_one_write_out(i):
 
 
 @each_wiring
-def test_without_works_under_every_wiring(wiring):
+def test_without_works_for_every_wiring(wiring):
     stack, x = stack_of(6, wiring), torch.randn(2, 3, D)
     for parameter in stack.parameters():
         nn.init.normal_(parameter, 0.3, 0.3)
@@ -86,7 +86,7 @@ def test_without_works_under_every_wiring(wiring):
     assert not torch.equal(stack(x), y)
 
 
-def test_a_sandwich_without_a_sublayer_adds_no_bias_of_its_norm():
+def test_without_removes_bias_of_branch_norm():
     stack = stack_of(2, "sandwich", final_norm=False)
     nn.init.normal_(stack.connections[1].norm_branch.bias)
     x = torch.randn(3, D)
@@ -94,7 +94,7 @@ def test_a_sandwich_without_a_sublayer_adds_no_bias_of_its_norm():
     assert torch.equal(x_L, x_0 + writes[0])
 
 
-def test_hooks_of_a_copy_are_its_own():
+def test_hooks_of_a_copy_are_independent():
     stack = stack_of(2)
     less = stack.without(0)
     less.register_forward_hook(lambda module, args, out: out * 0)
@@ -103,19 +103,19 @@ def test_hooks_of_a_copy_are_its_own():
     assert stack(x).any()
 
 
-def test_the_keywords_of_a_removed_sublayer_are_still_known():
+def test_without_accepts_keywords_of_removed_sublayer():
     stack = ResidualStack([Masked(), Mlp()], D)
     stack.without(0)(torch.randn(3, D), mask=None)
 
 
-# Torch's own tools
+# torch's own tools
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile about itself
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # warnings of torch.compile about itself
 @pytest.mark.parametrize(
     "name", ["pre_ln", "post_ln", "layer_scale", "layernorm_scaling", "parallel", "resi_dual", "b2t"]
 )
-def test_it_compiles_without_a_break(name):
+def test_stack_compiles_without_graph_break(name):
     stack, x = stack_of(4, name, checkpoint=name == "pre_ln"), torch.randn(2, 3, D, requires_grad=True)
     torch.compiler.reset()
     compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
@@ -139,11 +139,11 @@ def test_copies_state_dicts_and_functional_calls():
     assert torch.equal(fresh(x), stack(x))
     state = {name: 2 * value for name, value in stack.named_parameters()}
     doubled = torch.func.functional_call(stack, state, (x,))
-    fresh.load_state_dict(state, strict=False)  # the second name of a shared parameter is not among them
+    fresh.load_state_dict(state, strict=False)  # the state lacks the second name of a shared parameter
     assert torch.equal(doubled, fresh(x))
 
 
-def test_a_shared_factor_stays_one_parameter_through_moves_and_loads():
+def test_shared_factor_stays_one_parameter():
     def one(stack):
         return all(layer[0].b is here.b for layer in stack.layers() for here in layer)
 
@@ -151,7 +151,7 @@ def test_a_shared_factor_stays_one_parameter_through_moves_and_loads():
     assert one(stack)
     assert one(copy.deepcopy(stack))
     assert one(stack.double().to("cpu"))
-    model = nn.Sequential(stack_of(4, "rezero", device="meta"))  # (the sublayers are not)
+    model = nn.Sequential(stack_of(4, "rezero", device="meta"))  # the sublayers are on the CPU
     assert one(model.to_empty(device="cpu")[0])
     model[0].reset_parameters()
     assert [float(here.b.detach()) for here in model[0].connections] == [0.0] * 4
@@ -161,7 +161,7 @@ def test_a_shared_factor_stays_one_parameter_through_moves_and_loads():
     assert sum(name.endswith(".b") for name, _ in stack.named_parameters()) == 2
 
 
-def test_per_sample_gradients_by_torch_func():
+def test_per_sample_gradients_with_torch_func():
     stack, x = stack_of(4, dtype=f64), torch.randn(5, 3, D, dtype=f64)
     parameters = dict(stack.named_parameters())
 
@@ -175,7 +175,7 @@ def test_per_sample_gradients_by_torch_func():
             torch.testing.assert_close(found[name][k], gradient)
 
 
-def test_a_parametrized_norm_is_used_as_it_is():
+def test_parametrized_norm_keeps_its_parametrization():
     class Doubled(nn.Module):
         def forward(self, weight):
             return 2 * weight
@@ -186,7 +186,7 @@ def test_a_parametrized_norm_is_used_as_it_is():
     torch.testing.assert_close(stack(x), 2 * y)
 
 
-def test_a_replaced_norm_or_sublayer_is_used():
+def test_replaced_norm_or_sublayer_is_used():
     stack, x = stack_of(2), torch.randn(3, D)
     stack.connections[1].norm_in = addnorm.LayerNorm(D, eps=1.0)
     stack.connections[0].sublayer = nn.Identity()

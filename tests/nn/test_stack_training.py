@@ -12,7 +12,7 @@ from support.stacks import D, each_wiring, stack_of
 # Dropout and stochastic depth
 
 
-def test_dropout_is_of_what_is_added_and_only_while_training():
+def test_dropout_applies_to_writes_in_training():
     class Ones(nn.Module):
         def forward(self, x):
             return torch.ones_like(x)
@@ -25,7 +25,7 @@ def test_dropout_is_of_what_is_added_and_only_while_training():
     assert torch.equal(stack.eval()(x), torch.ones(50, 1000))
 
 
-def test_dropout_may_be_changed_afterwards():
+def test_dropout_may_be_changed_later():
     stack, x = stack_of(2, final_norm=False), torch.randn(3, D)
     y = stack(x)
     for here in stack.connections:
@@ -47,14 +47,14 @@ def test_stochastic_depth_rises_linearly_and_keeps_the_mean():
     writes = stack.unroll(torch.zeros(samples, 3, 2)).writes
     for write, p in zip(writes, [0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4], strict=True):
         whole = write.flatten(1)
-        assert torch.equal(whole, whole[:, :1].expand_as(whole))  # a sample keeps its branch, or loses it, as a whole
+        assert torch.equal(whole, whole[:, :1].expand_as(whole))  # a sample keeps or loses its whole branch
         lost = float((whole[:, 0] == 0).double().mean())
         assert abs(lost - p) < 5 * (p * (1 - p) / samples) ** 0.5
         torch.testing.assert_close(whole[whole != 0], torch.full_like(whole[whole != 0], 1 / (1 - p)))
     assert torch.equal(stack.eval()(torch.zeros(3, 2)), torch.full((3, 2), 8.0))
 
 
-def test_stochastic_depth_of_one_loses_the_last_layer():
+def test_stochastic_depth_of_one_drops_the_last_layer():
     stack = stack_of(2, stochastic_depth=1.0, final_norm=False)
     x = torch.randn(3, D)
     assert torch.equal(stack(x), x)
@@ -65,7 +65,7 @@ def test_stochastic_depth_of_one_loses_the_last_layer():
 
 
 @each_wiring
-def test_checkpoints_change_nothing_but_the_memory(wiring):
+def test_checkpoints_change_only_memory(wiring):
     stack = stack_of(6, wiring, dropout=0.1, stochastic_depth=0.2)
     thrifty = copy.deepcopy(stack)
     thrifty.checkpoint = True
@@ -86,7 +86,7 @@ def saved_tensors(stack, x):
     return sum(saved)
 
 
-def test_a_checkpointed_layer_keeps_only_what_enters_it():
+def test_checkpointed_layer_saves_only_its_input():
     x = torch.randn(64, D)
     assert saved_tensors(stack_of(8, checkpoint=True), x) <= 4 * 2 * x.nbytes  # the stream and the read of four layers
     assert saved_tensors(stack_of(8), x) > 3 * 4 * 2 * x.nbytes

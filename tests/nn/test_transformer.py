@@ -1,4 +1,4 @@
-"""Encoder, decoder and transformer: every wiring, what a token depends on, what is refused. Beside torch's: test_nn_from_torch.py."""
+"""Encoder, decoder and transformer: every wiring, dependence between tokens, wrong inputs (test_from_torch.py compares with torch)."""
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from addnorm import wirings
 from addnorm.nn import Decoder, Encoder, KeyValueCache, ResidualStack, Transformer
 from support.oracle import relative
+from support.pairwise import rotate
 from support.transformer_inputs import (
     BATCH,
     HEADS,
@@ -26,12 +27,11 @@ ALL = {
 }  # fmt: skip
 
 
-# Every wiring.
+# Every wiring
 
 
-@pytest.mark.parametrize("wiring", ALL)
-@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
-def test_any_wiring_gives_every_parameter_a_gradient_and_its_start_is_finite(kind, wiring):
+@pytest.mark.parametrize(("wiring", "kind"), rotate([*ALL], [Encoder, Decoder, Transformer], 1))
+def test_every_wiring_trains_every_parameter_from_finite_start(kind, wiring):
     start = kind(*get_sizes(kind), wiring=ALL[wiring], dtype=f64)
     assert start(*make_inputs(kind)).isfinite().all()
     module = make_module(kind, ALL[wiring])
@@ -43,11 +43,11 @@ def test_any_wiring_gives_every_parameter_a_gradient_and_its_start_is_finite(kin
 
 
 @pytest.mark.parametrize("wiring", ALL)
-def test_an_encoder_is_a_stack_of_blocks_and_masks_are_merged_for_all_of_them(wiring, monkeypatch):
+def test_encoder_is_a_stack_of_blocks_with_merged_masks(wiring, monkeypatch):
     encoder = make_module(Encoder, ALL[wiring])
     (x,) = make_inputs(Encoder)
     mask, keys = torch.randn(N, N, dtype=f64), padding_mask(N)
-    want = encoder.stack(x, mask=mask, key_mask=keys)  # each attention merges for itself
+    want = encoder.stack(x, mask=mask, key_mask=keys)  # each attention merges its masks
     told, sdpa = [], F.scaled_dot_product_attention
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda q, k, v, m, *rest: told.append(m) or sdpa(q, k, v, m, *rest)
@@ -58,7 +58,7 @@ def test_an_encoder_is_a_stack_of_blocks_and_masks_are_merged_for_all_of_them(wi
 
 
 @pytest.mark.parametrize("wiring", ALL)
-def test_decoding_with_a_cache_works_under_every_wiring(wiring):
+def test_decoding_with_cache_works_for_every_wiring(wiring):
     decoder = make_module(Decoder, ALL[wiring]).eval()
     x, memory = make_inputs(Decoder)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def test_decoding_with_a_cache_works_under_every_wiring(wiring):
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "resi_dual", "parallel"])
-def test_a_decoder_does_not_look_ahead_but_where_causal_is_false(wiring):
+def test_decoder_is_causal_by_default(wiring):
     for causal in (True, False):
         decoder = make_module(Decoder, wiring, causal=causal)
         x, memory = make_inputs(Decoder)
@@ -76,19 +76,18 @@ def test_a_decoder_does_not_look_ahead_but_where_causal_is_false(wiring):
         assert torch.equal(decoder(x, memory)[:, :3], decoder(other, memory)[:, :3]) is causal
 
 
-@pytest.mark.parametrize("wiring", ALL)
-@pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
-def test_without_gradients_the_bits_are_the_same_and_nothing_that_was_given_is_written(kind, wiring):
+@pytest.mark.parametrize(("wiring", "kind"), rotate([*ALL], [Encoder, Decoder, Transformer], 1))
+def test_output_has_same_bits_without_grad(kind, wiring):
     module = make_module(kind, ALL[wiring]).eval()
     x = torch.randn(BATCH, N, D, dtype=f64)
-    tensors = (x,) if kind is Encoder else (x, x)  # the memory is the stream's start
+    tensors = (x,) if kind is Encoder else (x, x)  # the memory is x_0
     want, before = module(*tensors).detach(), x.clone()
     with torch.no_grad():
         assert torch.equal(module(*tensors), want)
     assert torch.equal(x, before)
 
 
-def test_a_transformer_is_its_encoder_and_its_decoder_and_hides_the_sources_padding_from_both():
+def test_transformer_hides_source_padding_from_both_stacks():
     transformer = make_module(Transformer)
     source, target = make_inputs(Transformer)
     keep, mask = padding_mask(M), torch.randn(N, M, dtype=f64)
@@ -104,7 +103,7 @@ def test_a_transformer_is_its_encoder_and_its_decoder_and_hides_the_sources_padd
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
-def test_batch_first_is_a_matter_of_layout(kind):
+def test_batch_first_changes_only_the_layout(kind):
     module, tensors = make_module(kind), make_inputs(kind)
     other = kind(*get_sizes(kind), dtype=f64, batch_first=False)
     other.load_state_dict(module.state_dict())
@@ -114,22 +113,22 @@ def test_batch_first_is_a_matter_of_layout(kind):
     torch.testing.assert_close(got.transpose(0, 1), want, rtol=1e-13, atol=1e-13)
 
 
-# What a token depends on.
+# Dependence between tokens
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "resi_dual"])
-def test_a_token_does_not_depend_on_what_the_other_samples_hold_to_the_bit(wiring, norm):
+def test_token_bits_do_not_depend_on_other_samples(wiring, norm):
     encoder = make_module(Encoder, wiring, torch.float32, norm=norm).eval()
     (x,) = make_inputs(Encoder, torch.float32)
     other = torch.cat([x[:1], 100 * torch.randn(BATCH - 1, N, D)])
     assert torch.equal(encoder(x)[0], encoder(other)[0])
-    # With another number of samples matrix products may add in another order: their rounding, and no more.
+    # Matrix products may sum in another order for another number of samples: round-off only.
     assert relative(encoder(x[:1])[0], encoder(x)[0]) < 1e-6
 
 
-def test_the_add_and_norms_do_not_depend_on_the_batch_to_the_bit():
-    """With sublayers that do no sums over features, so that nothing but the Add & Norms could depend on it."""
+def test_add_and_norm_bits_do_not_depend_on_the_batch():
+    """Sublayers without sums over features: only the Add & Norms could depend on the batch."""
     stack = ResidualStack([torch.sin, torch.tanh, torch.exp, torch.cos], 50, "pre_ln")
     x = torch.randn(64, 9, 50)
     whole = stack(x)
@@ -151,11 +150,11 @@ def test_no_token_depends_on_padding(kind):
     else:
         a, b = (module(t, x, source_key_mask=keep) for t in (memory, filled))
         alone = module(memory[2:, : M - 3], x[2:])[0], a[2]
-    assert torch.equal(a, b)  # what padding holds, to the bit
-    torch.testing.assert_close(*alone, rtol=1e-12, atol=1e-12)  # and how much of it there is
+    assert torch.equal(a, b)  # the values of padding, bitwise
+    torch.testing.assert_close(*alone, rtol=1e-12, atol=1e-12)  # the amount of padding
 
 
-# What is refused.
+# Errors
 
 X, MEMORY = torch.zeros(BATCH, N, D), torch.zeros(BATCH, M, D)
 REFUSED = {
@@ -202,7 +201,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_in_a_sentence(name):
+def test_wrong_inputs_raise(name):
     call, error, sentence = REFUSED[name]
     with pytest.raises(error, match=sentence):
         call()

@@ -1,4 +1,4 @@
-"""Encoder, decoder and transformer: constants and start are the wiring's own rule."""
+"""Encoder, decoder and transformer: constants and initial weights of the wirings."""
 
 import copy
 import math
@@ -14,7 +14,7 @@ from support.transformer_inputs import HEADS, D, f64, make_inputs
 
 
 def stds(module, role):
-    """The standard deviation of the weights of a role over what Xavier's rule gives, one for each sublayer."""
+    """Return the standard deviation of a role's weights over that of Xavier's rule, for each sublayer."""
     found = []
     for connection in module.stack.connections:
         for name, weight in weight_roles(connection.sublayer):
@@ -23,7 +23,7 @@ def stds(module, role):
     return found
 
 
-def test_deepnorms_constants_in_an_encoder_decoder_are_the_papers():
+def test_transformer_has_deepnorms_encoder_decoder_constants():
     n, m = 2, 3
     transformer = Transformer(n, m, D, HEADS, wiring="deepnorm")
     alphas = {
@@ -38,7 +38,7 @@ def test_deepnorms_constants_in_an_encoder_decoder_are_the_papers():
         assert constants == pytest.approx([alpha] * len(constants), rel=1e-15)
 
 
-def test_deepnorm_draws_values_outputs_and_feed_forwards_smaller_and_queries_and_keys_not():
+def test_deepnorm_scales_all_weights_but_queries_and_keys():
     n, m = 2, 4
     transformer = Transformer(n, m, 256, 4, wiring="deepnorm")
     betas = ((transformer.encoder, 0.87 * (n**4 * m) ** (-1 / 16)), (transformer.decoder, (12 * m) ** (-1 / 4)))
@@ -50,7 +50,7 @@ def test_deepnorm_draws_values_outputs_and_feed_forwards_smaller_and_queries_and
     assert len(stds(transformer.decoder, "value")) == 2 * m
 
 
-def test_the_start_is_the_wirings_own_rule_and_init_repeats_it():
+def test_initial_weights_follow_the_wirings_rule():
     for wiring in ("pre_ln", "sandwich", "deepnorm", "rezero"):
         torch.manual_seed(11)
         encoder = Encoder(2, D, HEADS, wiring=wiring, activation="swiglu")
@@ -68,7 +68,7 @@ def test_the_start_is_the_wirings_own_rule_and_init_repeats_it():
             assert not name.endswith("proj.bias") or value.eq(0).all()
 
 
-def test_gpt2s_rule_scales_what_writes_by_the_depth_and_xaviers_bounds_hold():
+def test_gpt2_scales_last_projections_by_depth():
     sandwich = Encoder(8, 256, 4, wiring="sandwich")
     for connection in sandwich.stack.connections:
         for role, weight in weight_roles(connection.sublayer):
@@ -81,7 +81,7 @@ def test_gpt2s_rule_scales_what_writes_by_the_depth_and_xaviers_bounds_hold():
             assert 0.98 * bound < weight.abs().max() <= bound
 
 
-def test_admin_measures_a_decoder_with_what_the_encoder_gives_it():
+def test_admin_profiles_decoder_on_encoder_output():
     transformer = Transformer(2, 2, D, HEADS, wiring="admin", dtype=f64, dropout=0.3)
     source, target = make_inputs(Transformer)
     with pytest.raises(TypeError, match="give init_ the inputs of the stack"):

@@ -1,4 +1,4 @@
-"""Encoder, decoder and transformer: dropout, stochastic depth, checkpoints, a wider stream, norms."""
+"""Encoder, decoder and transformer: dropout, stochastic depth, checkpoints, a float32 stream, norms."""
 
 import math
 
@@ -22,9 +22,9 @@ from support.transformer_inputs import (
 )
 
 
-def test_dropout_is_of_what_a_sublayer_adds_too_and_eval_has_none():
+def test_dropout_applies_to_sublayer_outputs_in_training():
     encoder = Encoder(1, D, HEADS, wiring=addnorm.Row(), dropout=0.3)
-    with torch.no_grad():  # both sublayers return ones, whatever they read
+    with torch.no_grad():  # both sublayers return ones for any input
         for name, parameter in encoder.named_parameters():
             parameter.fill_(1.0 if name.endswith(("out_proj.bias", "down.bias")) else 0.0)
     x = torch.zeros(200, N, D)
@@ -38,7 +38,7 @@ def test_dropout_is_of_what_a_sublayer_adds_too_and_eval_has_none():
     assert (attention.dropout, feed_forward.dropout) == (0.3, 0.3)
 
 
-def test_stochastic_depth_drops_samples_not_tokens_in_either_layout():
+def test_stochastic_depth_drops_samples_in_either_layout():
     for batch_first in (True, False):
         encoder = make_module(Encoder, "pre_ln", stochastic_depth=1.0, final_norm=False, batch_first=batch_first)
         (x,) = make_inputs(Encoder, batch=64)
@@ -54,7 +54,7 @@ def test_stochastic_depth_drops_samples_not_tokens_in_either_layout():
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
-def test_checkpointing_changes_no_number_with_masks_and_dropout(kind):
+def test_checkpointing_keeps_numbers_with_masks_and_dropout(kind):
     module = make_module(kind, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3)
     other = kind(*get_sizes(kind), dtype=f64, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3, checkpoint=True)
     other.load_state_dict(module.state_dict())
@@ -64,7 +64,7 @@ def test_checkpointing_changes_no_number_with_masks_and_dropout(kind):
     assert all(torch.equal(one, two) for one, two in zip(a, b, strict=True))
 
 
-def test_bfloat16_over_a_float32_stream_is_closer_than_over_its_own():
+def test_float32_stream_is_more_accurate_than_bfloat16():
     exact = make_module(Encoder)
     (x,) = make_inputs(Encoder, torch.bfloat16)
     want, errors = exact(x.double()), []
@@ -77,7 +77,7 @@ def test_bfloat16_over_a_float32_stream_is_closer_than_over_its_own():
     assert errors[1] < errors[0] < 0.05
 
 
-def test_a_norm_of_any_kind_without_biases_and_an_eps():
+def test_norm_kind_bias_and_eps_are_passed_on():
     encoder = Encoder(1, D, HEADS, norm="rms", eps=0.5, bias=False, activation="swiglu", final_norm=False)
     assert [name for name, _ in encoder.named_parameters() if "bias" in name] == []
     assert {m.eps for m in encoder.modules() if isinstance(m, addnorm.RMSNorm)} == {0.5}

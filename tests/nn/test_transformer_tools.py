@@ -1,4 +1,4 @@
-"""Encoder, decoder and transformer are modules as any other: states, copies, functional_call, torch.compile."""
+"""Encoder, decoder and transformer with torch's tools: state dicts, copies, functional_call, torch.compile."""
 
 import copy
 import io
@@ -22,7 +22,7 @@ from support.transformer_inputs import (
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
-def test_states_load_and_copies_compute_the_same(kind):
+def test_state_dicts_load_and_copies_match(kind):
     module, tensors = make_module(kind, "rezero" if kind is Encoder else "layer_scale"), make_inputs(kind)
     want = module(*tensors)
     file = io.BytesIO()
@@ -35,7 +35,7 @@ def test_states_load_and_copies_compute_the_same(kind):
         assert torch.equal(twin(*tensors), want)
 
 
-def test_functional_call_computes_with_other_parameters():
+def test_functional_call_uses_other_parameters():
     module, (x, memory) = make_module(Decoder), make_inputs(Decoder)
     other = {name: p + 0.1 * torch.randn_like(p) for name, p in module.named_parameters()}
     got = torch.func.functional_call(module, other, (x, memory))
@@ -43,14 +43,14 @@ def test_functional_call_computes_with_other_parameters():
     assert torch.equal(got, module(x, memory))
 
 
-# torch.compile builds its own C++ with setuptools' and distutils' deprecated parts, and warns about itself.
+# torch.compile uses deprecated parts of setuptools and distutils, and warns about them.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("kind", "wiring", "backend"),
     [(Encoder, "pre_ln", "inductor"), (Encoder, "post_ln", "aot_eager"), (Decoder, "resi_dual", "aot_eager"),
      (Transformer, "deepnorm", "aot_eager")],
 )  # fmt: skip
-def test_the_whole_compiles_into_one_graph_with_eagers_numbers(kind, wiring, backend):
+def test_transformer_compiles_into_one_graph(kind, wiring, backend):
     torch._dynamo.reset()
     module, tensors = make_module(kind, wiring), make_inputs(kind)
     keep = padding_mask(M if kind is Transformer else N)

@@ -1,4 +1,4 @@
-"""What the tests of stacks share: a sublayer, stacks of it, every wiring."""
+"""A sublayer, stacks of it, and every wiring, for the tests of stacks."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ f64 = torch.float64
 
 
 class Mlp(nn.Module):
-    """A sublayer whose output is its own new tensor."""
+    """Sublayer that returns a new tensor."""
 
     def __init__(self, d=D, dtype=None):
         super().__init__()
@@ -27,7 +27,7 @@ def stack_of(n, wiring="pre_ln", d=D, **options):
 
 
 def stand_in(name, **options):
-    """A wiring by name, one that needs an option with it."""
+    """Return the wiring with that name, with a value for its required option."""
     return wirings.get(name, **({"multiplier": 0.5} if name == "residual_multiplier" else {}), **options)
 
 

@@ -1,4 +1,4 @@
-"""torch's transformers as the tests of `from_torch` take them: small, every parameter its own random value."""
+"""Small transformers of torch with random parameters, for the tests of `from_torch`."""
 
 import warnings
 
@@ -35,7 +35,7 @@ def transformer(**options):
 
 
 def shaken(module):
-    """Every parameter its own random value: layers are clones at first, biases zeros, norms ones."""
+    """Give every parameter random values: initially layers are clones, biases zeros and norms ones."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -1,4 +1,4 @@
-"""The wirings of the papers: their rows and initializations as the papers' formulas, written out again as numbers."""
+"""Published wirings: rows and initializations against the numbers of the papers' formulas."""
 
 import inspect
 import math
@@ -40,7 +40,7 @@ def draw(wiring, role, layer=0, num_layers=12, sublayers=2):
     ],
     ids=lambda value: value.name if isinstance(value, Wiring) else "",
 )
-def test_every_sublayer_has_the_same_row(wiring, row, final, embedding):
+def test_uniform_wirings_have_one_row(wiring, row, final, embedding):
     for num_layers in (1, 7, 48):
         assert set(wiring.rows(num_layers)) == {row}
         assert (wiring.ends_in_norm(num_layers), wiring.embedding_norm) == (final, embedding)
@@ -54,14 +54,14 @@ def test_mix_ln_is_post_ln_in_a_quarter_of_the_layers(num_layers, post_layers):
     assert wirings.mix_ln().rows(num_layers) == [POST] * 2 * post_layers + [PRE] * 2 * (num_layers - post_layers)
 
 
-def test_mix_ln_is_between_pre_ln_and_post_ln():
+def test_mix_ln_accepts_any_number_of_post_layers():
     for k, other in ((0, wirings.pre_ln()), (5, wirings.post_ln()), (9, wirings.post_ln())):
         mixed = wirings.mix_ln(k)
         assert mixed.rows(5) == other.rows(5)
         assert mixed.ends_in_norm(5) == other.ends_in_norm(5)
 
 
-def test_parallel_sublayers_have_one_norm_or_one_each():
+def test_parallel_has_one_norm_or_one_each():
     one, two = wirings.parallel(), wirings.parallel(norms=2)
     assert one.rows(2, 3) == [Row(norm_in=True), Row(), Row()] * 2
     assert two.rows(2, 3) == [Row(norm_in=True)] * 6
@@ -71,7 +71,7 @@ def test_parallel_sublayers_have_one_norm_or_one_each():
     assert "NeoX" in two.source
 
 
-def test_the_flows_of_the_wirings_that_are_no_rows():
+def test_flows_other_than_rows():
     flows = {one.name: one.flow for one in wirings.list_all() if one.flow != "rows"}
     assert flows == {"parallel": "parallel", "resi_dual": "two_streams", "b2t": "bottom_to_top"}
 
@@ -81,7 +81,7 @@ def test_the_flows_of_the_wirings_that_are_no_rows():
 
 @pytest.mark.parametrize(("n", "alpha", "beta"), [(18, 2.449, 0.2887), (100, 3.761, 0.1880), (200, 4.472, 0.1581)])
 @pytest.mark.parametrize("kind", ["encoder-only", "decoder-only"])
-def test_deepnorm_of_one_stack_has_the_papers_constants(kind, n, alpha, beta):
+def test_deepnorm_constants_of_one_stack(kind, n, alpha, beta):
     wiring = wirings.deepnorm(kind)
     assert {(row.norm_in, row.norm_branch, row.norm_out, row.b, row.c) for row in wiring.rows(n)} == {
         (False, False, True, 1.0, 1.0)
@@ -95,7 +95,7 @@ def test_deepnorm_of_one_stack_has_the_papers_constants(kind, n, alpha, beta):
         assert draw(wiring, role, num_layers=n) == Draw("xavier_normal", 1.0)
 
 
-def test_deepnorm_of_an_encoder_decoder():
+def test_deepnorm_constants_of_an_encoder_decoder():
     # N = 12, M = 6 by logarithms: (N^4 M)^(1/16) = exp((4 ln 12 + ln 6) / 16).
     root = math.exp((4 * math.log(12) + math.log(6)) / 16)
     encoder, decoder = wirings.deepnorm().paired(12, 6)
@@ -115,12 +115,12 @@ def test_deepnorm_of_an_encoder_decoder():
     assert draw(decoder, "query", num_layers=6).gain == 1.0
 
 
-def test_deepnorm_of_an_encoder_depends_on_the_decoder_but_not_the_other_way():
+def test_deepnorm_encoder_depends_on_decoder_depth():
     assert deepnorm_constants("encoder", 12, 6) != deepnorm_constants("encoder", 12, 7)
     assert deepnorm_constants("decoder", 12, 6) == deepnorm_constants("decoder", 12, 7)
 
 
-def test_a_pair_of_deepnorms_names_both_halves():
+def test_deepnorm_pair_names_both_halves():
     assert [repr(one) for one in wirings.deepnorm().paired(12, 6)] == [
         "deepnorm(kind='encoder', other_layers=6)",
         "deepnorm(kind='decoder', other_layers=12)",
@@ -135,7 +135,7 @@ def test_a_pair_of_deepnorms_names_both_halves():
     # S = 24: by hand, 25/ln 25 = 7.76667; the root of 6.76667.
     [("log", 2.60128), ("linear", 1.0), ("constant", 4.89898)],
 )
-def test_admin_without_data(growth, omega):
+def test_admin_without_data_starts_by_depth(growth, omega):
     wiring = wirings.admin(profiled=False, growth=growth)
     (row,) = set(wiring.rows(12))
     assert row == Row(norm_out=True, a=Learned(row.a.init, per_feature=True))
@@ -143,13 +143,13 @@ def test_admin_without_data(growth, omega):
     assert wiring.profile is None
 
 
-def test_admin_with_data_starts_at_one_and_is_measured():
+def test_admin_with_data_starts_at_one():
     wiring = wirings.admin()
     assert set(wiring.rows(12)) == {Row(norm_out=True, a=Learned(1.0, per_feature=True))}
     assert callable(wiring.profile)
 
 
-def test_skipinit_may_start_at_one_over_the_root_of_the_sublayers():
+def test_skipinit_may_start_by_depth():
     assert set(wirings.skipinit(None).rows(8)) == {Row(b=Learned(0.25))}
     assert set(wirings.skipinit(0.5).rows(8)) == {Row(b=Learned(0.5))}
 
@@ -157,7 +157,7 @@ def test_skipinit_may_start_at_one_over_the_root_of_the_sublayers():
 @pytest.mark.parametrize(
     ("num_layers", "gamma"), [(1, 1e-4), (12, 1e-4), (23, 1e-4), (24, 1e-5), (35, 1e-5), (36, 1e-6), (48, 1e-6)]
 )
-def test_layer_scale_starts_as_in_the_code_of_cait(num_layers, gamma):
+def test_layer_scale_starts_as_in_cait(num_layers, gamma):
     assert set(wirings.layer_scale().rows(num_layers)) == {Row(norm_in=True, b=Learned(gamma, per_feature=True))}
     assert set(wirings.layer_scale(0.1).rows(num_layers)) == {Row(norm_in=True, b=Learned(0.1, per_feature=True))}
     assert wirings.layer_scale().ends_in_norm(num_layers)
@@ -173,12 +173,12 @@ def test_layer_scale_starts_as_in_the_code_of_cait(num_layers, gamma):
     ],
     ids=repr,
 )
-def test_what_is_added_shrinks_with_the_number_of_layers(wiring, num_layers, b):
+def test_depth_wirings_shrink_writes_with_depth(wiring, num_layers, b):
     assert set(wiring.rows(num_layers)) == {Row(norm_in=True, b=b)}
     assert wiring.ends_in_norm(num_layers)
 
 
-def test_layernorm_scaling_divides_by_the_root_of_the_layers_number():
+def test_layernorm_scaling_divides_by_root_of_layer_number():
     rows = wirings.layernorm_scaling().rows(16)
     assert [rows[2 * (number - 1)].c for number in (1, 4, 9, 16)] == pytest.approx(
         [1.0, 1 / 2, 1 / 3, 1 / 4], rel=1e-15
@@ -199,7 +199,7 @@ def test_sandwich_starts_as_cogview():
 
 
 @pytest.mark.parametrize("make", [wirings.pre_ln, wirings.post_ln])
-def test_pre_ln_and_post_ln_take_another_init(make):
+def test_pre_ln_and_post_ln_accept_another_init(make):
     assert draw(make(), "out") == Draw("xavier_uniform")
     assert draw(make(init=gpt2), "out", num_layers=8) == Draw("normal", 0.005)
     assert draw(make(init=RULES["depth_scaled"]), "out", layer=3) == Draw("xavier_uniform", 0.5)
@@ -217,7 +217,7 @@ def test_pre_ln_and_post_ln_take_another_init(make):
         (Draw("zeros"), "zeros", 0.0),
     ],
 )
-def test_a_draw_has_the_deviation_that_it_tells(drawn, text, std):
+def test_draw_has_the_deviation_it_states(drawn, text, std):
     weight = torch.empty(300, 500, dtype=torch.float64)
     drawn(weight)
     assert str(drawn) == text
@@ -242,23 +242,23 @@ def test_every_wiring_is_complete(name):
         assert len(wiring.rows(num_layers)) == 2 * num_layers
 
 
-def test_every_gives_each_name_once():
+def test_list_all_has_each_name_once():
     assert [one.name for one in wirings.list_all()] == [*CONSTRUCTORS]
 
 
-def test_what_is_not_offered_says_why():
+def test_not_offered_has_reasons():
     assert all(name and len(why) > 20 for name, why in NOT_OFFERED.items())
     assert not {name.lower() for name in NOT_OFFERED} & {*CONSTRUCTORS}
 
 
-def test_given_takes_a_wiring_a_row_or_a_name():
+def test_as_wiring_accepts_wiring_row_and_name():
     assert wirings.as_wiring("pre_ln") == wirings.pre_ln()
     assert wirings.as_wiring(wirings.pre_ln()) == wirings.pre_ln()
     assert wirings.as_wiring(PRE).rows(3) == [PRE] * 6
 
 
 @pytest.mark.parametrize("wrong", [None, 3, wirings.pre_ln, ["pre_ln"]])
-def test_given_refuses_anything_else(wrong):
+def test_as_wiring_rejects_other_types(wrong):
     with pytest.raises(TypeError, match=r"expected a Wiring or a name, such as addnorm\.wirings\.pre_ln\(\)"):
         wirings.as_wiring(wrong)
 
@@ -279,7 +279,7 @@ def test_given_refuses_anything_else(wrong):
         ),
     ],
 )
-def test_get_names_what_is_wrong(sentence, name, options):
+def test_get_names_the_error(sentence, name, options):
     with pytest.raises(ValueError, match=r"expected|needs") as refusal:
         wirings.get(name, **options)
     assert str(refusal.value) == sentence
@@ -335,7 +335,7 @@ KINDS = "'encoder-only', 'decoder-only', 'encoder', 'decoder'"
         ),
     ],
 )
-def test_options_that_make_no_sense_are_refused(error, sentence, name, options):
+def test_wrong_options_raise(error, sentence, name, options):
     with pytest.raises(error) as refusal:
         wirings.get(name, **options)
     assert str(refusal.value) == sentence

@@ -1,4 +1,4 @@
-"""A wiring in words: true of its rows."""
+"""Descriptions of wirings."""
 
 import pytest
 
@@ -38,14 +38,14 @@ NO_SUM = "So the stream is no plain sum of writes"
     ],
     ids=lambda value: repr(value) if isinstance(value, Wiring) else "",
 )  # fmt: skip
-def test_a_description_says_what_the_rows_do(wiring, said, not_said):
+def test_description_follows_the_rows(wiring, said, not_said):
     described = wiring.describe()
     assert [sentence for sentence in said if sentence not in described] == []
     assert [sentence for sentence in not_said if sentence in described] == []
 
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)
-def test_descriptions_are_a_few_whole_sentences(name):
+def test_description_is_a_few_sentences(name):
     described = wirings.get(name, **EXAMPLES.get(name, {})).describe()
     sentences = described.split(". ")
     assert 2 <= len(sentences) <= 5
@@ -55,5 +55,5 @@ def test_descriptions_are_a_few_whole_sentences(name):
     assert ",," not in described
 
 
-def test_the_name_of_a_wiring_says_nothing():
+def test_description_does_not_use_the_name():
     assert Wiring("post_ln", Row(norm_in=True), final_norm=True).describe() == wirings.pre_ln().describe()

@@ -1,4 +1,4 @@
-"""A wiring as a drawing: what stands in it, that its wires are joined, that it fits a page."""
+"""Drawings of wirings: boxes, connected wires, size."""
 
 import re
 
@@ -94,12 +94,12 @@ def drawn(text):
     ],
     ids=lambda value: value.name if isinstance(value, Wiring) else "",
 )  # fmt: skip
-def test_it_looks_like_this(wiring, drawing):
+def test_drawings_of_published_wirings(wiring, drawing):
     assert wiring.draw() == drawn(drawing) == wirings.get(wiring.name).draw()
 
 
 @pytest.mark.parametrize("wiring", EVERY, ids=lambda wiring: wiring.name)
-def test_it_fits_a_page_without_trailing_blanks(wiring):
+def test_drawing_fits_a_page(wiring):
     lines = wiring.draw().splitlines()
     assert max(map(len, lines)) <= WIDTH == 78
     assert [line for line in lines if line != line.rstrip()] == []
@@ -110,7 +110,7 @@ LEFT, RIGHT, UP, DOWN = "─┐┘┤┬┴┼⊕", "─┌└├┬┴┼⊕", 
 
 
 @pytest.mark.parametrize("wiring", EVERY, ids=lambda wiring: wiring.name)
-def test_every_wire_leads_somewhere(wiring):
+def test_every_wire_is_connected(wiring):
     lines = wiring.draw().splitlines()
     cells = {(x, y): character for y, line in enumerate(lines) for x, character in enumerate(line)}
 
@@ -131,7 +131,7 @@ def test_every_wire_leads_somewhere(wiring):
 
 
 @pytest.mark.parametrize("name", [one.name for one in wirings.list_all() if one.flow == "rows"])
-def test_there_is_a_box_for_each_norm_and_factor_of_the_rows(name):
+def test_every_norm_and_factor_has_a_box(name):
     wiring = wirings.get(name, **EXAMPLES.get(name, {}))
     rows = wiring.rows(12)
     forms = {(row.norm_in, row.norm_branch, row.norm_out) for row in rows}
@@ -144,7 +144,7 @@ def test_there_is_a_box_for_each_norm_and_factor_of_the_rows(name):
     assert sum(box[0] == "⊙" for box in boxes) == len(vectors)
 
 
-def test_parallel_branches_of_different_length_meet_at_the_same_add():
+def test_parallel_branches_end_at_one_add():
     wiring = Wiring("uneven", lambda at: Row(norm_in=at.sublayer == 0, b=1.0 + at.sublayer), flow="parallel")
     assert wiring.draw().splitlines()[2::3] == [
         "    └──┤ N ├─┬──┤ f_1 ├──────────┤",
@@ -152,5 +152,5 @@ def test_parallel_branches_of_different_length_meet_at_the_same_add():
     ]
 
 
-def test_the_name_of_a_wiring_says_nothing():
+def test_drawing_does_not_use_the_name():
     assert Wiring("post_ln", Row(norm_in=True), final_norm=True).draw() == wirings.pre_ln().draw()

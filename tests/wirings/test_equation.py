@@ -1,4 +1,4 @@
-"""A wiring in symbols: made from its rows, so that it says what the stack does."""
+"""Equations of rows and wirings."""
 
 import math
 import re
@@ -32,11 +32,11 @@ from addnorm.wirings.row import equation, format_factor, format_interval
          Row(a=Learned(0.0), b=Learned(1.0), c=Learned(-1e-5))),
     ],
 )  # fmt: skip
-def test_a_row_is_written_as_its_equation(text, row):
+def test_equation_of_a_row(text, row):
     assert equation(row) == str(row) == text
 
 
-def test_symbols_name_the_factors_that_are_there():
+def test_symbols_name_the_factors():
     symbols = {"a": ("α", "√L"), "b": ("β", ""), "c": ("κ", "1/L")}
     assert equation(Row(a=2.0, b=Learned(0.0)), symbols) == "x' = α x + β f(x),   α = √L,   β starts at 0"
 
@@ -56,7 +56,7 @@ def test_numbers_have_four_significant_digits(value, text):
     ("values", "text"),
     [([0.5, 0.5], "0.5"), ([1.0, 0.5, 0.25], "1 ... 0.25"), ([0.1, 0.9, 0.5], "0.1 to 0.9"), ([3.0], "3")],
 )
-def test_an_interval_tells_whether_the_ends_are_the_extremes(values, text):
+def test_interval_shows_ends_or_extremes(values, text):
     assert format_interval(values) == text
 
 
@@ -69,11 +69,11 @@ def test_an_interval_tells_whether_the_ends_are_the_extremes(values, text):
         ([*range(0, 40, 2)], "layers 1, 3, 5, ..., 39"),
     ],
 )
-def test_layers_are_counted_from_one(layers, text):
+def test_format_layers_counts_from_one(layers, text):
     assert format_layers(layers) == text
 
 
-# Of the papers
+# Published wirings
 
 WRITTEN = {
     "post_ln": "x' = N(x + f(x))",
@@ -102,7 +102,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)
-def test_the_equation_of_every_wiring(name):
+def test_equation_of_every_wiring(name):
     assert wirings.get(name, **EXAMPLES.get(name, {})).equation() == WRITTEN[name]
 
 
@@ -123,7 +123,7 @@ def test_the_equation_of_every_wiring(name):
     ],
     ids=lambda value: repr(value) if isinstance(value, Wiring) else "",
 )
-def test_with_the_number_of_layers_constants_are_numbers(wiring, num_layers, text):
+def test_equation_with_num_layers_has_numbers(wiring, num_layers, text):
     assert wiring.equation(num_layers) == text
 
 
@@ -143,7 +143,7 @@ def test_with_the_number_of_layers_constants_are_numbers(wiring, num_layers, tex
     ids=repr,
 )
 @pytest.mark.parametrize("num_layers", [3, 100])
-def test_the_formulas_that_are_printed_are_those_that_are_computed(wiring, formula, num_layers):
+def test_printed_formulas_match_computed_factors(wiring, formula, num_layers):
     assert formula in wiring.equation()
     letter, _, text = formula.replace("starts at", "=").partition(" = ")
     name = next(name for name, (symbol, _) in wiring.symbols if symbol == letter)
@@ -154,7 +154,7 @@ def test_the_formulas_that_are_printed_are_those_that_are_computed(wiring, formu
     assert (factor.init if isinstance(factor, Learned) else factor) == pytest.approx(value, rel=1e-12)
 
 
-# One's own
+# Custom wirings
 
 
 def own(rule, **options):
@@ -189,11 +189,11 @@ def own(rule, **options):
         (own(Row(norm_in=True, b=2.0), flow="parallel"), "x' = x + 2 f_1(N_1(x)) + 2 f_2(N_2(x))"),
     ],
 )  # fmt: skip
-def test_ones_own_wiring_is_written_from_its_rows(wiring, text):
+def test_equation_of_custom_wirings(wiring, text):
     assert re.sub(r":\s+", ": ", wiring.equation()) == re.sub(r":\s+", ": ", text)
 
 
-def test_the_parts_cover_every_layer_once():
+def test_groups_cover_every_layer_once():
     labels = [group.label for group in group_layers(wirings.mix_ln(), 8)]
     assert labels == ["layers 1 to 2", "layers 3 to 8"]
     assert [group.label for group in group_layers(wirings.pre_ln())] == [""]

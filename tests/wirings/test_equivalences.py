@@ -1,4 +1,4 @@
-"""Wirings that are the same function. That each is its own equation: test_nn_stack_equations.py."""
+"""Wirings that are the same function (nn/test_stack_equations.py compares each with its equation)."""
 
 import math
 
@@ -26,11 +26,11 @@ from support.stack_equality import (
 
 @pytest.fixture(autouse=True)
 def one_thread(threads):
-    threads(1)  # tiny matrices: a second thread only waits
+    threads(1)  # small matrices need no second thread
 
 
 def copy_norms(source, target, weight=lambda i: 1.0):
-    """The norms of `target` become those of `source`, times a factor."""
+    """Copy the norms of `source` times a factor to `target`."""
     with torch.no_grad():
         for i, (one, other) in enumerate(zip(list_norms(source), list_norms(target), strict=True)):
             for ours, theirs in zip(list_parameters(one), list_parameters(other), strict=True):
@@ -38,18 +38,18 @@ def copy_norms(source, target, weight=lambda i: 1.0):
 
 
 def learned(stack):
-    """Parameters of the norms, in order."""
+    """Return the parameters of the norms in order."""
     return [parameter for norm in list_norms(stack) for parameter in list_parameters(norm)]
 
 
 def shared(stack):
-    """Parameters of the sublayers."""
+    """Return the parameters of the sublayers."""
     return [parameter for connection in stack.connections for parameter in list_parameters(connection.sublayer)]
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 def test_deepnorm_is_post_ln_with_smaller_branches(norm):
-    """N(a x + f) = N(x + f/a), with eps / a^2: the norm does not see the scale of the sum."""
+    """N(a x + f) = N(x + f/a), with eps / a^2: the norm is independent of the sum's scale."""
     alpha = (2 * LAYERS) ** (1 / 4)
     deep = make_stack("deepnorm", norm=norm)
 
@@ -67,14 +67,14 @@ def test_deepnorm_with_alpha_one_is_post_ln():
 
 
 @pytest.mark.parametrize(("k", "same"), [(0, "pre_ln"), (LAYERS, "post_ln")])
-def test_mix_ln_is_pre_ln_at_one_end_and_post_ln_at_the_other(k, same):
+def test_mix_ln_limits_are_pre_ln_and_post_ln(k, same):
     mixed = make_stack(wirings.mix_ln(k))
     other = make_stack(same, [connection.sublayer for connection in mixed.connections])
     copy_norms(mixed, other)
     assert_equal_functions(mixed, other, wanted=shared(mixed) + learned(mixed), others=shared(mixed) + learned(other))
 
 
-def test_mix_ln_is_a_post_ln_stack_and_then_a_pre_ln_stack():
+def test_mix_ln_is_post_ln_stack_then_pre_ln_stack():
     mixed = make_stack(wirings.mix_ln(1))
     modules = [connection.sublayer for connection in mixed.connections]
     first, rest = make_stack("post_ln", modules[:2]), make_stack("pre_ln", modules[2:])
@@ -86,7 +86,7 @@ def test_mix_ln_is_a_post_ln_stack_and_then_a_pre_ln_stack():
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_layernorm_scaling_is_pre_ln_with_its_factor_in_weight_and_bias(norm):
+def test_layernorm_scaling_is_pre_ln_with_scaled_affine(norm):
     scaled = make_stack("layernorm_scaling", norm=norm)
     pre_ln = make_stack("pre_ln", [connection.sublayer for connection in scaled.connections], norm=norm)
 
@@ -104,7 +104,7 @@ def test_layernorm_scaling_is_pre_ln_with_its_factor_in_weight_and_bias(norm):
     assert_close(found[inner:], folded)
 
 
-def test_a_factor_of_one_is_no_factor():
+def test_factor_of_one_is_no_factor():
     """LayerScale with gamma 1 is pre-LN; ReZero and SkipInit with alpha 1 are the stack without norms."""
     for name, same in (("layer_scale", "pre_ln"), ("rezero", "no_norm"), ("skipinit", "no_norm")):
         scaled = make_stack(name)
@@ -117,7 +117,7 @@ def test_a_factor_of_one_is_no_factor():
         )
 
 
-def test_layer_scale_is_pre_ln_with_gamma_in_the_rows_of_the_last_projection():
+def test_layer_scale_is_pre_ln_with_scaled_projection_rows():
     scaled = make_stack("layer_scale")
     folded = make_stack("pre_ln")
     copy_norms(scaled, folded)
@@ -141,7 +141,7 @@ def last(sublayer):
         (wirings.completep(), 1 / LAYERS),
     ],
 )
-def test_a_residual_multiplier_is_pre_ln_with_a_smaller_last_projection(wiring, k):
+def test_residual_multiplier_is_pre_ln_with_smaller_projection(wiring, k):
     multiplied, folded = make_stack(wiring), make_stack("pre_ln")
     copy_norms(multiplied, folded)
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_a_residual_multiplier_is_pre_ln_with_a_smaller_last_projection(wiring, 
 
 
 def stacked_like(stack, wiring):
-    """The same sublayers and norms under another wiring."""
+    """Return a stack with the same sublayers and norms and another wiring."""
     other = make_stack(wiring, [connection.sublayer for connection in stack.connections])
     copy_norms(stack, other)
     return other
@@ -164,13 +164,13 @@ def stacked_like(stack, wiring):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 1.0), (3.5, 0.8)])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_the_residual_taken_after_the_input_norm_is_post_ln_shifted_by_a_norm(alpha, beta, norm):
-    """MiniMax-01's layer: what is added to is the *normed* input. That is post-LN with a norm of the embedding."""
+def test_residual_after_input_norm_is_shifted_post_ln(alpha, beta, norm):
+    """MiniMax-01 adds to the *normed* input: post-LN with a norm of the embedding."""
     wiring = Wiring("shifted", Row(norm_out=True, a=alpha, b=beta), embedding_norm=True)
     stack = make_stack(wiring, norm=norm)
     *inputs, final = (get_norm_function(norm) for norm in list_norms(stack))
 
-    def minimax(hidden_states):  # in the words of that model's code
+    def minimax(hidden_states):  # with the names of that model's code
         for connection, input_layernorm in zip(stack.connections, inputs, strict=True):
             hidden_states = input_layernorm(hidden_states)
             residual = hidden_states
@@ -181,8 +181,8 @@ def test_the_residual_taken_after_the_input_norm_is_post_ln_shifted_by_a_norm(al
     assert_equal_functions(stack, minimax, wanted=list(stack.parameters()))
 
 
-def test_pre_ln_is_pre_rms_norm_where_every_mean_is_zero():
-    """Jiang et al. 2023: the variance is the mean square of what has mean zero."""
+def test_pre_ln_is_pre_rms_norm_for_zero_means():
+    """Jiang et al. 2023: the variance of a vector with mean zero is its mean square."""
 
     def centred(x):
         return x - x.mean(-1, keepdim=True)
@@ -205,7 +205,7 @@ def test_pre_ln_is_pre_rms_norm_where_every_mean_is_zero():
 
 @pytest.mark.parametrize("silent", [0, 1])
 @pytest.mark.parametrize("n_norms", [1, 2])
-def test_parallel_is_sequential_where_one_of_the_two_writes_nothing(silent, n_norms):
+def test_parallel_is_sequential_if_one_sublayer_writes_zero(silent, n_norms):
     def nothing(x):
         return torch.zeros_like(x)
 

@@ -1,4 +1,4 @@
-"""`wiring.init_(stack)`: each weight is drawn by its role and place, everything else starts at rest."""
+"""`wiring.init_(stack)`: weights by role and place, norms, biases and factors."""
 
 import math
 
@@ -14,7 +14,7 @@ D, FF = 128, 512
 
 
 class Attention(nn.Module):
-    """Tells its roles."""
+    """Module that states its roles."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +47,7 @@ def std(weight):
 
 
 def near(expected, weight):
-    """Within five standard errors of a sample's standard deviation; a uniform's is smaller than a normal's."""
+    """Return whether a sample's standard deviation is within five standard errors (those of a normal distribution)."""
     return abs(std(weight) - expected) < 5 * expected / math.sqrt(2 * weight.numel())
 
 
@@ -56,13 +56,13 @@ def glorot(fan_in, fan_out):
 
 
 def weights(stack):
-    """(role, layer from 1, weight) of every weight."""
+    """Return (role, layer from 1, weight) of every weight."""
     for here in stack.connections:
         for role, weight in weight_roles(here.sublayer):
             yield role, here.place.number, weight
 
 
-EXPECTED = {  # wiring, and the standard deviation of a role in layer l of 8
+EXPECTED = {  # the wiring, and the standard deviation of a role in layer l of 8
     "post_ln: Xavier's": (wirings.post_ln(), lambda role, layer, xavier: xavier),
     "pre_ln: Xavier's": (wirings.pre_ln(), lambda role, layer, xavier: xavier),
     "pre_ln, Xavier-normal": (wirings.pre_ln(init=xavier_normal), lambda role, layer, xavier: xavier),
@@ -94,14 +94,14 @@ EXPECTED = {  # wiring, and the standard deviation of a role in layer l of 8
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_weights_are_drawn_as_the_source_says(name):
+def test_weights_have_the_published_distributions(name):
     wiring, expected = EXPECTED[name]
     stack = spoiled(stack_of(8, wiring))
     wiring.init_(stack)
     for role, layer, weight in weights(stack):
         fan_out, fan_in = weight.shape
         assert near(expected(role, layer, glorot(fan_in, fan_out)), weight), (role, layer)
-    assert len({weight[0, 0].item() for _, _, weight in weights(stack)}) == 8 * 6  # each drawn for itself
+    assert len({weight[0, 0].item() for _, _, weight in weights(stack)}) == 8 * 6  # each is drawn separately
 
 
 def test_zero_out_makes_every_write_zero():
@@ -112,7 +112,7 @@ def test_zero_out_makes_every_write_zero():
     assert all(not write.any() for write in stack.unroll(x).writes)
 
 
-def test_biases_become_zero_norms_one_and_factors_start():
+def test_init_resets_biases_norms_and_factors():
     for wiring in (wirings.layer_scale(0.1), wirings.rezero(), wirings.peri_ln(), wirings.admin(profiled=False)):
         stack = spoiled(stack_of(8, wiring))
         wiring.init_(stack)
@@ -125,7 +125,7 @@ def test_biases_become_zero_norms_one_and_factors_start():
                 assert not state[name].any(), name
 
 
-def test_multihead_attention_is_known_and_its_packed_projection_is_drawn_by_parts():
+def test_multihead_attention_weights_have_roles():
     attention = nn.MultiheadAttention(D, 4)
     roles = dict(weight_roles(attention))
     assert set(roles) == {"query", "key", "value", "out"}
@@ -139,11 +139,11 @@ def test_multihead_attention_is_known_and_its_packed_projection_is_drawn_by_part
     beta = (8 * 1) ** -0.25
     assert near(glorot(D, D), attention.in_proj_weight[:D])
     assert near(beta * glorot(D, D), attention.in_proj_weight[2 * D :])
-    other = nn.MultiheadAttention(D, 4, kdim=32, vdim=16)  # its projections apart
+    other = nn.MultiheadAttention(D, 4, kdim=32, vdim=16)  # separate projections
     assert [weight.shape[1] for _, weight in weight_roles(other)] == [D, 32, 16, D]
 
 
-def test_a_chain_of_linears_ends_in_its_down_projection():
+def test_linear_chain_ends_in_down():
     chain = nn.Sequential(nn.Linear(D, FF), nn.LayerNorm(FF), nn.Linear(FF, FF), nn.GELU(), nn.Linear(FF, D))
     assert [role for role, _ in weight_roles(chain)] == ["up", "up", "down"]
     assert [role for role, _ in weight_roles(nn.Linear(D, D))] == ["down"]
@@ -151,7 +151,7 @@ def test_a_chain_of_linears_ends_in_its_down_projection():
 
 
 class Mixer(nn.Module):
-    """Does not tell its roles."""
+    """Module that states no roles."""
 
     def __init__(self):
         super().__init__()
@@ -170,37 +170,37 @@ class Table(nn.Module):
         return x @ self.table
 
 
-def test_where_roles_do_not_matter_they_need_not_be_told():
+def test_unneeded_roles_may_be_unknown():
     stack = spoiled(ResidualStack([Mixer()], D, "pre_ln"))
     stack.wiring.init_(stack)
     assert near(glorot(D, D), stack.connections[0].sublayer.first.weight)
 
 
 @pytest.mark.parametrize("wiring", [wirings.deepnorm(), wirings.pre_ln(init=gpt2), wirings.pre_ln(init=zero_out)])
-def test_where_they_matter_an_unknown_role_is_refused_and_nothing_is_drawn(wiring):
+def test_needed_unknown_role_raises_before_drawing(wiring):
     stack = spoiled(ResidualStack([feed_forward(), Mixer()], D, wiring))
     with pytest.raises(ValueError, match=r"sublayers\[1\] \(Mixer\) states no roles for its weights"):
         wiring.init_(stack)
     assert all(bool((p == 7).all()) for p in stack.parameters())
 
 
-def test_a_parameter_that_is_no_projection_is_refused():
+def test_unknown_parameter_raises():
     stack = ResidualStack([Table()], D, "pre_ln")
     with pytest.raises(ValueError, match="Table has the parameter 'table', whose role is not known"):
         stack.wiring.init_(stack)
 
 
-def test_a_stack_of_another_wiring_and_what_is_no_stack_are_refused():
+def test_wrong_stack_raises():
     with pytest.raises(ValueError, match="stack was built with pre_ln"):
         wirings.deepnorm().init_(stack_of(1, "pre_ln"))
     with pytest.raises(TypeError, match="stack is a Linear, expected a ResidualStack"):
         wirings.pre_ln().init_(nn.Linear(2, 2))
 
 
-# Admin: measured
+# Admin's profile
 
 
-def test_admin_measures_omega_by_its_recurrence():
+def test_admin_omega_follows_its_recurrence():
     wiring = wirings.admin()
     stack = stack_of(4, wiring, elementwise_affine=False, dropout=0.5).double()
     x = nn.functional.layer_norm(torch.randn(8, 16, D, dtype=torch.float64), (D,))
@@ -218,7 +218,7 @@ def test_admin_measures_omega_by_its_recurrence():
     assert omega > 1.5  # each sublayer adds its variance
 
 
-def test_omega_is_about_the_root_of_the_sum_of_the_variances():
+def test_admin_omega_is_about_root_of_summed_variances():
     wiring = wirings.admin()
     stack = stack_of(6, wiring)
     x = nn.functional.layer_norm(torch.randn(8, 16, D), (D,))
@@ -231,7 +231,7 @@ def test_omega_is_about_the_root_of_the_sum_of_the_variances():
         assert omega == pytest.approx(math.sqrt(1 + sum(variances[:i])), rel=1e-4)
 
 
-def test_admin_needs_data_and_leaves_the_stack_alone_where_it_cannot_measure():
+def test_admin_failure_leaves_the_stack_unchanged():
     wiring = wirings.admin()
     stack = stack_of(2, wiring)
     with pytest.raises(TypeError, match=r"admin measures its factors: give init_ the inputs of the stack"):
@@ -245,7 +245,7 @@ def test_admin_needs_data_and_leaves_the_stack_alone_where_it_cannot_measure():
 @pytest.mark.parametrize(
     ("growth", "omega"), [("log", math.sqrt(13 / math.log(13) - 1)), ("linear", 1.0), ("constant", math.sqrt(12))]
 )
-def test_admin_without_data_goes_by_the_number_of_sublayers(growth, omega):
+def test_admin_without_data_uses_number_of_sublayers(growth, omega):
     wiring = wirings.admin(profiled=False, growth=growth)
     stack = spoiled(stack_of(6, wiring))
     wiring.init_(stack)
@@ -253,7 +253,7 @@ def test_admin_without_data_goes_by_the_number_of_sublayers(growth, omega):
         torch.testing.assert_close(here.a.detach(), torch.full((D,), omega))
 
 
-def test_a_rule_of_ones_own():
+def test_custom_rule():
     def tiny(role, at: Place, **options):
         return wirings.pre_ln().init(role, at)._replace(gain=0.1 * at.number)
 

@@ -1,4 +1,4 @@
-"""Row, Learned, Place, Wiring: data that can be compared, hashed, printed, and that refuses what makes no sense."""
+"""Row, Learned, Place, Wiring: comparison, hashing, text, errors."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ def fading(at):
 # Row and Learned
 
 
-def test_a_row_is_frozen_and_equal_to_one_with_the_same_fields():
+def test_row_is_frozen_and_comparable():
     row = Row(norm_in=True, b=2)
     with pytest.raises(FrozenInstanceError):
         row.b = 3.0
@@ -29,7 +29,7 @@ def test_a_row_is_frozen_and_equal_to_one_with_the_same_fields():
     assert row not in {Row(norm_in=True), Row(norm_branch=True, b=2.0), Row(norm_in=True, b=Learned(2.0))}
 
 
-def test_constants_become_python_floats():
+def test_constants_become_floats():
     row = Row(a=2, b=True + 1, c=3)
     assert [(type(value), value) for value in (row.a, row.b, row.c)] == [(float, 2.0), (float, 2.0), (float, 3.0)]
     assert type(Learned(0).init) is float
@@ -44,12 +44,12 @@ def test_constants_become_python_floats():
         ("Learned(init=1.0, shared=True)", Learned(1.0, shared=True)),
     ],
 )
-def test_repr_is_what_one_writes_to_make_it(written, value):
+def test_repr_evaluates_to_the_value(written, value):
     assert repr(value) == written
     assert eval(written) == value
 
 
-def test_rows_and_wirings_survive_pickle_and_copies():
+def test_rows_and_wirings_survive_pickle_and_copy():
     for one in (Row(b=Learned(0.5)), Place(0, 1, 2, 2), *wirings.list_all()):
         assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
 
@@ -62,10 +62,10 @@ def test_rows_and_wirings_survive_pickle_and_copies():
         (False, Row(norm_out=True)),
         (False, Row(a=0.0)),
         (False, Row(a=2.0)),
-        (False, Row(a=Learned(1.0))),  # it is 1 only before training
+        (False, Row(a=Learned(1.0))),  # it is 1 only at initialization
     ],
 )
-def test_the_stream_is_a_sum_where_it_is_passed_on_as_it_is(is_sum, row):
+def test_is_sum_requires_plain_stream(is_sum, row):
     assert row.is_sum is is_sum
 
 
@@ -95,13 +95,13 @@ def test_the_stream_is_a_sum_where_it_is_passed_on_as_it_is(is_sum, row):
         ],
     ],
 )
-def test_a_row_refuses_nonsense(error, sentence, options):
+def test_wrong_row_raises(error, sentence, options):
     with pytest.raises(error) as refusal:
         Row(**options)
     assert str(refusal.value) == sentence
 
 
-def test_a_row_without_a_residual_connection_is_no_nonsense():
+def test_row_without_residual_is_allowed():
     assert str(Row(a=0)) == "x' = f(x)"
 
 
@@ -114,13 +114,13 @@ def test_a_row_without_a_residual_connection_is_no_nonsense():
         (TypeError, "shared is 'layer', expected True or False.", {"init": 1.0, "shared": "layer"}),
     ],
 )
-def test_learned_refuses_nonsense(error, sentence, options):
+def test_wrong_learned_raises(error, sentence, options):
     with pytest.raises(error) as refusal:
         Learned(**options)
     assert str(refusal.value) == sentence
 
 
-def test_a_place_counts_from_zero_and_its_number_from_one():
+def test_place_counts_from_zero_and_number_from_one():
     at = Place(layer=2, sublayer=1, num_layers=6, sublayers_per_layer=3)
     assert (at.number, at.n_sublayers) == (3, 18)
 
@@ -128,7 +128,7 @@ def test_a_place_counts_from_zero_and_its_number_from_one():
 # Wiring
 
 
-def test_a_wiring_is_frozen_equal_and_hashable():
+def test_wiring_is_frozen_comparable_and_hashable():
     mine = Wiring("mine", fading, options={}, symbols={"b": ("β", "1/l")})
     with pytest.raises(FrozenInstanceError):
         mine.name = "yours"
@@ -143,11 +143,11 @@ def test_a_wiring_is_frozen_equal_and_hashable():
         {"flow": "parallel"}, {"options": {"k": 1}}, {"symbols": {"a": ("α", "")}}, {"source": "x"}, {"use": "x"},
     ],
 )  # fmt: skip
-def test_wirings_differ_if_anything_does(change):
+def test_wirings_differ_in_any_field(change):
     assert Wiring(**{"name": "mine", "rule": fading, **change}) != Wiring("mine", fading)
 
 
-def test_a_row_stands_for_every_sublayer_and_a_rule_is_asked_for_each():
+def test_rule_is_one_row_or_a_function():
     assert Wiring("mine", Row(b=2.0)).rows(3) == [Row(b=2.0)] * 6
     asked = []
 
@@ -161,7 +161,7 @@ def test_a_row_stands_for_every_sublayer_and_a_rule_is_asked_for_each():
     assert mine.row(1, 2, num_layers=2, sublayers_per_layer=3) == Row(b=20.0)
 
 
-def test_the_final_norm_may_depend_on_the_number_of_layers():
+def test_final_norm_may_depend_on_depth():
     assert Wiring("mine", Row(), final_norm=True).ends_in_norm(3) is True
     mine = Wiring("mine", fading_from, final_norm=lambda num_layers, k: num_layers > k, options={"k": 4})
     assert (mine.ends_in_norm(4), mine.ends_in_norm(5)) == (False, True)
@@ -171,7 +171,7 @@ def fading_from(at, k):
     return Row(b=1 / max(1, at.number - k))
 
 
-def test_a_wiring_without_a_pair_is_that_of_both_stacks():
+def test_wiring_without_pair_is_used_for_both_stacks():
     mine = Wiring("mine", Row())
     assert mine.paired(6, 6) == (mine, mine)
 
@@ -205,13 +205,13 @@ def test_a_wiring_without_a_pair_is_that_of_both_stacks():
         (ValueError, "a key of symbols is 'd', expected one of 'a', 'b', 'c'.", {"symbols": {"d": ("δ", "")}}),
     ],
 )
-def test_a_wiring_refuses_nonsense(error, sentence, options):
+def test_wrong_wiring_raises(error, sentence, options):
     with pytest.raises(error) as refusal:
         Wiring(**{"name": "mine", "rule": Row(), **options})
     assert str(refusal.value) == sentence
 
 
-def test_a_rule_that_gives_no_row_is_named():
+def test_rule_that_returns_no_row_raises():
     with pytest.raises(TypeError) as refusal:
         Wiring("mine", lambda at: {"b": 1.0}).row(0, 1, num_layers=2)
     place = "Place(layer=0, sublayer=1, num_layers=2, sublayers_per_layer=2)"
@@ -219,7 +219,7 @@ def test_a_rule_that_gives_no_row_is_named():
 
 
 @pytest.mark.parametrize(("layer", "sublayer"), [(4, 0), (-1, 0), (0, 2), (0, -1)])
-def test_a_place_outside_of_the_stack_is_refused(layer, sublayer):
+def test_place_outside_the_stack_raises(layer, sublayer):
     with pytest.raises(
         ValueError, match=f"^layer {layer} of 4, sublayer {sublayer} of 2: expected each below its number"
     ):
@@ -227,12 +227,12 @@ def test_a_place_outside_of_the_stack_is_refused(layer, sublayer):
 
 
 @pytest.mark.parametrize("num_layers", [0, -1, 1.5, "12", True])
-def test_an_equation_of_no_layers_is_refused(num_layers):
+def test_equation_of_zero_layers_raises(num_layers):
     with pytest.raises(ValueError, match=f"^num_layers is {num_layers!r}, expected a whole number from 1.$"):
         wirings.pre_ln().equation(num_layers)
 
 
-# Printed
+# Text
 
 
 @pytest.mark.parametrize(
@@ -243,31 +243,31 @@ def test_an_equation_of_no_layers_is_refused(num_layers):
         "no_residual(norm=False)",
     ],
 )  # fmt: skip
-def test_repr_is_the_call_of_the_constructor(written):
+def test_repr_is_the_constructors_call(written):
     wiring = eval(written, {**vars(wirings), "gpt2": gpt2})
     assert repr(wiring) == written
 
 
-def test_repr_can_be_evaluated_for_every_wiring():
+def test_repr_evaluates_for_every_wiring():
     for wiring in wirings.list_all():
         assert eval(repr(wiring), dict(vars(wirings))) == wiring
 
 
-def test_repr_of_ones_own_has_the_fields_that_were_given():
+def test_repr_of_custom_wiring_has_its_fields():
     assert repr(Wiring("mine", Row(b=2.0), final_norm=True)) == "Wiring(name='mine', rule=Row(b=2.0), final_norm=True)"
     assert repr(Wiring("mine", fading, init=gpt2)) == "Wiring(name='mine', rule=fading, init=gpt2)"
 
 
-def test_repr_of_one_that_only_has_a_known_name_does_not_pretend():
+def test_repr_of_same_name_is_not_the_constructors():
     assert repr(Wiring("pre_ln", Row(b=2.0))) == "Wiring(name='pre_ln', rule=Row(b=2.0))"
     other_options = Wiring("mix_ln", fading_from, options={"k": "x"})
     assert repr(other_options) == "Wiring(name='mix_ln', rule=fading_from, options=(('k', 'x'),))"
 
 
-def test_str_is_name_and_equation_in_one_line():
+def test_str_is_name_and_equation():
     assert str(wirings.pre_ln()) == "pre_ln: x' = x + f(N(x)),   y = N(x_L)"
     assert len(str(wirings.mix_ln()).splitlines()) == 1
 
 
-def test_the_default_init_is_xavier():
+def test_default_init_is_xavier():
     assert Wiring("mine", Row()).init is xavier
