@@ -1,5 +1,6 @@
 """Encoder, decoder and transformer: dropout, stochastic depth, checkpoints, a float32 stream, norms."""
 
+import inspect
 import math
 
 import pytest
@@ -82,3 +83,13 @@ def test_norm_kind_bias_and_eps_are_passed_on():
     assert [name for name, _ in encoder.named_parameters() if "bias" in name] == []
     assert {m.eps for m in encoder.modules() if isinstance(m, addnorm.RMSNorm)} == {0.5}
     assert encoder.stack.norm_final is None
+
+
+def test_signatures_of_the_three_modules_agree():
+    sizes = {"num_layers", "num_encoder_layers", "num_decoder_layers", "cross_attention", "causal"}
+    options = [
+        {name: (p.kind, p.default) for name, p in inspect.signature(kind).parameters.items() if name not in sizes}
+        for kind in (Encoder, Decoder, Transformer)
+    ]
+    assert options[0] == options[1] == options[2]
+    assert inspect.Parameter.VAR_KEYWORD not in {kind for kind, _ in options[0].values()}
