@@ -5,9 +5,32 @@ wirings and `init.py` their initialization. `equation.py`, `description.py` and 
 """
 
 from addnorm.wirings.catalog import (
-    EXAMPLES, NOT_OFFERED, Growth, Kind, admin, b2t, completep, deepnorm, deepnorm_constants, depth_mup, layer_scale,
-    layernorm_scaling, list_all, mix_ln, no_norm, no_residual, parallel, peri_ln, post_ln, pre_ln, reordered, resi_dual,
-    residual_multiplier, rezero, sandwich, skipinit,
+    EXAMPLES,
+    NOT_OFFERED,
+    Growth,
+    Kind,
+    admin,
+    b2t,
+    completep,
+    deepnorm,
+    deepnorm_constants,
+    depth_mup,
+    layer_scale,
+    layernorm_scaling,
+    list_all,
+    mix_ln,
+    no_norm,
+    no_residual,
+    parallel,
+    peri_ln,
+    post_ln,
+    pre_ln,
+    reordered,
+    resi_dual,
+    residual_multiplier,
+    rezero,
+    sandwich,
+    skipinit,
 )  # fmt: skip
 from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring, as_wiring, get
 
