@@ -26,7 +26,7 @@ NAMES = {F.relu: "relu", F.gelu: "gelu"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class Part(NamedTuple):
+class SublayerNames(NamedTuple):
     """The names of a sublayer's module, norm and dropout in torch's layers."""
 
     module: str
@@ -34,12 +34,15 @@ class Part(NamedTuple):
     dropout: str
 
 
-PARTS: dict[type[nn.Module], tuple[Part, ...]] = {
-    nn.TransformerEncoderLayer: (Part("self_attn", "norm1", "dropout1"), Part("", "norm2", "dropout2")),
+PARTS: dict[type[nn.Module], tuple[SublayerNames, ...]] = {
+    nn.TransformerEncoderLayer: (
+        SublayerNames("self_attn", "norm1", "dropout1"),
+        SublayerNames("", "norm2", "dropout2"),
+    ),
     nn.TransformerDecoderLayer: (
-        Part("self_attn", "norm1", "dropout1"),
-        Part("multihead_attn", "norm2", "dropout2"),
-        Part("", "norm3", "dropout3"),
+        SublayerNames("self_attn", "norm1", "dropout1"),
+        SublayerNames("multihead_attn", "norm2", "dropout2"),
+        SublayerNames("", "norm3", "dropout3"),
     ),
 }
 

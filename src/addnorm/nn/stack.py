@@ -19,10 +19,10 @@ from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, c
 from addnorm.nn.schedules import SCHEDULES
 from addnorm.wirings.spec import FACTORS, Factor, Learned, Place, Row, Wiring, as_wiring
 
-__all__ = ["ResidualStack", "Unrolled"]
+__all__ = ["ResidualStack", "StreamTerms"]
 
 
-class Unrolled(NamedTuple):
+class StreamTerms(NamedTuple):
     """The stream of a stack as a sum: x_L = x_0 + the writes; `y` is the stack's output, N_final(x_L)."""
 
     x_0: Tensor
@@ -258,7 +258,7 @@ class ResidualStack(nn.Module):
             for module, mode in modes.items():
                 module.training = mode
 
-    def unroll(self, x: Tensor, **context: Any) -> Unrolled:
+    def unroll(self, x: Tensor, **context: Any) -> StreamTerms:
         """Return x_0 and every write, after a check that their sum is x_L.
 
         A write is what is added to the stream: after norm, factors, dropout and stochastic depth; in float32 at least. The check
@@ -288,7 +288,7 @@ class ResidualStack(nn.Module):
                     f"x_L differs from x_0 + the sum of the writes by up to {float(error.max()):.3g}, expected round-off: the "
                     "stream has elements that are not finite, or a sublayer changed its input in place."
                 )
-        return Unrolled(x_0, writes, x_L, y)
+        return StreamTerms(x_0, writes, x_L, y)
 
     def without(self, i: int) -> ResidualStack:
         """Return this stack without the write of sublayer i, which is not called and adds zero.

@@ -22,13 +22,13 @@ SANDWICH = Row(norm_in=True, norm_branch=True)
 Constructor = TypeVar("Constructor", bound=Callable[..., Wiring])
 
 
-def published(make: Constructor) -> Constructor:
+def register(make: Constructor) -> Constructor:
     """Add a constructor to those that `get` and `list_all` know by name."""
     CONSTRUCTORS[make.__name__] = make
     return make
 
 
-@published
+@register
 def post_ln(init: InitRule = xavier) -> Wiring:
     """Return post-LN, x' = N(x + f(x)): the norm after the add, on the stream. Vaswani et al. 2017."""
     return Wiring(
@@ -37,7 +37,7 @@ def post_ln(init: InitRule = xavier) -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def pre_ln(init: InitRule = xavier) -> Wiring:
     """Return pre-LN, x' = x + f(N(x)), and a final norm: the modern default. Wang et al. 2019, Xiong et al. 2020.
 
@@ -50,7 +50,7 @@ def pre_ln(init: InitRule = xavier) -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def sandwich() -> Wiring:
     """Return the sandwich, x' = x + N(f(N(x))), and a final norm; last projections start at 0.02/sqrt(2L). Ding et al. 2021."""
     return Wiring(
@@ -59,7 +59,7 @@ def sandwich() -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def peri_ln() -> Wiring:
     """Return peri-LN, the sandwich with a norm of the embedding: x_0 = N(x). Kim et al. 2025."""
     return Wiring(
@@ -68,7 +68,7 @@ def peri_ln() -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def reordered() -> Wiring:
     """Return x' = x + N(f(x)), and a final norm, as in OLMo 2 and Swin v2. OLMo 2, 2024."""
     return Wiring(
@@ -98,7 +98,7 @@ def deepnorm_constants(kind: Kind, num_layers: int, other_layers: int | None = N
     return _DEEPNORM[kind][0](num_layers, num_layers if other_layers is None else other_layers)
 
 
-@published
+@register
 def deepnorm(kind: Kind = "encoder-only", other_layers: int | None = None) -> Wiring:
     """Return DeepNorm, x' = N(alpha x + f(x)); values, outputs and feed-forward weights start smaller by beta. Wang et al. 2022.
 
@@ -151,7 +151,7 @@ _ADMIN: dict[str, Callable[[int], float]] = {
 }
 
 
-@published
+@register
 def admin(profiled: bool = True, growth: Growth = "log") -> Wiring:
     """Return Admin, x' = N(omega * x + f(x)), omega a learned vector for each sublayer. Liu et al. 2020.
 
@@ -181,7 +181,7 @@ def _admin_row(at: Place, profiled: bool, growth: Growth) -> Row:
     return Row(norm_out=True, a=Learned(1.0 if profiled else _ADMIN[growth](at.n_sublayers), per_feature=True))
 
 
-@published
+@register
 def rezero() -> Wiring:
     """Return ReZero, x' = x + alpha f(x) without norms; alpha is learned, 0 at first, one a layer. Bachlechner et al. 2020."""
     return Wiring(
@@ -191,7 +191,7 @@ def rezero() -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def skipinit(alpha: float | None = 0.0) -> Wiring:
     """Return SkipInit, x' = x + alpha f(x) without norms; alpha is learned, one a sublayer. De and Smith 2020.
 
@@ -214,7 +214,7 @@ def _skipinit_row(at: Place, alpha: float | None) -> Row:
 _CAIT = ((36, 1e-6), (24, 1e-5), (0, 1e-4))
 
 
-@published
+@register
 def layer_scale(gamma: float | None = None) -> Wiring:
     """Return LayerScale, x' = x + gamma * f(N(x)), gamma a learned vector, and a final norm. Touvron et al. 2021 (CaiT).
 
@@ -236,7 +236,7 @@ def _layer_scale_row(at: Place, gamma: float | None) -> Row:
     return Row(norm_in=True, b=Learned(init, per_feature=True))
 
 
-@published
+@register
 def residual_multiplier(multiplier: float) -> Wiring:
     """Return x' = x + k f(N(x)), k a constant, and a final norm. Granite 3 has k = 0.22."""
     multiplier = _nonzero("multiplier", multiplier)
@@ -247,7 +247,7 @@ def residual_multiplier(multiplier: float) -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def depth_mup(k: float = 1.0) -> Wiring:
     """Return Depth-muP, x' = x + k/sqrt(L) f(N(x)), and a final norm. Yang et al. 2023; MiniCPM3 has k = 1.4."""
     k = _nonzero("k", k)
@@ -262,7 +262,7 @@ def _depth_mup_row(at: Place, k: float) -> Row:
     return Row(norm_in=True, b=k / math.sqrt(at.num_layers))
 
 
-@published
+@register
 def completep(k: float = 1.0) -> Wiring:
     """Return CompleteP, x' = x + k/L f(N(x)), and a final norm. Dey et al. 2025."""
     k = _nonzero("k", k)
@@ -277,7 +277,7 @@ def _completep_row(at: Place, k: float) -> Row:
     return Row(norm_in=True, b=k / at.num_layers)
 
 
-@published
+@register
 def layernorm_scaling() -> Wiring:
     """Return LayerNorm Scaling, x' = x + f(N(x)/sqrt(l)), l the layer's number, and a final norm. Sun et al. 2025.
 
@@ -294,7 +294,7 @@ def _lns_row(at: Place) -> Row:
     return Row(norm_in=True, c=1 / math.sqrt(at.number))
 
 
-@published
+@register
 def mix_ln(k: int | None = None) -> Wiring:
     """Return Mix-LN: the first k layers post-LN, the others pre-LN with a final norm. Li et al. 2024.
 
@@ -321,7 +321,7 @@ def _mix_ln_final(num_layers: int, k: int | None) -> bool:
     return _mix_ln_k(num_layers, k) < num_layers
 
 
-@published
+@register
 def no_norm() -> Wiring:
     """Return x' = x + f(x), an ablation. The stream's variance doubles with every sublayer that keeps variance."""
     return Wiring(
@@ -330,7 +330,7 @@ def no_norm() -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def no_residual(norm: bool = True) -> Wiring:
     """Return x' = N(f(x)), or x' = f(x), an ablation (Dong et al. 2021: tokens become alike).
 
@@ -344,7 +344,7 @@ def no_residual(norm: bool = True) -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def parallel(norms: int = 1) -> Wiring:
     """Return parallel sublayers, x' = x + f_1(N(x)) + f_2(N(x)), and a final norm.
 
@@ -367,7 +367,7 @@ def _parallel_row(at: Place, norms: int) -> Row:
     return Row(norm_in=norms == 2 or at.sublayer == 0)
 
 
-@published
+@register
 def resi_dual() -> Wiring:
     """Return ResiDual, u' = N(u + f(u)) and v' = v + f(u), two streams from x_0; the output is u + N(v). Xie et al. 2023."""
     return Wiring(
@@ -376,7 +376,7 @@ def resi_dual() -> Wiring:
     )  # fmt: skip
 
 
-@published
+@register
 def b2t() -> Wiring:
     """Return B2T, post-LN whose layers add their input once more before their last norm. Takase et al. 2022."""
     return Wiring(
