@@ -30,8 +30,8 @@ class TestScaleWrite:
     def test_equals_the_model_with_the_factor(self, model: Model, x: Tensor, s: float) -> None:
         site = addnorm.inspect(model, x).sites[1]
         with addnorm.scale_write(site, s):
-            found = model(x)
-        assert torch.allclose(found, written(model, 1, s, x), atol=1e-6)
+            y = model(x)
+        assert torch.allclose(y, written(model, 1, s, x), atol=1e-6)
 
     @pytest.mark.parametrize("s", [0.5, 0.0])
     def test_gradients_equal_those_of_the_model(self, model: Model, x: Tensor, s: float) -> None:
@@ -43,8 +43,8 @@ class TestScaleWrite:
         model.zero_grad()
         with addnorm.scale_write(site, s):
             (model(x) * cotangent).sum().backward()
-        found = [p.grad for p in model.parameters() if p.grad is not None]
-        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(grads, expected, strict=True))
 
     def test_factor_must_be_a_number(self, model: Model, x: Tensor) -> None:
         with (
@@ -62,8 +62,8 @@ class TestAblate:
     def test_equals_the_model_without_the_write(self, model: Model, x: Tensor, mode: Any) -> None:
         site = addnorm.inspect(model, x).sites[3]
         with addnorm.ablate(site, mode):
-            found = model(x)
-        assert torch.allclose(found, written(model, 3, 0.0 if mode == "zero" else "mean", x), atol=1e-6)
+            y = model(x)
+        assert torch.allclose(y, written(model, 3, 0.0 if mode == "zero" else "mean", x), atol=1e-6)
 
     def test_blocks_nest(self, model: Model, x: Tensor) -> None:
         sites = addnorm.inspect(model, x).sites
@@ -77,8 +77,8 @@ class TestAblate:
         model = Model()
         site = addnorm.inspect(model, x).sites[1]
         with addnorm.scale_write(site, 0.5), addnorm.scale_write(site, 0.5):
-            found = model(x)
-        assert torch.allclose(found, written(model, 1, 0.25, x), atol=1e-6)
+            y = model(x)
+        assert torch.allclose(y, written(model, 1, 0.25, x), atol=1e-6)
 
     def test_model_is_restored(self, model: Model, x: Tensor) -> None:
         before = model(x)
@@ -100,8 +100,8 @@ class TestAblate:
         site = addnorm.inspect(model, x).sites[1]
         other = torch.randn(3, 9, D)
         with addnorm.ablate(site):
-            found = model(other)
-        assert torch.allclose(found, written(model, 1, 0.0, other), atol=1e-6)
+            y = model(other)
+        assert torch.allclose(y, written(model, 1, 0.0, other), atol=1e-6)
 
     def test_record_around_ablate(self, x: Tensor) -> None:
         """Record the stream of the ablated model."""
@@ -161,10 +161,10 @@ def test_every_form_of_the_add(name: str, x: Tensor) -> None:
         }
 
     with addnorm.scale_write(site, 0.5):
-        found, gradients = run()
+        y, gradients = run()
     model.factor = 0.5
     expected, exact = run()
-    assert torch.allclose(found, expected, atol=1e-5)
+    assert torch.allclose(y, expected, atol=1e-5)
     for n, gradient in gradients.items():
         torch.testing.assert_close(gradient, exact[n], atol=1e-4, rtol=1e-3, msg=n)
 
@@ -193,8 +193,8 @@ class TestGradients:
         model.zero_grad()
         with addnorm.scale_write(site, scale):
             model(x).square().sum().backward()
-        found = [p.grad for p in model.parameters() if p.grad is not None]
-        assert all(torch.allclose(a, b, atol=1e-4, rtol=1e-3) for a, b in zip(found, expected, strict=True))
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(torch.allclose(a, b, atol=1e-4, rtol=1e-3) for a, b in zip(grads, expected, strict=True))
 
     def test_auxiliary_loss_keeps_its_gradient(self, x: Tensor) -> None:
         """Scale only the gradient of the stream, not that of another loss of the write."""
@@ -204,11 +204,11 @@ class TestGradients:
         model.f[3].register_forward_hook(lambda m, a, y: kept.append(y))
         with addnorm.ablate(site):
             (model(x).sum() * 0 + kept[-1].square().sum()).backward()
-        found = model.f[3][0].weight.grad.clone()  # type: ignore[union-attr]
+        grad = model.f[3][0].weight.grad.clone()  # type: ignore[union-attr]
         model.zero_grad()
         model(x)
         kept[-1].square().sum().backward()
-        assert torch.allclose(found, model.f[3][0].weight.grad)  # type: ignore[arg-type]
+        assert torch.allclose(grad, model.f[3][0].weight.grad)  # type: ignore[arg-type]
 
     def test_added_parameter_has_no_hook_afterwards(self, x: Tensor) -> None:
         class Position(Model):

@@ -24,22 +24,22 @@ def x() -> Tensor:
 
 class TestAblateEach:
     @pytest.fixture
-    def found(self, x: Tensor) -> tuple[Inspection, Model]:
+    def inspected(self, x: Tensor) -> tuple[Inspection, Model]:
         model = Model().eval()
         return addnorm.inspect(model, x), model
 
-    def test_losses_equal_those_without_the_write(self, found: Any, x: Tensor) -> None:
-        report, model = found
-        each = addnorm.ablate_each(report, x, loss=lambda y: y.square().mean())
+    def test_losses_equal_those_without_the_write(self, inspected: Any, x: Tensor) -> None:
+        inspection, model = inspected
+        each = addnorm.ablate_each(inspection, x, loss=lambda y: y.square().mean())
         whole = float(model(x).detach().square().mean())
         for k, one in enumerate(each):
             loss = float(written(model, k, 0.0, x).detach().square().mean())
             assert one.loss == pytest.approx(loss, rel=1e-5)
             assert one.loss_change == pytest.approx(loss - whole, abs=1e-6)
 
-    def test_kl_of_the_softmaxes(self, found: Any, x: Tensor) -> None:
-        report, model = found
-        each = addnorm.ablate_each(report, x)
+    def test_kl_of_the_softmaxes(self, inspected: Any, x: Tensor) -> None:
+        inspection, model = inspected
+        each = addnorm.ablate_each(inspection, x)
         with torch.no_grad():
             p = F.log_softmax(model(x).double(), -1)
             for k, one in enumerate(each):
@@ -59,12 +59,12 @@ class TestAblateEach:
 
     def test_runs_use_the_same_dropout(self, x: Tensor) -> None:
         model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, dropout=0.5, batch_first=True), 2).train()
-        report = addnorm.inspect(model, x)
-        once, again = (addnorm.ablate_each(report, x, sites=report.sites[:1]) for _ in range(2))
+        inspection = addnorm.inspect(model, x)
+        once, again = (addnorm.ablate_each(inspection, x, sites=inspection.sites[:1]) for _ in range(2))
         torch.manual_seed(5)
-        one = addnorm.ablate_each(report, x, sites=report.sites[:1])[0].output_change
+        one = addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])[0].output_change
         torch.manual_seed(5)
-        assert addnorm.ablate_each(report, x, sites=report.sites[:1])[0].output_change == one
+        assert addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])[0].output_change == one
         assert len(once) == len(again) == 1
 
     @pytest.mark.parametrize("form", ["dict", "tuple"])
@@ -95,18 +95,18 @@ class TestAblateEach:
                 return super().forward(F.dropout(self.batch(x.transpose(1, 2)).transpose(1, 2), 0.1))
 
         model, seen = Stateful().train(), SimpleNamespace(parts=[x * torch.ones(1, requires_grad=True)])
-        report = addnorm.inspect(model, x)
+        inspection = addnorm.inspect(model, x)
         random_state, mean = torch.get_rng_state(), model.batch.running_mean.clone()  # type: ignore[union-attr]
-        addnorm.ablate_each(report, x, seen)
+        addnorm.ablate_each(inspection, x, seen)
         assert len(seen.parts) == 1
         assert torch.equal(torch.get_rng_state(), random_state)
         assert torch.equal(model.batch.running_mean, mean)  # type: ignore[arg-type]
 
-    def test_prints_as_a_table_and_is_json(self, found: Any, x: Tensor) -> None:
+    def test_prints_as_a_table_and_is_json(self, inspected: Any, x: Tensor) -> None:
         import json
 
-        report, _ = found
-        each = addnorm.ablate_each(report, x, loss=lambda y: y.square().mean())
+        inspection, _ = inspected
+        each = addnorm.ablate_each(inspection, x, loss=lambda y: y.square().mean())
         console = Console(file=io.StringIO(), width=100)
         console.print(each)
         text = console.file.getvalue()  # type: ignore[attr-defined] # a StringIO
@@ -114,8 +114,8 @@ class TestAblateEach:
         assert "f.3" in text
         assert json.loads(json.dumps(each.to_dict(), allow_nan=False))[3]["site"] == "f.3"
 
-    def test_progress_bar(self, found: Any, x: Tensor) -> None:
-        report, _ = found
+    def test_progress_bar(self, inspected: Any, x: Tensor) -> None:
+        inspection, _ = inspected
         console = Console(file=io.StringIO(), force_terminal=True, width=80)
-        addnorm.ablate_each(report, x, progress=console)
+        addnorm.ablate_each(inspection, x, progress=console)
         assert "ablate Model" in console.file.getvalue()  # type: ignore[attr-defined] # a StringIO

@@ -15,22 +15,22 @@ def minilm() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def found(minilm: LoadedModel) -> addnorm.stream.find.inspection.Inspection:
+def inspection(minilm: LoadedModel) -> addnorm.stream.find.inspection.Inspection:
     return addnorm.inspect(minilm.model, *minilm.args, **minilm.kwargs)
 
 
-def test_inspect_finds_post_ln_and_the_embedding_norm(found) -> None:
-    (stream,) = found.streams
-    assert found.wiring == "post_ln"
+def test_inspect_finds_post_ln_and_the_embedding_norm(inspection) -> None:
+    (stream,) = inspection.streams
+    assert inspection.wiring == "post_ln"
     assert (stream.width, stream.num_layers, stream.norm, stream.eps) == (384, 6, "layer", 1e-12)
     assert stream.embedding_norm is not None
     assert stream.embedding_norm.path == "embeddings.LayerNorm"
     assert stream.final_norm is None
     assert [site.kind for site in stream.sites] == ["attention", "feed-forward"] * 6
     assert {str(site.row) for site in stream.sites} == {"x' = N(x + f(x))"}
-    assert not found.unknown
-    assert found.closes
-    assert 0 < max(site.closure for site in found.sites) <= found.closure <= 1e-5
+    assert not inspection.unknown
+    assert inspection.closes
+    assert 0 < max(site.closure for site in inspection.sites) <= inspection.closure <= 1e-5
 
 
 def test_inspect_closes_in_float64(minilm: LoadedModel) -> None:

@@ -31,7 +31,7 @@ Components = dict[str, Tensor]
 
 
 def propagate(
-    found: Chain,
+    chain: Chain,
     names: dict[int, str],
     start: Tensor,
     write: Callable[[Sublayer], Tensor],
@@ -41,7 +41,7 @@ def propagate(
     """Yield the components of each state of a stream, from x_0 to the end.
 
     Args:
-        found: the stream.
+        chain: the stream.
         names: ids of the sublayers, by the identity of their `Branch`.
         start: x_0.
         write: returns the term that a sublayer adds, in the layout of the stream.
@@ -50,7 +50,7 @@ def propagate(
     """
     parts: Components = {"x_0": start}
     yield dict(parts)
-    for k, (add, branches, norms) in enumerate(zip(found.adds, found.sublayers, found.norms_out, strict=True)):
+    for k, (add, branches, norms) in enumerate(zip(chain.adds, chain.sublayers, chain.norms_out, strict=True)):
         parts = {name: keep(add, part) for name, part in parts.items()}
         for branch in branches:
             name = names.get(id(branch), BIASES)
@@ -58,8 +58,8 @@ def propagate(
             parts[name] = parts[name] + new if name in parts else new
         for norm in norms:
             parts = _propagate_through(norm, parts)
-        if k + 1 < len(found.adds):
-            parts = {name: late(found.adds[k + 1], part) for name, part in parts.items()}
+        if k + 1 < len(chain.adds):
+            parts = {name: late(chain.adds[k + 1], part) for name, part in parts.items()}
         yield dict(parts)
 
 
@@ -98,13 +98,13 @@ class Decomposition:
     def __init__(self, stream: Stream, inspection: Inspection, tolerance: float) -> None:
         self.stream = stream
         self.inspection = inspection
-        found: Chain = stream.chain
-        self._chain = found
+        chain: Chain = stream.chain
+        self._chain = chain
         self._names = {id(site.sublayer): site.id for site in stream.sites}
-        if reason := _obstacle(found):
+        if reason := _obstacle(chain):
             raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [*self._recorded()]
-        self.depth = len(found.adds)
+        self.depth = len(chain.adds)
         self.closures: list[float] = []
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
         for k, parts in enumerate(self._walk()):
@@ -217,9 +217,9 @@ class Decomposition:
         return f"<Decomposition of {self.stream.name}: {size}>"
 
 
-def _obstacle(found: Chain) -> str:
+def _obstacle(chain: Chain) -> str:
     """Return why components cannot be propagated; else empty text."""
-    for k, add in enumerate(found.adds[1:], 1):
+    for k, add in enumerate(chain.adds[1:], 1):
         if add.changes_tokens:
             return f"tokens join or leave the stream before add {k + 1}"
         if any(f.kind != "noise" for f in (*add.early_factors, *add.late_factors)):

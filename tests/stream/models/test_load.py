@@ -249,8 +249,8 @@ def test_minilm_embeds_similar_sentences_similarly():
     )
     mask = loaded.kwargs["attention_mask"][..., None]
     mean = (run(loaded).last_hidden_state * mask).sum(1) / mask.sum(1)
-    alike = nn.functional.cosine_similarity(mean[:1], mean[1:])
-    assert alike[0] > 0.5 > 0.3 > alike[1]
+    similarity = nn.functional.cosine_similarity(mean[:1], mean[1:])
+    assert similarity[0] > 0.5 > 0.3 > similarity[1]
 
 
 def test_imports_of_load(minilm):

@@ -102,8 +102,8 @@ class TestStatistics:
     def test_memory_map_equals_decompose(self, both: Run, ids: Tensor) -> None:
         rec, _, model = both
         sources, shares = addnorm.decompose(model, ids).memory_map()
-        found = dict(zip(rec.memory_maps["stream"][0], rec.memory_maps["stream"][1][-1], strict=True))
-        assert found == pytest.approx(dict(zip(sources, shares[-1], strict=True)), rel=1e-4)
+        shares_by_source = dict(zip(rec.memory_maps["stream"][0], rec.memory_maps["stream"][1][-1], strict=True))
+        assert shares_by_source == pytest.approx(dict(zip(sources, shares[-1], strict=True)), rel=1e-4)
 
     def test_balance_adds_up_to_the_stream_norm(self, both: Run, ids: Tensor) -> None:
         rec, seen, model = both
@@ -264,5 +264,5 @@ def test_memory_map_uses_the_weights_of_its_forward(norm_first):
         assert expected.memory_maps["stream"][1]
     assert rec.balances["stream"].reason == ""
     assert rec.memory_maps["stream"][0] == expected.memory_maps["stream"][0]
-    for found, exact in zip(rec.memory_maps["stream"][1], expected.memory_maps["stream"][1], strict=True):
-        assert found == pytest.approx(exact, abs=1e-6)
+    for row, exact in zip(rec.memory_maps["stream"][1], expected.memory_maps["stream"][1], strict=True):
+        assert row == pytest.approx(exact, abs=1e-6)

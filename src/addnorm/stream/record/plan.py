@@ -97,9 +97,9 @@ class Plan:
         return plan
 
     def _add_stream(self, stream: Stream, recorded: list[RecordedSite], prefix: str, layers: set[int] | None) -> None:
-        found: Chain = stream.chain
+        chain: Chain = stream.chain
         first = len(self.states)
-        values = [add.x for add in found.adds] + [_last_state(found)]
+        values = [add.x for add in chain.adds] + [_last_state(chain)]
         self.states += [
             StateProbe(first + k, value, stream=stream.name, width=stream.width, axis=stream.axis)
             for k, value in enumerate(values)
@@ -123,7 +123,7 @@ class Plan:
             for role, norms in (
                 ("norm_in", branch.reads.norms),
                 ("norm_branch", [branch.norm]),
-                ("norm_out", found.norms_out[k]),
+                ("norm_out", chain.norms_out[k]),
             ):
                 self.norms += [_norm_probe(norm, role, index, stream.name) for norm in norms[:1] if norm is not None]
         if stream.final_norm is not None:
@@ -140,10 +140,10 @@ class Plan:
             yield norm.rstd if norm.rstd is not None else norm.norm.x
 
 
-def _last_state(found: Chain) -> Value:
+def _last_state(chain: Chain) -> Value:
     """Return the state after the last add and its norm."""
-    norms = found.norms_out[-1]
-    return norms[-1].y if norms else found.adds[-1].out
+    norms = chain.norms_out[-1]
+    return norms[-1].y if norms else chain.adds[-1].out
 
 
 def _norm_probe(norm: Norm, role: str, site: int, stream: str) -> NormProbe:
