@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import addnorm
+from addnorm.ops.options import ADD_OPTIONS
+from addnorm.ops.options import OPTIONS as ALL_OPTIONS
 
 f64, f32, bf16, f16 = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
@@ -57,10 +59,24 @@ class Variant:
 
 
 LAYER, RMS = {"norm": "layer", "weight": True, "bias": True}, {"norm": "rms", "weight": True}
+
+# Values of each kind of option, by label: an option that is declared in ops/options.py has a variant for each.
+VALUES: dict[str, dict[str, Any]] = {
+    "scale": {"a number": 1.7, "0-d": "()", "(d,)": "(d,)"},
+    "rows": {"a token": "(*)", "a sample": "(n, 1...)"},
+    "features": {"": "(d,)"},
+    "probability": {"": 0.3},
+    "seed": {},  # comes with the dropout
+    "offset": {},
+    "number": {"": 1.0},
+    "casting": {},  # test_functional.py: the oracle has no roundings in between
+    "dtype": {"float32": f32, "bfloat16": bf16},
+}
 EVERYTHING = {
-    "residual_scale": "(d,)", "row_scale": "(*)", "layer_scale": "(d,)", "branch_bias": "(d,)", "dropout_p": 0.3,
-    "offset": 5,
-}  # fmt: skip
+    option.name: 5 if option.kind == "offset" else [*VALUES[option.kind].values()][2 if option.kind == "scale" else 0]
+    for option in ADD_OPTIONS
+    if option.kind != "seed"
+}
 
 # No option but the norm's own parameters.
 BASIC = {
@@ -72,27 +88,16 @@ BASIC = {
     "RMSNorm with bias": Variant("rms", weight=True, bias=True),
     "RMSNorm without weight": Variant("rms"),
 }
+_SINGLE = [(option, label, value) for option in ALL_OPTIONS for label, value in VALUES[option.kind].items()]
 OPTIONS = {
-    "residual_scale a number": Variant(**LAYER, options={"residual_scale": 1.7}),
-    "residual_scale 0-d": Variant(**LAYER, options={"residual_scale": "()"}),
-    "residual_scale (d,)": Variant(**RMS, options={"residual_scale": "(d,)"}),
+    f"{option.name.removesuffix('_p')} {label}".strip(): Variant(**(RMS if i % 2 else LAYER), options={option.name: value})
+    for i, (option, label, value) in enumerate(_SINGLE)
+} | {
     "residual_scale zero": Variant(**LAYER, options={"residual_scale": 0.0}),
-    "row_scale a token": Variant(**LAYER, options={"row_scale": "(*)"}),
-    "row_scale a sample": Variant(**RMS, options={"row_scale": "(n, 1...)"}),
-    "layer_scale a number": Variant(**RMS, options={"layer_scale": 0.3}),
-    "layer_scale 0-d": Variant(**LAYER, options={"layer_scale": "()"}),
-    "layer_scale (d,)": Variant(**LAYER, options={"layer_scale": "(d,)"}),
     "row_scale and layer_scale": Variant(**LAYER, options={"row_scale": "(*)", "layer_scale": "()"}),
-    "branch_bias": Variant(**LAYER, options={"branch_bias": "(d,)"}),
     "branch_bias under layer_scale": Variant(**RMS, options={"branch_bias": "(d,)", "layer_scale": "(d,)"}),
-    "dropout": Variant(**LAYER, options={"dropout_p": 0.3}),
     "dropout of everything": Variant(**RMS, options={"dropout_p": 1.0}),
-    "weight_offset, LayerNorm": Variant(**LAYER, options={"weight_offset": 1.0}),
     "weight_offset, RMSNorm": Variant(**RMS, options={"weight_offset": 1.0}),
-    "residual_dtype float32": Variant(**LAYER, options={"residual_dtype": f32}),
-    "residual_dtype bfloat16": Variant(**RMS, options={"residual_dtype": bf16}),
-    "out_dtype float32": Variant(**LAYER, options={"out_dtype": f32}),
-    "out_dtype bfloat16": Variant(**RMS, options={"out_dtype": bf16}),
     "residual_dtype and out_dtype bfloat16": Variant(**LAYER, options={"residual_dtype": bf16, "out_dtype": bf16}),
     "residual_dtype and out_dtype float32": Variant(**RMS, options={"residual_dtype": f32, "out_dtype": f32}),
     "everything, LayerNorm": Variant(**LAYER, options=EVERYTHING | {"weight_offset": 1.0}),

@@ -1,0 +1,94 @@
+"""The declaration of the options against everything that has to agree with it."""
+
+import inspect
+import re
+import runpy
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, OPTIONS
+from addnorm.ops.schema import ADD_NAMES, ARGUMENTS, ForwardArguments
+from support import ROOT
+from support.cases import VARIANTS, f64, make
+
+FUNCTIONS = {
+    addnorm.add_layer_norm: {option.name for option in OPTIONS} - {"casting"},
+    addnorm.add_rms_norm: {option.name for option in OPTIONS},
+    addnorm.add_residual: {option.name for option in ADD_OPTIONS} | {"residual_dtype"},
+    addnorm.add_layer_norm_: {option.name for option in OPTIONS} - {"casting", *(o.name for o in DTYPE_OPTIONS)},
+    addnorm.add_rms_norm_: {option.name for option in OPTIONS} - {o.name for o in DTYPE_OPTIONS},
+    addnorm.add_residual_: {option.name for option in ADD_OPTIONS},
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_signatures_have_the_declared_options(function):
+    parameters = inspect.signature(function).parameters
+    others = {"residual", "branch", "weight", "bias", "eps", "return_residual", "normalized_shape", "training", "out"}
+    assert set(parameters) - others == FUNCTIONS[function]
+    for option in OPTIONS:
+        if option.name in parameters:
+            assert parameters[option.name].default == option.default, option.name
+
+
+def test_header_of_the_cpp_code_is_up_to_date():
+    module = runpy.run_path(str(ROOT / "csrc" / "generate_arguments.py"))
+    assert module["HEADER"].read_text() == module["header"](), "run: python csrc/generate_arguments.py"
+
+
+def test_table_in_the_docs_is_up_to_date():
+    rows = [
+        (f"`{option.name}`", option.value, f"`{option.default!r}`", option.doc, "yes" if option.gradient else "no")
+        for option in OPTIONS
+    ]
+    lines = ["| option | value | default | effect | gradient |", "|---|---|---|---|---|"]
+    table = "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+    assert table in (ROOT / "docs" / "numerics.md").read_text(), table
+
+
+def test_operators_take_the_options_in_one_order():
+    for op in ("add_norm_forward", "add_norm_backward", "add_norm_out"):
+        names = [argument.name for argument in ARGUMENTS[op]]
+        first = names.index(ADD_NAMES[0])
+        assert tuple(names[first : first + len(ADD_NAMES)]) == ADD_NAMES
+    assert [output.name for output in torch.ops.addnorm.add_norm_backward.default._schema.returns] == [*GRADIENTS]
+    assert {option.name for option in OPTIONS} <= set(ForwardArguments._fields)
+
+
+def test_every_option_has_a_variant_in_the_tests():
+    used = {name for variant in VARIANTS.values() for name in variant.options}
+    assert used == {option.name for option in OPTIONS} - {"seed", "casting"}
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.kind not in ("seed", "offset", "casting")], ids=lambda o: o.name)
+@pytest.mark.parametrize("norm", ["layer", "rms", "none"])
+def test_no_function_ignores_an_option(option, norm):
+    name = next(name for name, variant in VARIANTS.items() if set(variant.options) == {option.name})
+    call = make(name, "float64", (3, 8))
+    call.norm = norm
+    if norm == "none":
+        if option not in ADD_OPTIONS and option.name != "residual_dtype":
+            pytest.skip("an option of the norm")
+        call.tensors = {key: t for key, t in call.tensors.items() if key not in ("weight", "bias")}
+    given = {key: t for key, t in call.tensors.items() if key in ("residual", "branch", "weight", "bias")}
+    with_option, without = call(), call(given | {}) if option.name in call.tensors else None
+    if without is None:
+        call.options.pop(option.name)
+        without = call()
+    changed = [key for key in without if with_option[key].dtype != f64 or not with_option[key].equal(without[key])]
+    assert changed
+
+
+@pytest.mark.parametrize("path", ["src/addnorm/ops", "csrc"])
+def test_only_declared_places_name_an_option(path):
+    """An option that is named in more files is one that a new option has to be added to."""
+    text = re.compile(r"\blayer_scale\b")
+    files = {p.name for p in (ROOT / path).rglob("*") if p.suffix in (".py", ".cpp", ".h") and text.search(p.read_text())}
+    allowed = {
+        "src/addnorm/ops": {"options.py", "dispatch.py", "validation.py", "arguments.py", "gradients.py", "operators.py",
+                            "tiles.py", "forward.py", "backward.py"},
+        "csrc": {"kernels.h", "routing.h", "forward-inl.h", "backward-inl.h", "backward.cpp", "forward.cpp"},
+    }  # fmt: skip
+    assert files <= allowed[path]
