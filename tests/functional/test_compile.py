@@ -9,7 +9,10 @@ from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraph
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import addnorm
+from addnorm.ops.schema import ForwardArguments
 from support.cases import BASIC, OPTIONS, bf16, cotangents, leaves, make
+from support.compiling import WRONG, results
+from support.pairwise import some
 
 pytestmark = [
     # torch.compile builds its own C++ with setuptools' and distutils' deprecated parts, and warns about itself.
@@ -23,16 +26,6 @@ def fresh_cache():
     yield
     addnorm.set_compile_mode(None)
     torch._dynamo.reset()
-
-
-def results(function, tensors, seed=0):
-    """Outputs and gradients of a function of tensors."""
-    torch.manual_seed(seed)
-    tensors = [t.detach().clone().requires_grad_() for t in tensors]
-    outputs = function(*tensors)
-    given = cotangents({str(i): t for i, t in enumerate(outputs)})
-    torch.autograd.backward(list(outputs), list(given.values()))
-    return [t.detach() for t in outputs], [t.grad for t in tensors]
 
 
 def block(x, branch, w1, b1, w2, scale):
@@ -86,7 +79,9 @@ def test_inductor_drops_anew_at_every_call_repeats_a_manual_seed_and_drops_the_s
 COMPILED = [*BASIC, *(name for name in OPTIONS if "everything" in name or name.startswith(("row", "stream", "weight")))]
 
 
-@pytest.mark.parametrize("variant", COMPILED)
+@pytest.mark.parametrize(
+    "variant", some(COMPILED, ["LayerNorm", "RMSNorm without weight", "row_scale a token", "everything, LayerNorm"])
+)
 def test_every_variant_is_one_graph_with_the_bits_of_eager(variant):
     call = make(variant, "bfloat16 with float32 parameters", (2, 3, 17))
     names = list(call.tensors)
@@ -243,7 +238,7 @@ def test_on_cuda_a_call_is_one_operator_a_seed_drawn_there_and_nothing_that_wait
     )  # no .item(), no .cpu()
     if seed is None:
         assert calls[0].kwargs["device"].type == "cuda"
-        assert calls[1].args[13] is calls[0]
+        assert calls[1].args[ForwardArguments._fields.index("seed")] is calls[0]
 
 
 def test_a_compiled_module_trains_like_the_eager_one_under_autocast():
@@ -282,9 +277,6 @@ def test_the_norm_alone_trains_in_a_graph(function, options):
     compiled_outputs, compiled_grads = results(torch.compile(norm, fullgraph=True, backend="aot_eager"), inputs)
     assert compiled_outputs[0].equal(outputs[0])
     assert all(a.equal(b) for a, b in zip(compiled_grads, grads, strict=True))
-
-
-WRONG = {"features": ((3, 7), torch.float32), "rows": ((1, 8), torch.float32), "dtype": ((3, 8), torch.int64)}
 
 
 @pytest.mark.parametrize("wrong", WRONG)

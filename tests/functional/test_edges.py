@@ -11,6 +11,7 @@ import addnorm
 from addnorm.ops import cpu
 from support.cases import BASIC, DTYPES, bf16, cotangents, f16, f32, f64, gradients, leaves, make, random
 from support.oracle import UNIT, relative, truth
+from support.pairwise import product
 
 NORMS = {"LayerNorm": addnorm.add_layer_norm, "RMSNorm": addnorm.add_rms_norm}
 WIDTHS = [2, 17, 64, 100, 771]
@@ -67,9 +68,11 @@ def test_one_feature_has_a_stated_norm(norm, eps):
         assert residual.grad.tolist() == [[0.0], [0.0], [0.0]]
 
 
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", BASIC)
-@pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8), (0, 1), (0, 0), (3, 0), (2, 3, 0)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "variant", "dtypes"),
+    product([(0, 8), (3, 0, 8), (0, 1), (0, 0), (3, 0), (2, 3, 0)], list(BASIC), list(DTYPES)),
+    ids=str,
+)
 def test_no_rows_and_no_features_give_empty_outputs_and_zero_gradients(shape, variant, dtypes):
     call = make(variant, dtypes, shape)
     tensors = leaves(call)
@@ -147,10 +150,10 @@ def test_without_eps_tiny_rows_whose_squares_vanish_are_never_silently_wrong(nor
     assert not y.isfinite().any()
 
 
-@pytest.mark.parametrize("d", [2, 17, 64])
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias"])
+@pytest.mark.parametrize(
+    ("variant", "poison", "dtypes", "d"),
+    product(["LayerNorm", "RMSNorm with bias"], [math.nan, math.inf, -math.inf], list(DTYPES), [2, 17, 64]),
+)
 def test_a_nan_or_an_infinity_makes_its_row_nan_and_touches_no_other(variant, poison, dtypes, d):
     call = make(variant, dtypes, (6, d))
     clean = call()
@@ -294,8 +297,8 @@ def test_a_call_that_fails_inside_torch_keeps_nothing_and_says_why():
     assert reference() is None
 
 
-@pytest.mark.parametrize("d", [1, 2, 5, 16, 19, 33, 64, 77])
 @pytest.mark.parametrize(("dtype", "value"), [(f32, 5e36), (bf16, 5e36), (f64, 1e306)])
+@pytest.mark.parametrize("d", [1, 2, 5, 16, 19, 33, 64, 77])
 def test_a_large_constant_row_has_a_gradient_at_every_width(dtype, value, d):
     """What lies beyond the end of a row has no part in its sums, whatever mean * rstd is there."""
     branch = torch.randn(2, d, dtype=dtype)

@@ -2,49 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 import addnorm
 from addnorm.ops import cpu
 from support.cases import BASIC, DTYPES, FUNCTIONS, VARIANTS, Call, bf16, f32, f64, make
+from support.inplace_calls import IN_PLACE, OWN_DTYPES, in_place, into, nan, same
 
-IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
 ALONE = {"layer": addnorm.layer_norm, "rms": addnorm.rms_norm}
-# Memory has its dtype, so these options are for out= alone.
-OWN_DTYPES = [
-    name for name, variant in VARIANTS.items() if not variant.options.keys() & {"residual_dtype", "out_dtype"}
-]
 NORMED = [name for name, variant in VARIANTS.items() if variant.norm != "none"]
 SHAPES = [(9, 100), (2, 1, 3, 65), (17,), (1, 768), (0, 8), (3, 0), (2, 0, 5)]
-
-
-def in_place(call: Call, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The call made in place on copies of its tensors, or on those given: what residual and branch have become."""
-    tensors = {name: t.clone() for name, t in call.tensors.items()} if tensors is None else tensors
-    eps = {} if call.norm == "none" else {"eps": call.eps}
-    returned = IN_PLACE[call.norm](**tensors, **call.options, **eps)
-    assert returned is tensors["residual" if call.norm == "none" else "branch"]
-    for name, t in tensors.items():
-        if name != "residual" and (name != "branch" or call.norm == "none"):
-            assert t.equal(call.tensors[name]), f"{name} was to be left as it was"
-    return {"z": tensors["residual"]} if call.norm == "none" else {"y": tensors["branch"], "z": tensors["residual"]}
-
-
-def into(call: Call, out, **options):
-    """The call with out=; what it returns."""
-    arguments = call.tensors | call.options | options
-    if call.norm == "none":
-        return addnorm.add_residual(**arguments, out=out)
-    return FUNCTIONS[call.norm](**arguments, eps=call.eps, return_residual=isinstance(out, tuple), out=out)
-
-
-def same(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
-    return all(got[name].equal(t) and got[name].dtype == t.dtype for name, t in want.items()) and len(got) == len(want)
-
-
-def nan(like: Tensor) -> Tensor:
-    """Memory in which an element that nobody writes is seen."""
-    return torch.full_like(like, float("nan"), memory_format=torch.contiguous_format)
 
 
 # ------------------------------------------------------------------------------------------------------ the same bits

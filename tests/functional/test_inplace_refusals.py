@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import addnorm
-from functional.test_inplace import same
 from support.cases import bf16, f64, make
+from support.inplace_calls import same
 
 x, b, row = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
 buffer = torch.randn(100)

@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 import addnorm
-from functional.test_inplace import IN_PLACE, OWN_DTYPES, in_place, into, nan, same
 from support.cases import BASIC, FUNCTIONS, bf16, f32, f64, make
+from support.inplace_calls import IN_PLACE, OWN_DTYPES, in_place, into, nan, same
 
 x, b = torch.randn(4, 8), torch.randn(4, 8)
 

@@ -7,8 +7,8 @@ from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraph
 import addnorm
 from addnorm.ops import compile_mode
 from addnorm.ops.schema import SCHEMAS
-from functional.test_compile import WRONG, results
 from support.cases import VARIANTS, bf16, cotangents, f32, f64, make
+from support.compiling import WRONG, results
 from support.oracle import UNIT, relative, truth
 
 # torch.compile builds its own C++ with setuptools' and distutils' deprecated parts, and warns about itself.
@@ -86,7 +86,12 @@ def test_the_switch_compiles_once_more_and_going_back_costs_nothing():
 
 
 MIXED = "bfloat16 with float32 parameters"
-CASES = [(name, MIXED) for name in VARIANTS] + [(name, "float32") for name in ("LayerNorm", "everything, RMSNorm")]
+DEFAULT = (
+    "LayerNorm", "RMSNorm with bias", "LayerNorm without either", "row_scale and layer_scale", "residual_scale (d,)",
+    "residual_dtype float32", "out_dtype bfloat16", "everything, LayerNorm", "the add alone",
+)  # fmt: skip
+CASES = [pytest.param(name, MIXED, marks=() if name in DEFAULT else pytest.mark.slow) for name in VARIANTS]
+CASES += [(name, "float32") for name in ("LayerNorm", "everything, RMSNorm")]
 
 
 @pytest.mark.parametrize(("variant", "dtypes"), CASES)

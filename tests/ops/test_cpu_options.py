@@ -8,15 +8,27 @@ from torch.profiler import ProfilerActivity, profile
 
 import addnorm
 from addnorm.ops import cpu, philox
-from ops.test_eager import agree
-from support.cases import BASIC, DTYPES, OPTIONS, VARIANTS, Call, bf16, cotangents, f16, f32, f64, gradients, make
+from addnorm.ops.options import GRADIENTS, NORMS
+from support.accuracy import agree
+from support.cases import (
+    BASIC,
+    DTYPES,
+    OPTIONS,
+    VARIANTS,
+    bf16,
+    cotangents,
+    f16,
+    f32,
+    f64,
+    gradients,
+    make,
+    schema_options,
+)
 from support.oracle import UNIT, arithmetic, magnitudes
+from support.pairwise import product, rotate
 
 ops = torch.ops.addnorm
 pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels are not loaded: {cpu.DETAIL}")
-
-WANTS = ("residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias")
-NORMS = {"layer": 0, "rms": 1, "none": 2}
 
 
 def operators(function) -> set[str]:
@@ -26,18 +38,7 @@ def operators(function) -> set[str]:
     return {event.key.removeprefix("addnorm::") for event in ran.key_averages() if event.key.startswith("addnorm::")}
 
 
-def in_schema(call: Call) -> dict:
-    """A call's options under the operators' names."""
-    options = dict(call.options)
-    tensors = {name: t for name, t in call.tensors.items() if name not in ("residual", "branch", "weight", "bias")}
-    for name, factor in (("residual_scale", "residual_factor"), ("layer_scale", "branch_factor")):
-        if name in options:
-            options[factor] = options.pop(name)
-    return options | tensors
-
-
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "dtypes"), rotate(list(VARIANTS), list(DTYPES), 3))
 def test_nothing_is_left_to_the_reference(variant, dtypes):
     call = make(variant, dtypes, (5, 19))
 
@@ -58,9 +59,11 @@ def test_the_reference_would_be_seen():
     assert "add_norm_reference" in operators(lambda: addnorm.add_layer_norm(empty, empty))
 
 
-@pytest.mark.parametrize("shape", [(70, 41), (9, 16), (5, 3), (2, 3, 130), (1, 19), (3, 1027)], ids=str)
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", OPTIONS)
+@pytest.mark.parametrize(
+    ("variant", "dtypes", "shape"),
+    product(list(OPTIONS), list(DTYPES), [(70, 41), (9, 16), (5, 3), (2, 3, 130), (1, 19), (3, 1027)]),
+    ids=str,
+)
 def test_kernel_and_reference_agree_within_rounding_and_the_stream_to_the_bit(variant, dtypes, shape):
     call = make(variant, dtypes, shape)
     if "row_scale" in call.tensors:  # the operators take one element a row
@@ -70,7 +73,7 @@ def test_kernel_and_reference_agree_within_rounding_and_the_stream_to_the_bit(va
         call.eps,
         NORMS[call.norm],
     )
-    options = in_schema(call)
+    options = schema_options(call)
     y, z, stats = ops.add_norm_forward(*inputs, **options)
     y_want, z_want, stats_want = ops.add_norm_forward_reference(*inputs, **options)
     assert z.equal(z_want)  # the same products and sums, the same mask
@@ -81,7 +84,7 @@ def test_kernel_and_reference_agree_within_rounding_and_the_stream_to_the_bit(va
     assert stats.shape == stats_want.shape
     if call.norm != "none":
         assert agree(y, y_want, unit, terms["y"])
-    wants = sum(1 << bit for bit, name in enumerate(WANTS) if name in call.tensors)
+    wants = sum(1 << bit for bit, name in enumerate(GRADIENTS) if name in call.tensors)
     for name in ("residual_dtype", "out_dtype"):
         options.pop(name, None)
     backward = (given.get("y"), given["z"], z, stats, call.tensors.get("weight"), NORMS[call.norm])
@@ -90,10 +93,10 @@ def test_kernel_and_reference_agree_within_rounding_and_the_stream_to_the_bit(va
         "bias_dtype": DTYPES[dtypes].parameter, "residual": call.tensors["residual"], "branch": call.tensors["branch"],
     }  # fmt: skip
     # All at once, and each on its own: the kernels write what is wanted and nothing else.
-    for asked in (wants, *(1 << bit for bit in range(len(WANTS)) if wants >> bit & 1)):
+    for asked in (wants, *(1 << bit for bit in range(len(GRADIENTS)) if wants >> bit & 1)):
         grads = ops.add_norm_backward(*backward, **named, grad_mask=asked)
         want = ops.add_norm_backward_reference(*backward, **named, grad_mask=asked)
-        for bit, name in enumerate(WANTS):
+        for bit, name in enumerate(GRADIENTS):
             if not asked >> bit & 1:
                 assert grads[bit].numel() == want[bit].numel() == 0
                 continue
@@ -102,10 +105,17 @@ def test_kernel_and_reference_agree_within_rounding_and_the_stream_to_the_bit(va
             assert agree(grads[bit], want[bit], unit, terms[name].reshape(want[bit].shape)), (name, asked)
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16, f16, f64])
-@pytest.mark.parametrize(("rows", "d"), [(3, 1), (5, 2), (4, 3), (9, 7), (3, 64), (2, 65), (7, 127), (2, 1001)])
-@pytest.mark.parametrize(("seed", "offset"), [(0, 0), (-1, 1), (2**63 - 1, 2**32 - 2), (-(2**63), 2**40 + 7)])
-def test_the_mask_is_that_of_the_reference_wherever_a_row_begins(seed, offset, rows, d, dtype):
+@pytest.mark.parametrize(
+    ("seeds", "shape", "dtype"),
+    product(
+        [(0, 0), (-1, 1), (2**63 - 1, 2**32 - 2), (-(2**63), 2**40 + 7)],
+        [(3, 1), (5, 2), (4, 3), (9, 7), (3, 64), (2, 65), (7, 127), (2, 1001)],
+        [f32, bf16, f16, f64],
+    ),
+    ids=str,
+)
+def test_dropout_mask_equals_reference(seeds, shape, dtype):
+    (seed, offset), (rows, d) = seeds, shape
     branch = torch.ones(rows, d, dtype=dtype)
     for p in (0.1, 0.5, 1 - 2**-20):
         seeded = torch.tensor(seed)

@@ -3,23 +3,17 @@
 import pytest
 import torch
 
+from support.accuracy import agree
 from support.cases import BASIC, DTYPES, SHAPES, bf16, cotangents, f32, f64, make
 from support.oracle import UNIT, arithmetic, magnitudes
+from support.pairwise import product
 
 ops = torch.ops.addnorm
 
 
-def agree(got: torch.Tensor, want: torch.Tensor, unit: float, terms: torch.Tensor | float) -> bool:
-    """Within a few roundings of the arithmetic, and one of the dtype on either side."""
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    bound = 8 * unit * terms + 2.01 * UNIT[got.dtype] * want.to(f64).abs() * (got.dtype not in (f32, f64))
-    return bool(((got.to(f64) - want.to(f64)).abs() <= bound).all())
-
-
-@pytest.mark.parametrize("shape", [s for s in SHAPES if len(s) > 1], ids=str)
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", BASIC)
+@pytest.mark.parametrize(
+    ("variant", "dtypes", "shape"), product(list(BASIC), list(DTYPES), [s for s in SHAPES if len(s) > 1]), ids=str
+)
 def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
     call = make(variant, dtypes, shape)
     rms, unit = call.norm == "rms", arithmetic(call)
@@ -56,11 +50,9 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
                 assert grads[bit].numel() == want[bit].numel() == 0
 
 
-@pytest.mark.parametrize("dresidual_dtype", [f32, bf16])
-@pytest.mark.parametrize("branch_dtype", [f32, bf16])
-@pytest.mark.parametrize("bias_dtype", [f32, bf16])
-@pytest.mark.parametrize("stream", [f32, bf16])
-@pytest.mark.parametrize("out", [f32, bf16])
+@pytest.mark.parametrize(
+    ("stream", "out", "dresidual_dtype", "branch_dtype", "bias_dtype"), product(*[[f32, bf16]] * 5), ids=str
+)
 def test_every_combination_of_dtypes_the_backward_may_be_asked_for_is_right(
     stream, out, dresidual_dtype, branch_dtype, bias_dtype
 ):

@@ -62,7 +62,9 @@ def test_every_option_has_a_variant_in_the_tests():
     assert used == {option.name for option in OPTIONS} - {"seed", "casting"}
 
 
-@pytest.mark.parametrize("option", [o for o in OPTIONS if o.kind not in ("seed", "offset", "casting")], ids=lambda o: o.name)
+@pytest.mark.parametrize(
+    "option", [o for o in OPTIONS if o.kind not in ("seed", "offset", "casting")], ids=lambda o: o.name
+)
 @pytest.mark.parametrize("norm", ["layer", "rms", "none"])
 def test_no_function_ignores_an_option(option, norm):
     name = next(name for name, variant in VARIANTS.items() if set(variant.options) == {option.name})
@@ -85,7 +87,9 @@ def test_no_function_ignores_an_option(option, norm):
 def test_only_declared_places_name_an_option(path):
     """An option that is named in more files is one that a new option has to be added to."""
     text = re.compile(r"\blayer_scale\b")
-    files = {p.name for p in (ROOT / path).rglob("*") if p.suffix in (".py", ".cpp", ".h") and text.search(p.read_text())}
+    files = {
+        p.name for p in (ROOT / path).rglob("*") if p.suffix in (".py", ".cpp", ".h") and text.search(p.read_text())
+    }
     allowed = {
         "src/addnorm/ops": {"options.py", "dispatch.py", "validation.py", "arguments.py", "gradients.py", "operators.py",
                             "tiles.py", "forward.py", "backward.py"},

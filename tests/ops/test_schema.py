@@ -7,6 +7,7 @@ from torch.utils._pytree import tree_map
 
 from addnorm.ops.schema import SCHEMAS
 from support.cases import BASIC, DTYPES, VARIANTS, bf16, cotangents, f32, f64, make
+from support.pairwise import pairwise
 
 ops = torch.ops.addnorm
 LISTED = ("residual", "branch", "weight", "bias")
@@ -61,28 +62,35 @@ def out_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tuple[tu
     return (*arguments, torch.empty_like(y) if arguments[-1] < 2 else None, torch.empty_like(z)), options
 
 
+OPCHECKED_BASIC = [("LayerNorm", "float32"), ("RMSNorm", "float32 stream, bfloat16 branch")]
+
+
 def samples() -> dict[str, tuple[str, tuple, dict]]:
     """Operators with arguments, by a name."""
     found = {}
-    for dtypes in ("float32", "bfloat16", "float32 stream, bfloat16 branch", "float64"):
-        for shape in ((5, 17), (2, 3, 8), (17,), (0, 8)):
-            for variant in ("LayerNorm", "RMSNorm", "LayerNorm without either"):
-                call = make(variant, dtypes, shape)
-                inputs = (*(call.tensors.get(name) for name in LISTED), call.eps, call.norm == "rms")
-                label = f"{variant}, {dtypes}, {shape}"
-                for name in ("add_norm", "add_norm_stream", "add_norm_train"):
-                    found[f"{name}: {label}"] = (name, inputs, {})
-                alone = (inputs[0], None, *inputs[2:])
-                found[f"add_norm of nothing: {label}"] = ("add_norm", alone, {})
-                found[f"add_norm_train of nothing: {label}"] = ("add_norm_train", alone, {})
-                y, z, stats = ops.add_norm_train_reference(*inputs)
-                given = cotangents({"y": y, "z": z})
-                present = 3 | 4 * (inputs[2] is not None) | 8 * (inputs[3] is not None)
-                for wants in {1, 2, 3, present, 4 & present, 8 & present} - {0}:
-                    arguments = (given["y"], given["z"], z, stats, inputs[2], inputs[5], *DTYPES[dtypes], wants)
-                    found[f"add_norm_train_backward of {wants}: {label}"] = ("add_norm_train_backward", arguments, {})
-    for variant in VARIANTS:
-        for dtypes in ("float32", "bfloat16", "float64"):
+    always = [(variant, dtypes, (5, 17)) for variant, dtypes in OPCHECKED_BASIC]
+    axes = (
+        ["LayerNorm", "RMSNorm", "LayerNorm without either"],
+        ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float64"],
+        [(5, 17), (2, 3, 8), (17,), (0, 8)],
+    )
+    for variant, dtypes, shape in dict.fromkeys([*always, *pairwise(*axes)]):
+        call = make(variant, dtypes, shape)
+        inputs = (*(call.tensors.get(name) for name in LISTED), call.eps, call.norm == "rms")
+        label = f"{variant}, {dtypes}, {shape}"
+        for name in ("add_norm", "add_norm_stream", "add_norm_train"):
+            found[f"{name}: {label}"] = (name, inputs, {})
+        alone = (inputs[0], None, *inputs[2:])
+        found[f"add_norm of nothing: {label}"] = ("add_norm", alone, {})
+        found[f"add_norm_train of nothing: {label}"] = ("add_norm_train", alone, {})
+        y, z, stats = ops.add_norm_train_reference(*inputs)
+        given = cotangents({"y": y, "z": z})
+        present = 3 | 4 * (inputs[2] is not None) | 8 * (inputs[3] is not None)
+        for wants in {1, 2, 3, present, 4 & present, 8 & present} - {0}:
+            arguments = (given["y"], given["z"], z, stats, inputs[2], inputs[5], *DTYPES[dtypes], wants)
+            found[f"add_norm_train_backward of {wants}: {label}"] = ("add_norm_train_backward", arguments, {})
+    for i, variant in enumerate(VARIANTS):
+        for dtypes in ("float32", ("bfloat16", "float64")[i % 2]):
             label = f"{variant}, {dtypes}"
             found[f"add_norm_forward: {label}"] = ("add_norm_forward", *forward_arguments(variant, dtypes, (3, 2, 9)))
             found[f"add_norm_out: {label}"] = ("add_norm_out", *out_arguments(variant, dtypes, (3, 2, 9)))
@@ -146,7 +154,7 @@ OPCHECKED = [
     *(
         f"{name}: {variant}, {dtypes}, (5, 17)"
         for name in ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_train_backward of 3")
-        for variant, dtypes in (("LayerNorm", "float32"), ("RMSNorm", "float32 stream, bfloat16 branch"))
+        for variant, dtypes in OPCHECKED_BASIC
     ),
     *(
         f"{name}: {variant}, float32"

@@ -90,7 +90,9 @@ BASIC = {
 }
 _SINGLE = [(option, label, value) for option in ALL_OPTIONS for label, value in VALUES[option.kind].items()]
 OPTIONS = {
-    f"{option.name.removesuffix('_p')} {label}".strip(): Variant(**(RMS if i % 2 else LAYER), options={option.name: value})
+    f"{option.name.removesuffix('_p')} {label}".strip(): Variant(
+        **(RMS if i % 2 else LAYER), options={option.name: value}
+    )
     for i, (option, label, value) in enumerate(_SINGLE)
 } | {
     "residual_scale zero": Variant(**LAYER, options={"residual_scale": 0.0}),
@@ -205,3 +207,21 @@ def gradients(call: Call, given: dict[str, Tensor] | None = None, *frozen: str) 
     given = {name: g for name, g in given.items() if outputs[name].requires_grad}  # all of it may be frozen
     torch.autograd.backward([outputs[name] for name in given], list(given.values()))
     return {name: t.grad for name, t in tensors.items()}
+
+
+def schema_options(call: Call) -> dict:
+    """Return a call's options under the names of the operators' arguments."""
+    options = dict(call.options)
+    tensors = {name: t for name, t in call.tensors.items() if name not in ("residual", "branch", "weight", "bias")}
+    for name, factor in (("residual_scale", "residual_factor"), ("layer_scale", "branch_factor")):
+        if name in options:
+            options[factor] = options.pop(name)
+    return options | tensors
+
+
+def moved(call: Call, device: torch.device | str = "cuda") -> Call:
+    """Return the call with all its tensors on a device."""
+    options = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.options.items()
+    }
+    return Call(call.norm, call.eps, {name: t.to(device) for name, t in call.tensors.items()}, options)

@@ -58,3 +58,13 @@ def some(names: Sequence[str], chosen: Sequence[str]) -> list[Any]:
     """Return the names as parameters of pytest: those that are not chosen are slow."""
     assert set(chosen) <= set(names)
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def with_values(rows: Sequence[Any], *values: Any, swap: bool = False) -> list[Any]:
+    """Return rows of `rotate` with more values at their end; `swap` exchanges the first two."""
+    result = []
+    for row in rows:
+        first, second = getattr(row, "values", row)
+        both = (second, first) if swap else (first, second)
+        result.append(pytest.param(*both, *values, marks=getattr(row, "marks", ())))
+    return result

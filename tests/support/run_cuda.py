@@ -9,8 +9,7 @@ import sys
 
 import torch
 
-from ops.triton.test_cuda import moved
-from support.cases import VARIANTS, gradients, make
+from support.cases import VARIANTS, gradients, make, moved
 
 SHAPES = [(37, 132), (3, 17), (2, 8200), (2, 20001)]
 

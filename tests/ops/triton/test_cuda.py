@@ -11,9 +11,9 @@ import torch.nn.functional as F
 import addnorm
 from addnorm.ops import philox
 from addnorm.ops.triton import plan
-from functional.test_functional import as_near_as_plain_pytorch, forward_and_backward
 from support import cases
-from support.cases import DTYPES, OPTIONS, VARIANTS, Call, bf16, cotangents, f32, f64, make
+from support.accuracy import assert_accurate, forward_and_backward
+from support.cases import DTYPES, OPTIONS, VARIANTS, Call, bf16, cotangents, f32, f64, make, moved
 from support.oracle import UNIT
 from support.places import places
 
@@ -39,22 +39,13 @@ def nothing_is_left_to_the_reference(monkeypatch):
             monkeypatch.setattr(module, "eager", None)
 
 
-def moved(call: Call, device: torch.device | str | None = None) -> Call:
-    """The same call with everything on a device."""
-    device = device or CUDA
-    options = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.options.items()
-    }
-    return Call(call.norm, call.eps, {name: t.to(device) for name, t in call.tensors.items()}, options)
-
-
 @pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
 def test_outputs_and_gradients_are_as_near_to_float64_as_plain_pytorch(variant, dtypes, shape):
     here = make(variant, dtypes, shape)
     call, given = moved(here), cotangents(here())
     on_device = {name: t.to(CUDA) for name, t in given.items()}
     ours = {name: t.cpu() for name, t in forward_and_backward(call, call, on_device).items()}
-    as_near_as_plain_pytorch(here, ours, given)  # PyTorch's on the CPU: the same yardstick as there
+    assert_accurate(here, ours, given)  # PyTorch's on the CPU: the same yardstick as there
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)

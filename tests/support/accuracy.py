@@ -1,0 +1,46 @@
+"""Accuracy of results and gradients against float64, in units of plain PyTorch's errors.
+
+Plain PyTorch computes in the same dtypes on the same inputs:
+
+- the RMS error must be at most 1.02 times PyTorch's, or that of the correctly rounded exact result where PyTorch's is smaller;
+- the largest error must be at most twice that;
+- each plus a floor: one rounding of float32 (two for the largest error), relative to the sum of the absolute values of the terms,
+  is round-off of the order of summation.
+"""
+
+import torch
+from torch import Tensor
+
+from support.cases import Call, f32, f64, leaves
+from support.oracle import UNIT, arithmetic, magnitudes, plain, rms, truth, worst
+
+
+def forward_and_backward(function, call: Call, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return outputs and gradients by name."""
+    tensors = leaves(call)
+    outputs = function(tensors)
+    torch.autograd.backward([outputs[name] for name in given], [g.to(outputs[n].dtype) for n, g in given.items()])
+    return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
+
+
+def assert_accurate(call: Call, ours: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    """Check outputs and gradients within the bounds above, relative to the z in `ours`."""
+    theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, given)
+    # Each against the truth at its own z, which it normalized.
+    want, want_theirs = truth(call, ours["z"], given), truth(call, theirs["z"], given)
+    terms, unit = magnitudes(call, ours["z"], given), arithmetic(call)
+    for name in ours.keys() - {"z"}:
+        error, error_theirs = ours[name].to(f64) - want[name], theirs[name].to(f64) - want_theirs[name]
+        best = want[name].to(ours[name].dtype).to(f64) - want[name]
+        assert ours[name].shape == want[name].shape, name
+        assert ours[name].dtype == (call.out_dtype if name == "y" else call.tensors[name].dtype), name
+        assert rms(error) <= 1.02 * max(rms(error_theirs), rms(best)) + unit * rms(terms[name]), name
+        assert worst(error) <= 2 * max(worst(error_theirs), worst(best)) + 2 * unit * worst(terms[name]), name
+
+
+def agree(got: torch.Tensor, want: torch.Tensor, unit: float, terms: torch.Tensor | float) -> bool:
+    """Return whether two results agree within a few roundings of the arithmetic and one of the dtype on either side."""
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    bound = 8 * unit * terms + 2.01 * UNIT[got.dtype] * want.to(f64).abs() * (got.dtype not in (f32, f64))
+    return bool(((got.to(f64) - want.to(f64)).abs() <= bound).all())

@@ -1,0 +1,42 @@
+"""Calls in place and with out=, and their results."""
+
+import torch
+from torch import Tensor
+
+import addnorm
+from support.cases import FUNCTIONS, VARIANTS, Call
+
+IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
+# In place the dtypes are those of the tensors.
+OWN_DTYPES = [
+    name for name, variant in VARIANTS.items() if not variant.options.keys() & {"residual_dtype", "out_dtype"}
+]
+
+
+def in_place(call: Call, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Run the call in place, on copies of its tensors by default, and return the new residual and branch."""
+    tensors = {name: t.clone() for name, t in call.tensors.items()} if tensors is None else tensors
+    eps = {} if call.norm == "none" else {"eps": call.eps}
+    returned = IN_PLACE[call.norm](**tensors, **call.options, **eps)
+    assert returned is tensors["residual" if call.norm == "none" else "branch"]
+    for name, t in tensors.items():
+        if name != "residual" and (name != "branch" or call.norm == "none"):
+            assert t.equal(call.tensors[name]), f"{name} must not change"
+    return {"z": tensors["residual"]} if call.norm == "none" else {"y": tensors["branch"], "z": tensors["residual"]}
+
+
+def into(call: Call, out, **options):
+    """Run the call with out= and return its result."""
+    arguments = call.tensors | call.options | options
+    if call.norm == "none":
+        return addnorm.add_residual(**arguments, out=out)
+    return FUNCTIONS[call.norm](**arguments, eps=call.eps, return_residual=isinstance(out, tuple), out=out)
+
+
+def same(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
+    return all(got[name].equal(t) and got[name].dtype == t.dtype for name, t in want.items()) and len(got) == len(want)
+
+
+def nan(like: Tensor) -> Tensor:
+    """Return a tensor in which an element that is not written is visible."""
+    return torch.full_like(like, float("nan"), memory_format=torch.contiguous_format)
