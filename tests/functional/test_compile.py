@@ -36,7 +36,7 @@ def block(x, branch, w1, b1, w2, scale):
     return addnorm.rms_norm(stream + y, w2), stream
 
 
-def test_inductor_compiles_a_block_in_one_graph_with_eagers_numbers():
+def test_inductor_compiles_a_block_in_one_graph():
     inputs = [torch.randn(6, 40), torch.randn(6, 40), *(1 + 0.3 * torch.randn(40) for _ in range(4))]
     outputs, grads = results(block, inputs)
     compiled_outputs, compiled_grads = results(torch.compile(block, fullgraph=True), inputs)
@@ -46,7 +46,7 @@ def test_inductor_compiles_a_block_in_one_graph_with_eagers_numbers():
     torch.testing.assert_close(compiled_grads, grads, rtol=2e-2, atol=2e-2)
 
 
-def test_inductor_without_grad_calls_the_kernel_and_gives_its_bits():
+def test_inductor_without_grad_has_the_kernels_bits():
     x, branch, weight = torch.randn(6, 40), torch.randn(6, 40), torch.randn(40)
 
     def function(x, branch):
@@ -58,7 +58,7 @@ def test_inductor_without_grad_calls_the_kernel_and_gives_its_bits():
             assert got.equal(want)
 
 
-def test_inductor_drops_anew_at_every_call_repeats_a_manual_seed_and_drops_the_same_backward():
+def test_inductor_dropout_follows_manual_seed():
     x, branch = torch.zeros(16, 32), torch.ones(16, 32, requires_grad=True)
     compiled = torch.compile(lambda x, b: addnorm.add_residual(x, b, dropout_p=0.5), fullgraph=True)
     torch.manual_seed(5)
@@ -82,7 +82,7 @@ COMPILED = [*BASIC, *(name for name in OPTIONS if "everything" in name or name.s
 @pytest.mark.parametrize(
     "variant", some(COMPILED, ["LayerNorm", "RMSNorm without weight", "row_scale a token", "everything, LayerNorm"])
 )
-def test_every_variant_is_one_graph_with_the_bits_of_eager(variant):
+def test_compiled_graph_has_the_bits_of_eager(variant):
     call = make(variant, "bfloat16 with float32 parameters", (2, 3, 17))
     names = list(call.tensors)
 
@@ -165,18 +165,18 @@ EVERY += [(name, "op", False) for name in INTO_MEMORY]
 
 
 @pytest.mark.parametrize(("name", "form", "grad"), EVERY)
-def test_a_second_batch_size_makes_the_graph_dynamic_and_no_other_recompiles(name, form, grad):
+def test_second_batch_size_makes_the_graph_dynamic(name, form, grad):
     assert compilations((ENTRIES | INTO_MEMORY)[name](), form, grad, (4, 7, 33, 130)) == [1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("name", ["y and stream", "rms, dropout", "ResidualStack"])
-def test_where_the_batch_is_told_to_vary_one_graph_does_for_all(name, grad):
+def test_dynamic_batch_needs_one_graph(name, grad):
     assert compilations(ENTRIES[name](), "op", grad, (4, 7, 33), told=True) == [1, 1, 1]
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
-def test_one_row_and_none_have_graphs_of_their_own_as_everywhere_in_torch(grad):
+def test_one_row_and_no_rows_have_their_own_graphs(grad):
     assert compilations(ENTRIES["y and stream"](), "op", grad, (4, 7, 1, 0, 5, 1, 0)) == [1, 2, 3, 4, 4, 4, 4]
 
 
@@ -189,7 +189,7 @@ CHANGING = {
 
 
 @pytest.mark.parametrize(("name", "form"), [*((name, "op") for name in CHANGING), ("offset", "formula")])
-def test_what_may_change_at_every_call_compiles_nothing_anew(name, form):
+def test_changing_tensors_and_offsets_do_not_recompile(name, form):
     """A number for a scale, or for dropout_p, is part of the graph; a tensor is not, and the offset becomes a size."""
     addnorm.set_compile_mode(form)
     counter = CompileCounterWithBackend("aot_eager")
@@ -211,7 +211,7 @@ def test_what_may_change_at_every_call_compiles_nothing_anew(name, form):
 
 
 @pytest.mark.parametrize("seed", [None, SEED], ids=["drawn", "given"])
-def test_on_cuda_a_call_is_one_operator_a_seed_drawn_there_and_nothing_that_waits(seed):
+def test_cuda_graph_is_one_operator_and_a_seed(seed):
     """With tensors that say they are on a GPU and have no memory; no torch without CUDA makes an autograd node of them."""
     graphs = EagerAndRecordGraphs()
 
@@ -241,7 +241,7 @@ def test_on_cuda_a_call_is_one_operator_a_seed_drawn_there_and_nothing_that_wait
         assert calls[1].args[ForwardArguments._fields.index("seed")] is calls[0]
 
 
-def test_a_compiled_module_trains_like_the_eager_one_under_autocast():
+def test_compiled_module_trains_like_eager_under_autocast():
     class Block(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -280,7 +280,7 @@ def test_the_norm_alone_trains_in_a_graph(function, options):
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_argument_is_refused_with_its_sentence_in_a_graph_too(wrong):
+def test_wrong_arguments_raise_in_a_graph(wrong):
     compiled = torch.compile(addnorm.add_layer_norm, backend="eager")
     shape, dtype = WRONG[wrong]
     with pytest.raises((ValueError, TypeError, RuntimeError), match=r"branch has (shape|dtype) .*, expected "):
@@ -301,7 +301,7 @@ def test_export_gives_a_program_with_the_same_bits():
         assert all(a.equal(b) for a, b in zip(program(*inputs), Norm()(*inputs), strict=True))
 
 
-def test_leaves_that_are_frozen_get_no_gradient_from_a_graph():
+def test_frozen_leaves_get_no_gradient_from_a_graph():
     call = make("LayerNorm", "float32", (4, 16))
     tensors = leaves(call, "weight", "residual")
     y = torch.compile(call.y_alone, fullgraph=True, backend="aot_eager")(tensors)

@@ -68,7 +68,7 @@ def test_threads_that_share_a_parameter_add_up_their_gradients():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, bf16])
-def test_a_hook_in_a_backward_may_call_it_again_backward_included(dtype):
+def test_backward_hook_may_call_the_function_again(dtype):
     """The call inside runs in the middle of the call outside, on the thread of its backward."""
     x, branch = torch.randn(300, 257).to(dtype), torch.randn(300, 257).to(dtype)
     weight = torch.randn(257)

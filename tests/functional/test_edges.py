@@ -24,7 +24,7 @@ def parameters(d: int, dtype: torch.dtype = f32) -> tuple[torch.Tensor, torch.Te
 
 @pytest.mark.parametrize("d", WIDTHS)
 @pytest.mark.parametrize("value", [0.0, 0.1, -3.3, 1e4 + 0.3, 1e30, 3e-39])
-def test_a_constant_row_gives_exactly_the_bias_and_no_gradient_of_the_branch(value, d):
+def test_constant_row_gives_exactly_the_bias(value, d):
     weight, bias = parameters(d)
     residual = torch.full((5, d), value, requires_grad=True)
     y = addnorm.add_layer_norm(residual, torch.zeros(5, d), weight, bias)
@@ -73,7 +73,7 @@ def test_one_feature_has_a_stated_norm(norm, eps):
     product([(0, 8), (3, 0, 8), (0, 1), (0, 0), (3, 0), (2, 3, 0)], list(BASIC), list(DTYPES)),
     ids=str,
 )
-def test_no_rows_and_no_features_give_empty_outputs_and_zero_gradients(shape, variant, dtypes):
+def test_empty_inputs_give_zero_gradients(shape, variant, dtypes):
     call = make(variant, dtypes, shape)
     tensors = leaves(call)
     outputs = call(tensors)
@@ -87,7 +87,7 @@ def test_no_rows_and_no_features_give_empty_outputs_and_zero_gradients(shape, va
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
-def test_a_mean_of_10000_with_variance_1_costs_no_more_than_it_costs_torch(dtype):
+def test_mean_of_10000_is_as_accurate_as_torch(dtype):
     """E[z^2] - E[z]^2 in float32 would give a variance of 16 or of -8 here."""
     residual, branch = torch.full((200, 1024), 1e4), torch.randn(200, 1024).to(dtype)
     z = residual + branch
@@ -98,7 +98,7 @@ def test_a_mean_of_10000_with_variance_1_costs_no_more_than_it_costs_torch(dtype
     assert ours < 6e-4 + (UNIT[bf16] if dtype == bf16 else 0.0)
 
 
-def test_a_first_block_unlike_the_rest_of_the_row_does_not_fool_the_variance():
+def test_variance_with_an_unusual_first_block_is_accurate():
     """The kernels shift by the mean of a row's first elements; where that is far off they go over the row again."""
     z = torch.randn(64, 1000)
     z[:32, :64] += 1e5
@@ -110,7 +110,7 @@ def test_a_first_block_unlike_the_rest_of_the_row_does_not_fool_the_variance():
 @pytest.mark.parametrize("d", WIDTHS)
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize("norm", NORMS)
-def test_squares_that_overflow_give_rstd_0_so_that_y_is_the_bias_and_the_gradient_stops(norm, dtype, d):
+def test_overflowing_squares_give_the_bias(norm, dtype, d):
     weight, bias = parameters(d)
     residual = 1e30 * torch.where(torch.arange(d) % 3 == 0, 1.0, -0.5).expand(4, d)
     residual = residual.to(dtype).clone().requires_grad_()
@@ -127,7 +127,7 @@ def test_squares_that_overflow_give_rstd_0_so_that_y_is_the_bias_and_the_gradien
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("scale", [1e-30, 1e-38, 1e-39])
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias"])
-def test_tiny_and_subnormal_inputs_give_the_bias_plus_what_is_left_of_them(variant, scale, dtypes):
+def test_subnormal_inputs_are_accurate(variant, scale, dtypes):
     call = make(variant, dtypes, (9, 100))
     for name in ("residual", "branch"):
         call.tensors[name] = (call.tensors[name].to(f64) * scale).to(call.tensors[name].dtype)
@@ -143,7 +143,7 @@ def test_tiny_and_subnormal_inputs_give_the_bias_plus_what_is_left_of_them(varia
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-38])
 @pytest.mark.parametrize("norm", NORMS)
-def test_without_eps_tiny_rows_whose_squares_vanish_are_never_silently_wrong(norm, scale):
+def test_vanishing_squares_without_eps_are_not_finite(norm, scale):
     """eps = 0 and squares that underflow: rstd is infinite, so y is infinite or NaN, as it is in torch."""
     z = scale * torch.randn(4, 33)
     y = NORMS[norm](z, torch.zeros_like(z), None, None, 0.0)
@@ -154,7 +154,7 @@ def test_without_eps_tiny_rows_whose_squares_vanish_are_never_silently_wrong(nor
     ("variant", "poison", "dtypes", "d"),
     product(["LayerNorm", "RMSNorm with bias"], [math.nan, math.inf, -math.inf], list(DTYPES), [2, 17, 64]),
 )
-def test_a_nan_or_an_infinity_makes_its_row_nan_and_touches_no_other(variant, poison, dtypes, d):
+def test_nan_and_infinity_stay_in_their_row(variant, poison, dtypes, d):
     call = make(variant, dtypes, (6, d))
     clean = call()
     given = cotangents(clean)
@@ -223,7 +223,7 @@ def test_gradients_in_any_layout_give_the_same_bits(variant, dtypes):
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "everything, LayerNorm"])
-def test_views_with_a_pending_sign_or_conjugation_are_read_as_what_they_mean(variant):
+def test_lazily_negated_views_are_resolved(variant):
     """`t.conj().imag` is a float view whose memory holds the opposite sign."""
     call = make(variant, "float32", (9, 33))
     want = call()
@@ -246,7 +246,7 @@ def test_any_rank_is_rows_of_features(rank):
         assert grads[name].flatten().equal(flat_grads[name].flatten())
 
 
-def test_changing_the_stream_before_its_backward_is_an_error_not_a_wrong_gradient():
+def test_changing_z_before_its_backward_raises():
     call = make("LayerNorm", "float32", (4, 8))
     y, z = call(leaves(call)).values()
     z.detach().add_(1.0)
@@ -255,7 +255,7 @@ def test_changing_the_stream_before_its_backward_is_an_error_not_a_wrong_gradien
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16, f16, f64])
-def test_what_dropout_drops_is_gone_even_if_it_was_infinite(dtype):
+def test_dropout_of_infinities_leaves_the_residual(dtype):
     residual = torch.randn(4, 16).to(dtype)
     branch = torch.full((4, 16), math.inf, dtype=dtype).requires_grad_()
     seed = torch.tensor(5)
@@ -287,7 +287,7 @@ def test_a_long_row_is_as_exact_as_pytorchs(d):
         assert ours <= 1.15 * theirs
 
 
-def test_a_call_that_fails_inside_torch_keeps_nothing_and_says_why():
+def test_failing_call_keeps_no_reference():
     weight = torch.randn(100)
     huge = torch.zeros(1).expand(2**50, 100)
     with pytest.raises(RuntimeError):
@@ -315,7 +315,7 @@ def test_a_large_constant_row_has_a_gradient_at_every_width(dtype, value, d):
 
 
 @pytest.mark.parametrize("place", [0, 63, 2000])
-def test_one_value_that_is_larger_than_all_others_together_costs_no_accuracy(place):
+def test_one_massive_activation_keeps_accuracy(place):
     """The massive activations of language models."""
     z = torch.randn(4, 4096)
     z[:, place] += 1e5

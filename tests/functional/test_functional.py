@@ -19,7 +19,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
-def test_outputs_and_gradients_are_as_near_to_float64_as_plain_pytorch(variant, dtypes, shape):
+def test_outputs_and_gradients_are_as_accurate_as_torch(variant, dtypes, shape):
     call = make(variant, dtypes, shape)
     given = cotangents(call())
     assert_accurate(call, forward_and_backward(call, call, given), given)
@@ -27,7 +27,7 @@ def test_outputs_and_gradients_are_as_near_to_float64_as_plain_pytorch(variant, 
 
 @pytest.mark.parametrize("dtypes", list(DTYPES)[:5])
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
-def test_on_many_elements_the_error_is_no_larger_than_pytorchs_without_any_floor(variant, dtypes):
+def test_error_on_many_elements_is_at_most_torchs(variant, dtypes):
     call = make(variant, dtypes, (128, 768))
     given = cotangents(call())
     ours = forward_and_backward(call, call, given)
@@ -40,7 +40,7 @@ def test_on_many_elements_the_error_is_no_larger_than_pytorchs_without_any_floor
 
 
 @pytest.mark.parametrize(("variant", "dtypes"), rotate(list(VARIANTS), list(DTYPES), 4))
-def test_the_stream_is_the_exact_sum_rounded_once(variant, dtypes):
+def test_z_is_the_exact_sum_rounded_once(variant, dtypes):
     call = make(variant, dtypes, (66, 65))
     z = call()["z"]
     exact = added(call, {name: t.to(f64) for name, t in call.tensors.items()})
@@ -73,7 +73,7 @@ def test_parameter_gradients_are_accumulated_in_float32(variant, stream, paramet
     assert relative(ours["bias"], want["bias"]) < bound
 
 
-def test_the_bias_gradient_of_16384_bfloat16_rows_of_ones_is_16384():
+def test_bias_gradient_of_16384_rows_of_ones_is_16384():
     x, bias = torch.randn(16384, 8).to(bf16), torch.zeros(8, dtype=bf16, requires_grad=True)
     y = addnorm.add_layer_norm(x, x, torch.ones(8, dtype=bf16), bias)
     y.backward(torch.ones_like(y))
@@ -84,7 +84,7 @@ def test_the_bias_gradient_of_16384_bfloat16_rows_of_ones_is_16384():
     ("variant", "dtypes"),
     rotate([name for name, variant in VARIANTS.items() if variant.norm != "none"], list(DTYPES), 4),
 )
-def test_y_and_stream_have_the_same_bits_with_grad_and_without_and_with_y_alone(variant, dtypes):
+def test_bits_do_not_depend_on_grad_mode_or_outputs(variant, dtypes):
     call = make(variant, dtypes, (9, 100))
     tensors = leaves(call)
     y, z = call(tensors).values()
@@ -103,7 +103,7 @@ def test_y_and_stream_have_the_same_bits_with_grad_and_without_and_with_y_alone(
 
 @pytest.mark.parametrize(("name", "function"), [("layer", addnorm.layer_norm), ("rms", addnorm.rms_norm)])
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "bfloat16 with float32 parameters", "float16", "float64"])
-def test_the_norm_alone_is_the_add_norm_of_nothing(name, function, dtypes):
+def test_norm_alone_equals_add_norm_of_zeros(name, function, dtypes):
     call = make("LayerNorm" if name == "layer" else "RMSNorm with bias", dtypes, (66, 65))
     x, weight, bias = (call.tensors[key].clone().requires_grad_() for key in ("residual", "weight", "bias"))
     y = function(x, weight, bias, call.eps)
@@ -118,7 +118,7 @@ def test_the_norm_alone_is_the_add_norm_of_nothing(name, function, dtypes):
 
 
 @pytest.mark.parametrize("normalized_shape", [6, (6,), (5, 6), [4, 5, 6], torch.Size((5, 6))])
-def test_normalized_shape_means_what_it_means_to_torch(normalized_shape):
+def test_normalized_shape_is_as_in_torch(normalized_shape):
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     residual, branch = torch.randn(2, 4, 5, 6, dtype=f64), torch.randn(2, 4, 5, 6, dtype=f64)
     weight, bias, branch_bias = (torch.randn(shape, dtype=f64, requires_grad=True) for _ in range(3))
@@ -202,7 +202,7 @@ def test_dropout_draws_its_seed_from_torchs_generator():
     assert not first.equal(second)
 
 
-def test_neither_input_is_changed_and_no_output_shares_memory_with_one():
+def test_inputs_are_unchanged_and_outputs_are_new():
     for variant in VARIANTS:
         for dtypes in DTYPES:
             call = make(variant, dtypes, (5, 16))

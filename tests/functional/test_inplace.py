@@ -27,7 +27,7 @@ def test_in_place_has_the_bits_of_the_function(variant, dtypes):
 
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_out_has_the_bits_of_the_function_and_is_what_is_returned(variant, dtypes):
+def test_out_has_the_bits_of_the_function_and_is_returned(variant, dtypes):
     for shape in SHAPES if variant in BASIC else SHAPES[:3]:
         call = make(variant, dtypes, shape)
         before = {name: t.clone() for name, t in call.tensors.items()}
@@ -80,7 +80,7 @@ def test_casting_is_an_option_in_place_too(casting):
 
 
 @pytest.mark.parametrize("norm", FUNCTIONS)
-def test_dropout_draws_what_the_function_draws_and_is_off_when_not_training(norm):
+def test_in_place_dropout_equals_the_functions(norm):
     call = make({"layer": "LayerNorm", "rms": "RMSNorm", "none": "the add alone"}[norm], "float32", (16, 16))
     undropped = call()
     call.options = {"dropout_p": 0.5}
@@ -147,7 +147,7 @@ def test_the_norm_alone_may_be_written_over_its_input(norm, dtypes, options):
         assert other.equal(want)
 
 
-def test_memory_of_another_dtype_with_elements_of_the_same_size_may_be_written_over():
+def test_out_may_reuse_memory_of_equal_element_size():
     x, b = torch.randn(6, 8).to(bf16), torch.randn(6, 8).to(bf16)
     want = addnorm.add_layer_norm(x, b, out_dtype=torch.float16)
     assert addnorm.add_layer_norm(x, b, out=b.view(torch.float16)).equal(want)
@@ -189,7 +189,7 @@ def test_memory_in_any_layout_is_written_and_nothing_beside_it(layout, variant, 
         assert base.equal(t._base), f"something beside {name} was written"
 
 
-def test_interleaved_columns_and_the_halves_of_one_buffers_rows_share_nothing():
+def test_interleaved_columns_are_separate_memory():
     for cut in (lambda t: (t[:, :8], t[:, 8:]), lambda t: (t[:, ::2], t[:, 1::2]), lambda t: (t[:3, :8], t[3:, 8:])):
         buffer = torch.randn(6, 16)
         x, b = cut(buffer)

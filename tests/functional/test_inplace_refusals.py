@@ -157,7 +157,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_written_is_refused_in_a_sentence_and_nothing_is_written(name):
+def test_invalid_targets_raise_and_write_nothing(name):
     function, error, sentence = REFUSED[name]
     before = [t.clone() for t in (x, b, row, buffer)]
     with pytest.raises(error, match=f"^{re.escape(sentence)}"):
@@ -176,7 +176,7 @@ WANTING = ["residual", "branch", "weight", "bias", "residual_scale", "row_scale"
 
 
 @pytest.mark.parametrize("name", WANTING)
-def test_a_gradient_that_is_wanted_is_refused_and_is_fine_under_no_grad(name):
+def test_required_gradients_raise_except_under_no_grad(name):
     call = make("everything, LayerNorm" if name in WANTING[4:] else "LayerNorm", "float32", (4, 8))
     call.tensors[name].requires_grad_()
     before = {key: t.detach().clone() for key, t in call.tensors.items()}
@@ -216,7 +216,7 @@ OVERWRITING = {
 
 
 @pytest.mark.parametrize("name", OVERWRITING)
-def test_a_backward_that_saved_what_was_overwritten_is_refused_by_torch(name):
+def test_overwriting_a_saved_tensor_fails_its_backward(name):
     factor = torch.randn(4, 8, requires_grad=True)
     saved = [torch.randn(4, 8), torch.randn(4, 8)]
     products = [factor * t for t in saved]  # each saves its t

@@ -53,7 +53,7 @@ def rows(count: int, d: int = D) -> torch.Tensor:
     return x
 
 
-def test_rows_beyond_2_to_the_31_elements_are_the_rows_that_they_are_alone():
+def test_rows_beyond_2_to_the_31_elements_are_exact():
     need(3 * 2 * D * ROWS)
     x, weight, bias = rows(ROWS), torch.randn(D), torch.randn(D)
     y, z = addnorm.add_layer_norm(x, x, weight, bias, return_residual=True)

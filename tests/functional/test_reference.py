@@ -71,7 +71,7 @@ def test_arithmetic_is_float32_or_float64(tensors, dtype, want):
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16])
-def test_the_stream_is_rounded_once_and_y_is_the_norm_of_what_was_rounded(dtype):
+def test_reference_normalizes_the_rounded_z(dtype):
     residual, branch, weight = R.to(dtype), B.to(dtype), WEIGHT.to(dtype)
     z = reference.add(residual, branch, layer_scale=0.3)
     assert z.equal((residual.float() + 0.3 * branch.float()).to(dtype))
@@ -128,7 +128,7 @@ def test_the_written_out_backward_of_the_add_is_its_derivative(scale, rows, drop
     }
 
 
-def test_gradients_of_the_scales_are_left_out_where_their_factor_was_not_kept():
+def test_add_backward_skips_scales_without_their_factor():
     got = reference.add_backward(DZ, residual_scale=WEIGHT, row_scale=ROWS, layer_scale=BIAS)
     assert got.residual_scale is got.row_scale is got.layer_scale is None
     assert_close(got.branch, DZ * ROWS[..., None] * BIAS)

@@ -39,19 +39,19 @@ def addresses(t: Tensor) -> list[int]:
 
 
 @given(views())
-def test_a_tensor_folds_if_an_address_comes_twice(t):
+def test_overlaps_itself_means_a_repeated_address(t):
     every = addresses(t)
     assert aliasing.overlaps_itself(t) == (len(set(every)) < len(every))
 
 
 @given(views(), views())
-def test_two_tensors_share_what_addresses_they_have_in_common(a, b):
+def test_shares_memory_means_a_common_address(a, b):
     if not aliasing.overlaps_itself(a):
         assert aliasing.shares_memory(a, b) == bool(set(addresses(a)) & set(addresses(b)))
 
 
 @given(views(), views())
-def test_two_tensors_are_the_same_if_element_for_element_they_lie_in_one_place(a, b):
+def test_is_same_memory_means_equal_addresses(a, b):
     if a.numel() and aliasing.is_same_memory(a, b):
         assert addresses(a) == addresses(b)
         assert a.element_size() == b.element_size()
@@ -83,7 +83,7 @@ def test_on_the_meta_device_there_is_no_memory_to_share():
     assert not aliasing.overlaps_itself(t[:1].expand(4, 8))
 
 
-def test_addresses_are_counted_on_the_cpu_whatever_device_is_the_default():
+def test_aliasing_ignores_the_default_device():
     t = torch.zeros(8, 8)
     with torch.device("meta"):
         assert aliasing.shares_memory(t[:, :4], t[:, 3:5])

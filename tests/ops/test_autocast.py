@@ -34,7 +34,7 @@ def test_on_cpu_y_has_the_dtype_of_torchs_norm_of_the_stream(variant, dtypes, gr
         assert {name: t.grad.dtype for name, t in tensors.items()} == {name: t.dtype for name, t in tensors.items()}
 
 
-def test_a_transformer_block_under_autocast_has_the_dtypes_of_the_plain_one():
+def test_block_under_autocast_has_the_dtypes_of_plain_torch():
     """A float32 stream, a bfloat16 branch out of a linear layer, and a norm that feeds the next one."""
     x, linear = torch.randn(4, 16), torch.nn.Linear(16, 16)
     weight = torch.nn.Parameter(torch.randn(16))

@@ -24,7 +24,7 @@ ADD_ONLY = [(name, "the stream alone") for name in SMOOTH if VARIANTS[name].norm
 @pytest.mark.parametrize(
     ("variant", "used"), rotate([name for name in SMOOTH if VARIANTS[name].norm != "none"], list(USED), 1) + ADD_ONLY
 )
-def test_first_and_second_derivatives_are_those_of_finite_differences(variant, used):
+def test_derivatives_pass_gradcheck_and_gradgradcheck(variant, used):
     call = make(variant, "float64", (2, 2, 3) if "sample" in variant else (2, 4))
     tensors = leaves(call)
     names = list(tensors)
@@ -93,7 +93,7 @@ def test_third_derivatives_are_those_of_the_formula(variant):
         ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float16"],
     ),
 )  # fmt: skip
-def test_what_is_frozen_or_unused_changes_no_other_gradient(variant, used, dtypes):
+def test_frozen_inputs_change_no_other_gradient(variant, used, dtypes):
     call = make(variant, dtypes, (66, 35))
     given = {name: g for name, g in cotangents(call()).items() if name in USED[used]}
     everything = gradients(call, given)
@@ -115,7 +115,7 @@ def test_what_is_frozen_or_unused_changes_no_other_gradient(variant, used, dtype
 
 @pytest.mark.parametrize("used", USED)
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", *OPTIONS])
-def test_using_one_output_alone_gives_the_gradient_of_that_output(variant, used):
+def test_gradient_of_one_output_alone_is_accurate(variant, used):
     call = make(variant, "float32", (33, 35))
     outputs = call()
     given = {name: g for name, g in cotangents(outputs).items() if name in USED[used]}
@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "layer_scale (d,)", "everything, RMSNorm"])
 @pytest.mark.parametrize("used", USED)
-def test_a_gradient_nobody_sends_is_never_made_up_of_zeros(used, variant):
+def test_missing_output_gradients_stay_none(used, variant):
     call = make(variant, "float32", (9, 33))
     outputs = call(leaves(call))
     given = {name: g for name, g in cotangents(outputs).items() if name in USED[used]}
@@ -193,7 +193,7 @@ SAVED = {
 @pytest.mark.parametrize("return_residual", [False, True])
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch"])
 @pytest.mark.parametrize("variant", SAVED)
-def test_saved_for_backward_are_the_stream_and_8_bytes_a_token_and_no_more_than_the_options_need(
+def test_saved_tensors_are_z_statistics_and_needed_options(
     variant, dtypes, return_residual
 ):
     call = make(variant, dtypes, (66, 35))
@@ -208,7 +208,7 @@ def test_saved_for_backward_are_the_stream_and_8_bytes_a_token_and_no_more_than_
 
 
 @pytest.mark.parametrize("frozen", ["layer_scale", "row_scale", "residual_scale"])
-def test_the_branch_is_not_kept_for_a_scale_that_wants_no_gradient(frozen):
+def test_branch_is_not_saved_for_a_frozen_scale(frozen):
     call = make("everything, LayerNorm", "float32", (66, 35))
     tensors, saved = leaves(call, "layer_scale", "row_scale", "residual_scale"), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
@@ -248,7 +248,7 @@ def test_gradients_that_accumulate_do_not_share_memory():
     assert tensors["branch"].grad.equal(2 * once["branch"])
 
 
-def test_one_tensor_as_residual_and_branch_gets_the_sum_of_both_gradients():
+def test_residual_as_branch_gets_the_sum_of_both_gradients():
     x, dy = torch.randn(9, 33, dtype=f64, requires_grad=True), torch.randn(9, 33, dtype=f64)
     addnorm.add_layer_norm(x, x).backward(dy)
     (want,) = torch.autograd.grad(torch.nn.functional.layer_norm(x + x, (33,)), x, dy)
@@ -292,7 +292,7 @@ def test_a_vectorized_jacobian_is_the_jacobian():
     torch.testing.assert_close(got, want)
 
 
-def test_a_bfloat16_model_learns_in_float32_where_its_parameters_are_float32():
+def test_float32_parameters_of_bfloat16_have_float32_gradients():
     call = make("LayerNorm", "bfloat16 with float32 parameters", (66, 35))
     grads = gradients(call)
     assert {name: g.dtype for name, g in grads.items()} == {
@@ -305,7 +305,7 @@ def test_a_bfloat16_model_learns_in_float32_where_its_parameters_are_float32():
 
 @pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}, {"dropout_p": 0.5}])
 @pytest.mark.parametrize("add_norm", [addnorm.add_layer_norm, addnorm.add_rms_norm])
-def test_the_stream_wants_a_gradient_only_if_something_added_does(add_norm, options):
+def test_z_requires_grad_only_if_a_summand_does(add_norm, options):
     x, b = torch.randn(3, 4), torch.randn(3, 4)
     weight = torch.ones(4, requires_grad=True)
     y, z = add_norm(x, b, weight, return_residual=True, **options)

@@ -33,7 +33,7 @@ def operators(function, *inputs) -> list[str]:
     return [node.target._opname for node in nodes if str(getattr(node.target, "namespace", "")) == "addnorm"]
 
 
-def test_every_device_that_was_measured_has_a_form_and_the_others_the_operator(monkeypatch):
+def test_default_compile_mode_depends_on_the_device(monkeypatch):
     assert set(compile_mode.DEFAULT_MODES.values()) <= set(compile_mode.MODES)
     monkeypatch.setattr(compile_mode, "DEFAULT_MODES", {"cpu": "formula"})
     assert compile_mode.kernel("add_norm", torch.ones(2)) is compile_mode.FORMULAS["add_norm"]
@@ -44,7 +44,7 @@ def test_every_operator_but_the_one_that_mutates_has_its_formula():
     assert set(SCHEMAS) == {*compile_mode.FORMULAS, "add_norm_out"}
 
 
-def test_a_form_that_is_none_is_refused():
+def test_unknown_compile_mode_raises():
     with pytest.raises(
         ValueError, match="mode is 'kernel', expected 'op', 'formula', or None for the measured default"
     ):
@@ -54,7 +54,7 @@ def test_a_form_that_is_none_is_refused():
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=["lean", "with options"])
-def test_the_switch_decides_what_a_graph_calls(grad, options):
+def test_compile_mode_selects_the_node(grad, options):
     x, branch = torch.randn(3, 8, requires_grad=grad), torch.randn(3, 8)
 
     def function(x, branch):
@@ -66,14 +66,14 @@ def test_the_switch_decides_what_a_graph_calls(grad, options):
     assert operators(function, x, branch) == []
 
 
-def test_given_memory_is_the_operators_in_both_forms():
+def test_out_and_in_place_are_operators_in_both_modes():
     x, branch = torch.randn(3, 8), torch.randn(3, 8)
     addnorm.set_compile_mode("formula")
     assert operators(addnorm.add_layer_norm_, x, branch) == ["add_norm_out"]
     assert operators(lambda x, b: addnorm.add_rms_norm(x, b, out=torch.empty_like(x)), x, branch) == ["add_norm_out"]
 
 
-def test_the_switch_compiles_once_more_and_going_back_costs_nothing():
+def test_changing_the_compile_mode_back_reuses_the_graph():
     counter = CompileCounterWithBackend("eager")
     function = torch.compile(addnorm.add_rms_norm, fullgraph=True, backend=counter)
     x, branch = torch.randn(3, 8), torch.randn(3, 8)
@@ -95,7 +95,7 @@ CASES += [(name, "float32") for name in ("LayerNorm", "everything, RMSNorm")]
 
 
 @pytest.mark.parametrize(("variant", "dtypes"), CASES)
-def test_every_variant_as_a_formula_is_one_graph_with_the_operators_numbers(variant, dtypes):
+def test_formula_is_one_graph_with_the_operators_results(variant, dtypes):
     call = make(variant, dtypes, (2, 3, 17))
     names = list(call.tensors)
 
@@ -115,7 +115,7 @@ def test_every_variant_as_a_formula_is_one_graph_with_the_operators_numbers(vari
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
-def test_inductor_fuses_the_formula_with_the_gradients_of_the_truth(dtype):
+def test_inductor_formula_is_accurate(dtype):
     name = {f32: "float32", bf16: "bfloat16"}[dtype]
     call = make("LayerNorm", name, (64, 48))
     names = list(call.tensors)

@@ -40,7 +40,7 @@ def tables():
 
 @pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_instruction_set_is_right_and_writes_all_it_returns(capability, tables):
+def test_every_instruction_set_is_accurate(capability, tables):
     output, code = tables(capability)
     assert code == 0, output
 
@@ -50,7 +50,7 @@ def test_every_instruction_set_is_right_and_writes_all_it_returns(capability, ta
     assert ran <= wish if "ATEN_CPU_CAPABILITY" in os.environ else ran == min(wish, names.index(cpu.ISA))
 
 
-def test_without_the_cpp_library_everything_works_and_backends_says_why(tables):
+def test_operation_works_without_the_cpp_library(tables):
     output, code = tables("no library")
     assert code == 0, output
     assert output.startswith("switched off by ADDNORM_CPP=0")
@@ -67,7 +67,7 @@ def test_backends_names_what_is_there():
     assert gpu.detail
 
 
-def test_a_library_that_does_not_load_is_one_warning_and_a_reason(tmp_path, monkeypatch):
+def test_broken_library_gives_one_warning_and_a_reason(tmp_path, monkeypatch):
     broken = tmp_path / "_C.so"
     broken.write_bytes(b"not a library")
     monkeypatch.setattr(cpu, "LIBRARY", broken)

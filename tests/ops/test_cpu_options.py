@@ -39,7 +39,7 @@ def operators(function) -> set[str]:
 
 
 @pytest.mark.parametrize(("variant", "dtypes"), rotate(list(VARIANTS), list(DTYPES), 3))
-def test_nothing_is_left_to_the_reference(variant, dtypes):
+def test_kernels_compute_every_option(variant, dtypes):
     call = make(variant, dtypes, (5, 19))
 
     def everything():
@@ -54,7 +54,7 @@ def test_nothing_is_left_to_the_reference(variant, dtypes):
     assert [name for name in ran if "reference" in name] == []
 
 
-def test_the_reference_would_be_seen():
+def test_empty_inputs_use_the_reference():
     empty = torch.empty(0, 4)
     assert "add_norm_reference" in operators(lambda: addnorm.add_layer_norm(empty, empty))
 
@@ -64,7 +64,7 @@ def test_the_reference_would_be_seen():
     product(list(OPTIONS), list(DTYPES), [(70, 41), (9, 16), (5, 3), (2, 3, 130), (1, 19), (3, 1027)]),
     ids=str,
 )
-def test_kernel_and_reference_agree_within_rounding_and_the_stream_to_the_bit(variant, dtypes, shape):
+def test_option_kernels_agree_with_the_reference(variant, dtypes, shape):
     call = make(variant, dtypes, shape)
     if "row_scale" in call.tensors:  # the operators take one element a row
         call.tensors["row_scale"] = call.tensors["row_scale"].expand(shape[:-1]).clone()
@@ -134,7 +134,7 @@ def test_a_word_equal_to_the_threshold_is_kept():
         assert bool(z != 0) == kept
 
 
-def test_what_is_dropped_is_0_even_if_it_was_infinite_and_p_1_drops_all():
+def test_dropped_infinities_are_zero():
     branch = torch.full((4, 33), math.inf)
     branch[::2] = math.nan
     seed = torch.tensor(3)
@@ -149,7 +149,7 @@ def test_what_is_dropped_is_0_even_if_it_was_infinite_and_p_1_drops_all():
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16])
-def test_every_number_of_a_16_bit_dtype_is_read_and_written_as_torch_does(dtype):
+def test_every_16_bit_number_is_converted_as_in_torch(dtype):
     """All 65536 of them: subnormals, infinities; NaNs stay NaNs."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).reshape(64, 1024)
     zero = torch.zeros_like(every)
@@ -175,7 +175,7 @@ def test_rounding_to_16_bits_is_torchs_at_every_tie_and_beyond(wide, stream):
 
 @pytest.mark.parametrize("isa_of", ["weight", "residual_scale", "layer_scale", "branch_bias", "row_scale"])
 @pytest.mark.parametrize("dtype", [f32, bf16, f16, f64])
-def test_parameters_and_scales_of_any_dtype_are_what_they_are_in_the_arithmetic(isa_of, dtype):
+def test_parameters_of_any_dtype_are_upcast(isa_of, dtype):
     x, s = torch.randn(6, 21), torch.randn(6, 21)
     value = torch.randn(6 if isa_of == "row_scale" else 21).to(dtype)
     got = addnorm.add_layer_norm(x, s, **{isa_of: value})
@@ -215,7 +215,7 @@ def test_a_lean_operator_and_the_full_one_give_the_same_bits(variant, dtypes):
     assert stats.numel() == 0
 
 
-def test_subnormals_of_float16_are_numbers_even_where_float32s_are_flushed():
+def test_float16_subnormals_survive_flush_to_zero():
     """torch reads them so too: they are no subnormals of float32."""
     half = torch.arange(-1200, 1200, dtype=torch.float64).mul(2**-24).to(f16)
     want = half.to(f64)

@@ -53,7 +53,7 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
 @pytest.mark.parametrize(
     ("stream", "out", "dresidual_dtype", "branch_dtype", "bias_dtype"), product(*[[f32, bf16]] * 5), ids=str
 )
-def test_every_combination_of_dtypes_the_backward_may_be_asked_for_is_right(
+def test_backward_supports_every_combination_of_dtypes(
     stream, out, dresidual_dtype, branch_dtype, bias_dtype
 ):
     call = make("LayerNorm", "float32", (70, 33))
@@ -71,7 +71,7 @@ def test_every_combination_of_dtypes_the_backward_may_be_asked_for_is_right(
 
 
 @pytest.mark.parametrize("variant", [*BASIC, "everything, LayerNorm", "everything, RMSNorm", "the add alone"])
-def test_what_an_operator_returns_is_no_alias_of_what_it_was_given(variant):
+def test_operators_return_no_alias_of_an_input(variant):
     """One-dimensional inputs are where a sum over the rows has nothing to do, and a cast where dtypes agree."""
     for shape in [(8,), (1, 8), (3, 8)]:
         for dtypes in ("float32", "float64"):

@@ -31,7 +31,7 @@ def test_philox_gives_the_published_known_answers(counter, key, answer):
 
 @pytest.mark.parametrize("offset", [0, 1, 2**32 - 3, 2**40 + 7])
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 0x123456789ABCDEF])
-def test_an_element_takes_its_word_of_its_block_whatever_the_seed_and_offset(seed, offset):
+def test_keep_mask_equals_integer_philox(seed, offset):
     for shape in [(1,), (4, 5), (3, 1, 7)]:
         assert keep_mask(shape, 0.4, torch.tensor(seed), offset).equal(keep_mask_in_integers(shape, 0.4, seed, offset))
 
@@ -44,7 +44,7 @@ def test_the_share_kept_is_1_minus_p(p):
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
-def test_what_is_kept_is_divided_by_1_minus_p_so_that_the_mean_stays(p):
+def test_dropout_divides_by_1_minus_p(p):
     z = addnorm.add_residual(torch.zeros(300, 200), torch.ones(300, 200), dropout_p=p, seed=torch.tensor(3))
     assert set(z.unique().tolist()) == {0.0, torch.tensor(1 / (1 - p)).item()}
     assert abs(z.mean().item() - 1.0) < 5 * (p / (1 - p) / z.numel()) ** 0.5
@@ -57,7 +57,7 @@ def test_neighbours_rows_and_seeds_are_independent():
         assert abs((one * other).mean().item()) * 4 < bound
 
 
-def test_any_chunk_of_the_branch_has_its_part_of_the_mask_through_offset():
+def test_offset_selects_the_mask_of_a_chunk():
     seed = torch.tensor(9)
     whole = keep_mask((12, 10), 0.5, seed)
     for first in range(0, 12, 2):  # two rows of ten are five blocks of four
@@ -71,14 +71,14 @@ def test_any_chunk_of_the_branch_has_its_part_of_the_mask_through_offset():
     assert torch.cat(parts).equal(z)
 
 
-def test_the_mask_counts_elements_in_contiguous_order_whatever_the_strides():
+def test_dropout_mask_ignores_strides():
     branch, seed = torch.randn(10, 12), torch.tensor(9)
     z = addnorm.add_residual(torch.zeros(10, 12), branch, dropout_p=0.5, seed=seed)
     transposed = addnorm.add_residual(torch.zeros(10, 12), branch.t().contiguous().t(), dropout_p=0.5, seed=seed)
     assert transposed.equal(z)
 
 
-def test_p_0_keeps_everything_and_p_1_nothing():
+def test_dropout_p_0_keeps_all_and_p_1_drops_all():
     seed = torch.tensor(1)
     assert keep_mask((100,), 0.0, seed).all()
     assert keep_scale((100,), 1.0, seed, 0, torch.float32).tolist() == [0.0] * 100
@@ -87,7 +87,7 @@ def test_p_0_keeps_everything_and_p_1_nothing():
     assert addnorm.add_residual(residual, branch, dropout_p=1.0, seed=seed).equal(residual)
 
 
-def test_the_mask_is_the_same_for_every_dtype_norm_and_entry_point():
+def test_dropout_mask_is_the_same_for_every_dtype_and_norm():
     want = keep_mask_in_integers((9, 33), 0.3, -1234567890123456789, 5)
     for variant in ("everything, LayerNorm", "everything, RMSNorm", "everything, the add alone"):
         for dtypes in ("float32", "bfloat16", "float64"):

@@ -111,7 +111,7 @@ def layout(outputs) -> list[tuple]:
 
 @pytest.mark.parametrize("suffix", ["", "_reference"])
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_fake_tensors_have_the_shapes_dtypes_and_strides_of_the_real_ones(sample, suffix):
+def test_fake_kernels_return_the_real_metadata(sample, suffix):
     name, arguments, options = SAMPLES[sample]
     operator = getattr(ops, name + suffix)
     real = operator(*arguments, **options)
@@ -139,7 +139,7 @@ STRIDED = {
 @pytest.mark.parametrize("suffix", ["", "_reference"])
 @pytest.mark.parametrize("dtype", [f32, bf16, f64])
 @pytest.mark.parametrize("how", STRIDED)
-def test_whatever_the_strides_outputs_are_contiguous_and_the_fake_ones_know(how, dtype, suffix):
+def test_outputs_of_strided_inputs_are_contiguous(how, dtype, suffix):
     residual, branch = STRIDED[how](torch.randn(6, 8).to(dtype)), torch.randn(6, 8).to(dtype)
     for operator in (getattr(ops, "add_norm_stream" + suffix), getattr(ops, "add_norm_train" + suffix)):
         for pair in ((residual, branch), (branch, residual), (residual, residual)):
@@ -166,12 +166,12 @@ OPCHECKED = [
 
 @pytest.mark.parametrize("suffix", ["", "_reference"])
 @pytest.mark.parametrize("sample", OPCHECKED)
-def test_opcheck_has_nothing_to_say(sample, suffix):
+def test_operators_pass_opcheck(sample, suffix):
     name, arguments, options = SAMPLES[sample]
     torch.library.opcheck(getattr(ops, name + suffix).default, arguments, options)
 
 
-def test_every_operator_has_a_reference_of_the_same_schema_and_a_fake():
+def test_every_operator_has_a_reference_and_a_fake_kernel():
     for name in SCHEMAS:
         operator, reference = getattr(ops, name).default, getattr(ops, f"{name}_reference").default
         assert str(operator._schema).replace(name, "", 1) == str(reference._schema).replace(f"{name}_reference", "", 1)
@@ -183,7 +183,7 @@ def test_every_operator_has_a_reference_of_the_same_schema_and_a_fake():
 
 
 @pytest.mark.parametrize("variant", BASIC)
-def test_a_fake_forward_and_backward_through_the_functions_has_the_real_shapes(variant):
+def test_functions_support_fake_tensors(variant):
     call = make(variant, "float32 stream, bfloat16 branch", (3, 5, 16))
     outputs = call()
     with FakeTensorMode() as mode:
@@ -212,7 +212,7 @@ def test_add_norm_out_writes_what_add_norm_forward_returns(sample, suffix):
 
 
 @pytest.mark.parametrize("suffix", ["", "_reference"])
-def test_add_norm_out_without_z_has_a_stream_of_the_residuals_dtype(suffix):
+def test_add_norm_out_without_z_rounds_to_residuals_dtype(suffix):
     arguments, options = forward_arguments("LayerNorm", "bfloat16 stream, float32 branch", (5, 17))
     y = torch.empty(5, 17)
     getattr(ops, "add_norm_out" + suffix)(*arguments, y, None, **options)
@@ -221,7 +221,7 @@ def test_add_norm_out_without_z_has_a_stream_of_the_residuals_dtype(suffix):
 
 
 @pytest.mark.parametrize("suffix", ["", "_reference"])
-def test_add_norm_out_judges_the_memory_itself(suffix):
+def test_add_norm_out_checks_memory_itself(suffix):
     """It is what a compiled graph calls."""
     buffer = torch.randn(96)
     x, half_over, apart = buffer[:32].view(4, 8), buffer[16:48].view(4, 8), buffer[64:].view(4, 8)

@@ -285,7 +285,7 @@ def test_an_offset_that_is_no_number_of_blocks_is_refused(offset):
     ids=str,
 )
 @pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_layer_norm_])
-def test_what_is_no_number_is_told_by_name_on_every_path(function, options, sentence):
+def test_non_numbers_are_named_on_every_path(function, options, sentence):
     x = torch.randn(4, 8)
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(sentence)}"):
         function(x, x.clone(), torch.ones(8), **options)

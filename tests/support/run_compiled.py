@@ -23,7 +23,7 @@ from support.cases import cotangents, gradients, make
 from support.places import lying, places
 
 DEVICE = offline.Device()
-KERNELS = (forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalise_kernel)
+KERNELS = (forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalize_kernel)
 
 
 class Compiled(TorchDispatchMode):

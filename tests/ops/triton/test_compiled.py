@@ -61,17 +61,42 @@ SOMEWHERE = [
 SIZES = [4, 1, 2, 7, 16, 33, 160]
 
 
+BATCHES = [("RMSNorm", "float32", 20000, SIZES[:3]), ("everything, LayerNorm", "bfloat16", 128, SIZES)]
+GIVEN = [(256,), (20000,)]
+# Compiled by default; the other cases are slow.
+DEFAULT = [
+    *KEPT[1:3],
+    KEPT[8],
+    KEPT[10],
+    OUTPUTS[1],
+    OUTPUTS[5],
+    OUTPUTS[7],
+    CROWDED[2],
+    LONG[0],
+    *SOMEWHERE[:3],
+    BATCHES[0],
+    GIVEN[0],
+]
+
+
+def cases(*lists):
+    """Return the cases as parameters of pytest: those that are not in DEFAULT are slow."""
+    every = [case for some in lists for case in some]
+    return [pytest.param(case, marks=() if case in DEFAULT else pytest.mark.slow, id=str(case)) for case in every]
+
+
 @pytest.fixture(scope="module")
-def found():
-    """Everything that this file asks for, by function and arguments: one process, since it takes a while to start."""
+def found(request):
+    """Compile, in one process, the cases of the selected tests; return the findings by function and arguments."""
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    selected = [item.callspec.params.get("case") for item in items]
     asked = [
-        *(["of", case] for case in KEPT + CROWDED + LONG),
-        *(["outputs", case] for case in OUTPUTS),
-        ["batches", ("everything, LayerNorm", "bfloat16", 128, SIZES)],
-        ["batches", ("RMSNorm", "float32", 20000, SIZES[:4])],
+        *(["of", case] for case in KEPT + CROWDED + LONG if case in selected),
+        *(["outputs", case] for case in OUTPUTS if case in selected),
+        *(["batches", case] for case in BATCHES if case in selected),
         ["kept", (256,)],
-        *(["in_given_memory", (d,)] for d in (256, 20000)),
-        *(["somewhere", case] for case in SOMEWHERE),
+        *(["in_given_memory", case] for case in GIVEN if case in selected),
+        *(["somewhere", case] for case in SOMEWHERE if case in selected),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     path = os.pathsep.join([str(SUPPORT), *sys.path])
@@ -84,7 +109,7 @@ def found():
     return dict(zip(keys, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("case", KEPT, ids=str)
+@pytest.mark.parametrize("case", cases(KEPT))
 def test_a_row_stays_in_registers(found, case):
     for kernel in found["of", json.dumps(case)]:
         # A thread's part of a row is 64 bytes and more: what is left over beside sums that fill the registers is none.
@@ -92,7 +117,7 @@ def test_a_row_stays_in_registers(found, case):
         assert kernel["dynamic"] <= 96 * 1024, kernel
 
 
-@pytest.mark.parametrize("case", [case for case in KEPT if "everything" not in case[0]], ids=str)
+@pytest.mark.parametrize("case", cases([case for case in KEPT if "everything" not in case[0]]))
 def test_rows_are_read_and_written_sixteen_bytes_at_a_time(found, case):
     for kernel in found["of", json.dumps(case)]:
         narrow = [access for access in kernel["accesses"] if access not in ("v4.b32", "b64")]
@@ -101,50 +126,50 @@ def test_rows_are_read_and_written_sixteen_bytes_at_a_time(found, case):
         assert len(narrow) < len(kernel["accesses"]), kernel
 
 
-@pytest.mark.parametrize("case", KEPT, ids=str)
+@pytest.mark.parametrize("case", cases(KEPT))
 def test_no_product_and_sum_are_fused_into_one_rounding(found, case):
     """The compiler would fuse them differently in every combination of options, and y would differ in the last bit."""
     for kernel in found["of", json.dumps(case)]:
         assert kernel["fused"] == 0, kernel
 
 
-@pytest.mark.parametrize("case", KEPT, ids=str)
+@pytest.mark.parametrize("case", cases(KEPT))
 def test_nothing_is_float64_where_no_tensor_is(found, case):
     """A number that came as a double would widen all it touches."""
     assert [kernel["kernel"] for kernel in found["of", json.dumps(case)] if kernel["float64"]] == []
 
 
-@pytest.mark.parametrize("case", OUTPUTS, ids=str)
-def test_y_is_summed_in_the_same_order_whatever_is_returned_beside_it(found, case):
+@pytest.mark.parametrize("case", cases(OUTPUTS))
+def test_order_of_sums_ignores_the_requested_outputs(found, case):
     """Else y alone would have other bits than y with the stream, and inference others than training."""
     orders = found["outputs", json.dumps(case)]
     assert all(order == orders["y"] for order in orders.values())
     assert orders["y"]
 
 
-@pytest.mark.parametrize("case", KEPT + LONG, ids=str)
+@pytest.mark.parametrize("case", cases(KEPT, LONG))
 def test_every_quotient_and_root_is_correctly_rounded(found, case):
     """What is not may be another number on another GPU, and x / 1 need not be x: a constant row would not be exact."""
     for kernel in found["of", json.dumps(case)]:
         assert not kernel["approximate"], kernel
 
 
-@pytest.mark.parametrize("case", KEPT + CROWDED, ids=str)
+@pytest.mark.parametrize("case", cases(KEPT, CROWDED))
 def test_a_program_finds_its_shared_memory_on_smaller_gpus_too(found, case):
     """Those of compute capability 8.6, 8.9 and 12 have 99 KB for one program, an H100 227."""
     for kernel in found["of", json.dumps(case)]:
         assert kernel["dynamic"] <= 99 * 1024, kernel
 
 
-@pytest.mark.parametrize("d", [256, 20000])
-def test_memory_that_is_given_gets_the_bits_of_fresh_memory_wherever_it_begins(found, d):
-    fresh, *given = found["in_given_memory", json.dumps((d,))]
+@pytest.mark.parametrize("case", cases(GIVEN))
+def test_out_has_the_bits_of_new_memory_at_any_alignment(found, case):
+    fresh, *given = found["in_given_memory", json.dumps(case)]
     assert given == [fresh, fresh]
     assert fresh
 
 
-@pytest.mark.parametrize("case", SOMEWHERE, ids=str)
-def test_sums_have_the_same_order_wherever_inputs_and_gradients_lie(found, case):
+@pytest.mark.parametrize("case", cases(SOMEWHERE))
+def test_order_of_sums_ignores_alignment(found, case):
     """Else a row would have other bits in a batch in which it begins elsewhere, and a view others than its copy."""
     ways = found["somewhere", json.dumps(case)]
     assert {"forward_kernel", "backward_kernel"} <= set(ways)
@@ -152,12 +177,12 @@ def test_sums_have_the_same_order_wherever_inputs_and_gradients_lie(found, case)
         assert len(orders) == 1, kernel
 
 
-def test_another_batch_size_compiles_nothing_anew(found):
-    for key, kernels in found.items():
-        if key[0] == "batches":
-            assert kernels == kernels[:1] * len(kernels), key
+@pytest.mark.parametrize("case", cases(BATCHES))
+def test_another_batch_size_compiles_no_new_kernel(found, case):
+    kernels = found["batches", json.dumps(case)]
+    assert kernels == kernels[:1] * len(kernels)
 
 
-def test_strides_and_alignment_find_the_kernel_that_is_compiled_for_their_like(found):
-    """Contiguous, aligned or not; two strides of rows that are read where they are; one of rows that are copied."""
+def test_strides_and_alignment_reuse_the_compiled_kernel(found):
+    """Contiguous, aligned or not; two strides of rows that are read in place; one of rows that are copied."""
     assert found["kept", json.dumps((256,))] == [1, 1, 2, 2, 2]

@@ -40,7 +40,7 @@ def nothing_is_left_to_the_reference(monkeypatch):
 
 
 @pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
-def test_outputs_and_gradients_are_as_near_to_float64_as_plain_pytorch(variant, dtypes, shape):
+def test_outputs_and_gradients_are_as_accurate_as_torch(variant, dtypes, shape):
     here = make(variant, dtypes, shape)
     call, given = moved(here), cotangents(here())
     on_device = {name: t.to(CUDA) for name, t in given.items()}
@@ -121,7 +121,7 @@ def test_more_elements_than_32_bits_count():
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
-def test_in_place_and_into_given_memory_have_the_bits_of_the_function(variant):
+def test_in_place_and_out_have_the_bits_of_the_function(variant):
     for d in (100, 20000):
         call = moved(make(variant, "bfloat16", (33, d)))
         want = call()
@@ -154,7 +154,7 @@ def test_one_row_for_all_has_the_bits_of_its_copies():
         assert addnorm.add_layer_norm(row, branch).equal(addnorm.add_layer_norm(row.clone(), branch))
 
 
-def test_a_stream_of_launches_of_its_own_and_a_captured_graph_give_the_same_bits():
+def test_cuda_streams_and_graphs_give_the_same_bits():
     call = moved(make("LayerNorm", "bfloat16", (64, 512)))
     want = call()
     stream = torch.cuda.Stream()
@@ -182,7 +182,7 @@ def test_tensors_on_another_device_than_the_current_one():
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
-def test_under_torch_compile_it_is_one_graph_with_eagers_bits_at_any_batch_size(variant):
+def test_compiled_graph_has_eager_bits_at_any_batch_size(variant):
     torch._dynamo.reset()
     calls = [moved(make(variant, "bfloat16 with float32 parameters", (rows, 128))) for rows in (5, 9, 33)]
     names = list(calls[0].tensors)
@@ -211,7 +211,7 @@ def test_under_autocast_y_is_float32_as_f_layer_norm_is(function):
 
 
 @pytest.mark.parametrize("variant", OPTIONS)
-def test_derivatives_of_every_option_are_those_of_finite_differences(variant):
+def test_derivatives_of_every_option_pass_gradcheck(variant):
     call = moved(make(variant, "float64", (3, 12)))
     names = list(call.tensors)
     tensors = [t.clone().requires_grad_() for t in call.tensors.values()]

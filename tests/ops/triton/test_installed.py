@@ -45,7 +45,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_where_triton_will_not_do_the_reference_computes_and_a_warning_says_why_once(monkeypatch, reason):
+def test_unusable_triton_warns_once_and_uses_the_reference(monkeypatch, reason):
     monkeypatch.setattr(triton, "_version", WRONG[reason])
     with pytest.warns(RuntimeWarning) as warned:
         assert triton.computing() is eager
@@ -91,7 +91,7 @@ def test_every_operator_has_a_kernel_for_cuda():
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"addnorm::{name}", "CUDA")
 
 
-def test_importing_addnorm_and_calling_it_on_the_cpu_imports_no_triton_and_makes_no_call_to_cuda():
+def test_cpu_calls_import_no_triton_and_use_no_cuda():
     code = """
 import sys, torch
 def asked(*arguments): raise AssertionError("a call to CUDA")

@@ -76,7 +76,7 @@ def short_rows(monkeypatch):
 
 
 @pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
-def test_outputs_and_gradients_are_as_near_to_float64_as_plain_pytorch(monkeypatch, variant, dtypes, shape):
+def test_outputs_and_gradients_are_as_accurate_as_torch(monkeypatch, variant, dtypes, shape):
     for module in (operators, gradients):
         monkeypatch.setattr(module, "eager", None)  # nothing is left to the reference
     right(make(variant, dtypes, shape))
@@ -91,7 +91,7 @@ LONG = [
 
 
 @pytest.mark.parametrize(("variant", "dtypes", "d"), LONG, ids=str)
-def test_rows_that_the_registers_do_not_hold_are_computed_in_parts(short_rows, variant, dtypes, d):
+def test_long_rows_are_computed_in_parts(short_rows, variant, dtypes, d):
     right(make(variant, dtypes, (3, d)))
 
 
@@ -122,7 +122,7 @@ def right(call: Call) -> None:
     ("variant", "dtypes"),
     rotate(list(OPTIONS), ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float64"], 2),
 )
-def test_the_stream_has_the_bits_of_the_cpu_kernels_and_each_gradient_may_be_asked_for_alone(
+def test_each_gradient_alone_equals_all_at_once(
     on_triton, variant, dtypes
 ):
     call = make(variant, dtypes, (5, 19))
@@ -214,7 +214,7 @@ def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant):
 
 
 @pytest.mark.parametrize(("d", "where_they_are"), [(24, True), (8, True), (20, False), (3, False)])
-def test_rows_are_read_where_they_are_if_the_compiler_is_told_of_them_what_it_is_of_fresh_ones(d, where_they_are):
+def test_aligned_rows_are_read_in_place(d, where_they_are):
     """Their first element and each step at 16 bytes: else they are copied, for the order of the sums (test_compiled.py)."""
     t = torch.randn(5, d).to(bf16)
     for place, there in {"itself": t, **places(t)}.items():
@@ -247,7 +247,7 @@ def test_rows_may_lie_further_apart_than_32_bits_count():
 
 @pytest.mark.parametrize("rows", [1, 2, 31, 64])
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
-def test_a_row_does_not_depend_on_its_neighbours(variant, rows):
+def test_row_does_not_depend_on_its_neighbours(variant, rows):
     call = make(variant, "bfloat16", (64, 40))
     call.options.pop("dropout_p", None)  # whose mask depends on where the row is
     whole = forward_and_backward(call, call, given := cotangents(call()))
@@ -275,7 +275,7 @@ def test_a_constant_row_gives_exactly_the_bias(short_rows, d, value):
 
 
 @pytest.mark.parametrize("d", [33, 100])
-def test_squares_that_overflow_give_the_bias_and_a_nan_only_its_row(short_rows, d):
+def test_overflow_gives_the_bias_and_nan_stays_in_its_row(short_rows, d):
     bias = torch.randn(d)
     x = torch.randn(4, d)
     x[0] *= 1e30
@@ -287,7 +287,7 @@ def test_squares_that_overflow_give_the_bias_and_a_nan_only_its_row(short_rows, 
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-def test_a_parameter_that_is_not_finite_spoils_no_more_than_on_the_cpu(on_triton, value):
+def test_non_finite_parameters_act_as_on_the_cpu(on_triton, value):
     """A program holds more rows than there are: of those that are not, nothing may come into the sums."""
     for variant in ("everything, LayerNorm", "everything, RMSNorm", "residual_scale (d,)"):
         for name in set(make(variant, "float32", (3, 8)).tensors) - {"residual", "branch"}:
@@ -305,7 +305,7 @@ def test_a_parameter_that_is_not_finite_spoils_no_more_than_on_the_cpu(on_triton
 
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch"])
 @pytest.mark.parametrize("variant", [*BASIC, "everything, LayerNorm", "the add alone"])
-def test_given_memory_gets_the_bits_of_the_function_also_where_it_is_an_inputs(variant, dtypes):
+def test_in_place_has_the_bits_of_the_function(variant, dtypes):
     call = make(variant, dtypes, (5, 19))
     want = call()
     tensors = {name: t.clone() for name, t in call.tensors.items()}
@@ -336,7 +336,7 @@ def test_what_is_wrong_is_refused_with_the_sentence(wrong):
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0,)], ids=str)
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "everything, LayerNorm", "the add alone"])
-def test_no_rows_and_no_features_are_the_references(variant, shape):
+def test_empty_inputs_use_the_reference(variant, shape):
     call = make(variant, "bfloat16", shape)
     outputs = call()
     assert all(t.shape == shape for t in outputs.values())
@@ -353,7 +353,7 @@ def test_a_stream_of_a_dtype_of_its_own_is_summed_as_beside_y():
 
 @pytest.mark.parametrize("used", [("y",), ("z",), ("y", "z")], ids=str)
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm", "dropout"])
-def test_an_output_that_is_not_used_adds_nothing(variant, used):
+def test_unused_output_adds_no_gradient(variant, used):
     call = make(variant, "float32", (5, 30))
     given = cotangents(call())
     zeros = {name: t if name in used else torch.zeros_like(t) for name, t in given.items()}
