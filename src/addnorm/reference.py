@@ -1,16 +1,16 @@
-r"""The operation in eager torch: the specification, the fallback of every kernel, the oracle of the tests.
+r"""The operation in eager torch: specification, fallback of every kernel, oracle of the tests.
 
     z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
     y = norm(z) * (weight + weight_offset) + bias
 
-What every implementation of it guarantees:
+Every implementation guarantees:
 
-- Arithmetic and statistics in float32 (`float64` if residual, branch or the stream is float64), the variance centred.
-- z is rounded once, to the stream's dtype, and y is the norm of that rounded z.
-- y is rounded once, to its own dtype (but for the two `casting` orders that round earlier, as some models do).
+- Arithmetic and statistics are in float32 (`float64` if residual, branch or z is float64); the variance is centred.
+- z is rounded once, to its dtype, and y is the norm of the rounded z.
+- y is rounded once, to its dtype (except for the two values of `casting` that round earlier, as some models do).
 
-The functions here are differentiable to every order; the two that end in `_backward` are the same derivatives written
-out, which is what the kernels compute. Nothing here validates: `addnorm.functional` does.
+The functions are differentiable to every order. The two that end in `_backward` are the written-out derivatives, which the
+kernels compute. Arguments are not checked here; `addnorm.functional` checks them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Casting = Literal["float32", "llama", "t5"]
 
 
 def compute_dtype(*tensors: Tensor | None, dtype: torch.dtype | None = None) -> torch.dtype:
-    """`float64` if anything given is, else `float32`: the dtype of the arithmetic."""
+    """Return the dtype of the arithmetic: `float64` if any of the arguments is, else `float32`."""
     dtypes = [dtype, *(t.dtype for t in tensors if t is not None)]
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
@@ -41,17 +41,20 @@ def add(
     branch_bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """z, in `dtype` (the residual's own if None). `keep` is the dropout mask divided by 1 - p; `row_scale` is `(*)`."""
+    """Return z, in `dtype` (residual's if None).
+
+    `keep` is the dropout mask divided by 1 - p; `row_scale` is `(*)`.
+    """
     acc = compute_dtype(residual, branch, dtype=dtype)
-    u = branched(branch.to(acc), branch_bias, keep)
+    u = drop_branch(branch.to(acc), branch_bias, keep)
     u = u * _gain(row_scale, layer_scale, acc)
     return (_cast(residual_scale, acc) * residual.to(acc) + u).to(dtype or residual.dtype)
 
 
-def branched(branch: Tensor, branch_bias: Tensor | None, keep: Tensor | None) -> Tensor:
-    """dropout(branch + branch_bias)."""
+def drop_branch(branch: Tensor, branch_bias: Tensor | None, keep: Tensor | None) -> Tensor:
+    """Return dropout(branch + branch_bias)."""
     u = branch if branch_bias is None else branch + branch_bias.to(branch.dtype)
-    return u if keep is None else _dropped(u, keep)
+    return u if keep is None else _apply_mask(u, keep)
 
 
 class Statistics(NamedTuple):
@@ -62,11 +65,11 @@ class Statistics(NamedTuple):
 
 
 def statistics(z: Tensor, norm: Norm, eps: float) -> Statistics:
-    """Two passes: rstd = 1 / sqrt(mean((z - mean(z))^2) + eps); RMSNorm leaves the mean out."""
+    """Return mean and rstd = 1 / sqrt(mean((z - mean(z))^2) + eps) in two passes; RMSNorm has no mean."""
     mean: Tensor | float = 0.0
     if norm == "layer":
         mean = mean_features(z)
-        mean = mean + mean_features(z - mean)  # so that a constant row's mean is exactly its constant
+        mean = mean + mean_features(z - mean)  # the mean of a constant row is then exact
     centred = z - mean
     return Statistics(mean, torch.rsqrt(mean_features(centred * centred) + eps))
 
@@ -82,11 +85,11 @@ def normalize(
     casting: Casting = "float32",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """y, in `dtype` (z's own if None)."""
+    """Return y, in `dtype` (z's if None)."""
     acc = compute_dtype(z)
     mean, rstd = statistics(z.to(acc), norm, eps)
     x_hat = (z.to(acc) - mean) * rstd
-    if casting == "llama":  # rounded to the stream's dtype before the weight
+    if casting == "llama":  # rounded to z's dtype before the weight
         x_hat = x_hat.to(z.dtype).to(acc)
     elif casting == "t5" and weight is not None:  # rounded to the weight's dtype before the weight
         x_hat = x_hat.to(weight.dtype).to(acc)
@@ -98,7 +101,7 @@ def normalize(
 
 
 class NormGrads(NamedTuple):
-    """Gradients in the dtype of the arithmetic; those of the parameters are summed over the rows."""
+    """Gradients of `normalize` in the dtype of the arithmetic; those of the parameters are summed over the rows."""
 
     z: Tensor
     weight: Tensor
@@ -108,7 +111,10 @@ class NormGrads(NamedTuple):
 def normalize_backward(
     dy: Tensor, z: Tensor, weight: Tensor | None, stats: Statistics, *, norm: Norm, weight_offset: float = 0.0
 ) -> NormGrads:
-    """dz = rstd * (g - mean(g) - x_hat * mean(g * x_hat)) with g = dy * weight; RMSNorm leaves mean(g) out."""
+    """Return dz = rstd * (g - mean(g) - x_hat * mean(g * x_hat)) with g = dy * weight, and the parameters' gradients.
+
+    RMSNorm has no mean(g).
+    """
     acc = stats.rstd.dtype
     dy, z = dy.to(acc), z.to(acc)
     x_hat = (z - stats.mean) * stats.rstd
@@ -119,7 +125,7 @@ def normalize_backward(
 
 
 class AddGrads(NamedTuple):
-    """Gradients in the dtype of the arithmetic; None where it was not asked for."""
+    """Gradients of `add` in the dtype of the arithmetic; None if not computed."""
 
     residual: Tensor
     branch: Tensor
@@ -140,13 +146,13 @@ def add_backward(
     keep: Tensor | None = None,
     branch_bias: Tensor | None = None,
 ) -> AddGrads:
-    """Gradients of `add`. `residual` and `branch` are needed only for the gradients of the scales."""
+    """Return the gradients of `add`; `residual` and `branch` are needed only for the gradients of the scales."""
     acc = dz.dtype
     dresidual_scale = drow_scale = dlayer_scale = None
     if residual is not None and isinstance(residual_scale, Tensor):
         dresidual_scale = sum_to(dz * residual.to(acc), residual_scale)
     if branch is not None:
-        du = dz * branched(branch.to(acc), branch_bias, keep)
+        du = dz * drop_branch(branch.to(acc), branch_bias, keep)
         if row_scale is not None:
             drow_scale = sum_features(du * _cast(layer_scale, acc)).squeeze(-1)
         if isinstance(layer_scale, Tensor):
@@ -154,22 +160,22 @@ def add_backward(
             dlayer_scale = sum_to(du * rows, layer_scale)
     dbranch = dz * _gain(row_scale, layer_scale, acc)
     if keep is not None:
-        dbranch = _dropped(dbranch, keep)
+        dbranch = _apply_mask(dbranch, keep)
     return AddGrads(
         _cast(residual_scale, acc) * dz, dbranch, dresidual_scale, drow_scale, dlayer_scale, sum_rows(dbranch)
     )
 
 
 def sum_to(t: Tensor, scale: Tensor) -> Tensor:
-    """The sum over every dimension that `scale` has not: a feature's over the rows, and for a 0-d scale over the features."""
+    """Return the sum over the rows, and over the features too for a 0-d `scale`."""
     rows = sum_rows(t)
     return rows if scale.dim() else sum_features(rows).squeeze(-1)
 
 
 def sum_features(t: Tensor) -> Tensor:
-    """The sum over the last dimension, `(*, 1)`, by halves: torch's own order depends on the other rows and on the threads."""
+    """Return the sum over the last dimension, `(*, 1)`, by halves: torch's order depends on the other rows and the threads."""
     if torch.compiler.is_dynamo_compiling():
-        return t.sum(-1, keepdim=True)  # one loop, in the compiler's order: the halves would be ten
+        return t.sum(-1, keepdim=True)  # one loop, in the compiler's order
     while (n := t.shape[-1]) > 1:
         half = (n + 1) // 2
         t = t[..., :half] + torch.nn.functional.pad(t[..., half:], (0, 2 * half - n))
@@ -177,17 +183,17 @@ def sum_features(t: Tensor) -> Tensor:
 
 
 def mean_features(t: Tensor) -> Tensor:
-    """The mean over the last dimension, `(*, 1)`."""
+    """Return the mean over the last dimension, `(*, 1)`."""
     return sum_features(t) / t.shape[-1] if t.shape[-1] else t.mean(-1, keepdim=True)
 
 
 def sum_rows(t: Tensor) -> Tensor:
-    """The sum over every dimension but the last."""
+    """Return the sum over every dimension but the last."""
     return t.flatten(0, -2).sum(0) if t.dim() > 1 else t
 
 
-def _dropped(t: Tensor, keep: Tensor) -> Tensor:
-    # where, not a product: what is dropped is 0 even if it was infinite.
+def _apply_mask(t: Tensor, keep: Tensor) -> Tensor:
+    # where instead of a product: a dropped element is 0 even if it was infinite.
     return torch.where(keep != 0, t * keep.to(t.dtype), 0.0)
 
 

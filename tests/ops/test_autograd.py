@@ -193,9 +193,7 @@ SAVED = {
 @pytest.mark.parametrize("return_residual", [False, True])
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch"])
 @pytest.mark.parametrize("variant", SAVED)
-def test_saved_tensors_are_z_statistics_and_needed_options(
-    variant, dtypes, return_residual
-):
+def test_saved_tensors_are_z_statistics_and_needed_options(variant, dtypes, return_residual):
     call = make(variant, dtypes, (66, 35))
     tensors, saved = leaves(call), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):

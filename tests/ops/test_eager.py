@@ -53,9 +53,7 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
 @pytest.mark.parametrize(
     ("stream", "out", "dresidual_dtype", "branch_dtype", "bias_dtype"), product(*[[f32, bf16]] * 5), ids=str
 )
-def test_backward_supports_every_combination_of_dtypes(
-    stream, out, dresidual_dtype, branch_dtype, bias_dtype
-):
+def test_backward_supports_every_combination_of_dtypes(stream, out, dresidual_dtype, branch_dtype, bias_dtype):
     call = make("LayerNorm", "float32", (70, 33))
     z, dz = (call.tensors[name].to(stream) for name in ("residual", "branch"))
     dy = cotangents({"y": z})["y"].to(out)

@@ -16,10 +16,10 @@ pytest.importorskip("triton")
 @pytest.fixture(autouse=True)
 def forgetful():
     """Each test looks anew."""
-    for cached in (triton.missing, triton.computing):
+    for cached in (triton.unavailable_reason, triton.implementation):
         cached.cache_clear()
     yield
-    for cached in (triton.missing, triton.computing):
+    for cached in (triton.unavailable_reason, triton.implementation):
         cached.cache_clear()
 
 
@@ -48,11 +48,11 @@ WRONG = {
 def test_unusable_triton_warns_once_and_uses_the_reference(monkeypatch, reason):
     monkeypatch.setattr(triton, "_version", WRONG[reason])
     with pytest.warns(RuntimeWarning) as warned:
-        assert triton.computing() is eager
+        assert triton.implementation() is eager
     assert [str(one.message) for one in warned] == [
         f"addnorm runs without its Triton kernels: {reason}. Install another one with pip install 'addnorm[gpu]'."
     ]
-    assert triton.computing() is eager  # a second warning would be an error
+    assert triton.implementation() is eager  # a second warning would be an error
 
 
 @pytest.mark.parametrize("reason", WRONG)
@@ -66,7 +66,7 @@ def test_backends_says_it_too_and_does_not_warn(monkeypatch, reason):
 @pytest.mark.parametrize("version", ["3.6.0", "3.10.1+git1a2b3c", "4.0"])
 def test_newer_ones_will_do(monkeypatch, version):
     monkeypatch.setattr(triton, "_version", lambda: version)
-    assert triton.computing().__name__ == "addnorm.ops.triton.operators"
+    assert triton.implementation().__name__ == "addnorm.ops.triton.operators"
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,7 @@ def right(call: Call) -> None:
     ("variant", "dtypes"),
     rotate(list(OPTIONS), ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float64"], 2),
 )
-def test_each_gradient_alone_equals_all_at_once(
-    on_triton, variant, dtypes
-):
+def test_each_gradient_alone_equals_all_at_once(on_triton, variant, dtypes):
     call = make(variant, dtypes, (5, 19))
     tensors = {name: call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")}
     if "row_scale" in call.tensors:  # the operators take one element a row

@@ -1,9 +1,8 @@
-"""The backward kernels: the gradient of z, what residual, branch and the options get of it, and the sums over the rows.
+"""The backward kernels: the gradients of z, residual, branch and the options, and the sums over the rows.
 
-A program takes a fixed chunk of rows, which depends on the shape alone and on no device, and leaves float32 sums of them in
-its row of `partials`; `finalize_kernel` adds those up in a fixed order, for all parameters at once. In rows too long for the
-registers `means_kernel` finds the two means that a row's gradient wants, and the backward has a second axis of programs, over
-the features.
+A program computes a fixed chunk of rows, which depends only on the shape, and writes their float32 sums to its row of `partials`.
+`finalize_kernel` adds these in a fixed order, for all parameters at once. For rows too long for the registers `means_kernel`
+computes the two means in a row's gradient, and the backward has a second axis of programs, over the features.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from addnorm.ops.triton.tiles import (
 
 @triton.jit
 def load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D: tl.constexpr, ACC: tl.constexpr):
-    """dy, x_hat and rstd of a tile; zero beyond the row and beyond the rows."""
+    """Return dy, x_hat and rstd of a tile; zero beyond the row and beyond the last row."""
     mask = (row < rows) & (cols < D)
     grad = tl.load(dy + row_offsets(row, dy_stride, D) + cols, mask=mask, other=0.0).to(ACC)
     z = tl.load(z + row_offsets(row, z_stride, D) + cols, mask=mask, other=0.0).to(ACC)
@@ -41,7 +40,7 @@ def gradient_means(
     dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows,
     D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr, BLOCK_ROWS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """(mean(g * x_hat), mean(g)) of rows that are read in parts, with g = dy * weight; RMSNorm's second is 0."""
+    """Return (mean(g * x_hat), mean(g)) of rows that are read in parts, with g = dy * weight; the second is 0 for RMSNorm."""
     mean_gx, mean_g = tl.zeros((BLOCK_ROWS, STEP), ACC), tl.zeros((BLOCK_ROWS, STEP), ACC)
     for first in range(0, D, STEP):
         cols = first + tl.arange(0, STEP)[None, :]
@@ -58,7 +57,7 @@ def means_kernel(
     dy, z, stats, weight, means, weight_offset, dy_stride, z_stride, rows: tl.int64,
     D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """means = (mean(g * x_hat), mean(g)) of each row, `(rows, 2)`, with g = dy * weight; a row a program."""
+    """Write means = (mean(g * x_hat), mean(g)) of each row, `(rows, 2)`, with g = dy * weight; one row per program."""
     row = tl.program_id(0).to(tl.int64) + tl.zeros((1, 1), tl.int64)
     mean_gx, mean_g = gradient_means(
         dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows, D, NORM, ACC, 1, BLOCK_D
@@ -69,7 +68,7 @@ def means_kernel(
 
 @triton.jit
 def store_sum(partials, tile, cols, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
-    """A chunk's sum in its place: one for each feature (STEP 1), or one number for each program (STEP 0)."""
+    """Store the sum of a chunk: one per feature (STEP 1), or one number per program (STEP 0)."""
     here = partials + (tl.program_id(0).to(tl.int64) * SUMS + PLACE) * D
     row = tl.sum(tile, 0, keep_dims=True)
     if STEP == 0:
@@ -89,9 +88,9 @@ def backward_kernel(
     RESIDUAL_STEP: tl.constexpr, LAYER_STEP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
     STEP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """`chunk` rows a program, BLOCK_ROWS at a time. WEIGHT to BRANCH_BIAS are the places of the sums, None where not wanted.
+    """Compute `chunk` rows per program, BLOCK_ROWS at a time. WEIGHT to BRANCH_BIAS are the indices of the sums or None.
 
-    dz_total = dz + rstd * (g - mean(g) - x_hat * mean(g * x_hat)), g = dy * weight; RMSNorm leaves mean(g) out.
+    dz_total = dz + rstd * (g - mean(g) - x_hat * mean(g * x_hat)), g = dy * weight; RMSNorm has no mean(g).
     """
     first = tl.program_id(1) * BLOCK_D
     cols = first + tl.arange(0, BLOCK_D)[None, :]
@@ -117,7 +116,7 @@ def backward_kernel(
         else:
             total = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
         if NORM != NONE:
-            if STEP < BLOCK_D and means is None:  # what is read for the means comes from the cache the second time
+            if STEP < BLOCK_D and means is None:  # the second reading comes from the cache
                 mean_gx, mean_g = gradient_means(
                     dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows, D, NORM, ACC, BLOCK_ROWS, STEP
                 )
@@ -137,7 +136,7 @@ def backward_kernel(
             if BIAS is not None:
                 bias_sum += grad
         if RESIDUAL_SCALE is not None or LAYER_SCALE is not None or BRANCH_BIAS is not None:
-            total = tl.where(mask, total, 0.0)  # beyond the last row the weight may be infinite, and the gradient 0
+            total = tl.where(mask, total, 0.0)  # beyond the last row an infinite weight times 0 is NaN
         if dresidual is not None:
             out = apply_scale(total, residual_scale, residual_factor, cols, RESIDUAL_STEP, D, ACC)
             tl.store(dresidual + row * D + cols, round_to(out, dresidual.dtype.element_ty), mask=mask)
@@ -181,7 +180,7 @@ def column_sums(
     partials, cols, programs, PLACE: tl.constexpr, SUMS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
     ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sum over the programs of some columns, `(1, BLOCK_C)`."""
+    """Return the sum over the programs of some columns, `(1, BLOCK_C)`."""
     total = tl.zeros((BLOCK_P, BLOCK_C), ACC)
     for begin in range(0, programs, BLOCK_P):
         program = (begin + tl.arange(0, BLOCK_P)[:, None]).to(tl.int64)
@@ -195,8 +194,8 @@ def finalize_parameter(
     partials, out, programs, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
     D: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """One parameter's gradient, in its dtype: of this program's columns, or all of it where it is one number (STEP 0)."""
-    if PLACE is not None:  # noqa: SIM102  # this is decided when it is compiled, the next when it runs
+    """Write a parameter's gradient, in its dtype: this program's columns, or all of it if it is one number (STEP 0)."""
+    if PLACE is not None:  # noqa: SIM102  # decided at compile time, the next condition at run time
         if tl.program_id(1) == PLACE:
             if STEP == 1:
                 cols = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
@@ -218,7 +217,7 @@ def finalize_kernel(
     LAYER_SCALE: tl.constexpr, BRANCH_BIAS: tl.constexpr, SUMS: tl.constexpr, RESIDUAL_STEP: tl.constexpr,
     LAYER_STEP: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of all parameters, from what the programs of `backward_kernel` left: a row of programs for each."""
+    """Write the gradients of all parameters from the partial sums of `backward_kernel`: a row of programs for each."""
     finalize_parameter(partials, weight, programs, WEIGHT, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
     finalize_parameter(partials, bias, programs, BIAS, SUMS, 1, PARTS, D, ACC, BLOCK_P, BLOCK_C)
     finalize_parameter(

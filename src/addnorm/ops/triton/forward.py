@@ -1,7 +1,7 @@
 """The forward kernel: z of residual and branch, y of z.
 
-A row of up to `plan.FORWARD_WHOLE` elements stays in registers from the first read to the last write. A longer one is read tile
-by tile: first for z and the row_moments, then again (z itself where it was stored, else what it is made of) for y.
+A row of up to `plan.FORWARD_WHOLE` elements stays in registers from the first read to the last write. A longer row is read tile
+by tile: first for z and the moments, then again (z if it was stored, else its summands) for y.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def load_sum(
     D: tl.constexpr, ADD: tl.constexpr, Z: tl.constexpr, RESIDUAL_STEP: tl.constexpr, LAYER_STEP: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias), round_to to Z."""
+    """Return residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias), rounded to Z."""
     cols = first + tl.arange(0, BLOCK_D)[None, :]
     mask = (row < rows) & (cols < D)
     z = tl.load(residual + residual_at + cols, mask=mask, other=0.0).to(ADD)
@@ -51,7 +51,7 @@ def load_sum(
 def normalize(
     x, mean, rstd, weight, bias, weight_offset, cols, D: tl.constexpr, X_HAT: tl.constexpr, ACC: tl.constexpr
 ):
-    """(x - mean) * rstd * (weight + weight_offset) + bias; the first product is round_to to X_HAT."""
+    """Return (x - mean) * rstd * (weight + weight_offset) + bias; the first product is rounded to X_HAT."""
     y = (x - mean) * rstd
     if X_HAT is not None:
         y = round_to(y, X_HAT).to(ACC)
@@ -70,7 +70,10 @@ def forward_kernel(
     D: tl.constexpr, NORM: tl.constexpr, ADD: tl.constexpr, ACC: tl.constexpr, Z: tl.constexpr, X_HAT: tl.constexpr,
     RESIDUAL_STEP: tl.constexpr, LAYER_STEP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_ROWS rows a program. ADD is the arithmetic of the sum, ACC that of the norm, Z the stream's dtype."""
+    """Compute y, z and the statistics of BLOCK_ROWS rows per program.
+
+    ADD is the dtype of the sum's arithmetic, ACC that of the norm, Z the dtype of z.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     residual_at, branch_at, at = row_offsets(row, residual_stride, D), row_offsets(row, branch_stride, D), row * D
     if BLOCK_D >= D:
@@ -88,7 +91,7 @@ def forward_kernel(
             out = normalize(x, mean, rstd, weight, bias, weight_offset, cols, D, X_HAT, ACC)
             tl.store(y + at + cols, round_to(out, y.dtype.element_ty), mask=mask)
     else:
-        # Each lane's own mean and sum of squares about it, a tile at a time (Welford); store_sum together at the end.
+        # A mean and a sum of squares about it per lane, a tile at a time (Welford); merged at the end.
         lane_mean, lane_squares = tl.zeros((BLOCK_ROWS, BLOCK_D), ACC), tl.zeros((BLOCK_ROWS, BLOCK_D), ACC)
         tiles = tl.zeros((1, 1), ACC)
         for first in range(0, D, BLOCK_D):
@@ -119,7 +122,7 @@ def forward_kernel(
                 rstd = row_rstd(row_mean(lane_squares + off * off * count, D, ACC), eps, ACC)
             else:
                 mean, rstd = tl.zeros((BLOCK_ROWS, 1), ACC), row_rstd(row_mean(lane_squares, D, ACC), eps, ACC)
-            tl.debug_barrier()  # z is read again, perhaps by other threads than those that wrote it
+            tl.debug_barrier()  # other threads than those that wrote z may read it
             for first in range(0, D, BLOCK_D):
                 cols = first + tl.arange(0, BLOCK_D)[None, :]
                 mask = (row < rows) & (cols < D)

@@ -1,9 +1,8 @@
-"""Launching a kernel: on the tensors' device, and the second time without what Triton finds out anew at every call.
+"""Kernel launches on the tensors' device, with a fast path for kernels that are already compiled.
 
-Triton looks at every argument before each launch to see whether it has compiled for its like, which takes several times as long
-as to launch. What decides that here are the dtypes, the constants, which pointers are aligned to 16 bytes (all but those to a
-single number, see `arguments.py`) and which strides there are: one lookup by these finds the compiled kernel. Arithmetic in
-float64, whose numbers are constants, goes Triton's own way.
+Triton examines every argument before each launch to find the compiled kernel, which takes several times as long as the launch.
+Here one lookup finds it, by dtypes, constants, the pointers that are aligned to 16 bytes (all but those to a single number, see
+`arguments.py`) and the strides that are not None. float64 arithmetic, whose numbers are constants, uses Triton's own launch.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-ALIGNED = 16  # bytes of an address, and elements of a stride, that Triton tells its compiler of
-# AMD's compiler looks at more of an argument than that.
+ALIGNED = 16  # bytes of an address, and elements of a stride, that Triton's compiler distinguishes
+# AMD's compiler distinguishes more properties of an argument.
 _CUDA = torch.version.hip is None
 _compiled: dict[tuple[Any, ...], Any] = {}
 _current_device = torch._C._cuda_getDevice if hasattr(torch._C, "_cuda_getDevice") else None
 
 
 def aligned(t: Tensor) -> bool:
-    """Whether a tensor begins where fresh memory would, for the compiler."""
+    """Return whether a tensor is aligned like a new one, for the compiler."""
     return t.data_ptr() % ALIGNED == 0
 
 
@@ -37,17 +36,17 @@ def launch(
     constants: tuple[Any, ...],
     warps: int,
 ) -> None:
-    """Launches `kernel(*tensors, *numbers, *strides, *counts, *constants)`.
+    """Launch `kernel(*tensors, *numbers, *strides, *counts, *constants)`.
 
     Args:
         kernel: a `triton.jit` function.
-        grid: how many programs along each axis.
-        tensors: what the kernel has pointers to, None for what is not there; the first that is there says the device.
-        numbers: floats, None for what is not there; `tl.constexpr` in float64, which no argument of Triton's is.
-        strides: of rows, None where it is their length; multiples of ALIGNED.
-        counts: integers that nothing is compiled for.
-        constants: what the kernel is compiled for.
-        warps: of a program.
+        grid: number of programs along each axis.
+        tensors: tensors or None; all are on the device of the last one.
+        numbers: floats or None; `tl.constexpr` for float64, since no argument of a Triton kernel is.
+        strides: strides of rows, None where equal to the row length; multiples of ALIGNED.
+        counts: integers for which the kernel is not specialized.
+        constants: compile-time constants.
+        warps: warps per program.
     """
     unaligned, device = 0, -1
     dtypes: list[torch.dtype | None] = []
@@ -71,8 +70,8 @@ def launch(
         if compiled is not None:
             compiled[grid](*arguments)
             return
-    # Without fused multiply-adds: the compiler would choose them anew for every combination of options, and with them the bits.
+    # Without fused multiply-adds: the compiler would choose different ones for every combination of options, and so other bits.
     compiled = kernel[grid](*arguments, num_warps=warps, enable_fp_fusion=False)
-    # Interpreted there is nothing compiled; and one that has numbers for constants is compiled for these alone.
+    # The interpreter compiles nothing; a kernel with numbers as constants is valid only for these numbers.
     if key is not None and compiled is not None and not any(isinstance(n, tl.constexpr) for n in numbers):
         _compiled[key] = compiled

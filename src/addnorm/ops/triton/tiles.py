@@ -1,7 +1,7 @@
-"""What the kernels share: a tile of the sum, its row_moments, dropout's mask.
+"""Functions that the kernels share: moments of a tile, scales, the dropout mask.
 
-A tile is `(BLOCK_ROWS, BLOCK_D)`: `row` is `(BLOCK_ROWS, 1)` in int64, so that no offset overflows, `cols` is `(1, BLOCK_D)`.
-What is not there is None, which Triton compiles away. ACC is the dtype of the arithmetic.
+A tile is `(BLOCK_ROWS, BLOCK_D)`; `row` is `(BLOCK_ROWS, 1)` in int64, so that no offset overflows, and `cols` is `(1, BLOCK_D)`.
+A missing tensor is None, which Triton removes at compile time. ACC is the dtype of the arithmetic.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LAYER, RMS, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # NORMS in ops/schema.py
+LAYER, RMS, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # NORMS in ops/options.py
 PHILOX_ROUNDS = tl.constexpr(10)
 
 
 @triton.jit
 def row_offsets(row, stride, D: tl.constexpr):
-    """Where rows begin: at their stride, which is D if None."""
+    """Return the offsets at which rows begin; a stride of None is D."""
     if stride is None:
         return row * D
     else:
@@ -24,7 +24,7 @@ def row_offsets(row, stride, D: tl.constexpr):
 
 @triton.jit
 def round_to(value, DTYPE: tl.constexpr):
-    """Rounded to a dtype; from float64 to 16 bits by way of float32, as torch does."""
+    """Round to a dtype; from float64 to 16 bits by way of float32, as torch does."""
     if value.dtype == tl.float64 and DTYPE.primitive_bitwidth == 16:
         value = value.to(tl.float32)
     return value.to(DTYPE)
@@ -32,7 +32,7 @@ def round_to(value, DTYPE: tl.constexpr):
 
 @triton.jit
 def divide(a, b, ACC: tl.constexpr):
-    """a / b, correctly round_to."""
+    """Return a / b, correctly rounded."""
     if tl.float64 == ACC:
         return a / b
     else:
@@ -41,40 +41,38 @@ def divide(a, b, ACC: tl.constexpr):
 
 @triton.jit
 def row_mean(tile, D: tl.constexpr, ACC: tl.constexpr):
-    """The mean of each row, `(BLOCK_ROWS, 1)`; beyond the row the tile is zero."""
+    """Return the mean of each row, `(BLOCK_ROWS, 1)`; the tile must be zero beyond the row."""
     return divide(tl.sum(tile, 1, keep_dims=True), tl.full((1, 1), D, ACC), ACC)
 
 
 @triton.jit
 def row_rstd(var, eps, ACC: tl.constexpr):
-    """1 / sqrt(var + eps), correctly round_to but for the sum: the hardware's rsqrt is two units off, for a whole row."""
+    """Return 1 / sqrt(var + eps), correctly rounded except the sum: the hardware's rsqrt has an error of two units."""
     root = tl.sqrt(var + eps) if tl.float64 == ACC else tl.sqrt_rn(var + eps)
     return divide(tl.full((1, 1), 1.0, ACC), root, ACC)
 
 
 @triton.jit
 def zero_beyond(value, cols, D: tl.constexpr):
-    """What lies beyond the row is zero, so that it adds nothing to a sum."""
+    """Return the tile with zeros beyond the row, which do not change a sum."""
     return tl.where(cols < D, value, 0.0)
 
 
 @triton.jit
 def row_moments(x, eps, cols, D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr):
-    """Mean (0 for RMSNorm) and rstd of each row of a tile that holds it whole."""
+    """Return mean (0 for RMSNorm) and rstd of each row of a tile of whole rows."""
     if NORM == RMS:
         return tl.zeros((x.shape[0], 1), ACC), row_rstd(row_mean(x * x, D, ACC), eps, ACC)
     else:
-        mean = tl.sum(x * (1.0 / D), 1, keep_dims=True)  # the sum itself may overflow where no element does
-        mean += row_mean(
-            zero_beyond(x - mean, cols, D), D, ACC
-        )  # so that a constant row's mean is exactly its constant
+        mean = tl.sum(x * (1.0 / D), 1, keep_dims=True)  # the plain sum may overflow although no element does
+        mean += row_mean(zero_beyond(x - mean, cols, D), D, ACC)  # the mean of a constant row is then exact
         centred = zero_beyond(x - mean, cols, D)
         return mean, row_rstd(row_mean(centred * centred, D, ACC), eps, ACC)
 
 
 @triton.jit
 def load_weight(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr):
-    """weight + weight_offset, `(1, BLOCK_D)`; ones where there is no weight."""
+    """Return weight + weight_offset, `(1, BLOCK_D)`; ones without a weight."""
     gamma = tl.full(cols.shape, 1.0, ACC)
     if weight is not None:
         gamma = tl.load(weight + cols, mask=cols < D, other=0.0).to(ACC)
@@ -85,7 +83,7 @@ def load_weight(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr)
 
 @triton.jit
 def apply_scale(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
-    """value * scale: a tensor of one element (STEP 0) or of one for each feature (STEP 1), or a number, or neither."""
+    """Return value * scale: a tensor with one element (STEP 0) or one per feature (STEP 1), a number, or neither."""
     if scale is not None:
         return value * tl.load(scale + cols * STEP, mask=cols < D, other=0.0).to(ACC)
     elif factor is not None:
@@ -98,7 +96,7 @@ def apply_scale(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr,
 def apply_branch_scale(
     value, row_scale, layer_scale, factor, row, cols, rows, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr
 ):
-    """value * (row_scale * layer_scale)."""
+    """Return value * (row_scale * layer_scale)."""
     if row_scale is not None:
         gain = tl.load(row_scale + row, mask=row < rows, other=0.0).to(ACC)
         return value * apply_scale(gain, layer_scale, factor, cols, STEP, D, ACC)
@@ -108,9 +106,9 @@ def apply_branch_scale(
 
 @triton.jit
 def keep_mask(row, first, seed, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Which elements dropout keeps: word `i & 3` of Philox's block `(i >> 2) + offset` is at least the threshold."""
+    """Return the elements that dropout keeps: word `i & 3` of Philox block `(i >> 2) + offset` reaches the threshold."""
     BLOCK_ROWS: tl.constexpr = row.shape[0]
-    if D % 4 == 0:  # every row begins with a block, so that all four words of one are used
+    if D % 4 == 0:  # every row begins with a block: all four words of it are used
         block = row * (D // 4) + first // 4 + tl.arange(0, BLOCK_D // 4)[None, :] + offset
     else:
         i = row * D + first + tl.arange(0, BLOCK_D)[None, :]
@@ -128,7 +126,7 @@ def keep_mask(row, first, seed, threshold, offset, D: tl.constexpr, BLOCK_D: tl.
 
 @triton.jit
 def apply_dropout(value, row, first, seed, keep_scale, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """dropout(value): what is apply_dropout is 0 even if it was infinite."""
+    """Return dropout(value); a dropped element is 0 even if it was infinite."""
     if seed is None:
         return value
     else:
