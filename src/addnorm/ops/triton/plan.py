@@ -6,8 +6,8 @@ No compile-time constant depends on the number of rows, so another batch size co
 backward depend on it, and are an ordinary argument.
 
 The numbers follow from the machine code for sm_90, which `tests/ops/triton/test_compiled.py` examines. With THREAD elements per
-thread the forward takes up to 60 registers and the backward, with its sums in float32, 128. So four of its programs of 128 threads
-share a multiprocessor, and the programs that BACKWARD_ELEMENTS allows fill about 130 of them once.
+thread the forward takes up to 60 registers and the backward, with its sums in float32, 128. So four of its programs of 128
+threads share a multiprocessor, and the programs that BACKWARD_ELEMENTS allows fill about 130 of them once.
 """
 
 from __future__ import annotations
