@@ -17,19 +17,19 @@ def run(*arguments, **env):
 # addnorm trace
 
 
-def test_trace_prints_the_steps_of_two_vectors():
+def test_trace_prints_steps():
     done = run("trace", "1,2,3", "0.5,-1,1.5")
     assert (done.exit_code, done.stderr) == (0, "")
     assert "mean            μ = (1/d) Σ zₖ = (1.5 + 1 + 4.5) / 3 = 7 / 3 = 2.3333\n" in done.stdout
     assert re.findall(r"^(Forward|Checks|Backward)$", done.stdout, re.M) == ["Forward", "Checks", "Backward"]
 
 
-def test_the_command_prints_what_str_gives():
+def test_trace_prints_str_of_trace():
     assert run("trace", "--preset", "lesson-001").stdout == f"{PRESETS['lesson-001'].trace()}\n"
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_fits_80_columns_without_colour_or_trailing_blanks(name):
+def test_trace_presets_fit_80_columns(name):
     done = run("trace", "--preset", name)
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -38,7 +38,7 @@ def test_every_preset_fits_80_columns_without_colour_or_trailing_blanks(name):
     assert not [line for line in lines if line != line.rstrip()]
 
 
-def test_no_color_wins_over_a_terminal():
+def test_trace_respects_no_color():
     coloured = run("trace", "1,2", "3,4", FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "\x1b[1;36m" in coloured
     plain = run("trace", "1,2", "3,4", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
@@ -56,13 +56,13 @@ def test_no_color_wins_over_a_terminal():
         ("1.8,\N{MINUS SIGN}0.3,0.8", "\N{MINUS SIGN}1.36,0.91,1.07"),
     ],
 )
-def test_vectors_come_with_commas_spaces_brackets_and_a_leading_minus(x, sublayer):
+def test_trace_parses_vectors(x, sublayer):
     done = run("trace", x, sublayer, "--json")
     assert done.exit_code == 0
     assert json.loads(done.stdout)["output"] == list(trace([1.8, -0.3, 0.8], [-1.36, 0.91, 1.07]).output)
 
 
-def test_every_option_reaches_the_trace():
+def test_trace_passes_every_option():
     options = "--placement pre --norm layer --gamma -1,2,3 --beta -.5 --eps 1e-3 --grad -1,0,1 --read-grad -2,0,0"
     more = "--variance unbiased --eps-place outside --digits 8 --json"
     done = run("trace", "-1,2,3", "-.5,-1,1.5", *options.split(), *more.split())
@@ -74,13 +74,13 @@ def test_every_option_reaches_the_trace():
     assert json.loads(run("trace", "1,2", "3,4", "--norm", "rms", "--json").stdout)["norm"] == "rms"
 
 
-def test_options_change_a_preset():
+def test_trace_options_change_a_preset():
     done = run("trace", "--preset", "lesson-000", "--placement", "pre", "--json")
     assert json.loads(done.stdout) == PRESETS["lesson-000"].trace(placement="pre").to_dict()
 
 
 @pytest.mark.parametrize("x", ["1e308,1", "1e200,-1e200", "1,1", "5", "1e-320,0"])
-def test_json_is_one_document_without_nan_or_infinity(x):
+def test_trace_json_has_no_nan(x):
     def refuse(constant):
         raise AssertionError(constant)
 
@@ -90,7 +90,7 @@ def test_json_is_one_document_without_nan_or_infinity(x):
     assert run("trace", x, x, "--eps", 0).exit_code == 0
 
 
-def test_list_names_every_preset():
+def test_trace_list_names_presets():
     done = run("trace", "--list")
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(PRESETS)
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -120,7 +120,7 @@ def test_list_names_every_preset():
         (["1", "1", "--norm", "rms", "--variance", "unbiased"], "--variance is 'unbiased', but RMSNorm has no"),
     ],
 )  # fmt: skip
-def test_bad_arguments_are_refused_in_one_sentence(arguments, sentence):
+def test_trace_rejects_bad_arguments(arguments, sentence):
     done = run("trace", *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"Error: {sentence}")
@@ -128,13 +128,13 @@ def test_bad_arguments_are_refused_in_one_sentence(arguments, sentence):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_mistyped_option_is_no_vector():
+def test_trace_rejects_mistyped_option():
     done = run("trace", "1,2", "3,4", "--gama", "1,2")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "--gamma" in done.stderr
 
 
-def test_a_screen_without_greek_gets_no_traceback():
+def test_trace_prints_to_ascii_terminal():
     done = CliRunner(charset="ascii").invoke(main, ["trace", "1,2", "3,4"])
     assert done.exit_code == 0
     assert "mean" in done.stdout

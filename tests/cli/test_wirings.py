@@ -34,7 +34,7 @@ def setting(name):
 
 
 @pytest.mark.parametrize("columns", [50, 79, 80, 100, 200])
-def test_the_list_has_a_line_for_each_and_fits(columns):
+def test_wirings_list_fits_the_terminal(columns):
     lines = shown(COLUMNS=str(columns))
     assert max(map(len, lines)) <= min(columns, 100)
     names = [line.split()[0] for line in lines if line[:1] not in ("", " ")]
@@ -42,12 +42,12 @@ def test_the_list_has_a_line_for_each_and_fits(columns):
     assert ("Xiong et al. 2020" in "\n".join(lines)) is (columns >= 79)
 
 
-def test_a_line_of_the_list_has_name_equation_and_source():
+def test_wirings_list_columns():
     line = "deepnorm  x' = N(α x + f(x)), α = (2L)^(1/4)  Wang et al. 2022 (DeepNet)"
     assert line in squeezed(shown())
 
 
-def test_the_list_as_json_has_everything():
+def test_wirings_list_json():
     listed = json.loads(run("--json").stdout)
     assert [one["name"] for one in listed] == [*CONSTRUCTORS]
     for one, wiring in zip(listed, wirings.list_all(), strict=True):
@@ -62,7 +62,7 @@ def test_the_list_as_json_has_everything():
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
 @pytest.mark.parametrize("name", CONSTRUCTORS)
-def test_each_shows_what_the_wiring_says_of_itself(name, columns):
+def test_wirings_describes_each(name, columns):
     wiring = wirings.get(name, **EXAMPLES.get(name, {}))
     lines = shown(name, *setting(name), COLUMNS=str(columns))
     text = "\n".join(lines)
@@ -80,7 +80,7 @@ def after(lines, title):
     return lines[lines.index(title) + 1 :]
 
 
-def test_the_constants_of_deepnorm_at_100_layers():
+def test_wirings_deepnorm_constants():
     lines = squeezed(after(shown("deepnorm", "--layers", 100), "100 layers of 2 sublayers"))
     assert lines[1] == "x' = N(3.761 x + f(x))"
     assert "a, of the stream  3.761 in every layer" in lines
@@ -89,7 +89,7 @@ def test_the_constants_of_deepnorm_at_100_layers():
     assert "value, out, up, gate, down  Xavier-normal, gain 0.188" in lines
 
 
-def test_an_encoder_decoder_has_both_stacks():
+def test_wirings_encoder_decoder():
     lines = shown("deepnorm", "--layers", 12, "--decoder-layers", 6)
     encoder, decoder = (
         after(lines, "Encoder: 12 layers of 2 sublayers"),
@@ -100,7 +100,7 @@ def test_an_encoder_decoder_has_both_stacks():
     assert gains == ["0.4179", "0.3433"]
 
 
-def test_what_varies_with_depth_is_a_table():
+def test_wirings_varying_factors():
     table = [line.split() for line in shown("layernorm_scaling", "--layers", 3) if re.match(r"\d  ", line)]
     assert table == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"]]
     deep = [line.split() for line in shown("layernorm_scaling", "--layers", 100) if re.match(r"\d+  ", line)]
@@ -122,15 +122,15 @@ def test_what_varies_with_depth_is_a_table():
          "query, key, value, out, up, gate, down  Xavier-uniform in layer 1 ... Xavier-uniform, gain 0.5 in"),
     ],
 )  # fmt: skip
-def test_options_and_depth_reach_the_constants(arguments, line):
+def test_wirings_options_change_constants(arguments, line):
     assert line in squeezed(shown(*arguments))
 
 
-def test_one_layer_is_no_layers():
+def test_wirings_one_layer():
     assert "1 layer of 2 sublayers" in shown("pre_ln", "--layers", 1)
 
 
-def test_json_has_every_row():
+def test_wirings_json_rows():
     document = json.loads(run("layer_scale", "--layers", 24, "--json").stdout)
     wiring = wirings.layer_scale()
     assert (document["name"], document["call"]) == ("layer_scale", "layer_scale()")
@@ -145,7 +145,7 @@ def test_json_has_every_row():
     assert row["init"]["query"] == {"kind": "xavier_uniform", "gain": 1.0}
 
 
-def test_json_of_an_encoder_decoder_and_of_what_is_measured():
+def test_wirings_json_stacks():
     encoder, decoder = json.loads(run("deepnorm", "--layers", 12, "--decoder-layers", 6, "--json").stdout)["stacks"]
     assert (encoder["stack"], len(encoder["rows"]), decoder["stack"], len(decoder["rows"])) == (
         "encoder",
@@ -189,19 +189,19 @@ def test_json_of_an_encoder_decoder_and_of_what_is_measured():
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(arguments, sentence):
+def test_wirings_rejects_bad_options(arguments, sentence):
     done = run(*arguments)
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"Error: {sentence}\n")
 
 
 @pytest.mark.parametrize("layers", ["0", "-3", "many"])
-def test_a_number_of_layers_is_one(layers):
+def test_wirings_rejects_bad_layers(layers):
     done = run("pre_ln", "--layers", layers)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "--layers" in done.stderr
 
 
-def test_no_color_wins_over_a_terminal():
+def test_wirings_respects_no_color():
     assert "\x1b[1;36m" in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "36m" not in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
 
@@ -217,7 +217,7 @@ def test_no_color_wins_over_a_terminal():
         (("pre_ln", "--layers", "1000000"), "10000"),
     ],
 )
-def test_impossible_options_are_refused_before_anything_is_printed(arguments, sentence):
+def test_wirings_rejects_impossible_options(arguments, sentence):
     done = run(*arguments)
     assert done.exit_code == 2
     assert done.stdout == ""

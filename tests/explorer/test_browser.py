@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import Error
 
 
-def test_a_request_to_somebody_else_is_caught_and_goes_nowhere(explorer):
+def test_foreign_requests_are_caught(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     other = f"{explorer.address.replace('127.0.0.1', 'localhost')}/"  # by its name it would answer
     with pytest.raises(Error, match="ERR_NAME_NOT_RESOLVED"):
@@ -17,21 +17,21 @@ def test_a_request_to_somebody_else_is_caught_and_goes_nowhere(explorer):
 
 
 @pytest.mark.parametrize("harm", ["console.warn('oh')", "setTimeout(() => { throw new Error('oh'); })"])
-def test_a_complaint_is_caught(explorer, harm):
+def test_console_errors_are_caught(explorer, harm):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     page.evaluate(f"() => {{ {harm}; return new Promise(done => setTimeout(done, 50)); }}")
     assert explorer.complaints == ["oh"]
     explorer.complaints.clear()
 
 
-def test_what_a_reader_chose_is_forgotten_by_the_next_page(explorer):
+def test_preferences_are_reset_between_tests(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     page.evaluate("localStorage.setItem('addnorm-theme', 'dark')")
     explorer.forget()
     assert page.evaluate("localStorage.length") == 0
 
 
-def test_an_address_that_is_edited_shows_what_it_shows_when_it_is_opened(explorer, looked):
+def test_edited_address_equals_opened_address(explorer, looked):
     for view, fragment in (
         ("stack", "#v=1&place=pre&S=6&d=8&T=2&pins=place:post,S:4"),
         ("trace", "#v=1&view=trace&x=1,2&F=3,-5&tplace=pre"),

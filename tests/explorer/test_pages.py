@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,17 +10,34 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from addnorm import explorer as package
+from addnorm.explorer.race import parse, run_race
 from support.browser import Watched
 
 STATIC = Path(package.__file__).parent / "static"
 TINY = "&L=1&steps=3&rd=16&rT=8&rB=2"
+
+
+@cache
+def race_body():
+    """The events of a small race, as the server sends them."""
+    runs = parse({"layers": 1, "steps": 3, "d_model": 16, "tokens": 8, "batch": 2})
+    return "".join(f"data: {json.dumps(event)}\n\n" for event in run_race(runs))
+
+
+def replayed_race(explorer, more):
+    """The race view after a race that the server did not train."""
+    body = race_body()
+    explorer.page.route("**/api/race", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    return explorer.race(TINY + more)
+
+
 OPEN = {
     "stack": lambda explorer, more="": explorer.stack(f"#v=1&S=8&T=4&pins=place:pre,S:6&depth=3{more}"),
     "trace": lambda explorer, more="": explorer.open(
         f"#v=1&view=trace&step=variance&F=1,2{more}", "#panel-trace [data-step]"
     ),
     "recording": lambda explorer, more="": explorer.recording(f"&rwith=first&rdepth=2{more}"),
-    "race": lambda explorer, more="": explorer.race(TINY + more),
+    "race": lambda explorer, more="": replayed_race(explorer, more),
 }
 """Each with something in it: a ghost, an input that is refused, a comparison, a race that was run."""
 
@@ -92,7 +110,7 @@ LOOKS = {"a": [(360, "dark"), (1440, "light")], "b": [(360, "light"), (1440, "da
 
 @pytest.mark.parametrize("looks", ["a", pytest.param("b", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("view", OPEN)
-def test_no_barrier(explorer, view, looks):
+def test_views_are_accessible(explorer, view, looks):
     page = full(explorer, view)
     for width, scheme in LOOKS[looks]:
         page.emulate_media(color_scheme=scheme)
@@ -136,7 +154,7 @@ HERE = """() => {
 
 
 @pytest.mark.parametrize("view", OPEN)
-def test_every_control_is_reached_by_tab_and_shows_it(explorer, view):
+def test_controls_are_reached_by_tab(explorer, view):
     page = OPEN[view](explorer)
     stops = page.evaluate(STOPS, view)
     assert len(stops) > 20
@@ -155,7 +173,7 @@ def test_every_control_is_reached_by_tab_and_shows_it(explorer, view):
     assert reached[first:] + reached[:first] == [*range(len(stops))], "in the order of the page, none left out"
 
 
-def test_tabs_are_walked_by_arrows(explorer):
+def test_tabs_by_arrow_keys(explorer):
     page = explorer.stack()
     tabs = page.get_by_role("tab")
     tabs.first.focus()
@@ -172,7 +190,7 @@ def test_tabs_are_walked_by_arrows(explorer):
     assert page.get_by_role("tab", selected=True).inner_text() == "Recording"
 
 
-def test_the_content_is_one_step_away(explorer):
+def test_skip_link_focuses_content(explorer):
     page = explorer.stack()
     page.keyboard.press("Tab")
     skip = page.get_by_role("link", name="Skip to the content")
@@ -186,7 +204,7 @@ def test_the_content_is_one_step_away(explorer):
     assert page.evaluate("document.activeElement.closest('main') !== null")
 
 
-def test_a_charts_cursor_by_keyboard(explorer):
+def test_chart_cursor_by_keyboard(explorer):
     page = explorer.race(TINY)
     slider = page.get_by_role("slider", name="Loss: data cursor")
     slider.focus()
@@ -228,7 +246,7 @@ def test_help_and_keys(explorer):
 
 
 @pytest.mark.parametrize("view", OPEN)
-def test_the_code_is_shown_and_copied_and_the_data_saved(explorer, view):
+def test_code_is_copied_and_json_saved(explorer, view):
     explorer.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = OPEN[view](explorer)
     opener = page.get_by_role("button", name="Show code")
@@ -266,7 +284,7 @@ def touched(browser, browser_context_args):
 
 
 @pytest.mark.parametrize("view", OPEN)
-def test_what_is_touched_is_large_enough(served, touched, view):
+def test_touch_targets_are_large(served, touched, view):
     page = touched.new_page()
     watched = Watched(page, served)
     full(watched, view)
@@ -281,7 +299,7 @@ def test_what_is_touched_is_large_enough(served, touched, view):
 
 
 @pytest.mark.parametrize("view", SOME)
-def test_forced_colours_zoom_and_paper(explorer, view):
+def test_forced_colors_zoom_and_print(explorer, view):
     page = full(explorer, view)
     page.emulate_media(forced_colors="active")
     tab = page.get_by_role("tab", selected=True)
@@ -298,7 +316,7 @@ def test_forced_colours_zoom_and_paper(explorer, view):
     page.wait_for_function("() => document.documentElement.scrollWidth <= 720")  # charts follow a moment later
 
 
-def test_nothing_moves_for_those_who_ask_for_it(explorer):
+def test_reduced_motion(explorer):
     moving = "() => [...document.querySelectorAll('*')].filter(one => { const style = getComputedStyle(one); return style.transitionDuration.split(', ').some(d => parseFloat(d) > 0) || style.animationName !== 'none'; }).length"
     for view in ("stack", "trace"):
         page = OPEN[view](explorer)
@@ -311,7 +329,7 @@ def test_nothing_moves_for_those_who_ask_for_it(explorer):
 # What is kept, and what is in the address.
 
 
-def test_the_theme_is_kept(explorer):
+def test_theme_is_kept(explorer):
     page = explorer.stack()
     page.emulate_media(color_scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -344,7 +362,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("view", SOME)
-def test_a_link_brings_back_what_is_shown(explorer, view):
+def test_copied_link_restores_view(explorer, view):
     change, changed = CHANGES[view]
     page = explorer.open(*PLAIN[view])
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -360,7 +378,7 @@ def test_a_link_brings_back_what_is_shown(explorer, view):
     assert page.locator("#notices").inner_text() == ""
 
 
-def test_an_address_that_is_nothing_of_ours(explorer):
+def test_foreign_address_is_reported(explorer):
     page = explorer.stack("#v=9&view=nope&place=<b>&S=1e9&%zz&pins=a:b;c&view=race&rec=-1&constructor=1&__proto__=2")
     said = page.locator("#notices p > span").all_inner_texts()
     assert len(said) == 9
@@ -376,7 +394,7 @@ def test_an_address_that_is_nothing_of_ours(explorer):
 # Without.
 
 
-def test_without_a_recording_it_is_told_how_one_is_made(explorer):
+def test_recording_view_without_files(explorer):
     page = explorer.page
 
     def without(route):
@@ -397,7 +415,7 @@ def test_without_a_recording_it_is_told_how_one_is_made(explorer):
     page.wait_for_selector("#panel-stack[data-ready]")
 
 
-def test_without_a_server_it_says_so(explorer):
+def test_page_without_server(explorer):
     page = explorer.stack()
     page.route("**/api/stack", lambda route: route.abort())
     page.get_by_role("radio", name="sandwich").check()
@@ -424,7 +442,7 @@ FORBIDDEN = re.compile(
 NAMESPACES = re.compile(r"http://www\.w3\.org/(2000/svg|1999/xhtml|1998/Math/MathML)\b")
 
 
-def test_the_files_ask_nobody_and_write_no_markup():
+def test_static_files_load_nothing_foreign():
     files = [path for path in STATIC.rglob("*") if path.is_file()]
     assert len(files) > 30
     for path in files:
@@ -450,5 +468,5 @@ def test_the_files_ask_nobody_and_write_no_markup():
         "eval(x)",
     ],
 )
-def test_the_search_finds_what_it_is_for(bad):
+def test_forbidden_patterns_match(bad):
     assert FORBIDDEN.search(bad)

@@ -18,7 +18,7 @@ FIELDS = {
 FIRST = {"sublayers": 24, "gain": 1.0, "seed": 0, "placement": "post", "residual": True}
 
 
-def test_what_is_left_out_is_as_it_is_at_first():
+def test_missing_params_have_defaults():
     assert read_params(FIELDS, {}) == FIRST
     assert read_params(FIELDS, {"placement": "pre", "residual": False}) == FIRST | {
         "placement": "pre",
@@ -33,7 +33,7 @@ def test_what_is_left_out_is_as_it_is_at_first():
         ("seed", 2**31 - 1, 2**31 - 1), ("seed", -0.0, 0),
     ],
 )  # fmt: skip
-def test_a_number_within_its_bounds_is_taken_as_its_type(name, value, taken):
+def test_numbers_get_their_type(name, value, taken):
     found = read_params(FIELDS, {name: value})[name]
     assert (found, type(found)) == (taken, type(taken))
 
@@ -69,18 +69,18 @@ WHOLE = "expected a whole number from 2 to 96 in steps of 2."
         ("", 6, "the request has '', which is unknown, expected sublayers, gain, seed, placement, residual."),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(name, value, sentence):
+def test_wrong_params_are_rejected(name, value, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read_params(FIELDS, {name: value})
 
 
 @pytest.mark.parametrize("given", [None, [], [1], "x", 3, True, 1.5])
-def test_a_request_that_is_no_object_is_refused(given):
+def test_request_must_be_an_object(given):
     with pytest.raises(ValueError, match=r"^the request is .*, expected an object with sublayers, gain, seed"):
         read_params(FIELDS, given)
 
 
-def test_what_is_shown_is_short_however_long_or_deep_it_came():
+def test_shorten_limits_length():
     deep = []
     for _ in range(100_000):
         deep = [deep]
@@ -91,7 +91,7 @@ def test_what_is_shown_is_short_however_long_or_deep_it_came():
         deep = deep.pop()
 
 
-def test_the_table_is_described_in_json_types():
+def test_describe_fields_returns_json_types():
     told = json.loads(json.dumps(describe_fields(FIELDS), allow_nan=False))
     assert told["sublayers"] == {"kind": "number", "default": 24, "minimum": 2, "maximum": 96, "step": 2}
     assert told["gain"]["step"] is None

@@ -27,6 +27,23 @@ def trained():
     return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, parse(SMALL), strict=True)}
 
 
+@pytest.fixture(scope="module")
+def events():
+    """A race, for tests that do not need the server to train."""
+    return [*run_race(parse(SMALL))]
+
+
+def answer_race(explorer, events):
+    """Answer the page's next race with these events."""
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+    explorer.page.route("**/api/race", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+def replayed(explorer, events, more=ADDRESS):
+    answer_race(explorer, events)
+    return explorer.race(more)
+
+
 def last_there(values):
     """Without what is missing at the end, as marks are listed."""
     values = [*values]
@@ -44,7 +61,7 @@ def assert_drawn(explorer, trained, step):
             assert explorer.marks(f"race-{chart}", name) == expected, (chart, name, step)
 
 
-def test_every_mark_is_the_labs_at_every_step(explorer, trained):
+def test_race_marks_equal_lab(explorer, trained):
     page = explorer.race(ADDRESS)
     assert set(CHARTS) == {*BY_DEPTH}
     for name, found in trained.items():
@@ -61,13 +78,11 @@ def test_every_mark_is_the_labs_at_every_step(explorer, trained):
     assert said.startswith(f"Step 3: {low} has a loss of {trained[low]['losses'][3]:.3g}, {high} of ")
     ahead = min(NAMES, key=lambda name: trained[name]["validation"])
     ended = page.locator(".race-end").inner_text()
-    assert (
-        f"{ahead} is ahead: after 6 steps its validation loss is {trained[ahead]['validation']:.4g} nats" in ended
-    )
+    assert f"{ahead} is ahead: after 6 steps its validation loss is {trained[ahead]['validation']:.4g} nats" in ended
 
 
-def test_steps_are_walked_by_keys_and_the_chart(explorer, trained):
-    page = explorer.race(ADDRESS)
+def test_race_steps_by_keys_and_chart(explorer, trained, events):
+    page = replayed(explorer, events)
     here = page.locator("#panel-race")
     page.locator("h2").click()
     for key, step in (("[", 4), ("[", 3), ("]", 4), ("n", 5)):
@@ -90,7 +105,7 @@ def test_steps_are_walked_by_keys_and_the_chart(explorer, trained):
     assert_drawn(explorer, trained, 5)
 
 
-def test_a_race_that_is_stopped_keeps_what_came(explorer):
+def test_stopped_race_keeps_steps(explorer):
     page = explorer.open("#v=1&view=race&L=1&steps=500&rd=16&rT=8&rB=2", "#panel-race h2")
     page.get_by_role("button", name="Start").click()
     page.wait_for_selector("#panel-race[data-phase=running][data-step]")
@@ -117,27 +132,17 @@ def test_a_race_that_is_stopped_keeps_what_came(explorer):
     assert page.get_by_text("The settings have changed: Start runs a race with the new ones.").is_visible()
 
 
-def told(explorer, *events):
-    """Answers the next race with these."""
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    explorer.page.route("**/api/race", lambda route: route.fulfill(content_type="text/event-stream", body=body))
-
-
-def events():
-    return [*run_race(parse(SMALL))]
-
-
-def test_a_race_that_fails_says_so_and_keeps_what_came(explorer):
+def test_failed_race_keeps_steps(explorer, events):
     page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
-    came = events()
-    told(explorer, *came[:5], {"event": "failed", "error": "The memory is full: take fewer layers."})
+    came = events
+    answer_race(explorer, [*came[:5], {"event": "failed", "error": "The memory is full: take fewer layers."}])
     page.get_by_role("button", name="Start").click()
     page.wait_for_selector("#panel-race[data-phase=failed]")
     assert page.get_by_role("alert").inner_text() == "The memory is full: take fewer layers."
     assert page.locator(".race-status").inner_text() == "2 of 6 steps were finished."
     assert explorer.marks("race-loss", "pre_ln") == [came[2]["loss"], came[4]["loss"]]
     page.unroute("**/api/race")
-    told(explorer, *came[:3])
+    answer_race(explorer, came[:3])
     page.get_by_role("button", name="Start again").click()
     page.get_by_text("The race ended early.").wait_for()
     page.unroute("**/api/race")
@@ -145,12 +150,14 @@ def test_a_race_that_fails_says_so_and_keeps_what_came(explorer):
     assert not page.get_by_role("alert").is_visible()
 
 
-def test_a_racer_whose_loss_is_no_number_is_said_to_have_stopped(explorer):
+def test_diverged_racer_is_reported(explorer, events):
     page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
-    came = [event for event in events() if not (event["event"] == "step" and event["racer"] == 0 and event["step"] > 3)]
+    came = [
+        dict(event) for event in events if not (event["event"] == "step" and event["racer"] == 0 and event["step"] > 3)
+    ]
     wrong = next(event for event in came if event["event"] == "step" and (event["racer"], event["step"]) == (0, 3))
     wrong |= {"loss": "NaN", "moved": "NaN"}
-    told(explorer, *came)
+    answer_race(explorer, came)
     page.get_by_role("button", name="Start").click()
     page.wait_for_selector("#panel-race[data-phase=over]")
     assert page.locator("#panel-race").get_attribute("data-step") == "5"
@@ -163,7 +170,7 @@ def test_a_racer_whose_loss_is_no_number_is_said_to_have_stopped(explorer):
 # The settings.
 
 
-def test_a_suggestion_an_equation_and_what_cannot_be(explorer):
+def test_race_settings(explorer):
     page = explorer.open("#v=1&view=race&steps=20", "#panel-race h2")
     page.get_by_role("button", name="with warm-up").click()
     assert "warm=20" in explorer.fragment(), "no longer than the race"
@@ -182,8 +189,8 @@ def test_a_suggestion_an_equation_and_what_cannot_be(explorer):
     assert "lr=0.01" in explorer.fragment()
 
 
-def test_an_address_is_all_of_it(explorer):
-    page = explorer.race(f"&left=rezero&right=deepnorm&lr=0.01&warm=2&rseed=5{ADDRESS}")
+def test_race_address_restores_view(explorer, events):
+    page = replayed(explorer, events, f"&left=rezero&right=deepnorm&lr=0.01&warm=2&rseed=5{ADDRESS}")
     page.get_by_role("slider", name="Step", exact=True).press("ArrowLeft")
     fragment = explorer.fragment()
     shown = page.locator(".race-main").inner_text()
@@ -194,7 +201,7 @@ def test_an_address_is_all_of_it(explorer):
     assert page.locator("#notices").inner_text() == ""
 
 
-def test_the_code_trains_the_same(explorer, trained):
+def test_race_code_trains_the_same(explorer, trained):
     page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
     page.get_by_role("button", name="Show code").click()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -204,8 +211,8 @@ def test_the_code_trains_the_same(explorer, trained):
         assert f"stream by depth at the last step: {found['recorded']['stream'][-1]}" in printed.getvalue()
 
 
-def test_the_losses_as_a_file(explorer, trained):
-    page = explorer.race(ADDRESS)
+def test_race_losses_as_csv(explorer, trained, events):
+    page = replayed(explorer, events)
     with page.expect_download() as saved:
         page.locator("#chart-race-loss").get_by_role("button", name="CSV").click()
     head, *rows = csv.reader(io.StringIO(Path(saved.value.path()).read_text()))

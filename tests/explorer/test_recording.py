@@ -77,7 +77,7 @@ def answer(recordings, number=0, **query):
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_every_number_is_the_recordings(of, post_ln, suffix):
+def test_numbers_equal_recording(of, post_ln, suffix):
     recordings = of(post_ln, suffix=suffix)
     for step in range(STEPS):
         found = answer(recordings, step=step)
@@ -95,7 +95,7 @@ def test_every_number_is_the_recordings(of, post_ln, suffix):
         assert len(found["map"]["sources"]) == len(sources)
 
 
-def test_places_are_called_what_they_are(of, post_ln, two_streams):
+def test_labels_of_sites(of, post_ln, two_streams):
     found = answer(of(post_ln))
     named = ["x_0", *(f"{kind} {layer}" for layer in (1, 2, 3) for kind in ("attention", "feed-forward"))]
     assert [site["label"] for site in found["sites"]] == named
@@ -108,7 +108,7 @@ def test_places_are_called_what_they_are(of, post_ln, two_streams):
     assert labels(alike) == ["other 1, a", "other 1, b"]
 
 
-def test_adds_of_several_sublayers_are_counted(of):
+def test_map_counts_several_adds(of):
     sites = [
         RecordedSite("x_0", "", "start", None),
         RecordedSite("a", "a", "attention", 0),
@@ -119,7 +119,7 @@ def test_adds_of_several_sublayers_are_counted(of):
     assert answer(of(rec))["map"]["depths"] == ["x_0", "after add 1"]
 
 
-def test_the_balance_adds_up_to_the_length_of_the_stream(of, post_ln):
+def test_balance_adds_up_to_stream_norm(of, post_ln):
     sheet = answer(of(post_ln), step=0)["balance"]
     assert (sheet["refused"], sheet["step"], sheet["closes"]) == ("", STEPS - 1, True)
     rows = sheet["rows"]
@@ -134,7 +134,7 @@ def test_the_balance_adds_up_to_the_length_of_the_stream(of, post_ln):
     assert by_depth[-1]["written"] is None
 
 
-def test_each_stream_has_its_own(of, two_streams):
+def test_streams_are_separate(of, two_streams):
     recordings = of(two_streams)
     assert recordings.describe()[0]["streams"] == ["encoder", "decoder"]
     found = {name: answer(recordings, stream=name) for name in ("encoder", "decoder")}
@@ -150,7 +150,7 @@ def test_each_stream_has_its_own(of, two_streams):
         assert one["balance"]["length"] == two_streams.balances[name].stream_norm
 
 
-def test_a_statistic_over_the_steps(of, post_ln):
+def test_statistic_over_steps(of, post_ln):
     recordings = of(post_ln)
     curve = answer(recordings, what="out.rms", depth=2)["time"]
     assert (curve["depth"], curve["steps"]) == (2, [0, 1, 2])
@@ -161,7 +161,7 @@ def test_a_statistic_over_the_steps(of, post_ln):
     assert answer(recordings)["time"] is None
 
 
-def test_what_is_not_finite_is_a_word(of):
+def test_non_finite_numbers_are_words(of):
     rec = Recording([RecordedSite("x_0", "", "start", None), RecordedSite("f", "f", "other", 0)])
     for step, value in enumerate((math.nan, math.inf)):
         rec.add(step, 1, "out", "rms", value)
@@ -177,7 +177,7 @@ def states(found):
     return {badge["name"]: (badge["state"], badge["text"]) for badge in found["badges"]}
 
 
-def test_what_is_proved_is_said(of, post_ln, two_streams):
+def test_badges_of_proved_model(of, post_ln, two_streams):
     found = states(answer(of(post_ln)))
     assert found["wiring"] == ("proved", "post-LN")
     assert found["equations"][0] == "proved"
@@ -190,7 +190,7 @@ def test_what_is_proved_is_said(of, post_ln, two_streams):
     assert "LayerNorm 1e-5" in found["badges"][0]["more"]
 
 
-def test_what_does_not_close_or_is_not_known_is_said(of):
+def test_badges_of_open_model(of):
     rec = recorded(Scaled(), torch.randn(2, 5, D))
     found = answer(of(rec))
     assert states(found)["wiring"] == ("open", "not a known wiring")
@@ -209,7 +209,7 @@ def test_what_does_not_close_or_is_not_known_is_said(of):
     assert badges["understood"]["more"] == "head: it reads the stream twice"
 
 
-def test_amounts_that_somebody_changed_do_not_close(of, post_ln):
+def test_changed_amounts_do_not_close(of, post_ln):
     path = of(post_ln).paths[0]
     rec = Recording.load(path)
     sheet = rec.balances["stream"]
@@ -221,7 +221,7 @@ def test_amounts_that_somebody_changed_do_not_close(of, post_ln):
     assert states(found)["balance"][0] == "open"
 
 
-def test_an_older_file_says_what_it_does_not_have(of, post_ln):
+def test_older_file_reports_missing_entries(of, post_ln):
     document = post_ln.to_dict()
     del document["balances"], document["metadata"]["streams"], document["metadata"]["unknown"]
     recordings = of(post_ln)
@@ -243,7 +243,7 @@ ODD = [None, 1, "text", [], {}, [1], {"stream": 1}, {"stream": {"sites": 1}}, {"
 
 @pytest.mark.parametrize("odd", ODD, ids=str)
 @pytest.mark.parametrize("fact", ["streams", "unknown", "wiring", "closure", "model"])
-def test_facts_that_anybody_may_have_written_break_nothing(of, fact, odd):
+def test_odd_metadata_breaks_nothing(of, fact, odd):
     rec = Recording([RecordedSite("a", "a", "other", 0)], {fact: odd}, {"stream": ([], [])})
     rec.add(0, 0, "out", "rms", 1.0)
     found = answer(of(rec))
@@ -274,14 +274,14 @@ def test_facts_that_anybody_may_have_written_break_nothing(of, fact, odd):
         ),
     ],
 )
-def test_what_there_is_not_is_refused_in_one_sentence(of, post_ln, number, query, error, says):
+def test_parse_rejects_wrong_params(of, post_ln, number, query, error, says):
     with pytest.raises(error) as raised:
         of(post_ln).parse(number, query)
     assert says in raised.value.args[0]
     assert "\n" not in raised.value.args[0]
 
 
-def test_without_a_file_there_is_nothing():
+def test_without_recordings():
     none = Recordings()
     assert (len(none), none.describe()) == (0, [])
     with pytest.raises(LookupError, match="recording is 0, expected none: start addnorm explore with --recording FILE"):
@@ -298,7 +298,7 @@ def test_without_a_file_there_is_nothing():
         ("run.parquet", b"PAR1", "is no Parquet"),
     ],
 )
-def test_a_wrong_file_is_refused_at_the_start(tmp_path, name, content, says):
+def test_wrong_file_is_rejected(tmp_path, name, content, says):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=r".") as raised:
@@ -308,7 +308,7 @@ def test_a_wrong_file_is_refused_at_the_start(tmp_path, name, content, says):
     assert "\n" not in str(raised.value)
 
 
-def test_a_folder_and_an_empty_recording_are_refused_at_the_start(tmp_path, of):
+def test_folder_and_empty_recording_are_rejected(tmp_path, of):
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match="cannot be read"):
         Recordings([tmp_path / "folder.json"])
@@ -316,7 +316,7 @@ def test_a_folder_and_an_empty_recording_are_refused_at_the_start(tmp_path, of):
         of(Recording([RecordedSite("a", "a", "other", 0)]))
 
 
-def test_files_of_one_name_are_told_apart(tmp_path, post_ln):
+def test_equal_file_names_show_paths(tmp_path, post_ln):
     for folder in ("before", "after"):
         (tmp_path / folder).mkdir()
         post_ln.save(tmp_path / folder / "run.json")
@@ -330,7 +330,7 @@ def test_files_of_one_name_are_told_apart(tmp_path, post_ln):
     }  # fmt: skip
 
 
-def test_a_long_recording_is_answered_at_once_and_in_few_bytes(of):
+def test_long_recording_has_small_response(of):
     n, steps = 100, 5000
     sites = [RecordedSite("x_0", "", "start", None), *(RecordedSite(f"s{k}", f"s{k}", "other", k) for k in range(n))]
     rec = Recording(sites)
@@ -357,7 +357,7 @@ def test_a_long_recording_is_answered_at_once_and_in_few_bytes(of):
     assert found["time"]["values"] == [float(step) for step in found["time"]["steps"]]
 
 
-def test_the_page_knows_no_series_that_the_server_does_not():
+def test_page_series_exist_on_server():
     panels = (Path(explorer.__file__).parent / "static" / "recording" / "panels.js").read_text()
     drawn = set(re.findall(r'\["(\w+\.\w+)",', panels))
     assert len(drawn) >= 10

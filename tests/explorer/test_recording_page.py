@@ -54,13 +54,13 @@ def assert_drawn(explorer, rec, step):
 
 
 @pytest.mark.parametrize("number", [POST, PRE, SCALED])
-def test_every_mark_is_the_recordings(looked, files, number):
+def test_recording_marks_equal_file(looked, files, number):
     looked.look(f"#v=1&view=recording&rec={number}", "recording")
     rec = files[number][1]
     assert_drawn(looked, rec, rec.steps[-1])
 
 
-def test_the_steps_are_slid_through_and_compared(explorer, files):
+def test_recording_step_slider_and_comparison(explorer, files):
     page = explorer.recording("&rwith=first")
     rec = files[POST][1]
     slider = page.get_by_role("slider", name="Step", exact=True)
@@ -79,7 +79,7 @@ def test_the_steps_are_slid_through_and_compared(explorer, files):
     assert_drawn(explorer, rec, 1)
 
 
-def test_a_statistic_over_the_steps_at_the_chosen_depth(explorer, files):
+def test_recording_statistic_over_steps(explorer, files):
     page = explorer.recording("&rdepth=3")
     rec = files[POST][1]
     site = rec.sites[3]
@@ -95,7 +95,7 @@ def test_a_statistic_over_the_steps_at_the_chosen_depth(explorer, files):
     assert_drawn(explorer, rec, 0)
 
 
-def test_the_cursors_of_all_charts_are_one(explorer):
+def test_recording_cursors_are_linked(explorer):
     page = explorer.recording()
     page.get_by_role("slider", name="Residual stream: data cursor").focus()
     page.keyboard.press("End")
@@ -104,13 +104,11 @@ def test_the_cursors_of_all_charts_are_one(explorer):
         one.get_attribute("aria-valuetext").split(":")[0] for one in page.locator(".charts .cursor[role=slider]").all()
     ]
     assert {text for text in said if text != "no place selected"} == {"attention 3"}
-    assert "attention 3" in page.get_by_role("slider", name="Sources of the stream").get_attribute(
-        "aria-valuetext"
-    )
+    assert "attention 3" in page.get_by_role("slider", name="Sources of the stream").get_attribute("aria-valuetext")
     assert "rdepth=5" in explorer.fragment()
 
 
-def test_the_map_is_the_recordings(looked, files):
+def test_recording_map_equals_file(looked, files):
     page = looked.look(f"#v=1&view=recording&rec={PRE}", "recording")
     _, shares = files[PRE][1].memory_maps["stream"]
     found = page.eval_on_selector_all(
@@ -143,7 +141,7 @@ def sheet(page):
 
 
 @pytest.mark.parametrize("which", [POST, PRE])
-def test_the_sheet_is_the_recordings_and_adds_up(looked, files, which):
+def test_balance_table_adds_up(looked, files, which):
     page = looked.look(f"#v=1&view=recording&rec={which}", "recording")
     rec = files[which][1]
     kept = rec.balances["stream"]
@@ -167,7 +165,7 @@ def test_the_sheet_is_the_recordings_and_adds_up(looked, files, which):
     assert number(foot[2][2]) <= 1e-5 * kept.stream_norm
 
 
-def test_the_sheet_is_sorted_by_keyboard(explorer):
+def test_balance_table_sorts_by_keyboard(explorer):
     page = explorer.recording(f"&rec={PRE}")
     depth = sheet(page)
     head = page.get_by_role("columnheader", name="left at the end")
@@ -199,7 +197,7 @@ def badges(page):
     }
 
 
-def test_badges_of_models_that_close_and_of_one_that_does_not(looked):
+def test_recording_badges(looked):
     found = [badges(looked.look(f"#v=1&view=recording&rec={number}", "recording")) for number in (POST, PRE, SCALED)]
     assert found[POST]["wiring"] == ("proved", "post-LN")
     assert found[PRE]["wiring"] == ("proved", "pre-LN")
@@ -217,7 +215,7 @@ def test_badges_of_models_that_close_and_of_one_that_does_not(looked):
 # What is taken along.
 
 
-def test_an_address_is_all_of_it(explorer, files):
+def test_recording_address_restores_view(explorer, files):
     page = explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
     shown, fragment = page.locator("#panel-recording").inner_text(), explorer.fragment()
     assert_drawn(explorer, files[POST][1], 1)
@@ -229,7 +227,7 @@ def test_an_address_is_all_of_it(explorer, files):
 
 
 @pytest.mark.parametrize("more", ["&rstep=99", "&rstream=encoder"])
-def test_what_is_not_in_it_is_said(explorer, more):
+def test_recording_reports_missing_step_and_stream(explorer, more):
     page = explorer.open(f"#v=1&view=recording{more}", "#panel-recording .wrong:not([hidden])")
     assert page.locator("#panel-recording .wrong").inner_text().endswith(".")
     assert not page.locator(".recording-results").is_visible()
@@ -240,7 +238,7 @@ def test_what_is_not_in_it_is_said(explorer, more):
 
 
 @pytest.mark.parametrize(("number", "more"), [(POST, "&rstep=1"), (PRE, ""), (SCALED, "")])
-def test_the_code_prints_the_numbers_of_the_page(explorer, files, number, more):
+def test_recording_code_prints_page_numbers(explorer, files, number, more):
     page = explorer.recording(f"&rec={number}{more}")
     page.get_by_role("button", name="Show code").click()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -255,11 +253,11 @@ def test_the_code_prints_the_numbers_of_the_page(explorer, files, number, more):
                 assert f"{site.id:40} {value:.5g}" in said
                 drawn += 1
     assert drawn >= 12
-    sentence = "no balance:" if number == SCALED else f"norm of the stream {rec.balances['stream'].length:.6g}"
+    sentence = "no balance:" if number == SCALED else f"norm of the stream {rec.balances['stream'].stream_norm:.6g}"
     assert sentence in said
 
 
-def test_files_hold_every_digit(explorer, files):
+def test_recording_downloads_have_all_digits(explorer, files):
     page = explorer.recording(f"&rec={PRE}&rdepth=1")
     rec = files[PRE][1]
     chart = page.locator("#chart-recording-gradients")

@@ -60,7 +60,7 @@ async def outcome(awaited):
         return type(error)
 
 
-def test_of_thirty_questions_the_first_and_the_newest_are_computed_and_one_at_a_time():
+def test_newest_request_supersedes_waiting():
     work = Work()
 
     async def test(scheduler):
@@ -79,7 +79,7 @@ def test_of_thirty_questions_the_first_and_the_newest_are_computed_and_one_at_a_
     assert work.most == {"page": 1, "all": 1}
 
 
-def test_questions_of_two_kinds_do_not_supersede_each_other_and_still_take_turns():
+def test_kinds_do_not_supersede_each_other():
     work = Work()
 
     async def test(scheduler):
@@ -113,7 +113,7 @@ def many(work):
     return test
 
 
-def test_many_clients_are_computed_two_at_once():
+def test_two_clients_compute_at_once():
     work = Work()
     assert run(many(work)) == [*range(40)]
     assert work.most["all"] == module.MAX_COMPUTATIONS == 2
@@ -121,14 +121,14 @@ def test_many_clients_are_computed_two_at_once():
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-def test_many_clients_are_computed_in_order():
+def test_clients_compute_in_order():
     work = Work()
     assert run(many(work)) == [*range(40)]
     assert work.done == [*range(40)]
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-def test_a_client_that_asks_anew_keeps_its_place():
+def test_superseding_request_keeps_place():
     work = Work()
 
     async def test(scheduler):
@@ -146,7 +146,7 @@ def test_a_client_that_asks_anew_keeps_its_place():
     assert work.done == ["a", "b", "new", "c", "d"]
 
 
-def test_more_than_may_wait_are_refused_and_those_before_them_are_not(monkeypatch):
+def test_too_many_waiting_requests_are_rejected(monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING", 3)
     work = Work()
 
@@ -159,7 +159,7 @@ def test_more_than_may_wait_are_refused_and_those_before_them_are_not(monkeypatc
     assert run(test) == [0, 1, 2, 3, 4, BusyError, BusyError, BusyError]
 
 
-def test_what_nobody_waits_for_is_not_computed():
+def test_abandoned_requests_are_not_computed():
     work = Work()
     work.go.set()
 
@@ -175,7 +175,7 @@ def test_what_nobody_waits_for_is_not_computed():
 
 
 @pytest.mark.parametrize("when", ["waiting", "computing", "its turn has just come"])
-def test_a_question_that_is_cancelled_leaves_the_client_its_turn(when):
+def test_cancelled_request_releases_slot(when):
     work = Work()
 
     async def test(scheduler):
@@ -199,7 +199,7 @@ def test_a_question_that_is_cancelled_leaves_the_client_its_turn(when):
     assert "third" in work.done
 
 
-def test_what_fails_fails_for_who_asked_and_leaves_the_turn():
+def test_failed_work_releases_slot():
     async def test(scheduler):
         def fails():
             raise OverflowError("too much")
@@ -211,7 +211,7 @@ def test_what_fails_fails_for_who_asked_and_leaves_the_turn():
     assert run(test) == "well"
 
 
-def test_a_closed_desk_refuses_at_once_who_waits_and_who_comes():
+def test_close_rejects_requests():
     work = Work()
 
     async def test(scheduler):
@@ -247,7 +247,7 @@ class Race:
             self.closed.set()
 
 
-def test_a_race_is_told_in_order_from_one_thread_and_ends():
+def test_race_runs_in_one_thread():
     race = Race(5)
 
     async def test(scheduler):
@@ -261,7 +261,7 @@ def test_a_race_is_told_in_order_from_one_thread_and_ends():
     assert threading.get_ident() not in race.threads
 
 
-def test_a_race_that_nobody_follows_is_closed_and_makes_room():
+def test_abandoned_race_is_closed():
     race = Race()
 
     async def test(scheduler):
@@ -277,7 +277,7 @@ def test_a_race_that_nobody_follows_is_closed_and_makes_room():
     assert race.closed.is_set()
 
 
-def test_a_race_whose_listener_stands_still_gives_its_place_when_it_is_over(monkeypatch):
+def test_finished_race_releases_slot_unread(monkeypatch):
     monkeypatch.setattr(module, "MAX_RACES", 1)
     race = Race(3)
 
@@ -291,7 +291,7 @@ def test_a_race_whose_listener_stands_still_gives_its_place_when_it_is_over(monk
     assert run(test) == ([0, 1], [1, 2])
 
 
-def test_a_third_race_is_refused_and_a_clients_new_one_takes_the_place_of_its_old_one():
+def test_third_race_is_rejected():
     one, other, new = Race(), Race(), Race(2)
 
     async def test(scheduler):
@@ -309,7 +309,7 @@ def test_a_third_race_is_refused_and_a_clients_new_one_takes_the_place_of_its_ol
     assert run(test) == [0, 1]
 
 
-def test_races_begun_one_after_the_other_never_run_side_by_side():
+def test_races_of_one_client_never_overlap():
     running, most, lock = [0], [0], threading.Lock()
 
     def slow():
@@ -338,7 +338,7 @@ def test_races_begun_one_after_the_other_never_run_side_by_side():
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_a_race_that_fails_fails_where_it_is_followed(after):
+def test_race_error_reaches_consumer(after):
     def fails():
         yield from range(after)
         raise ArithmeticError("so far")
@@ -354,7 +354,7 @@ def test_a_race_that_fails_fails_where_it_is_followed(after):
     assert run(test) == [*range(after)]
 
 
-def test_a_race_that_cannot_be_made_fails_too():
+def test_race_that_cannot_start_fails():
     async def test(scheduler):
         def never():
             raise ValueError("no such race")
@@ -366,7 +366,7 @@ def test_a_race_that_cannot_be_made_fails_too():
     run(test)
 
 
-def test_closing_the_desk_ends_the_races_and_their_streams():
+def test_close_ends_races():
     race = Race()
 
     async def test(scheduler):

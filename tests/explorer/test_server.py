@@ -39,7 +39,7 @@ def client(clients, threads):
 # What it answers.
 
 
-def test_a_stack_is_what_the_library_measures(client):
+def test_stack_equals_library(client):
     asked = {
         "placement": "pre",
         "sublayers": 6,
@@ -57,13 +57,13 @@ def test_a_stack_is_what_the_library_measures(client):
     assert client.post("/api/stack", json={}).json() == measured()
 
 
-def test_numbers_that_overflow_come_as_words(client):
+def test_overflow_is_sent_as_words(client):
     asked = {"placement": "none", "sublayers": 96, "d_model": 64, "gain": 3.0, "alpha": 8.0}
     text = client.post("/api/stack", json=asked).text
     assert json.loads(text, parse_constant=pytest.fail)["stream"][-1] in ("Infinity", "NaN")
 
 
-def test_the_page_its_files_and_what_it_must_know(client):
+def test_page_files_and_meta(client):
     page = client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     files = re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text)
@@ -77,13 +77,13 @@ def test_the_page_its_files_and_what_it_must_know(client):
 
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/api/meta", "/static/app.js"])
-def test_head_is_get_without_a_body(client, path):
+def test_head_equals_get_without_body(client, path):
     got, head = client.get(path), client.head(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == got.headers["content-length"]
 
 
-def test_every_answer_says_what_may_be_done_with_it(client):
+def test_responses_have_security_headers(client):
     etag = client.get("/static/app.js").headers["etag"]
     answers = [
         client.get("/"), client.get("/static/app.js"), client.get("/static/app.js", headers={"If-None-Match": etag}),
@@ -99,7 +99,7 @@ def test_every_answer_says_what_may_be_done_with_it(client):
     assert "unsafe" not in policy
 
 
-def test_an_answer_to_what_failed_says_so_and_has_the_headers_too(monkeypatch):
+def test_failed_computation_is_reported(monkeypatch):
     def fails(asked):
         raise OverflowError("it was too much")
 
@@ -113,7 +113,7 @@ def test_an_answer_to_what_failed_says_so_and_has_the_headers_too(monkeypatch):
     assert HEADERS.items() <= dict(found.headers).items()
 
 
-def test_a_method_that_is_not_for_an_address_is_told_which_is(client):
+def test_wrong_method_names_allowed_ones(client):
     assert client.get("/api/stack").headers["allow"] == "POST"
     assert set(client.post("/static/app.js").headers["allow"].split(", ")) == {"GET", "HEAD"}
 
@@ -122,7 +122,7 @@ def test_a_method_that_is_not_for_an_address_is_told_which_is(client):
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8017", "[::1]:8017", "[::1]"])
-def test_it_may_be_called_by_the_names_of_this_machine(client, host):
+def test_loopback_hosts_are_allowed(client, host):
     assert client.get("/healthz", headers={"Host": host}).status_code == 200
     assert client.get("/healthz", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200
 
@@ -133,7 +133,7 @@ def test_it_may_be_called_by_the_names_of_this_machine(client, host):
      "user@localhost", "localhost/evil.example", "localhost:8017:1", "localhost:", "local host", "evil.example#localhost",
      "evil.example\\@localhost", "0.0.0.0", "[::ffff:127.0.0.1]", "ｌocalhost".encode().decode("latin-1")],
 )  # fmt: skip
-def test_another_name_is_refused(client, host):
+def test_other_hosts_are_rejected(client, host):
     found = client.get("/healthz", headers={"Host": host.encode("latin-1")})
     assert found.status_code == 421
     assert found.json()["error"].startswith("Host is ")
@@ -149,19 +149,19 @@ def test_another_name_is_refused(client, host):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/static/app.js"), ("POST", "/api/stack")])
-def test_another_site_is_refused(client, method, path, headers):
+def test_other_origins_are_rejected(client, method, path, headers):
     found = client.request(method, path, json={}, headers=headers)
     assert found.status_code == 403
     assert found.json()["error"].endswith(".")
 
 
-def test_a_link_on_another_site_opens_the_page_and_posts_nothing(client):
+def test_links_from_other_sites_open_the_page(client):
     followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert client.get("/", headers=followed).status_code == 200
     assert client.post("/api/stack", json={}, headers=followed).status_code == 403
 
 
-def test_with_a_token_nothing_is_answered_without_it():
+def test_token_is_required():
     paths = ["/", "/healthz", "/api/meta", "/static/app.js", "/nothing", "/api/recording/0"]
     client = TestClient(create_app(hosts=None, token="secret"), "http://any.example:8017")
     for path in paths:
@@ -193,7 +193,7 @@ def test_with_a_token_nothing_is_answered_without_it():
 # A race that fails, a slow request, and who is gone.
 
 
-def test_a_race_that_fails_says_so_in_its_stream(client, monkeypatch):
+def test_failed_race_sends_event(client, monkeypatch):
     def fails(asked):
         yield {"event": "start", "loss": float("nan")}
         raise ArithmeticError("so far")
@@ -206,7 +206,7 @@ def test_a_race_that_fails_says_so_in_its_stream(client, monkeypatch):
     ]
 
 
-def test_a_slow_request_is_told_so(client, monkeypatch):
+def test_slow_request_times_out(client, monkeypatch):
     monkeypatch.setattr(security, "TIMEOUT", 0.05)
     received = []
 
@@ -227,7 +227,7 @@ def test_a_slow_request_is_told_so(client, monkeypatch):
     assert json.loads(received[1]["body"]) == {"error": "The request did not arrive within 0.05 seconds."}
 
 
-def test_what_its_asker_left_is_not_computed(monkeypatch):
+def test_abandoned_requests_are_not_computed(monkeypatch):
     computed = []
     monkeypatch.setattr(stack, "compute", lambda asked: computed.append(asked) or {})
 

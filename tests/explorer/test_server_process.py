@@ -71,7 +71,7 @@ def judged(process, method, path, headers, body, statuses):
     return "" if 10 < len(error) < 400 and error[-1] == "." and HEADERS.keys() <= set(re.findall(r"(?m)^([a-z-]+):", head.decode().lower())) else what  # fmt: skip
 
 
-def test_a_thousand_bad_requests_and_it_answers_as_before(process, threads):
+def test_server_survives_bad_requests(process, threads):
     threads(1)
     asked = {"placement": "sandwich", "sublayers": 8, "seed": 5}
     assert process.ask("POST", "/api/stack", asked).json == measured(**asked)
@@ -108,7 +108,7 @@ def race_refused(process):
         return b" 503 " in connection.recv(100)
 
 
-def test_fifty_clients_at_once_are_all_answered_rightly(process, threads):
+def test_fifty_clients_get_their_answers(process, threads):
     threads(1)
     asked = [
         {"placement": place, "sublayers": 4, "d_model": 16, "seed": k}
@@ -127,7 +127,7 @@ def test_fifty_clients_at_once_are_all_answered_rightly(process, threads):
     assert [one.json for one in found] == [measured(**one) for one in asked]
 
 
-def test_one_client_that_asks_quickly_is_answered_the_newest(process, threads):
+def test_newest_request_of_a_client_wins(process, threads):
     threads(1)
     asked = [{"sublayers": 96, "seed": k} for k in range(30)]
     connections = []
@@ -151,7 +151,7 @@ def test_one_client_that_asks_quickly_is_answered_the_newest(process, threads):
             assert json.loads(body) == {"error": "A newer request came before this one was computed."}
 
 
-def test_a_race_is_streamed_as_it_runs_and_ends_with_its_listener(process):
+def test_race_stream_ends_with_client(process):
     def begun(client):
         connection = process.connect()
         connection.sendall(sent(process, "POST", "/api/race", JSON | {"Addnorm-Client": client}, b"{}"))
@@ -177,7 +177,7 @@ def test_a_race_is_streamed_as_it_runs_and_ends_with_its_listener(process):
     third.close()
 
 
-def test_it_listens_to_this_machine_alone(process):
+def test_server_listens_on_loopback_only(process):
     if sys.platform != "linux":
         pytest.skip("/proc/net is Linux's")
     port = f"{process.port:04X}"

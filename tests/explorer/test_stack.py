@@ -34,12 +34,23 @@ def assert_shows(explorer, flip, title, charts=CHARTS):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_the_marks_are_the_librarys_numbers(looked, placement):
+def test_stack_marks_and_sentences_equal_library(looked, placement):
     looked.look(f"#v=1&place={placement}&S=12&d=16&T=5")
     assert_shows(looked, InitProbe(placement, sublayers=12, d_model=16, tokens=5), TITLES[placement])
+    found = InitProbe(placement, sublayers=12, d_model=16, tokens=5).measure()
+    layers = [math.hypot(*found["parameters"][at : at + 2]) for at in range(1, 13, 2)]
+    wanted = {
+        "stream": found["stream"][-1] / found["stream"][0], "gradient": found["gradient"][0] / found["gradient"][-1],
+        "parameters": layers[-1] / layers[0], "ratio": found["ratio"][-1], "similarity": found["similarity"][-1],
+        "cosine": sum(found["cosine"][1:]) / 12, "map": found["closure"],
+    }  # fmt: skip
+    pattern = r"(-?[\d.]+(?:e[+-]\d+)?)(?= times| at the end| on average|\.$)"
+    for chart, value in wanted.items():
+        assert float(re.findall(pattern, summary(looked, chart))[-1]) == pytest.approx(value, rel=6e-3), chart
+    assert ("changes little" in summary(looked, "gradient")) == (abs(wanted["gradient"] - 1) <= 0.1)
 
 
-def test_post_to_pre_by_keyboard_alone(explorer):
+def test_norm_moves_by_keyboard(explorer):
     page = explorer.stack()
     assert_shows(explorer, InitProbe(), "post-LN")
     for _ in range(20):  # skip link, four tabs as one stop, tools, and then the chip
@@ -57,7 +68,7 @@ def test_post_to_pre_by_keyboard_alone(explorer):
     assert page.get_by_role("radio", name="pre-LN").is_checked(), "the radio group is in step"
 
 
-def test_post_to_pre_by_mouse_click_drag_and_radio(explorer):
+def test_norm_moves_by_mouse(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4")
     small = {"sublayers": 8, "d_model": 16, "tokens": 4}
     explorer.after(lambda: page.locator(".slot[data-place=pre] rect").click())
@@ -74,7 +85,7 @@ def test_post_to_pre_by_mouse_click_drag_and_radio(explorer):
     assert_shows(explorer, InitProbe("sandwich", **small), "sandwich", ["gradient"])
 
 
-def test_digits_and_p_are_keys_and_can_be_switched_off(explorer):
+def test_stack_keys_can_be_switched_off(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     explorer.after(lambda: page.keyboard.press("5"))
     assert "place=deepnorm" in explorer.fragment()
@@ -87,7 +98,7 @@ def test_digits_and_p_are_keys_and_can_be_switched_off(explorer):
     assert "place=deepnorm" in explorer.fragment()
 
 
-def test_what_is_pinned_stays_as_a_ghost(explorer):
+def test_pinned_stack_stays(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4")
     explorer.after(lambda: page.get_by_role("button", name="Pin", exact=True).click())
     explorer.after(lambda: page.keyboard.press("2"))
@@ -109,7 +120,7 @@ EVERYTHING = {
 }  # fmt: skip
 
 
-def test_the_address_holds_everything(explorer):
+def test_stack_address_holds_settings(explorer):
     page = explorer.stack()
     page.keyboard.press("2")
     page.get_by_label("Norm", exact=True).select_option("rms")
@@ -134,12 +145,21 @@ def test_the_address_holds_everything(explorer):
     page.wait_for_function("html => document.querySelector('#chart-gradient svg').innerHTML === html", arg=drawing)
     other.close()
     flip = InitProbe(
-        "pre", norm="rms", sublayers=16, d_model=24, tokens=3, gain=0.5, alpha=1.5, seed=7, residual=False, final_norm=False
+        "pre",
+        norm="rms",
+        sublayers=16,
+        d_model=24,
+        tokens=3,
+        gain=0.5,
+        alpha=1.5,
+        seed=7,
+        residual=False,
+        final_norm=False,
     )
     assert_shows(explorer, flip, "pre-LN", ["stream", "gradient"])
 
 
-def test_every_key_of_the_address_is_taken(explorer):
+def test_stack_address_restores_settings(explorer):
     fragment = "#v=1&" + "&".join(f"{key}={value}" for key, value in EVERYTHING.items())
     page = explorer.stack(fragment)
     assert page.locator("#notices p").count() == 0
@@ -155,8 +175,11 @@ EXTREME = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fragment", EXTREME)
-def test_what_is_said_is_a_sentence_at_the_extremes_too(looked, fragment):
+@pytest.mark.parametrize(
+    "fragment",
+    [one if k in (0, 1, 4, 7, 10) else pytest.param(one, marks=pytest.mark.slow) for k, one in enumerate(EXTREME)],
+)
+def test_sentences_at_extreme_settings(looked, fragment):
     page = looked.look(f"#v=1&{fragment}")
     said = page.locator(".stack-verdict p, #panel-stack figure.chart .summary").all_inner_texts()
     assert len(said) >= 8
@@ -169,27 +192,11 @@ def summary(explorer, chart):
     return explorer.page.locator(f"#chart-{chart} .summary").inner_text()
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_what_is_said_is_what_was_measured(looked, placement):
-    looked.look(f"#v=1&place={placement}&S=12&d=16&T=5")
-    found = InitProbe(placement, sublayers=12, d_model=16, tokens=5).measure()
-    layers = [math.hypot(*found["parameters"][at : at + 2]) for at in range(1, 13, 2)]
-    wanted = {
-        "stream": found["stream"][-1] / found["stream"][0], "gradient": found["gradient"][0] / found["gradient"][-1],
-        "parameters": layers[-1] / layers[0], "ratio": found["ratio"][-1], "similarity": found["similarity"][-1],
-        "cosine": sum(found["cosine"][1:]) / 12, "map": found["closure"],
-    }  # fmt: skip
-    pattern = r"(-?[\d.]+(?:e[+-]\d+)?)(?= times| at the end| on average|\.$)"
-    for chart, value in wanted.items():
-        assert float(re.findall(pattern, summary(looked, chart))[-1]) == pytest.approx(value, rel=6e-3), chart
-    assert ("changes little" in summary(looked, "gradient")) == (abs(wanted["gradient"] - 1) <= 0.1)
-
-
-def test_too_large_and_too_small_are_told_apart(looked):
+def test_overflow_and_underflow_are_reported(looked):
     looked.look("#v=1&place=none&S=96&gain=3")
     first = next(k for k, value in enumerate(looked.marks("stream", "none")) if not math.isfinite(value))
     label = InitProbe("none", 96, gain=3.0).measure()["labels"][first]
-    assert summary(looked, "stream").startswith(f"The stream overflows at {label}:")
+    assert summary(looked, "stream").startswith(f"The stream overflows at {label};")
     assert summary(looked, "map").startswith(f"From {label} on the stream is not finite")
     looked.look("#v=1&place=none&S=96&gain=0.1&res=0")
     zero = looked.marks("stream", "none").index(0)
@@ -198,7 +205,7 @@ def test_too_large_and_too_small_are_told_apart(looked):
     assert summary(looked, "map").startswith(f"From {label} on the stream is 0")
 
 
-def test_eight_seeds_are_looked_at_before_one_is_believed(explorer):
+def test_eight_seeds_range(explorer):
     page = explorer.stack("#v=1&S=12&d=16&T=5&seed=3")
     page.get_by_role("button", name="8 seeds").click()
     said = page.locator(".stack-verdict p").filter(has_text="Over seeds 0 to 7").inner_text(timeout=20_000)
@@ -212,7 +219,7 @@ def test_eight_seeds_are_looked_at_before_one_is_believed(explorer):
     assert "Over seeds" in page.locator(".stack-verdict").inner_text()
 
 
-def test_a_run_of_keys_on_a_slider_is_one_step_of_back(explorer):
+def test_slider_keys_are_one_history_entry(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     before = page.evaluate("history.length")
     slider = page.get_by_role("slider", name="Sublayers")
@@ -226,7 +233,7 @@ def test_a_run_of_keys_on_a_slider_is_one_step_of_back(explorer):
     assert slider.input_value() == "4"
 
 
-def test_back_after_the_cursor_was_moved_overwrites_nothing(explorer):
+def test_back_after_cursor_keeps_history(explorer):
     page = explorer.stack("#v=1&S=8&d=8&T=2")
     explorer.after(lambda: page.keyboard.press("2"))
     page.get_by_role("slider", name="Residual stream: data cursor", exact=True).focus()
@@ -238,7 +245,7 @@ def test_back_after_the_cursor_was_moved_overwrites_nothing(explorer):
     assert explorer.fragment() == "#v=1&S=8&d=8&T=2"
 
 
-def test_a_drag_is_drawn_while_it_lasts_and_is_one_step_of_back(explorer):
+def test_drag_is_drawn_and_one_history_entry(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2&pins=place:pre,S:4,d:8,T:2")
     before, ready = page.evaluate("history.length"), explorer.ready()
     # Moved until it was drawn three times; what waits for the hand to rest would wait for ever.
@@ -271,7 +278,7 @@ def test_a_drag_is_drawn_while_it_lasts_and_is_one_step_of_back(explorer):
     assert len(explorer.marks("stream", "post-LN")) == 5
 
 
-def test_the_skip_link_leaves_the_state_alone(explorer):
+def test_skip_link_keeps_state(explorer):
     page = explorer.stack("#v=1&place=pre&S=4&d=8&T=2")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -280,7 +287,7 @@ def test_the_skip_link_leaves_the_state_alone(explorer):
     assert page.locator("#notices p").count() == 0
 
 
-def test_on_a_phone_the_verdict_is_under_the_norm_and_the_page_can_be_scrolled_from_the_diagram(explorer):
+def test_stack_layout_on_a_phone(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     page.set_viewport_size({"width": 360, "height": 740})
     tops = [page.locator(css).first.bounding_box()["y"] for css in
@@ -291,7 +298,7 @@ def test_on_a_phone_the_verdict_is_under_the_norm_and_the_page_can_be_scrolled_f
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_the_same_is_pinned_once(explorer):
+def test_equal_stack_is_pinned_once(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     explorer.after(lambda: page.keyboard.press("p"))
     page.keyboard.press("p")
@@ -302,7 +309,7 @@ def test_the_same_is_pinned_once(explorer):
     assert "Compared with post-LN, with the residual:" in page.locator(".stack-verdict").inner_text()
 
 
-def test_back_and_forward(explorer):
+def test_stack_back_and_forward(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
     for key in "23":
         explorer.after(lambda key=key: page.keyboard.press(key))
@@ -326,7 +333,7 @@ def test_back_and_forward(explorer):
     ("#v=1&place=pre&place=post", "'place' occurs more than once in the address: the first value was used."),
     ("#v=1&view=cellar", "view is 'cellar' in the address"),
 ])  # fmt: skip
-def test_a_wrong_address_is_told_and_breaks_nothing(looked, fragment, sentence):
+def test_wrong_address_is_reported(looked, fragment, sentence):
     page = looked.look(fragment)
     assert sentence in page.locator("#notices").inner_text()
     assert (
@@ -339,7 +346,7 @@ def test_a_wrong_address_is_told_and_breaks_nothing(looked, fragment, sentence):
     )
 
 
-def test_the_cursor_reads_the_charts_and_is_linked(explorer):
+def test_stack_cursors_are_linked(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4&pins=place:pre,S:8,d:16,T:4")
     found = InitProbe(sublayers=8, d_model=16, tokens=4).measure()
     cursor = page.get_by_role("slider", name="Residual stream: data cursor", exact=True)
@@ -355,7 +362,7 @@ def test_the_cursor_reads_the_charts_and_is_linked(explorer):
     assert "depth=8" in explorer.fragment()
 
 
-def test_a_cursor_that_moves_asks_for_nothing(explorer):
+def test_cursor_sends_no_request(explorer):
     page = explorer.stack("#v=1&S=8&d=16&T=4&pins=place:pre,S:8,d:16,T:4")
     asked = []
     page.on("request", lambda request: asked.append(request.url))
@@ -367,7 +374,7 @@ def test_a_cursor_that_moves_asks_for_nothing(explorer):
     assert asked == []
 
 
-def test_tables_and_files_have_the_same_numbers(explorer):
+def test_stack_tables_and_files(explorer):
     page = explorer.stack("#v=1&S=4&d=16&T=4")
     found = InitProbe(sublayers=4, d_model=16, tokens=4).measure()
     chart = page.locator("#chart-stream")
@@ -389,7 +396,7 @@ def test_tables_and_files_have_the_same_numbers(explorer):
     assert json.loads(document.value.path().read_text())["measured"]["stream"] == found["stream"]
 
 
-def test_the_code_that_is_shown_makes_the_state(explorer, capsys):
+def test_stack_code_computes_the_same(explorer, capsys):
     page = explorer.stack("#v=1&place=pre&S=4&d=16&T=4&final=off&res=0&norm=rms")
     page.get_by_role("button", name="Show code").click()
     code = page.locator("dialog code").inner_text()
@@ -400,7 +407,7 @@ def test_the_code_that_is_shown_makes_the_state(explorer, capsys):
     assert "feed-forward 2" in capsys.readouterr().out
 
 
-def test_what_overflows_is_marked_and_said(looked):
+def test_overflow_is_marked(looked):
     page = looked.look("#v=1&place=none&S=96&gain=3&d=64")
     values = looked.marks("stream", "none")
     assert len(values) == 97
@@ -409,7 +416,7 @@ def test_what_overflows_is_marked_and_said(looked):
     assert "overflows" in page.locator("#chart-stream .summary").inner_text()
 
 
-def test_of_quick_changes_only_the_last_is_drawn(explorer):
+def test_quick_changes_draw_the_last(explorer):
     page = explorer.stack("#v=1&S=96&d=128")
     page.evaluate("""() => {
         window.drawn = [];
@@ -428,7 +435,7 @@ def test_of_quick_changes_only_the_last_is_drawn(explorer):
     assert_shows(explorer, InitProbe("deepnorm", sublayers=96, d_model=128), "DeepNorm", ["stream"])
 
 
-def test_a_server_that_is_gone_is_said(explorer):
+def test_missing_server_is_reported(explorer):
     page = explorer.stack("#v=1&S=4&d=16&T=4")
     page.route("**/api/stack", lambda route: route.abort())
     page.keyboard.press("2")
@@ -444,7 +451,7 @@ def test_a_server_that_is_gone_is_said(explorer):
     assert page.get_by_role("alert").filter(has_text="The server").count() == 0
 
 
-def test_the_bounds_of_the_controls_are_those_of_the_server(explorer):
+def test_slider_bounds_equal_server(explorer):
     page = explorer.stack()
     for label, name in (
         ("Sublayers", "sublayers"),

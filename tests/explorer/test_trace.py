@@ -117,7 +117,7 @@ def tokens():
 ERRORS = {"they are added element by element"}
 
 
-def test_the_trace_is_python_s_to_the_bit(within):
+def test_page_trace_equals_python_bitwise(within):
     cases = list(tokens())
     assert len(cases) > 1000
     found = within.evaluate(
@@ -140,7 +140,7 @@ def test_the_trace_is_python_s_to_the_bit(within):
     assert [s for s in sentences if not any(part in words for part in (s, *s.split("; ")))] == []
 
 
-def test_what_is_downloaded_is_what_the_command_prints(within):
+def test_page_json_equals_command(within):
     cases = [([1.0, 2.0, 3.0], [0.5, -1.0, 1.5], choices) for choices in CHOICES]
     cases += [([1e300, -1e300, 0.0], [0.0, 0.0, 0.0], {"title": "overflow"})]
     found = within.evaluate(
@@ -153,7 +153,7 @@ def test_what_is_downloaded_is_what_the_command_prints(within):
     assert found == [json.loads(json.dumps(trace(x, s, **options).to_dict())) for x, s, options in cases]
 
 
-def test_numbers_are_shown_as_python_shows_them(within):
+def test_page_formats_numbers_as_python(within):
     draw = random.Random(1)
     values = [struct.unpack(">d", draw.randbytes(8))[0] for _ in range(3000)]
     values += [draw.gauss(0, 1) * 10.0 ** draw.randint(-8, 8) for _ in range(3000)]
@@ -175,7 +175,7 @@ def test_numbers_are_shown_as_python_shows_them(within):
 
 
 @pytest.mark.parametrize("grad", [None, [0.25, -1.0, 3.0]], ids=["no-grad", "grad"])
-def test_presets_and_their_notes(within, grad):
+def test_page_presets_equal_python(within, grad):
     options = {} if grad is None else {"grad": grad}
     presets = json.loads(json.dumps(list_presets()))
     assert [preset["name"] for preset in presets] == list(PRESETS)
@@ -197,14 +197,14 @@ def test_presets_and_their_notes(within, grad):
         assert browser == [preset.name, followed.title, told(followed)]
 
 
-def test_a_lesson_s_numbers_belong_to_no_gradient():
+def test_preset_notes_are_forward_only():
     # the notes are made once: what depends on the gradient must not be among them
     for preset in PRESETS.values():
         backward = {step.name for step in preset.trace().section("backward")}
         assert not backward & preset.printed.keys()
 
 
-def test_no_preset_where_the_forward_is_another(within):
+def test_other_forward_matches_no_preset(within):
     found = within.evaluate(
         """async (presets) => {
         const { trace } = await import("/static/trace/trace.js");
@@ -261,7 +261,7 @@ BAD = [
 GOOD = [" 1.5\t", "1_000", "+.5", "5.", "1E5", "-1e-3", "-0", "1_0.2_5e1_0"]
 
 
-def test_errors_are_python_s_sentences(within):
+def test_page_errors_equal_python(within):
     found = within.evaluate(
         """async (cases) => {
         const { trace } = await import("/static/trace/trace.js");
@@ -275,7 +275,7 @@ def test_errors_are_python_s_sentences(within):
         assert browser == str(python.value)
 
 
-def test_texts_are_read_as_python_reads_them(within):
+def test_page_parses_numbers_as_python(within):
     found = within.evaluate(
         """async (texts) => { const { float } = await import("/static/trace/parsing.js"); return texts.map(float); }""",
         GOOD,

@@ -66,25 +66,25 @@ def assert_shows(page, followed):
 
 
 @pytest.mark.parametrize(("more", "options"), CHOICES)
-def test_it_shows_the_librarys_steps(looked, more, options):
+def test_trace_page_shows_steps(looked, more, options):
     page = looked.look(address(more=more), "trace")
     assert_shows(page, trace(X, SUBLAYER, **options))
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 16])
-def test_tokens_of_any_length_here(looked, d):
+def test_trace_page_token_lengths(looked, d):
     x, sublayer = [1.5 * k - 4 for k in range(d)], [(-1.0) ** k for k in range(d)]
     assert_shows(looked.look(address(x, sublayer), "trace"), trace(x, sublayer))
 
 
-def test_what_is_no_number_is_shown_as_such(looked):
+def test_trace_page_shows_non_finite(looked):
     page = looked.look(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), "trace")
     assert_shows(page, trace([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]))
     assert page.locator("[data-step=variance] .unwell .trace-value").text_content() == "inf"
     assert "cannot be drawn" in page.locator(".trace-geometry").inner_text()
 
 
-def test_formulas_are_set_and_not_spelled(looked):
+def test_formulas_are_mathml(looked):
     for more, _ in CHOICES:
         page = looked.look(address(more=more), "trace")
         found = page.eval_on_selector_all(
@@ -109,7 +109,7 @@ def test_formulas_are_set_and_not_spelled(looked):
 # The norm moves
 
 
-def test_post_to_pre_by_keyboard_alone(explorer):
+def test_trace_norm_moves_by_keyboard(explorer):
     page = explorer.open(address(), READY)
     post, pre = trace(X, SUBLAYER), trace(X, SUBLAYER, placement="pre")
     assert_shows(page, post)
@@ -128,7 +128,7 @@ def test_post_to_pre_by_keyboard_alone(explorer):
     page.wait_for_function("() => document.getElementById('live').textContent.startsWith('post-LN')")
 
 
-def test_post_to_pre_by_mouse(explorer):
+def test_trace_norm_moves_by_mouse(explorer):
     page = explorer.open(address(), READY)
     picture = page.locator(".trace-diagram")
     assert "after the add" in picture.get_attribute("aria-label")
@@ -139,7 +139,7 @@ def test_post_to_pre_by_mouse(explorer):
     assert_shows(page, trace(X, SUBLAYER))
 
 
-def test_the_moral_is_of_these_numbers(looked):
+def test_trace_compares_gradients(looked):
     page = looked.look(address(more="&g=0,3,4"), "trace")
     arrives = math.hypot(*trace(X, SUBLAYER, grad=[0, 3, 4])["dx"].value)
     assert f"its L2 norm changes from 5 to {arrives:.3g}" in page.locator(".trace-comparison").inner_text()
@@ -148,7 +148,7 @@ def test_the_moral_is_of_these_numbers(looked):
 # What is typed and dragged
 
 
-def test_a_length_mismatch_is_told_at_its_field_and_what_was_good_stays(explorer):
+def test_trace_reports_length_mismatch(explorer):
     page = explorer.open(address(), READY)
     field = page.get_by_role("textbox", name="Sublayer(x)")
     field.fill("0.5, 1")
@@ -175,7 +175,7 @@ def test_a_length_mismatch_is_told_at_its_field_and_what_was_good_stays(explorer
         ("&tnorm=rms&var=unbiased", "trace-var", "RMSNorm has no variance"),
     ],
 )
-def test_a_bad_address_says_what_is_wrong_where_it_is(looked, more, name, sentence):
+def test_trace_reports_bad_address(looked, more, name, sentence):
     page = looked.look(address(more=more), "trace")
     field = page.locator(f"[name='{name}'][aria-invalid=true]")
     assert field.count() == 1
@@ -183,12 +183,12 @@ def test_a_bad_address_says_what_is_wrong_where_it_is(looked, more, name, senten
     assert_shows(page, PRESETS["lesson-000"].trace())
 
 
-def test_more_numbers_than_there_is_room_for(looked):
+def test_trace_limits_numbers(looked):
     page = looked.look(address([1.0] * 17, [1.0] * 17), "trace")
     assert "x has 17 numbers, expected 1 to 16" in page.locator(".trace-problem:not([hidden])").inner_text()
 
 
-def test_a_number_is_dragged(explorer):
+def test_trace_sliders(explorer):
     page = explorer.open(address([1, 2, 3], [0, 0, 0]), READY)
     slider = page.get_by_role("slider", name="x, feature 2")
     slider.focus()
@@ -204,7 +204,7 @@ def test_a_number_is_dragged(explorer):
 @pytest.mark.parametrize(
     "name", [*[*PRESETS][:3], *(pytest.param(name, marks=pytest.mark.slow) for name in [*PRESETS][3:])]
 )
-def test_an_example_is_chosen_with_what_its_lesson_says(explorer, name):
+def test_trace_examples(explorer, name):
     page = explorer.open(address(), READY)
     choose = page.get_by_label("Example")
     assert choose.locator("option:checked").inner_text() == "Your own numbers"
@@ -219,7 +219,7 @@ def test_an_example_is_chosen_with_what_its_lesson_says(explorer, name):
 # Step by step
 
 
-def test_the_steps_are_walked_by_keys(explorer):
+def test_trace_steps_by_keys(explorer):
     page = explorer.open(address(), READY)
     page.locator(".trace-walk").focus()
     here = page.locator("[aria-current=step]")
@@ -239,7 +239,7 @@ def test_the_steps_are_walked_by_keys(explorer):
     assert page.get_by_role("button", name="Next step").is_disabled()
 
 
-def test_the_player_walks_by_itself_and_ends(served, page):
+def test_trace_player(served, page):
     explorer = Watched(page, served)  # in a window of its own: the clock is the window's
     page.clock.install()
     explorer.open(address(more="&step=dsublayer"), READY)
@@ -264,7 +264,7 @@ def test_the_player_walks_by_itself_and_ends(served, page):
         *(pytest.param(more, marks=pytest.mark.slow) for more, _ in CHOICES),
     ],
 )
-def test_an_address_is_all_of_it(explorer, more):
+def test_trace_address_restores_view(explorer, more):
     page = explorer.open(address(more=more), READY)
     page.locator("#panel-trace [name=eps]").evaluate(
         "input => { input.value = '1e-4'; input.dispatchEvent(new Event('change')); }"
@@ -284,7 +284,7 @@ def test_an_address_is_all_of_it(explorer, more):
         ("#v=1&view=trace&g=0,0,1", PRESETS["lesson-000"].trace(grad=[0, 0, 1])),
     ],
 )
-def test_the_code_prints_it(explorer, fragment, followed):
+def test_trace_code_prints_the_same(explorer, fragment, followed):
     page = explorer.open(fragment, READY)
     page.get_by_role("button", name="Show code").click()
     code = page.locator("dialog pre").inner_text()
@@ -307,7 +307,7 @@ def jacobian(z, norm):
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_the_eigenvalues_are_those_of_autograds_jacobian(looked, norm):
+def test_eigenvalues_equal_autograd(looked, norm):
     page = looked.look(address(more=f"&tnorm={norm}"), "trace")
     z = [a + b for a, b in zip(X, SUBLAYER, strict=True)]
     values = sorted(torch.linalg.eigvalsh(jacobian(z, norm)).tolist())
@@ -324,7 +324,7 @@ def dots(page, name):
     ]
 
 
-def test_the_normalized_token_stands_on_the_circle_of_radius_root_3(looked):
+def test_normalized_token_is_on_circle(looked):
     page = looked.look(address(), "trace")
     [point] = dots(page, "landed")
     assert math.hypot(*point) == pytest.approx(float(page.locator("circle.circle").get_attribute("r")), rel=1e-3)
@@ -332,7 +332,7 @@ def test_the_normalized_token_stands_on_the_circle_of_radius_root_3(looked):
     assert [float(value) for value in landed] == pytest.approx(trace(X, SUBLAYER)["normalized"].value, rel=1e-12)
 
 
-def test_stretching_and_lifting_leave_layernorm_s_point_and_lifting_moves_rmsnorm_s(looked):
+def test_scaling_and_shifting_the_token(looked):
     for norm, more, stays in (
         ("layer", "&times=3", True),
         ("layer", "&plus=4", True),
@@ -347,7 +347,7 @@ def test_stretching_and_lifting_leave_layernorm_s_point_and_lifting_moves_rmsnor
         assert ("its normalized point does not move" in page.locator(".trace-moved").inner_text()) == stays
 
 
-def test_the_surviving_gradient_is_tangent(looked):
+def test_remaining_gradient_is_tangent(looked):
     page = looked.look(address(), "trace")
     [(x, y)] = dots(page, "landed")
     path = page.locator("path.rest").first.get_attribute("d")
@@ -357,7 +357,7 @@ def test_the_surviving_gradient_is_tangent(looked):
     assert abs(cosine) < 0.01
 
 
-def test_what_there_is_to_say_of_other_lengths(looked):
+def test_geometry_of_other_lengths(looked):
     said = {
         d: looked.look(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace").locator(".trace-geometry").inner_text()
         for d in (1, 2, 4)
@@ -381,7 +381,7 @@ def test_what_there_is_to_say_of_other_lengths(looked):
         (800, "dark", "&tnorm=rms&var=unbiased"),
     ],
 )
-def test_no_barrier_and_no_sideways_scrolling(explorer, width, scheme, more):
+def test_trace_page_is_accessible(explorer, width, scheme, more):
     page = explorer.page
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)

@@ -36,7 +36,7 @@ LIMIT = 1e-5  # tolerance of the sum of the parts, relative to a stream in float
 FIRST = 4  # sublayers and sources that are printed
 BARS = 24
 FUSED_TEXTS = 2
-TEXTS: int | None = None  # for the report; None: all of them
+TEXTS: int | None = None  # that MiniLM reads; None: all eight
 COLUMNS = (
     (">stream rms", "out", "rms"),
     (">write / stream", "write", "ratio"),
@@ -54,7 +54,7 @@ def find_streams(console: Console) -> bool | None:
         "equation again in float64. addnorm.decompose carries each write through the norms after it: the parts add up to the "
         "stream.",
     )
-    loaded = load_minilm(console)
+    loaded = load_minilm(console, TEXTS)
     if loaded is None:
         return None
     with quiet():
@@ -103,7 +103,7 @@ def record_by_depth(console: Console) -> None:
         "addnorm.record while MiniLM reads eight texts. There are no labels: the loss is each token's output along a random "
         "direction. The norms keep the stream's scale, and the tokens become more alike.",
     )
-    loaded = load_minilm(console)
+    loaded = load_minilm(console, TEXTS)
     if loaded is None:
         return
     loss = ProbeLoss()
