@@ -31,11 +31,9 @@ from support.handwritten_models import (
     tokens,
 )
 
-# --- more or less than a chain -------------------------------------------------------------------------------------------
-
 
 class Residual(nn.Module):
-    """The add hidden in the sublayer's module."""
+    """Sublayer whose module contains the add."""
 
     def __init__(self, f: nn.Module) -> None:
         super().__init__()
@@ -49,7 +47,7 @@ class SharedAlpha(Tiny):
     """ReZero: one factor for both sublayers of a layer."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedded(ids)
+        x = self.embed_tokens(ids)
         for attention, mlp in zip(self.parts[::2], self.parts[1::2], strict=True):
             x = x + attention.scale * attention.f(x)
             x = x + attention.scale * mlp.f(x)
@@ -57,10 +55,10 @@ class SharedAlpha(Tiny):
 
 
 class Delayed(Tiny):
-    """The add waits for the next norm, as where add and norm are fused (vLLM, Mamba)."""
+    """Model that adds before the next norm, as where add and norm are fused (vLLM, Mamba)."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        hidden, residual = self.embedded(ids), None
+        hidden, residual = self.embed_tokens(ids), None
         for part in self.parts:
             residual = hidden if residual is None else hidden + residual
             hidden = part.f(part.norm(residual))
@@ -68,7 +66,7 @@ class Delayed(Tiny):
 
 
 class Functions(nn.Module):
-    """Blocks as plain functions of a list of tensors: no modules but the embedding's table."""
+    """Model of functions on a list of tensors, without modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,14 +89,14 @@ class Functions(nn.Module):
 
 
 class Parallel(Tiny):
-    """Both sublayers of a layer read the same stream; `add` says in which order the three are summed."""
+    """Layers whose two sublayers read the same stream; `add` sums the three terms."""
 
     def __init__(self, norms: int, add: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__(pre, final_norm=True)
         self.norms, self.add = norms, add
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedded(ids)
+        x = self.embed_tokens(ids)
         for attention, mlp in zip(self.parts[::2], self.parts[1::2], strict=True):
             first = attention.norm(x)
             second = mlp.norm(x) if self.norms == 2 else first
@@ -107,7 +105,7 @@ class Parallel(Tiny):
 
 
 class EncoderDecoder(nn.Module):
-    """A pre-LN encoder and a post-LN decoder, each a stream, of the same width."""
+    """Pre-LN encoder and post-LN decoder: two streams of the same width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,14 +114,14 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         memory = self.encoder(source)
-        x = self.decoder.embedded(target)
+        x = self.decoder.embed_tokens(target)
         for i, part in enumerate(self.decoder.parts):
             x = part.norm(x + (part.f(x, memory) if i % 3 == 1 else part.f(x)))
         return x
 
 
 class Towers(nn.Module):
-    """Two streams of one width that never meet but in the end's product, as CLIP's."""
+    """Two streams of the same width that meet only in the final product, as in CLIP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,10 +132,10 @@ class Towers(nn.Module):
 
 
 class Thrice(Tiny):
-    """One layer, run three times."""
+    """Model that runs one layer three times."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedded(ids)
+        x = self.embed_tokens(ids)
         for _ in range(3):
             for part in self.parts:
                 x = self.step(part, x)
@@ -145,10 +143,10 @@ class Thrice(Tiny):
 
 
 class LongSkip(Tiny):
-    """Three layers; what the first returned is added once more before the last."""
+    """Three layers; the output of the first is added again before the last."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        x, states = self.embedded(ids), []
+        x, states = self.embed_tokens(ids), []
         for i, part in enumerate(self.parts):
             states.append(x)
             x = self.step(part, x + states[2] if i == 4 else x)
@@ -156,14 +154,14 @@ class LongSkip(Tiny):
 
 
 class FirstMixed(Tiny):
-    """nanochat's: before each layer x = a x + b x_0 with learned a and b, x_0 the normalized embedding."""
+    """Model with x = a x + b x_0 before each layer, as in nanochat: a and b are learned, x_0 is the normalized embedding."""
 
-    def __init__(self, **made: Any) -> None:
-        super().__init__(**made)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.x_lambda, self.x0_lambda = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2))
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = first = self.embedded(ids)
+        x = first = self.embed_tokens(ids)
         for i, part in enumerate(self.parts):
             if i % 2 == 0:
                 x = self.x_lambda[i // 2] * x + self.x0_lambda[i // 2] * first
@@ -172,10 +170,10 @@ class FirstMixed(Tiny):
 
 
 class ChannelsFirst(Tiny):
-    """The stream is (batch, d, length)."""
+    """Model whose stream has the shape (batch, d, length)."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedded(ids).transpose(1, 2).contiguous()
+        x = self.embed_tokens(ids).transpose(1, 2).contiguous()
         for part in self.parts:
             x = x + part.f(part.norm(x.transpose(1, 2))).transpose(1, 2)
         return self.last(x.transpose(1, 2))
@@ -183,7 +181,7 @@ class ChannelsFirst(Tiny):
 
 class ResiDual(Tiny):
     def forward(self, ids: Tensor) -> Tensor:
-        u = v = self.embedded(ids)
+        u = v = self.embed_tokens(ids)
         for part in self.parts:
             f = part.f(u)
             u, v = part.norm(u + f), v + f
@@ -192,7 +190,7 @@ class ResiDual(Tiny):
 
 class BottomToTop(Tiny):
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedded(ids)
+        x = self.embed_tokens(ids)
         for attention, mlp in zip(self.parts[::2], self.parts[1::2], strict=True):
             h = attention.norm(x + attention.f(x))
             x = mlp.norm(h + mlp.f(h) + x)
@@ -200,10 +198,10 @@ class BottomToTop(Tiny):
 
 
 class Joined(Tiny):
-    """A class token joins after the first layer: the stream gets longer."""
+    """Model that adds a class token after the first layer, so that the stream gets longer."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedded(ids)
+        x = self.embed_tokens(ids)
         for i, part in enumerate(self.parts):
             if i == 2:
                 x = torch.cat((self.embed.weight[:1].expand(len(x), 1, D), x), 1)
@@ -229,37 +227,39 @@ def two_texts() -> dict[str, Any]:
     return {"args": (ids(), ids(5, seed=2))}
 
 
-def made(name: str, make: Callable[[], nn.Module], *expected: Stream, remark: str = "", inputs: Any = tokens) -> Family:
+def make_family(
+    name: str, make: Callable[[], nn.Module], *expected: Stream, remark: str = "", inputs: Any = tokens
+) -> Family:
     return Family(name, make, inputs, expected, remark)
 
 
 FINAL = partial(Tiny, pre, final_norm=True)
-two = partial(stream, "parallel", final_norm=True, options={"norms": 2})
-one = partial(stream, "parallel", final_norm=True, options={"norms": 1})
+parallel_two = partial(stream, "parallel", final_norm=True, options={"norms": 2})
+parallel_one = partial(stream, "parallel", final_norm=True, options={"norms": 1})
 X0 = "a x + b x_0, a and b learned"
 OTHER = (
-    made("ReZero, alpha of a layer", partial(SharedAlpha, pre), stream("rezero", norm=None, eps=None)),
-    made("delayed add", partial(Delayed, pre, final_norm=True), pre_ln()),
-    made("add in the module", lambda: chain(*(partial(Residual, make()) for make in (Attention, Mlp) * 2)), stream("pre_ln")),
-    made("functions", Functions, pre_ln(norm=rms), remark="its norms have no weights"),
-    made("parallel (x + a) + f", lambda: Parallel(1, lambda x, a, f: x + a + f), one()),
-    made("parallel (a + f) + x", lambda: Parallel(1, lambda x, a, f: a + f + x), one()),
-    made("parallel, two norms, (f + a) + x", lambda: Parallel(2, lambda x, a, f: f + a + x), two()),
-    made("parallel, two norms, in place", lambda: Parallel(2, lambda x, a, f: x + f.add_(a)), two()),
-    made("encoder and decoder", EncoderDecoder, pre_ln(name="encoder"), post_ln("acf" * 2, name="decoder"), inputs=two_texts),
-    made("two towers", Towers, pre_ln(name="one"), post_ln(name="two"), inputs=two_texts),
-    made("one layer thrice", partial(Thrice, pre, layers=1, final_norm=True), pre_ln(AF * 3, shared=1)),
-    made("long skip", partial(LongSkip, pre, layers=3, final_norm=True), pre_ln(AF * 3, mixes={4: "x_4 + x_2"})),
-    made("x_0 mixed in", lambda: FirstMixed(step=pre, embedding_norm=True, final_norm=True),
+    make_family("ReZero, alpha of a layer", partial(SharedAlpha, pre), stream("rezero", norm=None, eps=None)),
+    make_family("delayed add", partial(Delayed, pre, final_norm=True), pre_ln()),
+    make_family("add in the module", lambda: chain(*(partial(Residual, make()) for make in (Attention, Mlp) * 2)), stream("pre_ln")),
+    make_family("functions", Functions, pre_ln(norm=rms), remark="its norms have no weights"),
+    make_family("parallel (x + a) + f", lambda: Parallel(1, lambda x, a, f: x + a + f), parallel_one()),
+    make_family("parallel (a + f) + x", lambda: Parallel(1, lambda x, a, f: a + f + x), parallel_one()),
+    make_family("parallel, two norms, (f + a) + x", lambda: Parallel(2, lambda x, a, f: f + a + x), parallel_two()),
+    make_family("parallel, two norms, in place", lambda: Parallel(2, lambda x, a, f: x + f.add_(a)), parallel_two()),
+    make_family("encoder and decoder", EncoderDecoder, pre_ln(name="encoder"), post_ln("acf" * 2, name="decoder"), inputs=two_texts),
+    make_family("two towers", Towers, pre_ln(name="one"), post_ln(name="two"), inputs=two_texts),
+    make_family("one layer thrice", partial(Thrice, pre, layers=1, final_norm=True), pre_ln(AF * 3, shared=1)),
+    make_family("long skip", partial(LongSkip, pre, layers=3, final_norm=True), pre_ln(AF * 3, mixes={4: "x_4 + x_2"})),
+    make_family("x_0 mixed in", lambda: FirstMixed(step=pre, embedding_norm=True, final_norm=True),
          pre_ln(embedding_norm=True, mixes={0: X0, 2: X0}), remark="x_0 comes after the embedding norm"),
-    made("channels first", partial(ChannelsFirst, pre, final_norm=True), pre_ln(), remark="(batch, d, length)"),
-    made("ResiDual", partial(ResiDual, pre, final_norm=True), factor("resi_dual")),
-    made("B2T", partial(BottomToTop, pre), stream("b2t")),
-    made("a class token joins", partial(Joined, pre, final_norm=True), pre_ln()),
-    made("highway", lambda: Tiny(highway), remark="x' = g f(N(x)) + (1 - g) x, and the gate g depends on x: no stream"),
-    made("no residual, normed", lambda: Tiny(lambda s, x: s.norm(s.f(x))), remark="nothing is added: no stream"),
-    made("no residual", lambda: Tiny(lambda s, x: s.f(x)), remark="no stream"),
-    made("recurrent", Recurrent, remark="no stream"),
+    make_family("channels first", partial(ChannelsFirst, pre, final_norm=True), pre_ln(), remark="(batch, d, length)"),
+    make_family("ResiDual", partial(ResiDual, pre, final_norm=True), factor("resi_dual")),
+    make_family("B2T", partial(BottomToTop, pre), stream("b2t")),
+    make_family("a class token joins", partial(Joined, pre, final_norm=True), pre_ln()),
+    make_family("highway", lambda: Tiny(highway), remark="x' = g f(N(x)) + (1 - g) x, and the gate g depends on x: no stream"),
+    make_family("no residual, normed", lambda: Tiny(lambda s, x: s.norm(s.f(x))), remark="nothing is added: no stream"),
+    make_family("no residual", lambda: Tiny(lambda s, x: s.f(x)), remark="no stream"),
+    make_family("recurrent", Recurrent, remark="no stream"),
     Family("perceptron", lambda: nn.Sequential(nn.Linear(D, 2 * D), nn.ReLU(), nn.Linear(2 * D, D)),
            lambda: {"args": (noise(2, D),)}, (), "no stream"),
 )  # fmt: skip

@@ -293,11 +293,11 @@ class Tiny(nn.Module):
         self.first = norm() if embedding_norm else nn.Identity()
         self.last = norm() if final_norm else nn.Identity()
 
-    def embedded(self, ids: Tensor) -> Tensor:
+    def embed_tokens(self, ids: Tensor) -> Tensor:
         return self.first(self.embed(ids) + self.positions(torch.arange(ids.shape[-1])))
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embedded(ids)
+        x = self.embed_tokens(ids)
         for part in self.parts:
             x = self.step(part, x)
         return self.last(x)
@@ -314,10 +314,10 @@ def stream(wiring: str | None, letters: str = AAFF, eps: float | None = EPS, **f
     return Stream(wiring, **{"norm": ln, "eps": eps, "letters": letters, "width": D} | facts)
 
 
-def tiny_family(name: str, step: Step, expected: Stream, remark: str = "", **made: Any) -> Family:
+def tiny_family(name: str, step: Step, expected: Stream, remark: str = "", **options: Any) -> Family:
     """Return a chain of sublayers with the expected norms before and after."""
     norms = {"embedding_norm": expected.embedding_norm, "final_norm": expected.final_norm}
-    return Family(name, partial(Tiny, step, **norms | made), tokens, (expected,), remark)
+    return Family(name, partial(Tiny, step, **norms | options), tokens, (expected,), remark)
 
 
 def every(row: Row, n: int = 4) -> dict[int, Row]:

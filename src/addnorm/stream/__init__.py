@@ -1,6 +1,6 @@
 """The residual stream of an existing model: find and prove it, record it, decompose it, ablate sublayers.
 
-- `dataflow`: capture of a run as a graph of values, and taps on running models
+- `dataflow`: capture of a run as a graph of values, and observers of running models
 - `find`: `inspect`, which finds residual adds and norms and proves their equations
 - `record`: `record`, statistics of every sublayer, and `Recording`
 - `decompose`, `ablate`: the stream as a sum of components; the model without a sublayer

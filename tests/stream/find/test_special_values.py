@@ -17,8 +17,8 @@ class Scaled(Tiny):
         super().__init__(pre, final_norm=True, **options)
         self.factor = factor
 
-    def embedded(self, ids):
-        return super().embedded(ids) * self.factor
+    def embed_tokens(self, ids):
+        return super().embed_tokens(ids) * self.factor
 
 
 def test_inspect_constant_tokens():

@@ -1,1 +1,7 @@
-"""Which streams a model has: norms, residual adds, rows, and the proof."""
+"""Finder of residual streams: norms, residual adds, sublayers, rows, and the proof of each row.
+
+`inspect.py` captures one run of a model (`stream.dataflow`) and calls the other files in order: `norms.py` matches norms,
+`adds.py` residual adds, `sublayers.py` what each sublayer reads, computes and writes, `chain.py` joins adds into streams,
+`closure.py` proves every row in float64, `naming.py` names the wiring, and `diagnostics.py` explains what no row expresses.
+`operators.py` is the only file that knows torch's operators; `inspection.py` holds the result.
+"""
