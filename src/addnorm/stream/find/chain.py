@@ -215,9 +215,8 @@ def _split_last_norms(
     flat = [sublayer for of_add in sublayers for sublayer in of_add]
     layers = dict(zip((sublayer.add for sublayer in flat), assign_layers(flat), strict=True))
     equal = [k for k, signature in enumerate(signatures[:-1]) if signature == signatures[-1]]
-    same = [
-        k for k in equal if layers[adds[k]] != layers[adds[k + 1]]
-    ] or equal  # preferably those that end a layer too
+    ends_layer = [k for k in equal if layers[adds[k]] != layers[adds[k + 1]]]  # as the last add does
+    same = ends_layer or equal
     # The only add of its kind: a norm is its own if it reads through none.
     own = len(between[same[-1]]) if same else int(not signatures[-1][1])
     return norms[:own], norms[own:], factors
