@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import addnorm
-from support.scaled_writes import D, Model, stream, written
+from support.scaled_model import D, Model, make_stream, run_scaled
 
 
 @pytest.fixture
 def x() -> Tensor:
-    return stream()
+    return make_stream()
 
 
 @pytest.fixture(params=[False, True], ids=["pre-LN", "post-LN"])
@@ -31,14 +31,14 @@ class TestScaleWrite:
         site = addnorm.inspect(model, x).sites[1]
         with addnorm.scale_write(site, s):
             y = model(x)
-        assert torch.allclose(y, written(model, 1, s, x), atol=1e-6)
+        assert torch.allclose(y, run_scaled(model, 1, s, x), atol=1e-6)
 
     @pytest.mark.parametrize("s", [0.5, 0.0])
     def test_gradients_equal_those_of_the_model(self, model: Model, x: Tensor, s: float) -> None:
         """Compare also gradients of a sublayer whose last operator saves its output for the backward."""
         site = addnorm.inspect(model, x).sites[2]
         cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
-        (written(model, 2, s, x) * cotangent).sum().backward()
+        (run_scaled(model, 2, s, x) * cotangent).sum().backward()
         expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
         with addnorm.scale_write(site, s):
@@ -63,7 +63,7 @@ class TestAblate:
         site = addnorm.inspect(model, x).sites[3]
         with addnorm.ablate(site, mode):
             y = model(x)
-        assert torch.allclose(y, written(model, 3, 0.0 if mode == "zero" else "mean", x), atol=1e-6)
+        assert torch.allclose(y, run_scaled(model, 3, 0.0 if mode == "zero" else "mean", x), atol=1e-6)
 
     def test_blocks_nest(self, model: Model, x: Tensor) -> None:
         sites = addnorm.inspect(model, x).sites
@@ -78,7 +78,7 @@ class TestAblate:
         site = addnorm.inspect(model, x).sites[1]
         with addnorm.scale_write(site, 0.5), addnorm.scale_write(site, 0.5):
             y = model(x)
-        assert torch.allclose(y, written(model, 1, 0.25, x), atol=1e-6)
+        assert torch.allclose(y, run_scaled(model, 1, 0.25, x), atol=1e-6)
 
     def test_model_is_restored(self, model: Model, x: Tensor) -> None:
         before = model(x)
@@ -101,7 +101,7 @@ class TestAblate:
         other = torch.randn(3, 9, D)
         with addnorm.ablate(site):
             y = model(other)
-        assert torch.allclose(y, written(model, 1, 0.0, other), atol=1e-6)
+        assert torch.allclose(y, run_scaled(model, 1, 0.0, other), atol=1e-6)
 
     def test_record_around_ablate(self, x: Tensor) -> None:
         """Record the stream of the ablated model."""
@@ -254,7 +254,7 @@ def test_interrupted_forward_leaves_no_hooks(x: Tensor) -> None:
         with pytest.raises(KeyboardInterrupt):
             model(x)
         handle.remove()
-        assert torch.allclose(model(x), written(model, 0, 0.0, x), atol=1e-6)  # the next forward is ablated again
+        assert torch.allclose(model(x), run_scaled(model, 0, 0.0, x), atol=1e-6)  # the next forward is ablated again
     assert torch.equal(model(x), before)
 
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.find.inspection import Inspection
-from support.scaled_writes import D, Model, stream, written
+from support.scaled_model import D, Model, make_stream, run_scaled
 
 
 @pytest.fixture
 def x() -> Tensor:
-    return stream()
+    return make_stream()
 
 
 class TestAblateEach:
@@ -33,7 +33,7 @@ class TestAblateEach:
         each = addnorm.ablate_each(inspection, x, loss=lambda y: y.square().mean())
         whole = float(model(x).detach().square().mean())
         for k, one in enumerate(each):
-            loss = float(written(model, k, 0.0, x).detach().square().mean())
+            loss = float(run_scaled(model, k, 0.0, x).detach().square().mean())
             assert one.loss == pytest.approx(loss, rel=1e-5)
             assert one.loss_change == pytest.approx(loss - whole, abs=1e-6)
 
@@ -43,7 +43,7 @@ class TestAblateEach:
         with torch.no_grad():
             p = F.log_softmax(model(x).double(), -1)
             for k, one in enumerate(each):
-                q = F.log_softmax(written(model, k, 0.0, x).double(), -1)
+                q = F.log_softmax(run_scaled(model, k, 0.0, x).double(), -1)
                 expected = F.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean()
                 assert one.kl == pytest.approx(float(expected), rel=1e-5)
                 assert one.loss is None

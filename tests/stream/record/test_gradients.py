@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import addnorm
 from addnorm.stream.record.recording import Recording
-from support.open_model import Block, D, Model, compute_loss, token_ids
+from support.instrumented_model import Block, D, Model, compute_loss, token_ids
 
 
 @pytest.fixture

@@ -13,7 +13,18 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.record.recording import Recording
-from support.open_model import BATCH, REFERENCE, TOKENS, D, Model, column, compute_loss, lengths, step, token_ids
+from support.instrumented_model import (
+    BATCH,
+    REFERENCE,
+    TOKENS,
+    D,
+    Model,
+    column,
+    compute_loss,
+    lengths,
+    step,
+    token_ids,
+)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.record.schema import STATISTICS
-from support.open_model import BATCH, REFERENCE, TOKENS, D, Model, column, compute_loss, step, token_ids
+from support.instrumented_model import BATCH, REFERENCE, TOKENS, D, Model, column, compute_loss, step, token_ids
 
 
 @pytest.fixture

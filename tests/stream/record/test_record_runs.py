@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import addnorm
-from support.open_model import REFERENCE, D, Model, column, compute_loss, step, token_ids
+from support.instrumented_model import REFERENCE, D, Model, column, compute_loss, step, token_ids
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import addnorm
-from support.open_model import D, Model, column, compute_loss, step, token_ids
+from support.instrumented_model import D, Model, column, compute_loss, step, token_ids
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ class Model(nn.Module):
         return x
 
 
-def written(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
+def run_scaled(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
     """Return the output with that scale of one write."""
     model.scales[k] = scale
     try:
@@ -36,6 +36,6 @@ def written(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
         model.scales[k] = 1.0
 
 
-def stream() -> Tensor:
+def make_stream() -> Tensor:
     """Return the input of `Model`."""
     return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
