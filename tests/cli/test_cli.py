@@ -1,4 +1,4 @@
-"""The commands: what they print, where, and how they refuse."""
+"""`addnorm trace`: its output, its options, its errors."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""addnorm compare: what it prints and writes, what it refuses, and that nothing is lost when it is killed."""
+"""`addnorm compare`: its output and files, its errors, continuing after a kill."""
 
 import json
 import os

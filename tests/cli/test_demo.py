@@ -1,4 +1,4 @@
-"""The demonstration: what it prints, and that a proof that fails is told. No test asserts a time."""
+"""`addnorm demo`: its output, and failed proofs. No test asserts a time."""
 
 import io
 import os

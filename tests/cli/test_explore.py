@@ -1,4 +1,4 @@
-"""addnorm explore: where it listens, who may come, and how it ends: cleanly, whatever runs, and never with a traceback."""
+"""`addnorm explore`: its address, its token, its end without a traceback."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""addnorm record: what it prints, what it writes, how it refuses, and what an interrupt leaves."""
+"""`addnorm record`: its output, its files, its errors, interrupts."""
 
 import errno
 import os

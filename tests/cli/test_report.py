@@ -1,4 +1,4 @@
-"""addnorm inspect --report: one page, written whole or not at all, and refused before anything runs."""
+"""`addnorm inspect --report`: the page, and errors before the model runs."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""addnorm inspect, decompose and ablate: what they print and how they exit; and what they and record refuse alike."""
+"""`addnorm inspect`, `decompose` and `ablate`: output and exit codes; errors that they share with `record`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""addnorm wirings: what it prints, for readers and for programs, and how it refuses."""
+"""`addnorm wirings`: text, JSON, errors."""
 
 import json
 import re

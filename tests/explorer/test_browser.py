@@ -1,4 +1,4 @@
-"""What the tests of the explorer's page rest on: a page that asks somebody else or complains is caught, and forgets between tests."""
+"""The test page itself: foreign requests and console errors are caught, preferences are reset."""
 
 import pytest
 from playwright.sync_api import Error

@@ -1,4 +1,4 @@
-"""Every view of the explorer as people meet it: narrow and wide, light and dark, by keyboard, by finger, read out, on paper."""
+"""All views in Chromium: accessibility, widths, themes, keyboard, touch, print, links."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a request may hold: each field takes what fits it, and refuses the rest in one sentence that says what was expected."""
+"""Parameters of requests: accepted values, defaults, errors."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""addnorm.explorer.race: two wirings trained in turn, told as they are, whoever asks and whenever it ends."""
+"""The race: its events equal the lab's training, from any thread, and closing it cleans up."""
 
 import json
 import math

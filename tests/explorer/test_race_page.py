@@ -1,4 +1,4 @@
-"""The race view in Chromium: what is drawn is what the lab trains, at every step, however the race ends."""
+"""The race view in Chromium: its marks equal the lab's numbers at every step, however the race ends."""
 
 import contextlib
 import csv

@@ -1,4 +1,4 @@
-"""The explorer's recordings: what is answered is what was recorded, what a request may name is bounded, and no file breaks it."""
+"""The data of the recording view: numbers, labels, balance, badges, wrong files and wrong requests."""
 
 import json
 import math

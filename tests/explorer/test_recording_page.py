@@ -1,4 +1,4 @@
-"""The recording view in Chromium: every mark and every row is the recording's own number, and what does not close is said."""
+"""The recording view in Chromium: its marks and rows equal the file, and failed proofs are reported."""
 
 import contextlib
 import csv

@@ -1,4 +1,4 @@
-"""The scheduler: one computation at a time for each client, the newest question waits, and no turn outlives or precedes its thread."""
+"""The scheduler: one computation at a time for each client, the newest request waits, slots end with their threads."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The explorer's server: what it answers is the library's, who may not ask is refused, and what fails is said in a sentence."""
+"""The explorer's server: its responses, security, failures."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The explorer's server as a process: whatever is sent to it, and however many ask at once, it answers rightly and goes on."""
+"""The explorer's server as a process: bad requests, many clients, races, the address."""
 
 import json
 import re

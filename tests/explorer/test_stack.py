@@ -1,4 +1,4 @@
-"""The explorer's first view, in Chromium: the LayerNorm moves, and the marks are the library's numbers."""
+"""The stack view in Chromium: moving the LayerNorm, marks and sentences, address, pins, downloads."""
 
 import json
 import math
@@ -442,7 +442,7 @@ def test_missing_server_is_reported(explorer):
     page.get_by_role("alert").filter(has_text="The server does not answer").wait_for()
     with page.expect_download() as document:
         page.get_by_role("button", name="JSON").click()
-    assert json.loads(document.value.path().read_text())["asked"]["placement"] == "post", (
+    assert json.loads(document.value.path().read_text())["params"]["placement"] == "post", (
         "what was measured, not what was asked in vain"
     )
     explorer.complaints.clear()  # the browser tells of the request that failed

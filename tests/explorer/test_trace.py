@@ -1,4 +1,4 @@
-"""The page's trace against Python's, in a real browser: every word the same, every number to the bit."""
+"""The page's trace against Python's, in Chromium: equal texts, numbers equal to the bit."""
 
 import itertools
 import json

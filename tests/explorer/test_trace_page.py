@@ -1,4 +1,4 @@
-"""The trace view in Chromium: what it shows is `addnorm.trace`, and hands, keys and addresses reach all of it."""
+"""The trace view in Chromium: it shows `addnorm.trace`; mouse, keys, address, code, geometry."""
 
 import contextlib
 import io
@@ -370,7 +370,7 @@ def test_geometry_of_other_lengths(looked):
 # Every reader
 
 
-@pytest.mark.slow  # axe is run on this view in test_explorer_pages too
+@pytest.mark.slow  # axe is run on this view in test_pages too
 @pytest.mark.parametrize(
     ("width", "scheme", "more"),
     [

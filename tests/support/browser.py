@@ -1,4 +1,4 @@
-"""The explorer in a real browser: the system's Chromium, a page that is watched, and what is done in it."""
+"""The explorer in the system's Chromium: a page whose requests and console messages are recorded, and helpers to use it."""
 
 import os
 import shutil
@@ -9,11 +9,11 @@ MISSING = "there is no Chromium: `apt-get install chromium`, or name it in ADDNO
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync",
              "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # fmt: skip
-"""The last: nothing leaves the machine, and requests need not be held up for it, which would switch the browser's cache off."""
+"""The last argument keeps all requests on this machine without intercepting them, which would disable the browser's cache."""
 
 
 def chromium():
-    """Its path; without one a test is skipped, and on CI it fails."""
+    """Return the path of Chromium. Without it the test is skipped; on CI it fails."""
     found = os.environ.get("ADDNORM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(MISSING)
@@ -25,7 +25,7 @@ HOME = {
     "trace": "#v=1&view=trace",
     "recording": "#v=1&view=recording&rstep=0&rdepth=1",
 }
-"""Where a page that stays open comes from: what the trace begins with, and what no test of the others looks at."""
+"""Addresses to which a shared page returns between tests; no test uses them otherwise."""
 READY = {
     "stack": "#panel-stack[data-ready]",
     "trace": "#panel-trace [data-step]",
@@ -41,7 +41,7 @@ EDIT = """fragment => new Promise(done => {
 
 
 class Watched:
-    """A page of the explorer, of which every request and every complaint is kept."""
+    """Page of the explorer that records foreign requests, console errors and warnings."""
 
     def __init__(self, page, address):
         self.page, self.address = page, address
@@ -56,25 +56,25 @@ class Watched:
             self.elsewhere.append(request.url)
 
     def forget(self):
-        """Undoes what pages before this one left in the browser: choices that are kept, and permissions."""
+        """Reset preferences and permissions that earlier pages left in the browser."""
         self.page.context.clear_permissions()
         session = self.page.context.new_cdp_session(self.page)
         session.send("Storage.clearDataForOrigin", {"origin": self.address, "storageTypes": "local_storage"})
         session.detach()
 
     def open(self, fragment="", ready="body"):
-        """The page at an address, as if it were typed."""
+        """Load the page at an address."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.address}/{fragment}")
         self.page.wait_for_selector(ready)
         return self.page
 
     def edit(self, fragment):
-        """Another address in the open page: nothing is loaded."""
+        """Change the address of the open page without loading it."""
         self.page.evaluate(EDIT, fragment)
 
     def look(self, fragment, view="stack"):
-        """A view at an address in a page that stays open; by way of home, so that nothing is left of the address before."""
+        """Show a view at an address in a shared page, by way of the view's home address, which resets its state."""
 
         def to(address):
             if view == "trace":  # it is drawn at once
@@ -90,26 +90,26 @@ class Watched:
         return self.page
 
     def stack(self, fragment=""):
-        """The stack view, when it has drawn."""
+        """Load the stack view and wait until it is drawn."""
         return self.open(fragment, READY["stack"])
 
     def recording(self, more=""):
-        """The recording view, when it has drawn."""
+        """Load the recording view and wait until it is drawn."""
         return self.open(f"#v=1&view=recording{more}", READY["recording"])
 
     def race(self, more=""):
-        """The race view, after a race of these settings."""
+        """Load the race view and run a race."""
         page = self.open(f"#v=1&view=race{more}", "#panel-race h2")
         self.raced()
         return page
 
     def raced(self):
-        """Starts a race, and waits for its end."""
+        """Start a race and wait for its end."""
         self.page.locator("#panel-race").get_by_role("button", name="Start").click()
         self.page.wait_for_selector("#panel-race[data-phase=over]")
 
     def after(self, act, view="stack"):
-        """Does something, and waits until the view has drawn again."""
+        """Call a function and wait until the view is drawn again."""
         before = self.ready(view)
         act()
         self.page.wait_for_function(
@@ -117,11 +117,11 @@ class Watched:
         )
 
     def ready(self, view="stack"):
-        """How often the view has drawn."""
+        """Return how often the view was drawn."""
         return self.page.evaluate("view => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0)", view)
 
     def marks(self, chart, series):
-        """The values of the marks of a series, None where there is none; words for what is no number. A hidden chart has none."""
+        """Return the values of a series' marks, with None where a mark is missing. A hidden chart has no marks."""
         found = self.page.eval_on_selector_all(
             f'#chart-{chart}:not([hidden]) .mark[data-series="{series}"]',
             "all => all.map(m => [Number(m.dataset.index), m.dataset.value])",
@@ -132,10 +132,10 @@ class Watched:
         return values
 
     def fragment(self):
-        """What stands in the address."""
+        """Return the fragment of the address."""
         return self.page.evaluate("location.hash")
 
     def unharmed(self):
-        """Nothing was asked of anybody else, and nothing complained."""
+        """Check that no request went elsewhere and that the console is empty."""
         assert self.elsewhere == []
         assert self.complaints == []

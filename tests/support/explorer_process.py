@@ -1,4 +1,4 @@
-"""`addnorm explore` as a process of its own, on a port that is free: what the tests of the server and of the page talk to.
+"""`addnorm explore` as a process on a free port, for tests of the server and of the page.
 
 with Explorer() as explorer:
     explorer.ask("POST", "/api/stack", {"placement": "pre"}).json
@@ -19,7 +19,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
-START = 60  # seconds in which it says where it is; torch is imported meanwhile
+START = 60  # seconds until the process prints its address
 
 RACING = """
 import itertools, time
@@ -32,12 +32,12 @@ def endless(runs):
 
 race.run_race = endless
 """
-"""A race that never ends, in place of a training."""
+"""A race that never ends replaces the training."""
 
 
 @dataclass
 class Answer:
-    """What came back."""
+    """Response of the server."""
 
     status: int
     headers: dict
@@ -53,7 +53,7 @@ class Answer:
 
 
 class Explorer:
-    """The process; ended with the block.
+    """The process, which ends with the block.
 
     Args:
         arguments: of `addnorm explore`; `--port 0` unless there is a port among them.
@@ -95,15 +95,15 @@ class Explorer:
             if line.startswith("The explorer is at "):
                 return line.split()[-1]
         self._readers[1].join()
-        raise AssertionError(f"the explorer ended before it began: {self.stderr}")
+        raise AssertionError(f"the explorer ended before it listened: {self.stderr}")
 
     @property
     def stderr(self) -> str:
-        """What it said there so far."""
+        """Return what the process has printed on stderr."""
         return "".join(self.errors)
 
     def ask(self, method, path, body=None, headers=None, timeout=30) -> Answer:
-        """One request on a connection of its own; a body that is no bytes is sent as JSON."""
+        """Send one request on a new connection. A body that is not bytes is sent as JSON."""
         sent = dict(headers or {})
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
@@ -117,15 +117,15 @@ class Explorer:
             connection.close()
 
     def connect(self, timeout=30) -> socket.socket:
-        """A bare connection."""
+        """Open a connection."""
         return socket.create_connection((self.host, self.port), timeout)
 
     def memory(self) -> int:
-        """Bytes that it holds; Linux only."""
+        """Return the resident memory in bytes; Linux only."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
     def end(self, by=signal.SIGINT, within=10.0) -> int:
-        """Its exit code, after the signal."""
+        """Send a signal and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(by)
         try:
@@ -149,6 +149,6 @@ class Explorer:
 
 @contextmanager
 def running(*arguments):
-    """The address of one, while it runs."""
+    """Yield the address of a running explorer."""
     with Explorer(*map(str, arguments)) as explorer:
         yield explorer.origin

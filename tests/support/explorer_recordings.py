@@ -1,4 +1,4 @@
-"""Recordings of models of a few features, made in a second: what the tests of the page look at."""
+"""Recordings of small models, for tests of the recording view."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ D, STEPS = 16, 4
 
 
 class Scaled(nn.Module):
-    """Its stream is multiplied by a parameter between the adds: no known wiring, and no balance."""
+    """Model whose stream is multiplied by a parameter between the adds: no known wiring and no balance."""
 
     def __init__(self):
         super().__init__()
@@ -21,14 +21,14 @@ class Scaled(nn.Module):
 
 
 def encoder(norm_first):
-    """Three layers, in PyTorch's own."""
+    """Return a PyTorch encoder of three layers."""
     layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
     final = nn.LayerNorm(D) if norm_first else None
     return nn.TransformerEncoder(layer, 3, final, enable_nested_tensor=False)
 
 
 def made(folder):
-    """By path, in the order in which the explorer is given them: of several steps, of one with a final norm, of one that does not close."""
+    """Write and return recordings by path: several steps of post-LN, one of pre-LN with a final norm, one that does not close."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         models = {"post_ln": (encoder(False), STEPS), "pre_ln": (encoder(True), 1), "scaled": (Scaled(), 1)}

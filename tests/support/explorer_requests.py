@@ -1,4 +1,4 @@
-"""What is asked of the explorer's server, and what must come back: the library's own stack, or a refusal of what is wrong."""
+"""Requests to the explorer's server, right and wrong, with the expected responses."""
 
 import json
 import random
@@ -14,11 +14,11 @@ JSON = {"Content-Type": "application/json"}
 
 
 def measured(**chosen):
-    """What the library says, as it comes out of JSON."""
+    """Return the library's result as it comes out of JSON."""
     return json.loads(json.dumps(to_jsonable(stack.compute(InitProbe(**chosen)))))
 
 
-# What can be sent in good HTTP.
+# Valid HTTP.
 
 STRANGE = [
     None, True, False, [], {}, [1], {"a": 1}, "", "x", "24", "NaN", "Infinity", -1, 0.5, 10**9, -(10**9), 10**400, 1e300, -1e300,
@@ -42,7 +42,7 @@ WORDS = [
 
 
 def strange(field):
-    """What does not fit a field, as JSON."""
+    """Return JSON texts that are wrong for a field."""
     fits = {Number: lambda one: type(one) in (int, float) and field.minimum <= one <= field.maximum
             and (field.step is None or (one == int(one) and (one - field.minimum) % field.step == 0)),
             Choice: lambda one: one in field.choices, Flag: lambda one: isinstance(one, bool)}[type(field)]  # fmt: skip
@@ -66,7 +66,7 @@ PATHS = [
 
 
 def bad_requests():
-    """(method, path, headers, body, statuses) of what can be sent in good HTTP: a few hundred, always the same ones."""
+    """Yield (method, path, headers, body, statuses) of wrong requests in valid HTTP, always the same ones."""
     rng = random.Random(8)
     for path, fields in (("/api/stack", stack.FIELDS), ("/api/race", race.FIELDS)):
         for name, field in fields.items():
@@ -128,7 +128,7 @@ def bad_requests():
         yield "POST", "/api/stack", JSON, bytes(body), {400, 422}
 
 
-# What is cut off, and what is no HTTP.
+# Truncated requests, and invalid HTTP.
 
 CUT = [
     b"", b"G", b"GET /", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: lo", b"GET /static/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n",

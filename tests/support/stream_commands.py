@@ -1,4 +1,4 @@
-"""What the tests of the commands on streams share: a directory with a user's own models, a run of a command, its JSON, its sentence."""
+"""Helpers for tests of the commands on a model: a folder with factories, running a command, its JSON, its error."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from addnorm.cli import main
 
 TEXTS = "Norms keep the scale.\n\nThe stream carries everything, and every sublayer adds a little.\nShort.\n"
 
-# Models of a user's own, in a module that is beside them.
+# Factories of models, as users write them.
 FACTORIES = """
 from types import SimpleNamespace
 import torch
@@ -49,7 +49,7 @@ def wrong():
 
 @contextmanager
 def user_s_place(folder, monkeypatch):
-    """The directory that the commands run in, with the factories in it."""
+    """Change into a folder with factories of models and a text file."""
     (folder / "own_models.py").write_text(FACTORIES)
     (folder / "texts.txt").write_text(TEXTS)
     monkeypatch.chdir(folder)

@@ -3,7 +3,7 @@
 
 import { get } from "./api.js";
 import { save } from "./chart/download.js";
-import { h, say, set, unique } from "./dom.js";
+import { h, announce, set, unique } from "./dom.js";
 import { encoded } from "./numbers.js";
 import { view as race } from "./race/view.js";
 import { view as recording } from "./recording/view.js";
@@ -15,7 +15,7 @@ import { view as trace } from "./trace/view.js";
  * @typedef {object} App
  * @property {any} meta  parameters, wirings, examples and recordings, from the server
  * @property {Store} store
- * @property {(text: string) => void} say
+ * @property {(text: string) => void} announce
  */
 
 /**
@@ -69,7 +69,7 @@ async function start() {
   const fields = Object.assign({ view: choice(VIEWS[0].name, VIEWS.map((one) => one.name)) }, ...VIEWS.map((one) => one.fields(meta)));
   const store = new Store(fields, tell);
   /** @type {App} */
-  const app = { meta, store, say };
+  const app = { meta, store, announce };
   const panels = VIEWS.map((view) => ({
     view,
     tab: h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": `panel-${view.name}`, onclick: () => store.set({ view: view.name }) }, view.title),
@@ -128,7 +128,7 @@ function tools(app, mounted, view) {
     } catch {
       copied.textContent = `${what} could not be copied: the browser blocks access to the clipboard.`;
     }
-    say(copied.textContent);
+    announce(copied.textContent);
     tell([copied.textContent]);
   };
   const link = () => location.origin + location.pathname + format(app.store.state, app.store.fields);

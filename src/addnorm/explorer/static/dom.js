@@ -99,7 +99,7 @@ let waiting;
  * Announces a text to screen readers, in the page's live region. Of several texts in quick succession the last one counts.
  * @param {string} text
  */
-export function say(text) {
+export function announce(text) {
   clearTimeout(waiting);
   waiting = setTimeout(() => {
     const region = document.getElementById("live");

@@ -7,7 +7,7 @@
  * change the series that is read out. The pointer moves it too; a click keeps it there.
  */
 
-import { h, s, say, set, unique } from "../dom.js";
+import { h, s, announce, set, unique } from "../dom.js";
 import { csvText, save, svgText } from "./download.js";
 
 /**
@@ -191,7 +191,7 @@ export class ChartFigure {
       }
       event.preventDefault();
       event.stopPropagation();
-      say(this.spoken(/** @type {number} */ (this.index)));
+      announce(this.spoken(/** @type {number} */ (this.index)));
     });
   }
 

@@ -45,7 +45,7 @@ export function fields(meta) {
 }
 
 /** The settings of a state, as the server calls them. @param {import("../state.js").State} state @returns {Record<string, any>} */
-export const asked = (state) => Object.fromEntries(Object.entries(KEYS).map(([key, name]) => [name, state[key]]));
+export const toSettings = (state) => Object.fromEntries(Object.entries(KEYS).map(([key, name]) => [name, state[key]]));
 
 export class Controls {
   /** @param {any} meta @param {import("../state.js").Store} store */

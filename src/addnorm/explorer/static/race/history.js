@@ -25,9 +25,9 @@ function ofLayer(values, layer) {
 }
 
 export class History {
-  /** @param {Record<string, any>} asked  the settings */
-  constructor(asked) {
-    this.asked = asked;
+  /** @param {Record<string, any>} settings  the settings */
+  constructor(settings) {
+    this.settings = settings;
     /** @type {any[]} */
     this.events = [];
     /** @type {any} */
@@ -120,11 +120,11 @@ export class History {
 
   // In words.
 
-  /** The same said of both, where both are there. @param {number} step @param {(found: any) => string} say */
-  #each(step, say) {
+  /** A sentence part for each racer that has numbers. @param {number} step @param {(found: any) => string} describe */
+  #each(step, describe) {
     const said = [0, 1].flatMap((racer) => {
       const found = this.at(racer, step);
-      return found?.stream ? [`${say(found)} in ${this.name(racer)}`] : [];
+      return found?.stream ? [`${describe(found)} in ${this.name(racer)}`] : [];
     });
     return said.join(", ");
   }
@@ -143,7 +143,7 @@ export class History {
     };
   }
 
-  /** What there is to say of a step: the losses, and how far the models moved. @param {number} step @returns {string[]} */
+  /** Sentences about a step: the losses, and how similar the tokens are. @param {number} step @returns {string[]} */
   sentences(step) {
     const [left, right] = [0, 1].map((racer) => this.at(racer, step));
     if (!left || !right) return [];

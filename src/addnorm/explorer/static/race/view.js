@@ -3,9 +3,9 @@
 
 import { ask, Trouble } from "../api.js";
 import { LineChart } from "../chart/lines.js";
-import { h, join, say, set } from "../dom.js";
+import { h, join, announce, set } from "../dom.js";
 import { show as digits } from "../numbers.js";
-import { asked, Controls, fields } from "./controls.js";
+import { Controls, fields, toSettings } from "./controls.js";
 import { events } from "./events.js";
 import { BY_DEPTH, History } from "./history.js";
 import { Scrubber } from "./scrubber.js";
@@ -70,12 +70,12 @@ function mount(root, app) {
 
   async function start() {
     const mine = (controller = new AbortController());
-    const settings = asked(store.state);
+    const settings = toSettings(store.state);
     const before = found;
     found = new History(settings);
     become("starting");
     if (before && store.state.at >= 0) store.set({ at: -1 }, { commit: false });
-    say("The race starts.");
+    announce("The race starts.");
     try {
       const response = await ask("/api/race", { body: settings, signal: mine.signal });
       for await (const event of events(response)) {
@@ -89,12 +89,12 @@ function mount(root, app) {
       }
       if (!found.ended) throw new Trouble("The race ended early. Is `addnorm explore` still running in its terminal?");
       become("over");
-      say(`The race is over. ${found.ended.verdict.join(" ")}`);
+      announce(`The race is over. ${found.ended.verdict.join(" ")}`);
     } catch (error) {
       if (!found.events.length && before) found = before; // nothing came: the race before stays
       if (mine.signal.aborted) {
         become("stopped");
-        say("The race was stopped.");
+        announce("The race was stopped.");
       } else {
         become("failed", /** @type {Error} */ (error).message);
         if (!(error instanceof Trouble)) console.error(error);
@@ -138,7 +138,7 @@ function mount(root, app) {
   function draw() {
     if (!found || root.hidden) return;
     drawn = performance.now();
-    const all = found.asked.steps;
+    const all = found.settings.steps;
     const done = found.newest + 1;
     set(status, { text: STATUS[phase](done, all) });
     bar.hidden = !running();
@@ -173,7 +173,7 @@ function mount(root, app) {
   function show(state, changed) {
     controls.show(state, changed, running());
     set(go, { text: running() ? "Stop" : found ? "Start again" : "Start" });
-    stale.hidden = !found || running() || JSON.stringify(asked(state)) === JSON.stringify(found.asked);
+    stale.hidden = !found || running() || JSON.stringify(toSettings(state)) === JSON.stringify(found.settings);
     set(status, { text: "" });
     draw();
   }
@@ -195,7 +195,7 @@ function mount(root, app) {
         '    print("stream by depth at the last step:", found["recorded"]["stream"][-1])', "",
       ].join("\n");
     },
-    data: () => ({ settings: asked(store.state), phase, raced: found && { settings: found.asked, events: found.events } }),
+    data: () => ({ settings: toSettings(store.state), phase, raced: found && { settings: found.settings, events: found.events } }),
     key(key) {
       if (key === "[") scrubber.go(scrubber.step - 1, true);
       else if (key === "]") scrubber.go(scrubber.step + 1, true);
@@ -209,7 +209,7 @@ function mount(root, app) {
 
   /** The settings as `addnorm.lab.Run` calls them. @param {import("../state.js").State} state @returns {Record<string, any>} */
   function named(state) {
-    const { layers, ...others } = asked(state);
+    const { layers, ...others } = toSettings(state);
     return { num_layers: layers, d_model: others.d_model, nhead: meta.race.heads, ...others };
   }
 }

@@ -4,7 +4,7 @@
  * and the difference of the two.
  */
 
-import { h, join, say, set, unique } from "../dom.js";
+import { h, join, announce, set, unique } from "../dom.js";
 import { show } from "../numbers.js";
 
 /** @typedef {{source: string, label: string, kind: string, depth: number, written: number | null, amount: number | null, part: number}} Row */
@@ -67,7 +67,7 @@ export class Balance {
     this.up = this.by === column ? -this.up : column.first;
     this.by = column;
     this.#draw();
-    say(`Sorted by ${column.name}, ${this.up > 0 ? "smallest" : "largest"} first.`);
+    announce(`Sorted by ${column.name}, ${this.up > 0 ? "smallest" : "largest"} first.`);
   }
 
   #draw() {

@@ -105,7 +105,7 @@ function mounted(root, app) {
     map.cursor(index === null || !answer?.map || index >= answer.map.depths.length ? null : index);
   }
 
-  /** @param {any} asked */
+  /** @param {any} request */
   const path = ({ rec, ...query }) => `/api/recording/${rec}?${new URLSearchParams(query)}`;
   // One after the other: of a page the server keeps one question waiting, and a newer one would take its place.
   const newest = new Latest(async (/** @type {any[]} */ questions, signal) => {
@@ -126,7 +126,7 @@ function mounted(root, app) {
   const compared = (state) => (comparisons(state).some(([value]) => value === state.rwith) ? state.rwith : "none");
 
   /** What to ask for a state: the recording, and what it is compared with. @param {any} state */
-  function questions(state) {
+  function toRequests(state) {
     const stream = state.rstream ? { stream: state.rstream } : {};
     const step = state.rstep === LAST ? {} : { step: state.rstep };
     const depth = state.rdepth === LAST ? {} : { depth: state.rdepth };
@@ -140,8 +140,8 @@ function mounted(root, app) {
   /** @param {any} state */
   async function load(state) {
     try {
-      const asked = questions(state);
-      const found = await newest.ask(asked);
+      const requests = toRequests(state);
+      const found = await newest.ask(requests);
       if (!found) return;
       [answer, other] = [found[0], found[1] ?? null];
       set(wrong, { hidden: true, text: "" });
@@ -263,8 +263,8 @@ function mounted(root, app) {
     show(state, changed) {
       controls(state);
       const several = all[state.rec].count > 1;
-      const asked = ["rec", "rstep", "rstream", "rwith", ...(several ? ["rdepth", "rwhat"] : [])].some((key) => changed.has(key));
-      if (!answer || asked) return load(state);
+      const reload = ["rec", "rstep", "rstream", "rwith", ...(several ? ["rdepth", "rwhat"] : [])].some((key) => changed.has(key));
+      if (!answer || reload) return load(state);
       return point(state.rdepth === LAST ? null : state.rdepth);
     },
     code: () => (answer ? code(answer) : ""),

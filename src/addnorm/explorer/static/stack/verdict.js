@@ -28,7 +28,7 @@ function percent(share) {
 }
 
 /** Of each chart. @type {Record<string, (found: any) => string>} */
-const SAYS = {
+const SENTENCES = {
   stream({ stream, labels }) {
     const [at, zero] = [lost(stream), stream.indexOf(0)];
     if (at >= 0) return `The stream overflows at ${labels[at]}; crosses mark values that are not finite.`;
@@ -79,7 +79,7 @@ const SAYS = {
 };
 
 /** @param {any} found  as `InitProbe.measure` returns it @returns {Record<string, string>} */
-export const summaries = (found) => Object.fromEntries(Object.entries(SAYS).map(([id, say]) => [id, say(found)]));
+export const summaries = (found) => Object.fromEntries(Object.entries(SENTENCES).map(([id, describe]) => [id, describe(found)]));
 
 /** The gradient of a layer, attention and feed-forward. @param {Values} values @param {number} at  0 or -1 */
 function layer(values, at) {

@@ -5,7 +5,7 @@ import { get } from "../api.js";
 import { settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
-import { h, join, labelled, say, set, unique } from "../dom.js";
+import { h, join, labelled, announce, set, unique } from "../dom.js";
 import { show } from "../numbers.js";
 import { choice, flag, number, whole } from "../state.js";
 import { Diagram } from "./diagram.js";
@@ -71,7 +71,7 @@ function pinsOf(known) {
 const same = (a, b) => Object.keys(KEYS).every((key) => a[key] === b[key]);
 
 /** @param {import("../state.js").State} state @returns {Record<string, any>} */
-const asked = (state) => Object.fromEntries(Object.entries(KEYS).map(([key, name]) => [name, state[key]]));
+const toParams = (state) => Object.fromEntries(Object.entries(KEYS).map(([key, name]) => [name, state[key]]));
 
 /** @type {{id: string, title: string, y: string, log: boolean, from?: number, stems?: boolean}[]} */
 const CHARTS = [
@@ -193,7 +193,7 @@ function mount(root, app) {
 
   /** @param {import("../state.js").State} state @returns {any} */
   function recalled(state) {
-    const key = JSON.stringify(asked(state));
+    const key = JSON.stringify(toParams(state));
     const answer = remembered.get(key);
     if (answer && remembered.delete(key)) remembered.set(key, answer);
     return answer;
@@ -203,16 +203,16 @@ function mount(root, app) {
   async function measured(state) {
     const known = recalled(state);
     if (known) return known;
-    const answer = line.then(() => recalled(state) ?? get("/api/stack", { body: asked(state) }));
+    const answer = line.then(() => recalled(state) ?? get("/api/stack", { body: toParams(state) }));
     line = answer.catch(() => {});
-    remembered.set(JSON.stringify(asked(state)), await answer);
+    remembered.set(JSON.stringify(toParams(state)), await answer);
     if (remembered.size > REMEMBERED) remembered.delete(/** @type {string} */ (remembered.keys().next().value));
     return answer;
   }
 
   let busy = false;
   let again = false;
-  /** Computes what is asked for and draws it; of what comes while that goes on, the newest alone is computed after it. */
+  /** Computes and draws the present state; of changes in the meantime only the newest is computed afterwards. */
   async function refresh() {
     again = busy;
     if (busy) return;
@@ -253,7 +253,7 @@ function mount(root, app) {
   }
 
   /** What is surveyed: all of the state but the seed. @param {import("../state.js").State} state */
-  const setting = (state) => JSON.stringify(asked({ ...state, seed: 0 }));
+  const setting = (state) => JSON.stringify(toParams({ ...state, seed: 0 }));
 
   /** Measures several seeds of what is shown, and says how far apart they are. */
   async function look() {
@@ -269,7 +269,7 @@ function mount(root, app) {
       }
       surveyed = { of, text: spread(founds) };
       speak(shown);
-      say(surveyed.text);
+      announce(surveyed.text);
     } catch (error) {
       surveyed = { of: "", text: "" };
       set(trouble, { text: /** @type {Error} */ (error).message });
@@ -310,7 +310,7 @@ function mount(root, app) {
   function speak(state) {
     const said = verdict(nameOf(state), found, beside);
     join(words, [...said, ...(surveyed.of === setting(state) ? [surveyed.text] : [])], () => h("p"), (line, text) => set(line, { text }));
-    if (said[0] !== told) say(said.join(" "));
+    if (said[0] !== told) announce(said.join(" "));
     told = said[0];
   }
 
@@ -343,7 +343,7 @@ function mount(root, app) {
     const { state } = store;
     if (state.pins.length >= PINS || pinnedAlready(state)) return;
     store.set({ pins: [...state.pins, Object.fromEntries(Object.keys(KEYS).map((key) => [key, state[key]]))] });
-    say(`${nameOf(state)} is pinned.`);
+    announce(`${nameOf(state)} is pinned.`);
   }
 
   return {
@@ -372,7 +372,7 @@ function mount(root, app) {
         '    print(f"{label:18}{stream:10.4g}{gradient:10.4g}")', "",
       ].join("\n");
     },
-    data: () => ({ asked: asked(shown), measured: found, pinned: beside }),
+    data: () => ({ params: toParams(shown), measured: found, pinned: beside }),
     key(key) {
       const place = places[Number(key) - 1];
       if (place) store.set({ place: place.name });

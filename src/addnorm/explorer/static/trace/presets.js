@@ -33,7 +33,7 @@ export function matching(presets, of) {
 }
 
 /**
- * The trace with what the lesson prints, and what there is to say, in the notes: Python's `Preset.trace()`.
+ * The trace with the printed values and remarks of the lesson in its notes, as Python's `Preset.trace()`.
  * @param {Trace} of @param {Preset} preset
  * @returns {Trace}
  */

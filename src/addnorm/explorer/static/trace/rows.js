@@ -20,7 +20,7 @@ const REST = 40;
 /** All rows, in three sections. */
 export class Rows {
   /**
-   * @param {{choose: (name: string, commit: boolean) => void, say: (text: string) => void}} on
+   * @param {{choose: (name: string, commit: boolean) => void, announce: (text: string) => void}} on
    */
   constructor(on) {
     this.on = on;
@@ -118,7 +118,7 @@ export class Rows {
     this.on.choose(name, commit);
     const value = Array.isArray(step.value) ? showAll(step.value, this.trace.digits) : show(step.value, this.trace.digits);
     const { title, says } = words(name, this.trace);
-    this.on.say(`Step ${index + 1} of ${this.names?.length}, ${title}: ${value}. ${says}${step.note ? ` ${step.note}.` : ""}`);
+    this.on.announce(`Step ${index + 1} of ${this.names?.length}, ${title}: ${value}. ${says}${step.note ? ` ${step.note}.` : ""}`);
   }
 
   /** @param {boolean} on */

@@ -3,7 +3,7 @@
  * One token through Add & Norm, forward and backward: `addnorm.trace.trace`, step by step the same.
  *
  * The same order of operations gives the same numbers to the bit: sums from left to right, a division by the root and never a
- * product with its reciprocal. Names, symbols, formulas, notes and errors are Python's to the letter; tests/test_explorer_trace.py
+ * product with its reciprocal. Names, symbols, formulas, notes and errors are Python's to the letter; tests/explorer/test_trace.py
  * compares them. Nothing here knows of a page.
  */
 

@@ -42,7 +42,7 @@ const fields = (meta) => {
  * @returns {{x: string[], sublayer: string[], options: any}}
  * @throws {Error} more numbers than there is room for
  */
-function asked(state) {
+function toArguments(state) {
   const x = entries(state.x);
   if (x.length > MOST) throw new Error(`x has ${x.length} numbers, expected 1 to ${MOST} on this page: addnorm.trace takes more.`);
   const scale = (/** @type {string} */ given) => {
@@ -71,20 +71,20 @@ function stateOf({ x, sublayer, options }) {
 
 /**
  * @param {HTMLElement} root
- * @param {{meta: any, store: import("../state.js").Store, say: (text: string) => void}} app
+ * @param {{meta: any, store: import("../state.js").Store, announce: (text: string) => void}} app
  */
-function mount(root, { meta, store, say }) {
+function mount(root, { meta, store, announce }) {
   /** @type {Preset[]} */
   const presets = meta.presets;
   const change = (/** @type {State} */ some, /** @type {{commit?: boolean}} */ how = {}) => store.set(some, how);
   const flip = () => {
     const tplace = store.state.tplace === "pre" ? "post" : "pre";
     change({ tplace });
-    say(`${tplace}-LN. ${told.textContent}`);
+    announce(`${tplace}-LN. ${told.textContent}`);
   };
   const controls = new Controls(presets, { change, preset: (preset) => change(stateOf(preset)) });
   const wire = new Diagram(flip);
-  const rows = new Rows({ choose: (name, commit) => change({ step: name }, { commit }), say });
+  const rows = new Rows({ choose: (name, commit) => change({ step: name }, { commit }), announce });
   const geometry = new Geometry((some, how) => change(some, how));
   const line = formula(".trace-equation");
   const title = h("p.trace-title");
@@ -106,7 +106,7 @@ function mount(root, { meta, store, say }) {
 
   /** @param {State} state */
   function follow(state) {
-    const given = asked({ digits: 5, ...state });
+    const given = toArguments({ digits: 5, ...state });
     const plain = trace(given.x, given.sublayer, given.options);
     const preset = matching(presets, plain);
     return { plain: preset ? noted(plain, preset) : plain, given, preset: preset ? presets.indexOf(preset) : -1 };
@@ -121,7 +121,7 @@ function mount(root, { meta, store, say }) {
     } catch (error) {
       const message = /** @type {Error} */ (error).message;
       problem = { key: keyOf(message), text: message };
-      if (changed.size) say(message);
+      if (changed.size) announce(message);
     }
     const { plain } = last;
     controls.show(state, { preset: problem ? -1 : last.preset, problem });
