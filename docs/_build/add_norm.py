@@ -1,10 +1,10 @@
-"""What add_norm.md says was measured, made from the results in benchmarks/results.
+"""Write the measured sections of add_norm.md from the results in benchmarks/results.
 
-python docs/_build/add_norm.py            replaces what stands between the add_norm comments of the page
-python docs/_build/add_norm.py --check    changes nothing; 1 if the page is not what the results say
+python docs/_build/add_norm.py            replace the text between the add_norm comments of the page
+python docs/_build/add_norm.py --check    change nothing; exit with 1 if the page differs from the results
 
-Numbers come from claims.json, stack.json and fuse.json, and verdicts from claims.json, where they were computed from a stated
-criterion. Nothing is judged here. An advantage that the numbers refute stays in the table, with them.
+Numbers come from claims.json, stack.json and fuse.json. Verdicts come from claims.json, where they are computed from a
+criterion. An advantage that the numbers refute stays in the table, with its numbers.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import page
 
 from addnorm import wirings
 
-PAGE = Path(__file__).parent.parent / "add_norm.md"
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+PAGE = page.DOCS / "add_norm.md"
+RESULTS = page.RESULTS
 DEEPEST = "64"
 
 Measured = dict[str, Any]
 
 
 class Said(NamedTuple):
-    """A line of a table: what is said of Add & Norm, the claim of claims.json that judges it, and its numbers in words."""
+    """Line of a table: a statement about Add & Norm, the claim in claims.json that judges it, and its numbers in words."""
 
     said: str
     claim: str
@@ -37,13 +36,13 @@ class Said(NamedTuple):
 
 
 def document(name: str) -> Measured:
-    """The results of that name."""
+    """Return the results of a benchmark."""
     found: Measured = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def entry(claim: str) -> Measured:
-    """The entry of a claim: its numbers, its verdict."""
+    """Return the entry of a claim: its numbers and its verdict."""
     found = {one["claim"]: one for one in document("claims")["claims"]}
     if claim not in found:
         raise SystemExit(
@@ -53,18 +52,18 @@ def entry(claim: str) -> Measured:
 
 
 def n(value: float) -> str:
-    """Three digits; two where there is an exponent."""
+    """Return a number with three digits; with two if it has an exponent."""
     text = f"{value:.3g}"
     return re.sub(r"e\+?(-?)0*", r"e\1", f"{value:.1e}") if "e" in text else text
 
 
 def count(value: int) -> str:
-    """How many."""
+    """Return a count, "none" for zero."""
     return str(value) if value else "none"
 
 
 def percent(*values: float) -> str:
-    """One or several shares."""
+    """Return one or several shares in percent."""
     return " and ".join(f"{100 * value:.2g}" for value in values) + " %"
 
 
@@ -72,7 +71,7 @@ def percent(*values: float) -> str:
 
 
 def kept(m: Measured) -> str:
-    """Of x_0, at two depths."""
+    """Return how much of x_0 is kept, at two depths."""
     names = {"pre_ln": "pre-LN", "post_ln": "post-LN", "no_residual": "without the residual"}
     at = {
         layers: ", ".join(f"{name} {round(m[key][layers], 2) + 0.0:.2f}" for key, name in names.items())  # + 0.0: no -0
@@ -82,7 +81,7 @@ def kept(m: Measured) -> str:
 
 
 def arrives(m: Measured) -> str:
-    """Of the gradient."""
+    """Return the gradient at the first layer."""
     without = entry("Without the residual, the gradient vanishes or explodes in a deep stack.")["measured"]
     return (
         f"gradient at the first of {DEEPEST} layers, over that at the last: pre-LN {n(m['pre_ln'][DEEPEST])}, "
@@ -91,7 +90,7 @@ def arrives(m: Measured) -> str:
 
 
 def scale(m: Measured) -> str:
-    """Of the stream."""
+    """Return the size of the stream."""
     return (
         f"size of the stream (rms) after {DEEPEST} layers: post-LN {n(m['post_ln'][DEEPEST])}, "
         f"pre-LN {n(m['pre_ln'][DEEPEST])}; without norms {n(m['no_norm'][DEEPEST])}"
@@ -99,7 +98,7 @@ def scale(m: Measured) -> str:
 
 
 def stacked(m: Measured) -> str:
-    """Losses of a deep model."""
+    """Return the losses of a deep model."""
     return (
         f"{m['num_layers']} layers, 300 steps without warm-up, loss: pre-LN {m['pre_ln']:.2f}, DeepNorm {m['deepnorm']:.2f}, "
         f"post-LN {m['post_ln']:.2f}, no residual {m['no_residual']:.2f}, no norm {m['no_norm']:.0f}; "
@@ -108,7 +107,7 @@ def stacked(m: Measured) -> str:
 
 
 def loud(m: Measured) -> str:
-    """One sublayer, a hundred times too loud."""
+    """Return the effect of one sublayer that is a hundred times too loud."""
     return (
         "one sublayer of 24 made 100 times as loud moves the output, in distances to another input's output: by "
         f"{n(m['distorted, pre_ln'])} in pre-LN, {n(m['distorted, post_ln'])} in post-LN, {n(m['distorted, no_norm'])} without "
@@ -117,7 +116,7 @@ def loud(m: Measured) -> str:
 
 
 def cost(m: Measured) -> str:
-    """Shares of a block and of a model, and what fusing brings a whole encoder."""
+    """Return the share of a block and of a model, and the speed of a whole fused encoder."""
     shares = [row["share"] for row in document("fuse")["rows"] if row["variant"] == "plain"]
     mean = next(one for one in document("stack")["summary"] if one["name"] == "inference: mean, against plain PyTorch")
     narrow, wide = m["d 256"], m["d 768"]
@@ -130,12 +129,12 @@ def cost(m: Measured) -> str:
 
 
 def shapes(m: Measured) -> str:
-    """Which were refused."""
+    """Return how many wrong shapes are refused."""
     return f"{m['wrong shapes refused']} of {m['wrong shapes']} wrong shapes are refused, with a sentence that says what to do"
 
 
 def unsolved(m: Measured) -> str:
-    """What a norm at every sublayer did not prevent."""
+    """Return a problem that a norm at every sublayer does not prevent."""
     after = m["trained at 0.001, L = 12"]["in all"]
     return (
         "post-LN has a norm after every sublayer; yet after 300 steps without warm-up the gradient at the first of 12 layers is "
@@ -144,7 +143,7 @@ def unsolved(m: Measured) -> str:
 
 
 def places(m: Measured) -> str:
-    """What the place decides, and how many there are."""
+    """Return the effect of the norm's place, and the number of wirings."""
     return (
         f"{m['num_layers']} layers, loss without and with warm-up: post-LN {m['post_ln']:.2f} and {m['post_ln, warm-up']:.2f}, "
         f"pre-LN {m['pre_ln']:.2f} and {m['pre_ln, warm-up']:.2f}; {len(wirings.CONSTRUCTORS)} wirings are known here, and "
@@ -153,7 +152,7 @@ def places(m: Measured) -> str:
 
 
 def rest(m: Measured) -> str:
-    """What of a block is not Add & Norm."""
+    """Return the share of a block that is not Add & Norm."""
     wide = m["d 768"]
     return (
         f"{100 * (1 - wide['parameters']):.2f} % of the parameters and {100 * (1 - wide['eager']):.1f} % of the time of a block "
@@ -192,7 +191,7 @@ CONS = (
 
 
 def verdict(claim: str) -> str:
-    """Of claims.json, in one word or two; the parts stand there."""
+    """Return the verdict of claims.json in one or two words, without its parts."""
     said = entry(claim)["verdict"]
     if said in ("holds", "refuted"):
         return str(said)
@@ -200,25 +199,25 @@ def verdict(claim: str) -> str:
 
 
 def pros() -> str:
-    """What speaks for it."""
+    """Return the table of advantages."""
     rows = [[one.said, one.words(entry(one.claim)["measured"]), f"[{verdict(one.claim)}]({one.more})"] for one in PROS]
     return page.table(["for it", "measured", "is it so?"], rows)
 
 
 def cons() -> str:
-    """What speaks against it, and when all was measured."""
+    """Return the table of disadvantages, and where all was measured."""
     rows = [[one.said, f"{one.words(entry(one.claim)['measured'])} ([more]({one.more}))"] for one in CONS]
     return f"{page.table(['against it', 'measured'], rows)}\n\n{where()}"
 
 
 def where() -> str:
-    """On what, and when."""
+    """Return the machine, the versions, the date and the commit."""
     found = document("claims")
     return f"{found['machine']['cpu']}, torch {found['versions']['torch']}, {found['date'][:10]}, commit {found['commit'][:10]}."
 
 
 def stream() -> str:
-    """What the picture of the stream promises."""
+    """Return measurements of the residual stream."""
     closed = entry("Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs.")["measured"]["closure of pre-LN"]
     bits = entry("Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.")["measured"]
     found = entry("Removing one sublayer rarely breaks the model.")["measured"]["pre_ln"]
@@ -232,7 +231,7 @@ def stream() -> str:
 
 
 def zeros() -> str:
-    """A sublayer that returns nothing."""
+    """Return the effect of sublayers that return zeros."""
     m = entry("A sublayer that has learned nothing useful leaves the output as good as the input.")["measured"]
     return (
         f"Measured: 24 sublayers that return zeros change the stream of pre-LN by {n(m['change by zeros, pre-LN'])}, and that of "
@@ -241,7 +240,7 @@ def zeros() -> str:
 
 
 def batch() -> str:
-    """LayerNorm and BatchNorm, the token alone and in a batch."""
+    """Return how many tokens depend on their batch, under LayerNorm and BatchNorm."""
     m = entry("A token's LayerNorm does not depend on the other examples of its batch, unlike BatchNorm.")["measured"]
     return (
         f"Measured: {m['tokens']} tokens, each in one batch with the others and then alone. Under LayerNorm "
@@ -256,7 +255,7 @@ SECTIONS = {
 
 
 def main(words: Sequence[str]) -> int:
-    """Replace, or check."""
+    """Run `page.main` for add_norm.md."""
     return page.main(words, PAGE, SECTIONS, "the results say")
 
 

@@ -1,7 +1,7 @@
-"""The middle of api.md: every public name, its signature and the first line of its docstring.
+"""Write the generated part of api.md: every public name, its signature and the first line of its docstring.
 
-python docs/_build/api.py            replaces what stands between the api comments of the page
-python docs/_build/api.py --check    changes nothing; 1 if the page is not what the package says
+python docs/_build/api.py            replace the text between the api comments of the page
+python docs/_build/api.py --check    change nothing; exit with 1 if the page differs from the package
 
 A public name is one of `addnorm.__all__`, or of the `__all__` of a module that MODULES says is imported by itself. It stands in
 the section of the module that defines it. A new name needs no line here, a new module one line in MODULES.
@@ -25,12 +25,12 @@ import page
 
 import addnorm
 
-PAGE = Path(__file__).parent.parent / "api.md"
+PAGE = page.DOCS / "api.md"
 SOURCE = Path(addnorm.__file__).parent.parent
 
 
 class Module(NamedTuple):
-    """A section of the page: the names that a module, or one below it, defines."""
+    """Section of the page: the names that a module, or one below it, defines."""
 
     module: str
     title: str
@@ -68,7 +68,7 @@ GLUE = "\0"  # a space at which a line does not end
 
 
 class Name(NamedTuple):
-    """A public name: where it is found, also found, and what it is."""
+    """Public name: its path, a second path, and its value."""
 
     path: str
     also: str
@@ -76,7 +76,7 @@ class Name(NamedTuple):
 
 
 def names() -> dict[Module, list[Name]]:
-    """Every public name, once, in the section of the module that defines it."""
+    """Return every public name once, in the section of the module that defines it."""
     found: dict[Module, list[Name]] = {one: [] for one in MODULES}
     for short in addnorm.__all__:
         value = getattr(addnorm, short)
@@ -93,7 +93,7 @@ def names() -> dict[Module, list[Name]]:
 
 
 def section(short: str, value: Any) -> Module:
-    """The module of MODULES that defines it; the longest, where one is below another."""
+    """Return the module of MODULES that defines a name, the longest where one is below another."""
     defined = value.__name__ if isinstance(value, ModuleType) else value.__module__
     homes = [one for one in MODULES if f"{defined}.".startswith(f"{one.module}.")]
     if not homes:
@@ -102,7 +102,7 @@ def section(short: str, value: Any) -> Module:
 
 
 def index() -> str:
-    """A line a section: its names, as links."""
+    """Return a line for each section: its names as links."""
     seen: Counter[str] = Counter()
     lines = []
     for home, own in names().items():
@@ -112,19 +112,19 @@ def index() -> str:
 
 
 def linked(words: str, heading: str, seen: Counter[str]) -> str:
-    """A link to a heading of the page; letters' case is none to it, so that the second of two alike has a number."""
+    """Return a link to a heading of the page. Case does not count, so the second of two equal anchors gets a number."""
     anchor = re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
     seen[anchor] += 1
     return f"[{words}](#{anchor}{f'-{seen[anchor] - 1}' if seen[anchor] > 1 else ''})"
 
 
 def each() -> str:
-    """The sections."""
+    """Return the sections."""
     return "\n\n".join("\n\n".join([f"## {home.title}", home.who, *map(entry, own)]) for home, own in names().items())
 
 
 def entry(one: Name) -> str:
-    """A name: its signature, its first line, its methods."""
+    """Return the entry of a name: its signature, its first line, its methods."""
     parts = [f"### `{one.path}`"]
     if callable(one.value):
         parts.append(f"```text\n{signature(one.path, one.value)}\n```")
@@ -137,7 +137,7 @@ def entry(one: Name) -> str:
 
 
 def signature(path: str, value: Any) -> str:
-    """How it is called, and of a function what it returns; lines of a hundred letters."""
+    """Return the signature, with a function's return type, in lines of at most 100 characters."""
     if isinstance(value, type) and issubclass(value, BaseException) and "__init__" not in vars(value):
         return f"{path}(message)"
     found = inspect.signature(value)
@@ -160,7 +160,7 @@ def signature(path: str, value: Any) -> str:
 
 
 def parameter(one: inspect.Parameter) -> str:
-    """Its name and its default."""
+    """Return a parameter's name and default."""
     stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
     if one.default is one.empty:
         return f"{stars}{one.name}"
@@ -168,7 +168,7 @@ def parameter(one: inspect.Parameter) -> str:
 
 
 def first_line(one: Name) -> str:
-    """The first line of the docstring; a constant has none, and its words are here."""
+    """Return the first line of the docstring, or the text of CONSTANTS."""
     if callable(one.value) or isinstance(one.value, ModuleType):
         return line_of(one.path, one.value)
     if one.path not in CONSTANTS:
@@ -177,7 +177,7 @@ def first_line(one: Name) -> str:
 
 
 def line_of(path: str, value: Any) -> str:
-    """The first line of a docstring that must be there."""
+    """Return the first line of a docstring that must exist."""
     words = inspect.getdoc(value)
     if not words:
         raise SystemExit(f"{path} is public and has no docstring: write one.")
@@ -185,7 +185,7 @@ def line_of(path: str, value: Any) -> str:
 
 
 def source(value: Any) -> str:
-    """A link to where it is defined."""
+    """Return a link to the source file."""
     try:
         path = Path(inspect.getsourcefile(inspect.unwrap(value)) or "")
     except TypeError:  # a constant
@@ -194,7 +194,7 @@ def source(value: Any) -> str:
 
 
 def members(kind: type) -> Iterator[str]:
-    """A line for each public method and property of ours that says what it does."""
+    """Yield a line for each public method and property with a docstring."""
     seen = NOT_OURS | {*getattr(kind, "__dataclass_fields__", ())}  # a field stands in the signature
     for base in kind.__mro__:
         if not base.__module__.startswith("addnorm"):
@@ -210,7 +210,7 @@ def members(kind: type) -> Iterator[str]:
 
 
 def call_of(bound: Any, member: Any) -> str:
-    """The parentheses of a method, without self."""
+    """Return the parameters of a method without self, in parentheses."""
     words = [parameter(one) for one in inspect.signature(bound).parameters.values()]
     return f"({', '.join(words if isinstance(member, classmethod | staticmethod) else words[1:])})"
 
@@ -219,7 +219,7 @@ SECTIONS = {"api:index": index, "api:names": each}
 
 
 def main(words: Sequence[str]) -> int:
-    """Replace, or check."""
+    """Run `page.main` for api.md."""
     return page.main(words, PAGE, SECTIONS, "the package says")
 
 

@@ -1,9 +1,9 @@
-"""What comparing.md says of the default comparison, made from benchmarks/results/compare.json.
+"""Write the generated sections of comparing.md from benchmarks/results/compare.json.
 
-python docs/_build/comparing.py            replaces what stands between the comparing comments of the page
-python docs/_build/comparing.py --check    changes nothing; 1 if the page is not what the results say
+python docs/_build/comparing.py            replace the text between the comparing comments of the page
+python docs/_build/comparing.py --check    change nothing; exit with 1 if the page differs from the results
 
-The sentences are the comparison's own verdict. Nothing is judged here.
+The sentences are the verdict of the comparison itself.
 """
 
 from __future__ import annotations
@@ -11,30 +11,28 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import page
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "comparing.md"
-RESULTS = ROOT / "benchmarks" / "results" / "compare.json"
-SHORT = ("loss", "warm-up", "gradient", "memory")  # what README says
+PAGE = page.DOCS / "comparing.md"
+RESULTS = page.RESULTS / "compare.json"
+SHORT = ("loss", "warm-up", "gradient", "memory")  # topics of the sentences in README
 
 
 def document() -> dict[str, Any]:
-    """The results."""
+    """Return the results."""
     found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     return found
 
 
 def verdict() -> str:
-    """The verdict, a sentence a line."""
+    """Return the verdict, a sentence a line."""
     return "\n".join(f"- {one['sentence']}" for one in document()["comparison"]["verdict"])
 
 
 def table() -> str:
-    """Each run, and with what all of it was made."""
+    """Return a table of the runs, and where they were measured."""
     found = document()
     rows = [
         [
@@ -50,7 +48,7 @@ def table() -> str:
 
 
 def short() -> str:
-    """The sentences for a reader in a hurry, for README.md."""
+    """Return the sentences for README.md."""
     told = [one["sentence"] for one in document()["comparison"]["verdict"] if one["about"] in SHORT]
     return "\n".join(f"- {sentence}" for sentence in told)
 
@@ -59,7 +57,7 @@ SECTIONS = {"comparing:verdict": verdict, "comparing:table": table}
 
 
 def main(words: Sequence[str]) -> int:
-    """What `page.main` does."""
+    """Run `page.main` for comparing.md."""
     return page.main(words, PAGE, SECTIONS, "the comparison says")
 
 

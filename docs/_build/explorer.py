@@ -1,7 +1,7 @@
-"""What docs/explorer.md says was measured, from benchmarks/results/explorer.json.
+"""Write the measured section of docs/explorer.md from benchmarks/results/explorer.json.
 
-python docs/_build/explorer.py            replaces what stands between the explorer comments of docs/explorer.md
-python docs/_build/explorer.py --check    changes nothing; 1 if it is not what the results say
+python docs/_build/explorer.py            replace the text between the explorer comments of docs/explorer.md
+python docs/_build/explorer.py --check    change nothing; exit with 1 if the page differs from the results
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import sys
 from collections.abc import Sequence
 
 import add_norm
-import comparing
 import page
 
-PAGE = comparing.ROOT / "docs" / "explorer.md"
+PAGE = page.DOCS / "explorer.md"
 ROWS = {
     "flip": {
         "total": "the norm moves: from the key until all in sight is laid out",
@@ -25,7 +24,7 @@ ROWS = {
 
 
 def speed() -> str:
-    """The times, the targets, and what became of answers that were overtaken."""
+    """Return the times, the targets, and the fate of answers that were overtaken."""
     found = add_norm.document("explorer")
     stack, overtaken = found["stack"], found["stale"]
     rows = [
@@ -50,7 +49,7 @@ def speed() -> str:
 
 
 def _target(found: dict, kind: str, key: str) -> str:
-    """That of 95 in 100, where there is one."""
+    """Return the target of the 95th percentile, or empty text."""
     if key in ("compute", "hand"):
         return ""
     most = found["targets"][kind]["target"]
@@ -61,8 +60,8 @@ SECTIONS = {"explorer:speed": speed}
 
 
 def main(words: Sequence[str]) -> int:
-    """What `page.main` does."""
-    return page.main(words, PAGE, SECTIONS, "the results say", "docs/_build/explorer.py")
+    """Run `page.main` for explorer.md."""
+    return page.main(words, PAGE, SECTIONS, "the results say")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The numbers of the figures of add_norm.md: each function computes those of one, and draws nothing.
+"""Numbers of the figures of add_norm.md: each function computes those of one figure.
 
 All come from the library: worked examples from `addnorm.trace`, stacks from the toy model (`addnorm.lab.toy_model`), the
 layer from `addnorm.nn.Encoder`. Random numbers have a seed, and torch's own generator is left as it was.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from page import RESULTS
 from torch import Tensor
 
 import addnorm
@@ -21,7 +21,7 @@ from addnorm.lab import Comparison, Protocol
 from addnorm.lab.toy_model import ToyModel
 from addnorm.trace import PRESETS, Trace, show
 
-COMPARED = Path(__file__).parents[2] / "benchmarks" / "results" / "compare.json"
+COMPARED = RESULTS / "compare.json"
 LAYERS, SEEDS = 16, range(4)
 STACKS = {
     "pre_ln": "pre-LN", "post_ln": "post-LN", "no_residual": "norm, no residual", "no_norm": "residual, no norm",
@@ -32,7 +32,7 @@ MINUS = "−"
 
 
 class Depth(NamedTuple):
-    """One stack, by depth in sublayers: x_0 first."""
+    """Numbers of one stack by depth in sublayers, x_0 first."""
 
     name: str
     cosine: list[float]  # of a token's x_l and its x_0, mean over tokens and seeds
@@ -40,14 +40,14 @@ class Depth(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A step of the workflow: what happens, and what it is for the worked example."""
+    """Step of the workflow: its title, and its numbers in the worked example."""
 
     title: str
     numbers: str
 
 
 class Flow(NamedTuple):
-    """What an encoder layer makes of its tokens, `(tokens, d)` each, in the order in which it happens."""
+    """Tensors of an encoder layer, `(tokens, d)` each, in the order of computation."""
 
     x: Tensor
     attention: Tensor
@@ -59,7 +59,7 @@ class Flow(NamedTuple):
 
 
 def comparison() -> Comparison:
-    """The default comparison, as benchmarks/results/compare.json has it."""
+    """Return the default comparison in benchmarks/results/compare.json."""
     document = jsonio.loads(COMPARED.read_text(encoding="utf-8"))
     found = document["comparison"]
     protocol = {key: tuple(value) if isinstance(value, list) else value for key, value in found["protocol"].items()}
@@ -67,7 +67,7 @@ def comparison() -> Comparison:
 
 
 def by_depth() -> dict[str, Depth]:
-    """Untrained stacks, whose sublayers all have the same random weights: only the wiring differs."""
+    """Return untrained stacks with the same random weights: only the wiring differs."""
     return {wiring: _stack(wiring, name) for wiring, name in STACKS.items()}
 
 
@@ -83,12 +83,12 @@ def _stack(wiring: str, name: str) -> Depth:
 
 
 def example() -> Trace:
-    """The worked example: x = [1, 2, 3], Sublayer(x) = [0.5, -1, 1.5]."""
+    """Return the worked example: x = [1, 2, 3], Sublayer(x) = [0.5, -1, 1.5]."""
     return PRESETS["lesson-000"].trace()
 
 
 def workflow() -> list[Stage]:
-    """The seven steps with the numbers of the worked example."""
+    """Return the seven steps with the numbers of the worked example."""
     t = example()
 
     def shown(name: str) -> str:
@@ -101,16 +101,16 @@ def workflow() -> list[Stage]:
         Stage("Add: z = x + Sublayer(x)", f"z = {shown('z')}"),
         Stage(
             "Normalize over the features",
-            f"μ = {shown('mean')}    σ² = {shown('variance')}    √(σ² + ε) = {shown('root')}\n"
+            f"μ = {shown('mean')}, σ² = {shown('variance')}, √(σ² + ε) = {shown('root')}\n"
             f"(z − μ) / √(σ² + ε) = {shown('normalized')}",
         ),
-        Stage("Scale and shift by γ and β", f"γ = {show(t.weight)}    β = {show(t.bias)}"),
+        Stage("Scale and shift by γ and β", f"γ = {show(t.weight)}, β = {show(t.bias)}"),
         Stage("Send y to the next block", f"y = {shown('shifted')}"),
     ]
 
 
 def places(value: float | tuple[float, ...], digits: int = 2) -> str:
-    """To so many places; a vector that needs none is written without."""
+    """Return a number or a vector with so many decimals; without, if a vector needs at most one."""
     if isinstance(value, tuple):
         exact = all(round(one, 1) == one for one in value)
         return f"[{', '.join(f'{one:g}' if exact else f'{one:.{digits}f}' for one in value)}]".replace("-", MINUS)
@@ -119,7 +119,7 @@ def places(value: float | tuple[float, ...], digits: int = 2) -> str:
 
 @torch.no_grad()
 def encoder_layer() -> Flow:
-    """One post-LN layer of `addnorm.nn.Encoder`, as it is drawn, and tokens of different sizes through it."""
+    """Return one post-LN layer of `addnorm.nn.Encoder`, applied to tokens of different sizes."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         encoder = addnorm.nn.Encoder(1, WIDTH, 2, wiring="post_ln").eval()
@@ -134,5 +134,5 @@ def encoder_layer() -> Flow:
 
 
 def token_rms(x: Tensor) -> list[float]:
-    """The root mean square of each token."""
+    """Return the root mean square of each token."""
     return [float(one) for one in x.square().mean(-1).sqrt()]

@@ -1,7 +1,7 @@
-"""The figures of add_norm.md, comparing.md and README.md, drawn from the numbers of figure_numbers.py.
+"""Draw the figures of add_norm.md, comparing.md and README.md from the numbers of figure_numbers.py.
 
-python docs/_build/figures.py            writes docs/figures/*.svg
-python docs/_build/figures.py FOLDER     writes them elsewhere
+python docs/_build/figures.py            write docs/figures/*.svg
+python docs/_build/figures.py FOLDER     write them elsewhere
 
 The background is white, which suits light and dark pages. Texts are SVG text, in the reader's own
 sans-serif font where DejaVu Sans is missing. The same numbers give the same file.
@@ -43,7 +43,7 @@ LOOKS = {
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty one, of no window."""
+    """Return an empty figure without a window."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")
@@ -52,7 +52,7 @@ def figure(width: float, height: float) -> Figure:
 
 
 def signal_and_scale() -> Figure:
-    """Add keeps the signal, Norm keeps the scale: four stacks by depth."""
+    """Draw four stacks by depth: Add keeps the signal, Norm keeps the scale."""
     stacks = numbers.by_depth()
     made = figure(8.2, 3.5)
     left, right = made.subplots(1, 2)
@@ -81,7 +81,7 @@ def signal_and_scale() -> Figure:
 
 
 def add_then_norm() -> Figure:
-    """One vector through the add and the norm, as bars."""
+    """Draw one vector through the add and the norm, as bars."""
     t = numbers.example()
     made = figure(8.6, 3.0)
     panels = made.subplots(1, 5, sharey=True)
@@ -104,7 +104,7 @@ def add_then_norm() -> Figure:
 
 
 def bars(ax: Axes, values: Sequence[float], colour: str) -> None:
-    """The features of a vector, each with its number."""
+    """Draw the features of a vector, each with its number."""
     ax.bar(range(len(values)), values, width=0.62, color=colour)
     ax.axhline(0, color=GREY, linewidth=0.8)
     for place, value in enumerate(values):
@@ -119,7 +119,7 @@ def bars(ax: Axes, values: Sequence[float], colour: str) -> None:
 
 
 def workflow() -> Figure:
-    """The seven steps, with the path that goes around the sublayer."""
+    """Draw the seven steps, with the residual path around the sublayer."""
     from matplotlib.patches import FancyBboxPatch
 
     stages = numbers.workflow()
@@ -149,13 +149,13 @@ def workflow() -> Figure:
 
 
 def arrow(ax: Axes, begin: tuple[float, float], end: tuple[float, float], colour: str, width: float = 1.2) -> None:
-    """From one place to another."""
+    """Draw an arrow from one place to another."""
     style = {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
     ax.annotate("", xy=end, xytext=begin, arrowprops=style)
 
 
 def encoder_layer() -> Figure:
-    """The tokens of an encoder layer at each place, and the size of each."""
+    """Draw the tokens of an encoder layer at each place, and the size of each."""
     flow = numbers.encoder_layer()
     limit = 4.0
     made = figure(8.8, 4.4)
@@ -180,7 +180,7 @@ def encoder_layer() -> Figure:
 
 
 def heat(ax: Axes, values: Tensor, limit: float) -> Any:
-    """A token a row, its features as colours, and at its end its root mean square."""
+    """Draw a token a row: its features as colours, and its root mean square."""
     tokens, d = values.shape
     drawn = ax.pcolormesh(values.tolist(), cmap="PuOr_r", vmin=-limit, vmax=limit, clip_on=False)
     ax.hlines(range(1, tokens), 0, d, color="white", linewidth=1.2)
@@ -197,7 +197,7 @@ def heat(ax: Axes, values: Tensor, limit: float) -> Any:
 
 
 def comparison() -> Figure:
-    """Two wirings trained: the loss by step, and after training the gradient by depth."""
+    """Draw the training of two wirings: the loss by step, and the gradient by depth after training."""
     found = numbers.comparison()
     n = found.protocol.num_layers[0]
     made = figure(9.6, 3.9)
@@ -216,27 +216,33 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 }  # fmt: skip
 
 
+NUMBER = re.compile(r"-?\d+\.\d+")
+NO_ROTATION = re.compile(r' transform="rotate\(-?0 [^"]*\)"')
+RECTANGLE = re.compile(r"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 L \1 \2( z)?")
+
+
 def svg(draw: Callable[[], Figure]) -> str:
-    """A figure as the text of a file, without date or name of a program."""
+    """Return a figure as the text of an SVG file, without date or name of a program."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
         text = io.StringIO()
         draw().savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    short = re.sub(r' d="[^"]*"', lambda path: NUMBER.sub(hundredths, path[0]), text.getvalue())
-    return "\n".join(line.rstrip() for line in short.splitlines()) + "\n"
+    short = re.sub(r"<[a-z][^>]*>", lambda tag: shorten(tag[0]), text.getvalue())
+    return "\n".join(line.strip() for line in short.splitlines() if line.strip()) + "\n"
 
 
-NUMBER = re.compile(r"-?\d+\.\d+")
-
-
-def hundredths(number: re.Match[str]) -> str:
-    """A coordinate as exact as can be seen: matplotlib's six places would be a third of the file."""
-    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+def shorten(tag: str) -> str:
+    """Return a tag on one line, with coordinates in hundredths, short rectangles, and fallbacks of the font."""
+    tag = NO_ROTATION.sub("", " ".join(tag.split()))
+    tag = NUMBER.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), tag)
+    return RECTANGLE.sub(r"M \1 \2 H \3 V \4 H \1 z", tag).replace(
+        "'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif"
+    )
 
 
 def main(words: Sequence[str]) -> int:
-    """Draws all, then writes all."""
+    """Draw all figures, then write them."""
     if len(words) > 1 or words[:1] == ["--help"]:
         raise SystemExit("docs/_build/figures.py takes one folder at most, or none for docs/figures.")
     folder = Path(words[0]) if words else FOLDER

@@ -16,7 +16,7 @@ import add_norm
 import comparing
 import page
 
-PAGE = comparing.ROOT / "README.md"
+PAGE = page.ROOT / "README.md"
 
 
 def limits() -> str:

@@ -1,6 +1,6 @@
-"""The picture of the explorer that README and docs/explorer.md show: docs/figures/explorer.png.
+"""Take the picture of the explorer in README and docs/explorer.md: docs/figures/explorer.png.
 
-python docs/_build/screenshots.py    starts `addnorm explore`, and takes it in the system's Chromium
+python docs/_build/screenshots.py    start `addnorm explore`, and take the picture in the system's Chromium
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SIZE = {"width": 1280, "height": 860}
 
 
 def main() -> int:
-    """Takes it."""
+    """Take the picture."""
     command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, sync_playwright() as playwright:
         try:

@@ -1,4 +1,4 @@
-"""docs/add_norm.md: its numbers are those of the results and of the code, and its sentences those of the library."""
+"""docs/add_norm.md: its numbers are those of the results and of the code."""
 
 import json
 import re
@@ -36,11 +36,7 @@ def change(script, edit):
     path.write_text(json.dumps(document))
 
 
-def test_the_page_is_what_the_results_say(script):
-    assert script.main(["--check"]) == 0, "run docs/_build/add_norm.py"
-
-
-def test_other_results_make_another_page(script, capsys):
+def test_other_results_change_the_page(script, capsys):
     def edit(claims):
         one = claims["Norm keeps the scale of the stream stable."]
         one["measured"]["pre_ln"]["64"], one["verdict"] = 1234.0, "refuted"
@@ -56,7 +52,7 @@ def test_other_results_make_another_page(script, capsys):
     )
 
 
-def test_a_claim_that_is_no_longer_measured_is_an_error(script):
+def test_missing_claim_is_an_error(script):
     change(script, lambda claims: claims["Epsilon prevents a division by zero."].update(claim="another"))
     assert script.main(["--check"]) == 0
     change(script, lambda claims: claims[script.COSTS].update(claim="another"))
@@ -68,12 +64,12 @@ def test_a_claim_that_is_no_longer_measured_is_an_error(script):
     ("said", "word"),
     [("holds", "holds"), ("refuted", "refuted"), ("holds: a; refuted: b", "in part"), ("holds: to L = 4", "in part")],
 )
-def test_a_verdict_with_parts_is_in_part(script, said, word):
+def test_verdict_with_parts_is_in_part(script, said, word):
     change(script, lambda claims: claims[script.COSTS].update(verdict=said))
     assert script.verdict(script.COSTS) == word
 
 
-def test_five_speak_for_it_and_five_against_each_with_numbers_and_a_place_to_read_on(script):
+def test_five_pros_and_cons_have_numbers_and_links(script):
     assert len(script.PROS) == len(script.CONS) == 5
     tables = "\n".join(script.SECTIONS[f"add_norm:{name}"]() for name in ("pros", "cons")).splitlines()
     rows = [row for row in tables if row.startswith("| ") and not row.startswith(("| for", "| against", "| :--"))]
@@ -91,7 +87,7 @@ def test_numbers_are_short(script, value, text):
     assert script.n(value) == text
 
 
-def test_links_into_a_page_lead_to_a_heading():
+def test_links_lead_to_headings():
     links = re.findall(r"\]\(([\w.]*)#([\w-]+)\)", PAGE.read_text())
     assert len(links) > 15
     for target, anchor in links:
@@ -101,7 +97,7 @@ def test_links_into_a_page_lead_to_a_heading():
         assert anchor in anchors, f"{target}#{anchor}"
 
 
-def test_the_comments_beside_the_prints_are_what_is_printed():
+def test_printed_values_match_their_comments():
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     told = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks), re.M)
     printed, namespace = StringIO(), {}
@@ -113,12 +109,12 @@ def test_the_comments_beside_the_prints_are_what_is_printed():
     assert sentence[1] in printed.getvalue().splitlines(), "the sentence of the shape rule is the library's own"
 
 
-def test_the_drawings_are_those_of_the_wirings():
+def test_drawings_are_those_of_the_wirings():
     for wiring in (addnorm.wirings.post_ln(), addnorm.wirings.pre_ln()):
         assert f"```text\n{wiring.draw()}\n```" in PAGE.read_text()
 
 
-def test_the_second_example_has_the_numbers_of_the_trace():
+def test_second_example_has_the_numbers_of_the_trace():
     t, page = PRESETS["lesson-001"].trace(), PAGE.read_text()
     for name, places in (("z", 2), ("centred", 2), ("squares", 4), ("normalized", 4)):
         assert f"[{', '.join(f'{one:.{places}f}' for one in t[name].value)}]" in page, name
@@ -129,14 +125,14 @@ def test_the_second_example_has_the_numbers_of_the_trace():
     assert f"divides by 1.04 gets [{', '.join(rounded)}]" in page
 
 
-def test_a_name_of_the_code_in_the_table_of_symbols_is_one_that_the_code_has():
+def test_symbols_name_parameters_of_the_code():
     names = {"residual", "branch", "weight", "bias", "eps"}
     assert names <= {*addnorm.add_layer_norm.__code__.co_varnames}
     told = {*re.findall(r"\| .* \| `(\w+)` \|", PAGE.read_text())}
     assert names - told == set()
 
 
-def test_the_norm_that_is_undone_is_undone_for_one_token_only():
+def test_norm_is_undone_for_one_token_only():
     z = torch.tensor([3.16, 0.61, 1.87], dtype=torch.float64)
     gamma, beta = (z.var(unbiased=False) + 1e-5).sqrt().expand(3), z.mean().expand(3)
     torch.testing.assert_close(addnorm.layer_norm(z, gamma, beta), z)

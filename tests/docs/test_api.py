@@ -27,11 +27,7 @@ def headings() -> list[str]:
     return re.findall(r"^### `([\w.]+)`$", PAGE.read_text(), re.M)
 
 
-def test_the_page_is_what_the_package_says(script):
-    assert script.main(["--check"]) == 0, "run docs/_build/api.py"
-
-
-def test_every_public_name_stands_once_and_leads_to_what_it_names():
+def test_every_public_name_has_one_heading():
     told = headings()
     assert len(told) == len({*told})
     for path in told:
@@ -47,7 +43,7 @@ def test_every_public_name_stands_once_and_leads_to_what_it_names():
     assert "addnorm.stream.inspect" not in page
 
 
-def test_every_link_of_the_index_leads_to_a_heading():
+def test_index_links_lead_to_headings():
     page = PAGE.read_text()
     anchors: dict[str, int] = {}
     for heading in re.findall(r"^##+ (.*)$", page, re.M):
@@ -59,7 +55,7 @@ def test_every_link_of_the_index_leads_to_a_heading():
     assert "[`addnorm.trace.trace`](#addnormtracetrace-1)" in page
 
 
-def test_an_entry_has_the_call_the_first_line_and_the_file(script):
+def test_entry_has_signature_first_line_and_source(script):
     page = PAGE.read_text()
     assert "addnorm.nn.Encoder(num_layers, d, nhead, dim_feedforward=None, wiring='pre_ln', **options)" in page
     assert "addnorm.unfuse(model) -> nn.Module" in page
@@ -72,7 +68,7 @@ def test_an_entry_has_the_call_the_first_line_and_the_file(script):
         assert all(len(line) <= 100 for line in call.splitlines())
 
 
-def test_a_class_tells_its_methods_and_not_its_fields_or_what_torch_calls():
+def test_class_lists_its_methods_without_fields():
     entry = PAGE.read_text().split("### `addnorm.ResidualStack`")[1].split("###")[0]
     assert "- `.without(i)`: This stack without the write of sublayer i" in entry
     assert "extra_repr" not in entry
@@ -81,7 +77,7 @@ def test_a_class_tells_its_methods_and_not_its_fields_or_what_torch_calls():
     assert "- `.init(" not in wiring
 
 
-def test_a_stale_page_is_told_and_mended(script, capsys):
+def test_stale_page_is_reported_and_replaced(script, capsys):
     script.PAGE.write_text(script.PAGE.read_text().replace("return_residual=False", "return_residual=None"))
     assert script.main(["--check"]) == 1
     assert capsys.readouterr().out == "api.md is not what the package says: run docs/_build/api.py\n"
@@ -94,7 +90,7 @@ def public(monkeypatch, value: object) -> None:
     monkeypatch.setattr(addnorm, "__all__", [*addnorm.__all__, "novelty"])
 
 
-def test_a_new_name_needs_a_section_and_a_docstring(script, monkeypatch):
+def test_new_name_needs_a_section_and_a_docstring(script, monkeypatch):
     def novelty():
         pass
 
@@ -108,7 +104,7 @@ def test_a_new_name_needs_a_section_and_a_docstring(script, monkeypatch):
     assert script.PAGE.read_text() == PAGE.read_text()
 
 
-def test_a_new_module_is_one_line(script, monkeypatch):
+def test_new_module_needs_one_line(script, monkeypatch):
     line = script.Module("addnorm.lab.result_store", "The store", "For the researcher.", alone=True)
     monkeypatch.setattr(script, "MODULES", (*script.MODULES, line))
     script.main([])
@@ -120,7 +116,7 @@ def test_a_new_module_is_one_line(script, monkeypatch):
     )
 
 
-def test_a_default_that_is_another_in_every_run_is_refused(script):
+def test_default_with_an_address_is_refused(script):
     def novelty(at=object()):  # noqa: B008  # such a default is what is refused
         """It has one."""
 
@@ -128,7 +124,7 @@ def test_a_default_that_is_another_in_every_run_is_refused(script):
         script.signature("addnorm.novelty", novelty)
 
 
-def test_a_module_and_a_constant_are_told_without_a_call(script):
+def test_module_and_constant_have_no_signature(script):
     assert isinstance(addnorm.wirings, ModuleType)
     assert "### `addnorm.wirings`\n\nThe residual wirings of the papers" in PAGE.read_text()
     with pytest.raises(SystemExit, match="say in CONSTANTS"):

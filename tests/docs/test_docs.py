@@ -12,19 +12,19 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_python_of_a_page_runs_from_top_to_bottom(path):
+def test_python_of_a_page_runs(path):
     namespace: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
         exec(compile(block, str(path), "exec"), namespace)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_links_of_a_page_lead_to_files(path):
+def test_links_of_a_page_lead_to_files(path):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}, which is not there"
 
 
-def test_every_path_of_the_architecture_page_exists():
+def test_paths_of_the_architecture_page_exist():
     tree = (ROOT / "docs/architecture.md").read_text().split("```")[1]
     folders: list[str] = []
     for line in tree.splitlines()[1:]:
@@ -35,7 +35,7 @@ def test_every_path_of_the_architecture_page_exists():
         folders = [*folders[:depth], name.rstrip("/")]
 
 
-def test_the_public_names_exist_have_docstrings_and_stand_in_the_changelog():
+def test_public_names_have_docstrings_and_changelog_entries():
     told = (ROOT / "CHANGELOG.md").read_text() + (ROOT / "README.md").read_text()
     for name in addnorm.__all__:
         assert getattr(addnorm, name).__doc__, name
