@@ -1,4 +1,4 @@
-"""The GPU benchmark as a whole, on a CPU: every job and variant, interruption, the budget, resuming, what is wrong."""
+"""Runs of the GPU benchmark on a CPU: jobs and variants, interruption, budget, resuming, failures."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ def document():
         return measured()
 
 
-def test_a_document_has_a_row_a_variant_and_cell_and_says_what_it_is(document):
+def test_document_has_a_row_for_each_variant_and_case(document):
     assert document["complete"]
     assert document["ended"] == "done"
     assert (document["device"]["type"], document["clock"]) == ("cpu", "host clock")
@@ -60,7 +60,7 @@ def test_a_document_has_a_row_a_variant_and_cell_and_says_what_it_is(document):
     json.dumps(document)
 
 
-def test_the_errors_against_float64_stand_beside_their_limits(document):
+def test_errors_are_within_their_limits(document):
     assert len(document["errors"]) == len(TINY) * len(UNCOMPILED)
     names = {"y", "z", "dresidual", "dbranch", "dweight", "dbias"}
     for one in document["errors"]:
@@ -69,7 +69,7 @@ def test_the_errors_against_float64_stand_beside_their_limits(document):
     assert all(names <= set(one) for one in backward)
 
 
-def test_a_variant_that_is_wrong_is_a_failure_and_has_no_time(monkeypatch):
+def test_wrong_variant_is_a_failure_without_times(monkeypatch):
     def wrong(cell):
         return lambda x, s, w, b: F.rms_norm(x - s, (cell.d,), w, 1e-6)
 
@@ -84,7 +84,7 @@ def test_a_variant_that_is_wrong_is_a_failure_and_has_no_time(monkeypatch):
     assert "| wrong | RMSNorm, forward, y alone, 4 x 16 float32 | wrong: y differs by" in gpu.report(found)
 
 
-def test_a_variant_that_gives_nan_is_a_failure_and_the_document_is_json(monkeypatch):
+def test_nan_is_a_failure_and_the_document_is_json(monkeypatch):
     nothing = variants.Variant("nothing", lambda cell: lambda x, s, w, b: torch.full_like(s, torch.nan))
     monkeypatch.setitem(variants.VARIANTS, "eager", nothing)
     found = measured([case_of("rms", "forward", 4, 16, "float32")])
@@ -93,7 +93,7 @@ def test_a_variant_that_gives_nan_is_a_failure_and_the_document_is_json(monkeypa
     json.dumps(found, allow_nan=False)
 
 
-def test_a_variant_that_raises_is_a_failure_and_the_others_are_measured(monkeypatch):
+def test_raising_variant_is_a_failure(monkeypatch):
     def broken(cell):
         raise ImportError("no such library")
 
@@ -104,7 +104,7 @@ def test_a_variant_that_raises_is_a_failure_and_the_others_are_measured(monkeypa
     assert found["failures"][0]["error"] == "ImportError: no such library"
 
 
-def test_a_cell_that_fails_as_a_whole_is_told_and_the_next_is_measured(monkeypatch):
+def test_failing_case_is_recorded_and_the_next_is_measured(monkeypatch):
     real = cases.inputs
 
     def full(cell, *args):
@@ -123,7 +123,7 @@ def test_a_cell_that_fails_as_a_whole_is_told_and_the_next_is_measured(monkeypat
 
 
 @pytest.mark.parametrize("name", [*UNCOMPILED, "copy"])
-def test_a_variant_that_fails_while_it_is_timed_is_left_out_and_the_others_are_measured(name, monkeypatch):
+def test_variant_that_fails_while_timed_is_left_out(name, monkeypatch):
     real = clock.repeats_for
     made = []
 
@@ -150,7 +150,7 @@ def test_a_variant_that_fails_while_it_is_timed_is_left_out_and_the_others_are_m
     assert gpu.report(found)
 
 
-def test_a_failure_gives_its_memory_back_before_the_next_variant(monkeypatch):
+def test_failure_frees_its_memory_before_the_next_variant(monkeypatch):
     told = []
 
     def broken(cell):
@@ -168,7 +168,7 @@ def test_a_failure_gives_its_memory_back_before_the_next_variant(monkeypatch):
     assert told == ["broken", "free", "ours"]
 
 
-def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(tmp_path, monkeypatch):
+def test_interrupted_run_is_resumed(tmp_path, monkeypatch):
     path = tmp_path / "gpu.json"
     tiny = TINY[:4]
     real = interrupting(monkeypatch, tiny[2])
@@ -195,13 +195,13 @@ def test_an_interrupt_keeps_what_was_measured_and_resume_goes_on(tmp_path, monke
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_document_is_saved_after_every_cell():
+def test_document_is_saved_after_every_case():
     saved = []
     measured(TINY[:3], save=lambda document: saved.append((len(document["cells"]), document["complete"])))
     assert saved == [(1, False), (2, False), (3, False)]
 
 
-def test_the_budget_ends_a_run_as_it_was_meant_to(tmp_path):
+def test_budget_ends_a_run_as_complete(tmp_path):
     tiny = TINY[:3]
     found = measured(tiny, budget=1e-9)
     assert (found["complete"], found["ended"]) == (True, "budget")
@@ -211,7 +211,7 @@ def test_the_budget_ends_a_run_as_it_was_meant_to(tmp_path):
     assert len(measured(tiny, earlier=gpu.resumable(path, CPU))["cells"]) == len(tiny)
 
 
-def test_a_cell_that_the_budget_ends_in_is_left_whole(monkeypatch):
+def test_case_that_exceeds_the_budget_is_left(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
 
@@ -226,7 +226,7 @@ def test_a_cell_that_the_budget_ends_in_is_left_whole(monkeypatch):
     assert [Case(**one) for one in found["left"]] == TINY[1:3]
 
 
-def test_the_first_cell_whose_compilers_wake_does_not_shorten_the_run(monkeypatch):
+def test_first_case_does_not_shorten_the_run(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
 
@@ -239,7 +239,7 @@ def test_the_first_cell_whose_compilers_wake_does_not_shorten_the_run(monkeypatc
     assert len(measured(TINY[:4], budget=31.5)["cells"]) == 2  # the third may take as long as the second
 
 
-def test_a_run_with_other_versions_or_another_commit_is_not_gone_on_with(tmp_path, document):
+def test_another_version_commit_or_device_is_not_resumed(tmp_path, document):
     path = tmp_path / "gpu.json"
     write(document | {"commit": "other"}, path)
     with pytest.raises(ValueError, match=r"gpu\.json has commit other, this run has .*: measure again without"):
@@ -263,7 +263,7 @@ class Lost(clock.HostClock):
             raise RuntimeError("an illegal memory access was encountered")
 
 
-def test_a_lost_device_ends_the_run_and_the_next_leaves_the_variant_out(monkeypatch):
+def test_lost_device_ends_the_run_and_resume_skips_the_variant(monkeypatch):
     def fatal(cell):
         Lost.gone = True
         raise RuntimeError("an illegal memory access was encountered")
@@ -284,7 +284,7 @@ def test_a_lost_device_ends_the_run_and_the_next_leaves_the_variant_out(monkeypa
     assert len(again["failures"]) == 1
 
 
-def test_a_cell_whose_timing_took_the_device_along_is_not_tried_again(monkeypatch):
+def test_case_that_lost_the_device_is_not_repeated(monkeypatch):
     def fatal(*_, **__):
         Lost.gone = True
         raise RuntimeError("an illegal memory access was encountered")
@@ -301,7 +301,7 @@ def test_a_cell_whose_timing_took_the_device_along_is_not_tried_again(monkeypatc
     assert list(by_case(again["rows"], gpu.FIELDS)) == TINY[1:2]
 
 
-def test_the_commit_of_a_copy_is_the_one_given(monkeypatch):
+def test_commit_of_a_copy_is_the_given_one(monkeypatch):
     monkeypatch.setattr(running.environment, "commit", lambda: {"commit": None, "dirty": None})
     assert running.identity(CPU, "abc")["commit"] == "abc"
     monkeypatch.setattr(running.environment, "commit", lambda: {"commit": "here", "dirty": False})
@@ -322,7 +322,7 @@ def elsewhere(monkeypatch):
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile is built with
-def test_compiled_variants_run_also_backward_on_a_graph_that_is_kept(monkeypatch):
+def test_compiled_variants_run_backward_on_a_retained_graph(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     found = measured([BACKWARD], rounds=1, requested=["compile", "compile_addnorm"])
     assert found["failures"] == []
@@ -332,7 +332,7 @@ def test_compiled_variants_run_also_backward_on_a_graph_that_is_kept(monkeypatch
 @pytest.mark.slow
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile is built with
-def test_and_so_they_do_by_inductor_whose_cache_has_the_graph_of_another_job(monkeypatch, tmp_path):
+def test_inductor_runs_backward_on_a_retained_graph(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # and nothing from before
     compiled = ["compile", "compile_addnorm", "compile_reference"]
     for job in ("forward_backward", "backward"):
@@ -342,12 +342,12 @@ def test_and_so_they_do_by_inductor_whose_cache_has_the_graph_of_another_job(mon
 
 
 @pytest.mark.parametrize("job", gpu.JOBS)
-def test_inductor_may_reuse_what_was_saved_wherever_a_graph_is_run_once(job):
+def test_donated_buffers_are_allowed_for_graphs_run_once(job):
     with running.retained_graphs(TINY[0].but(job=job)):
         assert torch._functorch.config.donated_buffer == (job != "backward")
 
 
-def test_the_compiler_is_not_woken_where_nothing_is_compiled(monkeypatch):
+def test_compiler_is_reset_only_for_compiled_variants(monkeypatch):
     def woken():
         raise AssertionError("the compiler begins anew")
 

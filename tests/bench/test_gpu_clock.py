@@ -1,4 +1,4 @@
-"""The clock of the GPU benchmark, on a made-up device: what lies between the events, and who was ahead of whom."""
+"""The clock of the GPU benchmark on a simulated device."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def call(cuda, host, work, seen=None):
     return made
 
 
-def test_the_sleep_is_calibrated_by_the_device(monkeypatch):
+def test_sleep_is_calibrated_by_the_device(monkeypatch):
     cuda = FakeCuda(monkeypatch, hertz=1.5e9)
     found = clock.CudaClock()
     assert found.hertz == pytest.approx(1.5e9)
@@ -73,7 +73,7 @@ def test_the_sleep_is_calibrated_by_the_device(monkeypatch):
 
 
 @pytest.mark.parametrize(("host", "work"), [(5e-6, 50e-6), (50e-6, 5e-6)])
-def test_device_host_and_call_time_are_apart(cuda, host, work):
+def test_device_host_and_call_time_are_separate(cuda, host, work):
     found = clock.CudaClock().timer(call(cuda, host, work), sets=2).sample(20)
     assert found.device == pytest.approx(work)  # though the host of the second case is ten times slower
     assert found.host == pytest.approx(host)
@@ -81,7 +81,7 @@ def test_device_host_and_call_time_are_apart(cuda, host, work):
     assert found.queued
 
 
-def test_a_sleep_that_was_too_short_is_made_longer(cuda):
+def test_short_sleep_is_made_longer(cuda):
     timer = clock.CudaClock().timer(call(cuda, 1e-3, 10e-6), sets=2)
     cuda.slept.clear()
     found = timer.sample(20)  # the host takes 20 ms: ten times the first sleep
@@ -94,7 +94,7 @@ def test_a_sleep_that_was_too_short_is_made_longer(cuda):
     assert len(cuda.slept) == 1  # it has learned how long
 
 
-def test_a_call_that_waits_for_the_device_is_told_and_its_time_kept(cuda):
+def test_synchronizing_call_is_marked(cuda):
     def waits(i):
         cuda.host += 1e-6
         cuda.enqueue(10e-6)
@@ -109,7 +109,7 @@ def test_a_call_that_waits_for_the_device_is_told_and_its_time_kept(cuda):
     assert found.device >= 10e-6
 
 
-def test_the_sets_come_in_turn_through_all_segments(cuda):
+def test_sets_rotate_through_all_segments(cuda):
     seen = []
     timer = clock.CudaClock().timer(call(cuda, 1e-6, 1e-6, seen), sets=3)
     timer.sample(4)  # a segment of device time, one of call time
@@ -117,7 +117,7 @@ def test_the_sets_come_in_turn_through_all_segments(cuda):
 
 
 @pytest.mark.parametrize(("memcpy", "kernel"), [(0.01, 0.02), (0.02, 0.01)])
-def test_the_copys_bandwidth_is_the_faster_ways_and_counts_what_is_read_and_what_is_written(
+def test_copy_bandwidth_is_that_of_the_faster_method(
     memcpy, kernel, monkeypatch
 ):
     seconds = iter([memcpy, kernel])
@@ -146,7 +146,7 @@ def test_the_copys_bandwidth_is_the_faster_ways_and_counts_what_is_read_and_what
 
 
 @pytest.mark.parametrize("way", device.COPIES)
-def test_each_way_of_copying_reads_all_and_writes_all(way):
+def test_each_copy_method_reads_and_writes_everything(way):
     source, target = torch.arange(-5, 5, dtype=torch.int32), torch.zeros(10, dtype=torch.int32)
     device.COPIES[way](source, target)
     assert torch.equal(target, source if way == "memcpy" else -1 - source)
@@ -163,13 +163,13 @@ class Steady:
         return clock.Sample(self.seconds, 1e-6, self.seconds, True)
 
 
-def test_a_segment_has_as_many_calls_as_fit():
+def test_segment_has_as_many_calls_as_fit():
     assert clock.repeats_for(Steady("", 1.0)) == clock.FEWEST
     assert clock.repeats_for(Steady("", 1e-9)) == clock.MOST
     assert clock.repeats_for(Steady("", clock.SEGMENT_SECONDS / 10)) == 10
 
 
-def test_a_row_has_medians_quartiles_and_whether_any_segment_was_late():
+def test_times_have_medians_quartiles_and_queued():
     samples = [clock.Sample(k * 1e-6, 2e-6, 3e-6, k != 3) for k in (5, 1, 3, 2, 4)]
     found = clock.times(samples)
     assert [found[f"device_{part}"] for part in ("q1_us", "us", "q3_us")] == pytest.approx([2.0, 3.0, 4.0])
@@ -178,7 +178,7 @@ def test_a_row_has_medians_quartiles_and_whether_any_segment_was_late():
     assert clock.times(samples[:1])["device_q3_us"] == pytest.approx(5.0)
 
 
-def test_warming_takes_each_set_once_and_waits():
+def test_warm_calls_each_set_once_and_waits():
     seen, waited = [], []
 
     class Host(clock.HostClock):
@@ -189,7 +189,7 @@ def test_warming_takes_each_set_once_and_waits():
     assert (seen, waited) == ([0, 1, 2], [3])
 
 
-def test_on_a_cpu_all_three_times_are_the_calls():
+def test_on_a_cpu_all_times_are_equal():
     seen = []
     timer = clock.HostClock().timer(seen.append, 2)
     found = timer.sample(3)
@@ -197,7 +197,7 @@ def test_on_a_cpu_all_three_times_are_the_calls():
     assert seen == [0, 1, 0]
 
 
-def test_the_driver_is_read_from_where_the_system_tells_it(tmp_path, monkeypatch):
+def test_driver_version_is_read_from_proc(tmp_path, monkeypatch):
     monkeypatch.setattr(device, "DRIVER", tmp_path / "version")
     assert device.driver() is None
     text = (
@@ -207,7 +207,7 @@ def test_the_driver_is_read_from_where_the_system_tells_it(tmp_path, monkeypatch
     assert device.driver() == "580.159.04"
 
 
-def test_a_gpu_is_described_by_its_properties(monkeypatch):
+def test_gpu_is_described_by_its_properties(monkeypatch):
     class Properties:
         name, major, minor, multi_processor_count, total_memory, L2_cache_size = (
             "Some GPU",

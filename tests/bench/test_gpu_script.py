@@ -1,4 +1,4 @@
-"""benchmarks/bench_gpu.py: its call, what it prints and writes, and how it ends."""
+"""benchmarks/bench_gpu.py: arguments, output, files, exit codes."""
 
 import importlib.util
 import json
@@ -48,7 +48,7 @@ def called(script, monkeypatch, capsys):
     return call
 
 
-def test_the_script_needs_torch_and_nothing_else():
+def test_script_needs_only_torch():
     """A machine with a GPU often has nothing else installed."""
     without = (
         "import sys; sys.modules |= dict.fromkeys(['rich', 'click']); sys.argv[0] = sys.argv[1]; del sys.argv[1]; "
@@ -86,7 +86,7 @@ def test_the_script_measures_writes_and_prints(called, tmp_path):
     ],
     ids=["no-gpu", "results", "no-cell", "rows"],
 )
-def test_the_script_says_what_is_wrong_with_its_call(called, words, sentence):
+def test_script_refuses_wrong_arguments(called, words, sentence):
     if not words and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     code, _, err = called(*words)
@@ -94,7 +94,7 @@ def test_the_script_says_what_is_wrong_with_its_call(called, words, sentence):
     assert sentence in err
 
 
-def test_the_script_does_not_time_the_formulas_as_addnorm(script, called, monkeypatch, tmp_path):
+def test_script_refuses_to_time_the_formulas_as_addnorm(script, called, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(script, "backends", lambda: [Backend("triton", False, "Triton 3.0 is too old")])
@@ -102,13 +102,13 @@ def test_the_script_does_not_time_the_formulas_as_addnorm(script, called, monkey
     assert (code, err) == (2, "bench_gpu.py: addnorm has no kernels: Triton 3.0 is too old\n")
 
 
-def test_the_script_lists_the_cells_without_measuring(called):
+def test_script_lists_the_cases(called):
     code, out, _ = called("--list")  # and without a GPU
     assert code == 0
     assert out.splitlines() == [*map(gpu.title, gpu.plan())]
 
 
-def test_a_part_of_the_plan_goes_nowhere_near_the_results(script, called, monkeypatch, tmp_path):
+def test_part_of_the_plan_goes_to_a_temporary_file(script, called, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "TRIAL", tmp_path / "aside.json")
     words = ["--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--norm", "rms", "--variants", "addnorm"]
     code, out, _ = called(*words)
@@ -116,7 +116,7 @@ def test_a_part_of_the_plan_goes_nowhere_near_the_results(script, called, monkey
     assert out.endswith(f"Written: {tmp_path / 'aside.json'}\n")
 
 
-def test_the_script_ends_with_3_where_addnorm_fails_and_130_where_it_is_cut_short(called, monkeypatch, tmp_path):
+def test_script_exits_with_3_for_failures_and_130_if_interrupted(called, monkeypatch, tmp_path):
     def broken(cell):
         raise RuntimeError("no kernel")
 

@@ -1,4 +1,4 @@
-"""The plan of the GPU benchmark, its bytes, and what is said of hand-made rows."""
+"""The plan of the GPU benchmark, its bytes, its targets, and its Markdown, from made-up rows."""
 
 import copy
 
@@ -13,7 +13,7 @@ from support.loading import load
 # The plan.
 
 
-def test_the_bytes_that_must_move_count_each_tensor_with_its_dtype():
+def test_moved_bytes_count_each_tensor_with_its_dtype():
     table = {
         (job, dtype): moved_bytes(case_of("layer", job, 10, 100, dtype)) // 1000 for job in gpu.JOBS for dtype in gpu.DTYPES
     }  # fmt: skip
@@ -29,7 +29,7 @@ def test_the_bytes_that_must_move_count_each_tensor_with_its_dtype():
     }  # fmt: skip
 
 
-def test_a_cell_of_every_kind_comes_first_and_the_other_sizes_of_the_targets_next():
+def test_plan_begins_with_a_case_of_every_kind():
     plan = gpu.plan()
     assert len(plan) == len({*plan})
     both = ("layer", "rms")
@@ -47,7 +47,7 @@ def test_a_cell_of_every_kind_comes_first_and_the_other_sizes_of_the_targets_nex
     assert {1, 128, 65536} <= {cell.rows for cell in plan}
 
 
-def test_rows_make_a_tensor_at_least_so_large():
+def test_rows_for_gives_a_tensor_of_at_least_the_size():
     for d, rows in ((1024, 32768), (768, 65536), (65536, 512)):
         assert cases.rows_for(LARGE, d, "bfloat16") == rows
     assert cases.rows_for(LARGE, 1024, "mixed") == 32768  # by the smaller tensor
@@ -55,7 +55,7 @@ def test_rows_make_a_tensor_at_least_so_large():
     assert cases.rows_for(1, 1024, "float32") == 1
 
 
-def test_a_part_of_the_plan_keeps_its_order():
+def test_part_of_the_plan_keeps_its_order():
     part = gpu.plan(["rms"], ["bfloat16"], ["backward"], [4096])
     assert part == [
         cell
@@ -66,7 +66,7 @@ def test_a_part_of_the_plan_keeps_its_order():
     assert {cell.rows for cell in gpu.plan(rows=[1])} == {1}
 
 
-def test_sizes_that_are_given_make_cells():
+def test_given_sizes_make_cases():
     made = gpu.plan(["layer"], ds=[7, 8], rows=[3])
     assert [(cell.job, cell.rows, cell.d, cell.dtype) for cell in made] == [
         (job, 3, d, "bfloat16") for d in (7, 8) for job in gpu.JOBS
@@ -95,7 +95,7 @@ def judged(rows, failures=()):
     return {one["name"]: one for one in summary.summarize(rows, failures, judged=True)}
 
 
-def test_the_share_of_bandwidth_is_the_lowest_over_the_targets_cells():
+def test_bandwidth_goal_takes_the_lowest_share():
     rows = made(LARGE_CELL, {"addnorm": (10, 1, 10)}, 0.95) + made(WIDE, {"addnorm": (10, 1, 10)}, 0.2)
     rows += made(LARGE_CELL.but(d=4096), {"addnorm": (10, 1, 10)}, 0.85)
     rows += made(BACKWARD, {"addnorm": (10, 1, 10)}, 0.8) + made(SMALL, {"addnorm": (10, 1, 10)}, 0.01)
@@ -108,7 +108,7 @@ def test_the_share_of_bandwidth_is_the_lowest_over_the_targets_cells():
     assert (backward["value"], backward["target"], backward["met"]) == (0.8, 0.8, True)
 
 
-def test_device_time_is_judged_everywhere_and_call_time_from_16_mb():
+def test_call_time_is_judged_from_16_mb():
     ours, theirs = (10.0, 8.0, 30.0), (11.0, 4.0, 20.0)
     rows = made(SMALL, {"addnorm": ours, "eager": theirs, "liger": (9.0, 4.0, 20.0)})
     rows += made(LARGE_CELL, {"addnorm": ours, "eager": (20.0, 2.0, 33.0)})
@@ -127,19 +127,19 @@ def test_device_time_is_judged_everywhere_and_call_time_from_16_mb():
     assert found["device time over eager's: mean"]["value"] == pytest.approx((10 / 11 * 10 / 20) ** 0.5)
 
 
-def test_a_target_that_nothing_was_measured_for_is_neither_met_nor_missed():
+def test_target_without_measurement_is_not_judged():
     found = judged(made(SMALL, {"addnorm": (10, 1, 10)}))
     one = found["device time over torch.compile's: highest"]
     assert (one["value"], one["met"], one["cells"], one["worst"]) == (None, None, 0, None)
 
 
-def test_equal_times_reach_the_target_and_a_thousandth_more_does_not():
+def test_equal_times_meet_the_target():
     for device, met in ((10.0, True), (10.01, False)):
         rows = made(SMALL, {"addnorm": (device, 1, 1), "eager": (10.0, 1, 1)})
         assert judged(rows)["device time over eager's: highest"]["met"] is met
 
 
-def test_where_addnorm_is_wrong_it_is_counted_and_no_cell_is_judged_without_it():
+def test_cases_without_addnorm_are_counted_and_not_judged():
     rows = made(LARGE_CELL, {"eager": (10, 1, 10), "copy": (5, 1, 5)})
     failures = [LARGE_CELL.row(variant=name, error="wrong") for name in ("addnorm", "liger")]
     found = judged(rows, failures)
@@ -150,13 +150,13 @@ def test_where_addnorm_is_wrong_it_is_counted_and_no_cell_is_judged_without_it()
     assert found["device time over eager's: highest"]["value"] is None
 
 
-def test_nothing_is_judged_by_a_cpu():
+def test_cpu_results_are_not_judged():
     rows = made(LARGE_CELL, {"addnorm": (10, 1, 10), "eager": (1, 1, 1)})
     found = summary.summarize(rows, [], judged=False)
     assert all(one["target"] is None and one["met"] is None for one in found if one["norm"])
 
 
-def test_rows_are_given_bandwidth_shares_and_ratios():
+def test_rows_get_bandwidth_shares_and_ratios():
     times = {"addnorm": (10.0, 1, 20.0), "eager": (25.0, 1, 30.0), "copy": (8.0, 1, 9.0)}
     rows = [{**row, "bytes": 30_000_000} for row in made(LARGE_CELL, times)]
     ours, eager, copied = running.with_ratios(rows, 4e12)
@@ -192,7 +192,7 @@ def document():
     }  # fmt: skip
 
 
-def test_the_section_has_the_device_the_targets_and_a_line_a_cell(document):
+def test_section_has_device_targets_and_a_line_a_case(document):
     text = gpu.section(document)
     head = "Some GPU, 132 multiprocessors; copies at 4,200 GB/s; torch 2.11.0, addnorm 0.1.0, CUDA 13.0, driver 580.1, triton 3.6.0, commit 0123456789; 2026-01-01."
     assert text.splitlines()[0] == head
@@ -212,7 +212,7 @@ def test_the_section_has_the_device_the_targets_and_a_line_a_cell(document):
     assert text.endswith("3 of 4 cases were measured (the time budget was used up).")
 
 
-def test_without_a_document_the_section_says_so_and_of_a_cpu_it_is_refused(document):
+def test_section_without_gpu_results(document):
     assert gpu.section(None) == summary.UNMEASURED
     assert "python benchmarks/bench_gpu.py" in summary.UNMEASURED
     other = copy.deepcopy(document) | {"device": {"type": "cpu", "name": "Some CPU"}}

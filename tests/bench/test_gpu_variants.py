@@ -1,4 +1,4 @@
-"""Who is compared on a GPU: the peers' calls by their real signatures, who is missing and why, and that a wrong one is found."""
+"""Variants of the GPU benchmark: peers' signatures, missing peers, the check, the timed calls."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ def checked(one, forward):
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("name", ["eager", "addnorm"])
-def test_a_right_variant_is_right(name, norm, job, dtype):
+def test_right_variant_passes_the_check(name, norm, job, dtype):
     one = cell(norm, job, dtype)
     found, problem = checked(one, variants.VARIANTS[name].make(one))
     assert problem is None
@@ -39,7 +39,7 @@ def test_a_right_variant_is_right(name, norm, job, dtype):
 
 @pytest.mark.parametrize("job", PLAIN)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_the_formula_for_the_compiler_is_right(norm, job):
+def test_formula_passes_the_check(norm, job):
     one = cell(norm, job, "mixed")
     assert checked(one, variants.formula(one))[1] is None
 
@@ -68,7 +68,7 @@ WRONG = {
 
 @pytest.mark.parametrize("job", ["backward", "dropout"])
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_found_and_named(what, job):
+def test_check_names_the_wrong_tensor(what, job):
     one = cell("layer", job, "float32")
     right = variants.ours(one)
     _, problem = checked(one, lambda *args: WRONG[what](right, *args))
@@ -77,7 +77,7 @@ def test_what_is_wrong_is_found_and_named(what, job):
     assert f"{what} differs by" in problem
 
 
-def test_nan_another_dtype_and_another_shape_are_wrong():
+def test_check_refuses_nan_dtype_and_shape():
     one = cell(job="forward", dtype="mixed")
     assert "y differs by nan" in checked(one, lambda x, s, w, b: torch.full_like(s, torch.nan))[1]
     wide = "y is torch.float32 (16, 64), expected torch.bfloat16 (16, 64)"
@@ -85,7 +85,7 @@ def test_nan_another_dtype_and_another_shape_are_wrong():
     assert "y is torch.bfloat16 (8, 64)" in checked(one, lambda x, s, w, b: s[:8])[1]
 
 
-def test_a_stream_that_was_rounded_on_the_way_is_wrong():
+def test_check_refuses_a_rounded_stream():
     one = cell(dtype="mixed")
     right = variants.eager(one)
     _, problem = checked(one, lambda x, s, w, b: right(x.to(s.dtype).float(), s, w, b))
@@ -93,7 +93,7 @@ def test_a_stream_that_was_rounded_on_the_way_is_wrong():
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
-def test_another_share_of_dropout_is_wrong(p):
+def test_check_refuses_another_share_of_dropout(p):
     one = cell(job="dropout", dtype="float32")
     scale = (1 - p) / 0.9  # so that what is kept is as large as it must be, and only how many is wrong
 
@@ -212,7 +212,7 @@ PEERS = ("liger", "flash_attn", "quack")
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_is_called_by_its_signature_wherever_it_fits(peer, norm, job, dtype, installed):
+def test_peer_is_called_by_its_signature(peer, norm, job, dtype, installed):
     one = cell(norm, job, dtype)
     why = variants.unfit(peer, one)
     if why is None:
@@ -221,7 +221,7 @@ def test_a_peer_is_called_by_its_signature_wherever_it_fits(peer, norm, job, dty
         assert why in [limit.why for limit in variants.VARIANTS[peer].limits]
 
 
-def test_where_a_peer_does_not_fit_and_why():
+def test_unfit_peers_have_a_reason():
     assert variants.unfit("liger", cell(job="dropout")) == "has no dropout"
     assert variants.unfit("liger", cell(dtype="mixed")) == "keeps the stream in the branch's dtype"
     assert variants.unfit("quack", cell(norm="layer")) == "adds no residual in its LayerNorm"
@@ -232,7 +232,7 @@ def test_where_a_peer_does_not_fit_and_why():
     assert [found[-1] for found in fits.values()] == [32768, 32768, 16384, 32768, 16384, 16384]
 
 
-def test_who_is_missing_is_told_in_a_sentence(monkeypatch):
+def test_missing_peers_have_a_reason(monkeypatch):
     monkeypatch.setattr(variants, "find_spec", lambda name: None)
     assert variants.missing("cuda") == {
         "liger": "Liger is not installed: pip install liger-kernel",
@@ -242,13 +242,13 @@ def test_who_is_missing_is_told_in_a_sentence(monkeypatch):
     assert variants.versions() == {}
 
 
-def test_on_a_cpu_the_peers_are_missing_even_where_they_are_installed(installed):
+def test_installed_peers_are_missing_on_a_cpu(installed):
     assert variants.missing("cuda") == {}
     assert variants.missing("cpu")["quack"] == "QuACK runs on CUDA alone, and this is a run on cpu"
     assert set(variants.versions()) == set(PEERS)
 
 
-def test_a_cell_has_the_variants_of_the_plan_or_those_asked_for(installed):
+def test_chosen_variants_are_planned_or_requested(installed):
     large = cell("rms", "forward_stream", rows=8192, d=4096)
     every = [name for name in variants.VARIANTS if name != "compile_reference"]  # only for those who ask
     assert variants.chosen(large, "cuda") == every
@@ -262,7 +262,7 @@ def test_a_cell_has_the_variants_of_the_plan_or_those_asked_for(installed):
 # What is timed.
 
 
-def test_sets_are_so_many_that_the_cache_is_cold():
+def test_set_count_keeps_the_cache_cold():
     one = cell(rows=1024, d=1024)  # 2 MiB a tensor, 4 MiB of inputs
     cache = 60 * 2**20
     sets = cases.set_count(one, cache)
@@ -275,7 +275,7 @@ def test_sets_are_so_many_that_the_cache_is_cold():
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_inputs_are_random_the_same_in_every_run_and_different_in_every_set(job):
+def test_inputs_are_reproducible_and_differ_by_set(job):
     one = cell("layer", job, "mixed")
     first, second = cases.inputs(one, CPU, 2)
     again = cases.inputs(one, CPU, 2)[0]
@@ -293,7 +293,7 @@ def test_inputs_are_random_the_same_in_every_run_and_different_in_every_set(job)
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_what_is_timed_runs_the_job_on_the_set_it_is_told(job):
+def test_timed_call_runs_the_job_on_its_set(job):
     one = cell("layer", job, "float32")
     given = cases.inputs(one, CPU, 2)
     seen = []
@@ -314,7 +314,7 @@ def test_what_is_timed_runs_the_job_on_the_set_it_is_told(job):
             torch.testing.assert_close(got.double(), want[name], rtol=1e-4, atol=1e-4)
 
 
-def test_the_copy_moves_the_cells_bytes():
+def test_copy_moves_the_bytes_of_the_case():
     one = cell(job="forward_stream", rows=3, d=8)
     call = cases.copier(one, CPU, 2)
     target = call(1)
@@ -324,7 +324,7 @@ def test_the_copy_moves_the_cells_bytes():
     assert call(0) is not target
 
 
-def test_every_variant_of_the_plan_has_a_title_and_every_limit_a_reason():
+def test_variants_have_titles_and_reasons():
     for name, one in variants.VARIANTS.items():
         assert one.title, name
         assert all(limit.why for limit in one.limits)
