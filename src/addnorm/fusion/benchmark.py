@@ -9,6 +9,7 @@ import gc
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -214,54 +215,57 @@ def step(
 
 
 class NodeTimer(fx.Interpreter):
-    """Interpreter that times the nodes of a copy of a graph.
-
-    Attributes:
-        add_norm: nanoseconds in nodes of Add & Norms.
-        total: nanoseconds in all nodes.
-    """
+    """Interpreter that times the nodes of a copy of a graph."""
 
     def __init__(self, graph: fx.GraphModule, matches: Iterable[Match]) -> None:
         copy, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         copy.output(copy.graph_copy(graph.graph, copies))
         super().__init__(graph, graph=copy)
         nodes = (node for match in matches for node in (match.add, *match.inner) if node is not None)
-        self._nodes = {copies[node] for node in nodes}
-        self.add_norm = self.total = 0
+        self._add_norm = {copies[node] for node in nodes}
+        self._current: Counter[fx.Node] = Counter()  # nanoseconds in this pass
+        self._shortest: dict[fx.Node, int] = {}  # and in the pass where the node took least
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node and add its time."""
+        """Run a node and add its time to that of the pass, in which the graph may run several times."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         _synchronize()
         start = time.perf_counter_ns()
         out = getattr(self, n.op)(n.target, args, kwargs)
         _synchronize()
-        nanoseconds = time.perf_counter_ns() - start
-        self.total += nanoseconds
-        self.add_norm += nanoseconds if n in self._nodes else 0
+        self._current[n] += time.perf_counter_ns() - start
         return out
 
+    def end_pass(self) -> None:
+        """Keep the shortest time of each node."""
+        for node, nanoseconds in self._current.items():
+            self._shortest[node] = min(nanoseconds, self._shortest.get(node, nanoseconds))
+        self._current.clear()
 
-def measure_share(timers: Iterable[NodeTimer], call: Callable[[], Any], state: StateSnapshot) -> float | None:
-    """Return the share of Add & Norm in the time of a forward pass, from 0 to 1: the median of a few runs.
+    @property
+    def nanoseconds(self) -> tuple[int, int]:
+        """Time in nodes of Add & Norms, and in all nodes."""
+        add_norm = sum(nanoseconds for node, nanoseconds in self._shortest.items() if node in self._add_norm)
+        return add_norm, sum(self._shortest.values())
+
+
+def measure_share(timers: Sequence[NodeTimer], call: Callable[[], Any], state: StateSnapshot) -> float | None:
+    """Return the share of Add & Norm in the time of a forward pass, from 0 to 1.
+
+    Each node counts with its shortest time of several passes, which the load of the machine disturbs least.
 
     Args:
         timers: of all graphs of the pass.
         call: runs the pass with these timers.
-        state: is restored after each run.
+        state: is restored after each pass.
     """
-    timers = [*timers]
-    shares = []
     end = time.perf_counter() + SHARE_SECONDS
     for count in range(MAX_SHARE_RUNS):
         if count >= MIN_SHARE_RUNS and time.perf_counter() > end:
             break
-        for timer in timers:
-            timer.add_norm = timer.total = 0
         with state.restored():
             call()
-        total = sum(timer.total for timer in timers)
-        if not total:
-            return None
-        shares.append(sum(timer.add_norm for timer in timers) / total)
-    return statistics.median(shares)
+        for timer in timers:
+            timer.end_pass()
+    add_norm, total = (sum(part) for part in zip(*(timer.nanoseconds for timer in timers), strict=True))
+    return add_norm / total if total else None

@@ -90,7 +90,7 @@ class Fusion(Rendered):
 
 
 class VerificationError(RuntimeError):
-    """A fused model differs from the original by more than the tolerance. The model is unchanged.
+    """Failed proof: the fused model differs from the original by more than the tolerance. The model is unchanged.
 
     Attributes:
         fusion: the result, whose proof names the tensors.
