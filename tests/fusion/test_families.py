@@ -44,9 +44,8 @@ def build(name, dtype):
     return model.to(dtype), args, cast(kwargs, dtype)
 
 
-# By default families whose graphs or norms differ, each in one dtype; `make test-all` runs all in both. T5 has two streams with
-# RMSNorms, torch's Transformer two streams with LayerNorms.
-LOW = {"bert", "llama", "gemma2", "t5", "gpt_neox parallel"}
+# By default families whose graphs or norms differ, each in one dtype; `make test-all` runs all in both dtypes.
+LOW = {"bert", "llama", "gemma2", "gpt_neox parallel"}
 HIGH = {"gpt2", "vit", "torch Encoder post_ln", "torch Encoder pre_ln with final norm", "torch Transformer post_ln"}
 CASES = [
     pytest.param(name, dtype, id=f"{name}-{str(dtype)[6:]}", marks=() if name in chosen else pytest.mark.slow)
