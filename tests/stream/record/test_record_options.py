@@ -26,6 +26,13 @@ class TestOptions:
         assert rec.steps == (0, 3, 6)
         assert [s for s, _ in rec.over_time(rec.sites[1].id, "params", "grad_l2")] == [0, 3, 6]
 
+    def test_every_counts_steps_of_several_forwards(self, ids: Tensor) -> None:
+        model = Model()
+        with torch.no_grad(), addnorm.record(model, every=2, accumulate=2) as rec:
+            for _ in range(6):
+                model(ids)
+        assert rec.steps == (0, 2)
+
     def test_layers(self, ids: Tensor) -> None:
         rec = step(Model(layers=3), ids, layers=[1])
         assert {site.layer for site in rec.sites} == {None, 1}
@@ -81,15 +88,16 @@ class TestOptions:
 
 
 class TestTokens:
-    def test_padding_is_not_massive(self, ids: Tensor) -> None:
+    def test_padding_is_neither_massive_nor_unchanged(self, ids: Tensor) -> None:
         model = Model()
         model.embed = nn.Identity()  # type: ignore[assignment]
         x = torch.randn(2, 5, D)
-        x[:, -1] = 1e6
+        x[:, -1] = 1e9
         mask = torch.ones(2, 5)
         mask[:, -1] = 0
         rec = step(model, x, tokens=mask)
         assert max(value for _, value in rec.series("out", "massive")) == 0.0
+        assert max(value for _, value in rec.series("write", "unchanged")) == 0.0  # padding would be unchanged
         alone = step(model, x[:, :-1])
         assert rec.series("out", "top")[0][1] == pytest.approx(alone.series("out", "top")[0][1])
 
