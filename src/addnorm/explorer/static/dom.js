@@ -63,7 +63,7 @@ const marked = new WeakMap();
 
 /**
  * Sets the attributes that have changed, without asking the element: for the many marks that are drawn anew at every move, whose
- * attributes nobody else changes.
+ * attributes are changed only here.
  * @param {SVGElement} element
  * @param {Record<string, string | number>} attributes
  */

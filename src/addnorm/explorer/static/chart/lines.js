@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * Values by depth, or by step: a line and marks for each series, told apart by colour, dash and the shape of the marks.
+ * Values by depth, or by step: a line and marks for each series, distinguished by colour, dash and the shape of the marks.
  * Marks of attention are full, those of feed-forward hollow. What has no place on the axis (inf, nan, or 0 on a logarithm)
  * stands at its edge as a sign of its own: it is never left out.
  */

@@ -66,7 +66,7 @@ function logarithmic(least, most, room) {
     }
     return ticks;
   };
-  // 1, 2, 5 where there is room for them: an axis with a single tick tells nothing.
+  // 1, 2, 5 where there is room for them: a single tick gives no scale.
   const close = every === 1 ? ticksOf([1, 2, 5]) : [];
   const ticks = close.length && close.length <= room + 2 ? close : ticksOf([1]);
   return { domain: [low, high], place: (value) => (Math.log10(value) - start) / span, ticks };

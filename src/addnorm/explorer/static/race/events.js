@@ -1,12 +1,12 @@
 // @ts-check
-/** Server-sent events out of a response that is still coming, wherever its pieces are cut: in a line, or in a character. */
+/** Server-sent events of a streamed response, wherever its chunks are cut. */
 
 import { Trouble } from "../api.js";
 import { decoded } from "../numbers.js";
 
 /**
- * The events as they come, each the JSON of its `data:` lines. What the server began and did not end is no event.
- * To stop, abort the request that the response belongs to: then this throws the AbortError. A connection that breaks is a Trouble.
+ * Yields the events, each the JSON of its `data:` lines. An unfinished event is dropped.
+ * Abort the request to stop: the generator then throws the AbortError. A broken connection throws Trouble.
  * @param {Response} response
  * @returns {AsyncGenerator<any, void, undefined>}
  */
@@ -44,6 +44,6 @@ export async function* events(response) {
       if (done) return;
     }
   } finally {
-    reader.cancel().catch(() => {}); // nobody listens any more: the server stops
+    reader.cancel().catch(() => {}); // the server stops the race
   }
 }

@@ -40,7 +40,7 @@ export class History {
     this.ranges = new Map();
   }
 
-  /** @param {any} event  as `addnorm.explorer.race` tells it */
+  /** @param {any} event  of `addnorm.explorer.race` */
   take(event) {
     this.events.push(event);
     if (event.event === "start") this.started = event;

@@ -80,7 +80,7 @@ export class Scrubber {
     this.position = null;
   }
 
-  /** @param {number} newest @param {number} at  of the address @param {string} text  what is said of the step */
+  /** @param {number} newest @param {number} at  of the address @param {string} text  description of the step */
   show(newest, at, text) {
     this.newest = newest;
     this.at = at;

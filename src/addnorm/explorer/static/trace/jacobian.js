@@ -1,5 +1,5 @@
 // @ts-check
-/** What the norm does to space: its Jacobian and the eigenvalues, and the parts of a gradient. Computed from the trace itself. */
+/** The norm's Jacobian, its eigenvalues, and the components of a gradient, computed from the trace. */
 
 import { flat, step, trace } from "./trace.js";
 

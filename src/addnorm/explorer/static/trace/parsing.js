@@ -1,5 +1,5 @@
 // @ts-check
-/** What is given to the trace: numbers and vectors, checked with Python's sentences (`_number`, `_vector` of follow.py). */
+/** Parsing of numbers and vectors, with the errors of Python's `_number` and `_vector` in follow.py. */
 
 import { show } from "../numbers.js";
 

@@ -1,5 +1,5 @@
 // @ts-check
-/** The worked examples: which one the numbers on the page are, and what its lesson says of them. */
+/** The worked examples: which of them matches the page's numbers, with the notes of its lesson. */
 
 import { CHOICES } from "./trace.js";
 
@@ -17,7 +17,7 @@ import { CHOICES } from "./trace.js";
  */
 
 /**
- * The preset that these are the numbers of, if any: gradients and decimals are free, the forward is not.
+ * The preset whose forward pass equals the trace, if any. The gradients and the number of digits may differ.
  * @param {Preset[]} presets @param {Trace} of
  * @returns {Preset | undefined}
  */

@@ -85,7 +85,7 @@ export class Rows {
     this.#mark(current);
   }
 
-  /** The rows out of sight, which nobody waited for. */
+  /** Draws the rows that are out of sight. */
   #drawRest() {
     for (const draw of this.rest) draw();
     this.rest = [];
