@@ -47,9 +47,13 @@ def test_functional_call_uses_other_parameters():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("kind", "wiring", "backend"),
-    [(Encoder, "pre_ln", "inductor"), (Encoder, "post_ln", "aot_eager"), (Decoder, "resi_dual", "aot_eager"),
-     (Transformer, "deepnorm", "aot_eager")],
-)  # fmt: skip
+    [
+        (Encoder, "pre_ln", "inductor"),
+        (Decoder, "resi_dual", "aot_eager"),
+        pytest.param(Encoder, "post_ln", "aot_eager", marks=pytest.mark.slow),
+        pytest.param(Transformer, "deepnorm", "aot_eager", marks=pytest.mark.slow),
+    ],
+)
 def test_transformer_compiles_into_one_graph(kind, wiring, backend):
     torch._dynamo.reset()
     module, tensors = make_module(kind, wiring), make_inputs(kind)

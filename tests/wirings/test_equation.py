@@ -206,7 +206,7 @@ def test_str_has_the_equation_in_one_line():
         assert re.sub(r"[\s;]", "", line) == re.sub(r"\s", "", wiring.equation())
 
 
-@pytest.mark.parametrize("width", [24, 40, 100])
+@pytest.mark.parametrize("width", [24, pytest.param(40, marks=pytest.mark.slow), 100])
 def test_wrap_equation_breaks_after_commas(width):
     for wiring in wirings.list_all():
         lines = wrap_equation(wiring, width)
