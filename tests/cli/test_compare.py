@@ -29,7 +29,7 @@ def place(tmp_path, monkeypatch, threads):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(theory, "DEPTHS", (2,))
     monkeypatch.setattr(theory, "WIRINGS", ())
-    monkeypatch.setattr(report, "of_comparison", lambda found: found)
+    monkeypatch.setattr(report, "build_comparison_page", lambda found: found)
     monkeypatch.setattr(report, "write", lambda page, path: path)
 
 
@@ -196,7 +196,7 @@ def test_compare_interrupted_while_drawing(monkeypatch):
     def interrupt(found):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report, "of_comparison", interrupt)
+    monkeypatch.setattr(report, "build_comparison_page", interrupt)
     done = run("pre_ln", *SMALL, "--steps", 1)
     assert done.exit_code == 130
     assert "Interrupted. Finished runs are in addnorm-compare; the same command continues." in done.stderr

@@ -167,7 +167,7 @@ def test_demo_prints_explorer_command(monkeypatch, tmp_path, called, shown, reco
 
 @pytest.fixture
 def without_drawings(monkeypatch):
-    monkeypatch.setattr(training.report, "of_comparison", lambda *_: Page("a comparison", "", [], []))
+    monkeypatch.setattr(training.report, "build_comparison_page", lambda *_: Page("a comparison", "", [], []))
 
 
 @pytest.mark.usefixtures("without_drawings")

@@ -66,7 +66,7 @@ def quick(monkeypatch):
     def drawn(name, draw, *, title, caption, table, height):
         return Figure(title, caption, SVG, table, SVG)
 
-    monkeypatch.setattr("addnorm.report.drawings.drawn", drawn)
+    monkeypatch.setattr("addnorm.report.model_figures.draw_figure", drawn)
 
 
 def run(*arguments):

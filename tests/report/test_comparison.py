@@ -27,7 +27,9 @@ def made():
     with one_thread():
         runs = [{**lab.train(run, text), "addnorm": "0", "torch": "0", "date": "2000-01-01"} for run in protocol.runs(
             [lab.Run(name).wiring for name in WIRINGS])]  # fmt: skip
-        stacks = [theory.measure_init(job) for job in theory.init_stacks(["pre_ln", "post_ln", "no_norm"], [2, 4], [0, 1])]
+        stacks = [
+            theory.measure_init(job) for job in theory.init_stacks(["pre_ln", "post_ln", "no_norm"], [2, 4], [0, 1])
+        ]
     facts = {"name": "counting", "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
              "entropy": text.entropy, "uniform": text.uniform}  # fmt: skip
     return lab.Comparison(WIRINGS, protocol, runs, stacks, facts)
@@ -35,7 +37,7 @@ def made():
 
 @pytest.fixture(scope="module")
 def page(made):
-    return report.of_comparison(made, {"command": "addnorm compare <here>"})
+    return report.build_comparison_page(made, {"command": "addnorm compare <here>"})
 
 
 def figure(page, title):
@@ -49,7 +51,7 @@ def test_the_page_is_one_file_that_needs_nothing(page):
     found = checked(report.render(page))
     assert [one["text"] for one in found.all("h1")] == ["post_ln and pre_ln compared"]
     assert [section.title for section in page.sections] == [
-        "Learning", "By depth: 2 layers", "Before training", "Published figures", "Settings",
+        "Learning", "By depth: 2 layers", "Before training", "Published results", "Settings",
     ]  # fmt: skip
     assert "addnorm compare <here>" in [one["text"] for one in found.all("dd")], "what is given is escaped"
 
@@ -82,7 +84,7 @@ def test_the_learning_curves_are_the_losses(made, page):
 
 
 def test_what_training_does_is_told_at_every_recorded_step(made, page):
-    table = figure(page, "While training").table
+    table = figure(page, "During training").table
     group = made.arms[1].best_where(lambda g: not g.warm_up)
     assert [row[0] for row in table.rows] == group.runs[0]["recorded"]["steps"] == [0, 4]
     for name, number in (("logits moved by a step", lambda recorded, k: recorded["moved"][k]),
@@ -104,7 +106,7 @@ def test_by_depth_has_every_number_of_every_wiring(made, page):
 
 
 def test_the_memory_map_has_shares_that_sum_to_one(page):
-    table = figure(page, "Of what the stream is made").table
+    table = figure(page, "Sources of the stream").table
     for wiring in ("post_ln", "pre_ln"):
         rows = [row for row in table.rows if row[0] == wiring]
         for depth in range(2, len(table.head)):
@@ -127,7 +129,7 @@ def test_at_init_the_figures_are_those_of_the_stacks(made, page):
 
 
 def test_published_figures_stand_beside_what_was_measured(made, page):
-    table, every, sources = next(section for section in page.sections if section.title == "Published figures").blocks
+    table, every, sources = next(section for section in page.sections if section.title == "Published results").blocks
     assert len(sources.rows) == len(made.checks)
     assert [row[2] for row in every.rows] == [value for check in made.checks for value in check.measured.values()]
     assert [row[0] for row in table.rows] == [check.name for check in made.checks]
@@ -138,10 +140,10 @@ def test_a_figure_that_is_not_met_stands_out(made):
     broken = [
         {**one, "variance": [9.0] * len(one["variance"])} if one["wiring"] == "post_ln" else one for one in made.stacks
     ]
-    page = report.of_comparison(replace(made, runs=[], stacks=broken))
-    table = next(section for section in page.sections if section.title == "Published figures").blocks[0]
-    assert table.marked
-    assert all(table.rows[k][1] == "does not hold" for k in table.marked)
+    page = report.build_comparison_page(replace(made, runs=[], stacks=broken))
+    table = next(section for section in page.sections if section.title == "Published results").blocks[0]
+    assert table.highlighted
+    assert all(table.rows[k][1] == "does not hold" for k in table.highlighted)
     assert [one.state for one in page.verdict if "published results" in one.text] == ["refuted"]
 
 
@@ -152,14 +154,14 @@ def test_every_setting_is_listed_with_its_seeds(made, page):
 
 
 def test_without_training_there_are_the_stacks_alone(made):
-    page = report.of_comparison(replace(made, runs=[]))
+    page = report.build_comparison_page(replace(made, runs=[]))
     checked(report.render(page))
-    assert [section.title for section in page.sections] == ["Before training", "Published figures", "Settings"]
+    assert [section.title for section in page.sections] == ["Before training", "Published results", "Settings"]
     assert page.verdict[0].text.startswith("Only untrained stacks were measured")
 
 
 def test_without_stacks_there_is_the_training_alone(made):
-    page = report.of_comparison(replace(made, stacks=[]))
+    page = report.build_comparison_page(replace(made, stacks=[]))
     assert [section.title for section in page.sections] == ["Learning", "By depth: 2 layers", "Settings"]
 
 
@@ -173,7 +175,7 @@ def test_runs_that_diverged_are_told_and_drawn(made):
         if run["diverged"]:
             del run["after"]
             run.pop("ablation", None)
-    page = report.of_comparison(replace(made, runs=runs, stacks=[]))
+    page = report.build_comparison_page(replace(made, runs=runs, stacks=[]))
     text = report.render(page)
     checked(text)
     assert re.search(r"[Aa]ll 8 runs of post_ln( and \d of 8 runs of pre_ln)? diverged", text)
@@ -185,14 +187,14 @@ def test_runs_of_which_nothing_was_recorded_have_curves_alone(made):
     for run in runs:
         run.pop("after", None)
         run.pop("ablation", None)
-    page = report.of_comparison(replace(made, runs=runs, stacks=[]))
+    page = report.build_comparison_page(replace(made, runs=runs, stacks=[]))
     assert [section.title for section in page.sections] == ["Learning", "Settings"]
 
 
 @pytest.mark.slow
 def test_the_same_results_are_the_same_page(made):
     few = replace(made, stacks=[], runs=[{**run, "sites": []} for run in made.runs])
-    assert report.render(report.of_comparison(few)) == report.render(report.of_comparison(few))
+    assert report.render(report.build_comparison_page(few)) == report.render(report.build_comparison_page(few))
 
 
 def of_places(run, kinds, wiring):
@@ -222,7 +224,7 @@ def test_wirings_whose_sublayers_differ_are_drawn_by_their_place(made, first):
     runs = [run for run in made.runs if run["settings"]["wiring"] == "pre_ln"]
     odd = [of_places(run, ["attention", "other", "other", "attention", "other", "other"], "b2t") for run in runs]
     names = ("pre_ln", "b2t") if first else ("b2t", "pre_ln")
-    page = report.of_comparison(replace(made, compared=names, runs=[*runs, *odd], stacks=[]))
+    page = report.build_comparison_page(replace(made, compared=names, runs=[*runs, *odd], stacks=[]))
     checked(report.render(page))
     table = figure(page, "before training").table
     assert [row[0] for row in table.rows][:3] in (
@@ -230,7 +232,7 @@ def test_wirings_whose_sublayers_differ_are_drawn_by_their_place(made, first):
     )  # fmt: skip
     assert len(table.rows) == 7
     assert {len(figure(page, f"Without each sublayer, {n} sublayers").table.rows) for n in (4, 6)} == {4, 6}
-    assert len(figure(page, "Of what the stream is made").table.head) == 2 + 7
+    assert len(figure(page, "Sources of the stream").table.head) == 2 + 7
 
 
 def many(made, count):
@@ -244,7 +246,7 @@ def many(made, count):
 @pytest.mark.slow
 def test_many_wirings_are_drawn_a_few_at_a_time(made):
     found = many(made, 12)
-    page = report.of_comparison(found)
+    page = report.build_comparison_page(found)
     text = report.render(page)
     checked(text)
     assert page.title == "12 residual wirings compared"
@@ -258,8 +260,8 @@ def test_many_wirings_are_drawn_a_few_at_a_time(made):
 
 @pytest.mark.slow
 def test_maps_stand_in_lines_that_have_room(made, recwarn):
-    page = report.of_comparison(many(made, 5))
-    svg = figure(page, "Of what the stream is made").svg
+    page = report.build_comparison_page(many(made, 5))
+    svg = figure(page, "Sources of the stream").svg
     assert float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', svg)[1]) > 6 * 72
     assert svg.count("share of the stream") == 1, "one scale for all"
     assert not [one for one in recwarn if "collapsed" in str(one.message)]
@@ -271,18 +273,18 @@ def test_the_tiles_have_the_best(made):
     runs = [
         {**run, "test": 1.0, "validation": 1.0} if "(5," in run["settings"]["wiring"] else run for run in found.runs
     ]
-    tiles = report.of_comparison(replace(found, runs=runs)).tiles
+    tiles = report.build_comparison_page(replace(found, runs=runs)).tiles
     assert len(tiles) == 5
     assert any("(5," in name for name in tiles)
     lost = [{**run, "diverged": True} for run in runs]
-    assert "diverged" in report.of_comparison(replace(found, runs=lost)).tiles.values()
+    assert "diverged" in report.build_comparison_page(replace(found, runs=lost)).tiles.values()
 
 
 def test_a_sentence_stands_with_the_depth_that_it_is_about(made):
     """At 2 layers nothing was measured by depth, at 3 it was."""
     deeper = [{**run, "settings": {**run["settings"], "num_layers": 3}} for run in made.runs]
     bare = [{name: value for name, value in run.items() if name not in ("after", "ablation")} for run in made.runs]
-    page = report.of_comparison(replace(made, runs=[*bare, *deeper], stacks=[]))
+    page = report.build_comparison_page(replace(made, runs=[*bare, *deeper], stacks=[]))
     for section in page.sections:
         if n := re.fullmatch(r"By depth: (\d) layers", section.title):
             said = [item.text for block in section.blocks if isinstance(block, Findings) for item in block.items]
@@ -301,7 +303,7 @@ def test_what_has_no_numbers_is_told_and_not_in_the_legend(made):
             if gone
             else run
         )
-    page = report.of_comparison(replace(made, runs=runs[1:], stacks=[]))
+    page = report.build_comparison_page(replace(made, runs=runs[1:], stacks=[]))
     checked(report.render(page))
     one = figure(page, "after training")
     assert not one.caption.endswith("parameters."), "the caption says of what there is nothing"
@@ -310,7 +312,7 @@ def test_what_has_no_numbers_is_told_and_not_in_the_legend(made):
 
 def test_the_learning_curves_last_step_is_in_the_table(made):
     runs = [{**run, "losses": [3.0 + 1 / (k + 1) for k in range(250)]} for run in made.runs]
-    table = figure(report.of_comparison(replace(made, runs=runs, stacks=[])), "Learning").table
+    table = figure(report.build_comparison_page(replace(made, runs=runs, stacks=[])), "Learning").table
     steps = [row[0] for row in table.rows]
     assert steps[0] == 1
     assert steps[-1] == 250
@@ -320,12 +322,12 @@ def test_the_learning_curves_last_step_is_in_the_table(made):
 def test_wirings_that_are_not_drawn_before_training_are_named(made):
     names = [f"w{k}" for k in range(9)]
     stacks = [{**one, "wiring": name} for name in names for one in made.stacks if one["wiring"] == "pre_ln"]
-    page = report.of_comparison(replace(made, compared=tuple(names), runs=[], stacks=stacks))
-    assert figure(page, "Gradients against depth").caption.endswith("Not drawn, and in the data: w8.")
+    page = report.build_comparison_page(replace(made, compared=tuple(names), runs=[], stacks=stacks))
+    assert figure(page, "Gradients against depth").caption.endswith("Only in the table: w8.")
 
 
 def test_the_settings_name_the_versions_also_where_nothing_was_trained(made):
-    page = report.of_comparison(replace(made, runs=[]))
+    page = report.build_comparison_page(replace(made, runs=[]))
     (facts,) = page.sections[-1].blocks
     assert "Python" in facts.items["this report"]
 
@@ -341,7 +343,7 @@ def test_numbers_that_are_none_break_nothing(made):
             runs.append({**run, "after": {**after, "gradient": gradient, "map": {**after["map"], "shares": shares}}})
         else:
             runs.append(run)
-    page = report.of_comparison(replace(made, runs=runs, stacks=[]))
+    page = report.build_comparison_page(replace(made, runs=runs, stacks=[]))
     checked(report.render(page))
     titles = [one.title for section in page.sections for one in section.blocks if isinstance(one, Figure)]
-    assert "Of what the stream is made, after training" not in titles, "every cell would be empty"
+    assert "Sources of the stream, after training" not in titles, "every cell would be empty"

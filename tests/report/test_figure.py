@@ -10,9 +10,8 @@ pytest.importorskip("matplotlib")
 
 import matplotlib
 
-from addnorm.report import Table, drawn
-from addnorm.report.figure import unicode
-from addnorm.report.svg import PAPER, THEMED
+from addnorm.report import Table, draw_figure
+from addnorm.report.figure import COLOUR_VARIABLES, PAPER, to_unicode
 from addnorm.stream.record import axes
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
@@ -32,13 +31,13 @@ def recording(value=lambda k: 1.0 + k):
 
 def stream(name="stream", rec=None):
     rec = rec or recording()
-    return drawn(name, lambda figure: rec.plot.stream(ax=figure.add_subplot()), **MADE)
+    return draw_figure(name, lambda figure: rec.plot.stream(ax=figure.add_subplot()), **MADE)
 
 
 def heat_map(n):
     rec = recording()
     rec.memory_maps = {"stream": ([f"s{k}" for k in range(n)], [[1 / n] * n] * n)}
-    return drawn("map", lambda figure: rec.plot.memory_map(ax=figure.add_subplot()), **MADE)
+    return draw_figure("map", lambda figure: rec.plot.memory_map(ax=figure.add_subplot()), **MADE)
 
 
 def colours(svg):
@@ -54,7 +53,7 @@ def test_a_drawing_has_only_colours_of_the_page():
 
 
 def test_every_colour_of_the_drawings_is_a_variable():
-    assert {colour.lower() for colour in (*axes.COLOURS, axes.GREY, axes.ALARM)} <= {*THEMED}
+    assert {colour.lower() for colour in (*axes.COLOURS, axes.GREY, axes.ALARM)} <= {*COLOUR_VARIABLES}
 
 
 def test_it_is_a_part_of_a_page_and_no_file():
@@ -101,7 +100,7 @@ def test_numbers_in_a_map_keep_the_ink_that_is_read_on_its_colours():
     fills = {re.search(r"fill: ([^;]+)", one.get("style"))[1] for one in ElementTree.fromstring(svg).iter("text")}
     assert fills <= {"var(--ink)", "#000000", "#ffffff"}
     assert len(fills) == 2
-    assert "#ffffff" not in THEMED
+    assert "#ffffff" not in COLOUR_VARIABLES
     assert PAPER != "#ffffff"
 
 
@@ -113,7 +112,7 @@ def test_small_numbers_have_no_factor_beside_the_axis():
 
 
 def test_mathtext_becomes_letters_that_every_font_has():
-    assert [unicode(text) for text in ("$x_0$", "$10^{-2}$", "$10^{3}$", "5", "")] == ["x₀", "10⁻²", "10³", "5", ""]
+    assert [to_unicode(text) for text in ("$x_0$", "$10^{-2}$", "$10^{3}$", "5", "")] == ["x₀", "10⁻²", "10³", "5", ""]
     svg = stream(rec=recording(lambda k: 10.0 ** (-2 * k))).svg
     assert "10⁻⁴" in svg
     assert "$" not in svg

@@ -10,7 +10,8 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
 import addnorm
-from addnorm.report import Finding, findings, of_model, render
+from addnorm.report import Finding, build_model_page, render
+from addnorm.report.model_findings import ablation_findings, recording_findings
 from addnorm.stream.ablate import Ablations
 from addnorm.stream.find.inspection import Unknown
 from addnorm.stream.record.recording import Recording
@@ -32,7 +33,7 @@ def made():
         (model(x) * torch.randn(16)).sum().backward()
     done = addnorm.ablate_each(found, x, loss=lambda y: y[..., 0].square().mean())
     torch.set_num_threads(threads)
-    return model, found, rec, done, of_model(found, rec, done, {"inputs": "drawn"})
+    return model, found, rec, done, build_model_page(found, rec, done, {"inputs": "drawn"})
 
 
 def figure(page, title):
@@ -42,7 +43,7 @@ def figure(page, title):
 
 
 def said(page):
-    of = [one for section in page.sections if section.title == "What stands out" for one in section.blocks]
+    of = [one for section in page.sections if section.title == "Findings" for one in section.blocks]
     return [item.text for block in of for item in block.items]
 
 
@@ -50,8 +51,8 @@ def test_the_page_is_whole_and_has_every_part(made):
     page = made[-1]
     found = checked(render(page))
     assert [section.title for section in page.sections] == [
-        "What stands out", "The wiring", "Forward and backward by depth", "What the stream is made of",
-        "The model without a sublayer", "How this was made",
+        "Findings", "The wiring", "Forward and backward by depth", "Sources of the stream",
+        "Ablations", "Settings",
     ]  # fmt: skip
     assert [one["text"] for one in found.all("h1")] == ["TransformerEncoder"]
     assert len(found.all("figure")) == 5
@@ -63,8 +64,8 @@ def test_the_figures_have_the_recordings_numbers(made):
     _, _, rec, _, page = made
     expected = {
         "The stream and the gradient": [("out", "rms"), ("out", "max"), ("grad", "l2"), ("params", "grad_l2")],
-        "What each sublayer writes": [("write", "ratio"), ("write", "cosine")],
-        "How alike": [("out", "similarity"), ("norm_in", "sigma"), ("norm_final", "sigma")],
+        "Writes relative to the stream": [("write", "ratio"), ("write", "cosine")],
+        "Similarity of the tokens": [("out", "similarity"), ("norm_in", "sigma"), ("norm_final", "sigma")],
     }
     for title, statistics in expected.items():
         table = figure(page, title).table
@@ -72,7 +73,7 @@ def test_the_figures_have_the_recordings_numbers(made):
             shown = {row[0]: row[column] for row in table.rows if row[column] is not None}
             assert shown == {site.id: value for site, value in rec.series(role, statistic)}, statistic
             assert shown
-    shares = figure(page, "Of what the stream is made").table
+    shares = figure(page, "Sources of the stream").table
     sources, rows = rec.memory_maps["stream"]
     assert [row[0] for row in shares.rows] == sources
     assert [[*depth] for depth in zip(*(row[1:] for row in shares.rows), strict=True)] == rows
@@ -103,7 +104,7 @@ def test_the_ablation_has_a_bar_and_a_row_for_each_sublayer(made):
         type(each)(each.site, None, None, 0.25, math.nan if place == 1 else each.output_change)
         for place, each in enumerate(done)
     )
-    page = of_model(made[1], None, without_loss)
+    page = build_model_page(made[1], None, without_loss)
     one = figure(page, "without each")
     assert one.table.head[-1] == "KL divergence"
     assert "NaN or infinite" in one.svg
@@ -122,11 +123,11 @@ def test_what_stands_out_is_computed(made):
     text = " ".join(said(page))
     ratios = rec.series("write", "ratio")
     most = max(ratios, key=lambda one: one[1])
-    assert f"the {most[0].kind} of layer {most[0].layer + 1} writes most, {100 * most[1]:.1f}%" in text
+    assert f"is that of the {most[0].kind} of layer {most[0].layer + 1}, {100 * most[1]:.1f}%" in text
     share = rec.memory_maps["stream"][1][-1][0]
-    assert f"{100 * share:.1f}% of the stream is x₀" in text
+    assert f"{100 * share:.1f}% of the final stream is from x₀" in text
     largest = max(done, key=lambda one: one.output_change)
-    assert f"Without the {largest.site.kind} of layer {largest.site.layer + 1} the output changes most" in text
+    assert f"The output changes most without the {largest.site.kind} of layer {largest.site.layer + 1}, by" in text
     assert "There are no massive activations" in text
 
 
@@ -145,33 +146,33 @@ def recorded(**values):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"out_rms": [1.0, 2.0, 3.0, 4.0]}, "The stream grows 4.0 times from x₀ to its end: root mean square 1.00, then 4.00."),
-        ({"out_rms": [1.0, 1.0, 1.0, 1.05]}, "The stream keeps its size from x₀"),
+        ({"out_rms": [1.0, 2.0, 3.0, 4.0]}, "The stream grows by a factor of 4.0 from x₀ to its end: root mean square 1.00, then 4.00."),
+        ({"out_rms": [1.0, 1.0, 1.0, 1.05]}, "The stream keeps its norm from x₀"),
         ({"out_rms": [1.0, 1.0, 1.0, 0.25]}, "The stream shrinks to 25.0% from x₀"),
-        ({"write_ratio": [0.5, 1e-5, 1e-4]}, "2 of 3 sublayers write less than 0.100% of the stream's length: the attention of layer 2, the attention of layer 3."),
-        ({"write_cosine": [0.5, -0.5, 0.0]}, "The attention of layer 2 writes against the stream and takes from it: cosine -0.50."),
-        ({"write_cosine": [-0.2, -0.5, -0.3]}, "All 3 sublayers write against the stream and take from it, most of all the attention of layer 2: cosine -0.50."),
-        ({"out_similarity": [0.1, 0.5, 0.8, 0.99]}, "is 0.10 at x₀ and 0.99 at the end: nearly one vector for all"),
-        ({"out_massive": [0.0, 0.0, 3.0, 7.0]}, "massive activations from the attention of layer 2 on: at most 7, after the attention of layer 3"),
-        ({"out_top": [1.0, 2.0, 30.0, 4.0]}, "no massive activations; the largest magnitude is 30 medians, after the attention of layer 2"),
-        ({"grad_l2": [8.0, 4.0, 2.0, 1.0]}, "The gradient at x₀ is 8.0 times that at the stream's end."),
-        ({"write_unchanged": [0.0, 0.25, 0.0]}, "25.0% of the stream's elements stay as they are when the attention of layer 2 adds"),
+        ({"write_ratio": [0.5, 1e-5, 1e-4]}, "2 of 3 sublayers write less than 0.100% of the stream's norm: the attention of layer 2, the attention of layer 3."),
+        ({"write_cosine": [0.5, -0.5, 0.0]}, "The attention of layer 2 writes against the stream: cosine -0.50."),
+        ({"write_cosine": [-0.2, -0.5, -0.3]}, "All 3 sublayers write against the stream, most strongly the attention of layer 2: cosine -0.50."),
+        ({"out_similarity": [0.1, 0.5, 0.8, 0.99]}, "is 0.10 at x₀ and 0.99 at the end: the tokens are nearly equal"),
+        ({"out_massive": [0.0, 0.0, 3.0, 7.0]}, "Massive activations occur from the attention of layer 2 on: at most 7, after the attention of layer 3"),
+        ({"out_top": [1.0, 2.0, 30.0, 4.0]}, "no massive activations; the largest magnitude is 30 times the median, after the attention of layer 2"),
+        ({"grad_l2": [8.0, 4.0, 2.0, 1.0]}, "The norm of the gradient at x₀ is 8.0 times that at the stream's end."),
+        ({"write_unchanged": [0.0, 0.25, 0.0]}, "25.0% of the stream's elements do not change when the attention of layer 2 adds"),
         ({"out_rms": [1.0, math.nan, math.inf, 4.0]}, "2 of the recorded numbers are NaN or infinite; the first in depth is rms of out at layers.0."),
     ],
 )  # fmt: skip
 def test_a_sentence_of_a_number(values, words):
-    found = findings.of_recording(recorded(**values))
+    found = recording_findings(recorded(**values))
     assert any(words in one.text for one in found), [one.text for one in found]
 
 
 def test_a_recording_without_anything_has_nothing_that_stands_out():
-    assert findings.of_recording(Recording()) == []
-    assert findings.of_ablations(()) == []
+    assert recording_findings(Recording()) == []
+    assert ablation_findings(()) == []
 
 
 def test_a_report_of_the_inspection_alone(made):
-    page = of_model(made[1])
-    assert [section.title for section in page.sections] == ["The wiring", "How this was made"]
+    page = build_model_page(made[1])
+    assert [section.title for section in page.sections] == ["The wiring", "Settings"]
     found = checked(render(page))
     assert not found.all("figure")
     (rows,) = tables(found)
@@ -182,7 +183,7 @@ def test_a_report_of_a_forward_alone(made):
     model, found, *_ = made
     with torch.no_grad(), addnorm.record(model, grads=False) as rec:
         model(torch.randn(2, 5, 16))
-    page = of_model(found, rec)
+    page = build_model_page(found, rec)
     assert "gradient" not in " ".join(said(page))
     assert figure(page, "The stream, by depth").table.head == ["sublayer", "layer", "kind", "stream rms", "stream max"]
     checked(render(page))
@@ -190,18 +191,18 @@ def test_a_report_of_a_forward_alone(made):
 
 def test_the_same_data_make_the_same_page(made):
     _, found, rec, done, page = made
-    assert render(of_model(found, rec, done, {"inputs": "drawn"})) == render(page)
+    assert render(build_model_page(found, rec, done, {"inputs": "drawn"})) == render(page)
 
 
 def test_what_does_not_close_is_refuted_and_what_is_unknown_has_its_reason(made):
     found = addnorm.inspect(made[0], torch.randn(2, 5, 16))
     found.sites[1].closes, found.sites[1].closure = False, 0.5
     found.unknown = (Unknown("a<b>", "it is <i>odd</i>"), Unknown("", "nobody knows"))
-    page = of_model(found)
+    page = build_model_page(found)
     refuted = [one for one in page.verdict if one.state == "refuted"]
     assert refuted == [
         Finding(
-            f"1 of 4 sublayers do not close: x' = x + f(N(x)) is off by 0.50, relative, at {found.sites[1].id}.",
+            f"1 of 4 sublayers do not close: x' = x + f(N(x)) has a relative error of 0.50 at {found.sites[1].id}.",
             "refuted",
         )
     ]
@@ -214,7 +215,7 @@ def test_what_does_not_close_is_refuted_and_what_is_unknown_has_its_reason(made)
 
 def test_a_title_and_facts_of_anybodys_are_harmless(made):
     evil = "</style><script>alert(1)</script>"
-    text = render(of_model(made[1], title=evil, facts={evil: evil}, foot=[evil]))
+    text = render(build_model_page(made[1], title=evil, facts={evil: evil}, footer=[evil]))
     checked(text)
     assert "<script" not in text
 
@@ -228,10 +229,10 @@ def test_streams_side_by_side():
     found = addnorm.inspect(loaded.model, *loaded.args, **loaded.kwargs)
     with torch.no_grad(), addnorm.record(loaded.model, grads=False) as rec:
         loaded.model(*loaded.args, **loaded.kwargs)
-    page = of_model(found, rec)
+    page = build_model_page(found, rec)
     titles = [section.title for section in page.sections]
     assert titles[1:3] == ["The wiring of the encoder", "The wiring of the decoder"]
-    assert figure(page, "the stream of the decoder is made")
+    assert figure(page, "Sources of the stream of the decoder")
     assert any(text.startswith("In the decoder: the stream") for text in said(page))
     checked(render(page))
 
@@ -253,11 +254,11 @@ def test_one_sublayer_is_no_plural_and_a_final_norm_that_is_not_there_is_not_tol
     found = addnorm.inspect(model, x)
     with addnorm.record(model, grads=False) as rec:
         model(x)
-    page = of_model(found, rec)
-    assert page.verdict[0].text.startswith("The only sublayer is computed again in float64 from its equation")
+    page = build_model_page(found, rec)
+    assert page.verdict[0].text.startswith("The only sublayer is recomputed in float64 from its equation")
     wiring = next(one.text for one in page.verdict if one.text.startswith("The wiring is pre_ln"))
     assert "A final norm follows" not in wiring
-    (beside,) = (text for text in said(page) if text.startswith("Beside its stream"))
+    (beside,) = (text for text in said(page) if text.startswith("The write of"))
     assert "least" not in beside
 
 
@@ -267,7 +268,7 @@ def test_a_map_of_nans_is_no_empty_drawing():
     found = addnorm.inspect(model, x)
     with addnorm.record(model, grads=False) as rec:
         model(x)
-    page = of_model(found, rec)
+    page = build_model_page(found, rec)
     checked(render(page))
-    assert "What the stream is made of" not in [section.title for section in page.sections]
-    assert any(text.startswith("The recorded") or "NaN or infinite" in text for text in said(page))
+    assert "Sources of the stream" not in [section.title for section in page.sections]
+    assert any("NaN or infinite" in text for text in said(page))

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("jinja2")
 
-from addnorm.report import Facts, Figure, Finding, Findings, Formula, Page, Section, Table, check, render, write
+from addnorm.report import Facts, Figure, Finding, Findings, Formula, Page, Section, Table, check_path, render, write
 from support.pages import checked, tables
 
 SVG = '<svg class="chart" viewBox="0 0 1 1" role="img" aria-label="x"></svg>'
@@ -21,7 +21,7 @@ EVIL = "<script>alert('&\"')</script>"
 def page(text="text", rows=(("a", 1.5), ("b", math.nan))):
     table = Table(["site", text], rows, caption=text)
     blocks = [
-        Figure(text, text, SVG, table, SVG), table, Table(["a"], [[text]], caption=text, folded=True),
+        Figure(text, text, SVG, table, SVG), table, Table(["a"], [[text]], caption=text, collapsed=True),
         Findings([Finding(text), Finding(text, "proved"), Finding(text, "refuted")]), Formula([text, "b"], text),
         Facts({text: text}),
     ]  # fmt: skip
@@ -68,9 +68,7 @@ def test_two_figures_of_one_name_are_refused():
     svg = SVG.replace("></svg>", '><path id="a-1" /></svg>')
     figure = Figure("t", "c", svg, Table(["a"], [["b"]]))
     render(Page("t", "s", [], [Section("one", "", [figure])]))
-    with pytest.raises(
-        ValueError, match="2 drawings have the id 'a-1', expected each figure drawn with a name of its own"
-    ):
+    with pytest.raises(ValueError, match="2 drawings have the id 'a-1', expected a different name for each figure"):
         render(Page("t", "s", [], [Section("one", "", [figure]), Section("two", "", [figure])]))
 
 
@@ -130,7 +128,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
 def test_a_path_that_cannot_be_written_is_refused_in_a_sentence(tmp_path, name, error, words):
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file.txt").touch()
-    for refuse in (check, lambda path: write(page(), path)):
+    for refuse in (check_path, lambda path: write(page(), path)):
         with pytest.raises(error, match=words) as refused:
             refuse(tmp_path / name)
         assert str(refused.value).startswith("path is ")

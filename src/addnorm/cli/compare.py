@@ -114,7 +114,7 @@ def compare(
             print_json(comparison.to_dict())
         else:
             stdout().print(comparison)
-        print_message(f"Written: {pages.write(pages.of_comparison(comparison), path)}")
+        print_message(f"Written: {pages.write(pages.build_comparison_page(comparison), path)}")
     except (lab.RunError, ImportError, OSError) as error:  # the last two: of the report
         raise click.ClickException(f"{str(error).rstrip('.')}. Finished runs are in {out}.") from None
     except KeyboardInterrupt:

@@ -84,7 +84,7 @@ def check_report(path: Path) -> None:
     try:
         for package, purpose in (("matplotlib", "draw"), ("jinja2", "write a report")):
             require(package, purpose)
-        pages.check(path)
+        pages.check_path(path)
     except ImportError as error:
         raise ArgumentError(error) from None
     except (OSError, ValueError) as error:
@@ -111,7 +111,7 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, model
     versions = ", ".join(f"{name} {version}" for name, version in pages.versions().items())
     foot = f"Made with {versions}, on {datetime.datetime.now(datetime.UTC):%Y-%m-%d at %H:%M} UTC."
     with working(f"write {path}"):
-        page = pages.of_model(inspection, recording, ablations, facts, title=model.name, foot=[foot])
+        page = pages.build_model_page(inspection, recording, ablations, facts, title=model.name, footer=[foot])
         try:
             pages.write(page, path)
         except OSError as error:

@@ -1,16 +1,27 @@
-"""The report: one file of HTML that tells of a model, or of a comparison, what was found, measured and proved.
+"""Reports: one self-contained HTML file about a model or a comparison.
 
-    page = report.of_model(found, recording, ablations)
+    page = report.build_model_page(inspection, recording, ablations)
     report.write(page, "model.html")
 
-A `Page` is data, `Section`s of blocks; what knows a subject (`model.py`) makes one, and `write` knows no subject.
+`build_model_page` and `build_comparison_page` return a `Page`, which is data; `write` renders it.
 """
 
-from addnorm.report.blocks import Facts, Figure, Finding, Findings, Formula, Page, Section, Table
-from addnorm.report.comparison import of_comparison
-from addnorm.report.figure import drawn
-from addnorm.report.model import of_model, versions
-from addnorm.report.page import check, render, write
+from addnorm.report.comparison import build_comparison_page
+from addnorm.report.figure import draw_figure
+from addnorm.report.model import build_model_page, versions
+from addnorm.report.page import (
+    Facts,
+    Figure,
+    Finding,
+    Findings,
+    Formula,
+    Page,
+    Section,
+    Table,
+    check_path,
+    render,
+    write,
+)
 
 __all__ = [
     "Facts",
@@ -21,10 +32,10 @@ __all__ = [
     "Page",
     "Section",
     "Table",
-    "check",
-    "drawn",
-    "of_comparison",
-    "of_model",
+    "build_comparison_page",
+    "build_model_page",
+    "check_path",
+    "draw_figure",
     "render",
     "versions",
     "write",

@@ -1,6 +1,6 @@
-"""The report of a comparison of wirings: the verdict, the curves, everything by depth, and the theory beside what was measured.
+"""Report of a comparison of wirings: verdict, learning curves, statistics by depth, and published results.
 
-Every sentence and every number is computed from the results; what was not measured has no figure.
+All sentences and numbers are computed from the results. Figures without numbers are left out.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 from addnorm._util.numbers import format_number
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
-from addnorm.report import curves, initial
-from addnorm.report.blocks import Block, Cell, Facts, Finding, Findings, Page, Section, Table
+from addnorm.report import comparison_figures as figures
 from addnorm.report.model import versions
+from addnorm.report.page import Block, Cell, Facts, Finding, Findings, Page, Section, Table
 from addnorm.wirings.row import format_factor as constant
 
-__all__ = ["of_comparison"]
+__all__ = ["build_comparison_page"]
 
 TOP = (
     "scope",
@@ -27,43 +27,52 @@ TOP = (
     "failures",
     "grid",
     "at init",
-)  # what the verdict has; the rest stands beside its figures
-
-
+)  # topics of the verdict; others are beside their figures
 NAMED = 5  # wirings in the title
-TILES = 4  # losses that are shown large
-ABREAST = 8  # wirings in one drawing: as many as colours and dashes tell apart
-LONG = 48  # rows of a table that are seen at once
+TILES = 4  # losses in large type
+PER_DRAWING = 8  # wirings in a drawing: the number of different colours and dashes
+LONG = 48  # rows: longer tables are collapsed
+
+INIT_INTRO = (
+    "The toy transformer for which the papers prove their results: attention that takes the mean of all tokens, a feed-forward "
+    "sublayer as wide as the stream, weights N(0, 1/d), a random target for each token. DeepNorm's weights are drawn by its own "
+    "rule. Numbers are means over the seeds, geometric means for norms and ratios. Curves far above all others, such as "
+    "no_norm in "
+    "deep stacks, leave the drawing at the top; the table has their numbers. A cross is an infinite value."
+)
 
 
-def of_comparison(found: Comparison, facts: Mapping[str, str] | None = None) -> Page:
-    """The report of what `addnorm.lab.compare` found.
+def build_comparison_page(found: Comparison, facts: Mapping[str, str] | None = None) -> Page:
+    """Return the report of a comparison.
 
     Args:
-        found: the comparison.
-        facts: more for the settings, such as the command.
+        found: the result of `addnorm.lab.compare`.
+        facts: further settings, such as the command.
+
+    Raises:
+        ImportError: matplotlib is not installed.
 
     Example:
         >>> from addnorm import lab, report
         >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d_model=16, nhead=2, tokens=8, batch=4)
-        >>> page = report.of_comparison(lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1))
+        >>> page = report.build_comparison_page(lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1))
         >>> [section.title for section in page.sections][:2]
         ['Learning', 'By depth: 2 layers']
     """
     sections = [Section("Learning", _LEARNING, _learning(found))] if found.runs else []
     for n, _ in found.by_depth():
         sections.append(Section(f"By depth: {n} layers", "", _trained(found, n)))
-    sections += initial.sections(found)
+    sections += _untrained(found)
     sections.append(Section("Settings", "", [Facts(_settings(found) | dict(facts or {}))]))
     return Page(
-        _title(found), _subtitle(found), _said(found, *TOP), [one for one in sections if one.blocks], _tiles(found),
-        _foot(found),
+        _title(found), _subtitle(found), _findings(found, *TOP), [one for one in sections if one.blocks], _tiles(found),
+        _footer(found),
     )  # fmt: skip
 
 
 _LEARNING = (
-    "The same batches in the same order for every wiring, and the same weights wherever two wirings draw them alike. The loss is "
-    "in nats a character."
+    "All wirings get the same batches in the same order, and the same initial weights wherever two wirings draw them by the same "
+    "rule. Losses are in nats a character."
 )
 
 
@@ -79,18 +88,16 @@ def _and(names: Sequence[str]) -> str:
 
 
 def _subtitle(found: Comparison) -> str:
-    one = len(found.compared) == 1
-    them, each, learn = ("A residual wiring", "it", "it learns") if one else ("Residual wirings", "each", "each learns")
+    them = "A residual wiring" if len(found.compared) == 1 else "Residual wirings"
     if not found.runs:
-        return f"{them} before training: what {each} does to the stream and to its gradient, by depth."
+        return f"{them} before training: the stream and its gradient by depth."
     return (
-        f"{them} of a character model, trained on {found.text['name']}: how well {learn}, and what it does to the stream and to "
-        "its gradient."
+        f"{them} in a character model trained on {found.text['name']}: learning curves, the stream, and its gradient."
     )
 
 
-def _said(found: Comparison, *about: str) -> list[Finding]:
-    """The findings about some matters, in the order of the matters."""
+def _findings(found: Comparison, *about: str) -> list[Finding]:
+    """Return the findings about some topics, in the order of the topics."""
     return [
         Finding(
             one.sentence, "refuted" if one.about == "at init" and one.numbers["met"] < one.numbers["of"] else "noted"
@@ -102,15 +109,15 @@ def _said(found: Comparison, *about: str) -> list[Finding]:
 
 
 def _tiles(found: Comparison) -> dict[str, str]:
-    """The loss of each wiring at its best, of the deepest models."""
+    """Return the best loss of each wiring in the deepest models."""
     depths = [*found.by_depth()]
     if not depths:
-        judged = [check for check in found.checks if check.holds is not None]
-        return {"Figures met": f"{sum(bool(check.holds) for check in judged)} of {len(judged)}"}
+        checks = [check for check in found.checks if check.holds is not None]
+        return {"Published results that hold": f"{sum(bool(check.holds) for check in checks)} of {len(checks)}"}
     n, arms = depths[-1]
     lowest = sorted(arms, key=lambda arm: arm.best.loss())[:TILES]
     tiles = {f"{arm.wiring}, {n} layers": _loss(arm.best.loss()) for arm in arms if arm in lowest}
-    return tiles | {"Frequencies alone": format_number(found.text["entropy"], 3)}
+    return tiles | {"Character frequencies alone": format_number(found.text["entropy"], 3)}
 
 
 def _loss(loss: float) -> str:
@@ -118,20 +125,20 @@ def _loss(loss: float) -> str:
 
 
 class Part(NamedTuple):
-    """Some of the wirings, in drawings of their own."""
+    """Some of the wirings, which share drawings."""
 
     found: Comparison
-    name: str  # what the names of its drawings end in
-    of: str  # what their titles end in
+    name: str  # end of the names of its drawings
+    of: str  # end of their titles
 
 
 def _parts(found: Comparison) -> Iterator[Part]:
-    """All wirings, or where these are more than one can tell apart, some at a time."""
-    there = [name for name in found.compared if any(run["settings"]["wiring"] == name for run in found.runs)]
-    count = -(-len(there) // ABREAST)
-    size = -(-len(there) // max(count, 1))
+    """Yield all wirings, or groups of them if there are more than a drawing can distinguish."""
+    names_run = [name for name in found.compared if any(run["settings"]["wiring"] == name for run in found.runs)]
+    count = -(-len(names_run) // PER_DRAWING)
+    size = -(-len(names_run) // max(count, 1))
     for k in range(count):
-        names = there[k * size : (k + 1) * size]
+        names = names_run[k * size : (k + 1) * size]
         runs = [run for run in found.runs if run["settings"]["wiring"] in names]
         own = (f"-{k + 1}", f": {_and(names)}") if count > 1 else ("", "")
         yield Part(replace(found, runs=runs), *own)
@@ -143,31 +150,31 @@ def _learning(found: Comparison) -> list[Block]:
         for part in _parts(found):
             if any(run["settings"]["num_layers"] == n for run in part.found.runs):
                 of = (part.found, n, part.name, part.of)
-                blocks += [curves.learning(*of), curves.training(*of)]
+                blocks += [figures.learning_figure(*of), figures.training_figure(*of)]
                 if len(found.protocol.rates) > 1:
-                    blocks.append(curves.rates(*of))
-    return [*(block for block in blocks if block is not None), _settings_tried(found)]
+                    blocks.append(figures.rate_figure(*of))
+    return [*(block for block in blocks if block is not None), _setting_table(found)]
 
 
-def _settings_tried(found: Comparison) -> Table:
-    """Every setting, and how it ended."""
+def _setting_table(found: Comparison) -> Table:
+    """Return a table of all settings with their losses."""
     best = {id(arm.best) for arm in found.arms}
     rows: list[list[Cell]] = [
         [
             group.wiring, group.num_layers, constant(group.lr), str(group.warm_up or "none"),
             group.loss("validation"), group.loss(),
-            curves.listed(group.losses()), str(group.diverged or "none"),
+            figures.format_losses(group.losses()), str(group.diverged or "none"),
             "yes" if id(group) in best else "",
         ]
         for group in found.groups
     ]  # fmt: skip
-    head = ["wiring", "layers", "rate", "warm-up", "validation", "test", "test by seed", "diverged", "judged by this"]
-    caption = "Every setting: chosen by the loss on the validation part, judged by that on the test part"
+    head = ["wiring", "layers", "rate", "warm-up", "validation", "test", "test by seed", "diverged", "judged"]
+    caption = "All settings. The best is chosen by the validation loss and judged by the test loss"
     return Table(head, rows, caption, len(rows) > LONG)
 
 
 def _trained(found: Comparison, n: int) -> list[Block]:
-    """What trained models of a depth did to stream and gradient."""
+    """Return the figures by depth of models with n layers."""
     at = replace(found, runs=[run for run in found.runs if run["settings"]["num_layers"] == n], stacks=[])
     before: list[Block | None] = []
     maps: list[Block | None] = []
@@ -176,52 +183,98 @@ def _trained(found: Comparison, n: int) -> list[Block]:
         best = plot.best_groups(part.found, n)
         first = [one._replace(group=arm.groups[0]) for one, arm in zip(best, part.found.arms, strict=True)]
         before += [
-            curves.by_depth(f"before-{n}{part.name}", first, after=False, of=part.of),
-            curves.by_depth(f"after-{n}{part.name}", plot.groups_by_warm_up(part.found, n), after=True, of=part.of),
+            figures.depth_figure(f"before-{n}{part.name}", first, after=False, of=part.of),
+            figures.depth_figure(
+                f"after-{n}{part.name}", plot.groups_by_warm_up(part.found, n), after=True, of=part.of
+            ),
         ]
-        maps.append(curves.memory(f"map-{n}{part.name}", best, part.of))
-        without += curves.ablation(f"ablation-{n}{part.name}", best, part.of)
+        maps.append(figures.memory_figure(f"map-{n}{part.name}", best, part.of))
+        without += figures.ablation_figures(f"ablation-{n}{part.name}", best, part.of)
     blocks: list[Block] = []
-    for about, figures in (("gradient", before), ("memory", maps), ("ablation", without)):
-        drawings: list[Block] = [one for one in figures if one is not None]
-        if drawings:  # and else the numbers of which it tells are not there
-            said = _said(at, about)
-            blocks += [*([Findings(said)] if said else []), *drawings]
+    for about, candidates in (("gradient", before), ("memory", maps), ("ablation", without)):
+        drawings: list[Block] = [one for one in candidates if one is not None]
+        if drawings:
+            findings = _findings(at, about)
+            blocks += [*([Findings(findings)] if findings else []), *drawings]
     return blocks
+
+
+def _untrained(found: Comparison) -> list[Section]:
+    """Return the sections about untrained stacks and published results."""
+    if not found.at_init:
+        return []
+    names = _init_names(found)
+    deepest = max(row["num_layers"] for row in found.at_init)
+    blocks: list[Block] = [
+        figures.init_depth_figure(
+            found, names, "init-gradients", "Gradients against depth",
+            "The gradients of the last feed-forward sublayer and at x_0, over the number of layers. The published results below "
+            "include the slopes.",
+            [("last layer's ‖∂loss / ∂W₂‖", lambda row: row["weight_gradient"][-1]),
+             ("‖∂loss / ∂x₀‖", lambda row: row["gradient"][0])],
+        ),
+        figures.init_depth_figure(
+            found, names, "init-step", "Change of the logits by the first step",
+            "Relative change of the logits by one step of SGD (learning rate 0.1) and of Adam (1e-3), without mixing of tokens.",
+            [("after SGD", lambda row: row["step_sgd"]), ("after Adam", lambda row: row["step_adam"])],
+        ),
+        figures.init_layer_figure(
+            found, names, deepest, "init-depth", f"Forward and backward by depth, {deepest} layers",
+            "From top to bottom: the mean square of the stream's elements, the mean cosine of two tokens, the gradient at the "
+            "stream.",
+            [("E‖x‖² / d", lambda row: row["variance"]), ("cos(token, token)", lambda row: row["likeness"]),
+             ("‖∂loss / ∂x‖", lambda row: row["gradient"])],
+        ),
+    ]  # fmt: skip
+    return [
+        Section("Before training", INIT_INTRO, blocks),
+        Section("Published results", "Results of papers on untrained wirings, each with the band of its number.",
+                figures.check_tables(found.checks)),
+    ]  # fmt: skip
+
+
+def _init_names(found: Comparison) -> list[str]:
+    """Return the wirings of untrained stacks, the compared ones first."""
+    names = dict.fromkeys(row["wiring"] for row in found.at_init)
+    return [
+        *(name for name in found.compared if name in names),
+        *(name for name in names if name not in found.compared),
+    ]
 
 
 def _settings(found: Comparison) -> dict[str, str]:
     p, text = found.protocol, found.text
-    told = {"wirings": ", ".join(found.compared)}
+    settings = {"wirings": ", ".join(found.compared)}
     if found.runs:
-        told |= {
+        settings |= {
             "layers": _listed(p.num_layers), "learning rates": _listed(p.rates), "warm-up steps": _listed(p.warm_ups),
             "seeds": _listed(p.seeds), "steps": str(p.steps),
             "model": f"d_model = {p.d_model}, {p.nhead} heads, feed-forward {4 * p.d_model}, "
             f"{'LayerNorm' if p.norm == 'layer' else 'RMSNorm'}, {text['symbols']} symbols",
             "batch": f"{p.batch} sequences of {p.tokens} characters",
             "optimizer": "Adam, constant rate after a linear warm-up, no clipping, no weight decay",
-            "weights": "by each wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
-            "text": f"{text['name']}, {text['characters']:,} characters, SHA-256 {text['digest']}; 80 % to train on, 10 % to "
-            "choose by, 10 % to judge by",
-            "loss of knowing nothing": f"{text['uniform']:.3f} nats; of knowing the frequencies alone: {text['entropy']:.3f}",
-            "time": f"{sum(run['seconds'] for run in found.runs):,.0f} s of training in all, on one thread a run",
+            "weights": "each wiring's own rule; plain Xavier draws queries, keys and values as one matrix",
+            "text": f"{text['name']}, {text['characters']:,} characters, SHA-256 {text['digest']}; 80% for training, "
+            "10% for validation, 10% for test",
+            "loss of a uniform guess": f"{text['uniform']:.3f} nats",
+            "loss of the character frequencies": f"{text['entropy']:.3f} nats",
+            "time": f"{sum(run['seconds'] for run in found.runs):,.0f} s of training in total, one thread per run",
         }  # fmt: skip
     if found.at_init:
         seeds = sorted({seed for row in found.at_init for seed in row["seeds"]})
-        told["stacks at init"] = (
+        settings["untrained stacks"] = (
             f"{_listed(sorted({row['num_layers'] for row in found.at_init}))} layers, {len(seeds)} seeds, width 64, one sequence "
             "of 32 tokens"
         )
-    return told | {"this report": ", ".join(f"{name} {version}" for name, version in versions().items())}
+    return settings | {"this report": ", ".join(f"{name} {version}" for name, version in versions().items())}
 
 
 def _listed(values: Sequence[float]) -> str:
     return ", ".join(constant(value) if isinstance(value, float) else str(value) for value in values)
 
 
-def _foot(found: Comparison) -> list[str]:
-    """With what the results were made, and when."""
+def _footer(found: Comparison) -> list[str]:
+    """Return lines with the versions that computed the results, and the dates."""
     made = [run for run in (*found.runs, *found.stacks) if "addnorm" in run]
     versions = dict.fromkeys(f"addnorm {one['addnorm']}, torch {one['torch']}" for one in made)
     dates = sorted(one["date"] for one in made)

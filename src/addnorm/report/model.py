@@ -1,6 +1,6 @@
-"""The report of one model: its wiring and the proof, what was recorded of its stream, and what it is without each sublayer.
+"""Report of one model: its wiring with the proof, recorded statistics of its stream, and ablations.
 
-Every sentence and every number is computed from what it is given; what was not measured has no section.
+All sentences and numbers are computed from the arguments. Sections without numbers are left out.
 """
 
 from __future__ import annotations
@@ -11,217 +11,248 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from addnorm.report import drawings, findings
-from addnorm.report.blocks import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
+from addnorm._util.numbers import format_count
+from addnorm.report import model_figures
+from addnorm.report.model_findings import ablation_findings, inspection_findings, recording_findings
+from addnorm.report.page import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import NORM_NAMES, Inspection, Site, Stream, format_norm, mask_numbers, merge_paths
 from addnorm.stream.record.recording import Recording
 from addnorm.wirings.row import GAP
 from addnorm.wirings.row import format_factor as constant
 
-__all__ = ["of_model", "versions"]
+__all__ = ["build_model_page", "versions"]
 
-LONG = 48  # rows of a table that are seen at once
-EMBEDDING = "with a norm of the embedding"  # a remark that the wiring's section makes itself
-FINAL = "A final norm follows the last sublayer."  # of a wiring's description
-SAID = {  # how to read each figure
-    "depth": "Above, the size of the stream's elements after each sublayer; below, how much the loss depends on the stream "
-    "there, and on the parameters of each sublayer.",
-    "writes": "How long each write is beside the stream that it is added to, and whether it points along the stream (1), across "
-    "it (0) or against it (-1).",
-    "similarity": "The mean cosine of two tokens, which is 1 where all tokens have become one vector; and the root that each "
-    "norm divides by.",
-    "map": "Each row is a source, each column the stream at a depth; a column sums to one. A source is followed through the "
-    "norms after it, exactly, with their recorded denominators.",
-    "ablation": "Each sublayer's write was left out in turn. Bars show how much the output changes, relative to its length",
+LONG = 48  # rows: longer tables are collapsed
+EMBEDDING = "with a norm of the embedding"  # a remark that the section of the wiring already has
+FINAL = "A final norm follows the last sublayer."  # part of a wiring's description
+CAPTIONS = {
+    "depth": "Top: the size of the stream's elements after each sublayer. Bottom: the gradient of the loss at the stream and "
+    "at the "
+    "parameters of each sublayer.",
+    "writes": "The norm of each write divided by that of the stream it is added to, and the cosine of the two: 1 is along the "
+    "stream, 0 orthogonal, -1 against it.",
+    "similarity": "The mean cosine of two tokens (1 if all tokens are equal), and the standard deviation or root mean square "
+    "that "
+    "each norm divides by.",
+    "map": "Each row is a source, each column the stream at a depth; a column sums to one. Each source is carried exactly "
+    "through "
+    "the norms after it, with their recorded denominators.",
+    "ablation": "The write of each sublayer was removed in turn. Bars show the change of the output relative to its norm",
 }
 
 
-def of_model(
-    found: Inspection,
+def build_model_page(
+    inspection: Inspection,
     recording: Recording | None = None,
     ablations: Sequence[Ablation] | None = None,
     facts: Mapping[str, str] | None = None,
     *,
     title: str | None = None,
-    foot: Sequence[str] = (),
+    footer: Sequence[str] = (),
 ) -> Page:
-    """The report of a model that was inspected.
+    """Return the report of an inspected model.
 
     Args:
-        found: of `addnorm.inspect`.
-        recording: of `addnorm.record`.
-        ablations: of `addnorm.ablate_each`.
-        facts: how all this was made, by name: inputs, seed, loss, command.
-        title: the class of the model by default.
-        foot: the last lines, a date for example: without one the same model has the same page.
+        inspection: the result of `addnorm.inspect`.
+        recording: the result of `addnorm.record`.
+        ablations: the results of `addnorm.ablate_each`.
+        facts: further facts by name: inputs, seed, loss, command.
+        title: title of the page; the class of the model by default.
+        footer: the last lines, such as a date. Without a date, the same data give the same page.
 
     Raises:
         ImportError: matplotlib is not installed, and there is something to draw.
+
+    Example:
+        >>> from addnorm import report
+        >>> stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, "pre_ln", sublayers_per_layer=1)
+        >>> page = report.build_model_page(addnorm.inspect(stack, torch.randn(2, 3, 8)))
+        >>> [section.title for section in page.sections]
+        ['The wiring', 'Settings']
     """
     remarkable = [
-        *(findings.of_recording(recording) if recording is not None else ()),
-        *(findings.of_ablations(ablations) if ablations is not None else ()),
+        *(recording_findings(recording) if recording is not None else ()),
+        *(ablation_findings(ablations) if ablations is not None else ()),
     ]
     sections = [
-        Section("What stands out", "", [Findings(remarkable)] if remarkable else []),
-        *_wirings(found),
+        Section("Findings", "", [Findings(remarkable)] if remarkable else []),
+        *_wirings(inspection),
         Section("Forward and backward by depth", _depth_lead(recording), _by_depth(recording)),
-        Section("What the stream is made of", "", _made_of(recording)),
-        Section("The model without a sublayer", "", _without(ablations)),
+        Section("Sources of the stream", "", _sources(recording)),
+        Section("Ablations", "", _ablations(ablations)),
         Section(
-            "What is not understood",
-            "Nothing is guessed: here are the places, and the reason at each.",
-            _unknown(found),
+            "Not understood",
+            "The places that the inspection does not understand, each with the reason.",
+            _unknown(inspection),
         ),
-        Section("How this was made", "", [Facts({**(facts or {}), **_settings(found, recording), **versions()})]),
+        Section("Settings", "", [Facts({**(facts or {}), **_settings(inspection, recording), **versions()})]),
     ]
     return Page(
-        title or found.model, _subtitle(found), _verdict(found), [one for one in sections if one.blocks], _tiles(found),
-        foot,
+        title or inspection.model, _subtitle(inspection), _verdict(inspection), [one for one in sections if one.blocks],
+        _tiles(inspection),
+        footer,
     )  # fmt: skip
 
 
 def versions() -> dict[str, str]:
-    """Of what computed a report."""
-    addnorm = sys.modules["addnorm"]  # whose names stand above this room
+    """Return the versions of addnorm, torch and Python."""
+    addnorm = sys.modules["addnorm"]  # importing it here would be a cycle
     return {"addnorm": str(addnorm.__version__), "torch": str(torch.__version__), "Python": platform.python_version()}
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _name(stream: Stream) -> str:
     return stream.wiring.name if stream.wiring else "unknown"
 
 
-def _subtitle(found: Inspection) -> str:
-    layers = sum(stream.num_layers for stream in found.streams)
-    streams = f" in {len(found.streams)} streams" if len(found.streams) > 1 else ""
+def _subtitle(inspection: Inspection) -> str:
+    layers = sum(stream.num_layers for stream in inspection.streams)
+    streams = f" in {len(inspection.streams)} streams" if len(inspection.streams) > 1 else ""
     return (
-        f"The residual stream of {found.model}, in {found.mode} mode: {_count(len(found.sites), 'sublayer')} in "
-        f"{_count(layers, 'layer')}{streams}, found by data flow."
+        f"The residual stream of {inspection.model}, in {inspection.mode} mode: "
+        f"{format_count(len(inspection.sites), 'sublayer')} in "
+        f"{format_count(layers, 'layer')}{streams}, found by data flow."
     )
 
 
-def _tiles(found: Inspection) -> dict[str, str]:
-    widths = dict.fromkeys(str(stream.width) for stream in found.streams)
-    norms = dict.fromkeys(NORM_NAMES.get(kind, kind) for s in found.streams if s.norm for kind in s.norm.split("/"))
-    tiles = {"Wiring": found.wiring, "Sublayers": str(len(found.sites)), "Width d": " / ".join(widths)}
+def _tiles(inspection: Inspection) -> dict[str, str]:
+    widths = dict.fromkeys(str(stream.width) for stream in inspection.streams)
+    norms = dict.fromkeys(
+        NORM_NAMES.get(kind, kind) for s in inspection.streams if s.norm for kind in s.norm.split("/")
+    )
+    tiles = {"Wiring": inspection.wiring, "Sublayers": str(len(inspection.sites)), "Width d": " / ".join(widths)}
     tiles |= {"Norm": " / ".join(norms)} if norms else {"Norm": "none"}
-    return tiles | {"Largest error": f"{found.closure:.1e}".replace("e-0", "e-")} if found.sites else tiles
+    return tiles | {"Largest error": f"{inspection.closure:.1e}".replace("e-0", "e-")} if inspection.sites else tiles
 
 
-def _verdict(found: Inspection) -> list[Finding]:
-    said = findings.of_inspection(found)
-    alike: dict[tuple[str, str], list[Stream]] = {}
-    for stream in found.streams:
-        words = stream.wiring.describe().replace("x_0", "x₀") if stream.wiring else ""  # as the figures have it
-        if stream.final_norm is None:  # the wiring has one, this model has not
+def _verdict(inspection: Inspection) -> list[Finding]:
+    findings = [*inspection_findings(inspection)]
+    streams_by_wiring: dict[tuple[str, str], list[Stream]] = {}
+    for stream in inspection.streams:
+        words = stream.wiring.describe().replace("x_0", "x₀") if stream.wiring else ""
+        if stream.final_norm is None:  # the wiring has a final norm, the model has none
             words = words.replace(FINAL, "").rstrip()
-        alike.setdefault((_name(stream), words), []).append(stream)
-    for (name, words), streams in alike.items():
+        streams_by_wiring.setdefault((_name(stream), words), []).append(stream)
+    for (name, words), streams in streams_by_wiring.items():
         of = (
             "The wiring"
-            if len(found.streams) == 1
+            if len(inspection.streams) == 1
             else f"The wiring of {' and '.join(f'the {s.name}' for s in streams)}"
         )
-        said.append(
-            Finding(f"{of} is {name}. {words}" if words else f"{of} is none of those known: the rows are below.")
+        findings.append(
+            Finding(f"{of} is {name}. {words}" if words else f"{of} is not in the catalog; its rows are below.")
         )
-    return said
+    return findings
 
 
-def _wirings(found: Inspection) -> list[Section]:
-    several = len(found.streams) > 1
+def _wirings(inspection: Inspection) -> list[Section]:
+    several = len(inspection.streams) > 1
     return [
-        Section(f"The wiring of the {one.name}" if several else "The wiring", "", _wiring(one)) for one in found.streams
+        Section(f"The wiring of the {one.name}" if several else "The wiring", "", _wiring(one))
+        for one in inspection.streams
     ]
 
 
 def _wiring(stream: Stream) -> list[Block]:
     lines = [line.strip() for line in stream.equation.replace(GAP, "\n").split("\n")]
-    text = "N is a norm, f the sublayer, x the stream before it and x' the stream after it."
+    text = "N is a norm, f the sublayer, x the stream before it, and x' the stream after it."
     ends = [("An embedding norm", stream.embedding_norm), ("A final norm", stream.final_norm)]
-    said = [Finding(f"{what} stands {'before the first' if 'emb' in what else 'after the last'} sublayer: {format_norm(norm)}, "
+    notes = [Finding(f"{what} is placed {'before the first' if 'emb' in what else 'after the last'} sublayer: "
+    f"{format_norm(norm)}, "
                     f"{norm.path or 'in the model itself'}.") for what, norm in ends if norm is not None]  # fmt: skip
-    said += [
+    notes += [
         Finding(remark[0].upper() + remark[1:].rstrip(".") + ".") for remark in stream.remarks if remark != EMBEDDING
     ]
     if stream.wiring is not None:
-        said.append(Finding(f"Source: {stream.wiring.source}. When to use {stream.wiring.name}: {stream.wiring.use}"))
+        notes.append(Finding(f"Source: {stream.wiring.source}. When to use {stream.wiring.name}: {stream.wiring.use}"))
     rows: list[list[Cell]] = [
-        [site.location, site.layer + 1, site.kind, site.equation, _norms(site), f"{site.closure:.0e}".replace("e-0", "e-")]
+        [
+            site.location,
+            site.layer + 1,
+            site.kind,
+            site.equation,
+            _norms(site),
+            f"{site.closure:.0e}".replace("e-0", "e-"),
+        ]
         for site in stream.sites
     ]
-    wrong = [place for place, site in enumerate(stream.sites) if not site.closes]
-    caption = f"The {_count(len(rows), 'sublayer')} of the {stream.name}, each with the relative error of its equation"
-    table = Table(["module", "layer", "kind", "equation", "norm, eps", "error"], rows, caption, len(rows) > LONG, wrong)
-    alike: dict[tuple[str, str], list[str]] = {}
+    failed = [index for index, site in enumerate(stream.sites) if not site.closes]
+    caption = f"The sublayers of the {stream.name} ({len(rows)}), each with the relative error of its equation"
+    table = Table(
+        ["module", "layer", "kind", "equation", "norm, eps", "error"], rows, caption, len(rows) > LONG, failed
+    )
+    similar: dict[tuple[str, str], list[str]] = {}
     for site in stream.sites:
         for note in site.notes:
-            alike.setdefault((note, mask_numbers(site.id)), []).append(site.id)
-    notes = [Finding(f"{merge_paths(ids)}: {note}.") for (note, _), ids in alike.items()]
-    return [Formula(lines, text), *([Findings(said)] if said else []), table, *([Findings(notes)] if notes else [])]
+            similar.setdefault((note, mask_numbers(site.id)), []).append(site.id)
+    site_notes = [Finding(f"{merge_paths(ids)}: {note}.") for (note, _), ids in similar.items()]
+    return [
+        Formula(lines, text),
+        *([Findings(notes)] if notes else []),
+        table,
+        *([Findings(site_notes)] if site_notes else []),
+    ]
 
 
 def _norms(site: Site) -> str:
-    found = [norm for norm in (site.norm_in, site.norm_branch, site.norm_out) if norm is not None]
-    return ", ".join(dict.fromkeys(map(format_norm, found)))
+    norms = [norm for norm in (site.norm_in, site.norm_branch, site.norm_out) if norm is not None]
+    return ", ".join(dict.fromkeys(map(format_norm, norms)))
 
 
 def _depth_lead(rec: Recording | None) -> str:
-    return (
-        ""
-        if rec is None
-        else "Depth is counted in sublayers, from left to right; x₀ is the stream before the first one."
-    )
+    return "" if rec is None else "Depth counts sublayers; x₀ is the stream before the first sublayer."
 
 
 def _by_depth(rec: Recording | None) -> list[Block]:
     if rec is None:
         return []
-    made = {"depth": drawings.forward_and_backward, "writes": drawings.writes, "similarity": drawings.similarity}
-    return _there([draw(rec, SAID[name]) for name, draw in made.items()])
+    figures = {
+        "depth": model_figures.depth_figure,
+        "writes": model_figures.write_figure,
+        "similarity": model_figures.similarity_figure,
+    }
+    return _drawn([draw(rec, CAPTIONS[name]) for name, draw in figures.items()])
 
 
-def _made_of(rec: Recording | None) -> list[Block]:
+def _sources(rec: Recording | None) -> list[Block]:
     if rec is None:
         return []
-    return _there([drawings.made_of(rec, name, f"map-{k}", SAID["map"]) for k, name in enumerate(rec.memory_maps, 1)])
+    return _drawn(
+        [
+            model_figures.memory_figure(rec, name, f"map-{k}", CAPTIONS["map"])
+            for k, name in enumerate(rec.memory_maps, 1)
+        ]
+    )
 
 
-def _without(done: Sequence[Ablation] | None) -> list[Block]:
+def _ablations(done: Sequence[Ablation] | None) -> list[Block]:
     if not done:
         return []
     loss = all(one.loss_change is not None for one in done)
     more = (
-        "; and by how much the loss changes."
-        if loss
-        else "; and the KL divergence of the softmax over its last dimension."
+        ", and the change of the loss." if loss else ", and the KL divergence of the softmax over its last dimension."
     )
-    return _there([drawings.ablation(done, SAID["ablation"] + more)])
+    return _drawn([model_figures.ablation_figure(done, CAPTIONS["ablation"] + more)])
 
 
-def _there(figures: Sequence[Figure | None]) -> list[Block]:
+def _drawn(figures: Sequence[Figure | None]) -> list[Block]:
     return [figure for figure in figures if figure is not None]
 
 
-def _unknown(found: Inspection) -> list[Block]:
-    if not found.unknown:
+def _unknown(inspection: Inspection) -> list[Block]:
+    if not inspection.unknown:
         return []
-    rows = [[one.path or "the model", one.reason] for one in found.unknown]
+    rows = [[one.path or "the model", one.reason] for one in inspection.unknown]
     return [Table(["where", "why"], rows, "", len(rows) > LONG)]
 
 
-def _settings(found: Inspection, rec: Recording | None) -> dict[str, str]:
-    """What the inspection and the recording tell of themselves."""
-    dtypes = dict.fromkeys(stream.dtype for stream in found.streams)
-    eps = dict.fromkeys(constant(stream.eps) for stream in found.streams if stream.eps is not None)
-    told = {"class": found.model, "mode": found.mode, "dtype": ", ".join(dtypes), "eps": ", ".join(eps)}
-    told |= {"operators watched": str(found.operators)}
+def _settings(inspection: Inspection, rec: Recording | None) -> dict[str, str]:
+    """Return the settings of the inspection and the recording."""
+    dtypes = dict.fromkeys(stream.dtype for stream in inspection.streams)
+    eps = dict.fromkeys(constant(stream.eps) for stream in inspection.streams if stream.eps is not None)
+    settings = {"class": inspection.model, "mode": inspection.mode, "dtype": ", ".join(dtypes), "eps": ", ".join(eps)}
+    settings |= {"operators observed": str(inspection.operators)}
     if rec is not None:
-        told["steps recorded"] = str(len(rec.steps))
-        told |= {"note": str(rec.metadata["note"])} if rec.metadata.get("note") else {}
-    return {name: text for name, text in told.items() if text}
+        settings["steps recorded"] = str(len(rec.steps))
+        settings |= {"note": str(rec.metadata["note"])} if rec.metadata.get("note") else {}
+    return {name: text for name, text in settings.items() if text}

@@ -1,32 +1,219 @@
-"""A page as one file of HTML that needs nothing else: no network, no script, light and dark, screen and paper.
+"""Pages as data, and their rendering as one HTML file without network or script, for light and dark, screen and paper.
 
-A file is written whole or not at all. The same page is the same text: what changes from run to run, a date, is in the page.
+A `Page` has `Section`s of blocks: `Table`, `Figure`, `Findings`, `Formula`, `Facts`. All texts are plain text and are escaped in
+the HTML. page.html and style.css define the appearance. The same page always gives the same HTML.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import ClassVar, Literal
 
+from addnorm._util.files import check_writable, write_text
+from addnorm._util.numbers import format_column
 from addnorm._util.optional import require
-from addnorm.report.blocks import Figure, Page
 
-__all__ = ["check", "render", "write"]
+__all__ = [
+    "Block",
+    "Cell",
+    "Facts",
+    "Figure",
+    "Finding",
+    "Findings",
+    "FormattedCell",
+    "Formula",
+    "Page",
+    "Section",
+    "Table",
+    "check_path",
+    "render",
+    "write",
+]
 
+LONG = 36  # characters of a cell that is wrapped
 SUFFIXES = (".html", ".htm")
+Cell = str | float | None
+State = Literal["proved", "refuted", "noted"]
+
+
+@dataclass(frozen=True)
+class FormattedCell:
+    """Cell of a table as text."""
+
+    text: str
+    value: str = ""  # a float with all digits, for programs
+    is_number: bool = False
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the text may be wrapped."""
+        return len(self.text) > LONG
+
+
+@dataclass(frozen=True)
+class Table:
+    """Table of a page. The first cell of a row names the row. Columns of numbers are aligned to the right.
+
+    Args:
+        head: the headings of the columns.
+        rows: the rows, with a cell for each column; None is an empty cell.
+        caption: what the table shows.
+        collapsed: show only the caption until the reader opens the table.
+        highlighted: indices of rows that are shown as errors.
+
+    Raises:
+        ValueError: a row has more or fewer cells than there are columns.
+    """
+
+    kind: ClassVar[str] = "table"
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    collapsed: bool = False
+    highlighted: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.head):
+                raise ValueError(f"row {index} has {len(row)} cells, expected {len(self.head)}, one for each column.")
+
+    @property
+    def numeric(self) -> list[bool]:
+        """For each column whether it has numbers and no text."""
+        columns = [[row[k] for row in self.rows if row[k] is not None] for k in range(len(self.head))]
+        return [bool(cells) and not any(isinstance(cell, str) for cell in cells) for cells in columns]
+
+    @property
+    def formatted(self) -> list[list[FormattedCell]]:
+        """The rows as texts."""
+        numeric = self.numeric
+        columns = [_format_column([row[k] for row in self.rows], numeric[k]) for k in range(len(self.head))]
+        return [list(row) for row in zip(*columns, strict=True)] if self.rows else []
+
+
+def _format_column(cells: list[Cell], numeric: bool) -> list[FormattedCell]:
+    if not numeric:
+        return [FormattedCell(cell if isinstance(cell, str) else format_column([cell])[0]) for cell in cells]
+    texts = format_column([cell for cell in cells if not isinstance(cell, str)])
+    values = [repr(cell) if isinstance(cell, float) else "" for cell in cells]
+    return [FormattedCell(text, value, True) for text, value in zip(texts, values, strict=True)]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Drawing with the table of its numbers, made by `addnorm.report.draw_figure`.
+
+    Args:
+        title: what the figure shows.
+        caption: how to read it, in a sentence or two.
+        svg: the drawing for wide pages.
+        table: the numbers.
+        narrow: the drawing for narrow pages; empty for the same drawing.
+    """
+
+    kind: ClassVar[str] = "figure"
+
+    title: str
+    caption: str
+    svg: str
+    table: Table
+    narrow: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Sentence, and whether it states a proof that holds, one that fails, or neither."""
+
+    text: str
+    state: State = "noted"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """List of sentences."""
+
+    kind: ClassVar[str] = "findings"
+
+    items: Sequence[Finding]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Equations, one per line, with an explanation."""
+
+    kind: ClassVar[str] = "formula"
+
+    lines: Sequence[str]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with their values: settings, versions, seeds, the command."""
+
+    kind: ClassVar[str] = "facts"
+
+    items: Mapping[str, str]
+
+
+Block = Table | Figure | Findings | Formula | Facts
+
+
+@dataclass(frozen=True)
+class Section:
+    """Section of a page.
+
+    Args:
+        title: the heading, also in the table of contents.
+        intro: an introductory paragraph, or an empty string.
+        blocks: the content, in order.
+    """
+
+    title: str
+    intro: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Page:
+    """Report as data.
+
+    Args:
+        title: the heading of the page.
+        subtitle: one sentence.
+        verdict: the most important sentences.
+        sections: the sections, in order.
+        tiles: a few names and values in large type.
+        footer: the last lines: versions, date, command.
+
+    Example:
+        >>> from addnorm.report import Finding, Page, Section, Table
+        >>> table = Table(["site", "rms"], [["attention 1", 1.25]])
+        >>> page = Page("A model", "One sublayer.", [Finding("It closes.", "proved")], [Section("Sites", "", [table])])
+        >>> page.sections[0].blocks[0].numeric
+        [False, True]
+    """
+
+    title: str
+    subtitle: str
+    verdict: Sequence[Finding]
+    sections: Sequence[Section]
+    tiles: Mapping[str, str] = field(default_factory=dict)
+    footer: Sequence[str] = ()
 
 
 def render(page: Page) -> str:
-    """The page's HTML.
+    """Return the HTML of a page.
 
     Raises:
         ImportError: jinja2 is not installed.
-        ValueError: two figures were drawn with one name.
+        ValueError: two figures have the same name.
     """
     _check_ids(page)
     jinja2 = require("jinja2", "write a report")
@@ -37,68 +224,51 @@ def render(page: Page) -> str:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    text: str = environment.from_string(_file("page.html")).render(page=page, style=_file("style.css"))
+    text: str = environment.from_string(_read("page.html")).render(page=page, style=_read("style.css"))
     return text.lstrip()
 
 
 def write(page: Page, path: str | Path) -> Path:
-    """Writes a page, whole or not at all; its folder is made.
+    """Write a page to a file atomically, create its folder if needed, and return the path.
 
     Args:
-        page: what `addnorm.report.of_model` gives.
-        path: ends in .html.
+        page: the page.
+        path: the file; its name ends in .html.
 
     Raises:
-        ValueError: the path ends otherwise.
-        OSError: it cannot be written to; the error says why in a sentence.
+        ImportError: jinja2 is not installed.
+        ValueError: the name does not end in .html, or two figures have the same name.
+        OSError: the file cannot be written.
     """
-    path = Path(path)
     text = render(page)
-    check(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    _check_suffix(path)
+    return write_text(path, text)
 
 
-def check(path: str | Path) -> None:
-    """Refuses a path that `write` would refuse, and makes its folder: to be called before what takes long."""
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"path is {str(path)!r}, expected a file that ends in .html: a browser is to open it.")
-    try:
-        if path.is_dir():
-            raise OSError(f"path is {str(path)!r}, a directory, expected the file to write.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            path.stat()  # which a name does not survive that is too long, or none
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise _unwritable(path, error) from error
+def check_path(path: str | Path) -> None:
+    """Check that `write` can write to a path, and create its folder. Call it before work that takes long.
+
+    Raises:
+        ValueError: the name does not end in .html.
+        OSError: the file cannot be written.
+    """
+    _check_suffix(path)
+    check_writable(path)
+
+
+def _check_suffix(path: str | Path) -> None:
+    if Path(path).suffix.lower() not in SUFFIXES:
+        raise ValueError(f"path is {str(path)!r}, expected a file that ends in .html: browsers open it by its suffix.")
 
 
 def _check_ids(page: Page) -> None:
-    """One drawing's stripes and clippings would be the other's."""
+    """Raise a ValueError if two drawings share an id: the patterns of one would appear in the other."""
     figures = [one for section in page.sections for one in section.blocks if isinstance(one, Figure)]
-    ids = [found for one in figures for found in re.findall(r' id="([^"]+)"', one.svg + one.narrow)]
-    for found, count in Counter(ids).items():
+    ids = [name for one in figures for name in re.findall(r' id="([^"]+)"', one.svg + one.narrow)]
+    for name, count in Counter(ids).items():
         if count > 1:
-            raise ValueError(
-                f"{count} drawings have the id {found!r}, expected each figure drawn with a name of its own."
-            )
+            raise ValueError(f"{count} drawings have the id {name!r}, expected a different name for each figure.")
 
 
-def _unwritable(path: Path, error: Exception) -> OSError:
-    if isinstance(error, OSError) and error.errno is None:
-        return error
-    return OSError(f"path is {str(path)!r}, which cannot be written ({getattr(error, 'strerror', None) or error}).")
-
-
-def _file(name: str) -> str:
+def _read(name: str) -> str:
     return resources.files("addnorm.report").joinpath(name).read_text(encoding="utf-8")

@@ -166,7 +166,7 @@ def write_report(console: Console) -> None:
         return
     path = FOLDER / "minilm.html"
     try:
-        report.check(path)
+        report.check_path(path)
         require("matplotlib", "draw")
     except (ImportError, OSError) as error:
         print_warning(console, error)
@@ -178,4 +178,4 @@ def write_report(console: Console) -> None:
             run_step(loaded, loaded.kwargs, loss)
         ablations = addnorm.ablate_each(inspection, **loaded.kwargs)
     facts = {"weights": loaded.source, "loss": loss.sentence, "command": "addnorm demo"}
-    print_written(console, report.write(report.of_model(inspection, recording, ablations, facts, title=MODEL), path))
+    print_written(console, report.write(report.build_model_page(inspection, recording, ablations, facts, title=MODEL), path))

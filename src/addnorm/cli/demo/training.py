@@ -29,7 +29,7 @@ def compare_wirings(console: Console) -> bool | None:
     )
     path = FOLDER / "compare.html"
     try:
-        report.check(path)
+        report.check_path(path)
         for package, purpose in (("matplotlib", "draw"), ("joblib", "compare")):
             require(package, purpose)
         comparison = lab.compare(
@@ -40,5 +40,5 @@ def compare_wirings(console: Console) -> bool | None:
         return None
     console.print()
     console.print(comparison)
-    print_written(console, report.write(report.of_comparison(comparison, {"command": "addnorm demo"}), path))
+    print_written(console, report.write(report.build_comparison_page(comparison, {"command": "addnorm demo"}), path))
     return all(check.holds is not False for check in comparison.checks)

@@ -1,6 +1,6 @@
-"""The figures of a model: by depth, of a recording and of ablations. Each has the numbers that it draws, all of them.
+"""Figures of a model report: statistics by depth of a recording, memory maps, ablations.
 
-A figure for which nothing was recorded is None.
+Each figure has a table of all its numbers. A function returns None if its numbers were not recorded.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from addnorm.report.blocks import Cell, Figure, Table
-from addnorm.report.figure import drawn
+from addnorm.report.figure import draw_figure
+from addnorm.report.page import Cell, Figure, Table
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.record import axes
 from addnorm.stream.record.recording import Recording
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["Values", "ablation", "by_depth", "forward_and_backward", "made_of", "similarity", "writes"]
+__all__ = ["ablation_figure", "depth_figure", "memory_figure", "similarity_figure", "write_figure"]
 
 Values = Sequence[tuple[RecordedSite, float]]
 STREAM = {"stream rms": ("out", "rms"), "stream max": ("out", "max")}
@@ -29,15 +29,15 @@ WRITES = {"write / stream": ("write", "ratio"), "cosine with the stream": ("writ
 SIMILARITY = {"similarity of tokens": ("out", "similarity")} | {
     f"σ of {name}": (name, "sigma") for name in ("norm_in", "norm_branch", "norm_out", "norm_final")
 }
-NARROW = 6.0  # inches: there is less room for words
+NARROW = 6.0  # inches: narrower figures have shorter labels
 FILLED, STRIPED = {"facecolor": axes.COLOURS[0]}, {"facecolor": axes.COLOURS[1], "hatch": "////"}
 DOTTED = {"facecolor": axes.COLOURS[2], "hatch": "...."}
 BARS = {"attention": FILLED, "feed-forward": STRIPED, "cross-attention": DOTTED}
 OTHER_BARS = {"facecolor": axes.COLOURS[3], "hatch": "xxxx"}
 
 
-def by_depth(columns: Mapping[str, Values], sites: Sequence[RecordedSite]) -> Table:
-    """Numbers by site, in the order of depth; sites of which there is none are left out."""
+def _depth_table(columns: Mapping[str, Values], sites: Sequence[RecordedSite]) -> Table:
+    """Return a table of numbers by site, without sites that have none."""
     of = {name: {site.id: value for site, value in values} for name, values in columns.items() if values}
     rows: list[list[Cell]] = [
         [
@@ -52,8 +52,8 @@ def by_depth(columns: Mapping[str, Values], sites: Sequence[RecordedSite]) -> Ta
     return Table(["sublayer", "layer", "kind", *of], rows, "By depth")
 
 
-def forward_and_backward(rec: Recording, caption: str) -> Figure | None:
-    """The stream, and below it the gradients, on one axis of depth."""
+def depth_figure(rec: Recording, caption: str) -> Figure | None:
+    """Return a figure of the stream and the gradients over depth."""
     forward = bool(rec.series("out", "rms"))
     backward = any(_columns(rec, GRADIENTS).values())
     if not (forward or backward):
@@ -72,25 +72,25 @@ def forward_and_backward(rec: Recording, caption: str) -> Figure | None:
             ax.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
 
     what = " and ".join(["the stream"] * forward + ["the gradient of the loss"] * backward)
-    return drawn(
+    return draw_figure(
         "depth", draw, title=f"{what[0].upper()}{what[1:]}, by depth", caption=caption,
-        table=by_depth(_columns(rec, STREAM) | _columns(rec, GRADIENTS), rec.sites), height=2.9 * forward + 4.4 * backward,
+        table=_depth_table(_columns(rec, STREAM) | _columns(rec, GRADIENTS), rec.sites), height=2.9 * forward + 4.4 * backward,
     )  # fmt: skip
 
 
-def writes(rec: Recording, caption: str) -> Figure | None:
-    """What each sublayer adds, against the stream."""
+def write_figure(rec: Recording, caption: str) -> Figure | None:
+    """Return a figure of each sublayer's write, relative to the stream."""
     columns = _columns(rec, WRITES)
     if not any(columns.values()):
         return None
-    return drawn(
-        "writes", lambda figure: rec.plot.writes(ax=figure.add_subplot()), title="What each sublayer writes, against the stream",
-        caption=caption, table=by_depth(columns, rec.sites), height=4.8,
+    return draw_figure(
+        "writes", lambda figure: rec.plot.writes(ax=figure.add_subplot()), title="Writes relative to the stream",
+        caption=caption, table=_depth_table(columns, rec.sites), height=4.8,
     )  # fmt: skip
 
 
-def similarity(rec: Recording, caption: str) -> Figure | None:
-    """How alike the tokens are, and the denominators of the norms."""
+def similarity_figure(rec: Recording, caption: str) -> Figure | None:
+    """Return a figure of the tokens' similarity and the norms' denominators."""
     columns = _columns(rec, SIMILARITY)
     if not any(columns.values()):
         return None
@@ -99,46 +99,46 @@ def similarity(rec: Recording, caption: str) -> Figure | None:
         rec.plot.similarity(ax=figure.add_subplot())
         _shorter_title(figure.axes[-1])
 
-    return drawn(
+    return draw_figure(
         "similarity", draw,
-        title="How alike the tokens are, and what the norms divide by", caption=caption,
-        table=by_depth(columns, rec.sites), height=4.8,
+        title="Similarity of the tokens, and denominators of the norms", caption=caption,
+        table=_depth_table(columns, rec.sites), height=4.8,
     )  # fmt: skip
 
 
-def made_of(rec: Recording, stream: str, name: str, caption: str) -> Figure | None:
-    """The memory map of a stream: source by depth."""
+def memory_figure(rec: Recording, stream: str, name: str, caption: str) -> Figure | None:
+    """Return a figure of a stream's memory map: source by depth."""
     found: MemoryMap | None = rec.memory_maps.get(stream)
     if found is None or not found[0] or not found[1]:
         return None
     sources, shares = found
     if not any(share and math.isfinite(share) for row in shares for share in row):
-        return None  # every cell would be empty
+        return None  # all cells would be empty
     head = ["source", *("x_0" if not k else f"depth {k}" for k in range(len(shares)))]
     rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
-    table = Table(head, rows, "Share of each source in the stream; a column sums to one")
+    table = Table(head, rows, "Share of each source in the stream; each column sums to one")
     sites = {site.id: site for site in rec.sites}
     of = f"stream of the {stream}" if len(rec.memory_maps) > 1 else "stream"
 
     def draw(figure: Canvas) -> None:
         ax = rec.plot.memory_map(ax=figure.add_subplot(), stream=stream)
         rows = [int(place) for place in ax.get_yticks()]
-        ax.set_yticks(rows, labels=[_writer(sources[place], sites.get(sources[place])) for place in rows])
-        ax.set_ylabel("layer and sublayer that wrote it", fontsize="small")
+        ax.set_yticks(rows, labels=[_source_label(sources[place], sites.get(sources[place])) for place in rows])
+        ax.set_ylabel("layer and sublayer of the source", fontsize="small")
         if figure.get_figwidth() < NARROW:
             columns = [*range(0, len(shares), -(-len(shares) // 6))]
             ax.set_xticks(columns, labels=["x₀" if not place else str(place) for place in columns])
             figure.axes[-1].set_ylabel("share of the stream")
 
-    return drawn(
+    return draw_figure(
         name, draw,
-        title=f"Of what the {of} is made, by depth", caption=caption, table=table,
+        title=f"Sources of the {of}, by depth", caption=caption, table=table,
         height=min(max(1.5 + 0.27 * len(sources), 3.2), 8.5),
     )  # fmt: skip
 
 
-def ablation(done: Sequence[Ablation], caption: str) -> Figure | None:
-    """What the model loses without each sublayer: its output, and its loss where it has one."""
+def ablation_figure(done: Sequence[Ablation], caption: str) -> Figure | None:
+    """Return a figure of the changes of the output, and of the loss if there is one, without each sublayer."""
     if not done:
         return None
     loss = all(one.loss_change is not None for one in done)
@@ -158,19 +158,19 @@ def ablation(done: Sequence[Ablation], caption: str) -> Figure | None:
         rows.append([one.site.id, one.site.layer + 1, one.site.kind, one.output_change, one.kl])
         rows[-1] += [one.loss, one.loss_change] if loss else []
     head = ["without", "layer", "kind", "change of the output", "KL divergence"] + ["loss", "change of the loss"] * loss
-    title = "The model without each of its sublayers"
-    return drawn("ablation", draw, title=title, caption=caption, table=Table(head, rows, title), height=4.4)
+    title = "The model without each sublayer"
+    return draw_figure("ablation", draw, title=title, caption=caption, table=Table(head, rows, title), height=4.4)
 
 
 def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *, legend: int = 0) -> None:
-    """A bar for each sublayer; kinds differ by colour and by stripes, and what is no number is a cross.
+    """Draw a bar for each sublayer. Kinds differ by colour and hatching; NaN and infinity are crosses.
 
     Args:
-        ax: where.
-        depths: of the sublayers.
-        values: one for each.
-        ylabel: what they are.
-        legend: how many columns it has; 0 is none.
+        ax: the Axes.
+        depths: positions of the sublayers.
+        values: a value for each sublayer.
+        ylabel: label of the y axis.
+        legend: number of the legend's columns; 0 is no legend.
     """
     from matplotlib.patches import Patch
 
@@ -205,8 +205,8 @@ def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *
         )  # fmt: skip
 
 
-def _writer(source: str, site: RecordedSite | None) -> str:
-    """A source in the few letters that a map has room for: its layer and kind."""
+def _source_label(source: str, site: RecordedSite | None) -> str:
+    """Return a short label of a source: its layer and kind."""
     if source == "x_0" or (site is not None and site.kind == "start"):
         return "x₀"
     if site is not None and site.kind != "other" and site.layer is not None:
@@ -215,13 +215,13 @@ def _writer(source: str, site: RecordedSite | None) -> str:
 
 
 def _columns(rec: Recording, statistics: Mapping[str, tuple[str, str]]) -> dict[str, Values]:
-    """Of the step that is drawn: the last that has any of those that are drawn together."""
+    """Return the series of the last step that has any of the statistics."""
     step = rec.last_step(*statistics.values())
     return {name: rec.series(*one, step) for name, one in statistics.items()}
 
 
 def _shorter_title(ax: Axes) -> None:
-    """Without the model and the step, which the page tells."""
+    """Remove the model and the step from the title: the page names them."""
     from matplotlib.text import Text
 
     title = ax.get_title(loc="left")
