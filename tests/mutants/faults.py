@@ -205,7 +205,7 @@ FAULTS = (
         'f"{begin} to {end}"',
     ),
     Fault(
-        "trace-projection-by-d", "trace", "src/addnorm/trace/follow.py",
+        "trace-projection-by-d", "trace", "src/addnorm/trace/calculation.py",
         "p = _over(_sum(products), rule.count)",
         "p = _over(_sum(products), d)",
     ),
@@ -310,12 +310,12 @@ FAULTS = (
         'whole = max(data.rfind(b"\\n"), 0)',
     ),
     Fault(
-        "growth-upside-down", "report", "src/addnorm/report/findings.py",
+        "growth-upside-down", "report", "src/addnorm/report/model_findings.py",
         "times = end / start\n",
         "times = start / end\n",
     ),
     Fault(
-        "ids-of-two-drawings-collide", "report", "src/addnorm/report/svg.py",
+        "ids-of-two-drawings-collide", "report", "src/addnorm/report/figure.py",
         'names[old] = f"{name}-{len(names) + 1}"',
         'names[old] = f"id-{len(names) + 1}"',
     ),

@@ -1,4 +1,4 @@
-"""The report of a comparison: its figures have the numbers of the runs, its sentences are the comparison's own."""
+"""Tests of the report of a comparison."""
 
 import math
 import re
@@ -20,7 +20,7 @@ WIRINGS = ("post_ln", "pre_ln")
 
 @pytest.fixture(scope="module")
 def made():
-    """Two wirings, two rates, two seeds, tiny; with shallow stacks at init."""
+    """Return a tiny comparison of two wirings, two rates and two seeds, with shallow untrained stacks."""
     protocol = lab.Protocol(num_layers=2, rates=(1e-3, 1e-2), warm_ups=(0, 4), seeds=(0, 1), steps=8, d_model=16, nhead=2, tokens=8,
                             batch=2, every=4)  # fmt: skip
     text = lab.Text("counting", "one two three four five six seven eight nine ten " * 40)
@@ -47,16 +47,16 @@ def figure(page, title):
     return found
 
 
-def test_the_page_is_one_file_that_needs_nothing(page):
+def test_comparison_page_is_self_contained(page):
     found = checked(report.render(page))
     assert [one["text"] for one in found.all("h1")] == ["post_ln and pre_ln compared"]
     assert [section.title for section in page.sections] == [
         "Learning", "By depth: 2 layers", "Before training", "Published results", "Settings",
     ]  # fmt: skip
-    assert "addnorm compare <here>" in [one["text"] for one in found.all("dd")], "what is given is escaped"
+    assert "addnorm compare <here>" in [one["text"] for one in found.all("dd")], "facts are escaped"
 
 
-def test_every_figure_has_its_data_as_a_table(page):
+def test_every_figure_has_a_table(page):
     figures = [one for section in page.sections for one in section.blocks if isinstance(one, Figure)]
     assert len(figures) == 10
     for one in figures:
@@ -65,17 +65,17 @@ def test_every_figure_has_its_data_as_a_table(page):
     assert len(tables(checked(report.render(page)))) >= len(figures)
 
 
-def test_the_verdict_is_the_comparisons_and_says_first_that_it_is_an_illustration(made, page):
+def test_page_has_every_sentence_of_the_verdict(made, page):
     said = [one.sentence for one in made.verdict]
     top = [one.text for one in page.verdict]
     assert top[0].startswith("This is an illustration, not evidence")
     assert set(top) <= set(said)
     beside = [item.text for section in page.sections for block in section.blocks if isinstance(block, Findings)
               for item in block.items]  # fmt: skip
-    assert {*top, *beside} == set(said), "each sentence stands in the report"
+    assert {*top, *beside} == set(said), "each sentence is in the report"
 
 
-def test_the_learning_curves_are_the_losses(made, page):
+def test_learning_figure_has_the_losses(made, page):
     table = figure(page, "Learning").table
     assert table.head[0] == "step"
     group = made.arms[0].best_where(lambda g: not g.warm_up)
@@ -83,7 +83,7 @@ def test_the_learning_curves_are_the_losses(made, page):
     assert table.rows[0][1] == pytest.approx(first)
 
 
-def test_what_training_does_is_told_at_every_recorded_step(made, page):
+def test_training_figure_has_every_recorded_step(made, page):
     table = figure(page, "During training").table
     group = made.arms[1].best_where(lambda g: not g.warm_up)
     assert [row[0] for row in table.rows] == group.runs[0]["recorded"]["steps"] == [0, 4]
@@ -95,7 +95,7 @@ def test_what_training_does_is_told_at_every_recorded_step(made, page):
             assert row[column] == pytest.approx(sum(number(run["recorded"], k) for run in group.runs) / 2)
 
 
-def test_by_depth_has_every_number_of_every_wiring(made, page):
+def test_depth_figure_has_every_number(made, page):
     table = figure(page, "before training").table
     column = table.head.index("pre_ln: gradient at the stream")
     group = next(arm for arm in made.arms if arm.wiring == "pre_ln").groups[0]
@@ -105,7 +105,7 @@ def test_by_depth_has_every_number_of_every_wiring(made, page):
     assert [row[0] for row in table.rows] == ["x_0", "attention 1", "feed-forward 1", "attention 2", "feed-forward 2"]
 
 
-def test_the_memory_map_has_shares_that_sum_to_one(page):
+def test_memory_map_shares_sum_to_one(page):
     table = figure(page, "Sources of the stream").table
     for wiring in ("post_ln", "pre_ln"):
         rows = [row for row in table.rows if row[0] == wiring]
@@ -113,14 +113,14 @@ def test_the_memory_map_has_shares_that_sum_to_one(page):
             assert sum(row[depth] for row in rows) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_the_ablation_is_the_rise_of_the_loss(made, page):
+def test_ablation_figure_has_the_rise_of_the_loss(made, page):
     table = figure(page, "Without each sublayer").table
     best = next(arm for arm in made.arms if arm.wiring == "post_ln").best
     expected = [sum(run["ablation"][k]["rise"] for run in best.runs) / 2 for k in range(4)]
     assert [row[table.head.index("post_ln")] for row in table.rows] == pytest.approx(expected)
 
 
-def test_at_init_the_figures_are_those_of_the_stacks(made, page):
+def test_init_figures_have_the_stacks_numbers(made, page):
     table = figure(page, "Gradients against depth").table
     rows = {(row[0], row[1]): row[2:] for row in table.rows}
     for row in made.at_init:
@@ -128,15 +128,15 @@ def test_at_init_the_figures_are_those_of_the_stacks(made, page):
     assert len(figure(page, "Forward and backward by depth, 4 layers").table.rows) == 9
 
 
-def test_published_figures_stand_beside_what_was_measured(made, page):
+def test_published_results_have_measured_numbers(made, page):
     table, every, sources = next(section for section in page.sections if section.title == "Published results").blocks
     assert len(sources.rows) == len(made.checks)
     assert [row[2] for row in every.rows] == [value for check in made.checks for value in check.measured.values()]
     assert [row[0] for row in table.rows] == [check.name for check in made.checks]
-    assert "not measured" in [row[1] for row in table.rows], "these stacks are too shallow for some"
+    assert "not measured" in [row[1] for row in table.rows], "some results need deeper stacks"
 
 
-def test_a_figure_that_is_not_met_stands_out(made):
+def test_failed_published_result_is_highlighted(made):
     broken = [
         {**one, "variance": [9.0] * len(one["variance"])} if one["wiring"] == "post_ln" else one for one in made.stacks
     ]
@@ -147,25 +147,25 @@ def test_a_figure_that_is_not_met_stands_out(made):
     assert [one.state for one in page.verdict if "published results" in one.text] == ["refuted"]
 
 
-def test_every_setting_is_listed_with_its_seeds(made, page):
+def test_setting_table_lists_every_setting(made, page):
     (table,) = (one for one in page.sections[0].blocks if isinstance(one, Table))
     assert len(table.rows) == 2 * 2 * 2
-    assert sum(row[-1] == "yes" for row in table.rows) == 2, "each wiring is judged by one"
+    assert sum(row[-1] == "yes" for row in table.rows) == 2, "each wiring has one best setting"
 
 
-def test_without_training_there_are_the_stacks_alone(made):
+def test_page_without_training(made):
     page = report.build_comparison_page(replace(made, runs=[]))
     checked(report.render(page))
     assert [section.title for section in page.sections] == ["Before training", "Published results", "Settings"]
     assert page.verdict[0].text.startswith("Only untrained stacks were measured")
 
 
-def test_without_stacks_there_is_the_training_alone(made):
+def test_page_without_stacks(made):
     page = report.build_comparison_page(replace(made, stacks=[]))
     assert [section.title for section in page.sections] == ["Learning", "By depth: 2 layers", "Settings"]
 
 
-def test_runs_that_diverged_are_told_and_drawn(made):
+def test_page_of_diverged_runs(made):
     runs = [
         {**run, "losses": [*run["losses"][:3], math.nan], "test": math.nan, "validation": math.nan, "diverged": True, "after": None}
         if run["settings"]["wiring"] == "post_ln" else run
@@ -182,7 +182,7 @@ def test_runs_that_diverged_are_told_and_drawn(made):
     assert re.search(r"post_ln diverged \(rate", text)
 
 
-def test_runs_of_which_nothing_was_recorded_have_curves_alone(made):
+def test_page_of_unrecorded_runs(made):
     runs = [{**run, "sites": [], "recorded": {**run["recorded"], "steps": []}, "map": None} for run in made.runs]
     for run in runs:
         run.pop("after", None)
@@ -192,13 +192,13 @@ def test_runs_of_which_nothing_was_recorded_have_curves_alone(made):
 
 
 @pytest.mark.slow
-def test_the_same_results_are_the_same_page(made):
+def test_comparison_page_is_deterministic(made):
     few = replace(made, stacks=[], runs=[{**run, "sites": []} for run in made.runs])
     assert report.render(report.build_comparison_page(few)) == report.render(report.build_comparison_page(few))
 
 
 def of_places(run, kinds, wiring):
-    """The run, as one of another wiring, whose sublayers have other names."""
+    """Return the run as one of another wiring whose sublayers have other names."""
     sites = [{"id": "x_0", "kind": "start", "layer": None}]
     sites += [{"id": f"{kind} {k // 2 + 1}", "kind": kind, "layer": k // 2} for k, kind in enumerate(kinds)]
     size = len(sites)
@@ -219,8 +219,8 @@ def of_places(run, kinds, wiring):
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_wirings_whose_sublayers_differ_are_drawn_by_their_place(made, first):
-    """Parallel sublayers are one add; B2T has an add more: other names, names that occur twice, other numbers of places."""
+def test_wirings_with_different_sublayers_are_aligned(made, first):
+    """Check repeated names and different numbers of sites: parallel sublayers are one add, B2T has one add more."""
     runs = [run for run in made.runs if run["settings"]["wiring"] == "pre_ln"]
     odd = [of_places(run, ["attention", "other", "other", "attention", "other", "other"], "b2t") for run in runs]
     names = ("pre_ln", "b2t") if first else ("b2t", "pre_ln")
@@ -236,7 +236,7 @@ def test_wirings_whose_sublayers_differ_are_drawn_by_their_place(made, first):
 
 
 def many(made, count):
-    """So many wirings, each with the runs of another."""
+    """Return a comparison of many wirings with the same runs."""
     names = [f"wiring({k}, norm='<b>&\"')" for k in range(count)]
     own = [run for run in made.runs if run["settings"]["wiring"] == "pre_ln"]
     runs = [{**run, "settings": {**run["settings"], "wiring": name}} for name in names for run in own]
@@ -244,7 +244,7 @@ def many(made, count):
 
 
 @pytest.mark.slow
-def test_many_wirings_are_drawn_a_few_at_a_time(made):
+def test_many_wirings_get_several_drawings(made):
     found = many(made, 12)
     page = report.build_comparison_page(found)
     text = report.render(page)
@@ -253,13 +253,13 @@ def test_many_wirings_are_drawn_a_few_at_a_time(made):
     titles = [one.title for section in page.sections for one in section.blocks if isinstance(one, Figure)]
     for what in ("Learning, 2 layers", "Forward and backward by depth, after training", "Without each sublayer"):
         parts = [title for title in titles if title.startswith(what)]
-        assert len(parts) == 2, "no two wirings of a drawing look alike"
+        assert len(parts) == 2, "wirings of one drawing differ in style"
         assert all(sum(name in title for title in parts) == 1 for name in found.compared)
     assert "<b>" not in text
 
 
 @pytest.mark.slow
-def test_maps_stand_in_lines_that_have_room(made, recwarn):
+def test_memory_maps_wrap_into_rows(made, recwarn):
     page = report.build_comparison_page(many(made, 5))
     svg = figure(page, "Sources of the stream").svg
     assert float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', svg)[1]) > 6 * 72
@@ -268,7 +268,7 @@ def test_maps_stand_in_lines_that_have_room(made, recwarn):
 
 
 @pytest.mark.slow
-def test_the_tiles_have_the_best(made):
+def test_tiles_show_the_best_losses(made):
     found = many(made, 6)
     runs = [
         {**run, "test": 1.0, "validation": 1.0} if "(5," in run["settings"]["wiring"] else run for run in found.runs
@@ -280,8 +280,8 @@ def test_the_tiles_have_the_best(made):
     assert "diverged" in report.build_comparison_page(replace(found, runs=lost)).tiles.values()
 
 
-def test_a_sentence_stands_with_the_depth_that_it_is_about(made):
-    """At 2 layers nothing was measured by depth, at 3 it was."""
+def test_findings_are_beside_their_depth(made):
+    """Measure by depth at 3 layers, but not at 2."""
     deeper = [{**run, "settings": {**run["settings"], "num_layers": 3}} for run in made.runs]
     bare = [{name: value for name, value in run.items() if name not in ("after", "ablation")} for run in made.runs]
     page = report.build_comparison_page(replace(made, runs=[*bare, *deeper], stacks=[]))
@@ -292,8 +292,8 @@ def test_a_sentence_stands_with_the_depth_that_it_is_about(made):
             assert all(re.search(rf"\b{n[1]} (trained )?layers", text) for text in said)
 
 
-def test_what_has_no_numbers_is_told_and_not_in_the_legend(made):
-    """A comparison that was killed: of post_ln the second seed alone was probed, of pre_ln none."""
+def test_missing_numbers_are_named(made):
+    """Use an interrupted comparison: post_ln has the second seed only, pre_ln has no statistics after training."""
     runs = []
     for run in made.runs:
         of = run["settings"]
@@ -306,11 +306,11 @@ def test_what_has_no_numbers_is_told_and_not_in_the_legend(made):
     page = report.build_comparison_page(replace(made, runs=runs[1:], stacks=[]))
     checked(report.render(page))
     one = figure(page, "after training")
-    assert not one.caption.endswith("parameters."), "the caption says of what there is nothing"
+    assert not one.caption.endswith("parameters."), "the caption names what is missing"
     assert "pre_ln" not in re.sub(r'aria-label="[^"]*"', "", one.svg)
 
 
-def test_the_learning_curves_last_step_is_in_the_table(made):
+def test_learning_table_has_the_last_step(made):
     runs = [{**run, "losses": [3.0 + 1 / (k + 1) for k in range(250)]} for run in made.runs]
     table = figure(report.build_comparison_page(replace(made, runs=runs, stacks=[])), "Learning").table
     steps = [row[0] for row in table.rows]
@@ -319,20 +319,20 @@ def test_the_learning_curves_last_step_is_in_the_table(made):
     assert 50 < len(steps) <= 102
 
 
-def test_wirings_that_are_not_drawn_before_training_are_named(made):
+def test_undrawn_wirings_are_named(made):
     names = [f"w{k}" for k in range(9)]
     stacks = [{**one, "wiring": name} for name in names for one in made.stacks if one["wiring"] == "pre_ln"]
     page = report.build_comparison_page(replace(made, compared=tuple(names), runs=[], stacks=stacks))
     assert figure(page, "Gradients against depth").caption.endswith("Only in the table: w8.")
 
 
-def test_the_settings_name_the_versions_also_where_nothing_was_trained(made):
+def test_settings_name_versions_without_training(made):
     page = report.build_comparison_page(replace(made, runs=[]))
     (facts,) = page.sections[-1].blocks
     assert "Python" in facts.items["this report"]
 
 
-def test_numbers_that_are_none_break_nothing(made):
+def test_nan_shares_leave_out_the_map(made):
     runs = []
     for run in made.runs:
         if "after" in run:
@@ -346,4 +346,4 @@ def test_numbers_that_are_none_break_nothing(made):
     page = report.build_comparison_page(replace(made, runs=runs, stacks=[]))
     checked(report.render(page))
     titles = [one.title for section in page.sections for one in section.blocks if isinstance(one, Figure)]
-    assert "Sources of the stream, after training" not in titles, "every cell would be empty"
+    assert "Sources of the stream, after training" not in titles, "all cells would be empty"

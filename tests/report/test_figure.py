@@ -1,4 +1,4 @@
-"""A drawing in a page: themed, with ids of its own, the same at every run, seen in light and in dark."""
+"""Tests of `addnorm.report.figure`: colours, ids, determinism, contrast."""
 
 import re
 from importlib import resources
@@ -44,7 +44,7 @@ def colours(svg):
     return {*re.findall(r"#[0-9a-fA-F]{6}\b", svg)}
 
 
-def test_a_drawing_has_only_colours_of_the_page():
+def test_drawing_uses_only_page_colours():
     figure = stream(rec=recording(lambda k: float("nan") if k == 2 else 1.0 + k))
     for svg in (figure.svg, figure.narrow):
         assert colours(svg) == set()
@@ -52,11 +52,11 @@ def test_a_drawing_has_only_colours_of_the_page():
         assert {"--series-1", "--series-2", "--ink", "--muted", "--grid", "--paper", "--font", "--alarm"} == used
 
 
-def test_every_colour_of_the_drawings_is_a_variable():
+def test_every_plot_colour_is_a_variable():
     assert {colour.lower() for colour in (*axes.COLOURS, axes.GREY, axes.ALARM)} <= {*COLOUR_VARIABLES}
 
 
-def test_it_is_a_part_of_a_page_and_no_file():
+def test_drawing_is_an_svg_element_without_prolog():
     figure = stream()
     root = ElementTree.fromstring(figure.svg)
     assert root.attrib.keys() == {"class", "viewBox", "role", "aria-label"}
@@ -68,7 +68,7 @@ def test_it_is_a_part_of_a_page_and_no_file():
     assert {"rms", "max", "attention", "depth in sublayers", "4"} <= {one.text for one in root.iter("text")}
 
 
-def test_drawings_on_one_page_share_no_id():
+def test_drawings_share_no_ids():
     ids = []
     for name in ("one", "two"):
         figure = stream(name)
@@ -81,13 +81,13 @@ def test_drawings_on_one_page_share_no_id():
     assert len(ids) == len({*ids})
 
 
-def test_the_same_drawing_is_the_same_text_and_no_setting_stays():
+def test_drawing_is_deterministic_and_keeps_settings():
     before = dict(matplotlib.rcParams)
     assert stream() == stream()
     assert dict(matplotlib.rcParams) == before
 
 
-def test_a_small_heat_map_is_drawn_and_a_large_one_is_a_picture_in_the_page():
+def test_large_heat_maps_are_rasterized():
     small, large = heat_map(12).svg, heat_map(40).svg
     assert len(colours(small)) >= 1  # of the map, which are the same in the dark
     assert small.count("<image") == 1  # the colour bar
@@ -95,7 +95,7 @@ def test_a_small_heat_map_is_drawn_and_a_large_one_is_a_picture_in_the_page():
     assert {*re.findall(r'href="(data:image/png;base64,|#)', large)} == {"data:image/png;base64,", "#"}
 
 
-def test_numbers_in_a_map_keep_the_ink_that_is_read_on_its_colours():
+def test_map_numbers_keep_readable_ink():
     svg = heat_map(3).svg
     fills = {re.search(r"fill: ([^;]+)", one.get("style"))[1] for one in ElementTree.fromstring(svg).iter("text")}
     assert fills <= {"var(--ink)", "#000000", "#ffffff"}
@@ -104,26 +104,26 @@ def test_numbers_in_a_map_keep_the_ink_that_is_read_on_its_colours():
     assert PAPER != "#ffffff"
 
 
-def test_small_numbers_have_no_factor_beside_the_axis():
+def test_small_numbers_have_no_axis_factor():
     svg = stream(rec=recording(lambda k: 1e-6 * (k + 5))).svg
     texts = [one.text for one in ElementTree.fromstring(svg).iter("text")]
     assert "2e−6" in texts
     assert texts.count("1e−6") == 1  # a tick's
 
 
-def test_mathtext_becomes_letters_that_every_font_has():
+def test_mathtext_becomes_unicode():
     assert [to_unicode(text) for text in ("$x_0$", "$10^{-2}$", "$10^{3}$", "5", "")] == ["x₀", "10⁻²", "10³", "5", ""]
     svg = stream(rec=recording(lambda k: 10.0 ** (-2 * k))).svg
     assert "10⁻⁴" in svg
     assert "$" not in svg
 
 
-def test_a_name_that_makes_no_id_is_refused():
+def test_draw_figure_refuses_invalid_names():
     with pytest.raises(ValueError, match="name is 'a b', expected letters"):
         stream("a b")
 
 
-def test_matplotlib_that_is_missing_is_told(monkeypatch):
+def test_missing_matplotlib_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(
         ImportError, match=r"matplotlib is not installed, and is needed to draw: pip install 'addnorm\[plot\]'"
@@ -160,7 +160,7 @@ def contrast(one, other):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark", "print"])
-def test_series_are_seen_and_texts_are_read_on_their_background(theme):
+def test_colours_have_enough_contrast(theme):
     colour = themes()[theme]
     assert colour["paper"] == ("#121417" if theme == "dark" else "#ffffff")
     for k in range(1, 5):

@@ -1,4 +1,4 @@
-"""The report of a model: its figures have the recording's numbers, its sentences are computed from them."""
+"""Tests of the report of a model."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from support.pages import checked, tables
 
 @pytest.fixture(scope="module")
 def made():
-    """A small pre-LN model, all that is measured of it, and its page."""
+    """Return a small pre-LN model, its measurements, and its page."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def said(page):
     return [item.text for block in of for item in block.items]
 
 
-def test_the_page_is_whole_and_has_every_part(made):
+def test_model_page_has_all_sections(made):
     page = made[-1]
     found = checked(render(page))
     assert [section.title for section in page.sections] == [
@@ -60,7 +60,7 @@ def test_the_page_is_whole_and_has_every_part(made):
     assert "drawn" in [one["text"] for one in found.all("dd")]
 
 
-def test_the_figures_have_the_recordings_numbers(made):
+def test_figures_have_the_recorded_numbers(made):
     _, _, rec, _, page = made
     expected = {
         "The stream and the gradient": [("out", "rms"), ("out", "max"), ("grad", "l2"), ("params", "grad_l2")],
@@ -79,7 +79,7 @@ def test_the_figures_have_the_recordings_numbers(made):
     assert [[*depth] for depth in zip(*(row[1:] for row in shares.rows), strict=True)] == rows
 
 
-def test_the_pages_tables_have_every_digit(made):
+def test_tables_keep_all_digits(made):
     page = made[-1]
     found = tables(checked(render(page)))
     figures = [one for section in page.sections for one in section.blocks if one.kind == "figure"]
@@ -91,7 +91,7 @@ def test_the_pages_tables_have_every_digit(made):
         assert [[*one.table.head], *expected] in found
 
 
-def test_the_ablation_has_a_bar_and_a_row_for_each_sublayer(made):
+def test_ablation_figure_has_every_sublayer(made):
     _, _, _, done, page = made
     one = figure(page, "without each")
     assert [row[0] for row in one.table.rows] == [each.site.id for each in done]
@@ -111,14 +111,14 @@ def test_the_ablation_has_a_bar_and_a_row_for_each_sublayer(made):
     checked(render(page))
 
 
-def test_forward_and_backward_have_their_depths_at_the_same_places(made):
+def test_depth_panels_are_aligned(made):
     svg = figure(made[-1], "The stream and the gradient").svg
     left = re.findall(r'd="M ([\d.]+) [^"]+" style="fill: var\(--paper\)"', svg)
     assert len(left) == 3
     assert len({*left}) == 1
 
 
-def test_what_stands_out_is_computed(made):
+def test_findings_are_computed(made):
     _, _, rec, done, page = made
     text = " ".join(said(page))
     ratios = rec.series("write", "ratio")
@@ -132,7 +132,7 @@ def test_what_stands_out_is_computed(made):
 
 
 def recorded(**values):
-    """A recording of three sublayers, by role and statistic: out_rms=[...]."""
+    """Return a recording of three sublayers, by role and statistic: out_rms=[...]."""
     sites = [RecordedSite("x_0", "", "start", None)]
     sites += [RecordedSite(f"layers.{k}", "", "attention", k) for k in range(3)]
     rec = Recording(sites, {"model": "Toy"})
@@ -160,17 +160,17 @@ def recorded(**values):
         ({"out_rms": [1.0, math.nan, math.inf, 4.0]}, "2 of the recorded numbers are NaN or infinite; the first in depth is rms of out at layers.0."),
     ],
 )  # fmt: skip
-def test_a_sentence_of_a_number(values, words):
+def test_recording_findings(values, words):
     found = recording_findings(recorded(**values))
     assert any(words in one.text for one in found), [one.text for one in found]
 
 
-def test_a_recording_without_anything_has_nothing_that_stands_out():
+def test_empty_recording_has_no_findings():
     assert recording_findings(Recording()) == []
     assert ablation_findings(()) == []
 
 
-def test_a_report_of_the_inspection_alone(made):
+def test_page_of_inspection_alone(made):
     page = build_model_page(made[1])
     assert [section.title for section in page.sections] == ["The wiring", "Settings"]
     found = checked(render(page))
@@ -179,7 +179,7 @@ def test_a_report_of_the_inspection_alone(made):
     assert [row[0] for row in rows[1:]] == [site.location for site in made[1].sites]
 
 
-def test_a_report_of_a_forward_alone(made):
+def test_page_of_forward_recording(made):
     model, found, *_ = made
     with torch.no_grad(), addnorm.record(model, grads=False) as rec:
         model(torch.randn(2, 5, 16))
@@ -189,12 +189,12 @@ def test_a_report_of_a_forward_alone(made):
     checked(render(page))
 
 
-def test_the_same_data_make_the_same_page(made):
+def test_model_page_is_deterministic(made):
     _, found, rec, done, page = made
     assert render(build_model_page(found, rec, done, {"inputs": "drawn"})) == render(page)
 
 
-def test_what_does_not_close_is_refuted_and_what_is_unknown_has_its_reason(made):
+def test_unclosed_and_unknown_sites_are_shown(made):
     found = addnorm.inspect(made[0], torch.randn(2, 5, 16))
     found.sites[1].closes, found.sites[1].closure = False, 0.5
     found.unknown = (Unknown("a<b>", "it is <i>odd</i>"), Unknown("", "nobody knows"))
@@ -213,14 +213,14 @@ def test_what_does_not_close_is_refuted_and_what_is_unknown_has_its_reason(made)
     assert text.count('<tr class="wrong">') == 1
 
 
-def test_a_title_and_facts_of_anybodys_are_harmless(made):
+def test_title_and_facts_are_escaped(made):
     evil = "</style><script>alert(1)</script>"
     text = render(build_model_page(made[1], title=evil, facts={evil: evil}, footer=[evil]))
     checked(text)
     assert "<script" not in text
 
 
-def test_streams_side_by_side():
+def test_page_of_encoder_decoder():
     pytest.importorskip("transformers")
     from addnorm.stream.models.load import load
 
@@ -238,7 +238,7 @@ def test_streams_side_by_side():
 
 
 class One(torch.nn.Module):
-    """One sublayer, pre-LN, without the final norm."""
+    """Model of one pre-LN sublayer without a final norm."""
 
     def __init__(self):
         super().__init__()
@@ -248,7 +248,7 @@ class One(torch.nn.Module):
         return x + self.f(self.norm(x))
 
 
-def test_one_sublayer_is_no_plural_and_a_final_norm_that_is_not_there_is_not_told():
+def test_page_of_one_sublayer():
     torch.manual_seed(0)
     model, x = One(), torch.randn(2, 4, 8)
     found = addnorm.inspect(model, x)
@@ -262,7 +262,7 @@ def test_one_sublayer_is_no_plural_and_a_final_norm_that_is_not_there_is_not_tol
     assert "least" not in beside
 
 
-def test_a_map_of_nans_is_no_empty_drawing():
+def test_nan_map_is_left_out():
     model, x = One(), torch.randn(2, 4, 8)
     x[0, 0, 0] = math.nan
     found = addnorm.inspect(model, x)

@@ -1,4 +1,4 @@
-"""A page: whole HTML that needs nothing, everything escaped, written whole or not at all."""
+"""Tests of `addnorm.report.page`: self-contained HTML, escaping, atomic writing."""
 
 import errno
 import math
@@ -35,7 +35,7 @@ def page(text="text", rows=(("a", 1.5), ("b", math.nan))):
     )
 
 
-def test_a_page_is_whole_and_needs_nothing():
+def test_page_is_self_contained_html():
     found = checked(render(page()))
     assert [one["text"] for one in found.all("h2")] == ["text", "Two"]
     assert [one["href"] for one in found.all("a")] == ["#section-1", "#section-2"]
@@ -43,7 +43,7 @@ def test_a_page_is_whole_and_needs_nothing():
     assert tables(found)[0] == [["site", "text"], ["a", 1.5], ["b", pytest.approx(math.nan, nan_ok=True)]]
 
 
-def test_every_text_is_escaped():
+def test_render_escapes_all_texts():
     text = render(page(EVIL))
     found = checked(text)
     assert "alert" in text
@@ -53,18 +53,18 @@ def test_every_text_is_escaped():
     assert found.all("title")[0]["text"] == EVIL
 
 
-def test_proofs_are_told_without_colours():
+def test_proofs_do_not_depend_on_colour():
     text = render(page())
     for words in ("✓", "✗", "Holds: ", "Does not hold: "):
         assert words in text
 
 
-def test_a_page_without_verdict_tiles_and_foot():
+def test_page_without_verdict_tiles_and_footer():
     found = checked(render(Page("t", "s", [], [])))
     assert not found.all("footer")
 
 
-def test_two_figures_of_one_name_are_refused():
+def test_render_refuses_duplicate_figure_names():
     svg = SVG.replace("></svg>", '><path id="a-1" /></svg>')
     figure = Figure("t", "c", svg, Table(["a"], [["b"]]))
     render(Page("t", "s", [], [Section("one", "", [figure])]))
@@ -72,17 +72,17 @@ def test_two_figures_of_one_name_are_refused():
         render(Page("t", "s", [], [Section("one", "", [figure]), Section("two", "", [figure])]))
 
 
-def test_the_same_page_is_the_same_text():
+def test_render_is_deterministic():
     assert render(page()) == render(page())
 
 
-def test_it_is_light_and_dark_wide_and_narrow_on_screen_and_paper():
+def test_style_has_dark_narrow_and_print_rules():
     (style,) = re.findall(r"<style>(.*?)</style>", render(page()), re.S)
     for words in ("prefers-color-scheme: dark", "@media print", "max-width: 640px", "prefers-reduced-motion"):
         assert words in style
 
 
-def test_columns_of_numbers_stand_to_the_right_with_every_digit_for_programs():
+def test_number_columns_keep_all_digits():
     found = checked(
         render(Page("t", "s", [], [Section("a", "", [Table(["n", "x", "y"], [["a", 1 / 3, 2], ["b", None, 3]])])]))
     )
@@ -92,7 +92,7 @@ def test_columns_of_numbers_stand_to_the_right_with_every_digit_for_programs():
     assert (value["value"], value["text"]) == (repr(1 / 3), "0.3333")
 
 
-def test_a_row_of_another_length_is_refused():
+def test_table_refuses_rows_of_wrong_length():
     with pytest.raises(ValueError, match="row 1 has 1 cells, expected 2"):
         Table(["a", "b"], [["x", 1.0], ["y"]])
 
@@ -100,13 +100,13 @@ def test_a_row_of_another_length_is_refused():
 # Writing.
 
 
-def test_a_page_is_written_into_a_folder_that_is_made(tmp_path):
+def test_write_creates_the_folder(tmp_path):
     path = write(page(), tmp_path / "new" / "deep" / "a.html")
     assert path.read_text(encoding="utf-8") == render(page())
     assert [one.name for one in path.parent.iterdir()] == ["a.html"]
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.html"
     path.write_text("before")
 
@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     [("a.txt", ValueError, "expected a file that ends in .html"), ("folder.html", OSError, "a directory, expected the file"),
      ("file.txt/a.html", OSError, "cannot be written"), ("a\0.html", OSError, "cannot be written"), ("x" * 300 + ".html", OSError, "cannot")],
 )  # fmt: skip
-def test_a_path_that_cannot_be_written_is_refused_in_a_sentence(tmp_path, name, error, words):
+def test_write_refuses_bad_paths(tmp_path, name, error, words):
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file.txt").touch()
     for refuse in (check_path, lambda path: write(page(), path)):
@@ -134,7 +134,7 @@ def test_a_path_that_cannot_be_written_is_refused_in_a_sentence(tmp_path, name, 
         assert str(refused.value).startswith("path is ")
 
 
-def test_jinja_that_is_missing_is_told(monkeypatch):
+def test_missing_jinja2_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(
         ImportError, match=r"jinja2 is not installed, and is needed to write a report: pip install 'addnorm\[plot\]'"

@@ -47,7 +47,7 @@ def calls(draw):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 @given(call=calls())
-def test_forward_and_backward_are_those_of_float64_autograd(variant, call):
+def test_trace_matches_float64_autograd(variant, call):
     x, sublayer, jacobian, weight, bias, eps, grad = call
     d, extra = len(x), {}
     if variant["placement"] == "pre":
@@ -70,7 +70,7 @@ def test_forward_and_backward_are_those_of_float64_autograd(variant, call):
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
-def test_the_backward_is_the_slope_of_the_forward(variant):
+def test_backward_matches_finite_differences(variant):
     x, sublayer, weight, bias = (
         [0.7, -1.1, 0.4, 2.0],
         [0.2, 0.5, -0.3, 0.1],
@@ -93,7 +93,7 @@ def test_the_backward_is_the_slope_of_the_forward(variant):
             assert slope == pytest.approx((loss(**{name: up}) - loss(**{name: down})) / (2 * h), abs=1e-8)
 
 
-def test_it_is_layer_norm_and_rms_norm_and_the_library():
+def test_trace_matches_torch_and_the_library():
     z = torch.tensor([1.5, 1.0, 4.5], dtype=torch.float64)
     x, sublayer = (torch.tensor(v, dtype=torch.float64) for v in (X, SUBLAYER))
     layer, rms = trace(X, SUBLAYER).output, trace(X, SUBLAYER, norm="rms", eps=1e-6).output

@@ -12,7 +12,7 @@ from support.trace_variants import SUBLAYER, X
 @pytest.mark.parametrize(
     ("preset", "step"), [(preset, step) for preset in PRESETS.values() for step in preset.printed], ids=str
 )
-def test_every_number_that_a_lesson_prints_is_right_to_the_places_printed(preset, step):
+def test_printed_numbers_are_right_to_their_places(preset, step):
     followed, printed = preset.trace(), preset.printed[step]
     assert printed.agrees(followed[step].value)
     assert f"the lesson prints {printed.values[0]}" in followed[step].note.replace("[", "")
@@ -33,17 +33,17 @@ LESSONS = {
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_preset_carries_all_that_its_lesson_prints(name):
+def test_preset_has_all_numbers_of_its_lesson(name):
     assert {step: " ".join(printed.values) for step, printed in PRESETS[name].printed.items()} == LESSONS[name]
 
 
-def test_the_sums_that_a_lesson_prints_are_in_the_numbers():
+def test_lesson_sums_are_in_the_numbers():
     followed = PRESETS["lesson-001"].trace()
     assert followed["mean"].numbers == "(3.16 + 0.61 + 1.87) / 3 = 5.64 / 3"
     assert followed["variance"].numbers.startswith("(1.6384 + 1.6129 + 0.0001) / 3")
 
 
-def test_where_a_lesson_goes_on_from_rounded_numbers_the_trace_says_so():
+def test_notes_explain_rounded_lesson_numbers():
     followed = PRESETS["lesson-001"].trace(digits=5)
     assert show(math.sqrt(1.08)) == "1.0392"
     assert show(math.sqrt(1.0838)) == "1.0411"
@@ -54,17 +54,17 @@ def test_where_a_lesson_goes_on_from_rounded_numbers_the_trace_says_so():
     assert [f"{v:.4f}" for v in followed["normalized"].value] == ["1.2295", "-1.2199", "-0.0096"]
 
 
-def test_a_printed_number_that_is_off_would_be_told_with_the_right_one():
+def test_note_gives_exact_digits_of_wrong_numbers():
     from addnorm.trace import Printed
 
     off = Printed(("1.23", "-1.23"), "from rounded numbers")
     assert not off.agrees((1.2295, -1.2199))
     assert off.note((1.2295, -1.2199)) == (
-        "the lesson prints [1.23, -1.23], which to that precision is [1.23, -1.22]: from rounded numbers"
+        "the lesson prints [1.23, -1.23], the exact digits are [1.23, -1.22]: from rounded numbers"
     )
 
 
-def test_gamma_of_sigma_and_beta_of_mu_undo_the_norm_but_for_eps():
+def test_undo_preset_undoes_the_norm_up_to_eps():
     followed = PRESETS["undo"].trace()
     z, y = followed["z"].value, followed.output
     off = max(abs(a - b) for a, b in zip(y, z, strict=True))
@@ -74,7 +74,7 @@ def test_gamma_of_sigma_and_beta_of_mu_undo_the_norm_but_for_eps():
     assert exactly.output == pytest.approx(z, rel=1e-14)
 
 
-def test_the_mismatches_are_those_of_torch_std():
+def test_mismatch_presets_match_torch_std():
     z = torch.tensor([1.5, 1.0, 4.5], dtype=torch.float64)
     unbiased = PRESETS["unbiased"].trace()
     assert unbiased["variance"].value == pytest.approx(z.var().item(), rel=1e-14)
@@ -87,7 +87,7 @@ def test_the_mismatches_are_those_of_torch_std():
         assert "[-0.53916, -0.86266, 1.4018]" in PRESETS[preset].trace()["normalized"].note
 
 
-def test_a_changed_preset_keeps_its_notes_only_if_its_forward_is_the_same():
+def test_changed_preset_drops_notes_of_its_forward():
     preset = PRESETS["lesson-000"]
     assert "lesson prints" in preset.trace(grad=[0, 1, 0], digits=3)["mean"].note
     changed = preset.trace(placement="pre")

@@ -15,21 +15,21 @@ from support.trace_variants import SUBLAYER, X
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
-def test_the_table_fits_80_columns_and_shows_every_step(preset):
+def test_table_fits_80_columns(preset):
     followed = preset.trace()
     lines = str(followed).splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if re.match(r"[a-z_]+  ", line)] == [step.name for step in followed]
 
 
-def test_long_vectors_are_shown_by_their_ends():
+def test_show_shortens_long_vectors():
     followed = trace(range(1000), [1.0] * 1000, placement="pre")
     assert max(map(len, str(followed).splitlines())) <= 80
     assert len(followed.to_dict()["output"]) == 1000
     assert "(1000 numbers)" in str(followed)
 
 
-def test_the_data_is_json_and_says_its_version():
+def test_to_dict_is_json_with_version():
     followed = PRESETS["lesson-001"].trace()
     data = json.loads(json.dumps(followed.to_dict(), allow_nan=False))
     assert data["schema"] == 1
@@ -39,7 +39,7 @@ def test_the_data_is_json_and_says_its_version():
     }
 
 
-def test_a_trace_is_frozen_and_knows_its_steps_by_name():
+def test_trace_is_frozen_and_indexed_by_name():
     followed = trace(X, SUBLAYER)
     assert "mean" in followed
     assert "mode" not in followed
@@ -51,7 +51,7 @@ def test_a_trace_is_frozen_and_knows_its_steps_by_name():
         followed["mean"].value = 1.0
 
 
-def test_it_needs_the_standard_library_only():
+def test_trace_imports_only_the_standard_library():
     folder = Path(addnorm.__file__).parent / "trace"
     code = """
 import importlib.util, pathlib, sys

@@ -1,4 +1,4 @@
-"""Worked examples by name: those of the lessons with the numbers that they print, and the mismatches learners meet."""
+"""Worked examples by name: the lessons' examples with their printed numbers, and common mismatches."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .follow import trace
+from .calculation import trace
 from .steps import Trace, Vector, show
 
 FREE = {"grad", "read_grad", "digits", "title"}
-"""What may change in a preset without changing its forward."""
+"""Options of `trace` that do not change the forward of a preset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """Numbers as a lesson prints them, and what there is to say about how it came by them."""
+    """Numbers as a lesson prints them, and an explanation where they need one."""
 
     values: tuple[str, ...]
     because: str = ""
 
     def agrees(self, value: float | Vector) -> bool:
-        """Whether the value, rounded to the places that each number was printed with, is that number.
+        """Return whether the value, rounded to the printed places, is the printed number.
 
         Example:
             >>> Printed(("2.33",)).agrees(7 / 3), Printed(("2.34",)).agrees(7 / 3)
@@ -31,22 +31,22 @@ class Printed:
         return self.values == self.rounded(value)
 
     def rounded(self, value: float | Vector) -> tuple[str, ...]:
-        """The value, to the places that each number was printed with."""
+        """Return the value with the printed number of places."""
         numbers = value if isinstance(value, tuple) else (value,)
         places = [len(text.partition(".")[2]) for text in self.values]
         return tuple(f"{number:.{digits}f}" for number, digits in zip(numbers, places, strict=True))
 
     def note(self, value: float | Vector) -> str:
-        """What the lesson prints, and where it is off, what would be right and why."""
-        said = f"the lesson prints {_text(self.values)}"
+        """Return what the lesson prints and, where it differs, the right digits and the reason."""
+        note = f"the lesson prints {_text(self.values)}"
         if not self.agrees(value):
-            said += f", which to that precision is {_text(self.rounded(value))}"
-        return f"{said}: {self.because}" if self.because else said
+            note += f", the exact digits are {_text(self.rounded(value))}"
+        return f"{note}: {self.because}" if self.because else note
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A token, what its sublayer returned, the options of `trace`, and by step what was printed and what to note."""
+    """Worked example: a token, its sublayer's output, options of `trace`, and printed numbers and notes by step."""
 
     name: str
     title: str
@@ -57,7 +57,7 @@ class Preset:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def trace(self, **changes: Any) -> Trace:
-        """The trace, with options of `trace` changed; printed numbers and notes show while the forward is as it was.
+        """Return the trace with changed options. Printed numbers and notes appear while the forward is unchanged.
 
         Example:
             >>> PRESETS["lesson-000"].trace()["mean"].note
@@ -71,8 +71,8 @@ class Preset:
         steps = []
         for step in followed:
             printed = [self.printed[step.name].note(step.value)] if step.name in self.printed else []
-            said = filter(None, [step.note, *printed, self.notes.get(step.name)])
-            steps.append(replace(step, note="; ".join(said)))
+            notes = filter(None, [step.note, *printed, self.notes.get(step.name)])
+            steps.append(replace(step, note="; ".join(notes)))
         return replace(followed, steps=tuple(steps))
 
 
@@ -113,62 +113,62 @@ PRESETS: Mapping[str, Preset] = {
                 "mean": Printed(("1.88",)),
                 "centred": Printed(("1.28", "-1.27", "-0.01")),
                 "squares": Printed(("1.6384", "1.6129", "0.0001")),
-                "variance": Printed(("1.08",), "1.0838, rounded, behind a plain ="),
-                "root": Printed(("1.04",), "the root of 1.08, already rounded, 1.0392, where √1.0838 = 1.0411"),
+                "variance": Printed(("1.08",), "1.0838, rounded"),
+                "root": Printed(("1.04",), "computed from the rounded 1.08: √1.08 = 1.0392, while √1.0838 = 1.0411"),
                 "normalized": Printed(
                     ("1.23", "-1.22", "-0.01"),
-                    "divided by the rounded 1.04, that is [1.2308, -1.2212, -0.0096]; the places printed are right",
+                    "divided by the rounded 1.04, which gives [1.2308, -1.2212, -0.0096]; the printed places are right",
                 ),
             },
         ),
         Preset(
             "undo",
-            "Second example with γ = √σ², β = μ: undoes the norm",
+            "Second example with γ = √σ², β = μ, which undoes the norm",
             *_STUDYING,
             {"weight": math.sqrt(_VARIANCE), "bias": _MEAN},
-            notes={"shifted": "z again, but for 5.9e-06: γ gives back √σ² where the norm divided by √(σ² + ε)"},
+            notes={"shifted": "equal to z within 5.9e-06: γ multiplies by √σ², the norm divided by √(σ² + ε)"},
         ),
         Preset(
             "unbiased",
-            "Mismatch: variance by d - 1, as torch.std has it",
+            "Mismatch: variance divided by d - 1, as in torch.std",
             *_FIRST,
             {"variance": "unbiased"},
             notes={
-                "variance": f"LayerNorm divides by d and has {show(_PLAIN['variance'].value)}",
+                "variance": f"LayerNorm divides by d and gives {show(_PLAIN['variance'].value)}",
                 "normalized": f"0.8165 = √((d - 1)/d) times LayerNorm's {show(_PLAIN['normalized'].value)}",
             },
         ),
         Preset(
             "annotated-transformer",
-            "Mismatch: (x - mean) / (std + eps), std by d - 1",
+            "Mismatch: (x - mean) / (std + eps), std with d - 1",
             *_FIRST,
             {"variance": "unbiased", "eps_place": "outside", "eps": 1e-6},
             notes={
-                "root": "The Annotated Transformer: a_2 * (x - mean) / (std + eps) + b_2, std by d - 1",
-                "normalized": f"LayerNorm has {show(_PLAIN['normalized'].value)}",
-                "shifted": "its sublayers also normalize first (--placement pre), as its text says",
+                "root": "The Annotated Transformer: a_2 * (x - mean) / (std + eps) + b_2, std with d - 1",
+                "normalized": f"LayerNorm gives {show(_PLAIN['normalized'].value)}",
+                "shifted": "its sublayers also normalize first (--placement pre)",
             },
         ),
         Preset(
             "rms-norm",
-            "RMSNorm: z over the root of its mean square",
+            "RMSNorm: z divided by its root mean square",
             *_FIRST,
             {"norm": "rms"},
-            notes={"normalized": f"LayerNorm has {show(_PLAIN['normalized'].value)}"},
+            notes={"normalized": f"LayerNorm gives {show(_PLAIN['normalized'].value)}"},
         ),
         Preset(
             "pre-ln",
-            "Pre-LN: the norm on what the sublayer reads",
+            "Pre-LN: the norm at the sublayer's input",
             *_FIRST,
             {"placement": "pre"},
         ),
         Preset(
             "constant",
-            "Equal features: there is nothing to normalize",
+            "Equal features: nothing to normalize",
             (1.0, 2.0, 3.0),
             (1.0, 0.0, -1.0),
-            notes={"dz": "g less its mean, times 1/√ε = 316: only ε bounds it"},
+            notes={"dz": "(g - mean(g)) times 1/√ε = 316: only ε bounds it"},
         ),
     )
 }
-"""The worked examples by name; `addnorm trace --list` shows them."""
+"""Worked examples by name; `addnorm trace --list` lists them."""

@@ -1,4 +1,4 @@
-"""What a trace is made of: steps, each with its formula, the formula with numbers, and the value; and their text."""
+"""Steps of a trace, each with formula, numbers and value, and their text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Vector = tuple[float, ...]
 
 SECTIONS: tuple[Section, ...] = get_args(Section)
 SCHEMA = 1
-"""Version of the layout that `Trace.to_dict` gives."""
+"""Version of the layout of `Trace.to_dict`."""
 
 _NAMES = {"layer": "LayerNorm", "rms": "RMSNorm"}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: `symbol = formula = numbers = value`."""
+    """One step of a trace: `symbol = formula = numbers = value`."""
 
     name: str
     section: Section
@@ -37,18 +37,18 @@ class Step:
 
     @property
     def finite(self) -> bool:
-        """No inf or nan in the value."""
+        """Whether the value has no inf or nan."""
         return all(map(math.isfinite, _flat(self.value)))
 
     def lines(self, digits: int = 5, width: int = 64) -> list[str]:
-        """`symbol = formula = numbers = value`, broken before a `=` or between two features where it must be."""
+        """Return `symbol = formula = numbers = value` as lines, broken before a `=` or between two features."""
         parts = filter(None, [self.formula, *self.numbers.split(" = "), show(self.value, digits)])
         lines = [self.symbol]
         for part in parts:
             if len(lines[-1]) + len(part) + 3 <= width:
                 lines[-1] += f" = {part}"
             else:
-                # inside brackets only a comma ends a feature: no other space may break the line
+                # inside brackets a line may break only after a comma
                 glued = re.sub(r"(?<!,) (?=[^\[]*\])", "\0", part)
                 wrapped = textwrap.wrap(f"= {glued}", width, subsequent_indent="   ", break_on_hyphens=False)
                 lines += [line.replace("\0", " ") for line in wrapped]
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The steps in order; `t["mean"]` is the step of that name, `str(t)` a table, `t.to_dict()` ready for JSON."""
+    """Trace of one token: its steps in order. `t["mean"]` is a step, `str(t)` a table, `t.to_dict()` is for JSON."""
 
     placement: Placement
     norm: Norm
@@ -83,30 +83,30 @@ class Trace:
         return iter(self.steps)
 
     def section(self, section: Section) -> tuple[Step, ...]:
-        """The steps of "forward", "checks" or "backward"."""
+        """Return the steps of "forward", "checks" or "backward"."""
         return tuple(step for step in self.steps if step.section == section)
 
     @property
     def equation(self) -> str:
-        """What the sublayer's wrapper computes, in one line."""
+        """The computation in one line."""
         norm = _NAMES[self.norm]
         return f"y = {norm}(x + Sublayer(x))" if self.placement == "post" else f"z = x + Sublayer({norm}(x))"
 
     @property
     def output(self) -> Vector:
-        """What goes on to the next sublayer: y in post-LN, the stream z in pre-LN."""
+        """Output of the sublayer: y in post-LN, the stream z in pre-LN."""
         return _flat(self["shifted" if self.placement == "post" else "z"].value)
 
     @property
     def heading(self) -> str:
-        """The equation and every choice that shapes the numbers."""
+        """The equation with all options that change the numbers."""
         choices = [f"{self.placement}-LN", f"ε = {self.eps:g}"]
         choices += ["variance divided by d - 1"] if self.variance == "unbiased" else []
         choices += ["ε outside the root"] if self.eps_place == "outside" else []
         return f"{self.equation}   ({', '.join(choices)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON types: inf and nan, which JSON lacks, are None, and `finite` of their step is False.
+        """Return the trace as JSON types. inf and nan become None, and `finite` of their step is False.
 
         Example:
             >>> from addnorm.trace import trace
@@ -128,7 +128,7 @@ class Trace:
 
 
 def show(value: float | Sequence[float], digits: int = 5) -> str:
-    """A number or a vector as text, to so many significant digits; of a long vector both ends and its length.
+    """Return a number or a vector as text with `digits` significant digits; long vectors are shortened.
 
     Example:
         >>> show(7 / 3), show([1.5, -1, 4.5]), show(range(768))

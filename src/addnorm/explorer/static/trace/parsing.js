@@ -1,5 +1,5 @@
 // @ts-check
-/** Parsing of numbers and vectors, with the errors of Python's `_number` and `_vector` in follow.py. */
+/** Parsing of numbers and vectors, with the errors of Python's `_number` and `_vector` in calculation.py. */
 
 import { show } from "../numbers.js";
 
@@ -49,7 +49,7 @@ export function number(name, value) {
   const found = typeof value === "string" ? float(value) : typeof value === "number" ? value : undefined;
   if (found === undefined) throw new Error(`${name} is ${repr(value, 60)}, expected a number: write it with digits, as in 1.5.`);
   if (!Number.isFinite(found)) {
-    throw new Error(`${name} is ${show(found)}, expected a finite number: start from numbers that can be written down.`);
+    throw new Error(`${name} is ${show(found)}, expected a finite number.`);
   }
   return found;
 }

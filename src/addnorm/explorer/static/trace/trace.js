@@ -63,7 +63,7 @@ export function trace(x, sublayer, options = {}) {
     throw new Error("variance is 'unbiased', but RMSNorm has no variance: leave it out, or use norm='layer'.");
   }
   if (read_grad !== null && placement === "post") {
-    throw new Error("read_grad came with placement 'post', where the norm reads z: use placement='pre', or grad.");
+    throw new Error("read_grad requires placement 'pre', got 'post', where the norm reads z: use placement='pre', or grad.");
   }
   const eps = number("eps", options.eps ?? 1e-5);
   if (eps < 0) throw new Error(`eps is ${show(eps, 6)}, expected a number >= 0: the usual ones are 1e-5 and 1e-6.`);
@@ -76,40 +76,40 @@ export function trace(x, sublayer, options = {}) {
   const gamma = weight === null ? new Array(d).fill(1) : vector("weight", weight, d, { scalar: true });
   const beta = bias === null ? new Array(d).fill(0) : vector("bias", bias, d, { scalar: true });
   const outGrad = vector("grad", grad ?? token.map((_, k) => (k === 0 ? 1 : 0)), d);
-  const came = grad === null ? "none given: 1 for the first feature, 0 for the others" : "the gradient that comes in";
+  const came = grad === null ? "default: 1 for the first feature, 0 for the others" : "incoming gradient";
   const v = placement === "post" ? "z" : "x";
   const rule = new Rule(norm === "layer", variance === "biased", eps_place === "inside", eps, gamma, beta, v);
   const w = new Writer(digits);
   const stream = added(token, branch);
   const sums = w.pairs(token, " + ", branch);
 
-  w.add("x", "x", token, { note: "what enters the sublayer" });
+  w.add("x", "x", token, { note: "input of the sublayer" });
   if (placement === "post") {
-    w.add("sublayer", "Sublayer(x)", branch, { note: "what the sublayer returned" });
+    w.add("sublayer", "Sublayer(x)", branch, { note: "output of the sublayer" });
     w.add("z", "z", stream, { formula: "x + Sublayer(x)", numbers: sums });
     const saved = normalize(w, stream, rule);
     check(w, saved, rule);
     w.add("grad", "dy", outGrad, { note: came });
     const dz = differentiate(w, outGrad, "dy", saved, rule, "dz");
-    w.add("dx", "dx", dz, { formula: "dz", note: "the +1 path; the sublayer hands back more, its Jacobian times dSublayer(x)" });
-    w.add("dsublayer", "dSublayer(x)", dz, { formula: "dz", note: "the same: a sum splits its gradient equally" });
+    w.add("dx", "dx", dz, { formula: "dz", note: "the +1 path; the sublayer adds its Jacobian times dSublayer(x)" });
+    w.add("dsublayer", "dSublayer(x)", dz, { formula: "dz", note: "the same: both terms of a sum get its gradient" });
     parameters(w, outGrad, "dy", saved, rule);
   } else {
     const saved = normalize(w, token, rule);
-    w.add("sublayer", "Sublayer(read)", branch, { note: "what the sublayer returned for it" });
-    w.add("z", "z", stream, { formula: "x + Sublayer(read)", numbers: sums, note: "the stream goes on without a norm" });
+    w.add("sublayer", "Sublayer(read)", branch, { note: "output of the sublayer for it" });
+    w.add("z", "z", stream, { formula: "x + Sublayer(read)", numbers: sums, note: "the stream continues without a norm" });
     check(w, saved, rule);
     w.add("grad", "dz", outGrad, { note: came });
-    w.add("straight", "dx, straight", outGrad, { formula: "dz", note: "the +1 path: no norm stands on it" });
-    w.add("dsublayer", "dSublayer(read)", outGrad, { formula: "dz", note: "the same: a sum splits its gradient equally" });
-    let [back, note] = [outGrad, "none given: the sublayer's Jacobian is unknown here, and the identity stands in for it"];
+    w.add("straight", "dx, straight", outGrad, { formula: "dz", note: "the +1 path: there is no norm on it" });
+    w.add("dsublayer", "dSublayer(read)", outGrad, { formula: "dz", note: "the same: both terms of a sum get its gradient" });
+    let [back, note] = [outGrad, "default: the identity replaces the unknown Jacobian of the sublayer"];
     if (read_grad !== null) {
-      [back, note] = [vector("read_grad", read_grad, d), "as given: what the sublayer's own backward returned"];
+      [back, note] = [vector("read_grad", read_grad, d), "from the argument read_grad: the result of the sublayer's backward"];
     }
     w.add("read_grad", "dread", back, { formula: "Jacobianᵀ dSublayer(read)", note });
     const through = differentiate(w, back, "dread", saved, rule, "dnorm");
     const numbers = w.pairs(outGrad, " + ", through);
-    w.add("dx", "dx", added(outGrad, through), { formula: "dz + dnorm", numbers, note: "straight, and through the sublayer and its norm" });
+    w.add("dx", "dx", added(outGrad, through), { formula: "dz + dnorm", numbers, note: "the straight path, plus the path through the sublayer and its norm" });
     parameters(w, back, "dread", saved, rule);
   }
   explain(w.steps, rule);
@@ -259,7 +259,7 @@ function normalize(w, z, rule) {
   w.add("shifted", v === "x" ? "read" : "y", added(scaled, rule.bias), {
     formula: `γ ⊙ ${rule.normalized} + β`,
     numbers: w.pairs(scaled, " + ", rule.bias),
-    note: v === "x" ? "what the sublayer reads" : "",
+    note: v === "x" ? "input of the sublayer" : "",
   });
   const direction = rule.inside ? normalized : centred.map((a) => (sigma === 0 ? 0 : a / sigma));
   return { normalized, direction, spread, root };
@@ -308,14 +308,14 @@ function differentiate(w, out, symbol, saved, rule, name) {
   w.add("projection", "p", p, {
     formula: `${rule.average} Σ gₖ·${n}ₖ`,
     numbers: w.mean(products, rule.count, (k) => `${w.p(g[k])}·${w.p(saved.normalized[k])}`),
-    note: `how much of g lies along ${n}`,
+    note: `component of g along ${n}`,
   });
   const dz = g.map((a, k) => (a - mean - saved.direction[k] * p) / saved.root);
   const along = rule.inside ? n : `${rule.centred}/√${rule.spread}`;
   const taken = rule.layer ? ` - ${w.p(mean)}` : "";
-  let note = rule.layer && dz.every(Number.isFinite) ? `sums to 0: the norm is blind to a constant added to ${rule.v}` : "";
+  let note = rule.layer && dz.every(Number.isFinite) ? `sums to 0: the norm ignores a constant added to ${rule.v}` : "";
   if (!rule.inside && saved.direction.every((a) => a === 0)) {
-    note = "the limit at √0; autograd gives nan here, 0 times the root's infinite slope";
+    note = "the limit at √0; autograd gives nan here: 0 times the infinite slope of the root";
   }
   w.add(name, name, dz, {
     formula: `(g${rule.layer ? " - mean(g)" : ""} - ${along}·p) ${rule.overRoot}`,
@@ -333,42 +333,42 @@ function parameters(w, out, symbol, saved, rule) {
   w.add("dweight", "dγ", times(out, saved.normalized), {
     formula: `${symbol} ⊙ ${rule.normalized}`,
     numbers: w.pairs(out, "·", saved.normalized),
-    note: "a batch adds those of all its tokens",
+    note: "a batch sums this over its tokens",
   });
-  w.add("dbias", "dβ", out, { formula: symbol, note: "likewise" });
+  w.add("dbias", "dβ", out, { formula: symbol, note: "a batch sums this over its tokens" });
 }
 
 /** @param {number} mean @param {Rule} rule */
 function onMean(mean, rule) {
   if (!Number.isFinite(mean)) return "";
-  if (!rule.layer) return "RMSNorm takes no mean away";
-  return Math.abs(mean) < 1e-9 ? "0, but for rounding" : "not 0: the features are so large that the rounding of μ shows";
+  if (!rule.layer) return "RMSNorm does not subtract the mean";
+  return Math.abs(mean) < 1e-9 ? "0 up to round-off" : "not 0: the features are so large that the round-off of μ is visible";
 }
 
 /** @param {number} expected @param {number} spread @param {Rule} rule */
 function onExpected(expected, spread, rule) {
   if (!Number.isFinite(expected)) return "";
-  if (spread === 0) return "there is no spread to bring to 1";
+  if (spread === 0) return "the variance is 0 and cannot become 1";
   if (expected < 1) {
-    const takers = rule.biased ? "ε takes" : rule.eps ? "d - 1 and ε take" : "d - 1 takes";
-    return `short of 1 by ${show(1 - expected, 2)}, which is what ${takers}`;
+    const cause = rule.biased ? "ε" : rule.eps ? "d - 1 and ε" : "d - 1";
+    return `${show(1 - expected, 2)} below 1, due to ${cause}`;
   }
-  return rule.eps ? "next to so large a variance ε takes nothing" : "ε = 0 takes nothing";
+  return rule.eps ? "1: ε is negligible beside this variance" : "1: ε = 0 has no effect";
 }
 
 /** What is special about this token, if anything. @param {number[]} z @param {number[]} normalized @param {number} root @param {Rule} rule */
 function onNormalized(z, normalized, root, rule) {
   const n = rule.normalized;
   const y = rule.v === "z" ? "y" : "the read";
-  if (root === Infinity && normalized.every((a) => a === 0)) return `the squares overflowed, so that ${n} = 0 and ${y} = β`;
+  if (root === Infinity && normalized.every((a) => a === 0)) return `the squares overflow, so ${n} = 0 and ${y} = β`;
   if (!normalized.every(Number.isFinite)) return "";
-  if (!rule.layer) return z.every((a) => a === 0) ? `a token of zeros stays one, and ${y} = β` : "";
-  if (z.length === 1) return `d = 1: a lone feature is its own mean, so that ${n} = 0 and ${y} = β whatever came in`;
+  if (!rule.layer) return z.every((a) => a === 0) ? `a token of zeros stays zero, and ${y} = β` : "";
+  if (z.length === 1) return `d = 1: a single feature is its own mean, so ${n} = 0 and ${y} = β for every input`;
   if (z.every((a) => a === z[0])) {
     if (normalized.some((a) => Math.abs(a) > 1e-6)) {
-      return "all features are equal: this is nothing but the rounding of μ, which a larger ε would hide";
+      return "all features are equal: the values are only the round-off of μ; a larger ε hides it";
     }
-    return `all features are equal: nothing to normalize, ${n} = 0 (but for rounding) and ${y} = β`;
+    return `all features are equal: ${n} = 0 up to round-off, and ${y} = β`;
   }
   return "";
 }
@@ -377,9 +377,9 @@ function onNormalized(z, normalized, root, rule) {
 function explain(steps, rule) {
   const first = steps.find((one) => !flat(one.value).every(Number.isFinite));
   if (!first) return;
-  let why = "overflow: beyond float64's largest number, 1.8e308; what follows from it may be inf or nan";
-  if (first.name === "variance" && !rule.count) why = "0/0: one number has no variance divided by d - 1; what follows from it is nan";
-  else if (first.name === "normalized") why = "division by 0: the root is 0, and ε = 0 does not help it";
+  let why = "overflow: larger than the largest float64, 1.8e308; later values may be inf or nan";
+  if (first.name === "variance" && !rule.count) why = "0/0: with d = 1 there is no variance divided by d - 1; later values are nan";
+  else if (first.name === "normalized") why = "division by 0: the root is 0, and ε = 0";
   first.note = first.note ? `${first.note}; ${why}` : why;
 }
 

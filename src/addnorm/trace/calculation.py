@@ -1,4 +1,4 @@
-"""The calculation: `trace` follows one token through Add & Norm, and its gradient back."""
+"""`trace`: the computation of Add & Norm and its gradient for one token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trace(
     digits: int = 5,
     title: str = "",
 ) -> Trace:
-    r"""Follows one token x through Add & Norm and its gradient back.
+    r"""Compute Add & Norm of one token, and its gradient, step by step.
 
         z = x + Sublayer(x)      z_norm = (z - mean) / sqrt(var + eps)      y = weight * z_norm + bias
         g = dy * weight          dz = (g - mean(g) - z_norm * mean(g * z_norm)) / sqrt(var + eps)
@@ -35,30 +35,30 @@ def trace(
 
     Args:
         x: the token, d numbers.
-        sublayer: what the sublayer returned for it (in pre-LN: for Norm(x)), d numbers.
-        placement: "post" normalizes the sum, "pre" what the sublayer reads: z = x + Sublayer(Norm(x)).
-        norm: "layer", or "rms", which takes no mean away and divides by sqrt(mean(z^2) + eps).
-        weight: gamma, d numbers or one for all; None is ones.
-        bias: beta, d numbers or one for all; None is zeros.
+        sublayer: the sublayer's output for it (pre-LN: for Norm(x)), d numbers.
+        placement: "post" normalizes the sum, "pre" the sublayer's input: z = x + Sublayer(Norm(x)).
+        norm: "layer", or "rms", which does not subtract the mean and divides by sqrt(mean(z^2) + eps).
+        weight: gamma, d numbers or one number; None is ones.
+        bias: beta, d numbers or one number; None is zeros.
         eps: a number >= 0.
         grad: the gradient of the output (y, in pre-LN z), d numbers; None is (1, 0, ..., 0), the gradient of its first
             feature.
-        read_grad: pre-LN only: the gradient of what the sublayer read, d numbers, which is `grad` times the sublayer's
-            Jacobian. None takes the identity for the Jacobian, which nobody here knows, hence `grad` itself.
-        variance: divided by d ("biased", LayerNorm's) or by d - 1 ("unbiased", what `torch.std` does).
+        read_grad: pre-LN only: the gradient of the sublayer's input, d numbers: `grad` times the sublayer's Jacobian. None
+            uses `grad`, as if the unknown Jacobian were the identity.
+        variance: divided by d ("biased", as in LayerNorm) or by d - 1 ("unbiased", as in `torch.std`).
         eps_place: "inside" the root, or "outside": (z - mean) / (sqrt(var) + eps).
-        digits: significant digits of the numbers in the formulas and in `str()`. The values are not rounded.
-        title: a line above the table.
+        digits: significant digits in the formulas and in `str()`. The values are not rounded.
+        title: line above the table.
 
     Returns:
-        Its steps by name. Forward: x, sublayer, z, mean, centred, squares, variance, root, normalized, scaled, shifted
-        (pre-LN: sublayer and z last; RMSNorm: mean_square for mean, centred and variance). Checks: check_mean,
+        The trace. Its steps by name, forward: x, sublayer, z, mean, centred, squares, variance, root, normalized, scaled,
+        shifted (pre-LN: sublayer and z last; RMSNorm: mean_square for mean, centred and variance). Checks: check_mean,
         check_variance (RMSNorm: check_square), expected. Backward: grad, grad_scaled, grad_mean (not RMSNorm),
         projection, dz, dx, dsublayer, dweight, dbias (pre-LN: grad, straight, dsublayer, read_grad, grad_scaled,
         grad_mean, projection, dnorm, dx, dweight, dbias).
 
     Raises:
-        ValueError: vectors that are empty, not of one length or not of finite numbers; an unknown choice.
+        ValueError: a vector is empty, has the wrong length or a number that is not finite, or a choice is unknown.
 
     Source: Ba, Kiros, Hinton, "Layer Normalization" (arXiv 1607.06450); Zhang, Sennrich, "Root Mean Square Layer
     Normalization" (arXiv 1910.07467); variance by d - 1 and eps outside the root as in "The Annotated Transformer".
@@ -80,7 +80,9 @@ def trace(
     if norm == "rms" and variance == "unbiased":
         raise ValueError("variance is 'unbiased', but RMSNorm has no variance: leave it out, or use norm='layer'.")
     if read_grad is not None and placement == "post":
-        raise ValueError("read_grad came with placement 'post', where the norm reads z: use placement='pre', or grad.")
+        raise ValueError(
+            "read_grad requires placement 'pre', got 'post', where the norm reads z: use placement='pre', or grad."
+        )
     eps = _number("eps", eps)
     if eps < 0:
         raise ValueError(f"eps is {eps:g}, expected a number >= 0: the usual ones are 1e-5 and 1e-6.")
@@ -92,37 +94,43 @@ def trace(
     gamma = (1.0,) * d if weight is None else _vector("weight", weight, d, scalar=True)
     beta = (0.0,) * d if bias is None else _vector("bias", bias, d, scalar=True)
     out_grad = _vector("grad", (1.0, *(0.0,) * (d - 1)) if grad is None else grad, d)
-    default = "" if grad is not None else "none given: 1 for the first feature, 0 for the others"
+    default = "" if grad is not None else "default: 1 for the first feature, 0 for the others"
     v = "z" if placement == "post" else "x"
     rule = _Rule(norm == "layer", variance == "biased", eps_place == "inside", eps, gamma, beta, v)
     w = _Writer(digits)
     stream, sums = tuple(map(add, token, branch)), w.pairs(token, " + ", branch)
 
-    w.add("x", "x", token, note="what enters the sublayer")
+    w.add("x", "x", token, note="input of the sublayer")
     if placement == "post":
-        w.add("sublayer", "Sublayer(x)", branch, note="what the sublayer returned")
+        w.add("sublayer", "Sublayer(x)", branch, note="output of the sublayer")
         w.add("z", "z", stream, "x + Sublayer(x)", sums)
         saved = _normalize(w, stream, rule)
         _check(w, saved, rule)
-        w.add("grad", "dy", out_grad, note=default or "the gradient that comes in")
+        w.add("grad", "dy", out_grad, note=default or "incoming gradient")
         dz = _differentiate(w, out_grad, "dy", saved, rule, "dz")
-        w.add("dx", "dx", dz, "dz", note="the +1 path; the sublayer hands back more, its Jacobian times dSublayer(x)")
-        w.add("dsublayer", "dSublayer(x)", dz, "dz", note="the same: a sum splits its gradient equally")
+        w.add("dx", "dx", dz, "dz", note="the +1 path; the sublayer adds its Jacobian times dSublayer(x)")
+        w.add("dsublayer", "dSublayer(x)", dz, "dz", note="the same: both terms of a sum get its gradient")
         _parameters(w, out_grad, "dy", saved, rule)
     else:
         saved = _normalize(w, token, rule)
-        w.add("sublayer", "Sublayer(read)", branch, note="what the sublayer returned for it")
-        w.add("z", "z", stream, "x + Sublayer(read)", sums, "the stream goes on without a norm")
+        w.add("sublayer", "Sublayer(read)", branch, note="output of the sublayer for it")
+        w.add("z", "z", stream, "x + Sublayer(read)", sums, "the stream continues without a norm")
         _check(w, saved, rule)
-        w.add("grad", "dz", out_grad, note=default or "the gradient that comes in")
-        w.add("straight", "dx, straight", out_grad, "dz", note="the +1 path: no norm stands on it")
-        w.add("dsublayer", "dSublayer(read)", out_grad, "dz", note="the same: a sum splits its gradient equally")
-        back, note = out_grad, "none given: the sublayer's Jacobian is unknown here, and the identity stands in for it"
+        w.add("grad", "dz", out_grad, note=default or "incoming gradient")
+        w.add("straight", "dx, straight", out_grad, "dz", note="the +1 path: there is no norm on it")
+        w.add("dsublayer", "dSublayer(read)", out_grad, "dz", note="the same: both terms of a sum get its gradient")
+        back, note = out_grad, "default: the identity replaces the unknown Jacobian of the sublayer"
         if read_grad is not None:
-            back, note = _vector("read_grad", read_grad, d), "as given: what the sublayer's own backward returned"
+            back, note = (
+                _vector("read_grad", read_grad, d),
+                "from the argument read_grad: the result of the sublayer's backward",
+            )
         w.add("read_grad", "dread", back, "Jacobianᵀ dSublayer(read)", note=note)
         through = _differentiate(w, back, "dread", saved, rule, "dnorm")
-        dx, note = tuple(map(add, out_grad, through)), "straight, and through the sublayer and its norm"
+        dx, note = (
+            tuple(map(add, out_grad, through)),
+            "the straight path, plus the path through the sublayer and its norm",
+        )
         w.add("dx", "dx", dx, "dz + dnorm", w.pairs(out_grad, " + ", through), note)
         _parameters(w, back, "dread", saved, rule)
     steps = _explain(w.steps, rule)
@@ -130,7 +138,7 @@ def trace(
 
 
 class _Rule:
-    """Which norm, and the words for its formulas; `v` is the symbol of what it normalizes."""
+    """Kind of the norm, and the texts of its formulas; `v` is the symbol of its input."""
 
     def __init__(
         self, layer: bool, biased: bool, inside: bool, eps: float, weight: Vector, bias: Vector, v: str
@@ -148,7 +156,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What the backward needs from the forward; `direction` is how the root changes with each feature, times count."""
+    """Values that the backward needs; `direction` is the derivative of the root by each feature, times count."""
 
     normalized: Vector
     direction: Vector
@@ -157,7 +165,7 @@ class _Saved:
 
 
 class _Writer:
-    """Collects the steps, and writes numbers into formulas."""
+    """Collector of steps that writes numbers into formulas."""
 
     def __init__(self, digits: int) -> None:
         self.digits = digits
@@ -173,7 +181,7 @@ class _Writer:
         return show(value, self.digits)
 
     def p(self, value: float) -> str:
-        """In parentheses if negative or with an exponent, to stand next to an operator."""
+        """Return a number, in parentheses if it is negative or has an exponent."""
         text = self.n(value)
         return f"({text})" if "-" in text or "e" in text else text
 
@@ -192,7 +200,7 @@ class _Writer:
 
 
 def _normalize(w: _Writer, z: Vector, rule: _Rule) -> _Saved:
-    """The steps from the mean (RMSNorm: the squares) to the shift, and the checks."""
+    """Add the steps from the mean (RMSNorm: the squares) to the shift."""
     d, count, v = len(z), rule.count, rule.v
     centred = z
     if rule.layer:
@@ -218,14 +226,14 @@ def _normalize(w: _Writer, z: Vector, rule: _Rule) -> _Saved:
     w.add("scaled", f"γ ⊙ {rule.normalized}", scaled, numbers=w.pairs(rule.weight, "·", normalized))
     y, symbol, note = tuple(map(add, scaled, rule.bias)), "y", ""
     if v == "x":
-        symbol, note = "read", "what the sublayer reads"
+        symbol, note = "read", "input of the sublayer"
     w.add("shifted", symbol, y, f"γ ⊙ {rule.normalized} + β", w.pairs(scaled, " + ", rule.bias), note)
     direction = normalized if rule.inside else tuple(_over(a, sigma) if sigma else 0.0 for a in centred)
     return _Saved(normalized, direction, spread, root)
 
 
 def _check(w: _Writer, saved: _Saved, rule: _Rule) -> None:
-    """Mean 0 and variance 1, and what eps makes of the second. What comes after is the backward."""
+    """Add the checks of mean 0 and variance 1, and switch to the backward section."""
     d, n = len(saved.normalized), rule.normalized
     w.section = "checks"
     mean = _over(_sum(saved.normalized), d)
@@ -234,7 +242,7 @@ def _check(w: _Writer, saved: _Saved, rule: _Rule) -> None:
     square = _over(_sum(tuple((a - away) * (a - away) for a in saved.normalized)), d)
     name, symbol = ("check_variance", f"variance({n})") if rule.layer else ("check_square", f"mean({n}²)")
     w.add(name, symbol, square, note="divided by d" if rule.layer else "")
-    share = rule.count / d  # the check divides by d, whatever the norm divides by
+    share = rule.count / d  # the check always divides by d
     expected = _over(saved.spread, saved.root * saved.root) * share
     formula = f"{rule.spread} / ({rule.spread} + ε)" if rule.inside else f"{rule.spread} / ({rule.root})²"
     formula = formula if rule.biased else f"(d - 1)/d · {formula}"
@@ -243,7 +251,7 @@ def _check(w: _Writer, saved: _Saved, rule: _Rule) -> None:
 
 
 def _differentiate(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule, name: str) -> Vector:
-    """The steps from the gradient of the norm's output to that of its input, which is the step `name`."""
+    """Add the steps from the gradient of the norm's output to that of its input, the step `name`."""
     d, n = len(out), rule.normalized
     g = tuple(map(mul, out, rule.weight))
     w.add("grad_scaled", "g", g, f"{symbol} ⊙ γ", w.pairs(out, "·", rule.weight))
@@ -254,33 +262,35 @@ def _differentiate(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _R
     products = tuple(map(mul, g, saved.normalized))
     p = _over(_sum(products), rule.count)
     numbers = w.mean(products, rule.count, lambda k: f"{w.p(g[k])}·{w.p(saved.normalized[k])}")
-    w.add("projection", "p", p, f"{rule.average} Σ gₖ·{n}ₖ", numbers, f"how much of g lies along {n}")
+    w.add("projection", "p", p, f"{rule.average} Σ gₖ·{n}ₖ", numbers, f"component of g along {n}")
     dz = tuple(_over(a - mean - b * p, saved.root) for a, b in zip(g, saved.direction, strict=True))
     less, along = " - mean(g)" if rule.layer else "", n if rule.inside else f"{rule.centred}/√{rule.spread}"
     taken = f" - {w.p(mean)}" if rule.layer else ""
     numbers = w.each(d, lambda k: f"({w.n(g[k])}{taken} - {w.p(saved.direction[k])}·{w.p(p)}) / {w.n(saved.root)}")
-    note = f"sums to 0: the norm is blind to a constant added to {rule.v}"
+    note = f"sums to 0: the norm ignores a constant added to {rule.v}"
     note = note if rule.layer and all(map(math.isfinite, dz)) else ""
     if not rule.inside and not any(saved.direction):
-        note = "the limit at √0; autograd gives nan here, 0 times the root's infinite slope"
+        note = "the limit at √0; autograd gives nan here: 0 times the infinite slope of the root"
     w.add(name, name, dz, f"(g{less} - {along}·p) {rule.over_root}", numbers, note)
     return dz
 
 
 def _parameters(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule) -> None:
-    """The gradients of gamma and beta: this token's share, which a batch sums over its tokens."""
+    """Add the gradients of gamma and beta of this token; a batch sums them over its tokens."""
     dweight, numbers = tuple(map(mul, out, saved.normalized)), w.pairs(out, "·", saved.normalized)
-    w.add("dweight", "dγ", dweight, f"{symbol} ⊙ {rule.normalized}", numbers, "a batch adds those of all its tokens")
-    w.add("dbias", "dβ", out, symbol, note="likewise")
+    w.add("dweight", "dγ", dweight, f"{symbol} ⊙ {rule.normalized}", numbers, "a batch sums this over its tokens")
+    w.add("dbias", "dβ", out, symbol, note="a batch sums this over its tokens")
 
 
 def _on_mean(mean: float, rule: _Rule) -> str:
     if not math.isfinite(mean):
         return ""
     if not rule.layer:
-        return "RMSNorm takes no mean away"
+        return "RMSNorm does not subtract the mean"
     return (
-        "0, but for rounding" if abs(mean) < 1e-9 else "not 0: the features are so large that the rounding of μ shows"
+        "0 up to round-off"
+        if abs(mean) < 1e-9
+        else "not 0: the features are so large that the round-off of μ is visible"
     )
 
 
@@ -288,41 +298,41 @@ def _on_expected(expected: float, spread: float, rule: _Rule) -> str:
     if not math.isfinite(expected):
         return ""
     if not spread:
-        return "there is no spread to bring to 1"
+        return "the variance is 0 and cannot become 1"
     if expected < 1:
-        takers = "ε takes" if rule.biased else "d - 1 and ε take" if rule.eps else "d - 1 takes"
-        return f"short of 1 by {1 - expected:.2g}, which is what {takers}"
-    return "next to so large a variance ε takes nothing" if rule.eps else "ε = 0 takes nothing"
+        cause = "ε" if rule.biased else "d - 1 and ε" if rule.eps else "d - 1"
+        return f"{1 - expected:.2g} below 1, due to {cause}"
+    return "1: ε is negligible beside this variance" if rule.eps else "1: ε = 0 has no effect"
 
 
 def _on_normalized(z: Vector, normalized: Vector, root: float, rule: _Rule) -> str:
-    """What is special about this token, if anything."""
+    """Return a note about a special token: zeros, equal features, one feature, overflow."""
     n, y = rule.normalized, "y" if rule.v == "z" else "the read"
     if root == math.inf and not any(normalized):
-        return f"the squares overflowed, so that {n} = 0 and {y} = β"
+        return f"the squares overflow, so {n} = 0 and {y} = β"
     if not all(map(math.isfinite, normalized)):
         return ""
     if not rule.layer:
-        return "" if any(z) else f"a token of zeros stays one, and {y} = β"
+        return "" if any(z) else f"a token of zeros stays zero, and {y} = β"
     if len(z) == 1:
-        return f"d = 1: a lone feature is its own mean, so that {n} = 0 and {y} = β whatever came in"
+        return f"d = 1: a single feature is its own mean, so {n} = 0 and {y} = β for every input"
     if min(z) == max(z):
         if max(map(abs, normalized)) > 1e-6:
-            return "all features are equal: this is nothing but the rounding of μ, which a larger ε would hide"
-        return f"all features are equal: nothing to normalize, {n} = 0 (but for rounding) and {y} = β"
+            return "all features are equal: the values are only the round-off of μ; a larger ε hides it"
+        return f"all features are equal: {n} = 0 up to round-off, and {y} = β"
     return ""
 
 
 def _explain(steps: list[Step], rule: _Rule) -> tuple[Step, ...]:
-    """The steps, with a note at the first that is not finite: why it is not."""
+    """Return the steps, with the reason as a note at the first step that is not finite."""
     for k, step in enumerate(steps):
         if not step.finite:
             if step.name == "variance" and not rule.count:
-                why = "0/0: one number has no variance divided by d - 1; what follows from it is nan"
+                why = "0/0: with d = 1 there is no variance divided by d - 1; later values are nan"
             elif step.name == "normalized":
-                why = "division by 0: the root is 0, and ε = 0 does not help it"
+                why = "division by 0: the root is 0, and ε = 0"
             else:
-                why = "overflow: beyond float64's largest number, 1.8e308; what follows from it may be inf or nan"
+                why = "overflow: larger than the largest float64, 1.8e308; later values may be inf or nan"
             steps[k] = replace(step, note="; ".join(filter(None, (step.note, why))))
             break
     return tuple(steps)
@@ -336,7 +346,7 @@ def _sum(values: Vector) -> float:
 
 
 def _over(a: float, b: float) -> float:
-    """The quotient as IEEE 754 has it; b is no negative zero."""
+    """Return the quotient by IEEE 754; b is not a negative zero."""
     if b:
         return a / b
     return math.copysign(math.inf, a) if a and not math.isnan(a) else math.nan
@@ -348,7 +358,7 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of more than one element
         raise ValueError(f"{name} is {value!r:.60}, expected a number: write it with digits, as in 1.5.") from None
     if not math.isfinite(number):
-        raise ValueError(f"{name} is {number}, expected a finite number: start from numbers that can be written down.")
+        raise ValueError(f"{name} is {number}, expected a finite number.")
     return number
 
 
