@@ -48,7 +48,7 @@ def test_notes_explain_rounded_lesson_numbers():
     assert show(math.sqrt(1.08)) == "1.0392"
     assert show(math.sqrt(1.0838)) == "1.0411"
     assert show(followed["root"].value) == "1.0411"
-    assert "1.08, already rounded, 1.0392" in followed["root"].note
+    assert "from the rounded 1.08: √1.08 = 1.0392" in followed["root"].note
     from_rounded = [f"{c / 1.04:.4f}" for c in (1.28, -1.27, -0.01)]
     assert f"[{', '.join(from_rounded)}]" in followed["normalized"].note
     assert [f"{v:.4f}" for v in followed["normalized"].value] == ["1.2295", "-1.2199", "-0.0096"]
