@@ -122,7 +122,7 @@ def test_second_example_has_the_numbers_of_the_trace():
     assert f"= {t['variance'].value:.4f} |" in page
     assert f"| {t['root'].value:.4f} |" in page
     rounded = [f"{one / 1.04:.4f}" for one in t["centred"].value]
-    assert f"divides by 1.04 gets [{', '.join(rounded)}]" in page
+    assert f"dividing by 1.04 gives [{', '.join(rounded)}]" in page
 
 
 def test_symbols_name_parameters_of_the_code():
