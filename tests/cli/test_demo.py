@@ -189,7 +189,7 @@ def test_demo_fails_for_unmet_published_figure(monkeypatch):
     monkeypatch.setattr("addnorm.lab.published.PUBLISHED", (broken,))
     held, text = printed(training.compare_wirings)
     assert held is False
-    assert f"Not met: {broken.name}" in " ".join(text.split())
+    assert f"Does not hold: {broken.name}" in " ".join(text.split())
 
 
 @pytest.mark.parametrize("missing", ["matplotlib", "joblib"])
