@@ -57,7 +57,7 @@ def test_index_links_lead_to_headings():
 
 def test_entry_has_signature_first_line_and_source(script):
     page = PAGE.read_text()
-    assert "addnorm.nn.Encoder(num_layers, d, nhead, dim_feedforward=None, wiring='pre_ln', **options)" in page
+    assert "addnorm.nn.Encoder(num_layers, d_model, nhead, dim_feedforward=None, wiring='pre_ln', *,\n" in page
     assert "addnorm.unfuse(model) -> nn.Module" in page
     assert "with addnorm.scale_write(site, s):" in page
     for name in set(addnorm.__all__) - {"wirings"}:
@@ -70,7 +70,7 @@ def test_entry_has_signature_first_line_and_source(script):
 
 def test_class_lists_its_methods_without_fields():
     entry = PAGE.read_text().split("### `addnorm.ResidualStack`")[1].split("###")[0]
-    assert "- `.without(i)`: This stack without the write of sublayer i" in entry
+    assert "- `.without(i)`: Return this stack without the write of sublayer i" in entry
     assert "extra_repr" not in entry
     wiring = PAGE.read_text().split("### `addnorm.Wiring`")[1].split("###")[0]
     assert "- `.draw()`: " in wiring
@@ -126,6 +126,6 @@ def test_default_with_an_address_is_refused(script):
 
 def test_module_and_constant_have_no_signature(script):
     assert isinstance(addnorm.wirings, ModuleType)
-    assert "### `addnorm.wirings`\n\nThe residual wirings of the papers" in PAGE.read_text()
+    assert "### `addnorm.wirings`\n\nThe published residual wirings" in PAGE.read_text()
     with pytest.raises(SystemExit, match="say in CONSTANTS"):
         script.first_line(script.Name("addnorm.trace.NOVELTY", "", (1, 2)))
