@@ -126,6 +126,6 @@ def test_default_with_an_address_is_refused(script):
 
 def test_module_and_constant_have_no_signature(script):
     assert isinstance(addnorm.wirings, ModuleType)
-    assert "### `addnorm.wirings`\n\nThe published residual wirings" in PAGE.read_text()
+    assert "### `addnorm.wirings`\n\nResidual wirings as data" in PAGE.read_text()
     with pytest.raises(SystemExit, match="say in CONSTANTS"):
         script.first_line(script.Name("addnorm.trace.NOVELTY", "", (1, 2)))
