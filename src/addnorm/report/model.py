@@ -211,7 +211,10 @@ def _by_depth(rec: Recording | None) -> list[Block]:
         "writes": model_figures.write_figure,
         "similarity": model_figures.similarity_figure,
     }
-    return _drawn([draw(rec, CAPTIONS[name]) for name, draw in figures.items()])
+    captions = dict(CAPTIONS)
+    if not (rec.series("grad", "l2") or rec.series("params", "grad_l2")):
+        captions["depth"] = "The size of the stream's elements after each sublayer."
+    return _drawn([draw(rec, captions[name]) for name, draw in figures.items()])
 
 
 def _sources(rec: Recording | None) -> list[Block]:
