@@ -108,7 +108,9 @@ def held_out(model: CharLM, text: Text, stack: ResidualStack | None = None) -> f
 def through(model: CharLM, text: Text) -> StreamMeasurement:
     """Return the stream of a model and its gradient at every sublayer, on the same sequences for all models."""
     read, following = text.held_out("test", PROBED, TOKENS)
-    return measure_stream(model.decoder.stack, model.embed(read), lambda y: measure.cross_entropy(model.head(y), following))
+    return measure_stream(
+        model.decoder.stack, model.embed(read), lambda y: measure.cross_entropy(model.head(y), following)
+    )
 
 
 def finite(value: float) -> float:

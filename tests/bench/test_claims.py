@@ -236,7 +236,9 @@ def test_sublayer_is_removed_as_in_the_lab(bench_claims, trained, name):
     stack = model.decoder.stack
     for i, one in enumerate(measure.measure_ablation(model, TEXT, bench_claims.TOKENS)):
         y = stack.without(i)(model.embed(probe[0]))
-        assert float(measure.cross_entropy(model.head(y), probe[1]).detach()) - loss == pytest.approx(one["rise"], abs=1e-5)
+        assert float(measure.cross_entropy(model.head(y), probe[1]).detach()) - loss == pytest.approx(
+            one["rise"], abs=1e-5
+        )
         assert bench_claims.held_out(model, TEXT, stack.without(i)) != bench_claims.held_out(model, TEXT)
     row = next(one for one in bench_claims.removal({name: [model]}, TEXT) if one["wiring"] == name)
     assert (row["num_layers"], row["of"], len(row["rises"][0])) == (2, 4, 4)

@@ -117,9 +117,7 @@ def test_sets_rotate_through_all_segments(cuda):
 
 
 @pytest.mark.parametrize(("memcpy", "kernel"), [(0.01, 0.02), (0.02, 0.01)])
-def test_copy_bandwidth_is_that_of_the_faster_method(
-    memcpy, kernel, monkeypatch
-):
+def test_copy_bandwidth_is_that_of_the_faster_method(memcpy, kernel, monkeypatch):
     seconds = iter([memcpy, kernel])
 
     class Seconds:

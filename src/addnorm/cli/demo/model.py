@@ -178,4 +178,6 @@ def write_report(console: Console) -> None:
             run_step(loaded, loaded.kwargs, loss)
         ablations = addnorm.ablate_each(inspection, **loaded.kwargs)
     facts = {"weights": loaded.source, "loss": loss.sentence, "command": "addnorm demo"}
-    print_written(console, report.write(report.build_model_page(inspection, recording, ablations, facts, title=MODEL), path))
+    print_written(
+        console, report.write(report.build_model_page(inspection, recording, ablations, facts, title=MODEL), path)
+    )
