@@ -160,5 +160,8 @@ def test_report_full_disk(place, monkeypatch, quick):
     monkeypatch.setattr(Path, "replace", full)
     done = run("report_models:toy", "--report", "new/a.html")
     assert done.exit_code == 2
-    assert "--report is 'new/a.html', which cannot be written (No space left on device): choose another path." in done.stderr
+    assert (
+        "--report is 'new/a.html', which cannot be written (No space left on device): choose another path."
+        in done.stderr
+    )
     assert [*(place / "new").iterdir()] == []
