@@ -1,4 +1,4 @@
-"""The names that the examples in the docstrings use."""
+"""Names for the examples in docstrings."""
 
 import pytest
 import torch
@@ -8,5 +8,5 @@ import addnorm
 
 @pytest.fixture(autouse=True)
 def names(doctest_namespace: dict[str, object]) -> None:
-    """`torch` and `addnorm`, without an import in every example."""
+    """Add `torch` and `addnorm`, so that no example imports them."""
     doctest_namespace.update(torch=torch, addnorm=addnorm)
