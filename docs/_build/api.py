@@ -39,9 +39,9 @@ class Module(NamedTuple):
 
 
 MODULES = (
-    Module("addnorm.functional", "The operation", "For whoever writes a model: the add and the norm in one call."),
+    Module("addnorm.functional", "The operation", "For model builders: add and norm in one call."),
     Module("addnorm.inplace", "In place", "For inference without new memory: the same calls, over their inputs."),
-    Module("addnorm.ops", "What computes it", "For whoever asks why it is fast, or why it is not."),
+    Module("addnorm.ops", "What computes it", "Which kernels are available, and why others are not."),
     Module("addnorm.wirings", "Wirings", "For the model builder: residual wirings as data. [wirings.md](wirings.md) lists them."),
     Module("addnorm.nn", "Modules, stacks, transformers", "For the model builder: a residual wiring in one line, over any "
            "sublayers.", alone=True),
@@ -52,7 +52,7 @@ MODULES = (
     Module("addnorm.lab", "Wirings compared", "For the researcher: `from addnorm import lab`. "
            "[comparing.md](comparing.md) explains.",
            alone=True),
-    Module("addnorm.report", "The report", "For whoever shows others what was found: `from addnorm import report`.", alone=True),
+    Module("addnorm.report", "The report", "For reports on models and comparisons: `from addnorm import report`.", alone=True),
     Module("addnorm.trace", "One token, step by step", "For the learner: `import addnorm.trace`. It needs nothing but Python. "
            "[add_norm.md](add_norm.md) explains.", alone=True),
 )  # fmt: skip
