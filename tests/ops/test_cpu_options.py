@@ -193,7 +193,8 @@ def test_casting_is_that_of_the_reference(casting, stream, parameter):
     # The last place of rstd differs between the two here and there, and with it one rounding in some thousands.
     assert (got[0] != want[0]).double().mean() < (0.01 if stream not in (f32, f64) else 0.6)
     narrow = max(UNIT[stream], UNIT[parameter] if casting == "t5" else 0, UNIT[got[0].dtype])
-    torch.testing.assert_close(got[0].to(f64), want[0].to(f64), rtol=4 * narrow, atol=0)
+    # Two roundings of rstd and two products, on either side.
+    torch.testing.assert_close(got[0].to(f64), want[0].to(f64), rtol=6 * narrow, atol=0)
     plain = addnorm.add_rms_norm(x, s, w, eps=1e-6)
     rounds = UNIT[stream if casting == "llama" else parameter] > UNIT[f64 if stream == f64 else f32]
     assert plain.equal(addnorm.add_rms_norm(x, s, w, eps=1e-6, casting=casting)) == (not rounds)
