@@ -97,7 +97,7 @@ def add_layer_norm(
         branch: Sublayer(x), `(*, d)`, of the same shape; it is not broadcast.
         weight: gamma, `(d,)`, in any of these dtypes; None means ones.
         bias: beta, `(d,)`; None means zeros.
-        eps: is added to the variance, inside the square root.
+        eps: added to the variance, inside the square root.
         return_residual: also return z, the updated residual stream, which a pre-LN stack needs. Other libraries: `prenorm`.
         normalized_shape: the last dimensions to normalize over, as in `torch.nn.functional.layer_norm`; weight, bias and
             branch_bias then have this shape. None means the last one.
@@ -107,15 +107,15 @@ def add_layer_norm(
         branch_bias: `(d,)`, the bias of the sublayer's last projection.
         dropout_p: probability that an element of the branch is dropped; the others are divided by 1 - p.
         training: False disables dropout.
-        seed: seed of the dropout mask, a 0-d int64 tensor; None: drawn from torch's generator.
+        seed: seed of the dropout mask, a 0-d int64 tensor; None means a seed from torch's generator.
         offset: number of blocks of four elements to skip in the mask's random sequence.
-        weight_offset: is added to weight (1.0 for weights that are stored as weight - 1).
-        residual_dtype: dtype of z; None: the dtype of residual.
-        out_dtype: dtype of y; None: the dtype of branch (under autocast, that of `F.layer_norm(z)` on the device).
+        weight_offset: added to weight (1.0 for weights that are stored as weight - 1).
+        residual_dtype: dtype of z; None means the dtype of residual.
+        out_dtype: dtype of y; None means the dtype of branch (under autocast, that of `F.layer_norm(z)` on the device).
         out: tensor for y, or tensors for `(y, z)` with `return_residual=True`; they are returned. They must have the shape of the
             result and decide its dtype, so out_dtype and residual_dtype can be left out. Each may be exactly residual or
-            exactly branch, and must share no other memory with an argument. Strided tensors are computed out of place and
-            copied. For inference: no argument may require a gradient.
+            exactly branch, and must share no other memory with an argument. Results for strided tensors are computed out of
+            place and copied. For inference: no argument may require a gradient.
 
     Returns:
         y `(*, d)`, or `(y, z)`.
@@ -219,7 +219,7 @@ def add_rms_norm(
 
     Args:
         eps: None means the machine epsilon of the arithmetic, as in `torch.nn.functional.rms_norm` (1.19e-7 for float32).
-        casting: where the normalized value is rounded. It must be where the model in low precision rounds it:
+        casting: where the normalized value is rounded. A model in low precision needs the value that matches its own code:
             "float32" rounds once, at the end (Gemma, OLMo 2, PyTorch); "llama" also to the dtype of z, before the weight
             (Llama, Mistral, Qwen); "t5" also to the dtype of weight, before the weight (T5).
         weight_offset: 1.0 for Gemma, whose weights are stored as weight - 1. Other libraries call it
@@ -284,7 +284,7 @@ def add_residual(
     residual_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    r"""Return z, `(*, d)`: the add without the norm.
+    r"""Return the sum z, `(*, d)`, without a norm.
 
         z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
 

@@ -1,4 +1,4 @@
-r"""The operation in eager torch: specification, fallback of every kernel, oracle of the tests.
+r"""The operation in eager PyTorch: the specification, the fallback of every kernel and the oracle of the tests.
 
     z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
     y = norm(z) * (weight + weight_offset) + bias
@@ -41,7 +41,7 @@ def add(
     branch_bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return z, in `dtype` (residual's if None).
+    """Return the sum z in `dtype`; None means the dtype of residual.
 
     `keep` is the dropout mask divided by 1 - p; `row_scale` is `(*)`.
     """
@@ -85,7 +85,7 @@ def normalize(
     casting: Casting = "float32",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Return y, in `dtype` (z's if None)."""
+    """Return y = norm(z) * (weight + weight_offset) + bias in `dtype`; None means the dtype of z."""
     acc = compute_dtype(z)
     mean, rstd = statistics(z.to(acc), norm, eps)
     x_hat = (z.to(acc) - mean) * rstd
@@ -173,7 +173,10 @@ def sum_to(t: Tensor, scale: Tensor) -> Tensor:
 
 
 def sum_features(t: Tensor) -> Tensor:
-    """Return the sum over the last dimension, `(*, 1)`, by halves: torch's order depends on the other rows and the threads."""
+    """Return the sum over the last dimension, `(*, 1)`, by adding halves.
+
+    The order of the additions in `torch.sum` depends on the other rows and on the number of threads.
+    """
     if torch.compiler.is_dynamo_compiling():
         return t.sum(-1, keepdim=True)  # one loop, in the compiler's order
     while (n := t.shape[-1]) > 1:
@@ -193,7 +196,7 @@ def sum_rows(t: Tensor) -> Tensor:
 
 
 def _apply_mask(t: Tensor, keep: Tensor) -> Tensor:
-    # where instead of a product: a dropped element is 0 even if it was infinite.
+    # torch.where instead of a product: a dropped element is 0 even if it was infinite.
     return torch.where(keep != 0, t * keep.to(t.dtype), 0.0)
 
 

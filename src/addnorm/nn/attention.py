@@ -21,7 +21,7 @@ class SelfAttention(nn.Module):
 
     Masks have the meaning of `F.scaled_dot_product_attention`: bool, True where the query may attend to the key; or float, added
     to the scores. **In the bool masks of `torch.nn.MultiheadAttention` and `torch.nn.Transformer`, True means the opposite**:
-    pass `~mask`. A query that may attend to no key gets zeros from the attention, so its output is the bias of `out_proj`.
+    pass `~mask`. For a query that may attend to no key the attention is zero, so its output is the bias of `out_proj`.
 
     Args:
         d_model: the number of features.

@@ -120,7 +120,7 @@ class KeyValueCache:
             self._memories[attention] = source, pairs.index_select(0, index)
 
     def state(self) -> tuple[dict[nn.Module, _Entry], dict[nn.Module, tuple[Tensor, Tensor]]]:
-        """Return the present entries, for `restore`."""
+        """Return the current entries, for `restore`."""
         return dict(self._tokens), dict(self._memories)
 
     def restore(self, state: tuple[dict[nn.Module, _Entry], dict[nn.Module, tuple[Tensor, Tensor]]]) -> None:

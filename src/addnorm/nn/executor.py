@@ -8,7 +8,7 @@
 
 A step of a small stack takes a few microseconds. So the usual step (no factor, no dropout) calls the operator directly, and
 modules and parameters are read from their tables: `nn.Module.__getattr__` costs a tenth of the operation each time. A norm is
-called as a module where it is more than its formula: another class, parametrized, or with hooks.
+called as a module if it computes more than its formula: another class, parametrized, or with hooks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FUNCTIONS: dict[NormKind, tuple[Any, Any]] = {
     "layer": (functional.layer_norm, functional.add_layer_norm),
     "rms": (functional.rms_norm, functional.add_rms_norm),
 }
-# The classes of norms that are nothing but the formula.
+# The classes of norms that compute exactly the formula.
 PLAIN: dict[NormKind, tuple[type[nn.Module], ...]] = {
     "layer": (LayerNorm, nn.LayerNorm),
     "rms": (RMSNorm, nn.RMSNorm),
@@ -97,7 +97,7 @@ class StackRun:
         self.residual_dtype = residual_dtype
         self.end = end
         self.writes: list[Tensor] | None = [] if keep_writes else None
-        # Norms of these classes need not be called as modules; none while hooks for all modules are registered.
+        # Norms of these classes need not be called as modules. Empty while hooks for all modules are registered.
         self.plain_classes = () if _has_any_global_hook() else PLAIN[norm]
         self.is_simple = not keep_writes and residual_dtype is None
 
@@ -151,7 +151,7 @@ class StackRun:
     def add_and_norm(
         self, here: Connection, x: Tensor, branch: Tensor, reader: Reader | None, options: Options | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return x' and what `reader` reads of it.
+        """Return x' and the input of `reader` that follows from it.
 
         Args:
             here: the sublayer's connection.
@@ -252,7 +252,7 @@ class StackRun:
         return _scaled(y, rest), z
 
     def _is_plain(self, norm: Any) -> bool:
-        """Return whether a norm is nothing but its formula, so that the module need not be called."""
+        """Return whether a norm computes exactly its formula, so that the module need not be called."""
         return (
             norm.__class__ in self.plain_classes
             and norm.normalized_shape == self.shape

@@ -63,10 +63,10 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
 
     - True in a bool mask means the opposite: pass `~mask` and `key_mask=~key_padding_mask`. Float masks are the same.
     - The input needs a batch dimension: pass `x[None]` if it has none.
-    - A `Transformer` hides the source's padding from the decoder too, unless `memory_key_mask` is given.
+    - A `Transformer` hides the source's padding from the decoder too, unless `memory_key_mask` is passed.
 
-    In eval mode without gradients, torch's encoder may return zeros at padded tokens (nested tensors); this one computes them as
-    in training.
+    In eval mode without gradients, torch's encoder may return zeros at padded tokens (nested tensors); the result computes them
+    as in training.
 
     Args:
         module: a `Transformer`, `TransformerEncoder` or `TransformerDecoder` of `torch.nn`, or one layer of the last two.
@@ -75,8 +75,8 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
 
     Raises:
         TypeError: another module, or one with parts that are not torch's own (a subclass, a replaced norm, a parametrization).
-        ValueError: a setting that this library does not have (bias_k, add_zero_attn, kdim, vdim, layers that differ in wiring or
-            width), or one that a copy would lose (hooks, shared parameters).
+        ValueError: a setting that this library does not support (bias_k, add_zero_attn, kdim, vdim, layers that differ in wiring
+            or width), or one that a copy would lose (hooks, shared parameters).
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
@@ -185,7 +185,7 @@ def _copied(theirs: Tensor | None, rows: slice = slice(None)) -> nn.Parameter | 
 
 
 def _check_layer(path: str, layer: Any, kind: type[nn.Module]) -> None:
-    """Check that a layer has torch's own parts, with settings that this library has."""
+    """Check that a layer has torch's own parts, with settings that this library supports."""
     _check_class(path, layer, (kind,))
     for part in PARTS[kind]:
         _check_class(f"{path}.{part.dropout}", getattr(layer, part.dropout), (nn.Dropout,))

@@ -58,5 +58,5 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 def norm_shape(normalized_shape: tuple[int, ...], weight: Tensor | None) -> tuple[int, ...] | None:
-    """Return the `normalized_shape` that the functions need: None if a one-dimensional weight has it."""
+    """Return the `normalized_shape` that the functions need: None if a one-dimensional weight implies it."""
     return None if len(normalized_shape) == 1 and weight is not None else normalized_shape

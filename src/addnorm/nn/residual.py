@@ -55,7 +55,7 @@ class SublayerConnection(nn.Module):
 
         x' = N_out(a * x + b * dropout(N_branch(f(c * N_in(x)))))
 
-    The wiring's `Row` states which norms and factors there are. Several sublayers make a `ResidualStack`, which also fuses the
+    The wiring's `Row` states which norms and factors there are. Use a `ResidualStack` for several sublayers: it also fuses the
     add of each with the norm of the next.
 
     Args:
@@ -69,7 +69,7 @@ class SublayerConnection(nn.Module):
         elementwise_affine: whether the norms have weights.
         bias: whether the norms have biases; None means True for LayerNorm and False for RMSNorm.
         dropout: dropout probability of the sublayer's output.
-        stochastic_depth: the probability that a sample's branch is dropped in training; kept ones are divided by 1 minus it.
+        stochastic_depth: the probability p that a sample's branch is dropped in training; the others are divided by 1 - p.
         residual_dtype: dtype of the stream; None means that of x.
         device: device of the parameters.
         dtype: dtype of the parameters.
@@ -144,7 +144,7 @@ class SublayerConnection(nn.Module):
         return self._accepted[1]
 
     def reset_parameters(self) -> None:
-        """Reset norms to ones and zeros and learned factors to their initial values; the sublayer stays as it is."""
+        """Reset norms to ones and zeros and learned factors to their initial values; the sublayer does not change."""
         norms: tuple[Any, ...] = (self.norm_in, self.norm_branch, self.norm_out)
         for module in norms:
             if module is not None:

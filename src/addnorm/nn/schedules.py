@@ -59,7 +59,7 @@ def _end_rows(run: StackRun, state: State) -> Tensor:
 
 
 def _parallel_reads(run: StackRun, x: Tensor, layer: Layer, first: Tensor) -> State:
-    """Return what each sublayer of a layer reads: its own norm, or the same tensor as the first sublayer."""
+    """Return the input of each sublayer of a layer: its own norm of x, or the input of the first sublayer."""
     return first, *(first if here._modules["norm_in"] is None else run.read(x, here) for here in layer[1:])
 
 
@@ -98,7 +98,7 @@ def _end_two(run: StackRun, state: State) -> Tensor:
     return run.from_stream(functional.add_residual(u, v if norm is None else run.normalize(v, norm)))
 
 
-# Bottom to top: the last norm of a layer also gets the layer's input.
+# Bottom to top: the last norm of a layer reads a sum that also contains the layer's input.
 
 
 def _run_bottom_to_top(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:

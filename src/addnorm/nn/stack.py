@@ -51,8 +51,8 @@ class ResidualStack(nn.Module):
         elementwise_affine: whether the norms have weights.
         bias: whether the norms have biases; None means True for LayerNorm and False for RMSNorm.
         dropout: dropout probability of each sublayer's output.
-        stochastic_depth: the probability that a sample's branches of the last layer are dropped in training. It rises linearly:
-            layer l of L has l/L of it (Huang et al. 2016, arXiv 1603.09382).
+        stochastic_depth: the probability that a sample's branches of the last layer are dropped in training. It rises linearly
+            with depth: in layer l of L it is l/L times this value (Huang et al. 2016, arXiv 1603.09382).
         checkpoint: whether to keep only the input of each layer and recompute the rest in backward.
         residual_dtype: dtype of the stream, such as torch.float32 with bfloat16 sublayers; None means that of x. The output has
             the dtype of x.
@@ -158,7 +158,7 @@ class ResidualStack(nn.Module):
         return self
 
     def reset_parameters(self) -> None:
-        """Reset norms to ones and zeros and learned factors to their initial values; the sublayers stay as they are."""
+        """Reset norms to ones and zeros and learned factors to their initial values; the sublayers do not change."""
         for layer in self.layers():
             for connection in layer:
                 connection.reset_parameters()
@@ -316,7 +316,7 @@ class ResidualStack(nn.Module):
         return f"{self.wiring!r}: {ends.equation()}"
 
 
-SUMS = ("rows", "parallel")  # the flows whose one stream gets one add from every sublayer
+SUMS = ("rows", "parallel")  # the flows with one stream, to which every sublayer adds once
 
 
 def _check_rows(stack: ResidualStack) -> None:

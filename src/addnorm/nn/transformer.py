@@ -182,7 +182,7 @@ class Encoder(_Blocks):
     that measures data (admin), call it yourself with an input.
 
     Args:
-        num_layers: L.
+        num_layers: the number of blocks, L.
         d_model: the number of features of the stream.
         nhead: the number of heads, which divides d_model.
         dim_feedforward: the hidden width of the feed-forward sublayers; None means that of `FeedForward`.
@@ -318,7 +318,7 @@ class Decoder(_Blocks):
 
         Args:
             x: `(batch, tokens, d_model)`; with a cache, the new tokens only.
-            memory: `(batch, memory tokens, d_model)`, the output of an encoder; None if the cache has it.
+            memory: `(batch, memory tokens, d_model)`, the output of an encoder; None if it is in the cache.
             mask: as in `Encoder`, in addition to causality.
             key_mask: `(batch, tokens)`; with a cache, one entry for every token so far.
             memory_mask: `(tokens, memory tokens)`, or one for each sample (and head).

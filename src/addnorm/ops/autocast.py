@@ -1,7 +1,7 @@
 """Autocast: y has the dtype that `F.layer_norm` and `F.rms_norm` of z would have on that device.
 
-On CPU autocast leaves them alone: y has z's dtype. On CUDA they are on the list of functions that run in float32. The kernels are
-registered at the dispatcher's autocast keys, so a call outside autocast does not pay for them.
+CPU autocast does not change these functions, so y has z's dtype. CUDA autocast runs them in float32. The kernels are registered
+at the dispatcher's autocast keys, so they cost nothing outside autocast.
 """
 
 from __future__ import annotations

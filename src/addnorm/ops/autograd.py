@@ -3,9 +3,9 @@
 Saved for backward: z and its statistics (8 bytes a token); the branch only if an option that scales it requires a gradient, the
 residual only if residual_scale does; for dropout, the seed.
 
-The node always returns z as its second output, even where the caller drops it. What is saved is then an output, with its place
-in the graph, so that a second derivative (through the formulas of `reference.py`, with statistics recomputed from z) reaches
-residual and branch.
+The node always returns z as its second output, even where the caller drops it. The saved z is then an output with its place in
+the autograd graph, so that a second derivative (through the formulas of `reference.py`, with statistics recomputed from z)
+reaches residual and branch.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _RESIDUAL, _BRANCH, _WEIGHT, _BIAS = (_BITS[name] for name in GRADIENTS[:4])
 _NEEDS_RESIDUAL = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "residual")
 _NEEDS_BRANCH = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "branch")
 _ADDITIVE = sum(_BITS[option.name] for option in ADD_OPTIONS if option.additive)
-# The arguments of the options before the norm: the first, the end, and by their index from the first the tensors, those that
-# are only added, and those that decide whether the add is a plain one.
+# Arguments of the options before the norm: indices of the first and of the end. Counted from the first: indices of the tensors,
+# of the options that are only added, and of the scales and factors that must have their defaults in a plain add.
 _FIRST = ForwardArguments._fields.index(ADD_NAMES[0])
 _END = _FIRST + len(ADD_NAMES)
 _WEIGHT_OFFSET = ForwardArguments._fields.index("weight_offset")
@@ -59,7 +59,7 @@ def _is_plain_add(add: Any) -> bool:
 
 
 class AddNormFunction(torch.autograd.Function):
-    """`(y, z)` of the arguments of add_norm_forward without `outputs`.
+    """Autograd node of add_norm_forward: `(y, z)` of its arguments without `outputs`.
 
     y is an empty placeholder where `norm` is "none", z where branch is None.
     """
@@ -173,7 +173,7 @@ def _differentiable(
 
 
 class FastFunction(torch.autograd.Function):
-    """`(y, z)` of a call without options, with as little Python as possible."""
+    """Autograd node of a call without options, with outputs `(y, z)` and as little Python as possible."""
 
     @staticmethod
     def forward(
@@ -241,7 +241,7 @@ class FastFunction(torch.autograd.Function):
         )
 
 
-# Function.apply without its Python half, which only detects function transforms: the callers have done so.
+# Function.apply without its Python half, which only detects function transforms; the callers check for these.
 fast_apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, FastFunction)
 full_apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, AddNormFunction)
 # The engine calls `backward` directly, without the two Python frames that look it up at every call.

@@ -1,10 +1,10 @@
-"""What a call becomes in a graph that Dynamo traces: the operator, or the operator's formulas.
+"""Form of a call in a graph that Dynamo traces: the operator, or the operator's formulas.
 
-"op" is one node that no compiler looks into: the kernels of eager mode, with the same bits. "formula" traces the reference that
+"op" is one opaque node: the kernels of eager mode, with the same bits. "formula" traces the reference that
 is registered for every device (`eager.py`), so that Inductor fuses the add and the norm with the operators around them. The
 autograd nodes, the tensors that they save, the dropout mask, the dtypes and the errors are the same in both modes.
 
-`out=` and in-place calls are the operator in both modes: a formula cannot check the memory that it overwrites.
+`out=` and in-place calls use the operator in both modes: a formula cannot check the memory that it overwrites.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def set_compile_mode(mode: Mode | None) -> None:
 
 
 def kernel(op: str, like: Tensor) -> Callable[..., Any]:
-    """Return the operator named `op`, or the function with its arguments and results that replaces it in a graph."""
+    """Return the operator named `op`, or the function with the same signature that replaces it in a graph."""
     mode = _mode or DEFAULT_MODES.get(like.device.type, "op")
     return FORMULAS[op] if mode == "formula" else OPERATORS[op]
 
@@ -78,7 +78,7 @@ def _train(
     return _forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
 
 
-# The compiler removes what is computed here and not returned.
+# The compiler removes the results that are computed here and not returned.
 FORMULAS: dict[str, Callable[..., Any]] = {
     "add_norm": lambda *arguments: _train(*arguments)[0],
     "add_norm_stream": lambda *arguments: _train(*arguments)[:2],

@@ -1,4 +1,4 @@
-"""Calls of the operators: options in the form of the schema, gradients, function transforms.
+"""Calls of the operators: conversion of options to schema arguments, gradients, function transforms.
 
 There are three ways to compute, with the same result: the operator alone (no input requires a gradient), the operator inside
 its autograd node, and the formula of `reference.py`, which torch differentiates, batches and linearizes itself (`torch.func`,
@@ -21,8 +21,8 @@ from addnorm.ops.options import CASTINGS, NORMS
 from addnorm.ops.schema import ForwardArguments
 
 _ops = torch.ops.addnorm
-# What OpOverload.__call__ calls, without its Python frame: a tenth of the time of a call on one row. Dynamo knows only the
-# overload itself; compile_mode.py chooses what it traces.
+# The function that OpOverload.__call__ calls. Without that Python frame, a call on one row is a tenth faster. Dynamo traces only
+# the overload itself; compile_mode.py chooses it.
 _add_norm_eager, _add_norm_stream_eager = _ops.add_norm.default._op, _ops.add_norm_stream.default._op
 _forward_eager = _ops.add_norm_forward.default._op
 _randint = torch.randint
@@ -65,7 +65,7 @@ def fast_path(
             return _add_norm_stream_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
         return _add_norm_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
     except (RuntimeError, AttributeError, TypeError):
-        validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are to blame
+        validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
         raise
 
 
@@ -97,7 +97,7 @@ def run(
     compute: Callable[[Any, bool], tuple[Tensor, Tensor]] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return `(y, z)` of a call with options; options without a parameter of their own are passed on by name.
+    """Return `(y, z)` of a call with options; `**options` are passed to the operator by name.
 
     y is an empty placeholder where `norm` is "none", z where there is no branch or z is not requested.
     `compute` replaces `_compute`.
@@ -145,7 +145,7 @@ def run(
 
 
 def _split_scale(scale: Tensor | float) -> tuple[float, Tensor | None]:
-    """Return a scale as the schema has it: a factor and a tensor, one of which has its default."""
+    """Split a scale into the schema's two arguments, a factor and a tensor; one of them has its default."""
     if isinstance(scale, Tensor):
         return 1.0, scale
     if not is_number(scale):

@@ -18,14 +18,14 @@ CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in 
 
 
 def norm_kind(norm: int) -> reference.Norm:
-    """Return the reference's name of a norm of the schema."""
+    """Return the reference's name for a norm number of the schema."""
     return "layer" if norm == NORMS["layer"] else "rms"
 
 
 def add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
-    """Return y."""
+    """Return y = norm(residual + branch)."""
     validation.check(residual, branch, weight, bias, eps)
     z = (
         residual if branch is None else reference.add(residual, branch)
@@ -85,7 +85,7 @@ def add_norm_forward(
     outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first `outputs` of y, z and the statistics, and placeholders for the others; takes every option."""
+    """Return, for any options, the first `outputs` of y, z and the statistics, and placeholders for the others."""
     validation.check(
         residual, branch, weight, bias, eps, weight_offset=weight_offset, residual_dtype=residual_dtype, out_dtype=out_dtype,
         **options,
@@ -126,7 +126,7 @@ def add_norm_backward(
     grad_mask: int,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients that `grad_mask` requests, in the order of `GRADIENTS`; takes every option."""
+    """Return, for any options, the gradients that `grad_mask` requests, in the order of `GRADIENTS`."""
     dy = None if dy is None else dy.contiguous()
     split = reference.Statistics(stats[..., :1], stats[..., 1:]) if dy is not None else None
     grads = gradients(dy, dz, z, split, weight, norm, **options)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 Kind = Literal["scale", "rows", "features", "probability", "seed", "offset", "number", "casting", "dtype"]
 
-# Argument of an operator's schema for an option of each kind. A scale has two: a number is a factor, a tensor is itself.
+# Schema arguments for an option of each kind. A scale has two: a float for a number, and a tensor.
 _SCHEMA: dict[Kind, str] = {
     "scale": "float {factor}=1.0, Tensor? {name}=None",
     "rows": "Tensor? {name}=None",
@@ -26,7 +26,7 @@ _SCHEMA: dict[Kind, str] = {
 
 
 class Option(NamedTuple):
-    """One keyword argument of `addnorm.add_layer_norm` and its relatives.
+    """One keyword argument of `addnorm.add_layer_norm` and the related functions.
 
     Attributes:
         name: name of the keyword argument.

@@ -1,11 +1,11 @@
 """Results in existing tensors: `out=` and the in-place functions.
 
-The operator `add_norm_out` checks shapes and memory; as in `dispatch.py` the message is made after the error. This module does
-what an operator cannot: raise where a gradient is required, and increment the version counters of the tensors that are
-overwritten, so that autograd notices.
+The operator `add_norm_out` checks shapes and memory; as in `dispatch.py` the message is made after the error. This module adds
+two things that an operator cannot do: it raises where a gradient is required, and it increments the version counters of the
+overwritten tensors, so that autograd detects the change.
 
-What the operator does not support (function transforms, forward-mode derivatives, strided tensors with a `normalized_shape`) is
-computed out of place and copied; torch transforms the copy.
+Calls that the operator does not support (function transforms, forward-mode derivatives, strided tensors with a
+`normalized_shape`) are computed out of place and copied; torch transforms the copy.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def run(
 
 
 def _write(y: Tensor | None, z: Tensor | None, a: Any, return_residual: bool) -> tuple[Tensor, Tensor]:
-    """Compute for `dispatch.run`, whose `residual` is flattened where the norm is over several dimensions."""
+    """Write y and z for `dispatch.run`, whose `residual` is flattened where the norm is over several dimensions."""
     residual = a.residual
     y, z = (t if t is None or t.dim() == residual.dim() else t.view(residual.shape) for t in (y, z))
     written = [t for t in (y, z) if t is not None]

@@ -33,7 +33,7 @@ T = TypeVar("T")
 _INPUTS = "Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps"
 _GRADS = "ScalarType dresidual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask"
 _ADD, _NORM = to_schema(ADD_OPTIONS), to_schema(NORM_OPTIONS)
-# The argument order of libraries that are already built: without this statement, rebuild csrc/arguments.h and _C.so.
+# Keep the argument order of libraries that are already built. To remove this statement, rebuild csrc/arguments.h and _C.so.
 _ADD = _ADD.replace(
     "Tensor? row_scale=None, float branch_factor=1.0", "float branch_factor=1.0, Tensor? row_scale=None"
 )
@@ -89,7 +89,7 @@ ARGUMENTS = {name: parse_arguments(schema) for name, schema in SCHEMAS.items()}
 ForwardArguments = _arguments_tuple("ForwardArguments", ARGUMENTS["add_norm_forward"][:-1])
 BackwardArguments = _arguments_tuple("BackwardArguments", ARGUMENTS["add_norm_backward"])
 OutArguments = _arguments_tuple("OutArguments", ARGUMENTS["add_norm_out"])
-# The arguments that the options before the norm become.
+# The schema arguments of the options before the norm.
 ADD_ARGUMENTS = parse_arguments(f"({_ADD}) -> ()")
 ADD_NAMES = tuple(argument.name for argument in ADD_ARGUMENTS)
 

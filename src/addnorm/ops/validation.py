@@ -1,7 +1,7 @@
 """Argument checks: one sentence that names the argument, its value, the expectation and the remedy.
 
-The C++ kernels only detect that arguments are invalid. The message is made here, after the error, so that a valid call does
-not pay for it. The reference and the fake kernels call `check` first.
+The C++ kernels only detect that arguments are invalid. The message is made here, after the error, so that it
+costs a valid call nothing. The reference and the fake kernels call `check` first.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _check_number(name: str, value: Any, stream: str, residual: Tensor) -> None:
 
 
 def _check_casting(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    """Accept any value: `dispatch.run` looks the name up before an operator gets its number."""
+    """Accept any value: `dispatch.run` checks the name before it passes its number to an operator."""
 
 
 def _check_dtype(name: str, value: Any, stream: str, residual: Tensor) -> None:

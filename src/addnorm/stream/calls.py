@@ -16,7 +16,7 @@ UNCOPIED = (int, float, str, bool, bytes, type(None), Tensor)
 
 
 def call_key(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Return what determines the operators of a forward, as far as it is visible outside; last, whether grad mode is on."""
+    """Return a key of the visible state that determines the operators of a forward; its last entry is the grad mode."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     kinds = tuple(
         (x.dtype, x.dim()) if isinstance(x, Tensor) else x if isinstance(x, bool | str) else type(x) for x in leaves

@@ -235,7 +235,7 @@ def decompose(
     r"""Decompose the stream of a model into one component for x_0 and one for each sublayer, at any depth.
 
     In a plain sum x_L = x_0 + w_1 + ... + w_S the components are the writes. A norm on the stream maps each component to
-    (c - mean(c)) / sqrt(var + eps) * weight with its recorded denominator; the biases of the norms are a source of their own.
+    (c - mean(c)) / sqrt(var + eps) * weight with its recorded denominator; the biases of the norms are a separate source.
 
     Args:
         model: the model, as for `addnorm.inspect`.

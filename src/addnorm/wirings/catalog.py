@@ -23,7 +23,7 @@ Constructor = TypeVar("Constructor", bound=Callable[..., Wiring])
 
 
 def register(make: Constructor) -> Constructor:
-    """Add a constructor to those that `get` and `list_all` know by name."""
+    """Register a constructor under its name for `get` and `list_all`."""
     CONSTRUCTORS[make.__name__] = make
     return make
 
@@ -143,7 +143,7 @@ def _deepnorm_pair(wiring: Wiring, num_encoder_layers: int, num_decoder_layers: 
 
 
 Growth = Literal["log", "linear", "constant"]
-# How much the output may change when every weight does, as a function of S: omega for it (`admin-torch`).
+# omega as a function of S, by how much the output may change when every weight changes (`admin-torch`).
 _ADMIN: dict[str, Callable[[int], float]] = {
     "log": lambda s: math.sqrt((s + 1) / math.log(s + 1) - 1),
     "linear": lambda s: 1.0,
@@ -183,7 +183,7 @@ def _admin_row(at: Place, profiled: bool, growth: Growth) -> Row:
 
 @register
 def rezero() -> Wiring:
-    """Return ReZero, x' = x + alpha f(x) without norms; alpha is learned, 0 at first, one a layer. Bachlechner et al. 2020."""
+    """Return ReZero, x' = x + alpha f(x) without norms; one learned alpha per layer, initially 0. Bachlechner et al. 2020."""
     return Wiring(
         "rezero", Row(b=Learned(0.0, shared=True)), symbols={"b": ("α", "")},
         source="Bachlechner et al. 2020, arXiv 2003.04887",
@@ -193,7 +193,7 @@ def rezero() -> Wiring:
 
 @register
 def skipinit(alpha: float | None = 0.0) -> Wiring:
-    """Return SkipInit, x' = x + alpha f(x) without norms; alpha is learned, one a sublayer. De and Smith 2020.
+    """Return SkipInit, x' = x + alpha f(x) without norms; one learned alpha per sublayer. De and Smith 2020.
 
     Args:
         alpha: the initial value; None means 1/sqrt(S).
@@ -238,7 +238,7 @@ def _layer_scale_row(at: Place, gamma: float | None) -> Row:
 
 @register
 def residual_multiplier(multiplier: float) -> Wiring:
-    """Return x' = x + k f(N(x)), k a constant, and a final norm. Granite 3 has k = 0.22."""
+    """Return x' = x + k f(N(x)), k a constant, and a final norm. Granite 3 uses k = 0.22."""
     multiplier = _nonzero("multiplier", multiplier)
     return Wiring(
         "residual_multiplier", Row(norm_in=True, b=multiplier), final_norm=True, options={"multiplier": multiplier},
@@ -249,7 +249,7 @@ def residual_multiplier(multiplier: float) -> Wiring:
 
 @register
 def depth_mup(k: float = 1.0) -> Wiring:
-    """Return Depth-muP, x' = x + k/sqrt(L) f(N(x)), and a final norm. Yang et al. 2023; MiniCPM3 has k = 1.4."""
+    """Return Depth-muP, x' = x + k/sqrt(L) f(N(x)), and a final norm. Yang et al. 2023; MiniCPM3 uses k = 1.4."""
     k = _nonzero("k", k)
     return Wiring(
         "depth_mup", _depth_mup_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/√L")},

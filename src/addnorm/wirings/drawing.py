@@ -18,7 +18,7 @@ __all__ = ["WIDTH", "draw"]
 
 WIDTH = 78
 ADD, ARROW, AND_SO_ON = "⊕", "►", " ··· "
-STEP = 2  # of wire before a box
+STEP = 2  # columns of wire before a box
 
 # The character of a cell by the directions of its wires: left, right, up, down.
 WIRES = {

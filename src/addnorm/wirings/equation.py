@@ -15,7 +15,7 @@ from addnorm.wirings.row import FACTORS, GAP, Learned, Row, RowText, join_terms,
 
 __all__ = ["LayerGroup", "WiringRows", "equation_lines", "format_equation", "group_layers", "wrap_equation"]
 
-DEPTHS = (12, 24, 48, 96, 192)  # tried where the number of layers is open
+DEPTHS = (12, 24, 48, 96, 192)  # depths to try if no number of layers is passed
 
 
 class WiringRows(Protocol):
@@ -113,7 +113,7 @@ def group_layers(wiring: WiringRows, num_layers: int | None = None) -> list[Laye
 
 
 def shown_depth(wiring: WiringRows, num_layers: int | None = None) -> int:
-    """Return the number of layers to show: where it is open, the smallest of `DEPTHS` that shows every form."""
+    """Return the number of layers to show: `num_layers`, or for None the smallest of `DEPTHS` that shows every form."""
     return num_layers or max(DEPTHS, key=lambda depth: len(_forms(_layers(wiring, depth))))
 
 

@@ -1,12 +1,12 @@
 """Initialization: the roles of a stack's weights and the distribution of each.
 
-A role says what a weight does in its sublayer: "query", "key", "value" and "out" in attention; "up", "gate" and "down" in a
+A role names the use of a weight in its sublayer: "query", "key", "value" and "out" in attention; "up", "gate" and "down" in a
 feed-forward block. A rule, `rule(role, place)`, returns the `Draw` of a role at a place; `Wiring.init` is one. Biases become
 zeros, norms ones and zeros, learned factors their initial values.
 
 A module states its roles with a method `weight_roles() -> list[tuple[str, Tensor]]` (the tensors may be slices of a parameter).
-The modules of `addnorm.nn` have it. The roles of `torch.nn.MultiheadAttention`, `torch.nn.Linear` and a `Sequential` of them
-are known.
+The modules of `addnorm.nn` have this method. The roles of `torch.nn.MultiheadAttention`, `torch.nn.Linear` and a `Sequential` of
+them are built in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 ROLES = ("query", "key", "value", "out", "up", "gate", "down")
 PACKED = ("query", "key", "value")  # one matrix in most implementations
-WRITES = ("out", "down")  # the last projection of a sublayer: what it returns is linear in it
+WRITES = ("out", "down")  # the last projection of a sublayer, in which its output is linear
 
 
 class Draw(NamedTuple):
@@ -62,12 +62,12 @@ class UnknownRoleError(LookupError):
 
 
 def xavier(role: str | None, at: Place, **_: Any) -> Draw:
-    """Draw Xavier-uniform, +-sqrt(6 / (fan_in + fan_out)), as in "Attention Is All You Need"."""
+    """Return Xavier-uniform, +-sqrt(6 / (fan_in + fan_out)), as in "Attention Is All You Need"."""
     return Draw("xavier_uniform")
 
 
 def xavier_packed(role: str | None, at: Place, **_: Any) -> Draw:
-    """Draw Xavier-uniform over queries, keys and values as one matrix of 3 d_model rows: their bound is smaller by sqrt(2).
+    """Return Xavier-uniform over queries, keys and values as one matrix of 3 d_model rows: their bound is smaller by sqrt(2).
 
     `torch.nn.Transformer`, fairseq and most models that were trained with "Xavier" draw them this way.
     """
@@ -75,12 +75,12 @@ def xavier_packed(role: str | None, at: Place, **_: Any) -> Draw:
 
 
 def xavier_normal(role: str | None, at: Place, **_: Any) -> Draw:
-    """Draw Xavier-normal: standard deviation sqrt(2 / (fan_in + fan_out))."""
+    """Return Xavier-normal: standard deviation sqrt(2 / (fan_in + fan_out))."""
     return Draw("xavier_normal")
 
 
 def gpt2(role: str | None, at: Place, **_: Any) -> Draw:
-    """Draw as GPT-2: standard deviation 0.02, and 0.02 / sqrt(2L) for the last projection of each sublayer.
+    """Return the draw of GPT-2: standard deviation 0.02, and 0.02 / sqrt(2L) for the last projection of each sublayer.
 
     2L is the number of sublayers. Source: Radford et al. 2019; Megatron-LM (arXiv 1909.08053).
     """
@@ -88,12 +88,12 @@ def gpt2(role: str | None, at: Place, **_: Any) -> Draw:
 
 
 def depth_scaled(role: str | None, at: Place, **_: Any) -> Draw:
-    """Draw DS-Init: Xavier-uniform over the square root of the layer's number. Source: Zhang et al. 2019 (arXiv 1908.11365)."""
+    """Return DS-Init: Xavier-uniform over the square root of the layer's number. Source: Zhang et al. 2019 (arXiv 1908.11365)."""
     return Draw("xavier_uniform", 1 / math.sqrt(at.number))
 
 
 def zero_out(role: str | None, at: Place, **_: Any) -> Draw:
-    """Draw Xavier-uniform, and zeros for the last projection of each sublayer: every write is zero at first."""
+    """Return Xavier-uniform, and zeros for the last projection of each sublayer: every write is zero at first."""
     return Draw("zeros") if require_role(role) in WRITES else Draw("xavier_uniform")
 
 
@@ -110,7 +110,7 @@ def require_role(role: str | None) -> str:
 
 
 def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
-    """Return the weights of a sublayer with their roles, None where the module states none.
+    """Return the weights of a sublayer with their roles; None means that the role is unknown.
 
     Raises:
         ValueError: a module has a parameter that is no weight of a `Linear`, and no `weight_roles`.

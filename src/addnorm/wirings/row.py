@@ -29,7 +29,7 @@ class Learned:
 
     Args:
         init: the initial value.
-        per_feature: whether each of the `d_model` features has a factor of its own, shape `(d_model,)`, instead of a scalar.
+        per_feature: whether each of the `d_model` features has its own factor, shape `(d_model,)`, instead of a scalar.
         shared: whether all sublayers of a layer share one factor (as in ReZero).
     """
 

@@ -38,8 +38,8 @@ def to_contiguous(t: Tensor | None) -> Tensor | None:
 def to_rows(t: Tensor | None, d: int) -> tuple[Tensor | None, int | None]:
     """Return a tensor as rows of d, and their stride, None where it is d.
 
-    The alignment of the rows, as far as the compiler knows it, decides how many elements a thread takes at once, and with it the
-    order of the sums. Rows are read in place if the compiler knows the same about them as about contiguous rows, else copied.
+    The compiler's assumption about the alignment of the rows decides how many elements a thread takes at once, and so the order
+    of the sums. Rows are read in place if this assumption is the same as for contiguous rows, else copied.
     """
     if t is None:
         return None, None

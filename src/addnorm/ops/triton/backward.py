@@ -154,7 +154,7 @@ def backward_kernel(
             u = tl.load(branch + row_offsets(row, branch_stride, D) + cols, mask=mask, other=0.0).to(ACC)
             if branch_bias is not None:
                 u += tl.load(branch_bias + cols, mask=cols < D, other=0.0).to(ACC)
-                u = tl.where(mask, u, 0.0)  # and the bias
+                u = tl.where(mask, u, 0.0)  # an infinite bias times 0 is NaN
             u = total * apply_dropout(u, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D)
             if LAYER_SCALE is not None:
                 layer_scale_sum += apply_branch_scale(u, row_scale, None, None, row, cols, rows, LAYER_STEP, D, ACC)

@@ -103,7 +103,7 @@ def add_norm_train_backward(
 
 
 def add_norm_backward(*arguments: Any) -> tuple[Tensor, ...]:
-    """Return the gradients that `grad_mask` requests, in the order of GRADIENTS; takes every option."""
+    """Return, for any options, the gradients that `grad_mask` requests, in the order of GRADIENTS."""
     a = BackwardArguments(*arguments)
     dy, dz, z, weight, grad_mask = a.dy, a.dz, a.z, a.weight, a.grad_mask
     # A scale's gradient is computed from the tensor that it multiplies.

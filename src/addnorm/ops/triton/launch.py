@@ -42,7 +42,7 @@ def launch(
         kernel: a `triton.jit` function.
         grid: number of programs along each axis.
         tensors: tensors or None; all are on the device of the last one.
-        numbers: floats or None; `tl.constexpr` for float64, since no argument of a Triton kernel is.
+        numbers: floats or None; `tl.constexpr` for float64, since a kernel's float arguments are float32.
         strides: strides of rows, None where equal to the row length; multiples of ALIGNED.
         counts: integers for which the kernel is not specialized.
         constants: compile-time constants.

@@ -1,7 +1,7 @@
 """The forward operators of `ops/schema.py` by the Triton kernels: checks, allocation, launch. The backward is in `gradients.py`.
 
-As with the C++ kernels, other arguments go to the reference: it computes the valid ones (no elements, other dtypes) and raises
-the error for the others.
+As with the C++ kernels, unsupported arguments go to the reference: it computes the valid ones (no elements, other dtypes) and
+raises the error for the invalid ones.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _write(
 
 
 def add_norm_forward(*arguments: Any, outputs: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first `outputs` of y, z and the statistics, and placeholders for the others; takes every option."""
+    """Return, for any options, the first `outputs` of y, z and the statistics, and placeholders for the others."""
     if len(arguments) > len(ForwardArguments._fields):
         outputs = arguments[-1]
     a = ForwardArguments(*arguments[: len(ForwardArguments._fields)])
@@ -150,7 +150,7 @@ def _empty_rows(residual: Tensor, like: Tensor) -> Tensor:
 def add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
-    """Return y."""
+    """Return y = norm(residual + branch)."""
     if not _is_supported(residual, branch, weight, bias, eps):
         return eager.add_norm(residual, branch, weight, bias, eps, rms)
     y = _empty_rows(residual, residual if branch is None else branch)
@@ -187,7 +187,7 @@ def add_norm_train(
 
 
 def add_norm_out(*arguments: Any) -> None:
-    """Write y and z into existing tensors; the reference copies into those, or rejects those, that the kernels may not write."""
+    """Write y and z into existing tensors; the reference handles tensors that the kernels may not write."""
     a = OutArguments(*arguments)
     residual, branch, y, z = a.residual, a.branch, a.y, a.z
     add = None

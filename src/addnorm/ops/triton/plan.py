@@ -16,7 +16,7 @@ import functools
 from typing import NamedTuple
 
 FORWARD_WHOLE = 16384  # elements of a row that one program of the forward keeps in registers
-FORWARD_TILE = 8192  # elements of a longer row at a time
+FORWARD_TILE = 8192  # elements of a longer row that are read at a time
 # The backward has its sums in registers too. Bytes of a row of dy and of z that fit beside them; and bytes that stay in the cache
 # between a first reading, for the two means in the row's gradient, and a second. Several programs compute a longer row.
 BACKWARD_ONCE = 16 * 1024
@@ -71,7 +71,7 @@ class Cut(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def backward(rows: int, d: int, sums: int, itemsize: int) -> Cut:
-    """Return the distribution of a backward: few enough programs, and no chain of additions too long.
+    """Return the distribution of a backward, with bounds on the number of programs and on the chains of additions.
 
     Args:
         rows: rows of all programs together.

@@ -83,7 +83,7 @@ def load_weight(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr)
 
 @triton.jit
 def apply_scale(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
-    """Return value * scale: a tensor with one element (STEP 0) or one per feature (STEP 1), a number, or neither."""
+    """Return value * scale; the scale is a tensor of one element (STEP 0) or one per feature (STEP 1), a number, or None."""
     if scale is not None:
         return value * tl.load(scale + cols * STEP, mask=cols < D, other=0.0).to(ACC)
     elif factor is not None:

@@ -171,7 +171,7 @@ class Capture(TorchDispatchMode):
 
 
 def _running_statistics(name: str, args: Any) -> list[Tensor]:
-    """Return the running mean and variance, which a batch norm writes without saying so in its schema."""
+    """Return the running mean and variance, which a batch norm writes although its schema does not declare it."""
     return [x for x in args[3:5] if isinstance(x, Tensor)] if name in BATCH_NORMS else []
 
 

@@ -56,7 +56,7 @@ class Frames:
         return exclusive.frames is not None and exclusive.frames is not self
 
     def enter(self, module: nn.Module, args: Any = None) -> None:
-        """Track the begin of a call (a forward pre-hook)."""
+        """Track the start of a call (a forward pre-hook)."""
         if self.is_paused:
             return
         path = self.paths.get(id(module))

@@ -10,7 +10,7 @@ from torch import Tensor
 __all__ = ["CONSTANT", "DATA", "FAMILY", "NOISE", "PARAMETER", "Address", "Flow", "Frame", "Op", "Value"]
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # bits: what a value depends on
-# This library's operators count as one name: in place, out=, and with a backward they are different operators.
+# This library's operators share one name: in place, with out= and with a backward, different operators run.
 FAMILY = "addnorm::"
 # A module's path, the number of the call, an operator's name, its number among the operators of that name in the call.
 Address = tuple[str, int, str, int]

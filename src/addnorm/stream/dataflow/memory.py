@@ -76,7 +76,7 @@ class _Write(NamedTuple):
 
 
 class Memory:
-    """Values of tensors.
+    """Current value of every tensor, through all in-place writes.
 
     Args:
         add_leaf: returns the value of a tensor that no operator has computed.
@@ -97,7 +97,7 @@ class Memory:
         self._live: dict[int, list[tuple[Value, Tensor]]] = {}  # by storage: values whose contents are still in memory
         self._writes: dict[int, list[_Write]] = {}
         self._initial: set[int] = set()  # storages that existed before the run
-        self._copies: dict[int, tuple[Any, Any]] = {}  # of those that were written
+        self._copies: dict[int, tuple[Any, Any]] = {}  # of the storages that were written
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._values
@@ -145,7 +145,7 @@ class Memory:
                     self._copies[key] = here.untyped_storage(), copy
 
     def wrote(self, tensor: Tensor) -> None:
-        """Add a write: the value of the tensor was written to its memory."""
+        """Record a write to the memory of a tensor, after `bind` has set its new value."""
         key = _storage_key(tensor)
         writes = self._writes.setdefault(key, [])
         number = writes[-1].number + 1 if writes else 1

@@ -79,7 +79,7 @@ class ObserverMode(TorchDispatchMode):
     def was_missed(self, op: Op) -> bool:
         """Return whether an operator did not run, or may be confused with another one of its call.
 
-        The latter is so if the call ran more or fewer operators of that name than in the captured run.
+        It may be confused if the call ran more or fewer operators of that name than in the captured run.
         """
         frame = self._visited.get(op.address)
         name = op.address[2]
@@ -153,7 +153,7 @@ def observe_forwards(
 
     Args:
         model: the model.
-        begin: called before each forward with the frames and the arguments; returns the mode, or None to leave the forward alone.
+        begin: called before each forward with the frames and the arguments; returns the mode, or None to skip this forward.
         end: called with the mode after the forward.
     """
     inner = getattr(model, "_orig_mod", model)
@@ -191,7 +191,7 @@ def observe_forwards(
             stack.close()
 
     def abandon() -> None:
-        """End a forward that KeyboardInterrupt has ended, for which torch calls no hook."""
+        """Clean up after a forward that KeyboardInterrupt ended, for which torch calls no hook."""
         stacks = [stack for stack in running if stack is not None]
         running.clear()
         modes.clear()

@@ -36,7 +36,7 @@ LEAF_TYPES = (
     torch.Generator,
     nn.Module,
 )
-MAX_OBJECTS = 10_000  # that are searched for tensors
+MAX_OBJECTS = 10_000  # maximum number of objects that are searched for tensors
 
 
 def copy_argument(argument: Any) -> Any:

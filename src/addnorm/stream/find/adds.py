@@ -67,9 +67,9 @@ class Add:
     out: Value
     residual_path: Path  # from x to the operand
     writes: list[Write]
-    branch_input: Value | None = None  # what the branch reads if x is the norm of it
+    branch_input: Value | None = None  # the value that the branch reads if x is the norm of that value
     previous: Add | None = None  # the add that computed x
-    norms: list[Norm] = field(default_factory=list)  # between the previous add and x, the first one last
+    norms: list[Norm] = field(default_factory=list)  # between the previous add and x, the last one first
     early_factors: list[Factor] = field(default_factory=list)  # between the previous add and the first of those norms
     late_factors: list[Factor] = field(default_factory=list)  # between those norms and x
     changes_tokens: bool = False  # tokens are joined or removed between the previous add and x
@@ -116,7 +116,7 @@ def trace_multiples(term: Term) -> Iterator[Path]:
 
 
 def _trace_origin(term: Term) -> Path:
-    """Return the farthest of those paths."""
+    """Return the longest path of `trace_multiples`."""
     return [*trace_multiples(term)][-1]
 
 
@@ -218,7 +218,7 @@ def _match_beside_norm(op: Op, terms: tuple[Term, ...]) -> Add | None:
 
 
 def _match_continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
-    """Match (x + f(x)) + g(x) with parallel sublayers, or a state to which something else is added."""
+    """Match (x + f(x)) + g(x) with parallel sublayers, or a state plus another value."""
     for p, q in _order_terms(op, terms):
         state = _find_state(p, adds)
         if state is None:
@@ -249,7 +249,7 @@ def _find_add(value: Value, adds: dict[Value, Add]) -> Add | None:
 
 
 def _continues_from(state: Value, earlier: Value, adds: dict[Value, Add]) -> bool:
-    """Return whether a state is the end of adds the first of which begins with that earlier value."""
+    """Return whether a chain of adds leads from an earlier value to a state."""
     add = _find_add(state, adds)
     if add is None:
         return False

@@ -3,8 +3,8 @@
 Adds inside a sublayer of a longer chain (the cube in a handwritten GELU, a skip in a convolution) belong to that sublayer. Every
 add is in a chain, inside a sublayer, or left over and reported.
 
-A norm after an add is the add's own (N_out) if the same step of other layers has it too. The norms after the last add that
-remain are final norms.
+A norm after an add belongs to the add (N_out) if the same step of other layers has one too. The remaining norms after the last
+add are final norms.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Chain:
         return [factor for factor in factors if factor.kind in ("constant", "learned")]
 
     def find_features(self) -> tuple[int, int]:
-        """Return the dimension of the features, counted from the end, and their number, as norms or convolutions have it."""
+        """Return the dimension of the features, counted from the end, and their number, from norms or convolutions."""
         out = self.adds[0].out.shape
         sublayers = [sublayer for of_add in self.sublayers for sublayer in of_add]
         norms = [norm for one in sublayers for norm in (*one.reads.norms, one.norm) if norm is not None]
@@ -217,13 +217,13 @@ def _split_last_norms(
     equal = [k for k, signature in enumerate(signatures[:-1]) if signature == signatures[-1]]
     ends_layer = [k for k in equal if layers[adds[k]] != layers[adds[k + 1]]]  # as the last add does
     same = ends_layer or equal
-    # The only add of its kind: a norm is its own if it reads through none.
+    # If no other add is like the last one, a norm belongs to it if its sublayers read through no norm.
     own = len(between[same[-1]]) if same else int(not signatures[-1][1])
     return norms[:own], norms[own:], factors
 
 
 def _signature(add: Add, sublayers: Sequence[Sublayer]) -> tuple[Any, ...]:
-    """Return what the same step of two layers has in common: the module without its number, the norms, the roles."""
+    """Return a key that is equal for the same step of two layers: the module without its number, the norms, the roles."""
     path = tuple(part for part in add.op.frame.path.split(".") if not part.isdigit())
     has_norm_in = any(one.reads.norms for one in sublayers)
     return path, has_norm_in, any(one.norm is not None for one in sublayers), [one.role for one in sublayers]

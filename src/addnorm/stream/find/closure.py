@@ -1,4 +1,4 @@
-"""The proof of a row: its equation, computed in float64 from what the sublayer read and returned, against the run's values."""
+"""The proof of a row: its equation in float64, from the sublayer's input and output, compared with the values of the run."""
 
 from __future__ import annotations
 

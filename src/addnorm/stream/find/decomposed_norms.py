@@ -4,7 +4,7 @@
 downward: the casts, the weight and the bias that follow in the same call.
 
 To add a spelling, extend the function that matches its part: the inverse root, the root, the mean of squares, the square, or
-x - mean(x). `find_norms` compares every match with the formula in float64, so that a wrong match is no norm.
+x - mean(x). `find_norms` compares every match with the formula in float64, and rejects a wrong match.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Root:
     eps: float = 0.0
     eps_outside: bool = False  # eps is added to the root
     unbiased: bool = False
-    is_sum: bool = False  # of squares, not their mean
+    is_sum: bool = False  # over the sum of the squares, not their mean
     factor: float = 1.0
     ops: set[Op] = field(default_factory=set)
 
@@ -150,7 +150,7 @@ def _match_root(value: Value) -> _Root | None:
 
 
 def _match_mean_square(value: Value, depth: int = 0) -> _Root | None:
-    """Match what is under the root.
+    """Match the argument of the root.
 
     mean((x - mean)^2) + eps, var(x) + eps, mean(x^2) + eps, sum(x^2) / d + eps, mean(x^2) - mean(x)^2 + eps
     """

@@ -1,4 +1,4 @@
-"""What rows cannot express: notes and remarks about streams, reasons where a sublayer or a whole model is not understood."""
+"""Properties that rows cannot express: notes and remarks about streams, reasons why a sublayer or a model is not understood."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
 
 
 def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
-    """Return whether the write is, up to norms and factors, a sum of x and something."""
+    """Return whether the write is, up to norms and factors, a sum of x and another term."""
     sums = {one.out: one for one in inner}
     value = strip_views(sublayer.write_path.source)
     while value is not add.x:

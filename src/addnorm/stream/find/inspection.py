@@ -1,6 +1,6 @@
 """The result of `inspect`: streams, their sites, the closure of each equation, and how they are rendered.
 
-Rendered tables have one line for layers that are equal. What all lines have in common is above the table.
+Rendered tables have one line for layers that are equal. Values that all lines share are printed above the table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Site:
         norm_in, norm_branch, norm_out: the norms, or None.
         closure: relative error of that equation, computed in float64 from the sublayer's output in the model.
         closes: whether the closure is within the tolerance of the model's dtype.
-        parallel: number of sublayers that the same add adds.
+        parallel: number of sublayers whose writes the same add contains.
         shared: number of sublayers of the stream that are this same module.
         call: number of the call of the module, counted from 0.
         add_path: path of the module that executes the add.
@@ -164,7 +164,7 @@ class Stream:
 
     @property
     def eps(self) -> float | None:
-        """The eps of the norms if all have the same one."""
+        """The eps of the norms; None if they differ."""
         values = {norm.eps for norm in self.norms()}
         return values.pop() if len(values) == 1 else None
 
@@ -395,7 +395,7 @@ def _merge_numbers(parts: Sequence[str]) -> str:
 
 
 def _finite_or_none(error: float | None) -> float | None:
-    """Return None for a number that JSON does not have."""
+    """Return the number, or None if JSON cannot represent it."""
     return error if error is not None and math.isfinite(error) else None
 
 

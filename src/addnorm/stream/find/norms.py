@@ -3,7 +3,7 @@
     (x - mean) / sqrt(var + eps) * weight + bias      layer       x / sqrt(mean(x^2) + eps) * weight      rms
     x / max(|x|, eps) * weight                        scale
 
-The formula of every candidate is computed in float64 and compared with the model's output. A candidate that differs is no norm.
+The formula of every candidate is computed in float64 and compared with the model's output. A candidate that differs is rejected.
 
 To add a fused operator, write a function that builds its `Norm` and enter it in `FUSED`. Formulas in primitive operators are
 matched in decomposed_norms.py.

@@ -60,7 +60,7 @@ CHANNELS_FIRST = {
     "_native_batch_norm_legit_no_training", "batch_norm", "group_norm", "cudnn_batch_norm", "instance_norm", "conv_depthwise3d",
     "_batch_norm_with_update", "batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm",
 }  # fmt: skip
-# Norms and their parts. Where they belong to no `Norm`, they normalize over something else than the features of a token.
+# Norms and their parts. Where they belong to no `Norm`, they do not normalize over the features of a token.
 NORMALIZING = {name for name in CHANNELS_FIRST if "norm" in name} | {
     "native_layer_norm", "_fused_rms_norm", "rms_norm", "rsqrt", "sqrt", "norm", "linalg_vector_norm", "var", "var_mean", "std",
     "std_mean",
@@ -114,12 +114,12 @@ def strip_views(value: Value) -> Value:
 
 
 def _adds_zero(op: Op) -> bool:
-    """Return whether an operator computes x + 0, with which Python's sum begins."""
+    """Return whether an operator computes x + 0, as the first step of Python's sum does."""
     return op.name == "add" and len(op.inputs) == 1 and len(op.args) > 1 and get_number(op.args[1]) == 0.0
 
 
 def is_opaque(op: Op) -> bool:
-    """Return whether an operator belongs to another library, so that its computation is not known."""
+    """Return whether an operator belongs to another library, so that its computation is unknown."""
     return "::" in op.name and not op.name.startswith(FAMILY)
 
 

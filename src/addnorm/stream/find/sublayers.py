@@ -107,7 +107,7 @@ def _split_write(add: Add, write: Write) -> list[Write]:
     paths = [[*trace_multiples(term)][-1] for term in terms]
     regions = [set(find_ops_between(add.read, path.source)) for path in paths]
     if not all(regions) or regions[0] <= regions[1] or regions[1] <= regions[0]:
-        return [write]  # one term is computed from the other: a sublayer with a residual connection of its own
+        return [write]  # one term is computed from the other: a sublayer with its own residual connection
     assert source.op is not None
     kinds = {classify_sublayer(add.read, [*region]) for region in regions}
     if len(kinds) == 1 and source.op.frame is not add.op.frame:
@@ -199,7 +199,7 @@ def has_zero_factor(sublayer: Sublayer) -> bool:
 
 
 def _multiply(factors: Sequence[Factor], terms: Sequence[Term] = ()) -> spec.Factor:
-    """Return the product of factors as a row has it, without dropout, masks and guards."""
+    """Return the product of factors for a row, without dropout, masks and guards."""
     product, learned = 1.0, []
     for factor in factors:
         if factor.kind == "noise" and factor.value is not None:
@@ -299,7 +299,7 @@ def _mixes_neighbours(op: Op) -> bool:
 
 
 def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
-    """Return the layer of each sublayer, from 0: by the numbers in the modules' paths, otherwise by what repeats.
+    """Return the layer of each sublayer, from 0: by the numbers in the modules' paths, otherwise by a period of kinds.
 
     A skip or an injection belongs to the layer of the next sublayer, except for a skip that starts in its own layer.
     """

@@ -1,4 +1,4 @@
-"""Models by name, for the command line: packaged, from a directory, a transformers type built small, or a factory's.
+"""Models by name, for the command line: a packaged model, a directory, a small transformers model, or a factory.
 
 - `load`: the model and its inputs, by name
 - `checkpoint`: directories in Hugging Face's format

@@ -154,7 +154,7 @@ def _check_applicable(name: str, kind: str, options: _Options, applicable: str) 
 
 
 def _path_is(check: Callable[[Path], bool], name: str) -> bool:
-    """Return whether the name is a path with a property; False for a name that can be no path."""
+    """Return whether `check` is true for the name as a path; False for a name that cannot be a path."""
     try:
         return bool(name) and check(Path(name))
     except (OSError, ValueError):  # the name is too long, or has a null byte

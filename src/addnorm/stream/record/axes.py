@@ -1,6 +1,6 @@
 """Style of the drawings: depth on the x axis; colour, dash and fill by series; markers by kind of sublayer.
 
-`add_line` adds one series to an Axes; `finish` sets scale, ticks, title and legend for all series that it has by then. So two
+`add_line` adds one series to an Axes; `finish` sets scale, ticks, title and legend for all series added so far. So two
 recordings can share one Axes. Every value is drawn: NaN and infinity as crosses at the top, zeros of a logarithmic axis as
 triangles at the bottom, both named in the legend.
 """
@@ -81,7 +81,7 @@ class Panel:
     legend_has_kinds: bool = True
     has_user_label: bool = False
     lower: dict[str, weakref.ref[Axes]] = field(default_factory=dict)  # the Axes below, by name
-    marks: list[Any] = field(default_factory=list)  # of values without a position on the y axis
+    marks: list[Any] = field(default_factory=list)  # marks of values without a position on the y axis
 
 
 PANELS: weakref.WeakKeyDictionary[Axes, Panel] = weakref.WeakKeyDictionary()

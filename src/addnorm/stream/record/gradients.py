@@ -32,7 +32,7 @@ class GradientHooks:
     def __init__(self, recording: Measurements, accumulated: bool) -> None:
         self.recording = recording
         self.accumulated = accumulated
-        self.step: int | None = None  # of the backward that runs
+        self.step: int | None = None  # of the running backward
         self.without_graph: list[StateProbe] = []  # states of this forward that have no gradient
         self._leaves: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()
         self._parameters: dict[tuple[int, str], tuple[nn.Parameter, Any]] = {}

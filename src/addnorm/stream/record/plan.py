@@ -1,4 +1,4 @@
-"""What `record` takes from an inspection: the values to measure at every site, by their address, and metadata.
+"""The plan of `record`, made from an inspection: the values to measure at every site, by their address, and metadata.
 
 A plan holds no tensor of the inspected run.
 """
@@ -64,7 +64,7 @@ class StateProbe:
 
 @dataclass
 class SiteProbe:
-    """Sublayer."""
+    """Values to measure at one sublayer."""
 
     index: int
     state: int  # index of the state it adds to
@@ -183,7 +183,7 @@ def _parameter_names(branch: Sublayer) -> list[str]:
 
 
 def inspection_metadata(inspection: Inspection) -> dict[str, Any]:
-    """Return what a recording keeps of its inspection, as JSON types.
+    """Return the part of an inspection that a recording keeps, as JSON types.
 
     "streams" has the wiring of each stream and how well every equation closes, "unknown" the adds that were not understood.
     """
@@ -204,7 +204,7 @@ def _stream_metadata(stream: Stream) -> dict[str, Any]:
         "closure": stream.closure, "closes": stream.closes, "remarks": [*stream.remarks],
         "sites": {site.id: _site_metadata(site) for site in stream.sites},
     })  # fmt: skip
-    return metadata  # infinity is a word already: a file gives back the same metadata
+    return metadata  # infinity is already a word, so that a file preserves the metadata
 
 
 def _site_metadata(site: Site) -> dict[str, Any]:

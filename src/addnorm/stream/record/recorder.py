@@ -59,7 +59,7 @@ def record(
         model: any `torch.nn.Module` in which `addnorm.inspect` finds a stream. It runs as it is: in training or evaluation,
             under autocast, with activation checkpoints. A compiled model runs eagerly inside the block, with a warning.
         grads: also record the gradient of the loss at the stream, and the gradients of each sublayer's parameters.
-        every: record one step in so many. The other forwards run as without a recorder.
+        every: record one step out of this number. The other forwards run as without a recorder.
         layers: record only the sublayers of these layers, counted from 0.
         tokens: mask of the tokens that count: a tensor `(batch, tokens)`, or the name of the model's keyword argument that is
             the mask, as in `tokens="attention_mask"`. For several streams, a dict by their names, as in
@@ -219,7 +219,7 @@ class _Recorder:
         new, self._has_new_samples = self._has_new_samples, False
         return {name: sample.compute() for name, sample in self._samples.items()} if new else {}
 
-    # What to measure.
+    # Plan of a forward.
 
     def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         flow = capture_flow(self.model, *copy_arguments(args, kwargs))
@@ -240,7 +240,7 @@ class _Recorder:
         return plan
 
     def _set_sites(self, inspection: Inspection, plan: Plan) -> None:
-        """Give the recording its sites, or check that another kind of forward has the same."""
+        """Set the sites of the recording, or check that another kind of forward has the same sites."""
         if not self.recording.sites:
             self.recording.sites = plan.recorded
             self.recording.metadata |= inspection_metadata(inspection)

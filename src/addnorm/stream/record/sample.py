@@ -48,7 +48,7 @@ class TokenSample:
         self._count = 0
 
     def taps(self) -> Iterator[tuple[Value, Observer]]:
-        """Yield the values to sample with the functions that take them; nothing if they could not be combined."""
+        """Yield the values to sample, each with its observer; nothing if the samples could not be combined."""
         if self.reason():
             return
         for value in dict.fromkeys(self._values()):
@@ -85,7 +85,7 @@ class TokenSample:
 
     @contextmanager
     def _restored_parameters(self) -> Iterator[None]:
-        """Give the gains that are parameters their values of the forward."""
+        """Set the gains that are parameters to their values of the forward while the block runs."""
         present = {gain: gain.tensor for gain in self._parameters}
         for gain, tensor in self._parameters.items():
             gain.tensor = tensor
