@@ -43,7 +43,7 @@ TRAINED_SEEDS = (0, 1)
 STEPS, WARM_UP = 300, 100
 RATES = {6: (3e-4, 1e-3, 3e-3), 12: (3e-4, 1e-3)}
 D, EPS = 64, 1e-5
-HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained ones
+HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained stacks
 PROBED = 32  # sequences of the test part on which a trained model's gradient is taken
 DIVERGED = 1e30  # in place of a loss that is not finite
 
@@ -214,7 +214,7 @@ def exact() -> Row:
     with torch.no_grad():  # and in training mode: that is when BatchNorm takes its statistics from the batch
         alone = torch.cat([addnorm.layer_norm(row[None]) for row in rows])
         found["tokens changed by their batch, LayerNorm"] = changed(alone, addnorm.layer_norm(rows), rows=True)
-        halves = torch.cat([norm(half) for half in rows.chunk(2)])  # it refuses a single row
+        halves = torch.cat([norm(half) for half in rows.chunk(2)])  # BatchNorm refuses a single row
         found["tokens changed by their batch, BatchNorm"] = changed(halves, norm(rows), rows=True)
     found["tokens"] = len(rows)
 

@@ -93,7 +93,7 @@ def stack(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor,
 
 
 class Job(NamedTuple):
-    """What is compiled: its title, the function, whether gradients are computed, its inputs besides (x, s, w, b)."""
+    """Compiled computation: title, function, whether gradients are computed, its inputs besides (x, s, w, b)."""
 
     title: str
     function: Callable[..., Outputs]

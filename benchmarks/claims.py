@@ -13,13 +13,13 @@ from typing import Any
 Found = dict[str, Any]
 Measured = dict[str, Any]
 
-# The lessons, by what they are about.
+# The lessons, by topic.
 IDEA = "Add & Norm, the idea"
 HAND = "Add & Norm by hand"
 STREAM = "Placements and the residual stream"
 BLOCK = "Add & Norm in encoder and decoder"
 
-LEARNED = 0.3  # nats a character below the entropy of single characters: less is to have learned nothing
+LEARNED = 0.3  # nats a character below the entropy of single characters; a run with less has learned nothing
 PASSES = (0.01, 100.0)  # a gradient that arrives with its norm within these factors neither vanished nor exploded
 ALIKE = 0.1  # mean cosine; that of unrelated vectors is 0, measured to within 0.02
 

@@ -1,6 +1,6 @@
 """The harness of the benchmarks in this folder: from cases and a function that measures one of them to a results file.
 
-A benchmark is a `Benchmark`: its cases, how one is measured, and what follows from the rows. `main` is its command line. The
+A benchmark is a `Benchmark`: its cases, how one is measured, and the evaluation of its rows. `main` is its command line. The
 parts that `addnorm bench` shares (cases, the run, the document, the stopwatch, targets) are in `addnorm.bench`.
 """
 
@@ -46,11 +46,11 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: cases as data, the function that measures one, and what follows.
+    """Benchmark: cases as data, the function that measures one, and the functions that evaluate the rows.
 
     Attributes:
-        name: of the results file, results/NAME.json.
-        about: what it measures, in one line.
+        name: name of the results file, results/NAME.json.
+        about: the measured quantity, in one line.
         fields: names of a case's values, in their order.
         cases: function of the number of threads: all cases.
         measure: function of a case, and of `rounds` and further options by name: its rows by part.
@@ -85,13 +85,13 @@ def run(
     """Measure the cases and return the document.
 
     Args:
-        benchmark: what is measured.
+        benchmark: the benchmark.
         cases: a part of its cases; None is all.
-        threads: of torch.
+        threads: number of torch's threads.
         rounds: timed loops for each variant.
         earlier: unfinished document; its cases are not measured again.
         progress: called with one line before each case.
-        options: of the benchmark's `measure`; they are part of the protocol.
+        options: options of the benchmark's `measure`; they are part of the protocol.
     """
     chosen = benchmark.cases(threads or benchmark.threads) if cases is None else [*cases]
     rounds = benchmark.rounds if rounds is None else rounds
@@ -126,7 +126,7 @@ def run(
 def protocol(benchmark: Benchmark, rounds: int, options: Mapping[str, Any]) -> Row:
     """Return how a benchmark is measured, for the document."""
     found = {**timing.protocol(rounds), **benchmark.protocol, **options}
-    return found if found["cell_seconds"] else {**found, "fewest_rounds": rounds}  # rounds that no time limits
+    return found if found["cell_seconds"] else {**found, "fewest_rounds": rounds}  # no time limit: all rounds run
 
 
 def main(
@@ -137,7 +137,7 @@ def main(
     """Measure, print and write; return 130 if the run was interrupted.
 
     Args:
-        benchmark: what is measured, or a function of the parsed arguments.
+        benchmark: the benchmark, or a function of the parsed arguments that returns it.
         arguments: adds arguments to the parser.
         options: function of the parsed arguments: the options of `measure`.
     """

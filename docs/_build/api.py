@@ -3,8 +3,8 @@
 python docs/_build/api.py            replace the text between the api comments of the page
 python docs/_build/api.py --check    change nothing; exit with 1 if the page differs from the package
 
-A public name is one of `addnorm.__all__`, or of the `__all__` of a module that MODULES says is imported by itself. It stands in
-the section of the module that defines it. A new name needs no line here, a new module one line in MODULES.
+A public name is one of `addnorm.__all__`, or of the `__all__` of a module that MODULES says is imported by itself. It is in
+the section of the module that defines it. A new name needs no line here, a new module needs one line in MODULES.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ CONSTANTS = {
     "addnorm.trace.PRESETS": "The worked examples by name, each a `Preset`.",
     "addnorm.trace.SECTIONS": "The sections of a trace, in their order.",
 }
-NOT_OURS = {"extra_repr"}  # what torch calls, not a user
+NOT_OURS = {"extra_repr"}  # methods that torch calls, not a user
 GLUE = "\0"  # a space at which a line does not end
 
 
@@ -195,7 +195,7 @@ def source(value: Any) -> str:
 
 def members(kind: type) -> Iterator[str]:
     """Yield a line for each public method and property with a docstring."""
-    seen = NOT_OURS | {*getattr(kind, "__dataclass_fields__", ())}  # a field stands in the signature
+    seen = NOT_OURS | {*getattr(kind, "__dataclass_fields__", ())}  # fields are in the signature
     for base in kind.__mro__:
         if not base.__module__.startswith("addnorm"):
             continue

@@ -24,7 +24,7 @@ ROWS = {
 
 
 def speed() -> str:
-    """Return the times, the targets, and the fate of answers that were overtaken."""
+    """Return the times, the targets, and how many of the answers to a burst of flips were drawn."""
     found = add_norm.document("explorer")
     stack, overtaken = found["stack"], found["stale"]
     rows = [

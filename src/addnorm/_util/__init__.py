@@ -1,4 +1,4 @@
-"""Machinery that every part of the library shares and that knows nothing of Add & Norm.
+"""Helpers that every part of the library shares. They do not depend on Add & Norm.
 
 - `arguments`: checks of arguments, with one-sentence errors
 - `files`: atomic writing of files

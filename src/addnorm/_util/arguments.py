@@ -1,4 +1,4 @@
-"""Checks of arguments. Each function returns, or raises one sentence: argument, value, expectation."""
+"""Checks of arguments. An error is one sentence: the argument, its value, the expected value."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_float(name: str, value: Any, alternative: str = "") -> float:
     Args:
         name: the argument.
         value: its value.
-        alternative: what else the argument accepts, as the end of the sentence: ", or None".
+        alternative: end of the error message, which names further accepted values: ", or None".
 
     Example:
         >>> from addnorm._util.arguments import check_float
@@ -82,7 +82,7 @@ def check_bool(name: str, value: Any, alternative: str = "") -> None:
     Args:
         name: the argument.
         value: its value.
-        alternative: the end of the sentence, as in `check_float`.
+        alternative: end of the error message, as in `check_float`.
 
     Example:
         >>> from addnorm._util.arguments import check_bool
@@ -95,8 +95,8 @@ def check_bool(name: str, value: Any, alternative: str = "") -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a real number, known or symbolic; bools are not, nor ints beyond the range of a float."""
-    if value.__class__ is float:  # every call with an option asks; the checks below take half a microsecond
+    """Return whether a value is a real number, known or symbolic. Bools, and ints beyond the range of a float, are not."""
+    if value.__class__ is float:  # the usual case; the checks below take half a microsecond
         return True
     if isinstance(value, int) and not -(2**1023) < value < 2**1023:
         return False

@@ -43,7 +43,7 @@ def check_writable(path: str | Path, *, name: str = "path") -> None:
 
     Args:
         path: the file to write.
-        name: the argument that errors name.
+        name: name of the argument, for errors.
 
     Raises:
         UnwritableError: the path cannot be written.
@@ -65,7 +65,7 @@ def atomic_path(path: str | Path, *, name: str = "path", parents: bool = True, d
 
     Args:
         path: the file to write.
-        name: the argument that errors name.
+        name: name of the argument, for errors.
         parents: make the folder of the file if it does not exist.
         durable: wait until the content is on the disk (fsync).
 
@@ -120,7 +120,7 @@ def write_text(path: str | Path, text: str, *, name: str = "path", parents: bool
 
 
 def _target(path: str | Path, name: str) -> Path:
-    """Return the file that is to be replaced, with symbolic links followed, or refuse what is no regular file."""
+    """Follow symbolic links and return the file to replace. Raise UnwritableError if it exists and is not a regular file."""
     target = Path(os.path.realpath(path))
     with suppress(FileNotFoundError):
         kind = stat.S_IFMT(target.stat().st_mode)
@@ -132,7 +132,7 @@ def _target(path: str | Path, name: str) -> Path:
 
 @contextmanager
 def _one_sentence(path: str | Path, name: str) -> Iterator[None]:
-    """Turn errors of the system into one sentence that names the argument."""
+    """Turn errors of the system into an UnwritableError: one sentence that names the argument."""
     try:
         yield
     except UnwritableError:
@@ -140,7 +140,7 @@ def _one_sentence(path: str | Path, name: str) -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         if isinstance(error, ValueError) and "\0" not in str(path):
             raise
-        if isinstance(error, OSError) and error.errno is None:  # not of the system: a message of its own
+        if isinstance(error, OSError) and error.errno is None:  # not an error of the system: keep its message
             raise
         reason = getattr(error, "strerror", None) or error
         raise UnwritableError(f"{name} is {str(path)!r}, which cannot be written ({reason}): {REMEDY}.") from error

@@ -19,8 +19,8 @@ WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 def to_jsonable(value: Any) -> Any:
     """Return the value as JSON types: dict, list, str, int, float, bool and None.
 
-    Tuples become lists, dataclasses dicts, numbers that are not finite words; anything else, a dtype for instance, becomes
-    its text.
+    Tuples become lists, dataclasses become dicts, and NaN and infinity become words. Any other value, such as a dtype,
+    becomes its text.
 
     Example:
         >>> from addnorm._util.jsonio import to_jsonable
@@ -78,7 +78,7 @@ def dumps_line(value: Any) -> str:
 def loads(text: str | bytes) -> Any:
     """Return the value of a JSON text, with the words for NaN and infinity as numbers.
 
-    Any string that is one of the words becomes a number; where a text may be "NaN", read it with `json.loads` and `float_of`.
+    Any string that is one of the words becomes a number. If a text may be "NaN", use `json.loads` and `float_of` instead.
 
     Raises:
         ValueError: the text is not JSON.
@@ -119,7 +119,7 @@ def _restored(value: Any) -> Any:
 
 
 def _lines(value: Any, *, top: bool = False) -> str:
-    """Break the outermost object, objects that hold lists of records, and those lists."""
+    """Return JSON with line breaks in the outermost object, in objects that hold lists of records, and in those lists."""
     if isinstance(value, dict) and value and (top or any(map(_has_records, value.values()))):
         return "{\n" + ",\n".join(f"{_compact(key)}: {_lines(one)}" for key, one in value.items()) + "\n}"
     if _is_records(value):

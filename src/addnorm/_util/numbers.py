@@ -17,7 +17,7 @@ SMALL, LARGE = 1e-3, 1e6  # beyond these the text has a power of ten
 def format_number(
     value: float | None, digits: int = DIGITS, *, trim: bool = False, grouped: bool = False, width: int | None = None
 ) -> str:
-    """Return a number with so many significant digits; all digits of an int; empty text for None.
+    """Return a number as text with `digits` significant digits; all digits of an int; empty text for None.
 
     Args:
         value: the number.
@@ -112,7 +112,7 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def _digits(value: float, digits: int, trim: bool, grouped: bool) -> str:
-    """Return a finite float with so many significant digits."""
+    """Return a finite float as text with `digits` significant digits."""
     if value == 0:
         return "0"
     if abs(value) >= SMALL and (grouped or abs(value) < LARGE):
@@ -126,13 +126,13 @@ def _digits(value: float, digits: int, trim: bool, grouped: bool) -> str:
 
 
 def _decimals(value: float, digits: int) -> int:
-    """Return the decimals that give so many significant digits after rounding: 0.99999 has one digit before the point."""
+    """Return the decimals that give `digits` significant digits after rounding: 0.99999 has one digit before the point."""
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     return max(digits - 1 - exponent, 0)
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """Return a value in the largest unit of which it has at least one, after rounding to three digits."""
+    """Return a value in the largest unit in which it is at least 1 after rounding to three digits."""
     rounded = abs(float(f"{value:.2e}")) if math.isfinite(value) else math.inf
     scale, unit = next((one for one in units if rounded >= one[0]), units[-1])
     return f"{format_number(value / scale, 3)} {unit}"

@@ -1,13 +1,13 @@
 """Paragraphs and tables, rendered for terminals (rich), notebooks (HTML), plain text and Markdown from one description.
 
-A class that shows itself derives from `Rendered` and yields its blocks:
+A class with a display derives from `Rendered` and yields its blocks:
 
     class Report(Rendered):
         def _blocks(self):
             yield Paragraph(("Model", "strong"), ": 2 sublayers")
             yield Table([Column("site"), Column("rms", "right")], [["attention", "1.02"], Row(["mlp", "nan"], "bad")])
 
-rich is imported when something is rendered with it, not before.
+rich is imported only when a block is rendered with it.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Table:
         return table
 
     def _with(self, places: Sequence[int], broken: bool = False) -> Table:
-        """Return a copy with these columns, perhaps with headings in two lines."""
+        """Return a copy with these columns; `broken` puts their headings in two lines."""
         columns = [self.columns[place] for place in places]
         if broken:
             columns = [
@@ -322,7 +322,7 @@ def _rich_paragraph(block: Paragraph, width: int) -> RenderableType:
     from rich.console import Console
     from rich.text import Text
 
-    text, console = _rich_text(block.spans, block.style), Console(force_jupyter=False)  # of which wrapping uses nothing
+    text, console = _rich_text(block.spans, block.style), Console(force_jupyter=False)  # wrap ignores its settings
     room = max(min(width, block.width or width) - block.indent - block.hang, 1)
     lines = [line for part in text.split("\n", allow_blank=True) or [text] for line in part.wrap(console, room)]
     first, later = " " * block.indent, " " * (block.indent + block.hang)

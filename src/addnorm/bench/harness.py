@@ -1,4 +1,4 @@
-"""What every benchmark shares: cases as data, a run of one case after the other, resuming, and the JSON document.
+"""Code that every benchmark shares: cases as data, a run of one case after the other, resuming, and the JSON document.
 
 A benchmark has cases (`Case`), a function that measures one of them (`Found`: lists of rows by part), and a document. `run_cases`
 measures the cases; `write` saves a document; `resumable` reads an unfinished one, so that the next run continues.
@@ -55,7 +55,7 @@ class Case(SimpleNamespace):
 
 
 class Stop(RuntimeError):  # it ends a run, which need not be an error
-    """Ends a run before its last case.
+    """Exception that ends a run before its last case.
 
     Args:
         ended: reason, for the document.

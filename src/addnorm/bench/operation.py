@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 __all__ = ["failed_proofs", "goals", "measure", "run", "summarize", "variants"]
 
 SCHEMA = 2
-ADD_TENSORS = 3  # that torch.add reads and writes
+ADD_TENSORS = 3  # tensors that torch.add reads and writes
 MAY_FAIL = ("compile", "onnxruntime")  # peers that this machine may be unable to run
-PAUSE_SECONDS = 0.2  # until the threads of the variant before sleep
+PAUSE_SECONDS = 0.2  # until the threads of the previous variant sleep
 
 
 # ------------------------------------------------------------------------------------------------------------ one case
@@ -145,7 +145,7 @@ ADD = ("x add's time", "add")
 
 
 def goals(cache: float) -> list[tuple[str, Goal]]:
-    """Return what the times must show: what they are compared with, and the goal. `cache`: bytes of the last-level cache."""
+    """Return the goals for times, each with the peer that it compares with. `cache`: bytes of the last-level cache."""
 
     def goal(
         name: str, statistic: Callable[[list[float]], float], versus: tuple[str, str], compare: str, bound: float | None,
@@ -219,7 +219,7 @@ def run(
         rounds: timed loops for each variant of a case, at most: fewer where a call takes long.
         compiled: time torch.compile of the eager expression too, with as many threads as the cases have at most.
         proofs: measure `facts.facts`, `accuracy.table` and the time of the import too.
-        progress: console that shows how far the run is; None: nowhere.
+        progress: console for the progress of the run; None shows none.
     """
     cases = whole() if cases is None else [*cases]
     before = torch.get_num_threads()

@@ -24,7 +24,7 @@ from addnorm.bench.harness import Row
 __all__ = ["ROUNDS", "interleaved", "protocol", "settle_allocator", "spread"]
 
 ROUNDS = 21
-FEWEST_ROUNDS = 5  # where a round takes long:
+FEWEST_ROUNDS = 5  # at least, also where a round takes long
 CELL_SECONDS = 4.0  # the rounds fit into this time, if there are at least FEWEST_ROUNDS
 SEGMENT_MS = 5.0  # duration of a timed loop, so that the clock and the loop do not count
 

@@ -1,7 +1,7 @@
 """The command line: `addnorm COMMAND`.
 
-Each command has a file of its own, `addnorm/cli/COMMAND.py`, which is imported when the command is used or asked for help.
-`_model.py` has what the commands on a model share, `_output.py` how they print and fail.
+Each command is in its own file, `addnorm/cli/COMMAND.py`, which is imported when the command runs or prints its help.
+`_model.py` contains the shared code of commands on a model, `_output.py` that for printing and for errors.
 
 Results go to stdout (`--json` for programs), progress goes to stderr. Exit codes: 0 done; 1 failed; 2 the arguments are wrong;
 3 a proof failed; 130 interrupted.

@@ -20,7 +20,7 @@ __all__ = [
 
 
 class ArgumentError(click.ClickException):
-    """Wrong argument, told in one sentence without the usage text. Exit code 2."""
+    """Wrong argument, reported in one sentence without the usage text. Exit code 2."""
 
     exit_code = 2
 

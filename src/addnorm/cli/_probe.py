@@ -24,11 +24,11 @@ class ProbeLoss:
     """Loss without labels: the mean over the tokens of <v, y>, with `v` drawn for each position from N(0, 1/d).
 
     The mean square of a LayerNorm's output is a constant, and its gradient is round-off. The probe has a gradient in every
-    direction. Where the model's output has a loss of its own, that one is used.
+    direction. If the model's output has a loss, that loss is used instead.
 
     Attributes:
-        seed: of v.
-        sentence: what the loss is, for readers.
+        seed: seed of v.
+        sentence: description of the loss, for readers.
     """
 
     def __init__(self, seed: int = 0) -> None:

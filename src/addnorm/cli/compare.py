@@ -132,7 +132,7 @@ def _parse_wiring(spec: str) -> Wiring:
 
 
 def _make_protocol(protocol: lab.Protocol, settings: dict[str, Any]) -> lab.Protocol:
-    """Return the protocol with the settings that were given as options."""
+    """Return the protocol with the settings from the options; None keeps the protocol's."""
     changes = {name: value for name, value in settings.items() if value is not None}
     if "seeds" in changes:
         changes["seeds"] = tuple(range(changes["seeds"]))

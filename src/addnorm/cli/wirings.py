@@ -21,8 +21,8 @@ from addnorm.wirings.row import format_factor as number
 
 __all__ = ["make_wiring", "wirings"]
 
-SOURCES = ((96, 28), (78, 21), (0, 0))  # terminals of so many columns have so many for the source
-MOST_ROWS = 8  # layers of which each has a line; of more layers the first three, the middle one and the last have
+SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
+MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
 FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
 LEGEND = "N is a norm, f the sublayer, L the number of layers, l a layer's number from 1, S the number of sublayers."
 DEPTH = click.IntRange(1, 10_000)
@@ -75,7 +75,7 @@ def wirings(
     try:
         wiring = make_wiring(name, settings)
         stacks = _make_stacks(wiring, layers, decoder_layers)
-        document = _to_dict(wiring, stacks)  # some options are found impossible only in a row
+        document = _to_dict(wiring, stacks)  # some impossible options raise only when a row is made
     except (ValueError, OverflowError) as error:
         raise ArgumentError(error) from None
     if as_json:

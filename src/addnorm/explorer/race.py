@@ -1,4 +1,4 @@
-"""The data of the race view: two wirings trained by the lab, in turn a step of each, as a stream of events.
+"""The data of the race view: two wirings that the lab trains in alternating steps, as a stream of events.
 
     for event in run_race(parse({"left": "post_ln", "right": "pre_ln", "steps": 100})):
         ...                                  {"event": "start"}, then {"event": "step"} of both in turn, then {"event": "end"}
@@ -127,7 +127,7 @@ def _events(runs: Sequence[Run], text: Text) -> Events:
 
 
 def _alternate(trainings: list[Training]) -> Generator[int, None, None]:
-    """Take a step of each training in turn until both have ended, and yield whose step it was."""
+    """Take a step of each training in turn until both have ended, and yield the number of the training after each step."""
     with ExitStack() as stack:
         running = {k: stack.enter_context(closing(training.each_step())) for k, training in enumerate(trainings)}
         while running:

@@ -85,7 +85,7 @@ class Recordings:
         """Return the checked request of GET /api/recording/{number}?step=3&stream=encoder&what=write.ratio&depth=2.
 
         Args:
-            number: of the recording, from 0.
+            number: number of the recording, from 0.
             params: `step`, `stream`, `what` (role.statistic) and `depth` (a place among the stream's sites), each optional.
 
         Raises:

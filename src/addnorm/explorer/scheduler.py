@@ -1,8 +1,8 @@
 """Scheduling of requests: one computation at a time for each client, two in all, and at most two races.
 
-A page that is dragged sends requests faster than they are answered. Of a client's requests one is computed and the newest of
-each kind waits; an older one that still waits fails with `SupersededError`. A client's slot is released by the thread that
-computes, even when the client has disconnected: there are never more threads than slots.
+While the user drags a control, the page sends requests faster than they are answered. Of a client's requests one is computed
+and the newest of each kind waits; an older one that still waits fails with `SupersededError`. A client's slot is released by the
+thread that computes, even when the client has disconnected: there are never more threads than slots.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_COMPUTATIONS = 2  # at once, for all clients
 MAX_WAITING = 128  # requests of all clients
 MAX_RACES = 2  # at once, for all clients
 
-_END = object()  # of a race's events
+_END = object()  # marks the end of a race's events
 
 
 class SupersededError(Exception):
@@ -61,7 +61,7 @@ class _Slots:
         older = self._waiting.get((client, kind))
         if older is None and len(self._waiting) >= MAX_WAITING:
             raise BusyError
-        mine = self._waiting[client, kind] = asyncio.get_running_loop().create_future()  # in the place of the older one
+        mine = self._waiting[client, kind] = asyncio.get_running_loop().create_future()  # replaces the older request
         if older is not None and not older.done():
             older.set_result(SupersededError)
         self._assign()
@@ -73,7 +73,7 @@ class _Slots:
             elif mine.done() and not mine.cancelled() and mine.result() is None:
                 self.release(client)  # the slot was assigned, and its waiter is cancelled
             raise
-        if error is None and self._closed:  # meanwhile
+        if error is None and self._closed:  # closed during the wait
             self.release(client)
             error = ClosedError
         if error is not None:
@@ -152,7 +152,7 @@ class Scheduler:
         The generator is closed when the consumer stops, and when the client starts a new one, which waits for that.
 
         Raises:
-            SupersededError: the client started yet another one before this one could begin.
+            SupersededError: the client started another generator before this one could begin.
             BusyError: too many generators are running.
             ClosedError: the server is shutting down.
         """

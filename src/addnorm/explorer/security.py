@@ -49,7 +49,7 @@ class RequestError(Exception):
 
 def error_response(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return a response with the sentence, for the page to show."""
-    if status == 408:  # the rest of the request has no reader
+    if status == 408:  # the rest of the request is not read
         headers = {"Connection": "close"}
     return JSONResponse({"error": sentence}, status, headers)
 
@@ -60,7 +60,7 @@ class SecurityMiddleware:
     Args:
         app: the application.
         hosts: allowed names of the server; None: any, with a token.
-        token: what every request must bring, once as `?token=` and then as a cookie; None: no token.
+        token: secret that every request must carry, once as `?token=` and then as a cookie; None: no token.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None = LOOPBACK, token: str | None = None) -> None:
@@ -104,7 +104,7 @@ class SecurityMiddleware:
                 403,
                 f"Origin is {origin[:60]!r}, expected http://{host[:60]}: only this server's own page may send requests.",
             )
-        is_navigation = method == "GET" and headers.get("sec-fetch-mode") == "navigate"  # a link to here, in a chat say
+        is_navigation = method == "GET" and headers.get("sec-fetch-mode") == "navigate"  # such as a link in a chat
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not (
             is_navigation and headers.get("sec-fetch-dest") == "document"
         ):

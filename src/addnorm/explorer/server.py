@@ -57,8 +57,8 @@ def create_app(
     Args:
         recordings: files that `addnorm record` wrote.
         hosts: allowed names of the server; None: any.
-        token: what every request must bring; None: no token.
-        scheduler: runs the computations; None: a new one.
+        token: secret that every request must carry; None: no token.
+        scheduler: scheduler of the computations; None: a new one.
 
     Raises:
         ValueError: a file is not a recording.
@@ -179,7 +179,7 @@ def _parse(parse: Callable[..., Any], *params: Any) -> Any:
 
 
 def _client(request: Request) -> str:
-    """Return the client's name: the page sends one of its own; other clients share one for each address."""
+    """Return the client's name: the page sends its own name; other clients share one name for each address."""
     name = request.headers.get("addnorm-client", "")
     return name[:64] if name else f"address {request.client.host if request.client else ''}"
 
@@ -207,7 +207,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # never read
+    return Response(status_code=400)  # the client has disconnected
 
 
 async def _failure(request: Request, error: Exception) -> Response:
@@ -233,7 +233,7 @@ def serve(app: SecurityMiddleware, scheduler: Scheduler, listener: socket.socket
 
     Args:
         app: the application.
-        scheduler: runs its computations.
+        scheduler: scheduler of its computations.
         listener: a listening socket.
         on_ready: called once, when the server answers and can be interrupted.
     """

@@ -1,4 +1,4 @@
-"""The data of the stack view: a stack before training, measured by `addnorm.lab.init_probe` each time its LayerNorm moves."""
+"""The data of the stack view: a stack before training, which `addnorm.lab.init_probe` measures when the LayerNorm is moved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from addnorm.lab.init_probe import PLACEMENTS, InitProbe
 
 __all__ = ["FIELDS", "compute", "describe", "parse"]
 
-FINAL_NORMS = {"own": None, "on": True, "off": False}  # own: as the wiring has it
+FINAL_NORMS = {"own": None, "on": True, "off": False}  # own: the choice of the wiring
 
 FIELDS: dict[str, Field] = {
     "placement": Choice("post", tuple(PLACEMENTS)),
@@ -18,7 +18,7 @@ FIELDS: dict[str, Field] = {
     "d_model": Number(64, 8, 256, step=8),
     "tokens": Number(16, 1, 64, step=1),
     "gain": Number(1.0, 0.1, 3.0),
-    "alpha": Number(0.0, 0.0, 8.0),  # 0: as the wiring has it
+    "alpha": Number(0.0, 0.0, 8.0),  # 0: the factor of the wiring
     "seed": Number(0, 0, 9999, step=1),
     "residual": Flag(True),
     "final": Choice("own", tuple(FINAL_NORMS)),

@@ -45,16 +45,16 @@ def backend(
     """Fuse the Add & Norms of a graph; the backend that torch.compile calls.
 
     Args:
-        graph: from torch.compile's frontend.
-        example_inputs: of the graph.
-        mode: of Inductor; None for its default.
+        graph: the graph from torch.compile's frontend.
+        example_inputs: the graph's example inputs.
+        mode: Inductor's mode; None for its default.
         options: `{"inductor": True}` passes the graph on to Inductor; other entries are options of Inductor.
 
     Returns:
         The function that torch.compile runs in place of the graph.
 
     Raises:
-        ValueError: there are options of Inductor, without `{"inductor": True}`.
+        ValueError: options of Inductor are passed without `{"inductor": True}`.
     """
     inductor_options = dict(options or {})
     inductor = inductor_options.pop("inductor", False)
@@ -78,7 +78,7 @@ def run_eagerly(graph: fx.GraphModule) -> Forward:
 def _checkpoint(body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Run an activation checkpoint.
 
-    Run eagerly, the frontend's own operator draws other random numbers in the recomputation than in the forward.
+    The frontend's own operator, run eagerly, draws other random numbers in the recomputation than in the forward.
     """
     options = {"preserve_rng_state": True, **kwargs, "use_reentrant": False}
     if "_checkpoint_context_fn" in body.meta:
@@ -118,10 +118,10 @@ def fuse_graph(
     """Fuse the Add & Norms of a graph and of its activation checkpoints.
 
     Args:
-        graph: is changed.
-        path_of: returns the path of the module that a node comes from; None: as the node's metadata says.
+        graph: the graph, which is changed in place.
+        path_of: function that returns the path of a node's module; None reads the node's metadata.
         kinds: what each input depends on, as in `trace_graph`.
-        observe: gets the graph and its Add & Norms before it is rewritten.
+        observe: called with the graph and its Add & Norms before the graph is rewritten.
 
     Returns:
         All Add & Norms; those that are not fused have a reason.
@@ -249,7 +249,7 @@ class ModelBackend:
     def boundaries(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Boundary, ...]:
         """Return the Add & Norms of one run in order, then those that are in no graph.
 
-        One that is not fused in one of the runs, with gradients or without, counts as not fused.
+        An Add & Norm that is not fused in one of the runs, with or without gradients, counts as not fused.
         """
         runs = [[one for graph in graphs for one in graph] for graphs in self.ran.values()]
         longest = max(runs, key=len, default=[])
@@ -284,7 +284,7 @@ def _key(one: Boundary) -> tuple[str, str, str]:
 
 
 def _relocate(one: Boundary, norm: str | None) -> Boundary:
-    """Return an Add & Norm in the layer whose norm has this path, where one graph serves several layers."""
+    """Return an Add & Norm with the paths of the layer whose norm is `norm`: one graph may serve several layers."""
     before, after = one.norm.split("."), (norm or "").split(".")
     if norm is None or norm == one.norm or len(before) != len(after):
         return one

@@ -1,6 +1,6 @@
 """Time and memory of a model before and after fusing, and the share of Add & Norm in a forward pass.
 
-The share bounds what fusing can gain in time: no more than if Add & Norm took none.
+The share bounds the gain in time: fusing gains at most the time of Add & Norm.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def compare_times(
         before: one call.
         after: the other call.
         seconds: approximate duration, without an untimed call of each; None: 2 seconds. At least 5 and at most 101 rounds run.
-        model: is restored afterwards, with the random states.
-        arguments: of the model, restored as well.
+        model: the model; its state and the random states are restored afterwards.
+        arguments: arguments of the model, restored as well.
     """
     calls = (before, after)
     samples: tuple[list[float], list[float]] = ([], [])
@@ -162,8 +162,8 @@ class Benchmark:
         inference: time of a call without gradients.
         training: time of a call and the gradients of all parameters; None if no parameter requires one.
         saved_bytes: bytes that autograd saves for backward, before and after; None if no parameter requires a gradient.
-        threads: that torch computes with.
-        load: average number of running processes on the machine in the last minute; None where the system does not tell.
+        threads: number of torch's threads.
+        load: average number of running processes on the machine in the last minute; None where the system does not report it.
     """
 
     inference: Timing
@@ -224,10 +224,10 @@ class NodeTimer(fx.Interpreter):
         nodes = (node for match in matches for node in (match.add, *match.inner) if node is not None)
         self._add_norm = {copies[node] for node in nodes}
         self._current: Counter[fx.Node] = Counter()  # nanoseconds in this pass
-        self._shortest: dict[fx.Node, int] = {}  # and in the pass where the node took least
+        self._shortest: dict[fx.Node, int] = {}  # nanoseconds in the pass where the node took least
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run a node and add its time to that of the pass, in which the graph may run several times."""
+        """Run a node and add its time to its time in this pass. The graph may run several times in a pass."""
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         _synchronize()
         start = time.perf_counter_ns()
@@ -255,9 +255,9 @@ def measure_share(timers: Sequence[NodeTimer], call: Callable[[], Any], state: S
     Each node counts with its shortest time of several passes, which the load of the machine disturbs least.
 
     Args:
-        timers: of all graphs of the pass.
-        call: runs the pass with these timers.
-        state: is restored after each pass.
+        timers: timers of all graphs of the pass.
+        call: function that runs the pass with these timers.
+        state: snapshot that is restored after each pass.
     """
     end = time.perf_counter() + SHARE_SECONDS
     for count in range(MAX_SHARE_RUNS):

@@ -89,7 +89,7 @@ class Match:
     inner: list[fx.Node] = field(default_factory=list)
 
     def to_boundary(self) -> Boundary:
-        """Return what the user gets to see."""
+        """Return the `Boundary` that is reported to the user."""
         assert self.sum.op is not None
         if self.z:
             own = {*self.inner, *self.z, *self.views}

@@ -1,7 +1,7 @@
 """The fused inference path of `torch.nn.TransformerEncoder`: replaced in graphs by the steps that it computes.
 
 Its operator, `torch._transformer_encoder_layer_fwd`, computes a whole layer. In a graph it becomes attention (the operator that
-it calls itself), adds, norms and the feed-forward layer.
+it calls internally), adds, norms and the feed-forward layer.
 
 With a padding mask the path also returns zeros for padded tokens. The frontend of torch.compile does not take the path then and
 returns other numbers there. `keep_padding_zero` makes a compiled encoder return zeros as well.

@@ -28,7 +28,7 @@ from addnorm.stream.find.inspect import check_inputs
 
 __all__ = ["fuse", "unfuse"]
 
-UNDO = "_addnorm_undo"  # attribute of the compiled call: what unfuse calls
+UNDO = "_addnorm_undo"  # attribute of the compiled call: the function that unfuse calls
 USAGE = "addnorm.fuse(model, *args, **kwargs)"
 # Options of torch.compile: each model has its own recompilations, enough for several modes, dtypes and shapes.
 OWN_CACHE = {"isolate_recompiles": True, "recompile_limit": 32}
@@ -135,7 +135,7 @@ def _check_model(model: Any) -> None:
 class _HookGuards:
     """Context in which the frontend checks for hooks, while a fused model runs.
 
-    Without it the frontend does not notice hooks that were registered or removed later. The setting is global, so runs are
+    Without it the frontend ignores hooks that were registered or removed later. The setting is global, so runs are
     counted.
     """
 

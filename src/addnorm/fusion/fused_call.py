@@ -23,10 +23,10 @@ from addnorm.reference import Casting
 __all__ = ["apply_view", "call_arguments", "choose_casting", "entered", "operation_of"]
 
 OPERATIONS: dict[str, Callable[..., Any]] = {"layer": functional.add_layer_norm, "rms": functional.add_rms_norm}
-ROWS = 64  # of random numbers, where the nodes take any shape
+ROWS = 64  # rows of random numbers, if the nodes accept any shape
 FLIPPED = 1e-2  # share of elements whose last rounding may differ: about 1e-4 do, with the wrong casting half do
-ROUNDINGS = 64  # eps of float32, or of float64: what two orders of summing a row may differ by
-ROW_SCALES = (1.0, 1e-9, 0.0, 1.0)  # of rows in turn: small ones show a lower bound, or eps
+ROUNDINGS = 64  # in eps of float32 or float64: allowed difference between two orders of summing a row
+ROW_SCALES = (1.0, 1e-9, 0.0, 1.0)  # factors of the rows, in turn; small rows reveal a lower bound, or eps
 OTHER_ROUNDING = "its norm rounds intermediate results that the fused call keeps exact"
 OTHER_FORMULA = "its norm does not compute the formula that was found"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -79,7 +79,7 @@ def choose_casting(match: Match, graph: fx.GraphModule) -> str | None:
 
 
 def _shapes(match: Match) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yield a shape of few rows, then that of the graph; and whether a failure there is final."""
+    """Yield a shape of few rows, then that of the graph, each with whether a failure there is final."""
     shape = tuple(concrete(tuple(example_value(match.z[0]).shape)))
     rows = (*(1,) * (len(shape) - 2), min(ROWS, max(shape[-2], 1)) if len(shape) > 1 else 1)
     any_shape = not match.views and not any(

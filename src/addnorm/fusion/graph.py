@@ -1,6 +1,6 @@
 """Data flow of a graph from torch.compile's frontend: the operators that each node runs, and their values.
 
-The graph runs once on fake tensors: with shapes, dtypes and memory, but without numbers. This takes no memory to speak of and has
+The graph runs once on fake tensors: with shapes, dtypes and memory, but without numbers. This takes almost no memory and has
 no side effects. Where a node needs numbers, or hides its operators from the dispatcher, the node's example value is used.
 """
 
@@ -61,9 +61,9 @@ def trace_graph(graph: fx.GraphModule, path_of: PathOf, kinds: Sequence[int] | N
     """Return the data flow of a graph. The graph is not changed.
 
     Args:
-        graph: from torch.compile's frontend.
-        path_of: returns the path of the module that a node comes from.
-        kinds: what each input depends on (bits of `stream.dataflow.graph`); None: as the metadata of the input nodes says.
+        graph: the graph from torch.compile's frontend.
+        path_of: function that returns the path of the module that a node comes from.
+        kinds: what each input depends on (bits of `stream.dataflow.graph`); None reads the metadata of the input nodes.
     """
     tracer = _Tracer(graph, path_of, kinds)
     tracer.capture.frames.start()

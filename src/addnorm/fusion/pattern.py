@@ -35,7 +35,7 @@ def find_matches(
     """Return the Add & Norms of a graph in order; those that cannot be fused have a reason.
 
     Args:
-        graph: from torch.compile's frontend.
+        graph: the graph from torch.compile's frontend.
         traced: its data flow.
         check: last check of an Add & Norm; it returns the reason why it cannot be fused, or None.
     """
@@ -169,7 +169,7 @@ def _find_norm(match: Match, traced: TracedGraph, order: Order) -> str | None:
 
 
 def _sole_cast(value: Value) -> Value | None:
-    """Return a value in another dtype, if the cast is all that reads it."""
+    """Return the result of a cast of the value, if the cast is its only reader."""
     users = {*value.users}
     op = next(iter(users)) if len(users) == 1 else None
     if op is None or op.name != "_to_copy" or op.outputs[0].tensor.dtype not in DTYPES:
@@ -223,7 +223,7 @@ def _target_name(node: fx.Node) -> str:
     return str(getattr(target, "__name__", target)) if not isinstance(target, str) else target
 
 
-# Side effects: what other operators, autograd or a later call would notice of a single call.
+# Side effects: differences that fusing would make for other operators, for autograd or for a later call.
 
 
 def _check_contexts(match: Match, contexts: Contexts) -> str | None:

@@ -1,8 +1,7 @@
 """The proof that a fused model computes the same: the difference of each output and gradient, and its tolerance.
 
 Two roundings of the same formula differ by about as much as each differs from the exact result. So the tolerance comes from the
-model
-itself: it also runs in float64, and its own error there is the measure for the fused model.
+model itself: it also runs in float64, and its error against that result sets the tolerance for the fused model.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class Proof:
     """Result of `prove`.
 
     Attributes:
-        outputs: differences of the outputs: the worse of a run without gradients and one with.
+        outputs: differences of the outputs: for each, the larger of a run without gradients and a run with gradients.
         gradients: differences of the gradients of the parameters; empty if there are none.
-        oracle: "float64", or "float32" for a model in half precision without float64; else a sentence why there is no such run.
+        oracle: "float64", or "float32" for a model in half precision without float64; else why there is no such run.
         mode: "training" or "evaluation".
         gradient_error: the error that the model itself raises with gradients; None if there is none.
     """
@@ -101,7 +100,7 @@ def prove(
     Raises:
         ValueError: the outputs contain no finite number, so that nothing would be proven.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = getattr(model, "_orig_mod", model)  # the model inside the wrapper of torch.compile
     baseline = _Baseline(model, before, args, kwargs, gradients)
     if not has_finite_numbers(baseline.results[0].outputs):
         raise ValueError("model returns no finite number for these inputs, so that nothing can be proven.")
@@ -132,7 +131,7 @@ def _draw_again(proof: Proof, baseline: _Baseline, fused: Sequence[RunResult], e
 
 
 def _largest_of_draws(own: Errors, draws: Sequence[Errors]) -> Errors:
-    """Return the largest error of each tensor, at most `MAX_GROWTH` times its own."""
+    """Return the largest error of each tensor over the draws, at most `MAX_GROWTH` times its first error."""
 
     def largest(k: int, name: str, error: float) -> float:
         return min(max((draw[k].get(name, 0.0) for draw in draws), default=0.0), MAX_GROWTH * error)
@@ -165,7 +164,7 @@ def _differences(
 
 
 class _Baseline:
-    """The model before, with its inputs, its results and their errors.
+    """Model before fusing, with its inputs, its results and their errors.
 
     Attributes:
         modes: parameters of which gradients are taken: none in the first run, those that require one in the second.

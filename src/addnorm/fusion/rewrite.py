@@ -39,9 +39,9 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
     """Replace one Add & Norm by a fused call.
 
     Args:
-        graph: is changed.
+        graph: the graph, which is changed in place.
         match: an Add & Norm of the graph that can be fused.
-        replaced: nodes that earlier calls have replaced, and what stands for them; gets those of this call.
+        replaced: nodes that earlier calls have replaced, with their replacements; this call adds its own.
     """
     assert match.add is not None
     residual, branch = (replaced.get(node, node) for node in match.operands)

@@ -35,7 +35,7 @@ OUT_OF_PLACE = {
 def copy_in_dtype(
     model: nn.Module, arguments: Any, tensors: Sequence[Tensor], wide: torch.dtype
 ) -> tuple[nn.Module, Any]:
-    """Return copies of a model and of its arguments, with the floating-point ones of these tensors in a wide dtype."""
+    """Return copies of a model and of its arguments; floating-point tensors among `tensors` get a wide dtype."""
 
     def convert(tensor: Tensor) -> Tensor:
         inexact = tensor.is_floating_point() or tensor.is_complex()

@@ -1,4 +1,4 @@
-"""Repeatable calls of a model: outputs and gradients, from the same tensors and random states every time, without a trace."""
+"""Repeatable calls of a model: outputs and gradients, from the same tensors and random states each time, without side effects."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def run(
     The loss is the sum of all outputs, each element with a random sign.
 
     Args:
-        call: the model, or what takes its place.
+        call: the model, or a callable that replaces it.
         args: positional arguments.
         kwargs: keyword arguments.
         parameters: parameters of which to return gradients; without any the call runs in no-grad mode.
-        signs: the signs of earlier calls; gets those that are new.
+        signs: the signs of earlier calls; new signs are added to it.
     """
     signs = {} if signs is None else signs
     with torch.inference_mode(False), torch.set_grad_enabled(bool(parameters)):
@@ -149,7 +149,7 @@ class StateSnapshot:
     def _restore(self) -> None:
         for tensor, (saved, was_leaf) in zip(self.tensors, self._copies, strict=True):
             if was_leaf and not tensor.is_leaf and not tensor._is_view():
-                tensor.detach_()  # from the graph of what was written into it
+                tensor.detach_()  # from the graph of the values that were written into it
             if not _equal(tensor.detach(), saved):
                 tensor.data.copy_(saved)  # .data: a graph of the caller does not count the write that is undone
         for generator, state in self._generators:

@@ -21,7 +21,7 @@ __all__ = [
 TIMES = 2  # two results that are equally exact differ by at most the sum of both errors
 # Without float64 it is not known how round-off accumulates in a model. In 46 small models in float32 with perturbed parameters,
 # tensors differed by 3 eps of their magnitude, one in a hundred by more than 15, one by 93. A missing bias, or another dropout
-# mask, is a million.
+# mask, makes a difference of a million eps.
 ROUNDINGS = 256
 MAX_SHARE = 0.1  # of the magnitude: so many roundings of bfloat16 would allow anything
 
@@ -73,8 +73,8 @@ def tolerances(before: Tensors, errors: Mapping[str, float], eps: float, gradien
     """Return the tolerance of each tensor, as differences that are still zero.
 
     Args:
-        before: the tensors of the model before.
-        errors: their largest errors against float64, as far as known.
+        before: the tensors of the original model.
+        errors: their largest errors against float64, where known.
         eps: distance of adjacent numbers at 1 in the dtype in which the model computes.
         gradients: whether these are gradients.
     """
@@ -82,7 +82,7 @@ def tolerances(before: Tensors, errors: Mapping[str, float], eps: float, gradien
     inexact = {name: max(eps, torch.finfo(t.dtype).eps) for name, t in before.items() if _is_inexact(t)}
     largest = max((magnitudes[name] for name in inexact), default=0.0) if gradients else 0.0
     # A tensor of few elements may by chance have almost no error. So each may differ, relative to its magnitude, by as much as
-    # nine of ten tensors do; the tensors with the largest errors say nothing about the others.
+    # nine of ten tensors do; the tensors with the largest errors are no evidence about the others.
     shares = sorted(
         errors[n] / magnitudes[n]
         for n in inexact
@@ -112,7 +112,7 @@ def _lost_share(eps: float) -> float:
 
 
 def widen_tolerance(one: Difference, perturbed_error: float) -> Difference:
-    """Return a difference with a tolerance of at least twice what perturbations change, if float64 confirms that error."""
+    """Return a difference with a tolerance of at least twice the change by perturbations, if float64 confirms it."""
     least = 0.0 if one.eager_error is None else TIMES * min(one.eager_error, perturbed_error)
     return dataclasses.replace(one, tolerance=max(one.tolerance, least))
 

@@ -65,8 +65,8 @@ def compare(
         compared: the wirings, or their names.
         protocol: the runs. `ILLUSTRATION` takes two minutes, `FULL` about an hour.
         text: the training text; Python's documentation by default.
-        out: directory of the results. Results that it has are reused, so that the same call continues an interrupted
-            comparison. None keeps nothing.
+        out: directory of the results. Existing results are reused, so that the same call continues an interrupted
+            comparison. None keeps no results.
         jobs: number of processes; None is one per core.
         cluster: address of a Dask scheduler, as in "tcp://10.0.0.5:8786", whose workers run the jobs. addnorm must be installed
             there. Workers that cannot access `out` cannot continue a run from its checkpoint.
@@ -116,7 +116,7 @@ def compare(
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Raise a ValueError for no wiring, or for two of one name."""
+    """Raise a ValueError if there is no wiring, or if two wirings have the same name."""
     if not names:
         raise ValueError("compared is empty, expected at least one wiring, such as 'pre_ln'.")
     for name in names:
@@ -312,7 +312,7 @@ class ProgressDisplay:
             self._bar.start()
             before = sum(
                 step for step, _ in self.open_runs().values()
-            )  # steps of an earlier call say nothing of the speed
+            )  # steps of an earlier call do not count for the speed
             self._task = self._bar.add_task("", total=max(self.total, 1), completed=before)
             self._updater.start()
         return self

@@ -40,7 +40,7 @@ __all__ = [
 Numbers = dict[str, Any]  # JSON types, with NaN and infinity
 
 PROBE = 16  # sequences of the test part on which trained models are recorded and ablated
-EVALUATED = 256  # sequences of a part that its loss is the mean of
+EVALUATED = 256  # sequences over which the loss of a part is averaged
 EVALUATION_BATCH = 64
 
 BY_DEPTH = {
@@ -59,7 +59,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def logits(model: CharLM, text: Tensor) -> Tensor:
-    """Return the logits without gradients and without notice to a recorder."""
+    """Return the logits without gradients and without calling the hooks of a recorder."""
     with torch.no_grad():
         return model.forward(text)
 

@@ -37,7 +37,7 @@ def _share_of(count: int, total: int, what: str) -> str:
 
 
 def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
-    """Yield what the inspection proves, and what it does not."""
+    """Yield findings about an inspection: what it proves, and what it does not prove."""
     if not inspection.sites:
         yield Finding(f"{inspection.model} has no residual stream.", "refuted")
     failed = [site for site in inspection.sites if not site.closes]
@@ -77,7 +77,7 @@ def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
 
 
 def recording_findings(rec: Recording) -> list[Finding]:
-    """Return what is remarkable in a recording."""
+    """Return the findings about a recording."""
     names = rec.streams if len(rec.streams) > 1 else (None,)
     return [*_bad_numbers(rec), *(one for name in names for one in _of_stream(rec, name))]
 
@@ -217,7 +217,7 @@ def _memory(rec: Recording, stream: str | None) -> Iterator[str]:
 
 
 def ablation_findings(done: Sequence[Ablation]) -> list[Finding]:
-    """Return which sublayers change the output and the loss most."""
+    """Return findings that name the sublayers that change the output and the loss most."""
     known = [(one.site, one.output_change) for one in done if math.isfinite(one.output_change)]
     several = len({site.stream for site, _ in known}) > 1
     found = []

@@ -189,7 +189,7 @@ class Set(NamedTuple):
 
 
 def set_count(case: Case, cache: int) -> int:
-    """Return so many sets that a call finds nothing of the previous one in the cache, at least two."""
+    """Return the number of sets, at least two, that leaves no input of a call in the cache from its previous use."""
     return max(2, min(MOST_SETS, -(-TIMES_CACHE * cache // (2 * tensor_bytes(case)))))
 
 

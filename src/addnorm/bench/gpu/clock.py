@@ -40,7 +40,7 @@ class Timer(Protocol):
     """Timer of one variant."""
 
     def sample(self, repeats: int) -> Sample:
-        """Time so many calls, each on the next set."""
+        """Time `repeats` calls, each on the next set."""
 
 
 class Clock(Protocol):
@@ -49,7 +49,7 @@ class Clock(Protocol):
     name: str
 
     def timer(self, call: TimedCall, sets: int) -> Timer:
-        """Return a timer for a variant, whose call takes the number of a set."""
+        """Return a timer for a variant, whose call takes the index of a set."""
 
     def wait(self) -> None:
         """Wait for the device, and raise its errors."""
@@ -100,7 +100,7 @@ class CudaClock:
 
     @staticmethod
     def _calibrated() -> float:
-        """Return the cycles of the sleep in a second."""
+        """Return the number of sleep cycles per second."""
         start, end = _event(), _event()
         start.record()
         torch.cuda._sleep(CALIBRATION_CYCLES)
@@ -117,7 +117,7 @@ class CudaClock:
         torch.cuda.synchronize()
 
     def sleep(self, seconds: float) -> None:
-        """Keep the device busy for so long."""
+        """Keep the device busy for `seconds`."""
         torch.cuda._sleep(int(seconds * self.hertz))
 
 

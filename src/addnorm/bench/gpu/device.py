@@ -54,7 +54,7 @@ def triton_version() -> str | None:
 
 Method = Callable[[Tensor, Tensor], object]
 # Methods of copying: the driver, and a kernel. On an H200 the driver's copy reached two thirds of the bandwidth
-# (https://github.com/NVIDIA/cccl/issues/1672), so shares of it would flatter.
+# (https://github.com/NVIDIA/cccl/issues/1672), so shares of that would be too high.
 COPIES: dict[str, Method] = {
     "memcpy": lambda source, target: target.copy_(source),
     "kernel": lambda source, target: torch.bitwise_not(source, out=target),

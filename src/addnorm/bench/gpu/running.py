@@ -57,14 +57,14 @@ def measure(
     """Return a row for each variant of a case that is right, the errors of all, and the failures.
 
     Args:
-        case: what is timed.
-        device: where.
-        timekeeper: of the device.
+        case: the case to time.
+        device: the device.
+        timekeeper: the clock of the device.
         rounds: number of samples for each variant.
         requested: variants (None: those of the plan).
         without: variants to leave out.
         cache: bytes of the device's last cache; None: as the device reports.
-        deadline: of `time.monotonic`, after which no variant begins, since each may compile for long; None: none.
+        deadline: value of `time.monotonic` after which no variant begins, since each may compile for long; None: none.
 
     Raises:
         DeviceLost: a failure made the device unusable.
@@ -152,8 +152,8 @@ def free(device: torch.device) -> None:
 def retained_graphs(case: Case) -> Iterator[None]:
     """Forbid Inductor to reuse the memory of saved tensors where one graph runs backward repeatedly.
 
-    This holds in this thread only, while a GPU's backward runs in another, which checks again. There the first backward
-    retains its graph too (`cases.gradients`); the setting here keeps such graphs apart from the others in the compiler's cache.
+    The setting holds in this thread only. A GPU's backward runs in another thread, which checks again; there the first backward
+    retains its graph too (`cases.gradients`). The setting here keeps such graphs apart from the others in the compiler's cache.
     """
     again = JOBS[case.job].backward and not JOBS[case.job].forward
     with torch._functorch.config.patch(donated_buffer=not again):
@@ -176,7 +176,7 @@ def run(
 
     Args:
         plan: the cases, the most important first.
-        device: where.
+        device: the device.
         rounds: number of samples for each variant.
         budget: seconds, after which no further case or variant begins. A case that is unfinished then is left for the next
             run, except the first, which is always measured. None: no limit.
@@ -184,7 +184,7 @@ def run(
         earlier: document to continue (`resumable`): its cases are not measured again.
         save: called with the document after each case.
         progress: called with one line before each case.
-        commit: of the sources, where they are no checkout.
+        commit: commit of the sources, where they are no checkout.
     """
     timekeeper, about, head = clock.clock_of(device), describe(device), identity(device, commit)
     copies = Copies(device, timekeeper, earlier["copy"]["bytes_per_second"] if earlier else None)
@@ -254,8 +254,8 @@ def identity(device: torch.device, commit: str | None = None) -> Document:
     """Return the environment, the versions of peers and the device.
 
     Args:
-        device: where.
-        commit: of the sources, where they are no checkout, such as a copy on another machine.
+        device: the device.
+        commit: commit of the sources, where they are no checkout, such as a copy on another machine.
     """
     where = environment.describe()
     where["commit"] = where["commit"] or commit

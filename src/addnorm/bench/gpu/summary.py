@@ -57,9 +57,9 @@ def summarize(rows: Iterable[Row], failures: Sequence[Row], *, judged: bool) -> 
     """Return every goal for each norm among the rows, and in how many cases addnorm itself was wrong or failed.
 
     Args:
-        rows: of the document.
-        failures: of the document.
-        judged: whether there are targets: they are for a GPU.
+        rows: rows of the document.
+        failures: failures of the document.
+        judged: whether the targets apply, which are for a GPU.
     """
     cases, summary = by_case(rows, FIELDS), []
     for norm in dict.fromkeys(case.norm for case in cases):

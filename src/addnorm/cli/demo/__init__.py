@@ -1,10 +1,10 @@
 """`addnorm demo`, which `make demo` runs: nine parts, each a heading, a sentence that says what to look at, and a table.
 
 - `operation`: one token step by step, real tensors against PyTorch, the bias gradient in bfloat16, the speed
-- `model`: the residual streams of MiniLM found and proved, recorded by depth; its Add & Norms fused; a report on it
+- `model`: the residual streams of MiniLM, their proof and their statistics by depth; fused Add & Norms; a report
 - `training`: post-LN and pre-LN trained side by side, with a report
 
-A part returns whether its proof held, or None where it proves nothing. The files lie in the folder addnorm-demo.
+A part returns whether its proof held, or None where it proves nothing. The files are in the folder addnorm-demo.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the parts of the demonstration share: headings, tables, the folder, the model."""
+"""Code that the parts of the demonstration share: headings, tables, the folder, the model."""
 
 from __future__ import annotations
 

