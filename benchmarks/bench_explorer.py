@@ -86,7 +86,7 @@ def served() -> Iterator[str]:
 
 
 def flips(page: Page, address: str, rounds: int) -> dict[str, list[float]]:
-    """Return the times of every placement of so many seeds, each for the first time; the first seed does not count."""
+    """Return the times of every placement of `rounds` seeds, each for the first time; the first seed does not count."""
     names = [*PLACEMENTS]
     found: dict[str, list[float]] = {"total": [], "compute": [], "hand": []}
     for seed in track(range(rounds + 1), "flip", console=Console(stderr=True)):

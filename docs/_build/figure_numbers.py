@@ -110,7 +110,7 @@ def workflow() -> list[Stage]:
 
 
 def places(value: float | tuple[float, ...], digits: int = 2) -> str:
-    """Return a number or a vector with so many decimals; without, if a vector needs at most one."""
+    """Return a number or a vector with `digits` decimals; without decimals, if a vector needs at most one."""
     if isinstance(value, tuple):
         exact = all(round(one, 1) == one for one in value)
         return f"[{', '.join(f'{one:g}' if exact else f'{one:.{digits}f}' for one in value)}]".replace("-", MINUS)

@@ -261,7 +261,7 @@ def run(
 
 
 def _proofs(cases: Sequence[Case]) -> Found:
-    """Return what is measured besides times, for the norms and dtypes of the cases."""
+    """Return the measurements besides times, for the norms and dtypes of the cases."""
     norms = tuple(norm for norm in NORMS if any(case.norm == norm for case in cases))
     dtypes = tuple(dtype for dtype in DTYPES if any(case.dtype == dtype for case in cases))
     errors = accuracy.table(norms, tuple(accuracy.DTYPES) if dtypes == tuple(DTYPES) else dtypes)

@@ -19,7 +19,7 @@ class Target(NamedTuple):
     """Name of a number, and the bound that it must meet.
 
     Attributes:
-        name: what the number is.
+        name: name of the number.
         compare: ">=", "<=", "<" or "==".
         bound: the bound; None where the number is only reported.
     """

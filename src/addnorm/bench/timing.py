@@ -106,7 +106,7 @@ def _calibrate(call: Callable[..., Any], args: Sequence[Any]) -> tuple[int, floa
 
 
 def _loop(call: Callable[..., Any], args: Sequence[Any], repeats: int) -> float:
-    """Return the seconds of so many calls."""
+    """Return the seconds of `repeats` calls."""
     start = time.perf_counter_ns()
     for _ in itertools.repeat(None, repeats):
         call(*args)

@@ -96,7 +96,7 @@ def _compute(vectors: tuple[str, ...], preset: str | None, options: dict[str, An
 
 
 def _vector(text: str) -> list[Any]:
-    """Return the entries of a vector, with or without brackets, as texts. `addnorm.trace` names those that are no numbers."""
+    """Return the entries of a vector, with or without brackets, as texts. `addnorm.trace` names those that are not numbers."""
     text = text.strip().replace("\N{MINUS SIGN}", "-")
     if text[:1] + text[-1:] in ("[]", "()"):
         text = text[1:-1].strip()

@@ -87,14 +87,14 @@ def run_race(runs: Sequence[Run], text: Text | None = None) -> Events:
       nothing is recorded, or "")
     - step: `racer` 0 or 1, `step` from 0, its `loss`, and `moved`, the relative change of the logits by this step; by depth,
       before the weights change, the numbers of `addnorm.lab.measure.BY_DEPTH`: stream, ratio, similarity, gradient, parameters
-      (None where there is no number, as for a write at x_0). A racer whose loss is not finite stops there.
+      (None where there is no number, as for a write at x_0). A racer stops when its loss is not finite.
     - end: `racers` (two: name, steps, loss, validation, test, diverged, seconds) and `verdict`, a list of sentences
 
     The training starts with the first event. Any thread may request the next event.
 
     Args:
         runs: the two runs.
-        text: what the models learn; `addnorm.lab.python_docs()` by default.
+        text: the training text; `addnorm.lab.python_docs()` by default.
 
     Raises:
         ValueError: the text is too short.

@@ -285,7 +285,7 @@ class _Server(uvicorn.Server):
         self._idle = waiting
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # connections that are cut off now are no error
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # closing connections now is not an error
         self.scheduler.close()
         await super().shutdown(sockets)
 

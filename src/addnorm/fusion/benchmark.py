@@ -106,7 +106,7 @@ def _time(call: Callable[[], Any]) -> float:
     result = call()
     _synchronize()
     seconds = time.perf_counter() - start
-    del result  # after the clock was read: freeing a graph is no part of the call
+    del result  # after the clock was read: freeing the graph is not part of the call
     return seconds
 
 

@@ -56,7 +56,7 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
         forward pass, which bounds the gain in time.
 
     Raises:
-        TypeError: `model` is no module.
+        TypeError: `model` is not a module.
         ValueError: the model is fused or compiled already, or its outputs contain no finite number.
         VerificationError: the fused model differs by more than the tolerance. The model is unchanged.
         Exception: any error of the model for these inputs.

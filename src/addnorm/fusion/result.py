@@ -30,7 +30,7 @@ class Fusion(Rendered):
         model: class name of the model.
         boundaries: its Add & Norms in the order in which they run; those that are not fused have a `reason`.
         num_graphs: number of graphs in one run; more than one if torch.compile's frontend breaks the graph.
-        proof: differences of outputs and gradients from the model before, with their tolerances.
+        proof: differences of outputs and gradients from the original model, with their tolerances.
         inductor: whether the graphs are compiled by Inductor.
         share: of Add & Norm in the time of the eager forward pass, from 0 to 1; None if it is not known, as with activation
             checkpoints.

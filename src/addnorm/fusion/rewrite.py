@@ -139,7 +139,7 @@ def _permute_back(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.No
 
 
 def _copy_in_order(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:
-    """Return a copy whose dimensions lie in memory in this order."""
+    """Return a copy whose dimensions have this order in memory."""
     return _permute_back(graph, _call_method(graph, "contiguous", _permute(graph, node, order)), order)
 
 

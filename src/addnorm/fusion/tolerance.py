@@ -23,7 +23,7 @@ TIMES = 2  # two results that are equally exact differ by at most the sum of bot
 # tensors differed by 3 eps of their magnitude, one in a hundred by more than 15, one by 93. A missing bias, or another dropout
 # mask, makes a difference of a million eps.
 ROUNDINGS = 256
-MAX_SHARE = 0.1  # of the magnitude: so many roundings of bfloat16 would allow anything
+MAX_SHARE = 0.1  # of the magnitude: in bfloat16, ROUNDINGS alone would allow any difference
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *
         depths: positions of the sublayers.
         values: a value for each sublayer.
         ylabel: label of the y axis.
-        legend: number of the legend's columns; 0 is no legend.
+        legend: number of the legend's columns; 0 shows no legend.
     """
     from matplotlib.patches import Patch
 

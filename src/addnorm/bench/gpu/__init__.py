@@ -4,7 +4,8 @@
 - `check`: each variant against float64; `clock`, `device`: device, host and call time, the device and the bandwidth of a copy
 - `running`: one case and the whole run; `summary`: targets, and the document as Markdown
 
-`run` returns a document. Everything except the clock works on a CPU too. The document then names the CPU, and no target applies to it.
+`run` returns a document. Everything except the clock works on a CPU too. The document then names the CPU, and no target
+applies to it.
 benchmarks/README.md has the protocol.
 """
 

@@ -79,7 +79,7 @@ def measure(
     ready: dict[str, float] = {}
 
     def begin(name: str) -> str | None:
-        """Make the variant's timer, or return what is wrong with it."""
+        """Make the variant's timer, or return why the variant cannot be timed."""
         if name == COPY:
             call = cases.copier(case, device, sets)
         else:
@@ -184,7 +184,7 @@ def run(
         earlier: document to continue (`resumable`): its cases are not measured again.
         save: called with the document after each case.
         progress: called with one line before each case.
-        commit: commit of the sources, where they are no checkout.
+        commit: commit of the sources, where they are not a checkout.
     """
     timekeeper, about, head = clock.clock_of(device), describe(device), identity(device, commit)
     copies = Copies(device, timekeeper, earlier["copy"]["bytes_per_second"] if earlier else None)
@@ -228,7 +228,7 @@ def measure_or_fail(
     case: Case, device: torch.device, timekeeper: Clock, *, rounds: int, requested: Sequence[str] | None, without: Sequence[str],
     cache: int, deadline: float | None,
 ) -> Found:  # fmt: skip
-    """Return `measure`; if it fails as a whole (for memory, say), report that as the case's failure."""
+    """Return the result of `measure`; if it fails as a whole, such as for memory, report that as the case's failure."""
     try:
         return measure(
             case,
@@ -255,7 +255,7 @@ def identity(device: torch.device, commit: str | None = None) -> Document:
 
     Args:
         device: the device.
-        commit: commit of the sources, where they are no checkout, such as a copy on another machine.
+        commit: commit of the sources, where they are not a checkout, such as a copy on another machine.
     """
     where = environment.describe()
     where["commit"] = where["commit"] or commit
