@@ -297,7 +297,7 @@ def distances(
 
 def bits(case: Case, call: Callable[..., Any]) -> Row:
     """Return whether another run, another number of threads, and fewer rows give the same bits."""
-    torch.compiler.reset()  # each of these is a compilation of its own, and there may be eight
+    torch.compiler.reset()  # each of these is a separate compilation; the limit is eight
     tensors = inputs(case)
     first, again = named(call(*tensors)), named(call(*tensors))
     few = named(call(*inputs(case, case.rows // 2 + 3)))

@@ -1,7 +1,7 @@
 """The benchmark of the operation on CPU: addnorm beside eager PyTorch, torch.compile and onnxruntime.
 
 The variants of a case are functions of the same tensors. Bandwidth is that of the bytes that must move, as a share of what
-`torch.add(out=)` of the same size reaches. onnxruntime has threads of its own, which spin for a while after each call, as
+`torch.add(out=)` of the same size reaches. onnxruntime has its own threads, which spin for a while after each call, as
 torch's do. Interleaved, each would slow the other down, so it runs alone, after the others.
 """
 

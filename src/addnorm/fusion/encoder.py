@@ -106,7 +106,7 @@ def keep_padding_zero(encoder: nn.TransformerEncoder) -> Callable[[], None]:
     """Replace an encoder's forward by one that returns zeros for padding when compiled, too.
 
     Returns:
-        A function that restores the encoder, once all fused models that share it have called their own.
+        A function that restores the encoder, once every fused model that shares it has called its function.
     """
 
     def undo() -> None:

@@ -178,7 +178,7 @@ class _Tracer(fx.Interpreter):
 
     def _example(self, node: fx.Node) -> Any:
         """Return new values like the node's example value, and record them as leaves of the flow."""
-        frame, self.capture.frames.current = self.capture.frames.current, None  # the allocation is not part of the graph
+        frame, self.capture.frames.current = self.capture.frames.current, None  # allocation is not a graph operator
         out = pytree.tree_map_only(Tensor, _empty_like, example_value(node))
         self.capture.frames.current = frame
         kind, number = _owner_kind(node) if node.op == "placeholder" else (DATA, None)

@@ -146,7 +146,7 @@ def write(here: Any, x: Tensor) -> Tensor:
 def first_steps(job: InitStack) -> dict[str, float]:
     """Return |logits' - logits| / |logits| after one step of each of `STEPS`, on the sequence of the step.
 
-    All weights change, the head's too. Tokens are not mixed, so that each is an example of its own. The result is infinite
+    All weights change, the head's too. Tokens are not mixed, so that each token is a separate example. The result is infinite
     where the logits overflow.
     """
     return _step(_toy_model(job).set_mixing("none"))
