@@ -1,4 +1,4 @@
-"""What every test shares: a seeded generator, and the profile of the property tests."""
+"""Fixtures and settings for all tests: a seeded generator, Triton's interpreter, hypothesis profiles, the explorer's pages."""
 
 import os
 from contextlib import contextmanager
@@ -16,30 +16,30 @@ from support.order import sort_slowest_first
 TESTS = str(Path(__file__).parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (TESTS, os.environ.get("PYTHONPATH"))))
 
-# Before Triton is imported, by whatever: without a GPU its kernels are interpreted, on the CPU.
+# This must run before any import of Triton: without a GPU its kernels are interpreted on the CPU.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# The same examples at every run; HYPOTHESIS_PROFILE=thorough looks for new ones.
+# The same examples in every run; HYPOTHESIS_PROFILE=thorough draws new ones.
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=150)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_collection_modifyitems(items):
-    """In every process the same."""
+    """Sort the tests, in the same order in every process."""
     sort_slowest_first(items)
 
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """A test's random numbers are its own, whatever ran before it."""
+    """Seed torch's generator before each test."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def threads():
-    """A function that sets the number of threads; the number comes back after the test."""
+    """Return `torch.set_num_threads`; restore the number of threads after the test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -50,30 +50,30 @@ def threads():
 
 @pytest.fixture(scope="session")
 def browser_type_launch_args(browser_type_launch_args):
-    """How it is started."""
+    """Return the launch arguments with the system's Chromium."""
     return browser_type_launch_args | {"executable_path": chromium(), "args": ARGUMENTS}
 
 
 @pytest.fixture(scope="session")
 def browser_context_args(browser_context_args):
-    """Nothing moves by itself: a test would click where something was."""
+    """Return the context arguments with reduced motion: a test must not click where a moving element was."""
     return browser_context_args | {"reduced_motion": "reduce"}
 
 
 @pytest.fixture(scope="session")
 def base_url():
-    """None: tests give whole addresses. (The plugin's own is written in a way that pytest 9 warns of.)"""
+    """Return None: tests use absolute addresses, and pytest 9 warns about the plugin's own fixture."""
 
 
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory):
-    """What the explorer shows in its second view, in the order of its files."""
+    """Return the paths of the recordings in the explorer's second view, in order."""
     return explorer_recordings.made(tmp_path_factory.mktemp("recordings"))
 
 
 @pytest.fixture(scope="session")
 def served(recordings):
-    """The address of `addnorm explore`, which runs while the tests do."""
+    """Yield the address of an `addnorm explore` that runs for the whole session."""
     files = [argument for path in recordings for argument in ("--recording", path)]
     with explorer_process.running(*files) as address:
         yield address
@@ -81,7 +81,7 @@ def served(recordings):
 
 @pytest.fixture(scope="session")
 def window(browser, browser_context_args):
-    """Where the pages are opened: what one has loaded is at hand for the next."""
+    """Yield the browser context in which pages are opened; its pages share a cache."""
     context = browser.new_context(**browser_context_args)
     yield context
     context.close()
@@ -98,7 +98,7 @@ def watched(window, served):
 
 @pytest.fixture
 def explorer(served, window):
-    """A page of it; at the end nothing may have left the machine, and nothing complained."""
+    """Yield a new page; after the test, check for foreign requests and console messages."""
     with watched(window, served) as found:
         yield found
     found.unharmed()
@@ -106,13 +106,13 @@ def explorer(served, window):
 
 @pytest.fixture(scope="module")
 def open_explorer(served, window):
-    """One for all tests of a file that only look."""
+    """Yield one page for all read-only tests of a file."""
     with watched(window, served) as found:
         yield found
 
 
 @pytest.fixture
 def looked(open_explorer):
-    """A page that is loaded once in a file: a test that only looks edits the address and leaves nothing else behind."""
+    """Yield a page that is loaded once per file. A test that uses it edits the address and leaves no other state."""
     yield open_explorer
     open_explorer.unharmed()

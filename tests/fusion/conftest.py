@@ -1,4 +1,4 @@
-"""The compiler's state ends with each test."""
+"""Fixture that resets the compiler's state after each test."""
 
 import sys
 

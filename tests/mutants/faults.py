@@ -1,7 +1,7 @@
-"""Planted faults as data: each is one small, realistic error, wrong on supported input, that the tests of its area must find.
+"""Planted faults as data. Each fault is one small, realistic error on supported input, which the tests of its area must detect.
 
-A fault replaces `old`, which occurs exactly once in `file`, by `new`. `AREAS` has the tests of each area: runs of pytest, the fast
-one first, each a few patterns of files or folders. Code that a fault is about may change: change the fault with it.
+A fault replaces `old`, which occurs exactly once in `file`, by `new`. `AREAS` lists the tests of each area as runs of pytest, the
+fastest first; each run is a few patterns of files or folders. A change of the code that a fault edits must also change the fault.
 """
 
 from typing import NamedTuple

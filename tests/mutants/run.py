@@ -27,7 +27,7 @@ from mutants.faults import AREAS, FAULTS, Fault
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "src/addnorm/_C.so"
 SUITE = ("tests src -n3 --dist=loadfile --no-loadscope-reorder",)  # as in make test
-AREA_SECONDS, SUITE_SECONDS = 900, 3600  # limits of one run of pytest
+AREA_SECONDS, SUITE_SECONDS = 900, 3600  # timeouts of one pytest run
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -98,7 +98,7 @@ class TreeCopy:
             output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             return ["timeout"]
-        finally:  # after an interrupt too, no process of the tests is left
+        finally:  # kill all test processes, also after an interrupt
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -183,7 +183,7 @@ def main() -> int:
         for number, fault in enumerate(faults, 1):
             start, stage = time.monotonic(), next_stage(fault)
             runs, limit = (SUITE, SUITE_SECONDS) if stage == "suite" else (AREAS[fault.area], AREA_SECONDS)
-            if stage == "suite" and suite_runs == 0:  # leave out what fails without any fault
+            if stage == "suite" and suite_runs == 0:  # leave out tests that fail without any fault
                 copy.broken += copy.failures(SUITE[0].split(), SUITE_SECONDS)
             suite_runs += stage == "suite"
             test = copy.find_test(fault, runs, limit)

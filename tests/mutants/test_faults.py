@@ -1,4 +1,4 @@
-"""tests/mutants/faults.py: every planted fault still applies to the source."""
+"""Check that every planted fault of tests/mutants/faults.py still applies to the source."""
 
 from mutants.run import find_problems
 

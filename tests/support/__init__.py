@@ -1,4 +1,4 @@
-"""Helpers that several test files share, and the programs that tests run in processes of their own."""
+"""Helpers that several test files share, and programs that tests run in subprocesses."""
 
 from pathlib import Path
 

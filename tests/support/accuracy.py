@@ -1,11 +1,11 @@
-"""Accuracy of results and gradients against float64, in units of plain PyTorch's errors.
+"""Accuracy checks of results and gradients against float64, relative to the errors of plain PyTorch.
 
 Plain PyTorch computes in the same dtypes on the same inputs:
 
 - the RMS error must be at most 1.02 times PyTorch's, or that of the correctly rounded exact result where PyTorch's is smaller;
 - the largest error must be at most twice that;
-- each plus a floor: one rounding of float32 (two for the largest error), relative to the sum of the absolute values of the terms,
-  is round-off of the order of summation.
+- a floor is added to each bound: one rounding of float32 (two for the largest error), relative to the sum of the absolute values
+  of the terms. It is the round-off of the order of summation.
 """
 
 import torch
@@ -24,9 +24,9 @@ def forward_and_backward(function, call: Call, given: dict[str, Tensor]) -> dict
 
 
 def assert_accurate(call: Call, ours: dict[str, Tensor], given: dict[str, Tensor]) -> None:
-    """Check outputs and gradients within the bounds above, relative to the z in `ours`."""
+    """Check that outputs and gradients keep the bounds above, relative to the z in `ours`."""
     theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, given)
-    # Each against the truth at its own z, which it normalized.
+    # Compare each result with the exact result at its own z, which is the z that it normalized.
     want, want_theirs = truth(call, ours["z"], given), truth(call, theirs["z"], given)
     terms, unit = magnitudes(call, ours["z"], given), arithmetic(call)
     for name in ours.keys() - {"z"}:
@@ -39,7 +39,7 @@ def assert_accurate(call: Call, ours: dict[str, Tensor], given: dict[str, Tensor
 
 
 def agree(got: torch.Tensor, want: torch.Tensor, unit: float, terms: torch.Tensor | float) -> bool:
-    """Return whether two results agree within a few roundings of the arithmetic and one of the dtype on either side."""
+    """Return whether two results agree within a few roundings of the arithmetic and one rounding of the dtype on either side."""
     assert got.dtype == want.dtype
     assert got.shape == want.shape
     bound = 8 * unit * terms + 2.01 * UNIT[got.dtype] * want.to(f64).abs() * (got.dtype not in (f32, f64))

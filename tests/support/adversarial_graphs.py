@@ -1,4 +1,4 @@
-"""Adversarial models with more, or less, than a chain of sublayers; a part of adversarial_models.py."""
+"""Adversarial models that are not a plain chain of sublayers (part of adversarial_models.py)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Residual(nn.Module):
 
 
 class SharedAlpha(Tiny):
-    """ReZero: one factor for both sublayers of a layer."""
+    """ReZero with one factor for both sublayers of a layer."""
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.embed_tokens(ids)
@@ -55,7 +55,7 @@ class SharedAlpha(Tiny):
 
 
 class Delayed(Tiny):
-    """Model that adds before the next norm, as where add and norm are fused (vLLM, Mamba)."""
+    """Model that adds before the next norm, like models with a fused add and norm (vLLM, Mamba)."""
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden, residual = self.embed_tokens(ids), None

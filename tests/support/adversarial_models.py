@@ -1,9 +1,9 @@
-"""Adversarial models, whose names or code mislead, and correct ones beside them, each with the expected streams.
+"""Adversarial models with misleading names or code, and correct models beside them, each with the expected streams.
 
     model, args, kwargs = adversarial_models()["alpha on the branch"].build()
 
-`WRONG` have typical mistakes (a norm or a factor at the wrong place), `RIGHT` are correct wirings in the spellings of real code,
-`OTHER` (adversarial_graphs.py) have more, or less, than a chain of sublayers.
+Models in `WRONG` have typical mistakes (a norm or a factor at the wrong place). Models in `RIGHT` are correct wirings in the
+spellings of real code. Models in `OTHER` (adversarial_graphs.py) are not a plain chain of sublayers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from support.handwritten_models import (
     tokens,
 )
 
-ALPHA = 4 ** (1 / 4)  # DeepNorm's of two layers
+ALPHA = 4 ** (1 / 4)  # DeepNorm's constants for two layers
 LEARNED = Learned(1.0)
 NO_BACKWARD = "for inference: autograd refuses to go back through a norm whose input was overwritten"
 
@@ -54,12 +54,12 @@ class PreNormBlock(nn.Module):
         self.attention, self.mlp = Attention(), Mlp()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.pre_norm_attention(x + self.attention(x))  # it is not
+        x = self.pre_norm_attention(x + self.attention(x))  # the block is post-LN
         return self.pre_norm_mlp(x + self.mlp(x))
 
 
 class PostNormBlock(PreNormBlock):
-    """A post-LN block, as in the original Transformer."""
+    """Post-LN block, as in the original Transformer."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.pre_norm_attention(x))
@@ -72,7 +72,7 @@ def from_the_norm(part: Part, x: Tensor) -> Tensor:
 
 
 def half(which: type[nn.Module]) -> Step:
-    """The residual of one kind of sublayers is taken from the normalized input, that of the others is right."""
+    """Take the residual of one kind of sublayers from the normalized input (wrong), and that of the others from the stream."""
     return lambda part, x: (from_the_norm if isinstance(part.f, which) else pre)(part, x)
 
 
@@ -119,7 +119,7 @@ def in_place(part: Part, x: Tensor) -> Tensor:
 
 
 def on_columns(part: Part, x: Tensor) -> Tensor:
-    """The add inside of the product: torch.addmm."""
+    """Compute the add inside the matrix product with torch.addmm."""
     h = part.norm(x).flatten(0, 1)
     h = F.gelu(h @ part.f.up.weight.T + part.f.up.bias)
     return torch.addmm(x.flatten(0, 1) + part.f.down.bias, h, part.f.down.weight.T).view_as(x)

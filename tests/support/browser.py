@@ -1,4 +1,4 @@
-"""The explorer in the system's Chromium: a page whose requests and console messages are recorded, and helpers to use it."""
+"""Helpers that run the explorer in the system's Chromium and record a page's requests and console messages."""
 
 import os
 import shutil
@@ -74,10 +74,10 @@ class Watched:
         self.page.evaluate(EDIT, fragment)
 
     def look(self, fragment, view="stack"):
-        """Show a view at an address in a shared page, by way of the view's home address, which resets its state."""
+        """Show a view at an address in a shared page. The view's home address is loaded first to reset its state."""
 
         def to(address):
-            if view == "trace":  # it is drawn at once
+            if view == "trace":  # the view is drawn at once
                 self.edit(address)
             else:
                 self.after(lambda: self.edit(address), view)
@@ -136,6 +136,6 @@ class Watched:
         return self.page.evaluate("location.hash")
 
     def unharmed(self):
-        """Check that no request went elsewhere and that the console is empty."""
+        """Check that the page sent no foreign request and that the console is empty."""
         assert self.elsewhere == []
         assert self.complaints == []

@@ -1,4 +1,4 @@
-"""A model compiled with the backend: its boundaries, and its results fused and unfused."""
+"""Helpers that compile a model with the backend and return its boundaries, and its results before and after fusing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from addnorm.fusion.boundary import Boundary
 
 @dataclass
 class Captured:
-    """Graphs and boundaries of a compiled model.
+    """Captured graphs and boundaries of a compiled model.
 
     Attributes:
-        graphs: after the rewrite.
-        boundaries: of all graphs.
-        compiled: the model, fused.
+        graphs: the graphs after the rewrite.
+        boundaries: the boundaries of all graphs.
+        compiled: the fused model.
     """
 
     graphs: list[Any] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Captured:
 
 
 def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captured:
-    """Compile a model with a backend that records graphs and boundaries. Nothing runs yet."""
+    """Compile a model with a backend that records graphs and boundaries. The model does not run yet."""
     capture = Captured()
     paths = {str(id(module)): path for path, module in model.named_modules()}
 
@@ -50,7 +50,7 @@ def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captur
         capture.boundaries += fuse_graph(graph, named)
         return compile_graph(graph, example_inputs) if inductor else run_eagerly(graph)
 
-    torch._dynamo.reset()  # so that nothing compiled earlier is reused or counted
+    torch._dynamo.reset()  # clear earlier compilations, which would be reused or counted
     capture.compiled = torch.compile(model, backend=backend, **options)
     return capture
 

@@ -1,7 +1,7 @@
-"""The tables that the tests run over: shapes, dtypes, variants of the operation, and the calls made from them.
+"""Tables of shapes, dtypes and variants of the operation, and the calls built from them.
 
-A `Call` is one call of the library as data: the tensors that may want a gradient, by the name of their argument, and the
-other arguments. Weights and biases are random (never ones and zeros), and so are the gradients that come in.
+A `Call` is one call of the library as data: its differentiable tensors by argument name, and its other arguments. Weights, biases
+and output gradients are random, never only ones or zeros.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DTYPES = {
     "float64": Dtypes(f64, f64, f64),
 }
 
-# Rows around 4 (what backward takes at once) and 64 (a chunk of the sums over rows); features around the widths of a vector
+# Rows around 4 (the block of rows in backward) and 64 (a chunk of the sums over rows); features around the widths of a vector
 # (4, 8, 16) and of the unrolled block of four.
 SHAPES = [
     (1, 768), (2, 3, 64), (3, 1), (4, 2), (5, 7), (6, 15), (7, 16), (8, 17), (9, 31), (63, 33), (64, 48), (65, 63),
@@ -50,7 +50,7 @@ SHAPES = [
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to use the operation. An option whose value is a shape in words becomes a random tensor of that shape."""
+    """One way to use the operation. An option whose value is the name of a shape becomes a random tensor of that shape."""
 
     norm: str
     weight: bool = False
@@ -60,16 +60,16 @@ class Variant:
 
 LAYER, RMS = {"norm": "layer", "weight": True, "bias": True}, {"norm": "rms", "weight": True}
 
-# Values of each kind of option, by label: an option that is declared in ops/options.py has a variant for each.
+# Values of each kind of option, by label. Each option that ops/options.py declares has a variant for each value.
 VALUES: dict[str, dict[str, Any]] = {
     "scale": {"a number": 1.7, "0-d": "()", "(d,)": "(d,)"},
     "rows": {"a token": "(*)", "a sample": "(n, 1...)"},
     "features": {"": "(d,)"},
     "probability": {"": 0.3},
-    "seed": {},  # comes with the dropout
+    "seed": {},  # dropout adds the seed
     "offset": {},
     "number": {"": 1.0},
-    "casting": {},  # test_functional.py: the oracle has no roundings in between
+    "casting": {},  # tested in test_functional.py: the oracle has no intermediate roundings
     "dtype": {"float32": f32, "bfloat16": bf16},
 }
 EVERYTHING = {
@@ -78,7 +78,7 @@ EVERYTHING = {
     if option.kind != "seed"
 }
 
-# No option but the norm's own parameters.
+# Variants with no options but the norm's own parameters.
 BASIC = {
     "LayerNorm": Variant(**LAYER),
     "LayerNorm without bias": Variant("layer", weight=True),
@@ -112,7 +112,7 @@ VARIANTS = BASIC | OPTIONS
 
 @dataclass(repr=False)
 class Call:
-    """A call as data; `tensors` are its differentiable arguments, by name."""
+    """A call as data; `tensors` are its differentiable arguments by name."""
 
     norm: str
     eps: float
@@ -136,7 +136,7 @@ class Call:
         return self.options.get("out_dtype") or self.tensors["branch"].dtype
 
     def __call__(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """`{"y": ..., "z": ...}` (only z for the add alone)."""
+        """Return `{"y": ..., "z": ...}` (only z for the add alone)."""
         arguments = {**(self.tensors if tensors is None else tensors), **self.options}
         if self.norm == "none":
             return {"z": addnorm.add_residual(**arguments)}
@@ -148,7 +148,7 @@ class Call:
         return FUNCTIONS[self.norm](**arguments, eps=self.eps)
 
     def rows(self, index: slice) -> Call:
-        """The same call on some rows of a call whose shape is `(rows, d)`."""
+        """Return the same call on some rows of a call whose shape is `(rows, d)`."""
         rows = self.tensors["residual"].shape[0]
         cut = {
             name: (t[index] if name in ("residual", "branch") or (name == "row_scale" and t.shape[0] == rows) else t)
@@ -164,7 +164,7 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generato
 def make(
     variant: Variant | str, dtypes: Dtypes | str, shape: tuple[int, ...], *, eps: float = 1e-5, seed: int = 0
 ) -> Call:
-    """The call of a variant with random tensors."""
+    """Return the call of a variant with random tensors."""
     variant = VARIANTS[variant] if isinstance(variant, str) else variant
     dtypes = DTYPES[dtypes] if isinstance(dtypes, str) else dtypes
     generator = torch.Generator().manual_seed(seed)
@@ -189,22 +189,22 @@ def make(
 
 
 def leaves(call: Call, *frozen: str) -> dict[str, Tensor]:
-    """The tensors of a call as fresh leaves, each wanting a gradient but those that are frozen."""
+    """Return a call's tensors as new leaves that require gradients, except for the frozen ones."""
     return {name: t.detach().clone().requires_grad_(name not in frozen) for name, t in call.tensors.items()}
 
 
 def cotangents(outputs: dict[str, Tensor], seed: int = 1) -> dict[str, Tensor]:
-    """Random gradients of the outputs, in their dtypes: never ones, under which half of a norm's backward is zero."""
+    """Return random output gradients in the outputs' dtypes. With ones, half of a norm's backward would be zero."""
     generator = torch.Generator().manual_seed(seed)
     return {name: random(tuple(t.shape), t.dtype, generator, mean=0.2) for name, t in outputs.items()}
 
 
 def gradients(call: Call, given: dict[str, Tensor] | None = None, *frozen: str) -> dict[str, Tensor | None]:
-    """The gradient of every tensor of a call, from random gradients of its outputs or from those given."""
+    """Return the gradient of every tensor of a call, for the output gradients in `given` or for random ones."""
     tensors = leaves(call, *frozen)
     outputs = call(tensors)
     given = cotangents(outputs) if given is None else given
-    given = {name: g for name, g in given.items() if outputs[name].requires_grad}  # all of it may be frozen
+    given = {name: g for name, g in given.items() if outputs[name].requires_grad}  # all inputs may be frozen
     torch.autograd.backward([outputs[name] for name in given], list(given.values()))
     return {name: t.grad for name, t in tensors.items()}
 

@@ -1,4 +1,4 @@
-"""Outputs and gradients of compiled functions."""
+"""Helper that returns outputs and gradients of compiled functions."""
 
 import torch
 

@@ -53,11 +53,11 @@ class Answer:
 
 
 class Explorer:
-    """The process, which ends with the block.
+    """Process of `addnorm explore`, which ends with the `with` block.
 
     Args:
-        arguments: of `addnorm explore`; `--port 0` unless there is a port among them.
-        before: Python that runs first in the process.
+        arguments: command-line arguments of `addnorm explore`; `--port 0` is added unless they include a port.
+        before: Python code that runs first in the process.
     """
 
     def __init__(self, *arguments: str, before: str = ""):

@@ -14,11 +14,11 @@ JSON = {"Content-Type": "application/json"}
 
 
 def measured(**chosen):
-    """Return the library's result as it comes out of JSON."""
+    """Return the library's result after a round trip through JSON."""
     return json.loads(json.dumps(to_jsonable(stack.compute(InitProbe(**chosen)))))
 
 
-# Valid HTTP.
+# Requests in valid HTTP.
 
 STRANGE = [
     None, True, False, [], {}, [1], {"a": 1}, "", "x", "24", "NaN", "Infinity", -1, 0.5, 10**9, -(10**9), 10**400, 1e300, -1e300,
@@ -66,7 +66,7 @@ PATHS = [
 
 
 def bad_requests():
-    """Yield (method, path, headers, body, statuses) of wrong requests in valid HTTP, always the same ones."""
+    """Yield (method, path, headers, body, statuses) of wrong requests in valid HTTP, in a deterministic order."""
     rng = random.Random(8)
     for path, fields in (("/api/stack", stack.FIELDS), ("/api/race", race.FIELDS)):
         for name, field in fields.items():
@@ -116,7 +116,7 @@ def bad_requests():
             yield method, path, JSON | headers, b"{}", {421, 403}
     for size in (65_537, 100_000, 1_000_000, 5_000_000):
         yield "POST", "/api/stack", JSON, b" " * size, {413}
-    for _ in range(400):  # bytes that are almost a request
+    for _ in range(400):  # bytes that resemble a request
         body = bytearray(json.dumps({"placement": "pre", "sublayers": 48, "gain": 1.5, "residual": True}).encode())
         for _ in range(rng.randint(1, 6)):
             body[rng.randrange(len(body))] = rng.randrange(256)
@@ -124,7 +124,7 @@ def bad_requests():
             if not isinstance(json.loads(bytes(body)), dict):
                 continue
             stack.parse(json.loads(bytes(body)))
-            continue  # it is one
+            continue  # a valid request
         yield "POST", "/api/stack", JSON, bytes(body), {400, 422}
 
 

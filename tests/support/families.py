@@ -82,7 +82,7 @@ class Family:
 
 
 def shake(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw every parameter: scales of norms away from one, biases away from zero, matrices that keep the variance."""
+    """Draw every parameter at random: norm scales away from one, biases away from zero, matrices that preserve the variance."""
     generator = torch.Generator().manual_seed(seed)
     seen: set[int] = set()
     with torch.no_grad():
@@ -99,10 +99,10 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def _law(module: nn.Module, name: str, parameter: Tensor) -> tuple[float, float, float]:
-    """Return the bounds of a uniform distribution and 0, or 0, 0 and the deviation of a normal one."""
+    """Return the bounds of a uniform distribution and 0, or 0, 0 and the standard deviation of a normal distribution."""
     kind = type(module).__name__
     if "Norm" in kind and "bias" not in name:
-        return (-0.4, 0.4, 0) if "1P" in kind or not parameter.any() else (0.5, 1.5, 0)  # zeros: its form is 1 + w
+        return (-0.4, 0.4, 0) if "1P" in kind or not parameter.any() else (0.5, 1.5, 0)  # zeros: it is 1 + w
     if parameter.ndim < 2:
         is_scale = any(word in name.lower() for word in ("lambda", "gamma", "scale", "residual"))
         return (0.3, 0.9, 0) if is_scale else (0, 0, 0.1)
@@ -124,7 +124,7 @@ def noise(*shape: int, seed: int = 1) -> Tensor:
 
 
 def ids(length: int = LENGTH, seed: int = 1) -> Tensor:
-    """Return token ids without special ones."""
+    """Return token ids without special tokens."""
     return torch.randint(5, 99, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
@@ -133,7 +133,7 @@ def text() -> dict[str, Tensor]:
 
 
 def padded() -> dict[str, Tensor]:
-    """Return a text in which two tokens of the second row are padding."""
+    """Return token ids and a mask in which two tokens of the second row are padding."""
     kwargs = text()
     kwargs["attention_mask"][1, -2:] = 0
     return kwargs
@@ -242,7 +242,7 @@ def torch_family(kind: str, norm_first: bool, final_norm: bool) -> Family:
 
 
 def torch_transformer(norm_first: bool) -> nn.Module:
-    encoder = torch_stack("Encoder", norm_first, True)  # nn.Transformer's own would warn of nested tensors
+    encoder = torch_stack("Encoder", norm_first, True)  # nn.Transformer's own encoder would warn about nested tensors
     return nn.Transformer(D, 4, 2, 2, 64, custom_encoder=encoder, batch_first=True, norm_first=norm_first)
 
 
@@ -256,7 +256,7 @@ def torch_pair(norm_first: bool) -> Family:
     return Family(f"torch Transformer {which}", make, two_vectors, streams, "final norms stand with post-LN too")
 
 
-# --- what is expected, in short ------------------------------------------------------------------------------------------
+# --- short constructors of the expected streams ----------------------------------------------------------------------------
 
 post = partial(Stream, "post_ln")
 bert = partial(Stream, "post_ln", embedding_norm=True)

@@ -1,4 +1,4 @@
-"""Shared by the tests of `addnorm.fuse`: a small model, a count of calls of the operation, warning filters."""
+"""Helpers of the tests of `addnorm.fuse`: a small model, a counter of the operation's calls, and warning filters."""
 
 import pytest
 import torch

@@ -20,7 +20,7 @@ from support import fuzz_calls, fuzz_hostile, fuzz_judge, fuzz_same
 
 
 def run(seed: int) -> tuple[str, list[str]]:
-    """The call of this seed, and a line for everything that was wrong with it."""
+    """Run the call of this seed; return its description and one line for each error."""
     what = "a case that could not be made"
     try:
         case = fuzz_calls.make(seed)
@@ -37,7 +37,7 @@ def run(seed: int) -> tuple[str, list[str]]:
 
 
 def report(seed: int) -> bool:
-    """Runs one case and says what was wrong; whether anything was."""
+    """Run one case and print its errors; return whether there are any."""
     what, lines = run(seed)
     if lines:
         print(
@@ -51,7 +51,7 @@ def report(seed: int) -> bool:
 
 
 def worker(first: int, cases: int, seconds: float) -> int:
-    """Says at each case where it is, which is what the parent knows of a process that died."""
+    """Run cases and print each seed first, so that the parent process knows the seed of a crash."""
     end = time.monotonic() + seconds
     for seed in range(first, first + cases):
         if time.monotonic() > end:
@@ -64,7 +64,7 @@ def worker(first: int, cases: int, seconds: float) -> int:
 
 
 def parent(first: int, cases: int, seconds: float) -> int:
-    """Runs workers, one after another if they die, until the time or the cases are over."""
+    """Run worker processes, a new one after each crash, until the time or the cases are used up."""
     begin, at, failed, last = time.monotonic(), first, 0, first + cases
     print(f"seeds from {first}", flush=True)
     while at < last and (left := seconds - (time.monotonic() - begin)) > 0:

@@ -1,4 +1,4 @@
-"""Random calls for the fuzz target: each is a function of one integer."""
+"""Random calls for the fuzz target; each call is a function of its seed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VALUES = ("large mean", "tiny", "huge", "constant rows", "zeros", "special")
 
 @dataclass
 class Case:
-    """A call with its tensors laid out in memory one way or another, and what is asked of it."""
+    """A call with a random memory layout, the tensors that require gradients, and the output gradients."""
 
     seed: int
     call: Call
-    wants: tuple[str, ...]  # the tensors that want a gradient
+    wants: tuple[str, ...]  # the tensors that require gradients
     given: dict[str, Tensor]  # the gradients of the outputs that are used
     rng: random.Random = field(repr=False)
 
@@ -34,7 +34,7 @@ class Case:
 
 
 def make(seed: int) -> Case:
-    """The case of this seed."""
+    """Return the case of this seed."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     norm = rng.choice(["layer", "layer", "rms", "rms", "none"])
     rows, d = _shape(rng)
@@ -71,7 +71,7 @@ def make(seed: int) -> Case:
 
 
 def _shape(rng: random.Random) -> tuple[tuple[int, ...], int]:
-    """Leading dimensions and features: around the widths of vectors, of chunks of rows, of what one thread takes."""
+    """Return leading dimensions and features, near the widths of vectors, the chunks of rows and the grain size of threads."""
     kind = rng.random()
     if kind < 0.06:
         return (rng.choice([31, 32, 33, 63, 65, 129, 260, 600, 1100]),), rng.randint(1, 40)
@@ -86,7 +86,7 @@ def _shape(rng: random.Random) -> tuple[tuple[int, ...], int]:
 
 
 def _values(kind: str, shape: tuple[int, ...], rng: random.Random, generator: torch.Generator) -> Tensor:
-    """Elements of residual or branch, in float64."""
+    """Return elements of residual or branch, in float64."""
     t = torch.randn(shape, generator=generator, dtype=f64)
     match kind:
         case "large mean":
@@ -101,7 +101,7 @@ def _values(kind: str, shape: tuple[int, ...], rng: random.Random, generator: to
             return t * (torch.rand((*shape[:-1], 1), generator=generator) < 0.5)
         case "special":
             value = rng.choice([math.nan, math.inf, -math.inf])
-            # About one row in three has one.
+            # About one row in three contains the value.
             return torch.where(torch.rand(shape, generator=generator) < 0.3 / max(shape[-1], 1), value, t)
     return t
 
@@ -109,7 +109,7 @@ def _values(kind: str, shape: tuple[int, ...], rng: random.Random, generator: to
 def _options(
     norm: str, rows: tuple[int, ...], d: int, rng: random.Random, tensors: dict, options: dict, tensor
 ) -> None:
-    """Some of the options: those that are tensors into `tensors`, the others into `options`."""
+    """Draw some options. Tensor options are added to `tensors`, the others to `options`."""
     for name in ("residual_scale", "layer_scale"):
         kind = rng.choice([None, None, 1.7, -0.3, 0.0, 2, (), (d,)])
         if isinstance(kind, tuple):
@@ -119,7 +119,7 @@ def _options(
     if rng.random() < 0.3:
         tensors["branch_bias"] = tensor((d,))
     if rng.random() < 0.4:
-        # Every shape that broadcasts to the rows: without leading dimensions, with some of size one.
+        # Every shape that broadcasts to the rows: without leading dimensions, or with some of size one.
         shape = tuple(
             1 if rng.random() < 0.3 else n for n in rows[rng.randint(0, len(rows)) if rng.random() < 0.4 else 0 :]
         )
@@ -141,7 +141,7 @@ def _options(
 
 
 def _laid_out(t: Tensor, rng: random.Random) -> Tensor:
-    """The same elements (but for `expanded`) in some other place or order in memory."""
+    """Return the same elements (except for `expanded`) with another memory layout."""
     if t.dim() == 0 or rng.random() < 0.6:
         return t
     dim = rng.randrange(t.dim())

@@ -1,4 +1,4 @@
-"""Calls that must be refused, by an error that names the argument; and operators called with what nobody checked."""
+"""Invalid calls, which must raise an error that names the argument, and calls of operators with unchecked arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.fuzz_calls import FLOATS, Case
 OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
 VECTORS = ("weight", "bias", "branch_bias")
 SCALES = ("residual_scale", "layer_scale")
-# Values that are wrong for an option whatever the call; what is left out here is a tensor's.
+# Values that are wrong for an option in any call. Options that are not listed are tensors.
 VALUES: dict[str, tuple[Any, ...]] = {
     "eps": (-1.0, math.nan, "1e-5", [], torch.ones(2)),
     "dropout_p": (-0.1, 1.5, math.nan, "0.5", True),
@@ -36,7 +36,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def refused(case: Case) -> list[str]:
-    """A line if the case with one argument made wrong is not refused by the name of that argument."""
+    """Return one line if the case with one wrong argument does not raise an error that names this argument."""
     rng, call = case.rng, case.call
     name, value = _fault(case, rng)
     arguments = {**call.tensors, **call.options, name: value}
@@ -47,7 +47,7 @@ def refused(case: Case) -> list[str]:
     tensors = {key for key, t in arguments.items() if isinstance(t, Tensor) and t.is_floating_point()}
     for key in tensors & set(case.wants) - {name}:
         arguments[key] = arguments[key].detach().requires_grad_()
-    # An argument that others are measured by may be right and they wrong.
+    # The error may name an argument whose shape, dtype or device is compared with this one.
     blamed = (name, *call.tensors) if name in ("residual", "branch") else (name,)
     described = f"{name} = {_described(value)}"
     try:
@@ -68,7 +68,7 @@ def _described(value: Any) -> str:
 
 
 def _fault(case: Case, rng: random.Random) -> tuple[str, Any]:
-    """An argument's name and a value that is wrong in this call."""
+    """Return an argument's name and a value that is wrong in this call."""
     call = case.call
     names = [name for name in VALUES if _takes(call.norm, name)] if rng.random() < 0.3 else list(call.tensors)
     name = rng.choice(names)
@@ -82,7 +82,7 @@ def _fault(case: Case, rng: random.Random) -> tuple[str, Any]:
         lambda: rng.choice([t.tolist(), "tensor", object(), {}]) if name not in SCALES else "tensor",
         lambda: t.new_ones(_wrong_shape(name, tuple(t.shape), call.d, rng)),
     ]
-    if name == "residual":  # alone elsewhere, it is the others that are not where it is
+    if name == "residual":  # for residual alone on another device, the error names the other tensors
         faults[2:2] = [lambda: t.new_ones(())]
     if t.dim() == 0:
         del faults[2]
@@ -96,20 +96,20 @@ def _takes(norm: str, name: str) -> bool:
 
 
 def _wrong_shape(name: str, shape: tuple[int, ...], d: int, rng: random.Random) -> tuple[int, ...]:
-    """Never one that fits, never a large one."""
+    """Return a small shape that does not fit."""
     if name in SCALES:
         return rng.choice([(d + 1,), (1, d), (d, 1), (d + 1, 1)])
     if name == "row_scale":
-        return (2, *shape, 3, 2, 5, 7, 2)  # more dimensions than there are rows of
+        return (2, *shape, 3, 2, 5, 7, 2)  # more dimensions than the rows have
     if name in VECTORS:
         return rng.choice([(d + 1,), (1, d), (), (d, 1), (2, d)])
     return rng.choice([(*shape[:-1], d + 1), (*shape, 1), (2, *shape), (1, 1, *shape)])
 
 
 def operators(case: Case) -> None:
-    """The private operators with one argument exchanged for nonsense: an error or a result, never a crash."""
+    """Call the private operators with one meaningless argument. They may raise or return, but must not crash."""
     rng, call = case.rng, case.call
-    if call.tensors["residual"].numel() > 2000:  # the reference broadcasts nonsense, to the product of both sizes
+    if call.tensors["residual"].numel() > 2000:  # broadcasting could multiply the sizes
         return
     ops = torch.ops.addnorm
     t = {name: value.detach() for name, value in call.tensors.items()}

@@ -1,7 +1,7 @@
-"""What a random call must have returned: the float64 oracle where numbers are finite, stated results where they are not.
+"""Checks of a random call's results, against a float64 oracle for finite numbers and against stated results for the others.
 
-Rows on which float32 cannot say anything (a variance that is all cancellation, squares on the edge of overflow, eps = 0 and
-nothing else) are left out; everything else of such a call is judged.
+Rows that float32 cannot determine are not checked: a variance that is all cancellation, squares near overflow, or a vanishing
+variance with eps = 0. Everything else of such a call is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PER_ROW = ("y", "z", "residual", "branch")
 
 
 class Normalized(NamedTuple):
-    """A norm in float64, and the rows of it that can be judged."""
+    """A norm's float64 result, its normalized value, and the rows that can be checked."""
 
     y: Tensor
     x_hat: Tensor
@@ -26,18 +26,18 @@ class Normalized(NamedTuple):
 
 
 def normalized(call: Call, z: Tensor, tensors: dict[str, Tensor]) -> Normalized:
-    """y of z in float64, with the results that numerics.md states where float32 overflows."""
+    """Return y of z in float64, with the results that numerics.md states where float32 overflows."""
     mean = z.mean(-1, keepdim=True) if call.norm == "layer" else 0.0
     centred = z - mean
     squares = centred.square().sum(-1, keepdim=True)
     scale = squares / call.d + call.eps
-    # The sum of squares is known to be infinite in the arithmetic, or known not to be.
+    # The sum of squares certainly overflows in the arithmetic, or certainly does not.
     wide = call.residual_dtype == f64
     low, high = (1e305, float("inf")) if wide else (1e37, 4e38 * call.d)
     over = (squares > high) & squares.isfinite()
     x_hat = torch.where(over, torch.zeros_like(centred), centred / torch.sqrt(scale))
     judged = (squares < low) | over | ~squares.isfinite()
-    # Not where the rounding of the mean is a good part of a standard deviation, where the mean overflows, or over nothing.
+    # Exclude rows whose mean rounds by a large part of a deviation, whose mean overflows, or whose scale vanishes.
     largest = z.abs().amax(-1, keepdim=True)
     if call.norm == "layer":
         judged &= ~((arithmetic(call) * largest / torch.sqrt(scale) > 1e-3) & ~over)
@@ -49,7 +49,7 @@ def normalized(call: Call, z: Tensor, tensors: dict[str, Tensor]) -> Normalized:
 
 
 def truth(call: Call, z: Tensor, given: dict[str, Tensor]) -> tuple[dict[str, Tensor | None], Tensor, Tensor | None]:
-    """Outputs and gradients by name, all at the z that was returned; the rows that are judged; the normalized value."""
+    """Return outputs and gradients by name, all at the returned z; the rows that are checked; the normalized value."""
     tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
     exact = added(call, tensors)
     stream = z.detach().to(f64).requires_grad_()
@@ -60,7 +60,7 @@ def truth(call: Call, z: Tensor, given: dict[str, Tensor]) -> tuple[dict[str, Te
         y, x_hat, judged = normalized(call, stream, tensors)
         want["y"] = y.detach()
         if "y" in given:
-            # Where a row's squares overflow nothing comes back through its norm: x_hat is a constant there.
+            # Where a row's squares overflow, the norm passes no gradient: x_hat is constant there.
             y.backward(given["y"].to(f64))
             total = total + stream.grad
     exact.backward(total)
@@ -70,7 +70,7 @@ def truth(call: Call, z: Tensor, given: dict[str, Tensor]) -> tuple[dict[str, Te
 def wrong(
     call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None], given: dict[str, Tensor]
 ) -> list[str]:
-    """A line for everything that is not as it must be; `grads` are those that were asked for."""
+    """Return one line for each error in the outputs and in `grads`, the requested gradients."""
     lines = _outward(call, outputs, grads)
     z = outputs["z"]
     if z.numel() == 0:
@@ -78,7 +78,7 @@ def wrong(
         return lines
     with torch.no_grad():
         terms = magnitudes(call, z, given)
-        # A NaN that was dropped is no term of the sum over rows.
+        # A NaN that dropout dropped is no term of the sum over rows.
         terms["branch_bias"] = sum_rows(terms["branch"].nan_to_num(nan=0.0, posinf=0.0))
     want, judged, x_hat = truth(call, z, given)
     unit = arithmetic(call)
@@ -88,8 +88,8 @@ def wrong(
             if any(t is not None and t.any() for t in (exact, value)):
                 lines.append(f"{name} is {value}, expected {exact}")
             continue
-        near = (near * here).nan_to_num(nan=0.0, posinf=0.0)  # beside a NaN, what is no NaN is exact
-        if name == "z":  # the sum does not depend on the norm: no row is left out, no element excuses another
+        near = (near * here).nan_to_num(nan=0.0, posinf=0.0)  # in a row with a NaN, every other element must be exact
+        if name == "z":  # the sum does not depend on the norm: check every row, and each element with its own tolerance
             wide = f64 in (call.tensors["residual"].dtype, call.tensors["branch"].dtype, call.residual_dtype)
             lines += _compare(name, value, exact, near * (4 * UNIT[f64] if wide else UNIT[f32]) / (2 * unit))
         elif name in PER_ROW:
@@ -104,7 +104,7 @@ def wrong(
 
 
 def _outward(call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None]) -> list[str]:
-    """Shapes, dtypes, contiguity."""
+    """Return the errors in shapes, dtypes and contiguity."""
     shape = call.tensors["residual"].shape
     stated = {"z": (shape, call.residual_dtype), "y": (shape, call.out_dtype)}
     stated |= {name: (t.shape, t.dtype) for name, t in call.tensors.items()}
@@ -117,7 +117,7 @@ def _outward(call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | N
 
 
 def _casting(call: Call, x_hat: Tensor) -> Tensor | float:
-    """What rounding the normalized value before the weight may change in y."""
+    """Return how much y may change when the normalized value is rounded before the weight."""
     casting, weight = call.options.get("casting"), call.tensors.get("weight")
     if casting is None or (casting == "t5" and weight is None):
         return 0.0
@@ -127,12 +127,12 @@ def _casting(call: Call, x_hat: Tensor) -> Tensor | float:
 
 
 def _compare(name: str, got: Tensor, want: Tensor, near: Tensor) -> list[str]:
-    """NaN where it must be, infinite where its dtype ends, else within a rounding to its dtype and `near`."""
+    """Compare NaN and infinities exactly, and other elements within a rounding to their dtype plus `near`."""
     unit, info = UNIT[got.dtype], torch.finfo(got.dtype)
     got = got.detach().to(f64)
-    # Where numbers are subnormal they are rounded absolutely: in their own dtype, and in float32 on the way there.
+    # Subnormal numbers have an absolute rounding error: in their own dtype, and in float32 on the way there.
     bound = 1.01 * unit * want.abs() + near + info.smallest_normal * unit + 8 * 2.0**-149
-    # A row_scale that was broadcast, a gradient that was summed, are rounded twice.
+    # A broadcast row_scale and a summed gradient are rounded twice.
     bound = bound + 1.01 * unit * want.abs() if name not in ("y", "z") else bound
     fits = want.abs() + bound < info.max
     ends = want.isinf() | (want.abs() - bound > info.max * (1 + 2 * unit))

@@ -1,4 +1,7 @@
-"""What must not change a bit of a random call: gradients asked for or not, threads, layouts, the batch, how it is written."""
+"""Checks that a random call's results are bitwise equal under changes that must not matter.
+
+The changes are: gradients or none, the number of threads, memory layouts, one row without its batch, in-place and out= forms.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from support.fuzz_calls import Case
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Bit for bit, but for the payload of a NaN."""
+    """Return whether two tensors are bitwise equal, except for the payload of a NaN."""
     if a is None or b is None:
         return a is b
     if a.dtype != b.dtype or a.shape != b.shape:
@@ -28,7 +31,7 @@ def differing(got: dict, want: dict) -> list[str]:
 
 
 def results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
-    """Outputs, and gradients (as `d` and the argument's name) of the tensors that want one."""
+    """Return outputs, and the gradients (as `d` and the argument's name) of the tensors that require them."""
     call = call or case.call
     tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
     outputs = call(tensors)
@@ -41,7 +44,7 @@ def results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
 
 
 def wrong(case: Case, first: dict[str, Tensor | None]) -> list[str]:
-    """A line for each way of making the call that gives other bits than `first`, its results."""
+    """Return one line for each variant of the call whose bits differ from `first`, the results of the call itself."""
     call, lines = case.call, []
     outputs = {name: first[name] for name in ("y", "z") if name in first}
     ways = {
@@ -75,7 +78,7 @@ def _without(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _row(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """One row of the call against the same row alone; its dropout begins where the row begins."""
+    """Replace one row of the results by that of the row alone, whose dropout offset is that of the row."""
     call, rows = case.call, case.call.tensors["residual"].shape[:-1]
     count, options = math.prod(rows), dict(call.options)
     if not count:
@@ -91,7 +94,7 @@ def _row(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     if "row_scale" in tensors:
         tensors["row_scale"] = tensors["row_scale"].expand(rows).reshape(count)[index : index + 1]
     alone = Call(call.norm, call.eps, tensors, options)()
-    # Compared where it belongs, so that a difference is one of the whole.
+    # Compare at the row's place, so that an error is reported as one of the whole result.
     whole = {name: t.reshape(count, call.d).clone() for name, t in outputs.items()}
     for name, t in alone.items():
         whole[name][index] = t[0]
@@ -99,7 +102,7 @@ def _row(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _dimensions(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The features as two dimensions, with `normalized_shape`."""
+    """Return the results with the features as two dimensions, by `normalized_shape`."""
     call = case.call
     split = case.rng.choice([n for n in range(1, call.d + 1) if call.d % n == 0] or [0])
     shape = (split, call.d // split) if split else (2, 0)
@@ -114,7 +117,7 @@ def _dimensions(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _in_place(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The in-place form on copies: what became of the memory of residual and branch, and that y is the latter."""
+    """Return the contents of residual and branch after the in-place form; y must be the branch itself."""
     call = case.call
     residual, branch = call.tensors["residual"], call.tensors["branch"]
     if call.residual_dtype != residual.dtype or call.out_dtype != branch.dtype:
@@ -131,7 +134,7 @@ def _in_place(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _out(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Results in memory that is given: of their own, or that of residual and branch where it is like them."""
+    """Return the results with `out=`: new buffers, or residual and branch where their dtype fits."""
     call = case.call
     tensors = {name: t.clone() for name, t in call.tensors.items()}
     out = {name: torch.full_like(t, math.nan) for name, t in outputs.items()}
@@ -148,7 +151,7 @@ def _out(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def norm_alone(case: Case) -> list[str]:
-    """The norm of residual alone is that of residual + 0."""
+    """Check that the norm of residual alone equals that of residual + 0."""
     call = case.call
     if call.norm == "none":
         return []

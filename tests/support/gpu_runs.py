@@ -1,4 +1,4 @@
-"""Helpers of the tests of the GPU benchmark: tiny runs, and interrupted ones."""
+"""Helpers of the tests of the GPU benchmark, for tiny runs and interrupted runs."""
 
 from addnorm.bench.gpu import cases, device, running
 
@@ -6,13 +6,13 @@ UNCOMPILED = ["eager", "addnorm"]
 
 
 def shrink(monkeypatch):
-    """Make the copy and the sets small."""
+    """Shrink the copy and the sets."""
     monkeypatch.setitem(device.COPY_BYTES, "cpu", 4096)
     monkeypatch.setattr(cases, "MOST_SETS", 3)
 
 
 def interrupting(monkeypatch, at, error=KeyboardInterrupt):
-    """Interrupt the run when it reaches a case."""
+    """Interrupt the run at one case."""
     real = running.measure
 
     def measure(cell, *args, **options):

@@ -1,4 +1,4 @@
-"""Small models of handwritten sublayers and norms, in the spellings of real code; the parts of the adversarial models."""
+"""Small models of handwritten sublayers and norms in the spellings of real code, from which the adversarial models are built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def heads(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Handwritten attention, to another stream if there is a `memory`."""
+    """Handwritten attention; cross-attention if there is a `memory`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
 
 class Rotary(Attention):
-    """Its q * cos + rotate(q) * sin are adds of one tensor with itself, but no residual ones."""
+    """Rotary embedding. Its q * cos + rotate(q) * sin adds two functions of one tensor, but is not a residual add."""
 
     def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         half = q.shape[-1] // 2
@@ -94,14 +94,14 @@ class Mlp(nn.Module):
 
 
 class TanhGelu(Mlp):
-    """Its x + 0.044715 x^3 is an add of a tensor and a function of it, but no residual one."""
+    """Activation whose x + 0.044715 x^3 adds a tensor and a function of it, but is not a residual add."""
 
     def act(self, x: Tensor) -> Tensor:
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
 
 
 class NarrowGelu(TanhGelu):
-    """The same with the width of the stream."""
+    """The same activation at the width of the stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class SwiGlu(Mlp):
 
 
 class Experts(nn.Module):
-    """Each token goes to two of three experts, and to one that all share."""
+    """Mixture of experts: each token goes to two of three experts, and to one shared expert."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Experts(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Over the positions: neither attention nor a feed-forward."""
+    """Convolution over the positions, which is neither attention nor a feed-forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class DropPath(nn.Module):
 
 
 class HandNorm(nn.Module):
-    """A norm by the formula `(x, weight, bias, eps) -> y`."""
+    """Norm from a formula `(x, weight, bias, eps) -> y`."""
 
     def __init__(self, formula: Callable[[Tensor, Tensor, Tensor, float], Tensor], eps: float) -> None:
         super().__init__()
@@ -263,7 +263,7 @@ LAYER_FORMULAS = (annotated, variance, var_mean, centered, moments, sums, functi
 
 
 class Part(nn.Module):
-    """One sublayer: its function, two norms, learned factors; a `Step` combines them."""
+    """One sublayer: its function, two norms and learned factors, which a `Step` combines."""
 
     def __init__(self, f: nn.Module, norm: Callable[[], nn.Module], number: int) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ class Tiny(nn.Module):
         return self.last(x)
 
 
-# --- families of them ----------------------------------------------------------------------------------------------------
+# --- families of tiny models -----------------------------------------------------------------------------------------------
 
 
 def tokens() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls in place and with out=, and their results."""
+"""Helpers that run calls in place and with out=, and return their results."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ import addnorm
 from support.cases import FUNCTIONS, VARIANTS, Call
 
 IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
-# In place the dtypes are those of the tensors.
+# The variants that can run in place, where the dtypes are those of the tensors.
 OWN_DTYPES = [
     name for name, variant in VARIANTS.items() if not variant.options.keys() & {"residual_dtype", "out_dtype"}
 ]
@@ -38,5 +38,5 @@ def same(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
 
 
 def nan(like: Tensor) -> Tensor:
-    """Return a tensor in which an element that is not written is visible."""
+    """Return a NaN-filled tensor, in which an element that is not written is visible."""
     return torch.full_like(like, float("nan"), memory_format=torch.contiguous_format)

@@ -1,6 +1,6 @@
-"""The Triton kernels on the CPU, in Triton's interpreter: a mode in which the library's operators are computed by them.
+"""Dispatch mode that computes the library's operators with the Triton kernels, in Triton's interpreter on the CPU.
 
-`TRITON_INTERPRET=1` must be in the environment before Triton is imported; conftest.py puts it there.
+`TRITON_INTERPRET=1` must be in the environment before Triton is imported; conftest.py sets it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from addnorm.ops.triton import operators
 
 
 def bfloat16_as_on_the_device(builder: Any, src: Any, dst_type: Any) -> Any:
-    """Casts between float32 and bfloat16 as hardware and torch make them: the interpreter cuts the mantissa off instead."""
+    """Cast between float32 and bfloat16 with rounding, as hardware and torch do; the interpreter truncates the mantissa."""
     pair = (src.dtype.scalar, dst_type.scalar)
     data = np.ascontiguousarray(src.data)
     if pair == (tl.float32, tl.bfloat16):
@@ -38,27 +38,27 @@ interpreter.InterpreterBuilder.cast_impl = bfloat16_as_on_the_device
 
 
 class Language:
-    """Stands for a kernel whose globals are both of Triton's modules."""
+    """Stand-in for a kernel whose globals are both of Triton's modules."""
 
     __globals__: ClassVar[dict[str, Any]] = {"tl": tl, "core": tl.core}
 
 
 class Patched:
-    """Triton's language made the interpreter's, once for a kernel and not again for every function that it calls.
+    """Replacement of `interpreter._patch_lang` that patches Triton's language once for each kernel.
 
-    The interpreter does the latter and takes most of its time for it.
+    The interpreter's own version patches it again for every function that a kernel calls, and spends most of its time there.
     """
 
     depth = 0
 
     def __call__(self, function: Any) -> Any:
-        """Called before a kernel with `restore` after it, and before each function that a kernel calls, without."""
+        """Patch the language before a kernel; do nothing for the functions that the kernel calls, which do not call `restore`."""
         if not Patched.depth:
             Patched.depth, self.scope = 1, _patch_lang(Language)
         return self
 
     def restore(self) -> None:
-        """The kernel is done."""
+        """Restore the language after a kernel."""
         Patched.depth = 0
         self.scope.restore()
 
@@ -68,25 +68,25 @@ interpreter._patch_lang = Patched()
 
 
 class Interpreted(TorchDispatchMode):
-    """While it is on, the operators are Triton's; `ran` has the names of those that were called."""
+    """Dispatch mode that replaces the operators by Triton's; `ran` lists the names of the called operators."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ran: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Ours instead of the dispatcher's."""
+        """Call the Triton version of an operator of this library."""
         name = func._schema.name.removeprefix("addnorm::")
         if name not in SCHEMAS:
             return func(*args, **(kwargs or {}))
         self.ran.append(name)
         again = self if name == "add_norm_out" else nullcontext()  # which may call another operator
-        with np.errstate(all="ignore"), again:  # a GPU does not warn of an overflow either
+        with np.errstate(all="ignore"), again:  # a GPU does not warn about overflow either
             return getattr(operators, name)(*args, **(kwargs or {}))
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """For a while the operators are those of the CPU again."""
+        """Use the CPU operators again inside a `with` block."""
         self.__exit__(None, None, None)
         try:
             yield
@@ -95,7 +95,7 @@ class Interpreted(TorchDispatchMode):
 
 
 def on_triton(function):
-    """A function as it is while the kernels are Triton's."""
+    """Decorate a function to run with the Triton kernels."""
 
     @functools.wraps(function)
     def run(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Scripts outside the package, loaded as modules with their own folder first on the path, as Python runs them."""
+"""Helper that loads scripts outside the package as modules."""
 
 import importlib.util
 import sys
@@ -8,11 +8,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def load(script: str):
-    """Return a new module of the script, given its path in the project, so that no other test sees changes to it."""
+    """Return a new module of the script at this path in the project; no other test sees changes to it.
+
+    The script's folder is first on the import path, as when Python runs the script.
+    """
     path = ROOT / script
     spec = importlib.util.spec_from_file_location(script.removesuffix(".py").replace("/", "_"), path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     before = list(sys.path)
     sys.path.insert(0, str(path.parent))
     try:

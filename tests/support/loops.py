@@ -1,10 +1,10 @@
-"""Coroutines of tests, in a thread of their own: while a browser is open, playwright's loop is that of the main thread."""
+"""Helper that runs a coroutine in a new thread: while a browser is open, playwright's event loop occupies the main thread."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 
 def apart(coroutine):
-    """What a coroutine returns."""
+    """Return the result of a coroutine."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

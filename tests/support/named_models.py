@@ -1,4 +1,4 @@
-"""Helpers for tests of `load`: no network, a model's run, the message of an error, a saved directory."""
+"""Helpers for tests of `load`: a block on network access, a model's run, the message of an error, a saved directory."""
 
 import socket
 

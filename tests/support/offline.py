@@ -1,6 +1,6 @@
-"""Triton's compiler without a GPU: kernels are compiled for a real one (sm_90, H100 and H200), loaded nowhere and launched nowhere.
+"""Triton's compiler without a GPU: kernels are compiled for sm_90 (H100 and H200), but neither loaded nor launched.
 
-What a compiled kernel needs is read from its machine code: registers, what it spills, shared memory, how wide its accesses are.
+The machine code shows the resources of a kernel: registers, spills, shared memory, and the width of its accesses.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Launches:
-    """A launcher that launches nothing, and counts."""
+    """Launcher that counts launches and does nothing else."""
 
     def __init__(self) -> None:
         self.grids: list[tuple[int, int, int]] = []
 
     def __call__(self, source: Any, metadata: Any) -> Any:
-        """What Triton makes once for each kernel."""
+        """Return the launch function, which Triton creates once for each kernel."""
 
         def launch(x: int, y: int, z: int, *arguments: Any) -> None:
             self.grids.append((x, y, z))
@@ -33,22 +33,22 @@ class Launches:
 
 
 class Utils:
-    """Of a driver what a compiled kernel asks for."""
+    """The functions of a driver that a compiled kernel calls."""
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
-        """Module, function, registers, spills, threads at most."""
+        """Return module, function, registers, spills and the maximal number of threads."""
         return 1, 1, 0, 0, 1024
 
     def unload_module(self, module: int) -> None:
-        """Nothing was loaded."""
+        """Do nothing: no kernel is loaded."""
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Of an H200."""
+        """Return the properties of an H200."""
         return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32}
 
 
 class Device:
-    """A driver of a GPU that is not there."""
+    """Driver of a GPU that does not exist."""
 
     def __init__(self, capability: int = 90) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -57,20 +57,20 @@ class Device:
         self.utils = Utils()
 
     def get_current_device(self) -> int:
-        """The only one."""
+        """Return the index of the only device."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
-        """The default one."""
+        """Return the default stream."""
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        """What to compile for."""
+        """Return the compilation target."""
         return self.target
 
 
 class Usage(NamedTuple):
-    """Of one kernel: registers a thread, bytes a thread that registers did not hold, bytes of shared memory a program."""
+    """Resources of one kernel: registers per thread, spilled bytes per thread, bytes of shared memory per program."""
 
     registers: int
     stack: int
@@ -78,7 +78,7 @@ class Usage(NamedTuple):
 
 
 def usage(cubin: bytes) -> Usage:
-    """What the machine code needs."""
+    """Return the resources that the machine code uses."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         said = subprocess.run(

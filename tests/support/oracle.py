@@ -1,7 +1,7 @@
-"""The operation once more, in float64 and from the formula, sharing no code with the library; and plain PyTorch's version.
+"""The operation in float64, from its formula and without the library's code, and plain PyTorch's version of it.
 
-`exact` is the truth that both are measured against. Since the contract is that y and the gradients are those of the *rounded*
-stream, it takes the z that was returned and goes on from there.
+`exact` is the reference for both the library and plain PyTorch. The contract defines y and the gradients at the *rounded*
+stream, so `exact` takes the z that was returned and continues from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-
 
 
 def philox4x32(counter: int, key: int) -> list[int]:
-    """Four words of Philox 4x32-10 in Python's own integers (Salmon et al. 2011)."""
+    """Return four words of Philox 4x32-10, computed with Python's integers (Salmon et al. 2011)."""
     mask = 2**32 - 1
     c = [counter >> 32 * i & mask for i in range(4)]
     k = [key & mask, key >> 32 & mask]
@@ -32,7 +32,7 @@ def philox4x32(counter: int, key: int) -> list[int]:
 
 @functools.cache
 def keep_mask(shape: tuple[int, ...], p: float, seed: int, offset: int = 0) -> Tensor:
-    """Which elements dropout keeps: word `i & 3` of block `(i >> 2) + offset` is at least floor(p 2^32)."""
+    """Return the mask of the elements that dropout keeps: word `i & 3` of block `(i >> 2) + offset` is at least floor(p 2^32)."""
     count, threshold = math.prod(shape), math.floor(p * 2**32)
     words = [w for block in range(-(-count // 4)) for w in philox4x32(block + offset, seed % 2**64)]
     return torch.tensor([w >= threshold for w in words[:count]], dtype=torch.bool).reshape(shape)
@@ -47,7 +47,7 @@ def _mask(call: Call) -> Tensor | None:
 
 
 def added(call: Call, tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """z as anyone would write it in PyTorch, in whatever dtypes the tensors have."""
+    """Return z by the plain PyTorch formula, in the dtypes of the tensors."""
     scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | tensors
     u, mask = tensors["branch"], _mask(call)
     if "branch_bias" in tensors:
@@ -63,7 +63,7 @@ def added(call: Call, tensors: dict[str, Tensor], dtype: torch.dtype | None = No
 
 
 def exact(call: Call, tensors: dict[str, Tensor], z_returned: Tensor) -> dict[str, Tensor]:
-    """y and z in float64, differentiable; y, and every derivative, at the z that was returned."""
+    """Return y and z in float64, differentiable; y and every derivative are taken at the z that was returned."""
     z = added(call, tensors)
     z = z + (z_returned.to(f64) - z).detach()
     if call.norm == "none":
@@ -76,7 +76,7 @@ def exact(call: Call, tensors: dict[str, Tensor], z_returned: Tensor) -> dict[st
 
 
 def plain(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a user of PyTorch alone would write, in the same dtypes."""
+    """Return the results of plain PyTorch code in the same dtypes."""
     z = added(call, tensors, call.residual_dtype)
     if call.norm == "none":
         return {"z": z}
@@ -92,7 +92,7 @@ def plain(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def truth(call: Call, z_returned: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Outputs and gradients (by name of argument) in float64."""
+    """Return outputs and gradients (by name of argument) in float64."""
     tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
     outputs = exact(call, tensors, z_returned.detach())
     torch.autograd.backward([outputs[name] for name in given], [g.to(f64) for g in given.values()])
@@ -100,13 +100,13 @@ def truth(call: Call, z_returned: Tensor, given: dict[str, Tensor]) -> dict[str,
 
 
 def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """For every output and gradient the sum of the absolute values of its terms: what its roundings are relative to."""
+    """Return for every output and gradient the sum of the absolute values of its terms, to which its roundings are relative."""
     t = {name: value.detach().to(f64) for name, value in call.tensors.items()}
     scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | t
     z, mask = z.detach().to(f64), _mask(call)
     kept = 1.0 if mask is None else mask / (1.0 - call.options["dropout_p"] or 1.0)
     u = t["branch"].abs() + (t["branch_bias"].abs() if "branch_bias" in t else 0.0)
-    u = u if mask is None else torch.where(mask, u, 0.0) * kept  # what is dropped may have been infinite
+    u = u if mask is None else torch.where(mask, u, 0.0) * kept  # a dropped element may be infinite
     rows = t["row_scale"].abs().unsqueeze(-1) if "row_scale" in t else torch.ones(())
     a, layer = (torch.as_tensor(scales[name], dtype=f64).abs() for name in ("residual_scale", "layer_scale"))
     m = {"z": a * t["residual"].abs() + rows * layer * u}
@@ -114,7 +114,7 @@ def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Ten
     if call.norm != "none":
         centred = z - z.mean(-1, keepdim=True) if call.norm == "layer" else z
         rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.eps)
-        # What the sum for the mean loses, a centred value loses too.
+        # The rounding error of the sum for the mean is also in each centred value.
         x_hat = ((z.abs() + z.abs().mean(-1, keepdim=True)) if call.norm == "layer" else z.abs()) * rstd
         weight = (
             (t["weight"].abs() + abs(call.options.get("weight_offset", 0.0))) if "weight" in t else torch.ones(call.d)
@@ -148,10 +148,10 @@ def worst(t: Tensor) -> float:
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    """The relative error in the L2 norm."""
+    """Return the relative error in the L2 norm."""
     return ((got.to(f64) - want.to(f64)).norm() / want.to(f64).norm()).item()
 
 
 def arithmetic(call: Call) -> float:
-    """The unit roundoff of the arithmetic on a stream: float32's but for float64, where the truth's own errors come on top."""
+    """Return the unit roundoff of the arithmetic on a stream: float32's, or 4 times float64's, since the oracle rounds too."""
     return 4 * UNIT[f64] if call.residual_dtype == f64 else UNIT[f32]

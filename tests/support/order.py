@@ -1,7 +1,7 @@
-"""The order in which test files run: the slowest first, so that none of them runs alone at the end.
+"""The order in which test files run: the slowest first, so that no slow file runs alone at the end.
 
-The processes take the files in this order (`--dist loadfile --no-loadscope-reorder`; xdist's own order goes by the number of tests).
-Within a file, and for all other files, the order stays.
+Worker processes take the files in this order (`--dist loadfile --no-loadscope-reorder`; xdist's own order is by the number of
+tests). The order within a file, and of all other files, is unchanged.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a report's page has to be, for every test that makes one: whole, without scripts, in need of nothing."""
+"""Parser and checks of a report's HTML page, for every test that writes one: valid nesting, no scripts, no external resources."""
 
 import re
 from html.parser import HTMLParser
@@ -9,7 +9,7 @@ HEADINGS = ("h1", "h2", "h3", "h4")
 
 
 class Document(HTMLParser):
-    """A page, parsed: its elements with their attributes and the text within each; nesting is checked on the way."""
+    """Parsed page: its elements with their attributes and their text. Parsing checks the nesting."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
@@ -45,7 +45,7 @@ class Document(HTMLParser):
 
 
 def checked(text):
-    """The page as a `Document`, if it is what every page has to be."""
+    """Check the requirements on every page; return it as a `Document`."""
     page = Document(text)
     assert text.startswith("<!DOCTYPE html>\n")
     (html,) = page.all("html")
@@ -79,14 +79,14 @@ def checked(text):
         assert svg["aria-label"]
         assert {"viewbox"} <= {*svg}
         assert not {"width", "height", "xmlns"} & {*svg}
-    assert len(page.all("svg")) == 2 * len(figures)  # wide and narrow
+    assert len(page.all("svg")) == 2 * len(figures)  # a wide and a narrow drawing
     for head in page.all("th"):
         assert head["scope"] in ("col", "row")
     return page
 
 
 def tables(page):
-    """The cells of each table, row by row: the number where one is given, else the text."""
+    """Return the cells of each table, row by row: the number of a `<data>` element, otherwise the text."""
     found = []
     for one in page.elements:
         if one["tag"] == "table":

@@ -1,4 +1,4 @@
-"""Pairwise covers of products of test parameters: every pair of values by default, the full product under `-m slow`."""
+"""Pairwise covers of products of test parameters. Every pair of values runs by default, the full product under `-m slow`."""
 
 import itertools
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ def _new_pairs(row: dict[int, int], axis: int, value: int, missing: dict[tuple[i
 
 
 def product(*axes: Sequence[Any], always: Sequence[tuple[Any, ...]] = ()) -> list[Any]:
-    """Return the product as parameters of pytest: those outside a pairwise cover, and not in `always`, are slow."""
+    """Return the product as pytest parameters. Those outside a pairwise cover, and not in `always`, are slow."""
     chosen = [*pairwise(*axes), *always] if len(axes) > 1 else [*always]
     rows = list(itertools.product(*axes))
     return [row if row in chosen else pytest.param(*row, marks=pytest.mark.slow) for row in rows]
 
 
 def rotate(first: Sequence[Any], second: Sequence[Any], times: int) -> list[Any]:
-    """Return the product as parameters of pytest: each value of `first` with `times` of `second` in turn, the others slow."""
+    """Return the product as pytest parameters: each value of `first` with `times` of `second` in turn. The others are slow."""
     rows = []
     for i, one in enumerate(first):
         chosen = {(i * times + k) % len(second) for k in range(times)}
@@ -55,7 +55,7 @@ def rotate(first: Sequence[Any], second: Sequence[Any], times: int) -> list[Any]
 
 
 def some(names: Sequence[str], chosen: Sequence[str]) -> list[Any]:
-    """Return the names as parameters of pytest: those that are not chosen are slow."""
+    """Return the names as pytest parameters. Those that are not chosen are slow."""
     assert set(chosen) <= set(names)
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
 

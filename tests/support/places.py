@@ -1,11 +1,11 @@
-"""Where a tensor may lie in memory: the same values, in views of other memory, with nan around them."""
+"""Views of one tensor's values with different strides and offsets, surrounded by NaN in memory."""
 
 import torch
 from torch import Tensor
 
 
 def lying(t: Tensor, begin: int, width: int) -> Tensor:
-    """Rows that are `width` apart; the first begins so many elements after its memory does."""
+    """Return a copy of t as a view whose rows are `width` elements apart and whose storage offset is `begin` elements."""
     memory = t.new_full((begin + t.numel() // t.shape[-1] * width,), torch.nan)
     rows = memory[begin:].view(*t.shape[:-1], width)[..., : t.shape[-1]]
     rows.copy_(t)
@@ -13,7 +13,7 @@ def lying(t: Tensor, begin: int, width: int) -> Tensor:
 
 
 def places(t: Tensor) -> dict[str, Tensor]:
-    """The same values in each place; what has no rows only begins elsewhere."""
+    """Return views with the same values and different layouts; a tensor without rows only gets another offset."""
     t = t.detach()
     if t.dim() < 2:
         return {"an element later": lying(t.reshape(-1), 1, t.numel()).reshape(t.shape)}

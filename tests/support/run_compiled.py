@@ -1,6 +1,7 @@
-"""The Triton kernels compiled for a GPU that is not there: what the machine code needs, as JSON. test_compiled.py runs it.
+"""Program that compiles the Triton kernels without a GPU and prints the resources of the machine code as JSON.
 
-Without TRITON_INTERPRET, so that Triton's compiler is at work; it does not look at where the tensors are, so that they may be on the CPU.
+test_compiled.py runs it without TRITON_INTERPRET, so that Triton's compiler is used. The compiler does not check the device of
+the tensors, which may be on the CPU.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ KERNELS = (forward.forward_kernel, backward.means_kernel, backward.backward_kern
 
 
 class Compiled(TorchDispatchMode):
-    """While it is on, the operators are Triton's: compiled, and launched into nothing."""
+    """Dispatch mode that replaces the operators by Triton's. Kernels are compiled, and their launches do nothing."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Ours instead of the dispatcher's."""
+        """Call the Triton version of an operator of this library."""
         name = func._schema.name.removeprefix("addnorm::")
         if name not in SCHEMAS:
             return func(*args, **(kwargs or {}))
@@ -39,31 +40,31 @@ class Compiled(TorchDispatchMode):
 
 
 def forget() -> None:
-    """Nothing is compiled."""
+    """Clear all compiled kernels."""
     launch._compiled.clear()
     for kernel in KERNELS:
         kernel.device_caches.clear()
 
 
 def compiled() -> Iterator[tuple[str, Any]]:
-    """What has been compiled since."""
+    """Yield the name and the kernel of each compilation since `forget`."""
     for kernel in KERNELS:
         for one in kernel.device_caches[0][0].values():
             yield kernel.__name__, one
 
 
 def reductions(ttgir: str) -> list[str]:
-    """The layouts of what is summed along a row, each with its layout written out."""
+    """Return the layout of each sum along a row, written out."""
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
     summed = re.findall(r'"tt\.reduce"\(.*?\) <\{axis = 1.*?\}\) : \(tensor<(\w+), (#\w+)>\)', ttgir, re.DOTALL)
     return [f"{shape} {layouts[layout]}" for shape, layout in summed]
 
 
 def described(name: str, kernel: Any) -> dict[str, Any]:
-    """One kernel."""
+    """Return the resources, accesses and instructions of one kernel."""
     usage = offline.usage(kernel.asm["cubin"])
     accesses = re.findall(r"(?:ld|st)\.global\.(\S+)", kernel.asm["ptx"])
-    # Those that the kernel itself asks for, `tl.fma`, some of them on several elements.
+    # Calls of `tl.fma` in the kernel itself, some of them on several elements.
     written = sum(
         int(width or 1) for width in re.findall(r"call (?:<(\d+) x )?float>? @llvm\.fma\.", kernel.asm["llir"])
     )
@@ -75,7 +76,7 @@ def described(name: str, kernel: Any) -> dict[str, Any]:
 
 
 def of(variant: str, dtypes: str, d: int, rows: int = 4) -> list[dict[str, Any]]:
-    """The kernels of a forward and a backward."""
+    """Return the descriptions of the kernels of a forward and a backward."""
     forget()
     with Compiled():
         gradients(make(variant, dtypes, (rows, d)))
@@ -83,7 +84,7 @@ def of(variant: str, dtypes: str, d: int, rows: int = 4) -> list[dict[str, Any]]
 
 
 def outputs(variant: str, dtypes: str, d: int) -> dict[str, list[str]]:
-    """What the forward sums, and how, for each set of outputs."""
+    """Return the layouts of the forward's sums for each set of outputs."""
     call, found = make(variant, dtypes, (4, d)), {}
     for what in ("y", "y and z", "y, z and statistics"):
         forget()
@@ -99,19 +100,19 @@ def outputs(variant: str, dtypes: str, d: int) -> dict[str, list[str]]:
 
 
 def batches(variant: str, dtypes: str, d: int, sizes: list[int]) -> list[int]:
-    """How many kernels there are after each batch size, Triton's own lookup and ours together."""
+    """Return the number of kernels after each batch size, in Triton's own cache and in ours together."""
     forget()
     found = []
     for rows in sizes:
         with Compiled():
             gradients(make(variant, dtypes, (rows, d)))
-        launch._compiled.clear()  # let Triton look for itself
+        launch._compiled.clear()  # clear our cache, so that Triton's is used
         found.append(len(list(compiled())))
     return found
 
 
 def in_given_memory(d: int) -> list[list[str]]:
-    """How y is summed in fresh memory, and in given memory that begins with an allocation and two bytes later."""
+    """Return the layouts of y's sums in a new tensor, and in an out= tensor at the start of its storage and two bytes later."""
     found = []
     for begin in (None, 0, 1):
         forget()
@@ -126,7 +127,7 @@ def in_given_memory(d: int) -> list[list[str]]:
 
 
 def kept(d: int) -> list[int]:
-    """How many kernels are found without Triton after each call, by where the first input lies."""
+    """Return the number of kernels in our cache after each call, for several layouts of the first input."""
     forget()
     branch, found = torch.zeros(4, d, dtype=torch.bfloat16), []
     for begin, width in ((0, d), (1, d), (0, d + 16), (0, d + 32), (0, d + 1)):
@@ -136,7 +137,7 @@ def kept(d: int) -> list[int]:
 
 
 def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
-    """How each kernel sums along a row, in all ways that come up while one input or gradient after the other lies elsewhere."""
+    """Return the layouts of each kernel's sums along a row, while each input or gradient in turn has another memory layout."""
     call = make(variant, dtypes, (4, d))
     fresh = call.tensors | cotangents(call())
     forget()
@@ -158,7 +159,7 @@ def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
 
 
 def main() -> None:
-    """Computes what is asked for on stdin: a list of [function, arguments]."""
+    """Compute the requests on stdin, a list of [function, arguments]."""
     triton.runtime.driver.set_active(DEVICE)
     asked = (of, outputs, batches, in_given_memory, kept, somewhere)
     functions = {function.__name__: function for function in asked}

@@ -1,4 +1,6 @@
-"""Every variant of the operation once on the GPU, forward and backward, for a checker of memory to watch; it judges nothing itself.
+"""Program that runs every variant of the operation once on the GPU, forward and backward, under a memory checker.
+
+It does not check results.
 
 compute-sanitizer --tool memcheck python tests/support/run_cuda.py
 """
@@ -15,7 +17,7 @@ SHAPES = [(37, 132), (3, 17), (2, 8200), (2, 20001)]
 
 
 def main() -> int:
-    """0, or 1 where there is no GPU."""
+    """Run all variants; return 0, or 1 without a GPU."""
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)
         return 1

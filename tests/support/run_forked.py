@@ -1,5 +1,6 @@
-"""A call in a process that was forked from one whose threads had computed before: what tests/test_fork.py runs.
+"""Program that forks after its threads have computed, and calls the operation in the child.
 
+tests/functional/test_fork.py runs it:
 run_forked.py OPERATION HOW      prints whether the child's bits are the parent's
 """
 
@@ -35,7 +36,7 @@ OPERATIONS = {
 
 
 class Calls(Dataset):
-    """An item is the result of the operation, computed by a worker."""
+    """Dataset whose items are results of the operation, computed by a worker."""
 
     def __init__(self, operation):
         self.operation = operation
@@ -70,7 +71,7 @@ def main(name: str, how: str) -> None:
         if pid == 0:
             child()
         print({0: "same", 3: "other"}[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])
-    # The parent's threads are still there.
+    # The parent's threads still exist.
     print("same" if operation().equal(want) else "other")
 
 

@@ -1,7 +1,8 @@
-"""Calls whose tensors end, or begin, at a page that may not be touched: what tests/test_guarded.py runs for each instruction set.
+"""Program that calls the operation on tensors that end, or begin, at a protected page.
 
-AddressSanitizer sees every ordinary load and store, but not the masked ones of AVX2 and AVX-512, which a compiler does not
-instrument. Here it is the processor that sees them: the process dies at the first one outside a tensor.
+tests/functional/test_guarded.py runs it for each instruction set. AddressSanitizer detects every ordinary load and store, but
+not the masked ones of AVX2 and AVX-512, which a compiler does not instrument. Here the processor detects them: the process dies
+at the first access outside a tensor.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ PAGE, NONE = mmap.PAGESIZE, 0
 IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
 libc = ctypes.CDLL(None, use_errno=True)
 
-# Below a vector of any width, one, one more; the unrolled block with every tail; a row at a time, two, and one left.
+# Widths below a vector, one vector, one more; the unrolled block with every tail; one row at a time, and pairs with a rest.
 TABLE = [
     *((variant, dtypes, (3, d)) for variant in ("LayerNorm", "RMSNorm") for dtypes in DTYPES for d in
       (1, 3, 4, 5, 8, 9, 15, 16, 17, 33, 63, 65, 127, 4099)),
@@ -30,7 +31,7 @@ TABLE = [
 
 
 def guarded(t: Tensor, end: bool) -> Tensor:
-    """A copy of t whose last byte is the last of its page, or whose first is the first; beyond it lies a forbidden page."""
+    """Return a copy of t that ends at the end of its page, or begins at the start; a protected page lies beyond."""
     size = t.numel() * t.element_size()
     if size == 0:
         return t.clone()
@@ -57,7 +58,7 @@ def results(call: Call, tensors: dict[str, Tensor], given: dict[str, Tensor]) ->
 
 
 def in_given_memory(call: Call, place: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """What the in-place form and `out` leave in memory that `place` makes."""
+    """Return the buffers of the in-place form and of `out` after the calls; `place` allocates them."""
     tensors, eps = call.tensors, {} if call.norm == "none" else {"eps": call.eps}
     written = [place(t) for t in call().values()]
     out = written[0] if call.norm == "none" else tuple(written)
@@ -73,7 +74,7 @@ def in_given_memory(call: Call, place: Callable[[Tensor], Tensor]) -> list[Tenso
 
 def main() -> int:
     print(addnorm.backends()[1].detail, flush=True)
-    if sys.argv[1:] == ["beyond"]:  # the proof that a page is guarded
+    if sys.argv[1:] == ["beyond"]:  # an access that must crash, as proof of the protection
         ctypes.string_at(guarded(torch.ones(3), end=True).data_ptr() + 12, 1)
     for variant, dtypes, shape in TABLE:
         call = make(variant, dtypes, shape)

@@ -1,6 +1,6 @@
-"""A compact table against float64, in a process of its own: what tests/test_ops_cpu.py runs for every instruction set.
+"""Program that checks a compact table of calls against float64. tests/ops/test_cpu.py runs it for every instruction set.
 
-Prints the name of the backend that computed, then one line for every bound that does not hold.
+It prints the name of the backend that computed, then one line for every bound that does not hold.
 """
 
 import sys
@@ -43,7 +43,7 @@ def main() -> int:
         wrong = [] if same else ["bits without grad"]
         got = {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
         for name, value in got.items():
-            # Rounded to its dtype, and a few roundings of the arithmetic: the bound of test_functional.py without PyTorch.
+            # One rounding to the dtype, and a few of the arithmetic: the bound of test_functional.py without PyTorch's error.
             error, round_off = value.to(f64) - want[name], UNIT[value.dtype]
             rms_bound = round_off * rms(want[name]) + 3 * unit * rms(terms[name])
             worst_bound = 1.01 * round_off * worst(want[name]) + 6 * unit * worst(terms[name])

@@ -21,7 +21,7 @@ from pathlib import Path
 from support import ROOT
 from support.capabilities import CAPABILITIES
 
-# After the flags of setup.py, the last word on each. float-cast-overflow is not part of `undefined`.
+# These follow the flags of setup.py and override them. float-cast-overflow is not part of `undefined`.
 FLAGS = [
     "-O1",
     "-g",
@@ -30,7 +30,7 @@ FLAGS = [
     "-fno-sanitize-recover=all",
 ]
 
-# Nothing would be found in kernels that did not run.
+# Without the C++ kernels the sanitizers would have nothing to check.
 LOADED = """
 import os
 from addnorm.ops import cpu
@@ -40,7 +40,7 @@ print(cpu.ISA)
 
 
 def build(sources: Sequence[Path], library: Path) -> None:
-    """Compiles as setup.py does, but for FLAGS; every file in a process of its own."""
+    """Compile as setup.py does, but with FLAGS; each file in its own process."""
     extension = run_setup(str(ROOT / "setup.py"), stop_after="init").ext_modules[0]
     compiler = [*shlex.split(os.environ.get("CXX", "g++")), "-fPIC"]
     macros = [f"-D{name}={value}" for name, value in extension.define_macros]
@@ -71,13 +71,13 @@ def build(sources: Sequence[Path], library: Path) -> None:
 
 
 def environment(library: Path, capability: str) -> dict[str, str]:
-    """What a process needs to run the package with this library."""
-    # The sanitizer's malloc must come before torch's first call of it; libstdc++ beside it, since the sanitizer looks for
-    # what it intercepts of C++ exceptions when it starts, and Python itself loads no C++.
+    """Return the environment of a process that runs the package with this library."""
+    # The sanitizer's malloc must precede torch's first call of malloc. libstdc++ is preloaded too, since the sanitizer looks up
+    # the C++ exception functions that it intercepts when it starts, and Python itself loads no C++.
     preload = [_file(name) for name in ("libasan.so", "libstdc++.so")]
     return os.environ | {
         "LD_PRELOAD": ":".join(preload),
-        # No leak detection: Python and torch keep memory until the process ends, on purpose (tests/test_memory.py looks for
+        # No leak detection: Python and torch keep memory until exit on purpose (tests/functional/test_memory.py tests for
         # leaks). Abort: death by a signal cannot be mistaken for a test that failed. And not detect_stack_use_after_return,
         # under which gcc 12 places vectors of AVX-512 on its own stack where they are not aligned.
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
@@ -89,7 +89,7 @@ def environment(library: Path, capability: str) -> dict[str, str]:
 
 
 def _file(name: str) -> str:
-    """Where the compiler keeps one of its runtime libraries."""
+    """Return the path of one of the compiler's runtime libraries."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     done = subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
     path = done.stdout.strip()
@@ -99,7 +99,7 @@ def _file(name: str) -> str:
 
 
 def run(library: Path, arguments: Sequence[str]) -> int:
-    """The table and the fuzz target with these arguments, in a process each, until one fails."""
+    """Run the table and the fuzz target with these arguments, each in a new process, until one fails."""
     seen = set()
     for capability in CAPABILITIES:
         variables = environment(library, capability)
@@ -108,7 +108,7 @@ def run(library: Path, arguments: Sequence[str]) -> int:
         if loaded.returncode:
             print(f"== {library} was not loaded: failed with {loaded.returncode}")
             return 1
-        if loaded.stdout in seen:  # the wish is a ceiling: this CPU has no more
+        if loaded.stdout in seen:  # the requested capability is an upper limit: this CPU has no more
             continue
         seen.add(loaded.stdout)
         for script in (["run_table.py"], ["fuzz.py", *arguments]):

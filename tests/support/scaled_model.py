@@ -1,4 +1,4 @@
-"""Model with a factor for each sublayer's write, as a reference for `scale_write` and `ablate`."""
+"""Model with a factor on each sublayer's write, as the reference for `scale_write` and `ablate`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
 
 def run_scaled(model: Model, k: int, scale: float | str, x: Tensor) -> Tensor:
-    """Return the output with that scale of one write."""
+    """Return the output with one write scaled by this factor."""
     model.scales[k] = scale
     try:
         return model(x)

@@ -1,7 +1,7 @@
 """Stacks in float64 with random parameters, and the comparison of two stacks as functions.
 
-Weights, biases and learned factors are random, and eps is large, so that a wrong place shows. `assert_equal_functions` compares the
-output and the gradients of x_0 and of every parameter, to round-off.
+Weights, biases and learned factors are random, and eps is large, so that a misplaced norm or factor changes the output.
+`assert_equal_functions` compares the output and the gradients of x_0 and of every parameter, to round-off.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Helpers for tests of the commands on a model: a folder with factories, running a command, its JSON, its error."""
+"""Helpers for tests of the commands that take a model: a folder with factories, a command's run, its JSON, its error."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from addnorm.cli import main
 
 TEXTS = "Norms keep the scale.\n\nThe stream carries everything, and every sublayer adds a little.\nShort.\n"
 
-# Factories of models, as users write them.
+# Factories of models, as in a user's module.
 FACTORIES = """
 from types import SimpleNamespace
 import torch

@@ -16,7 +16,7 @@ def layer(kind, **options):
 
 def encoder(norm=True, n=LAYERS, **options):
     final = nn.LayerNorm(D, dtype=options.get("dtype"), bias=options.get("bias", True)) if norm else None
-    # Nested tensors have a test of their own; elsewhere torch would only warn that it does without.
+    # Nested tensors are tested separately; elsewhere torch would only warn that it does not use them.
     return shaken(
         nn.TransformerEncoder(layer(nn.TransformerEncoderLayer, **options), n, final, enable_nested_tensor=False)
     )

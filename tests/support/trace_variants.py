@@ -1,4 +1,4 @@
-"""A token of small numbers, and every variant of the operation that the trace knows."""
+"""A token of small numbers, and every variant of the operation that the trace supports."""
 
 import itertools
 

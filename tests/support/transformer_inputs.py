@@ -19,7 +19,7 @@ def make_inputs(kind, dtype=f64, batch=BATCH):
 
 
 def make_module(kind, wiring="pre_ln", dtype=f64, **options):
-    """Return a module with changed parameters, so that no factor is zero and no norm is without effect."""
+    """Return a module with changed parameters, so that no factor is zero and every norm has an effect."""
     module = kind(*get_sizes(kind), wiring=wiring, dtype=dtype, **options)
     if module.wiring.profile is not None:
         module.wiring.init_(module, *make_inputs(kind, dtype))
@@ -44,5 +44,5 @@ def assert_close(got, want, limit=1e-12):
 
 
 def padding_mask(n, batch=BATCH):
-    """Return a mask that is True for tokens that are no padding."""
+    """Return a mask that is True for tokens that are not padding."""
     return torch.arange(n) < torch.tensor([n, n - 2, n - 3])[:batch, None]
