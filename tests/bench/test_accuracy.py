@@ -1,4 +1,4 @@
-"""The facts that hold on every machine, and the errors with every option on."""
+"""Tests of the benchmark of accuracy: facts that hold on every machine, and errors with every option."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def test_saved_bytes_count_stream_statistics_seed_and_branch(norm, dtype):
     assert saved["forward_stream"]["addnorm"] == stream + statistics
     assert saved["dropout"]["addnorm"] == stream + statistics + seed
     assert saved["everything"]["addnorm"] == 2 * stream + statistics + seed
-    # Eager also keeps the noise, and for the gradient of the scale the branch after dropout.
+    # Eager also saves the noise, and for the gradient of the scale the branch after dropout.
     grows = [saved[job]["eager"] - saved["forward_stream"]["eager"] for job in ("dropout", "everything")]
     assert grows == [stream, 2 * stream]
 
@@ -48,7 +48,7 @@ def test_error_in_any_output_or_gradient_shows(column, monkeypatch):
     real = accuracy._ours
 
     class Wrong(torch.autograd.Function):
-        """The identity, with a gradient that is 1 % too large."""
+        """Identity with a gradient that is 1 % too large."""
 
         @staticmethod
         def forward(ctx, t):

@@ -1,4 +1,4 @@
-"""benchmarks/bench_claims.py and claims.py: every verdict follows from the numbers, and other numbers give another one."""
+"""Tests of benchmarks/bench_claims.py and claims.py: verdicts follow from the numbers, and other numbers change them."""
 
 import copy
 import itertools
@@ -40,7 +40,7 @@ def taken_out(wiring, broken, of=24):
     }  # fmt: skip
 
 
-# Numbers with which every claim holds in all its parts.
+# Numbers with which every part of every claim holds.
 GOOD = {
     "unigram": 3.2,
     "depth": [
@@ -106,7 +106,7 @@ def free(found):
     found["cost"][0]["parameters"] = 0.0
 
 
-# For each claim: its verdict on GOOD, a change of the numbers, and the verdict then.
+# For each claim its verdict on GOOD, a change of the numbers, and the verdict after the change.
 CASES = {
     "Add preserves": ("holds", at_depth("pre_ln", "memory", 0.01),
                       "holds: pre_ln to L = 32 / post_ln to L = 64, all measured / deepnorm to L = 64, all measured"),
@@ -177,7 +177,7 @@ def test_stored_verdicts_follow_from_the_stored_numbers():
 
 
 def test_script_measures_judges_and_writes(bench_claims, tmp_path, monkeypatch, threads, capsys):
-    """All of it, small: two steps of training, one seed."""
+    """Run the whole script in small: two training steps, one seed."""
     threads(1)
     monkeypatch.setattr(bench_claims, "RESULTS", tmp_path)
     path = tmp_path / "claims.json"
@@ -207,7 +207,7 @@ TEXT = Text("counting", "one two three four five six seven eight nine ten eleven
 
 @pytest.fixture
 def trained(bench_claims, monkeypatch, threads):
-    """A model of two layers after a few steps, and it before them."""
+    """Return a two-layer model after a few training steps, and the model before them."""
     threads(1)
     monkeypatch.setattr(bench_claims, "STEPS", 30)
 

@@ -1,4 +1,4 @@
-"""The benchmark under torch.compile: variants compute the same, errors and bits are reported, the rule chooses."""
+"""Tests of the benchmark under torch.compile: variants compute the same, errors and bits are reported, the rule chooses."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from addnorm.bench.harness import Case
 from addnorm.ops import compile_mode
 from support.loading import load
 
-# torch.compile builds its own C++ with deprecated parts of setuptools and distutils, and warns about them.
+# torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 JOBS = ("y", "stream", "training", "around", "around_training", "chain", "chain_training", "stack", "stack_training")
@@ -24,7 +24,7 @@ def case_of(norm="layer", job="y", rows=6, d=16, dtype="float32"):
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """The variants without a compiler, which takes seconds for each."""
+    """Run the variants without the compiler, which takes seconds for each."""
     monkeypatch.setattr(torch, "compile", lambda function, fullgraph: function)
 
 
@@ -105,7 +105,7 @@ def test_variant_that_does_not_compile_is_a_failure(script, monkeypatch):
 
 
 def test_compiled_forms_agree_with_eager(script):
-    """With the compiler itself: the formula's own graph, and the operator's bits."""
+    """Run the compiler: the formula's own graph, and the operator's bits."""
     case = case_of(job="training")
     tensors, calls = script.inputs(case), script.variants(case)
     eager, op, formula = (script.named(calls[name](*tensors)) for name in ("eager", "op", "formula"))
@@ -115,7 +115,7 @@ def test_compiled_forms_agree_with_eager(script):
 
 
 def found_of(op, formula, *, error=0.5, kept=True):
-    """Results of three cases with these times."""
+    """Return results of three cases with these times."""
     times = {"op": op, "formula": formula}
     rows = [case_of(rows=k + 1).row(variant=name, median_us=times[name][k]) for k in range(3) for name in times]
     return {

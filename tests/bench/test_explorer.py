@@ -1,4 +1,4 @@
-"""benchmarks/bench_explorer.py: the run, and its committed results."""
+"""Tests of benchmarks/bench_explorer.py: its run, and its committed results."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Runs of the GPU benchmark on a CPU: jobs and variants, interruption, budget, resuming, failures."""
+"""Tests of the GPU benchmark's run on a CPU: jobs and variants, interruption, budget, resuming, failures."""
 
 import functools
 import json
@@ -31,7 +31,7 @@ def measured(cells=TINY, **options):
 
 @pytest.fixture(scope="module")
 def document():
-    """Of every job and norm; nobody changes it."""
+    """Return the document of a run of every job and norm; tests must not change it."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         shrink(monkeypatch)
         return measured()
@@ -119,7 +119,7 @@ def test_failing_case_is_recorded_and_the_next_is_measured(monkeypatch):
         (running.EVERY, "OutOfMemoryError: too large")
     ]
     assert list(by_case(found["rows"], gpu.FIELDS)) == TINY[1:2]
-    assert gpu.failed_cases(found["failures"]) == 1  # addnorm is among every variant
+    assert gpu.failed_cases(found["failures"]) == 1  # addnorm is one of the variants
 
 
 @pytest.mark.parametrize("name", [*UNCOMPILED, "copy"])
@@ -205,7 +205,7 @@ def test_budget_ends_a_run_as_complete(tmp_path):
     tiny = TINY[:3]
     found = measured(tiny, budget=1e-9)
     assert (found["complete"], found["ended"]) == (True, "budget")
-    assert len(found["cells"]) == 1  # the most important one is always measured
+    assert len(found["cells"]) == 1  # the most important case is always measured
     assert [Case(**one) for one in found["left"]] == tiny[1:]
     path = write(found, tmp_path / "gpu.json")
     assert len(measured(tiny, earlier=gpu.resumable(path, CPU))["cells"]) == len(tiny)
@@ -216,7 +216,7 @@ def test_case_that_exceeds_the_budget_is_left(monkeypatch):
     monkeypatch.setattr(running.time, "monotonic", lambda: now[0])
 
     def slow(cell):
-        now[0] += 100.0 * (cell == TINY[1])  # a compilation
+        now[0] += 100.0 * (cell == TINY[1])  # simulates a compilation
         return variants.eager(cell)
 
     monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", slow))
@@ -254,7 +254,7 @@ def test_another_version_commit_or_device_is_not_resumed(tmp_path, document):
 
 
 class Lost(clock.HostClock):
-    """A device that is gone as soon as a variant has raised."""
+    """Device that is lost as soon as a variant raises."""
 
     gone = False
 
@@ -277,7 +277,7 @@ def test_lost_device_ends_the_run_and_resume_skips_the_variant(monkeypatch):
     assert found["ended"].startswith("the device was lost: RuntimeError: an illegal memory access")
     assert found["cells"] == []
     assert [one["variant"] for one in found["failures"]] == ["eager"]
-    Lost.gone = False  # a new process
+    Lost.gone = False  # simulates a new process
     again = measured(TINY[:2], earlier=json.loads(json.dumps(found)))
     assert again["complete"]
     assert [row["variant"] for row in again["rows"]] == ["addnorm", "copy", *UNCOMPILED, "copy"]
@@ -313,7 +313,7 @@ BACKWARD = case_of("rms", "backward", 4, 16, "float32")
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """Backward runs in a thread of its own, as that of a GPU does: there, what is set in this one is not."""
+    """Run backward in another thread, as on a GPU, where thread-local settings of this thread do not apply."""
     real = cases.gradients
     with ThreadPoolExecutor(1) as thread:
         monkeypatch.setattr(cases, "gradients", lambda *given: thread.submit(real, *given).result())
@@ -321,7 +321,7 @@ def elsewhere(monkeypatch):
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile is built with
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the tools with which torch.compile builds
 def test_compiled_variants_run_backward_on_a_retained_graph(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     found = measured([BACKWARD], rounds=1, requested=["compile", "compile_addnorm"])
@@ -331,9 +331,9 @@ def test_compiled_variants_run_backward_on_a_retained_graph(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile is built with
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the tools with which torch.compile builds
 def test_inductor_runs_backward_on_a_retained_graph(monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # and nothing from before
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # and nothing from earlier runs
     compiled = ["compile", "compile_addnorm", "compile_reference"]
     for job in ("forward_backward", "backward"):
         found = measured([BACKWARD.but(job=job)], rounds=1, requested=compiled)

@@ -1,15 +1,15 @@
-"""The clock of the GPU benchmark on a simulated device."""
+"""Tests of the GPU benchmark's clock on a simulated device."""
 
 import pytest
 import torch
 
 from addnorm.bench.gpu import clock, device
 
-HERTZ = 1e9  # of the made-up device
+HERTZ = 1e9  # clock rate of the simulated device
 
 
 class FakeCuda:
-    """A device with a queue: the host's time passes as the test says, and the device works through what was enqueued."""
+    """Simulated device with a queue: each test sets the host's time, and the device executes the enqueued work."""
 
     def __init__(self, monkeypatch, hertz=HERTZ):
         self.host, self.device, self.hertz, self.slept = 0.0, 0.0, hertz, []
@@ -19,7 +19,7 @@ class FakeCuda:
         monkeypatch.setattr(clock.time, "perf_counter", lambda: self.host)
 
     def enqueue(self, seconds):
-        """The device begins when it is free, and not before it was told."""
+        """Enqueue work, which starts when the device is free, but not before now."""
         self.device = max(self.device, self.host) + seconds
 
     def _sleep(self, cycles):
@@ -53,7 +53,7 @@ def cuda(monkeypatch):
 
 
 def call(cuda, host, work, seen=None):
-    """A call that takes the host so long, and gives the device so much to do."""
+    """Return a call that takes this much host time and enqueues this much device work."""
 
     def made(i):
         cuda.host += host
@@ -77,7 +77,7 @@ def test_device_host_and_call_time_are_separate(cuda, host, work):
     found = clock.CudaClock().timer(call(cuda, host, work), sets=2).sample(20)
     assert found.device == pytest.approx(work)  # though the host of the second case is ten times slower
     assert found.host == pytest.approx(host)
-    assert found.call == pytest.approx(max(host, work) + min(host, work) / 20)  # what is longer hides the other
+    assert found.call == pytest.approx(max(host, work) + min(host, work) / 20)  # the longer one hides the other
     assert found.queued
 
 
@@ -91,7 +91,7 @@ def test_short_sleep_is_made_longer(cuda):
     assert found.device == pytest.approx(10e-6)
     cuda.slept.clear()
     timer.sample(20)
-    assert len(cuda.slept) == 1  # it has learned how long
+    assert len(cuda.slept) == 1  # the length of the sleep is remembered
 
 
 def test_synchronizing_call_is_marked(cuda):
@@ -121,7 +121,7 @@ def test_copy_bandwidth_is_that_of_the_faster_method(memcpy, kernel, monkeypatch
     seconds = iter([memcpy, kernel])
 
     class Seconds:
-        """A clock on which each way takes its time."""
+        """Clock with a fixed time for each variant."""
 
         def __init__(self, each=0.0):
             self.each = each
@@ -151,7 +151,7 @@ def test_each_copy_method_reads_and_writes_everything(way):
 
 
 class Steady:
-    """A timer that takes the same time always, and tells when it is asked."""
+    """Timer that always returns the same time and records its calls."""
 
     def __init__(self, name, device=1e-4, told=None):
         self.name, self.seconds, self.told = name, device, [] if told is None else told

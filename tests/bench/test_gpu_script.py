@@ -1,4 +1,4 @@
-"""benchmarks/bench_gpu.py: arguments, output, files, exit codes."""
+"""Tests of benchmarks/bench_gpu.py: arguments, output, files, exit codes."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ def small(monkeypatch):
 
 @pytest.fixture(scope="module")
 def script():
-    """benchmarks/bench_gpu.py as a module."""
+    """Return benchmarks/bench_gpu.py as a module."""
     spec = importlib.util.spec_from_file_location("bench_gpu", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -35,7 +35,7 @@ def script():
 
 @pytest.fixture
 def called(script, monkeypatch, capsys):
-    """A function that runs the script with some words: its exit code, and what it printed on both streams."""
+    """Return a function that runs the script with arguments and returns its exit code and output on both streams."""
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])

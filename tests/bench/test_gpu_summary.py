@@ -1,4 +1,4 @@
-"""The plan of the GPU benchmark, its bytes, its targets, and its Markdown, from made-up rows."""
+"""Tests of the GPU benchmark's plan, bytes, targets and Markdown, on invented rows."""
 
 import copy
 
@@ -37,10 +37,10 @@ def test_plan_begins_with_a_case_of_every_kind():
         (norm, job, 8192, 4096, "bfloat16") for norm in both for job in ("forward", "forward_stream", "backward")
     }  # fmt: skip
     assert {cell.rows for cell in plan[6:14]} == {1, 128}
-    first = plan[:30]  # what a short run has: both judged jobs at every d of the targets
+    first = plan[:30]  # a short run contains both judged jobs at every d of the targets
     aimed = {(cell.norm, cell.job, cell.d) for cell in first if tensor_bytes(cell) >= LARGE}
     assert {(norm, job, d) for norm in both for job in ("forward_stream", "backward") for d in cases.TARGET_D} <= aimed
-    half = plan[:60]  # and one of ten minutes: every job and dtype
+    half = plan[:60]  # a run of ten minutes contains every job and dtype
     assert {cell.job for cell in half} == {*gpu.JOBS}
     assert {cell.dtype for cell in half} == {*gpu.DTYPES}
     assert {768, 32768, 65536} <= {cell.d for cell in plan}
@@ -79,12 +79,12 @@ def test_given_sizes_make_cases():
 
 LARGE_CELL = case_of("layer", "forward", 32768, 1024, "bfloat16")
 BACKWARD = case_of("layer", "backward", 32768, 1024, "bfloat16")
-WIDE = case_of("layer", "forward", 1024, 32768, "bfloat16")  # large, and no target of bandwidth
+WIDE = case_of("layer", "forward", 1024, 32768, "bfloat16")  # large, and without a bandwidth target
 SMALL = case_of("layer", "forward_stream", 1, 768, "bfloat16")
 
 
 def made(cell, times, share=0.5):
-    """Rows of a cell: variant -> (device, host, call)."""
+    """Return rows of a cell: variant -> (device, host, call)."""
     return [
         cell.row(variant=name, device_us=device, host_us=host, call_us=call, share_of_copy=share)
         for name, (device, host, call) in times.items()
@@ -177,7 +177,7 @@ def test_rows_get_bandwidth_shares_and_ratios():
 
 @pytest.fixture
 def document():
-    """A made-up document of a GPU."""
+    """Return an invented document of a GPU."""
     times = {"addnorm": (10.0, 6.0, 12.0), "eager": (25.0, 4.0, 30.0), "liger": (9.0, 20.0, 24.0)}
     rows = [{**row, "cold": cell != SMALL, "queued": cell != BACKWARD}
             for cell in (LARGE_CELL, BACKWARD, SMALL) for row in made(cell, times, 0.91)]  # fmt: skip

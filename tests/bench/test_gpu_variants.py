@@ -1,4 +1,4 @@
-"""Variants of the GPU benchmark: peers' signatures, missing peers, the check, the timed calls."""
+"""Tests of the GPU benchmark's variants: signatures of peers, missing peers, the check, the timed calls."""
 
 import re
 import sys
@@ -45,7 +45,7 @@ def test_formula_passes_the_check(norm, job):
 
 
 class Spoiled(torch.autograd.Function):
-    """The identity, whose gradient is 10 % off."""
+    """Identity whose gradient is 10 % off."""
 
     @staticmethod
     def forward(ctx, t):
@@ -72,7 +72,7 @@ def test_check_names_the_wrong_tensor(what, job):
     one = cell("layer", job, "float32")
     right = variants.ours(one)
     _, problem = checked(one, lambda *args: WRONG[what](right, *args))
-    # A z that is 10 % off under dropout shows another mask, which is found by what follows from it.
+    # Under dropout, a z that is 10 % off implies another mask; the check detects it in the results that depend on the mask.
     assert problem is not None
     assert f"{what} differs by" in problem
 
@@ -95,7 +95,7 @@ def test_check_refuses_a_rounded_stream():
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_check_refuses_another_share_of_dropout(p):
     one = cell(job="dropout", dtype="float32")
-    scale = (1 - p) / 0.9  # so that what is kept is as large as it must be, and only how many is wrong
+    scale = (1 - p) / 0.9  # so that the kept elements have the right values, and only their number is wrong
 
     def other(x, s, w, b):
         z = x + scale * F.dropout(s, p)
@@ -107,8 +107,8 @@ def test_check_refuses_another_share_of_dropout(p):
     assert float(told[1]) == pytest.approx(1 - p, abs=0.06)
 
 
-# The signatures of the real ones: liger-kernel 0.8.5, flash-attn's main branch, quack-kernels 0.6.5. What stands behind them here
-# is plain PyTorch, so that a wrong keyword, order or default is found without a GPU.
+# Signatures of the real peers: liger-kernel 0.8.5, flash-attn's main branch, quack-kernels 0.6.5. The implementations here
+# are plain PyTorch, so that a wrong keyword, order or default is detected without a GPU.
 
 
 class LigerFusedAddRMSNormFunction(torch.autograd.Function):
@@ -189,7 +189,7 @@ FAKES = {
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Modules with the peers' names, as if they were installed."""
+    """Install fake modules with the peers' names."""
     for name, members in FAKES.items():
         parts = name.split(".")
         for k in range(1, len(parts) + 1):
@@ -250,7 +250,7 @@ def test_installed_peers_are_missing_on_a_cpu(installed):
 
 def test_chosen_variants_are_planned_or_requested(installed):
     large = cell("rms", "forward_stream", rows=8192, d=4096)
-    every = [name for name in variants.VARIANTS if name != "compile_reference"]  # only for those who ask
+    every = [name for name in variants.VARIANTS if name != "compile_reference"]  # only on request
     assert variants.chosen(large, "cuda") == every
     assert variants.chosen(large, "cpu") == ["eager", "compile", "compile_addnorm", "addnorm"]
     other = cell("layer", "backward", "float32", 4096, 4096)
@@ -303,7 +303,7 @@ def test_timed_call_runs_the_job_on_its_set(job):
         return variants.eager(one)(*args)
 
     call = cases.timed(one, forward, given)
-    assert seen == ([0, 1] if job == "backward" else [])  # the graphs are made before, and no other
+    assert seen == ([0, 1] if job == "backward" else [])  # the graphs were captured before, and no other
     found = [call(1), call(1)]
     assert seen[len(given) if job == "backward" else 0 :] == ([] if job == "backward" else [1, 1])
     if JOBS[job].backward:

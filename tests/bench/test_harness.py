@@ -1,4 +1,4 @@
-"""The harness of the benchmarks: cases, runs, documents, targets, the stopwatch, and the command line of benchmarks/."""
+"""Tests of the benchmark harness: cases, runs, documents, targets, the stopwatch, and the command line of benchmarks/."""
 
 import dataclasses
 import json

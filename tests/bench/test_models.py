@@ -1,4 +1,4 @@
-"""The benchmarks of stacks, streams, fusing and the lab, on small models: equal variants, rows, and what follows from them."""
+"""Tests of the benchmarks of stacks, streams, fusing and the lab on small models: equal variants, rows, derived numbers."""
 
 import itertools
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from support.loading import load
 
 @pytest.fixture(scope="module")
 def scripts():
-    """The benchmarks as modules."""
+    """Return the benchmarks as modules."""
     return SimpleNamespace(**{name: load(f"benchmarks/bench_{name}.py") for name in ("stack", "stream", "fuse", "lab")})
 
 
@@ -96,7 +96,7 @@ def test_stack_summary_follows_from_the_rows(scripts):
     assert found["forward + backward: mean, against torch.nn.TransformerEncoder"]["value"] == pytest.approx(2.0)
 
 
-# Streams, of MiniLM itself.
+# Streams, measured on MiniLM.
 
 
 def test_stream_has_rows_and_calls(scripts, monkeypatch):
@@ -133,7 +133,7 @@ TRAINING = Case(job="training", batch=1, tokens=8, dtype="bfloat16", threads=1)
 
 
 def small_bert(name, *, texts, tokens, dtype):
-    """A BERT of two layers with random weights, in place of MiniLM."""
+    """Replace MiniLM by a BERT of two layers with random weights."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertModel(BertConfig(vocab_size=50, **sizes)).eval().to(getattr(torch, dtype))
@@ -260,7 +260,7 @@ def test_plain_model_equals_the_labs(scripts, wiring, threads):
 
 
 def test_lab_has_rows_of_windows_and_equal_losses(scripts, monkeypatch, threads):
-    """The first step stands by itself; then come windows whose last step is recorded."""
+    """Check the windows: the first step is separate, and the last step of each later window is recorded."""
     threads(1)
     trainings = {}
 

@@ -1,4 +1,4 @@
-"""The benchmark of the operation on CPU, on tiny sizes: variants, document, targets, tables, command. No test asserts a time."""
+"""Tests of the CPU benchmark on tiny sizes: variants, document, targets, tables, command. No test asserts a time."""
 
 import io
 import json
@@ -34,7 +34,7 @@ def shorten(patch):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Loops as short as they can be; imports are not timed; no onnxruntime."""
+    """Make the timing loops as short as possible, without timed imports and without onnxruntime."""
     shorten(monkeypatch)
 
 
@@ -43,7 +43,7 @@ def case(norm, job, rows=3, d=8, dtype="float32"):
 
 
 def chosen():
-    """Two shapes on two threads, and one of them on one."""
+    """Choose two shapes on two threads, and one of them on one thread."""
     return bench.matrix(shapes=TINY, threads=2) + bench.matrix(("layer",), ("float32",), TINY[:1], threads=1)
 
 
@@ -97,7 +97,7 @@ def test_in_place_calls_keep_ordinary_values(norm, dtype):
             assert not ((s.abs() < torch.finfo(s.dtype).tiny) & (s != 0)).any()
     assert torch.isfinite(x).all()
     assert torch.isfinite(s).all()
-    assert (x - before).abs().max() < 6  # the first branch, then next to nothing
+    assert (x - before).abs().max() < 6  # the first branch, then almost nothing
     assert 0.5 < x.std() < 3
 
 
@@ -221,7 +221,7 @@ def test_interrupt_keeps_the_finished_cases(monkeypatch):
 
 
 def rows_of(times, some):
-    """Rows in which every case has the same medians."""
+    """Return rows in which every case has the same medians."""
     return [case.row(variant=name, median_us=time) for case in some for name, time in times.items()]
 
 
@@ -321,7 +321,7 @@ def test_command_refuses_wrong_arguments_with_2(words):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # Inductor's own
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # Inductor's own cache
 def test_compiled_variant_is_measured():
     some = bench.matrix(("layer",), ("float32",), ((4, 8),))
     found = bench.run(some, rounds=1, compiled=True, proofs=False)

@@ -1,4 +1,4 @@
-"""The committed results of every benchmark: of the whole matrix and a clean checkout, and their summary follows from the rows."""
+"""Tests of every benchmark's committed results: the full matrix, a clean checkout, and a summary that follows from the rows."""
 
 import json
 

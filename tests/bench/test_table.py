@@ -1,4 +1,4 @@
-"""benchmarks/table.py: the tables of the pages match the results."""
+"""Tests of benchmarks/table.py: the tables of the pages match the results."""
 
 import shutil
 
@@ -16,7 +16,7 @@ def table():
 
 
 def document_of(cases, times, **more):
-    """A document with the same medians in every case."""
+    """Return a document with the same medians in every case."""
     rows = [case.row(variant=name, median_us=time) for case in cases for name, time in times.items()]
     return {
         "schema": 2, "date": "2026-01-01T00:00:00+00:00", "complete": True, **environment.describe(),
@@ -35,7 +35,7 @@ def functional():
 
 @pytest.fixture
 def written(table, tmp_path):
-    """A function that writes documents of other results, makes the pages of them, and returns the text between two comments."""
+    """Return a function that writes other results, generates their pages, and returns the text between two comments."""
     for name in table.PAGES:
         page = tmp_path / name
         page.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""`addnorm trace`: its output, its options, its errors."""
+"""Tests of `addnorm trace`: its output, options and errors."""
 
 import json
 import re

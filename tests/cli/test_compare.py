@@ -1,4 +1,4 @@
-"""`addnorm compare`: its output and files, its errors, continuing after a kill."""
+"""Tests of `addnorm compare`: output, files, errors, and resuming after a kill."""
 
 import json
 import os
@@ -23,7 +23,7 @@ SMALL = ("--layers", 2, "--d-model", 16, "--heads", 2, "--tokens", 8, "--batch",
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch, threads):
-    """A directory of the test's own with a text in it, one depth at init, no report unless the test is of it."""
+    """Run in a temporary directory with a text and one depth at init; without a report unless the test checks it."""
     threads(1)
     (tmp_path / "text").write_text(TEXT.text)
     monkeypatch.chdir(tmp_path)
@@ -227,7 +227,7 @@ def command(*arguments):
 
 
 def until(there, process=None, seconds=60.0):
-    """Waits, while the process lives."""
+    """Wait for a condition while the process lives."""
     end = time.monotonic() + seconds
     while not (found := there()):
         assert process is None or process.poll() is None, process.communicate()
@@ -264,7 +264,7 @@ def lines():
 
 
 def training(*arguments):
-    """A comparison in which post_ln is finished and pre_ln is not."""
+    """Return a comparison in which post_ln is finished and pre_ln is not."""
     process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
     until(checkpoints, process)
     return process
@@ -311,7 +311,7 @@ def test_compare_continues_after_kill():
 def test_compare_interrupted_keeps_results():
     process = training("--steps", 10**6)
     workers = children(process.pid)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
+    os.killpg(process.pid, signal.SIGINT)  # to the workers too, as a terminal does
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert stderr == "Interrupted. Finished runs are in out; the same command continues.\n"

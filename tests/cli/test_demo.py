@@ -1,4 +1,4 @@
-"""`addnorm demo`: its output, and failed proofs. No test asserts a time."""
+"""Tests of `addnorm demo`: its output, and failed proofs. No test asserts a time."""
 
 import io
 import os
@@ -42,7 +42,7 @@ def short(monkeypatch, threads, tmp_path):
 
 
 def printed(part):
-    """What a part returned, and its text."""
+    """Return the result of a part and its printed text."""
     screen = Console(record=True, width=100, file=io.StringIO())
     return part(screen), screen.export_text()
 

@@ -1,4 +1,4 @@
-"""`addnorm explore`: its address, its token, its end without a traceback."""
+"""Tests of `addnorm explore`: its address, its token, and its end without a traceback."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from support.explorer_process import RACING, Explorer
 
 @pytest.fixture
 def never(monkeypatch):
-    """It does not come to serve."""
+    """Fail the test if the server starts."""
     monkeypatch.setattr("addnorm.explorer.server.serve", lambda *_: pytest.fail("it served"))
 
 
@@ -55,7 +55,7 @@ def test_explore_process_reports_used_port(taken):
 
 @pytest.fixture
 def served(monkeypatch):
-    """What it would serve, and where."""
+    """Return what the command would serve, and its address."""
     found = {}
 
     def serve(app, scheduler, listener, on_ready):
@@ -182,7 +182,7 @@ def test_explore_opens_browser(served, monkeypatch):
     opened, go = [], threading.Event()
 
     def browse(address):
-        go.wait(10)  # as one that runs in the terminal
+        go.wait(10)  # like a process in a terminal
         opened.append(address)
 
     monkeypatch.setattr("webbrowser.open", browse)
@@ -214,7 +214,7 @@ stack.compute = slow
 
 
 def posted(explorer, path, body, length=None):
-    """A connection on which the request was sent."""
+    """Return a connection on which the request was sent."""
     text = json.dumps(body)
     connection = explorer.connect()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAddnorm-Client: {id(connection)}\r\n"

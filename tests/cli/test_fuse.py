@@ -1,4 +1,4 @@
-"""`addnorm fuse`: report, JSON and exit codes."""
+"""Tests of `addnorm fuse`: report, JSON and exit codes."""
 
 import json
 import re
@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 from addnorm.cli import main
 from addnorm.fusion import benchmark
 
-# Models of a user, in a module in the current directory.
+# Models in a user's module in the current directory.
 FACTORIES = """
 import warnings
 import torch

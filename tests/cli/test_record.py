@@ -1,4 +1,4 @@
-"""`addnorm record`: its output, its files, its errors, interrupts."""
+"""Tests of `addnorm record`: output, files, errors, interrupts."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ from support.stream_commands import document, names_in, one_sentence, run, user_
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch, threads):
-    """A directory of the test's own; one thread, for models so small."""
+    """Run in a temporary directory, on one thread since the models are small."""
     threads(1)
     with user_s_place(tmp_path, monkeypatch) as folder:
         yield folder
@@ -39,7 +39,7 @@ def test_record_steps_through_text_file(place):
         value > 0 for role, name in (("grad", "l2"), ("params", "grad_l2")) for _, value in rec.series(role, name)
     )
     assert rec.metadata["name"] == "minilm"
-    # The last step is one short text: as if it had been read alone.
+    # The last step is one short text; its numbers equal those of the text alone.
     (place / "short.txt").write_text("Short.\n")
     run("record", "minilm", "--text", "short.txt", "--out", "alone.json")
     alone = Recording.load(place / "alone.json")
@@ -54,7 +54,7 @@ def test_record_json():
     assert {site["layer"] for site in found["sites"] if site["layer"] is not None} == {1, 2}
     assert {step for series in found["series"] for step in series["steps"]} == {0, 1, 2}
     steps = [series["values"] for series in found["series"] if (series["role"], series["statistic"]) == ("out", "rms")]
-    assert len({*steps[0]}) == 3  # inputs of their own
+    assert len({*steps[0]}) == 3  # inputs from a file
 
 
 def test_record_no_grads():
@@ -68,7 +68,7 @@ def test_record_uses_the_models_loss():
 
 
 def test_probe_loss_has_gradient():
-    """The mean square of LayerNorm's output has a gradient of rounding; the probe's is of order one."""
+    """Check the gradient of the probe's loss: of order one, while that of the mean square of LayerNorm's output is round-off."""
     x = torch.randn(2, 5, 64, requires_grad=True)
     y = torch.nn.functional.layer_norm(x, (64,))
     (constant,) = torch.autograd.grad(y.square().mean(), x, retain_graph=True)
@@ -150,12 +150,12 @@ def test_record_full_disk(place, monkeypatch, options):
     monkeypatch.setattr(Path, "replace", full)
     done = run("record", "gpt2", *options)
     one_sentence(done, 2, "cannot be written (No space left on device)")
-    assert "Recording of GPT2Model" in done.stdout  # what was measured is not lost
+    assert "Recording of GPT2Model" in done.stdout  # the measured steps are not lost
     assert names_in(place / "new") == []
 
 
 def interrupted_in(monkeypatch, step):
-    """Ctrl-C between the forward and the backward of that step."""
+    """Raise KeyboardInterrupt between the forward and the backward of that step."""
     loss, calls = ProbeLoss.__call__, []
 
     def counted(*arguments):

@@ -1,4 +1,4 @@
-"""`addnorm inspect --report`: the page, and errors before the model runs."""
+"""Tests of `addnorm inspect --report`: the page, and errors before the model runs."""
 
 import errno
 import os
@@ -61,7 +61,7 @@ def place(tmp_path, monkeypatch, threads):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Figures without their drawings, which other tests look at."""
+    """Replace the drawings, which other tests check, by nothing."""
 
     def drawn(name, draw, *, title, caption, table, height):
         return Figure(title, caption, SVG, table, SVG)

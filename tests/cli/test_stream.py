@@ -1,4 +1,4 @@
-"""`addnorm inspect`, `decompose` and `ablate`: output and exit codes; errors that they share with `record`."""
+"""Tests of `addnorm inspect`, `decompose` and `ablate`: output, exit codes, and the errors that they share with `record`."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from support.stream_commands import document, one_sentence, run, user_s_place
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch, threads):
-    """A directory of the test's own; one thread, for models so small."""
+    """Run in a temporary directory, on one thread since the models are small."""
     threads(1)
     with user_s_place(tmp_path, monkeypatch) as folder:
         yield folder
@@ -78,7 +78,7 @@ def test_inspect_reads_input_file(place):
 
 
 def spoilt(monkeypatch):
-    """As if the second of two equations were off."""
+    """Make the second of two equations fail."""
     inspect = addnorm.inspect
 
     def spoil(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""`addnorm wirings`: text, JSON, errors."""
+"""Tests of `addnorm wirings`: text, JSON, errors."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def shown(*arguments, **env):
 
 
 def squeezed(lines):
-    """The lines with columns two blanks apart."""
+    """Return the lines with two blanks between columns."""
     return [re.sub(r"(?<=\S)  +(?=\S)", "  ", line) for line in lines]
 
 
@@ -57,7 +57,7 @@ def test_wirings_list_json():
         }  # fmt: skip
 
 
-# One of them
+# One wiring
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
@@ -159,7 +159,7 @@ def test_wirings_json_stacks():
     assert json.loads(run("pre_ln", "--json").stdout)["stacks"] == []
 
 
-# Refused
+# Errors
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""docs/add_norm.md: its numbers are those of the results and of the code."""
+"""Tests of docs/add_norm.md: its numbers equal those of the results and of the code."""
 
 import json
 import re
@@ -17,7 +17,7 @@ PAGE = ROOT / "docs/add_norm.md"
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """The script, with a copy of the page and of the results that may be changed."""
+    """Return the script with copies of the page and of the results, which tests may change."""
     module = load("docs/_build/add_norm.py")
     copy = tmp_path / "add_norm.md"
     copy.write_text(PAGE.read_text())
@@ -29,7 +29,7 @@ def script(tmp_path, monkeypatch):
 
 
 def change(script, edit):
-    """The results of the claims, edited."""
+    """Return a function that edits the results of the claims."""
     path = script.RESULTS / "claims.json"
     document = json.loads(path.read_text())
     edit({one["claim"]: one for one in document["claims"]})

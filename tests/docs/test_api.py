@@ -1,4 +1,4 @@
-"""docs/api.md: every public name stands in it once, as docs/_build/api.py reads it from the package."""
+"""Tests of docs/api.md: it lists every public name once, as docs/_build/api.py reads it from the package."""
 
 import importlib
 import re
@@ -15,7 +15,7 @@ PAGE = ROOT / "docs/api.md"
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """The script, with a copy of the page that may be changed."""
+    """Return the script with a copy of the page, which tests may change."""
     module = load("docs/_build/api.py")
     copy = tmp_path / "api.md"
     copy.write_text(PAGE.read_text())

@@ -1,4 +1,4 @@
-"""docs/comparing.md and README.md: what they say of the comparison and of the limits is what the results say."""
+"""Tests of docs/comparing.md and README.md: their statements about the comparison and its limits follow from the results."""
 
 import json
 
@@ -8,7 +8,7 @@ RESULTS = ROOT / "benchmarks/results/compare.json"
 
 
 def test_other_results_change_the_page(tmp_path, monkeypatch):
-    """Nothing on the page is written by hand: numbers that are changed appear."""
+    """Change the numbers and find the new ones on the page, where none is written by hand."""
     module = load("docs/_build/comparing.py")
     document = json.loads(RESULTS.read_text())
     document["rows"][0]["test"] = 1.2345
@@ -32,7 +32,7 @@ def test_results_are_of_the_default_comparison():
 
 
 def test_caption_of_the_picture_is_true():
-    """The words beside the picture were written by a person, who may not have looked again."""
+    """Check the caption against the results, since it is written by hand."""
     runs = {
         (run["settings"]["wiring"], run["settings"]["warm_up"] > 0): run
         for run in json.loads(RESULTS.read_text())["rows"]

@@ -1,4 +1,4 @@
-"""README and docs: their Python runs, their links lead somewhere, and the public names are told."""
+"""Tests of README and docs: Python examples run, links resolve, and public names are documented."""
 
 import re
 from pathlib import Path

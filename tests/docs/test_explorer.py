@@ -1,4 +1,4 @@
-"""docs/explorer.md: what it says of times is what the results say."""
+"""Tests of docs/explorer.md: its times equal those of the results."""
 
 import json
 
@@ -11,7 +11,7 @@ RESULTS = ROOT / "benchmarks/results/explorer.json"
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """The script, with a copy of its page that may be changed."""
+    """Return the script with a copy of its page, which tests may change."""
     module = load("docs/_build/explorer.py")
     copy = tmp_path / module.PAGE.name
     copy.write_text(module.PAGE.read_text())

@@ -1,4 +1,4 @@
-"""docs/_build/figures.py and docs/_build/figure_numbers.py: the figures of add_norm.md show what the library computes."""
+"""Tests of docs/_build/figures.py and figure_numbers.py: the figures of add_norm.md show what the library computes."""
 
 import re
 import statistics
@@ -15,7 +15,7 @@ from support.loading import ROOT, load
 
 PAGE = ROOT / "docs/add_norm.md"
 FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison")
-PAGES = {"comparison": ROOT / "docs/comparing.md"}  # the others stand in add_norm.md
+PAGES = {"comparison": ROOT / "docs/comparing.md"}  # the others are in add_norm.md
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_bars_are_the_vectors_of_the_trace(figures, numbers):
 def test_heat_maps_are_the_tensors_on_one_scale(figures, numbers):
     flow = numbers.encoder_layer()
     order = (flow.x, flow.attention, flow.z, flow.y, flow.y, flow.feed_forward, flow.z_2, flow.y_2)
-    for ax, values in zip(figures.encoder_layer().axes, order, strict=False):  # the last is that of the colours
+    for ax, values in zip(figures.encoder_layer().axes, order, strict=False):  # the last axis is the colour bar
         mesh = ax.collections[0]
         assert mesh.get_array().tolist() == pytest.approx(values.numpy())
         assert mesh.get_clim() == (-4, 4)

@@ -1,4 +1,4 @@
-"""docs/_build/page.py: sections are written between their comments; every generated page is up to date."""
+"""Tests of docs/_build/page.py: sections are written between their comments, and every generated page is up to date."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""docs/wirings.md: what it says of each wiring is what docs/_build/wirings.py makes of the wirings."""
+"""Tests of docs/wirings.md: its text on each wiring is what docs/_build/wirings.py generates."""
 
 import re
 from contextlib import redirect_stdout
@@ -21,7 +21,7 @@ def script():
 
 @pytest.fixture
 def page(script, tmp_path, monkeypatch):
-    """A copy of the page that may be changed."""
+    """Return a copy of the page, which tests may change."""
     copy = tmp_path / "wirings.md"
     copy.write_text((DOCS / "wirings.md").read_text())
     monkeypatch.setattr(script, "PAGE", copy)

@@ -1,4 +1,4 @@
-"""The test page itself: foreign requests and console errors are caught, preferences are reset."""
+"""Tests of the browser helper: it detects foreign requests and console errors, and resets preferences."""
 
 import pytest
 from playwright.sync_api import Error
@@ -6,7 +6,7 @@ from playwright.sync_api import Error
 
 def test_foreign_requests_are_caught(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
-    other = f"{explorer.address.replace('127.0.0.1', 'localhost')}/"  # by its name it would answer
+    other = f"{explorer.address.replace('127.0.0.1', 'localhost')}/"  # the server would respond to its host name
     with pytest.raises(Error, match="ERR_NAME_NOT_RESOLVED"):
         page.goto(other)
     assert explorer.elsewhere == [other]

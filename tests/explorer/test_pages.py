@@ -1,4 +1,4 @@
-"""All views in Chromium: accessibility, widths, themes, keyboard, touch, print, links."""
+"""Tests of all views in Chromium: accessibility, widths, themes, keyboard, touch, print, links."""
 
 import json
 import re
@@ -19,13 +19,13 @@ TINY = "&L=1&steps=3&rd=16&rT=8&rB=2"
 
 @cache
 def race_body():
-    """The events of a small race, as the server sends them."""
+    """Return the events of a small race, as the server sends them."""
     runs = parse({"layers": 1, "steps": 3, "d_model": 16, "tokens": 8, "batch": 2})
     return "".join(f"data: {json.dumps(event)}\n\n" for event in run_race(runs))
 
 
 def replayed_race(explorer, more):
-    """The race view after a race that the server did not train."""
+    """Show the race view after a race from recorded events, without training."""
     body = race_body()
     explorer.page.route("**/api/race", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     return explorer.race(TINY + more)
@@ -45,7 +45,7 @@ SOME = ["stack", "recording", *(pytest.param(view, marks=pytest.mark.slow) for v
 
 
 def full(explorer, view):
-    """With all that can be opened open, and a notice."""
+    """Open a view with every table and details element open, and a notice."""
     page = OPEN[view](explorer, "&zz=1")
     panel = page.locator(f"#panel-{view}")
     for button in panel.get_by_role("button", name="Table", exact=True).all():
@@ -56,7 +56,7 @@ def full(explorer, view):
 
 
 def barriers(page):
-    """What axe finds that keeps somebody out."""
+    """Return the serious and critical violations that axe reports."""
     found = Axe().run(page).response["violations"]
     return [
         (one["id"], one["nodes"][0]["html"], one["nodes"][0].get("failureSummary"))
@@ -66,7 +66,7 @@ def barriers(page):
 
 
 def redrawn(page, width):
-    """The page at another width, when its charts have followed: they do a moment later."""
+    """Set the page's width and wait until its charts are redrawn, which is a moment later."""
     page.set_viewport_size({"width": width, "height": 900})
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
     page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
@@ -162,7 +162,7 @@ def test_controls_are_reached_by_tab(explorer, view):
     for _ in range(len(stops) + 5):
         page.keyboard.press("Tab")
         here = page.evaluate(HERE)
-        if here is None:  # between the last and the first is the browser's own
+        if here is None:  # between the last and the first element the focus is in the browser's own controls
             continue
         if reached and here["stop"] == reached[0]:
             break
@@ -228,7 +228,7 @@ def test_help_and_keys(explorer):
     assert box.get_by_role("heading", name="Keys").is_visible()
     assert {"1", "6", "p", "←", "→", "?"} <= {*box.locator("kbd").all_inner_texts()}
     assert barriers(page) == []
-    for _ in range(6):  # it stays in the dialog, or goes to the browser
+    for _ in range(6):  # the focus stays in the dialog or moves to the browser
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
     page.keyboard.press("2")
@@ -265,7 +265,7 @@ def test_code_is_copied_and_json_saved(explorer, view):
     assert len(json.loads(Path(saved.value.path()).read_text())) >= 2
 
 
-# By finger.
+# By touch.
 
 SMALL = """() => [...document.querySelectorAll('button, select, input, summary, [role=slider]')]
   .filter(one => one.checkVisibility({ visibilityProperty: true }))
@@ -276,7 +276,7 @@ SMALL = """() => [...document.querySelectorAll('button, select, input, summary, 
 
 @pytest.fixture(scope="module")
 def touched(browser, browser_context_args):
-    """A telephone."""
+    """Yield a page on an emulated telephone."""
     phone = {"viewport": {"width": 360, "height": 800}, "has_touch": True, "is_mobile": True}
     context = browser.new_context(**browser_context_args | phone)
     yield context
@@ -295,7 +295,7 @@ def test_touch_targets_are_large(served, touched, view):
     page.close()
 
 
-# In other ways.
+# Other media.
 
 
 @pytest.mark.parametrize("view", SOME)
@@ -326,7 +326,7 @@ def test_reduced_motion(explorer):
         assert page.evaluate(moving) > 0, "with nothing to suppress this would prove nothing"
 
 
-# What is kept, and what is in the address.
+# Saved state, and state in the address.
 
 
 def test_theme_is_kept(explorer):
@@ -391,7 +391,7 @@ def test_foreign_address_is_reported(explorer):
     assert page.locator("#notices").inner_text() == ""
 
 
-# Without.
+# Missing features.
 
 
 def test_recording_view_without_files(explorer):
@@ -432,7 +432,7 @@ def test_page_without_server(explorer):
     explorer.complaints.clear()
 
 
-# What it is made of.
+# Source files.
 
 FORBIDDEN = re.compile(
     r"""https?:// | \beval\( | new\ Function | innerHTML | outerHTML | insertAdjacentHTML | document\.write | srcdoc | javascript:

@@ -1,4 +1,4 @@
-"""Parameters of requests: accepted values, defaults, errors."""
+"""Tests of the parameters of requests: accepted values, defaults, errors."""
 
 import json
 import math

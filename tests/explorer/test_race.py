@@ -1,4 +1,4 @@
-"""The race: its events equal the lab's training, from any thread, and closing it cleans up."""
+"""Tests of the race: its events equal the lab's training, it may be iterated from any thread, and closing it cleans up."""
 
 import json
 import math
@@ -145,7 +145,7 @@ def test_race_parse_rejects_wrong_params(settings, sentence):
 
 
 def test_race_parse_rejects_what_lab_rejects(monkeypatch):
-    """No wiring on offer is; one may come that is."""
+    """Add a wiring that the lab rejects, since none of the offered ones is."""
     odd = addnorm.Wiring("odd", addnorm.Row(), flow="parallel", profile=lambda *_: None)
     monkeypatch.setitem(module.wirings.CONSTRUCTORS, "odd", lambda: odd)
     monkeypatch.setitem(FIELDS, "left", module.Choice("odd", ("odd",)))
@@ -206,7 +206,7 @@ def test_race_summary_of_unlearned_text():
 
 
 def patched():
-    """What a recorder changes for the whole process."""
+    """Return the process-wide attributes that a recorder patches."""
     return (
         checkpoint.CheckpointFunction,
         torch._dynamo.eval_frame._stance,
@@ -296,12 +296,12 @@ def test_recorders_restore_torch_in_any_order():
     assert patched() == before
 
 
-# The page's side of it, in Chromium: its modules alone, without a server.
+# The page's part of the race, in Chromium: its modules alone, without a server.
 
 
 @pytest.fixture
 def modules(page):
-    """An empty page at which the explorer's modules can be imported."""
+    """Yield an empty page that can import the explorer's modules."""
     page.route("**/*", lambda route: route.fulfill(content_type="text/html", body=""))
     for name in STATIC.rglob("*.js"):
         address = f"http://explorer.invalid/{name.relative_to(STATIC)}"

@@ -1,4 +1,4 @@
-"""The race view in Chromium: its marks equal the lab's numbers at every step, however the race ends."""
+"""Tests of the race view in Chromium: its marks equal the lab's numbers at every step, however the race ends."""
 
 import contextlib
 import csv
@@ -22,14 +22,14 @@ CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")
 
 @pytest.fixture(scope="module")
 def trained():
-    """What the lab finds of both, as JSON has it."""
+    """Return the lab's results of both runs, as from JSON."""
     text = lab.python_docs()
     return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, parse(SMALL), strict=True)}
 
 
 @pytest.fixture(scope="module")
 def events():
-    """A race, for tests that do not need the server to train."""
+    """Return the events of a race, for tests that do not need the server to train."""
     return [*run_race(parse(SMALL))]
 
 
@@ -45,7 +45,7 @@ def replayed(explorer, events, more=ADDRESS):
 
 
 def last_there(values):
-    """Without what is missing at the end, as marks are listed."""
+    """Return the values without missing ones at the end, like the list of marks."""
     values = [*values]
     while values and values[-1] is None:
         values.pop()
@@ -53,7 +53,7 @@ def last_there(values):
 
 
 def assert_drawn(explorer, trained, step):
-    """Every chart by depth is the lab's at this step, to the last digit."""
+    """Check that every chart by depth shows the lab's numbers at this step, to the last digit."""
     for name, found in trained.items():
         for chart in CHARTS:
             expected = last_there(found["recorded"][chart][step])
@@ -92,7 +92,7 @@ def test_race_steps_by_keys_and_chart(explorer, trained, events):
     page.get_by_role("slider", name="Change of the logits in a step: data cursor").focus()
     page.keyboard.press("Home")
     assert_drawn(explorer, trained, 0)
-    page.wait_for_timeout(1100)  # what follows within a second is one step of Back's
+    page.wait_for_timeout(1100)  # steps within a second are one step for the Back button
     page.get_by_role("button", name="Next step").click()
     assert_drawn(explorer, trained, 1)
     page.go_back()

@@ -1,4 +1,4 @@
-"""The data of the recording view: numbers, labels, balance, badges, wrong files and wrong requests."""
+"""Tests of the data of the recording view: numbers, labels, balance, badges, invalid files and invalid requests."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def two_streams():
 
 
 class Scaled(nn.Module):
-    """Its stream is multiplied by a parameter between the adds."""
+    """Model whose stream is multiplied by a parameter between the adds."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class Scaled(nn.Module):
 
 @pytest.fixture
 def of(tmp_path):
-    """The explorer's recordings of these, by way of their files."""
+    """Return a function that saves recordings and returns the explorer's `Recordings` of the files."""
 
     def make(*recordings, suffix=".json"):
         return Recordings([rec.save(tmp_path / f"run{k}{suffix}") for k, rec in enumerate(recordings)])
@@ -68,12 +68,12 @@ def of(tmp_path):
 
 
 def answer(recordings, number=0, **query):
-    """What the page gets, after it went through JSON."""
+    """Return the response that the page gets, after a round trip through JSON."""
     found = recordings.compute(recordings.parse(number, {name: str(value) for name, value in query.items()}))
     return json.loads(json.dumps(to_jsonable(found), allow_nan=False))
 
 
-# What is answered.
+# Responses.
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
@@ -155,7 +155,7 @@ def test_statistic_over_steps(of, post_ln):
     curve = answer(recordings, what="out.rms", depth=2)["time"]
     assert (curve["depth"], curve["steps"]) == (2, [0, 1, 2])
     assert curve["values"] == [value for _, value in post_ln.over_time(2, "out", "rms")]
-    for depth in ({}, {"depth": 0}, {"depth": 999}, {"depth": -3}):  # where nothing was written: the last that has it
+    for depth in ({}, {"depth": 0}, {"depth": 999}, {"depth": -3}):  # else the last that has one
         assert answer(recordings, what="write.ratio", **depth)["time"]["depth"] == 6
     assert answer(recordings, what="norm_in.sigma")["time"] is None
     assert answer(recordings)["time"] is None
@@ -228,7 +228,7 @@ def test_older_file_reports_missing_entries(of, post_ln):
     Path(recordings.paths[0]).write_text(json.dumps(document))
     found = answer(Recordings(recordings.paths))
     assert {state for state, _ in states(found).values()} == {"none"}
-    assert states(found)["wiring"] == ("none", "post-LN")  # told then, of the whole model, without its proof
+    assert states(found)["wiring"] == ("none", "post-LN")  # reported for the whole model then, without its proof
     sheet = found["balance"]
     assert (sheet["length"], sheet["closes"]) == (None, True)
     assert [row["part"] for row in sheet["rows"]] == post_ln.memory_maps["stream"][1][-1]
@@ -251,7 +251,7 @@ def test_odd_metadata_breaks_nothing(of, fact, odd):
     assert all(isinstance(text, str) and len(text) < 2000 for badge in found["badges"] for text in badge.values())
 
 
-# What may be asked, and what is refused.
+# Valid and invalid requests.
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_long_recording_has_small_response(of):
     assert set(listed["steps"]) <= set(rec.steps)
     begun = time.process_time()
     found = answer(recordings, what="out.rms")
-    assert time.process_time() - begun < 1.0  # a twentieth of it as a rule
+    assert time.process_time() - begun < 1.0  # usually a twentieth of it
     assert len(json.dumps(found)) < 1e6
     assert (len(found["time"]["steps"]), found["time"]["count"]) == (MAX_STEPS, steps)
     assert found["time"]["values"] == [float(step) for step in found["time"]["steps"]]

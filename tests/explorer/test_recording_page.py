@@ -1,4 +1,4 @@
-"""The recording view in Chromium: its marks and rows equal the file, and failed proofs are reported."""
+"""Tests of the recording view in Chromium: its marks and rows equal the file, and failed proofs are reported."""
 
 import contextlib
 import csv
@@ -29,12 +29,12 @@ POST, PRE, SCALED = 0, 1, 2
 
 @pytest.fixture
 def files(recordings):
-    """The recordings as their files have them, by number."""
+    """Return the recordings read from their files, by number."""
     return [(path, addnorm.stream.Recording.load(path)) for path in recordings]
 
 
 def by_depth(rec, name, step):
-    """A series with None where there is nothing, as long as its marks are."""
+    """Return a series by depth, with None for missing values, as long as the list of its marks."""
     found = {site.id: value for site, value in rec.series(*name.split("."), step=step)}
     values = [found.get(site.id) for site in rec.sites]
     while values and values[-1] is None:
@@ -43,7 +43,7 @@ def by_depth(rec, name, step):
 
 
 def assert_drawn(explorer, rec, step):
-    """Each chart's marks are the recording's, to the last digit."""
+    """Check that each chart's marks equal the recording, to the last digit."""
     drawn = 0
     for chart, lines in CHARTS.items():
         for name, series in lines.items():
@@ -72,7 +72,7 @@ def test_recording_step_slider_and_comparison(explorer, files):
         assert slider.get_attribute("aria-valuetext") == f"step {step}"
     assert explorer.marks("recording-stream", "stream, step 0") == by_depth(rec, "out.rms", 0)
     page.locator("h2").first.click()
-    page.wait_for_timeout(1100)  # what follows within a second is one step of Back's
+    page.wait_for_timeout(1100)  # steps within a second are one step for the Back button
     explorer.after(lambda: page.keyboard.press("]"), "recording")
     assert_drawn(explorer, rec, 2)
     explorer.after(page.go_back, "recording")
@@ -127,7 +127,7 @@ def number(text):
 
 
 def sheet(page):
-    """Its rows as shown: source, deposited, left in the end with every digit, part."""
+    """Return the rows of the balance sheet: source, deposited, left at the end with every digit, share."""
     rows = page.locator(".recording-sheet tbody tr").all()
     return [
         [
@@ -184,7 +184,7 @@ def test_balance_table_sorts_by_keyboard(explorer):
     assert page.locator("[aria-sort]").count() == 1
 
 
-# What is proved.
+# Proofs.
 
 
 def badges(page):
@@ -212,7 +212,7 @@ def test_recording_badges(looked):
     assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-said").inner_text()
 
 
-# What is taken along.
+# Downloads.
 
 
 def test_recording_address_restores_view(explorer, files):

@@ -1,4 +1,4 @@
-"""The scheduler: one computation at a time for each client, the newest request waits, slots end with their threads."""
+"""Tests of the scheduler: one computation per client at a time, the newest request waits, slots end with their threads."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from support.loops import apart
 
 
 class Work:
-    """What is computed: it lasts until it is let go, and counts how many are computed at once."""
+    """Work that blocks until `go` is set, and counts how many calls run at once."""
 
     def __init__(self):
         self.lock, self.go, self.now, self.most, self.done = threading.Lock(), threading.Event(), {}, {}, []
@@ -34,7 +34,7 @@ class Work:
 
 
 def run(test):
-    """The coroutine function's run with a scheduler, which in the end computes nothing."""
+    """Run a coroutine function with a scheduler, and close the scheduler at the end."""
 
     async def whole():
         scheduler = Scheduler()
@@ -68,7 +68,7 @@ def test_newest_request_supersedes_waiting():
         for k in range(30):
             asked.append(asyncio.create_task(outcome(scheduler.compute("page", work("page", k)))))
             await asyncio.sleep(0)
-        await until(lambda: sum(one.done() for one in asked) == 28)  # at once, while the first is computed
+        await until(lambda: sum(one.done() for one in asked) == 28)  # superseded at once, while the first is computed
         assert work.done == []
         work.go.set()
         return await asyncio.gather(*asked)
@@ -97,12 +97,12 @@ def test_kinds_do_not_supersede_each_other():
 
 @pytest.fixture
 def one_at_a_time(monkeypatch):
-    """Computed one after the other: of two threads that begin in order, either may be the first to come to something."""
+    """Limit the scheduler to one computation; of two concurrent threads, either may reach a point first."""
     monkeypatch.setattr(module, "MAX_COMPUTATIONS", 1)
 
 
 def many(work):
-    """Forty clients ask, each once."""
+    """Return a test in which forty clients each send one request."""
 
     async def test(scheduler):
         asked = [asyncio.create_task(scheduler.compute(f"page {k}", work(f"page {k}", k))) for k in range(40)]
@@ -188,7 +188,7 @@ def test_cancelled_request_releases_slot(when):
         cancelled = first if when == "computing" else second
         cancelled.cancel()
         assert await asyncio.gather(cancelled, return_exceptions=True) != ["first"]
-        if when == "computing":  # the turn is the thread's: the second does not come in beside it
+        if when == "computing":  # the thread holds the slot: the second does not start beside it
             await asyncio.sleep(0.05)
             assert work.most == {"page": 1, "all": 1}
         work.go.set()
@@ -230,7 +230,7 @@ def test_close_rejects_requests():
 
 
 class Race:
-    """A generator's life."""
+    """Generator function that records its threads, its events and its end."""
 
     def __init__(self, length=None):
         self.length, self.told, self.closed, self.threads = length, 0, threading.Event(), set()

@@ -1,4 +1,4 @@
-"""The explorer's server: its responses, security, failures."""
+"""Tests of the explorer's server: responses, security, failures."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from support.loops import apart
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-pytest.importorskip("httpx2")  # of starlette's test client
+pytest.importorskip("httpx2")  # deprecated parts of starlette's test client
 
 from starlette.testclient import TestClient
 
@@ -36,7 +36,7 @@ def client(clients, threads):
     return clients
 
 
-# What it answers.
+# Responses.
 
 
 def test_stack_equals_library(client):
@@ -118,7 +118,7 @@ def test_wrong_method_names_allowed_ones(client):
     assert set(client.post("/static/app.js").headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
-# Who may ask.
+# Allowed clients.
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8017", "[::1]:8017", "[::1]"])
@@ -185,12 +185,12 @@ def test_token_is_required():
     for path in paths[:4]:
         assert client.get(path).status_code == 200
     client.cookies.clear()
-    others = f'theme={{"a":1}}; broken; =; {security.COOKIE}=secret; x="y'  # a name on this machine may have set any
+    others = f'theme={{"a":1}}; broken; =; {security.COOKIE}=secret; x="y'  # other servers on this host name may set any cookies
     assert client.get("/healthz", headers={"Cookie": others}).status_code == 200
     assert client.get("/?token=secret", headers={"Origin": "http://evil.example"}).status_code == 403
 
 
-# A race that fails, a slow request, and who is gone.
+# Failing races, slow requests, and disconnected clients.
 
 
 def test_failed_race_sends_event(client, monkeypatch):

@@ -1,4 +1,4 @@
-"""The explorer's server as a process: bad requests, many clients, races, the address."""
+"""Tests of the explorer's server as a process: invalid requests, many clients, races, the address."""
 
 import json
 import re
@@ -27,11 +27,11 @@ def process():
     with Explorer(before=RACING) as explorer:
         yield explorer
         assert explorer.end() == 0
-        assert explorer.stderr == "Ended.\n"  # whatever came before: not a line, let alone a traceback
+        assert explorer.stderr == "Ended.\n"  # whatever requests came before, stderr has no other line
 
 
 def sent(process, method, path, headers, body):
-    """Whatever it says, as it is: http.client would refuse to send much of it."""
+    """Return the bytes of a request, unchecked: http.client would refuse to send many of them."""
     lines = [f"{method} {path} HTTP/1.1", "Connection: close"]
     lines += [f"{name}: {value}" for name, value in ({"Host": f"127.0.0.1:{process.port}"} | headers).items()]
     lines += [] if body is None else [f"Content-Length: {len(body)}"]
@@ -39,7 +39,7 @@ def sent(process, method, path, headers, body):
 
 
 def raw(process, data, timeout=20):
-    """What comes back for these bytes, until the server has said all."""
+    """Return the response to these bytes."""
     with process.connect(timeout) as connection, suppress(ConnectionError):
         connection.sendall(data)
         found = bytearray()
@@ -54,14 +54,14 @@ def raw(process, data, timeout=20):
 
 
 def judged(process, method, path, headers, body, statuses):
-    """The trouble with an answer, if there is any."""
+    """Return the error of a response, or an empty string."""
     found = raw(process, sent(process, method, path, headers, body))
     head, _, rest = found.partition(b"\r\n\r\n")
     what = f"{method[:20]} {path[:60]} {dict(list(headers.items())[:3])} {str(body)[:80]}: {found[:300]!r}"
     if not re.match(rb"HTTP/1.1 4\d\d ", head):
         return (
             "" if not found and body and len(body) > security.MAX_BYTES else what
-        )  # cut off while it was still sending
+        )  # closed while the client was sending
     status = int(head[9:12])
     if status not in statuses and not (status == 400 and b"Invalid HTTP request" in rest):
         return f"{status}: {what}"
@@ -86,7 +86,7 @@ def test_server_survives_bad_requests(process, threads):
         def cut(data):
             with process.connect() as connection, suppress(ConnectionError):
                 connection.sendall(data)
-                if len(data) % 2:  # not closed politely, but reset
+                if len(data) % 2:  # reset instead of closed
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
 
         [*pool.map(cut, CUT * 15)]
@@ -97,7 +97,7 @@ def test_server_survives_bad_requests(process, threads):
         assert process.memory() - before < 64 * 2**20
     assert process.stderr == ""
     ends = time.monotonic() + 10
-    while race_refused(process):  # those that were begun and cut off make room
+    while race_refused(process):  # unfinished requests that are disconnected free their slots
         assert time.monotonic() < ends
         time.sleep(0.05)
 
@@ -136,7 +136,7 @@ def test_newest_request_of_a_client_wins(process, threads):
         connections[-1].sendall(
             sent(process, "POST", "/api/stack", JSON | {"Addnorm-Client": "quick"}, json.dumps(one).encode())
         )
-        time.sleep(0.003)  # or they would come in another order
+        time.sleep(0.003)  # otherwise they would arrive in another order
     found = [b"".join(iter(lambda one=one: one.recv(65536), b"")).partition(b"\r\n\r\n") for one in connections]
     for one in connections:
         one.close()

@@ -1,4 +1,4 @@
-"""The stack view in Chromium: moving the LayerNorm, marks and sentences, address, pins, downloads."""
+"""Tests of the stack view in Chromium: moving the LayerNorm, marks and sentences, address, pins, downloads."""
 
 import json
 import math
@@ -15,7 +15,7 @@ CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity", "cosine")
 
 
 def assert_shows(explorer, flip, title, charts=CHARTS):
-    """The marks have the numbers of the library, every digit."""
+    """Check that the marks equal the library's numbers to the last digit."""
     found = flip.measure()
     for chart in charts:
         marks = [value for value in explorer.marks(chart, title) if value is not None]
@@ -248,7 +248,7 @@ def test_back_after_cursor_keeps_history(explorer):
 def test_drag_is_drawn_and_one_history_entry(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2&pins=place:pre,S:4,d:8,T:2")
     before, ready = page.evaluate("history.length"), explorer.ready()
-    # Moved until it was drawn three times; what waits for the hand to rest would wait for ever.
+    # The view is drawn three times during the move; with a debounce that waits for the end of the move this would time out.
     page.evaluate(
         """drawn => new Promise((done, fail) => {
         const [slider, panel] = ['.stack-side input[type=range]', '#panel-stack'].map(css => document.querySelector(css));
@@ -423,7 +423,7 @@ def test_quick_changes_draw_the_last(explorer):
         const equation = document.querySelector('.stack-equation');
         new MutationObserver(() => drawn.push(equation.textContent)).observe(equation, {childList: true, characterData: true, subtree: true});
     }""")
-    # At once, as no hand does: between two real keys of a slow machine something may rightly be drawn.
+    # All keys at once: between two real key presses on a slow machine the view may be drawn.
     page.evaluate(
         "keys => [...keys].forEach(key => document.body.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true})))",
         "23461235",
@@ -445,7 +445,7 @@ def test_missing_server_is_reported(explorer):
     assert json.loads(document.value.path().read_text())["params"]["placement"] == "post", (
         "what was measured, not what was asked in vain"
     )
-    explorer.complaints.clear()  # the browser tells of the request that failed
+    explorer.complaints.clear()  # the browser reports the failed request
     page.unroute("**/api/stack")
     explorer.after(lambda: page.keyboard.press("3"))
     assert page.get_by_role("alert").filter(has_text="The server").count() == 0

@@ -1,4 +1,4 @@
-"""The page's trace against Python's, in Chromium: equal texts, numbers equal to the bit."""
+"""Tests of the page's trace against Python's, in Chromium: equal texts, and bitwise equal numbers."""
 
 import itertools
 import json
@@ -17,11 +17,11 @@ from addnorm.trace import PRESETS, show, trace
 
 @pytest.fixture
 def within(looked):
-    """A page of the explorer, where its modules can be imported."""
+    """Yield a page of the explorer that can import its modules."""
     return looked.look("#v=1&view=trace", "trace")
 
 
-# Numbers go as 16 hexadecimal digits, since JSON has no nan, and loses which zero it is.
+# Numbers are sent as 16 hexadecimal digits, since JSON has no NaN and loses the sign of zero.
 
 HEX = """
 const word = new DataView(new ArrayBuffer(8));
@@ -38,14 +38,14 @@ def bits(value):
 
 
 def asked(case):
-    """A case as the browser gets it."""
+    """Return a case in the form that the browser reads."""
     x, sublayer, options = case
     packed = {key: bits(of) if isinstance(of, float | list) else of for key, of in options.items()}
     return [bits(x), bits(sublayer), packed]
 
 
 def told(followed):
-    """A trace as the browser gives it back."""
+    """Return a trace from the form that the browser writes."""
     return [[s.name, s.section, s.symbol, s.formula, s.numbers, s.note, bits(s.value)] for s in followed]
 
 
@@ -198,7 +198,7 @@ def test_page_presets_equal_python(within, grad):
 
 
 def test_preset_notes_are_forward_only():
-    # the notes are made once: what depends on the gradient must not be among them
+    # the notes are computed once and must not depend on the gradient
     for preset in PRESETS.values():
         backward = {step.name for step in preset.trace().section("backward")}
         assert not backward & preset.printed.keys()
@@ -219,7 +219,7 @@ def test_other_forward_matches_no_preset(within):
     assert found == [None] * 6
 
 
-# What cannot be traced
+# Rejected inputs
 
 BAD = [
     ([], [1], {}),

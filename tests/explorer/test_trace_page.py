@@ -1,4 +1,4 @@
-"""The trace view in Chromium: it shows `addnorm.trace`; mouse, keys, address, code, geometry."""
+"""Tests of the trace view in Chromium: it shows `addnorm.trace`; mouse, keys, address, code, geometry."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ def address(x=X, sublayer=SUBLAYER, more=""):
 
 
 def rows(page):
-    """What the page shows of each step, when those out of sight are drawn too."""
+    """Return the text of each step, after the steps that are out of sight are drawn too."""
     page.wait_for_selector(SETTLED)
     return page.eval_on_selector_all(
         READY,
@@ -48,7 +48,7 @@ def rows(page):
 
 
 def assert_shows(page, followed):
-    """Every step of the trace, every digit of it."""
+    """Check every step of the trace to the last digit."""
     shown = rows(page)
     assert [row["name"] for row in shown] == [step.name for step in followed]
     for row, step in zip(shown, followed, strict=True):
@@ -106,7 +106,7 @@ def test_formulas_are_mathml(looked):
         assert page.locator("#panel-trace msqrt").count() >= 2
 
 
-# The norm moves
+# Moving the norm
 
 
 def test_trace_norm_moves_by_keyboard(explorer):
@@ -145,7 +145,7 @@ def test_trace_compares_gradients(looked):
     assert f"its L2 norm changes from 5 to {arrives:.3g}" in page.locator(".trace-comparison").inner_text()
 
 
-# What is typed and dragged
+# Typing and dragging
 
 
 def test_trace_reports_length_mismatch(explorer):
@@ -216,7 +216,7 @@ def test_trace_examples(explorer, name):
     assert "lesson" not in page.locator(".trace-steps").first.inner_text()
 
 
-# Step by step
+# Stepping
 
 
 def test_trace_steps_by_keys(explorer):
@@ -240,7 +240,7 @@ def test_trace_steps_by_keys(explorer):
 
 
 def test_trace_player(served, page):
-    explorer = Watched(page, served)  # in a window of its own: the clock is the window's
+    explorer = Watched(page, served)  # in a new window, since the clock belongs to the window
     page.clock.install()
     explorer.open(address(more="&step=dsublayer"), READY)
     page.get_by_role("button", name="Play").click()
@@ -254,7 +254,7 @@ def test_trace_player(served, page):
     explorer.unharmed()
 
 
-# What is taken along
+# Downloads
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_geometry_of_other_lengths(looked):
     assert "2 of the gradient's 4 dimensions remain" in said[4]
 
 
-# Every reader
+# Accessibility
 
 
 @pytest.mark.slow  # axe is run on this view in test_pages too
@@ -386,7 +386,7 @@ def test_trace_page_is_accessible(explorer, width, scheme, more):
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     explorer.open(address(more=more), READY)
-    page.wait_for_timeout(100)  # the boxes of wide formulas are told apart after the layout
+    page.wait_for_timeout(100)  # the boxes of wide formulas are marked after the layout
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = Axe().run(page).response["violations"]
     assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
