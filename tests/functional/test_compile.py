@@ -1,6 +1,7 @@
-"""torch.compile with fullgraph: the same numbers as eager, forward and backward, and no surprise recompilation.
+"""Tests of torch.compile with fullgraph: forward and backward equal eager's, without unexpected recompilation.
 
-Inductor where its code could matter (one graph with everything in it), aot_eager where it adds nothing but seconds.
+Inductor is the backend where its generated code could matter (one graph contains everything). Elsewhere it is aot_eager, which is
+faster.
 """
 
 import pytest
@@ -15,7 +16,7 @@ from support.compiling import WRONG, results
 from support.pairwise import some
 
 pytestmark = [
-    # torch.compile builds its own C++ with setuptools' and distutils' deprecated parts, and warns about itself.
+    # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
@@ -29,7 +30,7 @@ def fresh_cache():
 
 
 def block(x, branch, w1, b1, w2, scale):
-    """A pre-LN block in small: norms with their adds, things for Inductor to fuse between them, a mixed stream."""
+    """Run a small pre-LN block: norms with adds, operators between them that Inductor may fuse, a mixed-dtype stream."""
     y, stream = addnorm.add_layer_norm(x, branch, w1, b1, return_residual=True)
     hidden = torch.nn.functional.gelu(y * 1.5)
     y, stream = addnorm.add_rms_norm(stream, hidden.to(bf16), w2, layer_scale=scale, return_residual=True)
@@ -111,7 +112,7 @@ def stack():
     return lambda x, branch: wrap(x + branch)
 
 
-# What a user compiles: (residual, branch) -> results; a function that makes it, since a module is made anew for each test.
+# Compiled functions (residual, branch) -> results. Each entry is a factory, since every test needs a new module.
 ENTRIES = {
     "y": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS),
     "y and stream": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS, return_residual=True),
@@ -134,7 +135,7 @@ FORMULAS = ("y and stream", "ResidualStack")
 
 
 def compilations(entry, form, grad, rows, *, told=False):
-    """How many times a function was compiled after each of these batch sizes; each result has eager's numbers."""
+    """Return the number of compilations after each batch size; check each result against eager."""
     addnorm.set_compile_mode(form)
     counter = CompileCounterWithBackend("aot_eager")
     compiled, counts = torch.compile(entry, fullgraph=True, backend=counter), []
@@ -190,7 +191,7 @@ CHANGING = {
 
 @pytest.mark.parametrize(("name", "form"), [*((name, "op") for name in CHANGING), ("offset", "formula")])
 def test_changing_tensors_and_offsets_do_not_recompile(name, form):
-    """A number for a scale, or for dropout_p, is part of the graph; a tensor is not, and the offset becomes a size."""
+    """A number for a scale or dropout_p is part of the graph. A tensor is an input, and the offset becomes a size."""
     addnorm.set_compile_mode(form)
     counter = CompileCounterWithBackend("aot_eager")
 
@@ -212,7 +213,7 @@ def test_changing_tensors_and_offsets_do_not_recompile(name, form):
 
 @pytest.mark.parametrize("seed", [None, SEED], ids=["drawn", "given"])
 def test_cuda_graph_is_one_operator_and_a_seed(seed):
-    """With tensors that say they are on a GPU and have no memory; no torch without CUDA makes an autograd node of them."""
+    """Use fake CUDA tensors without memory; a torch without CUDA makes no autograd node for them."""
     graphs = EagerAndRecordGraphs()
 
     def function(x, branch, weight, seed):

@@ -1,4 +1,4 @@
-"""Many threads at once, each inside torch's own parallelism, and calls from within a backward: the same bits as one alone."""
+"""Tests of concurrent threads, each with torch's own parallelism, and of calls inside a backward: the bits of a single thread."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +11,7 @@ import addnorm
 from support.cases import bf16, cotangents, gradients, make
 
 THREADS, ROUNDS = 8, 6
-# Above what one thread takes, so that every call starts threads of its own; options, and a dtype, for the other paths.
+# Above the grain size, so that every call uses several threads; options and another dtype for the other code paths.
 CALLS = [
     ("LayerNorm", "float32", (300, 257)),
     ("RMSNorm", "bfloat16", (300, 257)),
@@ -23,7 +23,7 @@ CALLS = [
 
 @pytest.fixture(autouse=True)
 def switch_often(threads):
-    """Threads take turns in Python a hundred times as often as they do by themselves."""
+    """Make Python switch threads a hundred times as often as by default."""
     threads(2)
     before = sys.getswitchinterval()
     sys.setswitchinterval(5e-5)
@@ -69,7 +69,7 @@ def test_threads_that_share_a_parameter_add_up_their_gradients():
 
 @pytest.mark.parametrize("dtype", [torch.float32, bf16])
 def test_backward_hook_may_call_the_function_again(dtype):
-    """The call inside runs in the middle of the call outside, on the thread of its backward."""
+    """The inner call runs in the middle of the outer one, on the thread of its backward."""
     x, branch = torch.randn(300, 257).to(dtype), torch.randn(300, 257).to(dtype)
     weight = torch.randn(257)
 

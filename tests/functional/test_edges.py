@@ -1,4 +1,4 @@
-"""Inputs at the edge of the format and of the shape, each with the result that is stated for it."""
+"""Tests of inputs at the limits of dtypes and shapes, each with its documented result."""
 
 import math
 import weakref
@@ -30,12 +30,12 @@ def test_constant_row_gives_exactly_the_bias(value, d):
     y = addnorm.add_layer_norm(residual, torch.zeros(5, d), weight, bias)
     if cpu.ISA is not None:
         assert y.equal(bias.expand(5, d))
-    else:  # the reference's mean of d equal numbers may be off by a rounding or two
+    else:  # the reference's mean of d equal numbers may be off by one or two roundings
         left = 4 * UNIT[f32] * abs(value) / math.sqrt(1e-5) if value < 1e30 else 0.0
         assert ((y - bias).abs() <= left * weight.abs() + 2 * UNIT[f32] * bias.abs()).all()
     dy = cotangents({"y": y})["y"]
     y.backward(dy)
-    # x_hat is 0: dz = rstd (g - mean(g)), which torch gives too.
+    # x_hat is 0: dz = rstd (g - mean(g)), as in torch.
     g = (dy * weight).to(f64)
     want = (g - g.mean(-1, keepdim=True)) / math.sqrt(1e-5)
     assert relative(residual.grad, want) < 8 * UNIT[f32]
@@ -48,7 +48,7 @@ def test_a_constant_row_gives_the_bias_in_every_dtype(dtypes, d):
     call.tensors["residual"] = torch.full_like(call.tensors["residual"], 3.3)
     call.tensors["branch"] = torch.full_like(call.tensors["branch"], -0.7)
     y, bias = call()["y"], call.tensors["bias"].to(f64)
-    # What rounding the mean of a constant row leaves is divided by sqrt(eps), where the reference is the one that computes.
+    # In the reference, the rounding error of a constant row's mean is divided by sqrt(eps).
     exact = cpu.ISA is not None
     left = 0.0 if exact else 4 * 3.0 * UNIT[f64 if dtypes == "float64" else f32] / math.sqrt(1e-5)
     assert ((y.to(f64) - bias.to(y.dtype).to(f64)).abs() <= left * 4 + 2 * UNIT[y.dtype] * left).all()
@@ -57,7 +57,7 @@ def test_a_constant_row_gives_the_bias_in_every_dtype(dtypes, d):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("eps", [1e-5, 1e-12])
 def test_one_feature_has_a_stated_norm(norm, eps):
-    """LayerNorm of one number is its bias, whatever the number; RMSNorm is its sign, nearly."""
+    """LayerNorm of one number is its bias. RMSNorm of one number is nearly its sign, times weight, plus bias."""
     residual = torch.tensor([[3.0], [-5.0], [0.0]], requires_grad=True)
     weight, bias = torch.tensor([2.0]), torch.tensor([7.0])
     y = NORMS[norm](residual, torch.zeros(3, 1), weight, bias, eps)
@@ -94,12 +94,12 @@ def test_mean_of_10000_is_as_accurate_as_torch(dtype):
     want = F.layer_norm(z.to(f64), (1024,))
     ours = relative(addnorm.add_layer_norm(residual, branch), want)
     assert ours <= 1.02 * relative(F.layer_norm(z, (1024,)).to(dtype), want) + 4 * UNIT[f32]
-    # The mean is rounded to float32: 2^-24 * 1e4 = 6e-4 of a standard deviation, when the worst comes to the worst.
+    # The mean is rounded to float32: in the worst case an error of 2^-24 * 1e4 = 6e-4 of a standard deviation.
     assert ours < 6e-4 + (UNIT[bf16] if dtype == bf16 else 0.0)
 
 
 def test_variance_with_an_unusual_first_block_is_accurate():
-    """The kernels shift by the mean of a row's first elements; where that is far off they go over the row again."""
+    """The kernels shift by the mean of a row's first elements. Where this is far off, they read the row again."""
     z = torch.randn(64, 1000)
     z[:32, :64] += 1e5
     z[32:, 0] -= 1e6
@@ -144,7 +144,7 @@ def test_subnormal_inputs_are_accurate(variant, scale, dtypes):
 @pytest.mark.parametrize("scale", [1e-30, 1e-38])
 @pytest.mark.parametrize("norm", NORMS)
 def test_vanishing_squares_without_eps_are_not_finite(norm, scale):
-    """eps = 0 and squares that underflow: rstd is infinite, so y is infinite or NaN, as it is in torch."""
+    """With eps = 0 and squares that underflow, rstd is infinite, so y is infinite or NaN, as in torch."""
     z = scale * torch.randn(4, 33)
     y = NORMS[norm](z, torch.zeros_like(z), None, None, 0.0)
     assert not y.isfinite().any()
@@ -165,7 +165,7 @@ def test_nan_and_infinity_stay_in_their_row(variant, poison, dtypes, d):
     assert y[rest].equal(clean["y"][rest])
     assert z[rest].equal(clean["z"][rest])
     if variant.startswith("RMSNorm") and math.isinf(poison):
-        # Its square is a square that overflows: rstd is 0, 0 times infinity is NaN, and the rest is the bias. So is torch's.
+        # The square overflows: rstd is 0, 0 times infinity is NaN, and the other elements equal the bias, as in torch.
         there = torch.arange(d) == d // 2
         assert y[2].isnan().equal(there)
         assert y[2][~there].equal(call.tensors["bias"].to(y.dtype)[~there])
@@ -188,13 +188,13 @@ def test_a_weight_of_zero_gives_the_bias_and_still_learns(variant, dtypes):
     assert y.equal(call.tensors["bias"].to(y.dtype).expand(66, 65))
     grads = gradients(call, given)
     assert grads["weight"].equal(random_weight)  # which depends on x_hat and dy alone
-    assert grads["residual"].equal(given["z"].to(grads["residual"].dtype))  # nothing comes back through the norm
+    assert grads["residual"].equal(given["z"].to(grads["residual"].dtype))  # the norm passes no gradient
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("variant", BASIC)
 def test_an_expanded_gradient_is_a_gradient(variant, dtypes):
-    """`y.sum().backward()` hands over a gradient whose strides are all zero."""
+    """The backward of `y.sum()` passes a gradient whose strides are all zero."""
     call = make(variant, dtypes, (9, 33))
     tensors, same = leaves(call), leaves(call)
     y, z = call(tensors).values()
@@ -224,7 +224,7 @@ def test_gradients_in_any_layout_give_the_same_bits(variant, dtypes):
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "everything, LayerNorm"])
 def test_lazily_negated_views_are_resolved(variant):
-    """`t.conj().imag` is a float view whose memory holds the opposite sign."""
+    """`t.conj().imag` is a float view whose memory has the opposite sign."""
     call = make(variant, "float32", (9, 33))
     want = call()
     branch = call.tensors["branch"]
@@ -270,7 +270,7 @@ def test_dropout_of_infinities_leaves_the_residual(dtype):
 @pytest.mark.parametrize("d", [4096, 32768, 70000])
 def test_a_long_row_is_as_exact_as_pytorchs(d):
     residual, branch = torch.randn(16, d, requires_grad=True), torch.randn(16, d)
-    cotangent = torch.randn(16, d) + 1  # whose mean is not small: the sums of the backward matter
+    cotangent = torch.randn(16, d) + 1  # with a large mean, so that the sums of the backward matter
     y, z = addnorm.add_layer_norm(residual, branch, return_residual=True)
     plain = torch.nn.functional.layer_norm(residual + branch, (d,))
     exact_z = z.detach().double().requires_grad_()
@@ -283,7 +283,7 @@ def test_a_long_row_is_as_exact_as_pytorchs(d):
             [(a.detach().double() - b.detach()).square().mean().sqrt() for a, b in ((out, exact), (grad, truth))]
         )
     for ours, theirs in zip(*errors, strict=True):
-        # Not 1.02 as at the widths of models: over so few rows, whose statistics are off by luck, up to 1.10 was seen.
+        # Not 1.02 as at usual model widths: over so few rows the statistics vary, and up to 1.10 was measured.
         assert ours <= 1.15 * theirs
 
 
@@ -300,7 +300,7 @@ def test_failing_call_keeps_no_reference():
 @pytest.mark.parametrize(("dtype", "value"), [(f32, 5e36), (bf16, 5e36), (f64, 1e306)])
 @pytest.mark.parametrize("d", [1, 2, 5, 16, 19, 33, 64, 77])
 def test_a_large_constant_row_has_a_gradient_at_every_width(dtype, value, d):
-    """What lies beyond the end of a row has no part in its sums, whatever mean * rstd is there."""
+    """Elements beyond the end of a row must not enter its sums, whatever the value of mean * rstd."""
     branch = torch.randn(2, d, dtype=dtype)
     branch[1] = 0.0  # lost in the sum, as are the others
     branch.requires_grad_()
@@ -316,12 +316,12 @@ def test_a_large_constant_row_has_a_gradient_at_every_width(dtype, value, d):
 
 @pytest.mark.parametrize("place", [0, 63, 2000])
 def test_one_massive_activation_keeps_accuracy(place):
-    """The massive activations of language models."""
+    """Language models have such massive activations."""
     z = torch.randn(4, 4096)
     z[:, place] += 1e5
     y = addnorm.layer_norm(z, eps=1e-5).to(f64)
     wide = z.to(f64)
     want = (wide - wide.mean(-1, keepdim=True)) / (wide.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
     theirs = torch.nn.functional.layer_norm(z, (4096,)).to(f64)
-    # The value is 64 after the norm: eight roundings of it, or what PyTorch has.
+    # The value is 64 after the norm: the bound is eight roundings of it, or PyTorch's error.
     assert (y - want).abs().max() <= max(2 * (theirs - want).abs().max(), 8 * 2**-24 * 64)

@@ -1,7 +1,7 @@
-"""After a fork: a child computes the same bits, on one thread; on several it does what torch does, which is to wait for ever.
+"""Tests of forked processes: a child computes the same bits on one thread; on several threads it hangs, as torch does.
 
-The threads of OpenMP do not survive a fork. torch's DataLoader therefore sets its workers to one thread; so must anyone who forks
-after torch has computed on several, with addnorm as without.
+OpenMP's threads do not survive a fork. torch's DataLoader therefore sets its workers to one thread. A program that forks after
+torch has computed on several threads must do the same, with or without addnorm.
 """
 
 import os
@@ -15,7 +15,7 @@ from support import SUPPORT
 
 
 def run(operation, how, seconds=60):
-    """What the script printed, or that it hung."""
+    """Return the script's output, or that it hung."""
     command = [sys.executable, str(SUPPORT / "run_forked.py"), operation, how]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -42,7 +42,7 @@ def test_a_forked_child_computes_the_same_bits(operation, how):
     assert run(operation, how) == ["same", "same"]
 
 
-@pytest.mark.slow  # to see that something hangs takes its time
+@pytest.mark.slow  # detecting a hang takes the whole timeout
 def test_a_forked_child_with_many_threads_does_what_torch_does():
     torch_does = run("torch.add", "fork", seconds=10)
     assert torch_does in ("hung", ["same", "same"])

@@ -1,4 +1,4 @@
-"""The functions against a float64 oracle: every option, every dtype, forward and every gradient; see support/accuracy.py."""
+"""Tests of the functions against a float64 oracle: every option and dtype, forward and gradients (see support/accuracy.py)."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_z_is_the_exact_sum_rounded_once(variant, dtypes):
     call = make(variant, dtypes, (66, 65))
     z = call()["z"]
     exact = added(call, {name: t.to(f64) for name, t in call.tensors.items()})
-    # A product and a sum or two in the arithmetic's dtype, and one rounding to the stream's.
+    # A product and one or two sums in the arithmetic's dtype, and one rounding to the stream's dtype.
     bound = 4 * arithmetic(call) * magnitudes(call, z, {})["z"] + UNIT[z.dtype] * exact.abs() * 1.001
     assert z.dtype == call.residual_dtype
     assert ((z.to(f64) - exact).abs() <= bound).all()
@@ -139,7 +139,7 @@ def test_normalized_shape_is_as_in_torch(normalized_shape):
 
 @pytest.mark.parametrize("dtype", [f32, bf16, torch.float16, f64])
 def test_rms_norm_without_eps_takes_torchs(dtype):
-    x = 1e-3 * torch.randn(4, 50).to(dtype)  # small enough for eps to count
+    x = 1e-3 * torch.randn(4, 50).to(dtype)  # values small enough for eps to matter
     want = F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64 if dtype == f64 else f32).eps)
     assert relative(F.rms_norm(x, (50,)), want) < 2 * UNIT[dtype]
     assert relative(addnorm.add_rms_norm(x, torch.zeros_like(x)), want) < 2 * UNIT[dtype]
@@ -147,19 +147,19 @@ def test_rms_norm_without_eps_takes_torchs(dtype):
 
 
 def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """LlamaRMSNorm.forward of transformers."""
+    """Compute LlamaRMSNorm.forward of transformers."""
     wide = x.to(f32)
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """T5LayerNorm.forward of transformers."""
+    """Compute T5LayerNorm.forward of transformers."""
     normed = x * torch.rsqrt(x.to(f32).pow(2).mean(-1, keepdim=True) + eps)
     return weight * (normed.to(weight.dtype) if weight.dtype in (torch.float16, bf16) else normed)
 
 
 def gemma(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """GemmaRMSNorm.forward of transformers."""
+    """Compute GemmaRMSNorm.forward of transformers."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).type_as(x)
 
@@ -181,7 +181,7 @@ def test_casting_rounds_where_the_model_rounds(model, options, dtypes):
     y = addnorm.add_rms_norm(residual, branch, weight, eps=1e-6, **options)
     want = model(residual + branch, weight, 1e-6)
     other = addnorm.add_rms_norm(residual, branch, weight, eps=1e-6, casting="float32", out_dtype=y.dtype)
-    # A sum of squares in another order may round an element or two of ten thousand to the other side.
+    # Another order of summation may round one or two of ten thousand elements the other way.
     assert (y != want).float().mean() < 1e-3
     assert (other != want).float().mean() > 1e-2, "the order of rounding should matter here"
 

@@ -1,4 +1,4 @@
-"""The kernels touch no byte outside the tensors they are given, masked loads and stores included."""
+"""Test that the kernels access no byte outside their tensors, with masked loads and stores too (support/run_guarded.py)."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def run(capability, *arguments):
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_nothing_before_or_behind_a_tensor_is_touched(capability):
     done = run(capability)
-    assert done.returncode == 0, done.stdout + done.stderr[-300:]  # the last line is the call that died
+    assert done.returncode == 0, done.stdout + done.stderr[-300:]  # the last line names the call that crashed
 
 
 def test_a_byte_beyond_the_end_would_end_the_process():

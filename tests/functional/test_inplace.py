@@ -1,4 +1,4 @@
-"""The in-place forms and out=: the bits of the functions, in the memory that was given, and nothing else touched."""
+"""Tests of the in-place forms and out=: they have the functions' bits, write to the right memory and to no other."""
 
 import pytest
 import torch
@@ -113,7 +113,7 @@ def test_normalized_shape_may_have_several_dimensions(normalized_shape, transpos
 
 # ------------------------------------------------------------------------------------------------------------- memory
 
-# Which of residual and branch y and z are written over; None is memory of their own.
+# The aliases of y and z among residual and branch; None is a separate buffer.
 ALIASES = [
     ("residual", None), ("branch", None), (None, "branch"), (None, "residual"), ("residual", "branch"), ("branch", "residual"),
 ]  # fmt: skip
@@ -198,7 +198,7 @@ def test_interleaved_columns_are_separate_memory():
         assert same({"y": b, "z": x}, {"y": y, "z": z})
 
 
-# The reference computes aside and copies.
+# The reference computes into new tensors and copies.
 @pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch"])
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])

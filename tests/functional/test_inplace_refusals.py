@@ -1,4 +1,4 @@
-"""What the in-place forms and out= refuse, in a sentence and with nothing written; and what autograd is told of the rest."""
+"""Tests of invalid in-place and out= calls, which raise one sentence and write nothing, and of their effects on autograd."""
 
 import functools
 import re
@@ -15,7 +15,7 @@ buffer = torch.randn(100)
 first, half_over = buffer[:32].view(4, 8), buffer[16:48].view(4, 8)
 YZ = functools.partial(addnorm.add_layer_norm, return_residual=True)
 
-# The call, and its sentence.
+# Each wrong call, its error and its message.
 REFUSED = {
     "residual and branch are one": (
         lambda: addnorm.add_layer_norm_(x, x), ValueError,

@@ -1,4 +1,4 @@
-"""The in-place forms and out= under autocast, function transforms and torch.compile."""
+"""Tests of the in-place forms and out= under autocast, function transforms and torch.compile."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ def test_under_autocast_y_has_the_dtype_of_its_memory(options):
     call.options |= options
     want = call()
     with torch.autocast("cpu", dtype=bf16):
-        assert call()["y"].dtype == f32  # as F.layer_norm of the stream has it
+        assert call()["y"].dtype == f32  # the dtype of F.layer_norm of the stream
         assert same(in_place(call), want)
         out = nan(want["y"])
         assert into(call, out).equal(want["y"])
@@ -69,7 +69,7 @@ def test_func_grad_is_a_gradient_that_is_wanted(options):
 
 
 def stack(t, s, w):
-    """Steps of a pre-LN stack in the memory of its inputs, with what Inductor may fuse or reuse in between."""
+    """Run steps of a pre-LN stack in place, with operators in between that Inductor may fuse or reuse."""
     y = addnorm.add_layer_norm_(t, s, w)
     other = torch.empty_like(y)
     addnorm.add_rms_norm(t, y * 2.0, w, return_residual=True, out=(other, t))
@@ -92,7 +92,7 @@ def test_compiled_in_one_graph_the_same_memory_has_the_same_bits(backend, dtypes
         got = torch.compile(stack, fullgraph=True, backend=backend)(*inputs)
     assert all(a.equal(b) for a, b in zip((*got, *inputs), (*want, *want_inputs), strict=True))
     assert got[0] is inputs[1]
-    if backend != "eager":  # which runs the graph as it is traced; the others tell autograd themselves
+    if backend != "eager":  # eager runs the graph as traced; the other backends bump the version counters
         assert [t._version > version for t, version in zip(inputs, versions, strict=True)] == [True, True, False]
 
 
@@ -117,7 +117,7 @@ def test_every_variant_compiles_in_place_with_the_bits_of_eager(variant):
 def test_compiled_an_overlap_is_refused_or_computed_aside(backend):
     torch._dynamo.reset()
     one = torch.randn(4, 8)
-    # What the kernels find is told in the words of the reference, by way of libtorch.
+    # An overlap that the kernels detect has the reference's message, passed on through libtorch.
     with pytest.raises((ValueError, RuntimeError), match=r"shares memory with y, expected .*: pass z\.clone\(\)\.$"):
         torch.compile(addnorm.add_layer_norm_, fullgraph=True, backend=backend)(one, one)
     rows = torch.randn(5, 8)
@@ -138,7 +138,7 @@ def test_compiled_what_is_wrong_is_refused_with_the_sentence():
         (lambda t: addnorm.add_layer_norm_(t, b), "requires a gradient, expected none"),
         (
             lambda t: addnorm.add_layer_norm(t.detach(), b, out=torch.empty(3, 8)),
-            "y has shape (3, 8), expected (4, 8)",  # by the name that the operator knows
+            "y has shape (3, 8), expected (4, 8)",  # the operator's name of the argument
         ),
     ):
         torch._dynamo.reset()

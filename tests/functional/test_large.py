@@ -1,6 +1,7 @@
-"""More than 2^31 elements: no offset is a 32-bit number. The last rows have the bits that they have alone.
+"""Tests of more than 2^31 elements, where 32-bit offsets would overflow: the last rows have the same bits as alone.
 
-bfloat16, at 4.3 GB a tensor, residual and branch the same one: 13 GB at most, looked for before.
+The dtype is bfloat16, at 4.3 GB a tensor; residual and branch are one tensor. Each test needs 13 GB at most, and checks that this
+memory is available.
 """
 
 import gc
@@ -17,14 +18,14 @@ from support.oracle import UNIT, relative
 GB = 10**9
 D = 1024
 ROWS = 2**31 // D + 5
-# Around the beginning, the place where 31 bits end, and the end.
+# Rows at the beginning, around element 2^31, and at the end.
 PLACES = [slice(0, 7), slice(2**31 // D - 4, 2**31 // D + 2), slice(ROWS - 3, ROWS)]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")]
 
 
 def lines(path: str) -> dict[str, int]:
-    """Bytes by name, of a file in /proc."""
+    """Return the fields of a file in /proc, in bytes."""
     fields = (line.split() for line in Path(path).read_text().splitlines() if line.endswith(" kB"))
     return {name.rstrip(":"): int(value) * 1024 for name, value, _ in fields}
 
@@ -37,15 +38,15 @@ def need(memory: int) -> None:
 
 
 def peak(path) -> int:
-    """By how many bytes the process was larger, at the most, during `path` than before it."""
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark falls to what is there now
+    """Return the largest growth of the process's memory during `path`, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     before = lines("/proc/self/status")["VmRSS"]
     path()
     return lines("/proc/self/status")["VmHWM"] - before
 
 
 def rows(count: int, d: int = D) -> torch.Tensor:
-    """Rows that repeat only after a number of rows that divides no power of two."""
+    """Return rows that repeat with a period that divides no power of two."""
     block = torch.randn(1009, d).to(bf16)
     x = torch.empty(count, d, dtype=bf16)
     for first in range(0, count, 1009):
@@ -61,18 +62,18 @@ def test_rows_beyond_2_to_the_31_elements_are_exact():
         alone = addnorm.add_layer_norm(x[place], x[place], weight, bias, return_residual=True)
         assert y[place].equal(alone[0])
         assert z[place].equal(alone[1])
-    assert not y[-3:].equal(y[:3])  # rows that can be told apart
+    assert not y[-3:].equal(y[:3])  # distinguishable rows
 
 
 def test_the_backward_beyond_2_to_the_31_elements():
-    """The operator by itself, since a graph would keep one tensor more: the stream is the gradient of y."""
+    """Call the operator itself, since a graph would keep one tensor more. The stream is the gradient of y."""
     need(2 * 2 * D * ROWS + GB)
     z, weight = rows(ROWS), torch.randn(D)
     forward = torch.ops.addnorm.add_norm_train.default
     backward = torch.ops.addnorm.add_norm_train_backward.default
 
     def gradients(part: torch.Tensor) -> list[torch.Tensor]:
-        # Statistics of the same rows, in pieces, so that no third tensor is there.
+        # Statistics of the same rows, in pieces, to save a third tensor.
         stats = torch.cat([forward(piece, None, weight, None, 1e-5, False)[2] for piece in part.split(2**17)])
         return backward(part, None, part, stats, weight, False, bf16, bf16, f32, 1 + 4 + 8)
 
@@ -80,7 +81,7 @@ def test_the_backward_beyond_2_to_the_31_elements():
     for place in PLACES:
         assert dresidual[place].equal(gradients(z[place])[0])
     del dresidual
-    # Sums over two million rows, from those of parts that are small enough.
+    # Compare sums over two million rows with those of smaller parts.
     parts = [gradients(part) for part in z.split(2**19)]
     for whole, index in ((dweight, 2), (dbias, 3)):
         want = torch.stack([part[index].to(f64) for part in parts]).sum(0)

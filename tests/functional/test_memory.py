@@ -1,4 +1,4 @@
-"""No path keeps memory: each is taken hundreds of times with tensors of a megabyte, in which time the process must not grow."""
+"""Tests for memory leaks: each path runs hundreds of times with tensors of a megabyte, while the process must not grow."""
 
 import contextlib
 import ctypes
@@ -17,18 +17,18 @@ ROWS, D = 512, 512  # a megabyte in float32
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now, without what malloc has free.
+    """Return the bytes of this process in memory, after malloc has returned its free memory.
 
-    What earlier tests have freed would else be handed out again, and hide what is kept.
+    Otherwise memory that earlier tests have freed would be reused and hide a leak.
     """
     gc.collect()
-    with contextlib.suppress(AttributeError):  # glibc's
+    with contextlib.suppress(AttributeError):  # glibc's malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def growth(path) -> int:
-    """How much the process grows while `path` is taken TIMES times, after it was taken often enough to fill every cache."""
+    """Return the growth of the process while `path` runs TIMES times, after enough runs to fill every cache."""
     for _ in range(20):
         path()
     before = resident()
@@ -38,7 +38,7 @@ def growth(path) -> int:
 
 
 def fresh(c, grad=False):
-    """The call's tensors in memory of their own, so that a reference that is kept keeps a megabyte."""
+    """Return copies of the call's tensors, so that each leaked reference costs a megabyte."""
     return {name: t.clone().requires_grad_(grad) for name, t in c.tensors.items()}
 
 
@@ -57,7 +57,7 @@ def backward(c):
 
 
 def dropped_graph(c):
-    """A graph that nobody goes back through."""
+    """Build a graph and drop it without a backward."""
     c(fresh(c, grad=True))
 
 
@@ -76,7 +76,7 @@ def refused(c):
 
 
 def refused_by_torch(c):
-    """The arguments are right, and the memory for the result is not to be had."""
+    """Make a valid call for whose result the memory cannot be allocated."""
     weight = torch.ones(MEGABYTE // 4)
     huge = torch.zeros(1).expand(2**35, len(weight))
     with contextlib.suppress(RuntimeError):
@@ -121,7 +121,7 @@ def test_no_memory_is_kept(name):
 
 def test_memory_that_is_kept_is_seen():
     freed = [torch.ones(ROWS, D) for _ in range(2 * TIMES)]
-    last = torch.ones(ROWS, D)  # behind them, so that malloc keeps them
+    last = torch.ones(ROWS, D)  # allocated after them, so that malloc keeps them
     del freed
     kept = []
     assert growth(lambda: kept.append(torch.ones(ROWS, D))) > 200 * MEGABYTE

@@ -1,4 +1,4 @@
-"""What holds for any shape, stride, dtype, eps and combination of options, over examples that hypothesis chooses."""
+"""Property tests of shapes, strides, dtypes, eps and combinations of options, on examples from hypothesis."""
 
 import math
 
@@ -14,14 +14,14 @@ from support.oracle import UNIT, arithmetic, magnitudes, truth, worst
 
 @st.composite
 def shapes(draw, min_rank: int = 1) -> tuple[int, ...]:
-    """Ranks 1 to 4; d up to 300 and rarely a multiple of a vector; now and then a dimension of one or of none."""
+    """Draw shapes of rank 1 to 4; d is at most 300 and rarely a multiple of a vector; some dimensions are one or zero."""
     d = draw(st.one_of(st.integers(1, 40), st.integers(1, 300), st.sampled_from([15, 16, 17, 63, 64, 65, 128, 255])))
     rows = draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 4, 5, 7]), min_size=min_rank - 1, max_size=3))
     return (*rows, d)
 
 
 def _moved(t: Tensor, how: str, dim: int) -> Tensor:
-    """The same numbers (but for "expanded") in another layout."""
+    """Return the same numbers (except for "expanded") with another memory layout."""
     if how == "permuted" and t.dim() > 1:
         order = [*range(t.dim())][dim % t.dim() :] + [*range(t.dim())][: dim % t.dim()]
         return t.permute(order).contiguous().permute([order.index(i) for i in range(t.dim())])
@@ -78,14 +78,14 @@ def test_any_call_is_accurate(call, layout, used):
     outputs = call()
     cot = {name: _moved(t, *layout) for name, t in cotangents(outputs).items() if name in used}
     want, terms = truth(call, outputs["z"], cot), magnitudes(call, outputs["z"], cot)
-    # The norm's arithmetic has the stream's dtype; what is added is added in the widest there is.
+    # The norm's arithmetic has the stream's dtype; the add has the widest dtype of all.
     unit = arithmetic(call)
     got = {"y": outputs["y"]} | gradients(call, cot)
     for name, value in got.items():
         if want[name] is None or not want[name].any():
             assert value is None or worst(value) <= 8 * unit * worst(terms.get(name, torch.zeros(1))), name
             continue
-        # A rounding to its own dtype (twice for a row_scale that is broadcast), where subnormals round absolutely; a few of
+        # A rounding to the result's dtype (two for a broadcast row_scale), absolute for subnormals, and a few of
         # the arithmetic.
         smallest = torch.finfo(value.dtype).smallest_normal * UNIT[value.dtype]
         bound = 2.02 * UNIT[value.dtype] * worst(want[name]) + 16 * unit * worst(terms[name]) + smallest
@@ -109,7 +109,7 @@ def test_the_layout_of_an_input_never_changes_a_bit(call):
 
 @given(calls(min_rank=2), st.data())
 def test_a_row_never_depends_on_its_neighbours(call, data):
-    call.options.pop("dropout_p", None)  # the mask counts elements, so it depends on the place
+    call.options.pop("dropout_p", None)  # the mask depends on the element's index, and so on the place
     call.tensors = {
         name: t.flatten(0, -2) if name in ("residual", "branch") else t
         for name, t in call.tensors.items()

@@ -1,4 +1,4 @@
-"""The specification itself: against numbers worked out by hand, torch's own norms, and torch's differentiation of it."""
+"""Tests of the reference implementation, the specification: numbers by hand, torch's norms, and torch's differentiation of it."""
 
 import math
 
@@ -17,7 +17,7 @@ ROWS = random((4, 3), f64, GENERATOR, mean=1.0)
 
 
 def test_layer_norm_of_1_2_3_is_what_it_is_by_hand():
-    """Mean 2, variance 2/3 (by d, not by d - 1), so the ends are 1 / sqrt(2/3) = sqrt(1.5) away."""
+    """The mean is 2 and the variance 2/3 (by d, not by d - 1), so the ends are 1 / sqrt(2/3) = sqrt(1.5) away."""
     z = torch.tensor([[1.0, 2.0, 3.0]], dtype=f64)
     y = reference.normalize(z, None, None, norm="layer", eps=0.0)
     assert_close(y, torch.tensor([[-math.sqrt(1.5), 0.0, math.sqrt(1.5)]], dtype=f64))

@@ -1,4 +1,4 @@
-"""The C++ library stands on libtorch's stable C interface alone, so that one build serves every torch from the floor on."""
+"""Tests that the C++ library uses only libtorch's stable C interface, so that one build runs with every supported torch."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ def output(tool: str, *arguments: str) -> str:
 @needs_library
 def test_no_symbol_of_torchs_unstable_abi_is_wanted():
     symbols = output("nm", "-DCu", str(cpu.LIBRARY))
-    assert "aoti_torch_empty_strided" in symbols  # the stable interface, and proof that the list is a list
+    assert "aoti_torch_empty_strided" in symbols  # the stable interface, and a check that the list is not empty
     # Type names of torch's own namespaces (the headers of the stable one are inline).
     assert re.findall(r"\b(?:at|c10|caffe2|torch::autograd|torch::jit)::\w+", symbols) == []
 

@@ -1,4 +1,4 @@
-"""The build: without the C++ library when asked, and never silently without it."""
+"""Tests of the build: without the C++ library on request, and never silently without it."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def source(tmp_path):
-    """A copy of what the build reads, so that nothing is built into the checkout."""
+    """Return a copy of the files that the build reads, so that nothing is built into the checkout."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc")

@@ -1,4 +1,4 @@
-"""Imports go one way, folder by folder and file by file, and importing addnorm imports torch and nothing else heavy."""
+"""Tests of imports: they go one way between folders and files, and importing addnorm imports torch and nothing else heavy."""
 
 import ast
 import json
@@ -106,7 +106,7 @@ def test_imports_go_one_way(path):
 
 def test_no_import_cycle_between_files():
     graph = import_graph(FILES)
-    graph["addnorm"] = set()  # its layer is tested above: files below it import its submodules
+    graph["addnorm"] = set()  # its own layer is tested above; here, the files below it import its submodules
     assert cycle_in(graph) == []
 
 
@@ -150,5 +150,5 @@ def test_importing_addnorm_imports_only_torch():
     ours = [name for name in new if name.split(".")[0] == "addnorm"]
     assert {name.split(".")[0] for name in new} - sys.stdlib_module_names <= {"addnorm", "torch"}
     assert not {folder_of(name) for name in ours} & {"cli", "bench", "report", "explorer", "lab"}
-    # Nothing of torch that torch itself imports late for its weight.
+    # Modules of torch that torch itself imports late, because they are slow.
     assert not [name for name in new if name.startswith(("torch._dynamo", "torch._inductor", "torch.onnx"))]

@@ -1,4 +1,4 @@
-"""tests/support/order.py: slow files run first, no file is split, and none is missing."""
+"""Tests of tests/support/order.py: slow files run first, no file is split, and none is missing."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`make sanitize` sees what it is there to see: a library built and loaded in the same way, with faults."""
+"""Tests that `make sanitize` detects faults: it runs a faulty library that is built and loaded in the same way."""
 
 import shutil
 import subprocess

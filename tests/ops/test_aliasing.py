@@ -1,4 +1,4 @@
-"""Which tensors share memory, against the set of the addresses of every element."""
+"""Tests of shared memory between tensors, against the sets of all element addresses."""
 
 import itertools
 
@@ -15,7 +15,7 @@ buffer = torch.zeros(64, dtype=f64)
 
 
 def views() -> st.SearchStrategy[Tensor]:
-    """Tensors of any dtype, sizes, strides (zero too) and offset in the 512 bytes of one buffer."""
+    """Draw views of any dtype, sizes, strides (zero too) and offset in the 512 bytes of one buffer."""
 
     def view(dtype, sizes, strides, offset):
         sizes, strides = sizes[: min(len(sizes), len(strides))], strides[: min(len(sizes), len(strides))]
@@ -31,7 +31,7 @@ def views() -> st.SearchStrategy[Tensor]:
 
 
 def addresses(t: Tensor) -> list[int]:
-    """The address of every byte of every element."""
+    """Return the addresses of all bytes of all elements."""
     begin, size = t.data_ptr(), t.element_size()
     places = itertools.product(*(range(n) for n in t.shape))
     elements = [begin + size * sum(i * s for i, s in zip(at, t.stride(), strict=True)) for at in places]

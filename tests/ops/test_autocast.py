@@ -1,4 +1,4 @@
-"""Under autocast y has the dtype that torch's own norm of the stream would have there."""
+"""Tests of autocast: y has the dtype of torch's own norm of the stream."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_on_cpu_y_has_the_dtype_of_torchs_norm_of_the_stream(variant, dtypes, gr
 
 
 def test_block_under_autocast_has_the_dtypes_of_plain_torch():
-    """A float32 stream, a bfloat16 branch out of a linear layer, and a norm that feeds the next one."""
+    """The block has a float32 stream, a bfloat16 branch from a linear layer, and a norm that feeds the next layer."""
     x, linear = torch.randn(4, 16), torch.nn.Linear(16, 16)
     weight = torch.nn.Parameter(torch.randn(16))
     with torch.autocast("cpu", dtype=bf16):
@@ -47,7 +47,7 @@ def test_block_under_autocast_has_the_dtypes_of_plain_torch():
     dy = torch.randn(4, 16)
     got = torch.autograd.grad(y, (weight, linear.weight), dy, retain_graph=True)
     assert_close(got, torch.autograd.grad(want_y, (weight, linear.weight), dy))
-    assert addnorm.add_layer_norm(x, branch, weight).dtype == bf16  # outside, y has the branch's dtype
+    assert addnorm.add_layer_norm(x, branch, weight).dtype == bf16  # outside autocast, y has the branch's dtype
 
 
 def test_out_dtype_wins_over_autocast_and_transforms_follow_it():

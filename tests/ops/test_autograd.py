@@ -1,4 +1,4 @@
-"""Gradients: right to second order and beyond, for whatever subset of the inputs wants one, and no memory kept for the rest."""
+"""Tests of gradients: correct to second order and beyond, for any subset of the inputs, without saved memory for the others."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from support.cases import BASIC, OPTIONS, VARIANTS, bf16, cotangents, f32, f64, 
 from support.oracle import exact, relative, truth
 from support.pairwise import product, rotate
 
-# Options that round to a lower dtype have no finite differences to be compared with.
+# Options that round to a lower dtype cannot be compared with finite differences.
 SMOOTH = {name: v for name, v in VARIANTS.items() if not v.options.keys() & {"residual_dtype", "out_dtype"}}
 USED = {"both outputs": ("y", "z"), "y alone": ("y",), "the stream alone": ("z",)}
 
@@ -19,7 +19,7 @@ USED = {"both outputs": ("y", "z"), "y alone": ("y",), "the stream alone": ("z",
 ADD_ONLY = [(name, "the stream alone") for name in SMOOTH if VARIANTS[name].norm == "none"]
 
 
-# torch compiles its own formulas for forward mode with the TorchScript that it deprecates.
+# torch compiles its own forward-mode formulas with its deprecated TorchScript.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(
     ("variant", "used"), rotate([name for name in SMOOTH if VARIANTS[name].norm != "none"], list(USED), 1) + ADD_ONLY
@@ -28,7 +28,7 @@ def test_derivatives_pass_gradcheck_and_gradgradcheck(variant, used):
     call = make(variant, "float64", (2, 2, 3) if "sample" in variant else (2, 4))
     tensors = leaves(call)
     names = list(tensors)
-    if used == "the stream alone":  # the norm's own parameters have no part in it
+    if used == "the stream alone":  # the norm's own parameters are not involved
         names = [name for name in names if name not in ("weight", "bias")]
 
     def function(*values):
@@ -48,7 +48,7 @@ def test_double_backward_in_float32_agrees_with_float64(variant, dtypes):
     given = cotangents(outputs)
 
     def penalty(outputs, tensors, dtype):
-        """A gradient penalty: the square of the first gradients, differentiated again."""
+        """Return a gradient penalty: the squares of the first gradients, to be differentiated again."""
         first = torch.autograd.grad(
             [outputs[name] for name in given],
             list(tensors.values()),
@@ -62,7 +62,7 @@ def test_double_backward_in_float32_agrees_with_float64(variant, dtypes):
     got = penalty(call(tensors), tensors, None)
     tensors = {name: t.to(f64).requires_grad_() for name, t in call.tensors.items()}
     want = penalty(exact(call, tensors, outputs["z"]), tensors, f64)
-    # The first gradients are rounded to their dtypes, here bfloat16 at the worst, and weigh in twice.
+    # The first gradients are rounded to their dtypes, bfloat16 in the worst case, and are used twice.
     bound = 2e-5 if dtypes == "float32" else 3e-2
     for name, value in want.items():
         assert (got[name] is None) == (value is None) or not value.any(), name
@@ -132,7 +132,7 @@ def test_gradient_of_one_output_alone_is_accurate(variant, used):
 
 
 class Recorder(TorchDispatchMode):
-    """The library's operators, as they are called."""
+    """Mode that records the calls of the library's operators."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ def test_missing_output_gradients_stay_none(used, variant):
     with Recorder() as recorder:
         torch.autograd.backward([outputs[name] for name in given], list(given.values()))
     if used == "the stream alone" and variant in BASIC:
-        assert recorder.calls == []  # nothing to compute: the gradient of the add goes straight through
+        assert recorder.calls == []  # nothing to compute: the add passes its gradient through
         return
     ((name, arguments),) = recorder.calls
     assert name == ("add_norm_train_backward" if variant in BASIC else "add_norm_backward")
@@ -172,7 +172,7 @@ def test_without_grad_there_is_one_operator_and_no_autograd():
 
 
 SAVED = {
-    # What is saved besides z and the statistics, by name of tensor.
+    # The saved tensors besides z and the statistics, by name.
     "LayerNorm": ["weight"],
     "LayerNorm without bias": ["weight"],
     "LayerNorm without weight": [],
@@ -233,7 +233,7 @@ def test_a_retained_graph_gives_the_same_gradients_again(variant):
 
 
 def test_gradients_that_accumulate_do_not_share_memory():
-    """The add has one gradient for both inputs; adding to one in place must not change the other."""
+    """The add has one gradient for both inputs; accumulating into one in place must not change the other."""
     call = make("LayerNorm", "float32", (9, 33))
     once = gradients(call)
     tensors = leaves(call)
@@ -257,7 +257,7 @@ def test_residual_as_branch_gets_the_sum_of_both_gradients():
 @pytest.mark.parametrize("variant", ["LayerNorm", "dropout", "everything, LayerNorm"])
 def test_checkpointing_draws_the_same_dropout_again(variant, use_reentrant):
     call = make(variant, "float32", (9, 33))
-    call.options.pop("seed", None)  # drawn anew at every call, unless the generator is put back
+    call.options.pop("seed", None)  # random at every call, unless the generator is restored
     given = cotangents(call())
 
     def run(function):
@@ -281,7 +281,7 @@ def test_checkpointing_draws_the_same_dropout_again(variant, use_reentrant):
 
 
 def test_a_vectorized_jacobian_is_the_jacobian():
-    """`is_grads_batched`: the backward runs under vmap."""
+    """With `is_grads_batched`, the backward runs under vmap."""
     call = make("LayerNorm", "float32", (3, 5))
     residual, branch = call.tensors["residual"], call.tensors["branch"]
     jacobian = torch.autograd.functional.jacobian

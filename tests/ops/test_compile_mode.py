@@ -1,4 +1,4 @@
-"""What a call becomes in a compiled graph: the operator or its formulas, the same numbers, one switch."""
+"""Tests of the compile mode: a compiled graph contains the operator or its formulas, with the same numbers."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from support.cases import VARIANTS, bf16, cotangents, f32, f64, make
 from support.compiling import WRONG, results
 from support.oracle import UNIT, relative, truth
 
-# torch.compile builds its own C++ with setuptools' and distutils' deprecated parts, and warns about itself.
+# torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
@@ -24,7 +24,7 @@ def as_measured():
 
 
 def operators(function, *inputs) -> list[str]:
-    """Our operators in the one graph of a function, in their order."""
+    """Return the names of our operators in a function's single graph, in order."""
     backend = EagerAndRecordGraphs()
     torch._dynamo.reset()
     torch.compile(function, fullgraph=True, backend=backend)(*inputs)
@@ -109,7 +109,7 @@ def test_formula_is_one_graph_with_the_operators_results(variant, dtypes):
         assert mine.dtype == want.dtype, name
         if want.dtype == f32:  # sums have another order
             assert relative(mine, want) < 8 * UNIT[f32] or mine.equal(want), name
-        else:  # and now and then an element lies at the edge of a rounding
+        else:  # and sometimes an element is at the edge of a rounding
             torch.testing.assert_close(mine, want, rtol=2 * UNIT[bf16], atol=1e-6, msg=name)
             assert (mine != want).float().mean() < 0.05, name
 

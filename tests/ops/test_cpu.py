@@ -1,4 +1,4 @@
-"""The C++ kernels: every instruction set, any number of threads, every row on its own, and no memory read unwritten."""
+"""Tests of the C++ kernels: every instruction set, any number of threads, independent rows, and no read of unwritten memory."""
 
 import os
 import subprocess
@@ -17,9 +17,9 @@ from support.pairwise import product, rotate, with_values
 
 @pytest.fixture(scope="module")
 def tables():
-    """tests/run_table.py in one process for every instruction set and one without the library, all started at once.
+    """Run support/run_table.py in one process for every instruction set and one without the library, all at once.
 
-    ADDNORM_POISON fills what the library allocates with NaN, so that an element nobody wrote differs from float64.
+    ADDNORM_POISON fills the library's allocations with NaN, so that an element that was not written differs from float64.
     """
     environments = {name: {"ATEN_CPU_CAPABILITY": name, "ADDNORM_POISON": "1"} for name in CAPABILITIES}
     environments["no library"] = {"ADDNORM_CPP": "0"}
@@ -128,7 +128,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(variant, dtypes, shape):
 @pytest.mark.parametrize("dtypes", ["float32", "float16", "float64"])
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
 def test_a_long_row_has_the_same_bits_alone_and_in_a_batch(variant, dtypes, threads):
-    """Long enough for torch to sum one row with two threads."""
+    """The row is long enough for torch to sum it with two threads."""
     threads(2)
     call = make(variant, dtypes, (3, 40001))
     given = cotangents(call())

@@ -1,4 +1,4 @@
-"""Every option and every dtype is computed by the C++ kernels, to the reference's sums and masks."""
+"""Tests that the C++ kernels compute every option and dtype, and match the reference's sums and masks."""
 
 import math
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels are no
 
 
 def operators(function) -> set[str]:
-    """The names of the operators of this library that a function runs, those that run inside others included."""
+    """Return the names of this library's operators that a function runs, nested ones included."""
     with profile(activities=[ProfilerActivity.CPU]) as ran:
         function()
     return {event.key.removeprefix("addnorm::") for event in ran.key_averages() if event.key.startswith("addnorm::")}
@@ -50,7 +50,7 @@ def test_kernels_compute_every_option(variant, dtypes):
                 call.y_alone()
 
     ran = operators(everything)
-    assert any("backward" in name for name in ran) or variant == "the add alone"  # whose gradient goes straight through
+    assert any("backward" in name for name in ran) or variant == "the add alone"  # whose gradient passes through
     assert [name for name in ran if "reference" in name] == []
 
 
@@ -92,7 +92,7 @@ def test_option_kernels_agree_with_the_reference(variant, dtypes, shape):
         "dresidual_dtype": DTYPES[dtypes].residual, "branch_dtype": DTYPES[dtypes].branch,
         "bias_dtype": DTYPES[dtypes].parameter, "residual": call.tensors["residual"], "branch": call.tensors["branch"],
     }  # fmt: skip
-    # All at once, and each on its own: the kernels write what is wanted and nothing else.
+    # All gradients at once, and each alone: the kernels write only the requested ones.
     for asked in (wants, *(1 << bit for bit in range(len(GRADIENTS)) if wants >> bit & 1)):
         grads = ops.add_norm_backward(*backward, **named, grad_mask=asked)
         want = ops.add_norm_backward_reference(*backward, **named, grad_mask=asked)
@@ -124,7 +124,7 @@ def test_dropout_mask_equals_reference(seeds, shape, dtype):
 
 
 def test_a_word_equal_to_the_threshold_is_kept():
-    """The comparison is `>=`: with p = word / 2^32 for the word of the first element, exactly that word is the threshold."""
+    """The comparison is `>=`. With p = word / 2^32 for the word of the first element, the threshold is exactly that word."""
     seed = torch.tensor(77)
     zero, counter = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     word = int(philox.philox((counter, zero, zero, zero), (seed & philox.MASK, seed >> 32))[0])
@@ -150,7 +150,7 @@ def test_dropped_infinities_are_zero():
 
 @pytest.mark.parametrize("dtype", [f16, bf16])
 def test_every_16_bit_number_is_converted_as_in_torch(dtype):
-    """All 65536 of them: subnormals, infinities; NaNs stay NaNs."""
+    """Convert all 65536 of them: subnormals stay exact, and infinities and NaNs stay what they are."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).reshape(64, 1024)
     zero = torch.zeros_like(every)
     for stream in (dtype, f32, f64):
@@ -190,10 +190,10 @@ def test_casting_is_that_of_the_reference(casting, stream, parameter):
     got = ops.add_norm_forward(x, s, w, None, 1e-6, 1, casting=1 if casting == "llama" else 2)
     want = ops.add_norm_forward_reference(x, s, w, None, 1e-6, 1, casting=1 if casting == "llama" else 2)
     assert got[1].equal(want[1])
-    # The last place of rstd differs between the two here and there, and with it one rounding in some thousands.
+    # The last bit of rstd differs between the two, and with it one rounding in some thousands.
     assert (got[0] != want[0]).double().mean() < (0.01 if stream not in (f32, f64) else 0.6)
     narrow = max(UNIT[stream], UNIT[parameter] if casting == "t5" else 0, UNIT[got[0].dtype])
-    # Two roundings of rstd and two products, on either side.
+    # The bound is two roundings of rstd and two products, on either side.
     torch.testing.assert_close(got[0].to(f64), want[0].to(f64), rtol=6 * narrow, atol=0)
     plain = addnorm.add_rms_norm(x, s, w, eps=1e-6)
     rounds = UNIT[stream if casting == "llama" else parameter] > UNIT[f64 if stream == f64 else f32]
@@ -217,7 +217,7 @@ def test_a_lean_operator_and_the_full_one_give_the_same_bits(variant, dtypes):
 
 
 def test_float16_subnormals_survive_flush_to_zero():
-    """torch reads them so too: they are no subnormals of float32."""
+    """They are normal numbers in float32, and torch reads them so too."""
     half = torch.arange(-1200, 1200, dtype=torch.float64).mul(2**-24).to(f16)
     want = half.to(f64)
     assert torch.set_flush_denormal(True)

@@ -1,4 +1,4 @@
-"""Function transforms and forward-mode derivatives: torch.func and torch.autograd.forward_ad over the public functions."""
+"""Tests of function transforms and forward-mode derivatives: torch.func and torch.autograd.forward_ad on the public functions."""
 
 import functools
 
@@ -13,7 +13,7 @@ import addnorm
 from support.cases import VARIANTS, cotangents, f64, make
 from support.oracle import added, exact, keep_mask
 
-# torch compiles its own formulas for forward mode with the TorchScript that it deprecates.
+# torch compiles its own forward-mode formulas with its deprecated TorchScript.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 
 TRANSFORMED = [
@@ -26,7 +26,7 @@ TRANSFORMED = [
 
 
 def formula(call, tensors):
-    """The oracle at its own z, so that nothing of the library is inside the transform."""
+    """Compute the oracle at its own z, so that the transform contains nothing of the library."""
     return exact(call, tensors, added(call, tensors))
 
 
@@ -56,7 +56,7 @@ def test_grad_and_value_agrees_with_backward(variant):
     tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
     want = loss(call, call, tensors, given)
     want.backward()
-    # A bfloat16 z in between may be rounded to the other side.
+    # A bfloat16 z in between may be rounded the other way.
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if "bfloat16" in variant else {"rtol": 2e-5, "atol": 2e-5}
     assert_close(value, want.detach(), **tolerance)
     assert_close(grads, {name: t.grad for name, t in tensors.items()}, **tolerance)
@@ -106,7 +106,7 @@ def test_hessian_is_that_of_the_formula():
 
 
 def test_vmap_over_the_rows_is_the_batch(call):
-    if "row_scale" in call.tensors:  # dropout counts elements: every sample would take the same mask
+    if "row_scale" in call.tensors:  # dropout counts elements: every sample would have the same mask
         call.options["dropout_p"] = 0.0
     batched = {name: 0 if t.dim() == 2 or name == "row_scale" else None for name, t in call.tensors.items()}
     assert_close(vmap(call, in_dims=(batched,))(call.tensors), call())

@@ -1,4 +1,4 @@
-"""The reference behind the dispatcher: every operator agrees with its `_reference`, and with the written-out derivatives."""
+"""Tests of the eager reference behind the dispatcher: operators agree with their `_reference`, and with explicit derivatives."""
 
 import pytest
 import torch
@@ -23,9 +23,9 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
     assert z.equal(z_want)
     terms = magnitudes(call, z, given := cotangents({"y": y, "z": z}))
     assert agree(y, y_want, unit, terms["y"])
-    # The mean is relative to the values it is of, rstd to itself.
+    # The mean's error is relative to the averaged values, that of rstd to rstd.
     assert agree(stats[..., 0], stats_want[..., 0], unit, z.to(f64).abs().mean(-1))
-    spread = 1 + (z.to(f64).abs().mean(-1) * stats_want[..., 1]) ** 2  # what a rounded mean does to a small variance
+    spread = 1 + (z.to(f64).abs().mean(-1) * stats_want[..., 1]) ** 2  # a rounded mean's effect on a small variance
     assert agree(stats[..., 1], stats_want[..., 1], unit, stats_want[..., 1] * spread)
     for one, want in [(ops.add_norm, (y_want,)), (ops.add_norm_stream, (y_want, z))]:
         got = one(*inputs)
@@ -35,7 +35,7 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
 
     absent = 4 * (call.tensors.get("weight") is None) | 8 * (call.tensors.get("bias") is None)
     for wants in range(1, 16):
-        if wants & absent:  # nobody asks for the gradient of what is not there
+        if wants & absent:  # an absent tensor has no gradient
             continue
         arguments = (
             given["y"], given["z"] if wants % 2 else None, z, stats, call.tensors.get("weight"), rms,
@@ -70,7 +70,7 @@ def test_backward_supports_every_combination_of_dtypes(stream, out, dresidual_dt
 
 @pytest.mark.parametrize("variant", [*BASIC, "everything, LayerNorm", "everything, RMSNorm", "the add alone"])
 def test_operators_return_no_alias_of_an_input(variant):
-    """One-dimensional inputs are where a sum over the rows has nothing to do, and a cast where dtypes agree."""
+    """With one-dimensional inputs the sum over rows is a no-op, as is a cast to an equal dtype."""
     for shape in [(8,), (1, 8), (3, 8)]:
         for dtypes in ("float32", "float64"):
             call = make(variant, dtypes, shape)
@@ -80,6 +80,6 @@ def test_operators_return_no_alias_of_an_input(variant):
             grads = torch.autograd.grad(list(outputs.values()), list(tensors.values()), list(given.values()))
             theirs = {t.untyped_storage().data_ptr() for t in (*tensors.values(), *outputs.values(), *given.values())}
             for name, grad in zip(tensors, grads, strict=True):
-                # The gradient of an add is the gradient that came, where the stream is all that was used.
+                # The add passes its output's gradient through if only the stream is used.
                 if not (call.norm == "none" and name in ("residual", "branch")):
                     assert grad.untyped_storage().data_ptr() not in theirs, (name, shape)

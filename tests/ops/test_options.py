@@ -1,4 +1,4 @@
-"""The declaration of the options against everything that has to agree with it."""
+"""Tests that everything that depends on the options agrees with their declaration."""
 
 import inspect
 import re
@@ -85,7 +85,7 @@ def test_no_function_ignores_an_option(option, norm):
 
 @pytest.mark.parametrize("path", ["src/addnorm/ops", "csrc"])
 def test_only_declared_places_name_an_option(path):
-    """An option that is named in more files is one that a new option has to be added to."""
+    """A new option must be added to every file that names options."""
     text = re.compile(r"\blayer_scale\b")
     files = {
         p.name for p in (ROOT / path).rglob("*") if p.suffix in (".py", ".cpp", ".h") and text.search(p.read_text())

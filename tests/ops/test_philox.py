@@ -1,4 +1,4 @@
-"""The random numbers of dropout: the published ones, at the right places, at the right rate."""
+"""Tests of dropout's random numbers: published values, the right positions, the right rate."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_philox_gives_the_published_known_answers(counter, key, answer):
     words = philox(tuple(torch.tensor(c) for c in counter), tuple(torch.tensor(k) for k in key))
     assert tuple(int(word) for word in words) == answer
     as_integer = [sum(word << 32 * i for i, word in enumerate(words)) for words in (counter, key)]
-    assert tuple(philox4x32(*as_integer)) == answer  # the tests' own, in Python's integers
+    assert tuple(philox4x32(*as_integer)) == answer  # the tests' own implementation, in Python's integers
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2**32 - 3, 2**40 + 7])

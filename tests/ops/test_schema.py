@@ -1,4 +1,4 @@
-"""The operators as torch sees them: opcheck, and fake kernels that tell the truth about the real ones."""
+"""Tests of the operators' schemas: opcheck, and fake kernels that agree with the real ones."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ LISTED = ("residual", "branch", "weight", "bias")
 
 
 def forward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tuple[tuple, dict]:
-    """The arguments of add_norm_forward for a variant."""
+    """Return the arguments of add_norm_forward for a variant."""
     call = make(variant, dtypes, shape)
     norm = {"layer": 0, "rms": 1, "none": 2}[call.norm]
     options = {name: t for name, t in call.tensors.items() if name not in LISTED}
@@ -27,7 +27,7 @@ def forward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tupl
 
 
 def backward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tuple[tuple, dict]:
-    """The arguments of add_norm_backward for a variant: everything that can have a gradient wants one."""
+    """Return the arguments of add_norm_backward for a variant, with every possible gradient requested."""
     (residual, branch, weight, bias, eps, norm), options = forward_arguments(variant, dtypes, shape)
     y, z, stats = ops.add_norm_forward_reference(residual, branch, weight, bias, eps, norm, **options)
     given = cotangents({"y": y, "z": z})
@@ -54,7 +54,7 @@ def backward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tup
 
 
 def out_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tuple[tuple, dict]:
-    """The arguments of add_norm_out for a variant: memory of its own for y (where there is a norm) and z."""
+    """Return the arguments of add_norm_out for a variant, with new buffers for y (if there is a norm) and z."""
     arguments, options = forward_arguments(variant, dtypes, shape)
     y, z, _ = ops.add_norm_forward(*arguments, **options)
     for name in ("residual_dtype", "out_dtype"):
@@ -66,7 +66,7 @@ OPCHECKED_BASIC = [("LayerNorm", "float32"), ("RMSNorm", "float32 stream, bfloat
 
 
 def samples() -> dict[str, tuple[str, tuple, dict]]:
-    """Operators with arguments, by a name."""
+    """Return operators with arguments, by name."""
     found = {}
     always = [(variant, dtypes, (5, 17)) for variant, dtypes in OPCHECKED_BASIC]
     axes = (
@@ -222,7 +222,7 @@ def test_add_norm_out_without_z_rounds_to_residuals_dtype(suffix):
 
 @pytest.mark.parametrize("suffix", ["", "_reference"])
 def test_add_norm_out_checks_memory_itself(suffix):
-    """It is what a compiled graph calls."""
+    """A compiled graph calls it directly."""
     buffer = torch.randn(96)
     x, half_over, apart = buffer[:32].view(4, 8), buffer[16:48].view(4, 8), buffer[64:].view(4, 8)
     operator = getattr(ops, "add_norm_out" + suffix)

@@ -1,4 +1,4 @@
-"""Every wrong call is refused with a sentence: the argument, what came, what was expected, the remedy."""
+"""Tests that every wrong call raises one sentence: the argument, its value, the expected value, the remedy."""
 
 import re
 
@@ -12,7 +12,7 @@ good = torch.randn(2, 3, 8)
 half = torch.randn(2, 3, 8, dtype=torch.float16)
 row = torch.ones(8)
 
-# What is changed in add_layer_norm(good, good, row, row), and the sentence.
+# Each change of add_layer_norm(good, good, row, row), and its message.
 REFUSED = {
     "residual is no tensor": (
         {"residual": [1.0, 2.0]}, TypeError, "residual is a list, expected a tensor: torch.as_tensor(...) makes one."
@@ -235,7 +235,7 @@ def test_dropout_p_true_is_no_probability():
 
 @pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_residual])
 def test_a_call_that_only_looks_odd_is_not_refused(function):
-    """Mixed dtypes, expanded and permuted inputs, numbers that are integers."""
+    """Mixed dtypes, expanded and permuted inputs, and integers as numbers are valid."""
     assert function(good, half).dtype in (torch.float16, torch.float32)
     assert function(good.permute(1, 0, 2), good.transpose(0, 1)).shape == (3, 2, 8)
     assert function(good, torch.zeros(()).expand(2, 3, 8)).shape == (2, 3, 8)

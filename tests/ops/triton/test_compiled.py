@@ -1,6 +1,6 @@
-"""The Triton kernels compiled for sm_90 (H100, H200) without a GPU: registers, accesses, what is compiled anew and what is not.
+"""Tests of the Triton kernels compiled for sm_90 (H100, H200) without a GPU: registers, accesses, recompilation.
 
-That they are as fast as this promises only a GPU can tell (benchmarks/bench_gpu.py).
+The resulting speed can only be measured on a GPU (benchmarks/bench_gpu.py).
 """
 
 import json
@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton")
 from support import SUPPORT
 
-# Kernels whose rows stay in registers: without any option, and where the dropout's random bits are made beside them.
+# Kernels whose rows stay in registers: without options, and with dropout, whose random bits are computed beside them.
 KEPT = [
     *(("LayerNorm", "bfloat16", d) for d in (64, 768, 4096, 8192, 16384)),
     ("RMSNorm", "bfloat16", 4096),
@@ -38,7 +38,7 @@ OUTPUTS = [
     ("branch_bias under layer_scale", "bfloat16", 256),
     ("row_scale and layer_scale", "bfloat16", 256),
 ]
-# Where what is fetched ahead, dropout's words and rows of another dtype want the most shared memory together.
+# Cases in which prefetched data, dropout's words and rows of another dtype together need the most shared memory.
 CROWDED = [
     ("everything, the add alone", "float32", 4096),
     ("everything, the add alone", "float64", 2048),
@@ -48,7 +48,7 @@ CROWDED = [
     ("LayerNorm", "float64", 16384),
 ]
 LONG = [("LayerNorm", "bfloat16", 20000), ("RMSNorm", "float32", 20001)]
-# Rows of 16 bytes and of others, parameters in another dtype, options, rows read twice and in parts.
+# Rows with and without 16-byte steps, parameters in another dtype, options, rows that are read twice or in parts.
 SOMEWHERE = [
     ("LayerNorm", "bfloat16", 100),
     ("LayerNorm", "bfloat16", 768),
@@ -87,7 +87,7 @@ def cases(*lists):
 
 @pytest.fixture(scope="module")
 def found(request):
-    """Compile, in one process, the cases of the selected tests; return the findings by function and arguments."""
+    """Compile the cases of the selected tests in one process; return the findings by function and arguments."""
     items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     selected = [item.callspec.params.get("case") for item in items]
     asked = [
@@ -112,7 +112,7 @@ def found(request):
 @pytest.mark.parametrize("case", cases(KEPT))
 def test_a_row_stays_in_registers(found, case):
     for kernel in found["of", json.dumps(case)]:
-        # A thread's part of a row is 64 bytes and more: what is left over beside sums that fill the registers is none.
+        # A thread's part of a row is 64 bytes or more. Fewer spilled bytes, beside sums that fill the registers, are no row.
         assert kernel["stack"] <= SPILLED.get(case, 0), kernel
         assert kernel["dynamic"] <= 96 * 1024, kernel
 
@@ -121,7 +121,7 @@ def test_a_row_stays_in_registers(found, case):
 def test_rows_are_read_and_written_sixteen_bytes_at_a_time(found, case):
     for kernel in found["of", json.dumps(case)]:
         narrow = [access for access in kernel["accesses"] if access not in ("v4.b32", "b64")]
-        # Narrower are the two statistics of a row, and the gradients of parameters.
+        # Only the two statistics of a row and the gradients of parameters are narrower.
         assert len(narrow) <= 4, kernel
         assert len(narrow) < len(kernel["accesses"]), kernel
 
@@ -135,13 +135,13 @@ def test_no_product_and_sum_are_fused_into_one_rounding(found, case):
 
 @pytest.mark.parametrize("case", cases(KEPT))
 def test_nothing_is_float64_where_no_tensor_is(found, case):
-    """A number that came as a double would widen all it touches."""
+    """One double-precision number would widen everything that it is combined with."""
     assert [kernel["kernel"] for kernel in found["of", json.dumps(case)] if kernel["float64"]] == []
 
 
 @pytest.mark.parametrize("case", cases(OUTPUTS))
 def test_order_of_sums_ignores_the_requested_outputs(found, case):
-    """Else y alone would have other bits than y with the stream, and inference others than training."""
+    """Otherwise y alone would have other bits than y with the stream, and inference other bits than training."""
     orders = found["outputs", json.dumps(case)]
     assert all(order == orders["y"] for order in orders.values())
     assert orders["y"]
@@ -149,14 +149,14 @@ def test_order_of_sums_ignores_the_requested_outputs(found, case):
 
 @pytest.mark.parametrize("case", cases(KEPT, LONG))
 def test_every_quotient_and_root_is_correctly_rounded(found, case):
-    """What is not may be another number on another GPU, and x / 1 need not be x: a constant row would not be exact."""
+    """An approximation may differ on another GPU, and x / 1 need not be x: a constant row would not be exact."""
     for kernel in found["of", json.dumps(case)]:
         assert not kernel["approximate"], kernel
 
 
 @pytest.mark.parametrize("case", cases(KEPT, CROWDED))
 def test_a_program_finds_its_shared_memory_on_smaller_gpus_too(found, case):
-    """Those of compute capability 8.6, 8.9 and 12 have 99 KB for one program, an H100 227."""
+    """GPUs of compute capability 8.6, 8.9 and 12 have 99 KB for one program, an H100 227 KB."""
     for kernel in found["of", json.dumps(case)]:
         assert kernel["dynamic"] <= 99 * 1024, kernel
 
@@ -170,7 +170,7 @@ def test_out_has_the_bits_of_new_memory_at_any_alignment(found, case):
 
 @pytest.mark.parametrize("case", cases(SOMEWHERE))
 def test_order_of_sums_ignores_alignment(found, case):
-    """Else a row would have other bits in a batch in which it begins elsewhere, and a view others than its copy."""
+    """Otherwise a row's bits would depend on its offset in the batch, and a view would differ from its copy."""
     ways = found["somewhere", json.dumps(case)]
     assert {"forward_kernel", "backward_kernel"} <= set(ways)
     for kernel, orders in ways.items():

@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU, where there is one: results against float64, and to the bit what docs/numerics.md says of bits.
+"""Tests of the Triton kernels on a GPU: results against float64, and the bitwise guarantees of docs/numerics.md.
 
 pytest tests/ops/triton/test_cuda.py                                        or `make gpu`, which measures too
 compute-sanitizer --tool memcheck python tests/support/run_cuda.py                  and racecheck, initcheck, synccheck
@@ -20,7 +20,7 @@ from support.places import places
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 CUDA = torch.device("cuda")
 
-# The two widths on either side of each change of plan, and those that the benchmark measures.
+# The two widths on either side of each change of plan, and the widths of the benchmark.
 WIDTHS = [1, 3, 64, 768, 1000, 4096, 8192, 8193, 16384, 16385, 65536, 262144]
 TABLE = [
     *((variant, dtypes, (37, 132)) for variant in VARIANTS for dtypes in DTYPES),
@@ -31,7 +31,7 @@ TABLE = [
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_to_the_reference(monkeypatch):
-    """An operator that the kernels leave to it fails."""
+    """Make every operator fail that falls back to the reference."""
     if torch.cuda.is_available():
         from addnorm.ops.triton import gradients, operators
 
@@ -45,7 +45,7 @@ def test_outputs_and_gradients_are_as_accurate_as_torch(variant, dtypes, shape):
     call, given = moved(here), cotangents(here())
     on_device = {name: t.to(CUDA) for name, t in given.items()}
     ours = {name: t.cpu() for name, t in forward_and_backward(call, call, on_device).items()}
-    assert_accurate(here, ours, given)  # PyTorch's on the CPU: the same yardstick as there
+    assert_accurate(here, ours, given)  # relative to PyTorch's errors on the CPU, as in the CPU tests
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
@@ -80,7 +80,7 @@ def cotangents_there(call: Call) -> dict[str, torch.Tensor]:
     return {name: t.to(CUDA) for name, t in cotangents(call()).items()}
 
 
-@pytest.mark.parametrize("d", [64, 100, 768, 4096, 8193, 20000])  # rows of 100 begin between 16 bytes
+@pytest.mark.parametrize("d", [64, 100, 768, 4096, 8193, 20000])  # rows of 100 are not 16-byte aligned
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "row_scale and layer_scale"])
 def test_a_row_has_the_same_bits_in_any_batch_and_every_run(variant, d):
     call = moved(make(variant, "bfloat16", (300, d)))

@@ -1,4 +1,4 @@
-"""Triton that is there, too old, broken, switched off or not there: what computes, and what is said of it."""
+"""Tests with Triton available, too old, broken, disabled or missing: the chosen backend, and its description."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    """Each test looks anew."""
+    """Clear the caches before and after each test."""
     for cached in (triton.unavailable_reason, triton.implementation):
         cached.cache_clear()
     yield
@@ -24,7 +24,7 @@ def forgetful():
 
 
 def raising(error):
-    """A Triton that is broken."""
+    """Return the `version` of a broken Triton, which raises an error."""
 
     def version():
         raise error
@@ -110,7 +110,7 @@ def test_without_a_device_backends_says_so():
 
 
 def printed(code, environment):
-    """What a process of its own prints, warnings being errors."""
+    """Return the output of a subprocess in which warnings are errors."""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)

@@ -1,7 +1,7 @@
-"""The Triton kernels, interpreted on the CPU, against float64, the reference and the C++ kernels.
+"""Tests of the Triton kernels, interpreted on the CPU, against float64, the reference and the C++ kernels.
 
-test_specification.py (slow) runs all tests of the functions with these kernels; here are the table of variants and the tests that
-only these kernels need.
+test_specification.py (slow) runs all tests of the functions with these kernels. This file has the table of variants and the tests
+that only these kernels need.
 """
 
 import pytest
@@ -41,20 +41,20 @@ pytestmark = pytest.mark.skipif(
 TABLE = [
     *with_values(rotate(list(VARIANTS), list(DTYPES), 2), (3, 33)),
     *product(["LayerNorm", "RMSNorm"], ["float32", "bfloat16"], SHAPES),
-    ("RMSNorm", "bfloat16", (2, plan.FORWARD_WHOLE + 5)),  # more than the registers hold
+    ("RMSNorm", "bfloat16", (2, plan.FORWARD_WHOLE + 5)),  # more than fits in registers
 ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def on_triton():
-    """What is called is Triton's."""
+    """Replace the operators by Triton's."""
     with Interpreted() as mode:
         yield mode
 
 
 @pytest.fixture
 def short_rows(monkeypatch):
-    """Registers and programs that hold a few elements: what is true of long rows is true of short ones, and sooner seen."""
+    """Limit registers and programs to a few elements, so that short rows take the code paths of long ones."""
     sizes = {
         "FORWARD_WHOLE": 64,
         "FORWARD_TILE": 32,
@@ -78,7 +78,7 @@ def short_rows(monkeypatch):
 @pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
 def test_outputs_and_gradients_are_as_accurate_as_torch(monkeypatch, variant, dtypes, shape):
     for module in (operators, gradients):
-        monkeypatch.setattr(module, "eager", None)  # nothing is left to the reference
+        monkeypatch.setattr(module, "eager", None)  # no fallback to the reference
     right(make(variant, dtypes, shape))
 
 
@@ -104,7 +104,7 @@ def test_the_longest_rows_of_the_benchmark_and_beyond(variant, d):
 
 
 def right(call: Call) -> None:
-    """Within the bounds of test_functional.py, z of its own; with gradients the bits of without."""
+    """Check the bounds of test_functional.py at the call's own z, and that the bits are the same with and without gradients."""
     outputs = call()
     given = cotangents(outputs)
     ours = forward_and_backward(call, call, given)
@@ -182,7 +182,7 @@ def test_dropout_mask_equals_the_cpu_kernels(short_rows, seeds, shape, dtype):
 
 
 def test_a_word_equal_to_the_threshold_is_kept():
-    """The comparison is `>=`: with p = word / 2^32 for the word of the first element, exactly that word is the threshold."""
+    """The comparison is `>=`. With p = word / 2^32 for the word of the first element, the threshold is exactly that word."""
     word = philox4x32(0, 77)[0]
     for p, kept in [(word / 2**32, True), ((word + 1) / 2**32, False)]:
         z = addnorm.add_residual(torch.zeros(1, 4), torch.ones(1, 4), dropout_p=p, seed=torch.tensor(77))
@@ -213,7 +213,7 @@ def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant):
 
 @pytest.mark.parametrize(("d", "where_they_are"), [(24, True), (8, True), (20, False), (3, False)])
 def test_aligned_rows_are_read_in_place(d, where_they_are):
-    """Their first element and each step at 16 bytes: else they are copied, for the order of the sums (test_compiled.py)."""
+    """Rows are aligned if their start and step are multiples of 16 bytes. Others are copied (see test_compiled.py for why)."""
     t = torch.randn(5, d).to(bf16)
     for place, there in {"itself": t, **places(t)}.items():
         rows, stride = arguments.to_rows(there, d)
@@ -235,7 +235,7 @@ def test_a_gradient_that_is_expanded_is_read_where_it_is():
 
 
 def test_rows_may_lie_further_apart_than_32_bits_count():
-    """Two rows in memory that is asked for and hardly touched."""
+    """Two rows in memory that is allocated and hardly touched."""
     far = torch.empty(2**31 + 64, dtype=bf16)
     x = far.as_strided((2, 16), (2**31 + 16, 1))
     x.copy_(torch.randn(2, 16))
@@ -247,7 +247,7 @@ def test_rows_may_lie_further_apart_than_32_bits_count():
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
 def test_row_does_not_depend_on_its_neighbours(variant, rows):
     call = make(variant, "bfloat16", (64, 40))
-    call.options.pop("dropout_p", None)  # whose mask depends on where the row is
+    call.options.pop("dropout_p", None)  # whose mask depends on the row's position
     whole = forward_and_backward(call, call, given := cotangents(call()))
     part = call.rows(slice(64 - rows, 64))
     got = forward_and_backward(part, part, {name: t[64 - rows :] for name, t in given.items()})
@@ -286,7 +286,7 @@ def test_overflow_gives_the_bias_and_nan_stays_in_its_row(short_rows, d):
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_non_finite_parameters_act_as_on_the_cpu(on_triton, value):
-    """A program holds more rows than there are: of those that are not, nothing may come into the sums."""
+    """A program's tile has more rows than there are. The others must not enter the sums."""
     for variant in ("everything, LayerNorm", "everything, RMSNorm", "residual_scale (d,)"):
         for name in set(make(variant, "float32", (3, 8)).tensors) - {"residual", "branch"}:
             call = make(variant, "float32", (3, 8))
@@ -344,7 +344,7 @@ def test_empty_inputs_use_the_reference(variant, shape):
 
 
 def test_a_stream_of_a_dtype_of_its_own_is_summed_as_beside_y():
-    """It decides how the compiler deals out the elements, and with them the order of the sums (test_compiled.py)."""
+    """The dtype changes how the compiler distributes the elements, and with them the order of the sums (test_compiled.py)."""
     call = make("residual_dtype bfloat16", "float32", (5, 200))
     assert call.y_alone().equal(call()["y"])
 

@@ -1,4 +1,4 @@
-"""The specification of the functions once more, computed by the Triton kernels in the interpreter: every test of these files."""
+"""The tests of the functions in these files, run again with the Triton kernels in the interpreter."""
 
 # ruff: noqa: F403 - what is tested there is tested here
 
@@ -23,6 +23,6 @@ del test_contiguous_memory_is_overwritten_without_any_new  # noqa: F821 - the in
 
 @pytest.fixture(autouse=True)
 def on_triton():
-    """What is called is Triton's."""
+    """Replace the operators by Triton's."""
     with Interpreted():
         yield
