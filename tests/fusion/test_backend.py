@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="addnorm")`: rewritten graphs that run eagerly or go to Inductor."""
+"""Tests of `torch.compile(model, backend="addnorm")`: rewritten graphs run eagerly or go to Inductor."""
 
 from importlib.metadata import entry_points
 
@@ -47,7 +47,7 @@ class Model(nn.Module):
 
 
 def step(model, call, x, seed=0):
-    """Return outputs and gradients."""
+    """Return outputs and gradients of one call."""
     torch.manual_seed(seed)
     y = call(x)
     cotangent = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
@@ -55,7 +55,7 @@ def step(model, call, x, seed=0):
 
 
 def same(model, call, x, limit=1e-5):
-    """Check that a model and another call of it have the same outputs and gradients."""
+    """Check that a model and another callable have the same outputs and gradients."""
     expected, result = step(model, model, x), step(model, call, x)
     assert off(expected[0], result[0]) < limit
     assert all(off(one, other) < limit for one, other in zip(expected[1], result[1], strict=True))
@@ -85,7 +85,7 @@ def test_backend_fuses_every_boundary():
         ("layers.2", "layers.2.m"), ("layers.2", "norm"),
     ]  # fmt: skip
     assert capture.code.count("add_layer_norm(") == 6
-    assert capture.code.count("layer_norm(") == 7  # and the first, which follows no add
+    assert capture.code.count("layer_norm(") == 7  # and the first norm, which follows no add
 
 
 def test_backend_keeps_the_bits_of_sums():
@@ -136,10 +136,10 @@ def test_checkpoint_recomputes_the_same():
     model = Model(p=0.3, run=lambda layer, x: checkpoint(layer, x, use_reentrant=False))
     capture = captured(model)
     same(model, capture.compiled, X.clone().requires_grad_())
-    assert [b.reason for b in capture.boundaries] == [None] * 3  # those inside of the layers
+    assert [b.reason for b in capture.boundaries] == [None] * 3  # the boundaries inside the layers
     x = X.clone().requires_grad_()
     before, after = (saved_bytes(lambda call=call: call(x), model, (x,)) for call in (model, capture.compiled))
-    assert after <= before  # what is inside of the layers is not kept
+    assert after <= before  # intermediate results inside the layers are not kept
 
 
 def test_selective_checkpoint_keeps_its_policy():

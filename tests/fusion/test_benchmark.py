@@ -1,4 +1,4 @@
-"""Times, memory and the share of Add & Norm."""
+"""Tests of the fusion benchmark: times, memory and the share of Add & Norm."""
 
 import time
 
@@ -83,10 +83,10 @@ class Plain(nn.Module):
         (lambda m, x: x * m.w, 0),  # an argument, and a parameter
         (lambda m, x: m.w * m.b, 0),  # a buffer
         (lambda m, x: m.w + x, 0),  # an add saves nothing
-        (lambda m, x: (m.w + x).exp(), BYTES),  # its result
+        (lambda m, x: (m.w + x).exp(), BYTES),  # the add's result
         (lambda m, x: (m.w + x).exp().exp(), 2 * BYTES),
-        (lambda m, x: (y := m.w + x) * y, BYTES),  # the same twice
-        (lambda m, x: (y := m.w + x)[:2] * y[2:], BYTES),  # two views of one
+        (lambda m, x: (y := m.w + x) * y, BYTES),  # the same tensor twice
+        (lambda m, x: (y := m.w + x)[:2] * y[2:], BYTES),  # two views of one tensor
         (lambda m, x: (m.w + x).detach().exp(), 0),  # without a gradient
         (lambda m, x: (m.w + x)[:1].sin(), BYTES),  # a part keeps all of the storage
     ],
@@ -124,7 +124,7 @@ def test_saved_bytes_restores_the_model_in_any_grad_mode():
 
 
 class TwoNorms(nn.Module):
-    """A norm that reads no sum, one that does, and three linear layers."""
+    """Model of a norm that reads no sum, one that does, and three linear layers."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""torch.nn.TransformerEncoder in inference: its fast path is expanded, and padding stays zero."""
+"""Tests of fusing torch.nn.TransformerEncoder in inference: its fast path is expanded, and padding stays zero."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Families of transformers and MiniLM: fused wherever `inspect` understands them, proven, and trained with the same losses."""
+"""Tests of fusing families of transformers and MiniLM: wherever `inspect` understands them, with the proof and equal losses."""
 
 import copy
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 FAMILIES = families()
-# What may stay unfused: embeddings that broadcast over the batch, and the second of two norms that read one sum.
+# Adds that may stay unfused: embeddings that broadcast over the batch, and the second of two norms that read one sum.
 UNFUSED = ("its add broadcasts", "its sum is already fused with the norm in ")
 
 
@@ -31,7 +31,7 @@ def cast(inputs, dtype):
 
 
 def count_sums(inspection):
-    """Return how many states of the streams a norm reads."""
+    """Return the number of the streams' states that a norm reads."""
     return sum(
         len({strip_views(norm.x) for norm in one.norms()} & {add.out for add in one.chain.adds})
         for one in inspection.streams
@@ -75,7 +75,7 @@ def test_family_is_fused_and_proven(name, dtype):
 
 
 def train(call, model, args, kwargs, steps=5):
-    """Return the losses of a few training steps, with dropout, towards random outputs."""
+    """Return the losses of a few training steps, with dropout, on random targets."""
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(learned, 2e-2)
     torch.manual_seed(3)
@@ -113,7 +113,7 @@ def test_family_trains_with_the_same_losses(name, dtype):
     assert done.proof.mode == "training"
     fused = train(model, model, args, kwargs)
     assert len({*eager.tolist()}) > 1
-    # The error of eager grows with the steps; the largest counts.
+    # Eager's error grows with the steps; the largest one counts.
     limit = 2 * (eager - truth).abs().max() + 2 * torch.finfo(dtype).eps * eager.abs().max()
     assert (fused - eager).abs().max() <= limit
     addnorm.unfuse(model)
@@ -147,7 +147,7 @@ def test_minilm_is_fused_and_proven(dtype, training):
 
 def test_fused_minilm_embeds_texts_of_other_lengths():
     loaded = load("minilm", texts=TEXTS)
-    loaded.model.requires_grad_(False)  # the proof is shorter without gradients
+    loaded.model.requires_grad_(False)  # the proof is faster without gradients
     longer = load("minilm", texts=[" ".join(TEXTS * 5), *TEXTS * 2]).kwargs
     with torch.no_grad(), quiet():
         before = loaded.model(**longer).last_hidden_state

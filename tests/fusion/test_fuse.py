@@ -1,4 +1,4 @@
-"""`addnorm.fuse` changes how a model is computed and nothing else; `addnorm.unfuse` restores the model."""
+"""Tests of `addnorm.fuse`, which changes only how a model is computed, and of `addnorm.unfuse`, which restores the model."""
 
 import copy
 import gc
@@ -179,7 +179,7 @@ def test_fused_model_trains_to_the_same_weights(dtype):
     assert before[4] < 0.95 * before[0]
     eps = torch.finfo(dtype).eps
     assert (before - after).abs().max() <= 8 * eps * before.max()
-    step = 5 * 1e-2  # of AdamW, whose steps have the size of the learning rate however small a gradient is
+    step = 5 * 1e-2  # AdamW's steps have the size of the learning rate even for tiny gradients
     assert all((weights[name].double() - trained[name].double()).abs().mean() < 0.02 * step + eps for name in weights)
 
 
@@ -222,10 +222,10 @@ def test_fused_models_run_in_threads():
     assert config.skip_nnmodule_hook_guards == before
 
 
-@torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2)  # 8 and 256 as a rule
+@torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2)  # 8 and 256 by default
 def test_many_models_can_be_fused_in_one_process():
     models = []
-    for _ in range(4):  # more than the frontend allows of one function
+    for _ in range(4):  # more than Dynamo's limit for one function
         model = Model(layers=1).eval()
         assert len(fuse(model, X).fused) == 2
         models.append(model)
@@ -239,7 +239,7 @@ def if_torch_has(option):
 
 
 @if_torch_has("recompile_limit")
-@torch._dynamo.config.patch(recompile_limit=2)  # the proof alone captures twice
+@torch._dynamo.config.patch(recompile_limit=2)  # the proof itself captures twice
 def test_fused_model_has_its_own_recompile_limit():
     model = Model(layers=1).eval()
     fuse(model, X)
@@ -251,7 +251,7 @@ def test_fused_model_has_its_own_recompile_limit():
 
 
 class Broken(Model):
-    """Its graphs break: those after the break are kept by its forward's code, which all models of the class have in common."""
+    """Model with graph breaks. Its forward's code holds the graphs after a break, and all models of the class share the code."""
 
     def forward(self, x):
         x = self.layers[0](x)

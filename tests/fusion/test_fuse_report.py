@@ -1,4 +1,4 @@
-"""The result of `addnorm.fuse`: boundaries, reasons, proof and benchmark."""
+"""Tests of the result of `addnorm.fuse`: boundaries, reasons, proof and benchmark."""
 
 import pytest
 import torch

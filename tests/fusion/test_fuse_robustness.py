@@ -1,4 +1,4 @@
-"""Faults of the rewrite, interrupts, refusals, memory that is freed: in each case the model is unchanged."""
+"""Tests of faults of the rewrite, interrupts, refusals and freed memory; the model stays unchanged in each case."""
 
 import copy
 import gc
@@ -35,7 +35,7 @@ def test_wrong_rewrite_fails_the_proof(monkeypatch, fault):
         return addnorm.add_layer_norm(x, f, weight if weight is None else weight * 1.0001, bias, eps, **options)
 
     monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
-    monkeypatch.setattr(fused_call, "_agree", lambda *_: True)  # else it would not be fused
+    monkeypatch.setattr(fused_call, "_agree", lambda *_: True)  # otherwise it would not be fused
     model = Model().eval()
     with torch.no_grad():
         before = model(X)
@@ -127,7 +127,7 @@ def test_fuse_refuses_fused_and_compiled_models():
 
 
 class CachingModel(nn.Module):
-    """Layer that writes into a cache, if there is one."""
+    """Layer that writes into a cache if there is one."""
 
     def __init__(self):
         super().__init__()
@@ -236,7 +236,7 @@ def test_unfuse_frees_all_graphs():
 
 
 def graphs():
-    """Return the number of graphs in memory."""
+    """Return the number of graphs that are alive."""
     gc.collect()
     return sum(issubclass(type(one), fx.GraphModule) for one in gc.get_objects())
 
@@ -271,7 +271,7 @@ def test_fuse_compares_zero_outputs():
 
 
 def saturated(name, seed):
-    """Return a model with features that are thirty times the others: its attention is on one token and has no gradient."""
+    """Return a model with some features thirty times the others: its attention selects one token and has no gradient."""
     torch.manual_seed(seed)
     model, args, kwargs = families()[name].build()
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Add & Norms in graphs: the spellings that are fused, and the reasons why others are not."""
+"""Tests of the Add & Norm pattern in graphs: the spellings that are fused, and the reasons why others are not."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
 
 
 class Model(nn.Module):
-    """x + f(x), a norm, and a sublayer that reads the norm; each part can be replaced."""
+    """Model of x + f(x), a norm, and a sublayer that reads the norm; each part can be replaced."""
 
     def __init__(self, add=None, norm=None, after=None):
         super().__init__()
@@ -138,7 +138,7 @@ HANDS = {
 @pytest.mark.parametrize("name", HANDS)
 def test_decomposed_norms_keep_bits_in_low_precision(name):
     formula, bias, casting = HANDS[name]
-    whole = torch.randint(-9, 10, (4, 50, D))  # their squares add up exactly in any order
+    whole = torch.randint(-9, 10, (4, 50, D))  # their squares have the same exact sum in any order
     for dtype in (torch.bfloat16, torch.float16):
         model = Model(norm=Hand(formula, bias), after=lambda model, z, y: y).to(dtype)
         nn.init.zeros_(model.f.weight)
@@ -159,7 +159,7 @@ def test_decomposed_norms_are_exact_in_float32_and_float64(name):
         if dtype == torch.float64 and formula in (llama, gemma, olmo, t5, cohere):
             assert capture.reasons == [
                 "its norm does not compute the formula that was found"
-            ]  # it computes float64 in float32
+            ]  # the norm computes float64 in float32
         else:
             assert capture.reasons == [None]
         assert off(before, after) < limit

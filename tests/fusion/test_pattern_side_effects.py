@@ -1,4 +1,4 @@
-"""Add & Norms whose replacement would be visible: through memory, gradients, numbers or strides."""
+"""Tests of Add & Norms whose replacement would be visible through memory, gradients, numbers or strides."""
 
 import copy
 
@@ -21,7 +21,7 @@ NUMBER = "it uses a number that may differ between calls"
 
 
 class Model(nn.Module):
-    """Two sublayers, a norm and its parts; `forward` is a function of the model and the inputs."""
+    """Model of two sublayers, a norm and its parts; `forward` is a function of the model and the inputs."""
 
     def __init__(self, function):
         super().__init__()
@@ -49,7 +49,7 @@ def tensors(outputs):
 
 
 def same(function, *calls, gradients=True, dtype=torch.float32, limit=1e-5, change=None, **options):
-    """Check outputs, strides, buffers and gradients against eager in every call; return the reasons."""
+    """Check outputs, strides, buffers and gradients against eager in every call; return the reasons for unfused adds."""
     model = Model(function).to(dtype)
     twin = copy.deepcopy(model)
     capture = captured(twin, **options)

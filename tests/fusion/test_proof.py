@@ -1,4 +1,4 @@
-"""The proof accepts another rounding of a model and finds faults, in outputs and in gradients."""
+"""Tests of the proof: it accepts another rounding of a model, and detects faults in outputs and in gradients."""
 
 import json
 import math

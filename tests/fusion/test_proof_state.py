@@ -1,4 +1,4 @@
-"""The proof restores the model, its arguments and the random states."""
+"""Tests that the proof restores the model, its arguments and the random states."""
 
 import copy
 import math

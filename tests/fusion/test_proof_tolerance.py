@@ -1,4 +1,4 @@
-"""Tolerances of the proof, from float64 where the model runs in it."""
+"""Tests of the proof's tolerances, which come from float64 where the model runs in it."""
 
 import math
 
@@ -70,7 +70,7 @@ def test_sparse_gradients_are_compared():
 
 
 def test_output_that_differs_in_float64_uses_roundings():
-    def otherwise(m, x):  # like an expert that is chosen by the last digit
+    def otherwise(m, x):  # like an expert whose choice depends on the last digit
         y = x @ m.w
         return {"a": y, "b": y * 2, "c": y * (3.0 if x.dtype == torch.float64 else 1.0)}
 

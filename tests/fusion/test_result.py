@@ -1,4 +1,4 @@
-"""The report of a fusion: its sentences and tables, at any width, in a terminal, a notebook and as text."""
+"""Tests of the report of a fusion: its sentences and tables, at any width, in a terminal, a notebook and as text."""
 
 import io
 import math
@@ -217,7 +217,7 @@ def test_report_fits_the_terminal(number):
 @pytest.mark.parametrize("fusion", EVERY, ids=range(len(EVERY)))
 def test_report_is_the_same_in_a_notebook(fusion):
     class Page(HTMLParser):
-        """Collects the text and checks that every tag is closed."""
+        """Parser that collects the text and checks that every tag is closed."""
 
         def __init__(self):
             super().__init__()

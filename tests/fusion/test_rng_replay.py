@@ -1,4 +1,4 @@
-"""The random numbers of a model, replayed in float64."""
+"""Tests of replaying a model's random numbers in float64."""
 
 import pytest
 import torch

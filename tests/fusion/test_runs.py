@@ -1,4 +1,4 @@
-"""Repeatable calls of a model: names of outputs, and gradients."""
+"""Tests of repeatable calls of a model: names of outputs, and gradients."""
 
 from types import SimpleNamespace
 

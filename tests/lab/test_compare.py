@@ -1,4 +1,4 @@
-"""Tests of `addnorm.lab.compare`: results are reused, interrupted comparisons continue, and backends agree."""
+"""Tests of `addnorm.lab.compare`: results are reused, interrupted comparisons resume, and backends agree."""
 
 import os
 import sys
@@ -236,7 +236,7 @@ def cluster():
     made.close()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # distributed's own sockets
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # distributed leaves its own sockets open
 def test_dask_cluster_gives_the_same_results(tmp_path, cluster):
     from distributed import Client
 

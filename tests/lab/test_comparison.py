@@ -15,7 +15,7 @@ INF = math.inf
 
 
 def said(about, *runs, **protocol):
-    """Return the sentences about a topic."""
+    """Return the sentences of one topic."""
     return [one.sentence for one in compared(*runs, **protocol).verdict if one.about == about]
 
 

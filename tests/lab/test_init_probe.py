@@ -145,7 +145,7 @@ def test_init_probe_wiring():
 
 
 def ratio(placement, sublayers, name, first, last):
-    """Return the ratio of a value at two places, geometric mean of four seeds."""
+    """Return the ratio of a value at two places, as the geometric mean of four seeds."""
     found = [InitProbe(placement, sublayers, d_model=32, seed=seed).measure()[name] for seed in range(4)]
     return statistics.geometric_mean(one[first] / one[last] for one in found)
 

@@ -1,4 +1,4 @@
-"""AddNorm: parameters, options and calls."""
+"""Tests of AddNorm: parameters, options and calls."""
 
 import copy
 import pickle

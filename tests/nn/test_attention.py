@@ -1,4 +1,4 @@
-"""Attention: the formula, masks, fully masked queries."""
+"""Tests of Attention: the formula, masks, fully masked queries."""
 
 import copy
 import pickle
@@ -182,7 +182,7 @@ def test_bfloat16_error_is_bounded_and_masks_may_be_float32():
     exact = copy.deepcopy(attention).double()
     want = exact(x.double(), mask.double())
     assert attention(x, mask).dtype == torch.bfloat16
-    # One rounding each for projections, weights, values, output.
+    # One rounding each for the projections, the weights, the values and the output.
     assert relative(attention(x, mask), want) < 4 * 2.0**-8
     with torch.autocast("cpu", torch.bfloat16):
         y = copy.deepcopy(attention).float()(x.float(), mask, random_mask(BATCH, N))

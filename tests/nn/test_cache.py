@@ -1,4 +1,4 @@
-"""KeyValueCache: decoding, beams, drafts, failed calls, wrong use."""
+"""Tests of KeyValueCache: decoding, beams, drafts, failed calls, wrong use."""
 
 import copy
 from itertools import pairwise

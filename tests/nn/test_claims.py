@@ -1,6 +1,6 @@
-"""What is said of Add & Norm wherever it is taught, sentence by sentence: shown, or shown where it ends.
+"""Tests of common statements about Add & Norm: each is shown to hold, or where it stops to hold.
 
-What can only be measured (scale, gradients, training, cost) is in benchmarks/bench_claims.py and docs/claims.md.
+Statements that can only be measured (scale, gradients, training, cost) are in benchmarks/bench_claims.py and docs/claims.md.
 """
 
 import math
@@ -177,7 +177,7 @@ def test_pre_ln_unrolls_into_writes():
 
 
 class Detached(nn.Module):
-    """Sublayer that stops gradients: the gradient at x_0 comes through the residual connection alone."""
+    """Sublayer that stops gradients, so that the gradient at x_0 comes through the residual connection alone."""
 
     def __init__(self, sublayer):
         super().__init__()
@@ -208,7 +208,7 @@ def test_post_ln_gradient_passes_every_norm():
 
 
 def test_gradient_at_x_0_is_identity_plus_sublayers():
-    """The general rule: dL/dx_0 = dL/dx_L + the sum over sublayers of J_i^T dL/dx_i, J_i that of f_i(N(x))."""
+    """Check the general rule: dL/dx_0 = dL/dx_L + the sum over sublayers of J_i^T dL/dx_i, J_i that of f_i(N(x))."""
     stack = ResidualStack([feed_forward() for _ in range(8)], D, "pre_ln", final_norm=False, dtype=torch.float64)
     x = double(3, 5).requires_grad_()
     cotangent = double(3, 5)
@@ -241,7 +241,7 @@ def with_one_out(stack):
 
 
 def test_removing_a_sublayer_changes_little_with_residual():
-    """At initialization. Veit et al. 2016 showed it for trained residual networks; docs/claims.md has trained models."""
+    """Check it at initialization. Veit et al. 2016 showed it for trained residual networks; docs/claims.md has trained models."""
 
     def mean(wiring):
         return statistics.fmean(statistics.fmean(changes(wiring, seed)) for seed in range(6))

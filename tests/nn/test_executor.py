@@ -1,4 +1,4 @@
-"""Steps of a stack's call: gradient modes, norms that are called as modules, factors, writes, dtypes and saved memory."""
+"""Tests of the steps of a stack's call: gradient modes, norms called as modules, factors, writes, dtypes and saved memory."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_sublayer_may_return_another_dtype_than_the_stream(name):
         assert torch.equal(stack(x), expected)
 
 
-# Norms that are more than their formula
+# Norms that must be called as modules
 
 
 class Tenfold(addnorm.LayerNorm):
@@ -324,7 +324,7 @@ def test_autocast_output_is_same_with_and_without_grad():
         y = stack(x)
         with torch.no_grad():
             assert torch.equal(stack(x), y)
-    assert y.dtype == torch.float32  # that of F.layer_norm there
+    assert y.dtype == torch.float32  # the dtype of F.layer_norm there
 
 
 def test_backward_saves_the_stream_and_8_bytes_a_token():
@@ -337,7 +337,7 @@ def test_backward_saves_the_stream_and_8_bytes_a_token():
     x = torch.randn(rows, D, requires_grad=True)
 
     def pack(t):
-        saved[t.data_ptr()] = t  # alive, so that no other tensor gets its address
+        saved[t.data_ptr()] = t  # kept alive, so that no other tensor gets its address
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):

@@ -1,4 +1,4 @@
-"""Feed-forward and block: the formulas, the width, dropout, the order of sublayers."""
+"""Tests of the feed-forward and its block: the formulas, the width, dropout, the order of sublayers."""
 
 import math
 

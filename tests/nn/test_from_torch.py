@@ -1,4 +1,4 @@
-"""from_torch: outputs and gradients of the converted transformers."""
+"""Tests of from_torch: outputs and gradients of the converted transformers."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ INF = float("inf")
 
 
 def padding(n):
-    """Return a padding mask as torch has it, different for each sample."""
+    """Return a padding mask in torch's convention, different for each sample."""
     return torch.arange(n) >= torch.tensor([n, n - 2, n - 3]).unsqueeze(1)
 
 

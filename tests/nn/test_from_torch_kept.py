@@ -1,4 +1,4 @@
-"""from_torch: settings that the copy keeps."""
+"""Tests of from_torch: settings that the copy keeps."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""from_torch: modules that it cannot convert."""
+"""Tests of from_torch: modules that it cannot convert."""
 
 import pytest
 from torch import nn

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm: torch's modules, with this library's arithmetic."""
+"""Tests of LayerNorm and RMSNorm: torch's modules with this library's arithmetic."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""ResidualStack: fused calls, keyword arguments of sublayers, places and wirings, errors."""
+"""Tests of ResidualStack: fused calls, keyword arguments of sublayers, places and wirings, errors."""
 
 import re
 
@@ -13,7 +13,7 @@ from support.stacks import D, Masked, Mlp, f64, stack_of
 
 
 class Calls(TorchDispatchMode):
-    """Record calls of this library's operators: whether each adds a branch, and whether it normalizes."""
+    """Mode that records for each call of this library's operators whether it adds a branch, and whether it normalizes."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every wiring against its own equation in plain PyTorch, to round-off."""
+"""Tests of every wiring against its own equation in plain PyTorch, to round-off."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""ResidualStack: unroll, without, and torch's own tools."""
+"""Tests of ResidualStack: unroll, without, and torch's own tools."""
 
 import copy
 import gc

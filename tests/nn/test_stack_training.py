@@ -1,4 +1,4 @@
-"""ResidualStack: dropout, stochastic depth, checkpoints."""
+"""Tests of ResidualStack: dropout, stochastic depth, checkpoints."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The papers' theorems about wirings at initialization, on the model of their proofs (`addnorm.lab.toy_model`).
+"""Tests of the papers' theorems about wirings at initialization, on the model of their proofs (`addnorm.lab.toy_model`).
 
 Expectations are means over seeds; ratios and slopes are from geometric means. The margins are those of the theory. The seeds are
 not selected: `ADDNORM_SEEDS=1000 pytest tests/nn/test_theory.py` uses others.
@@ -51,7 +51,7 @@ def growth():
 
 
 def test_pre_ln_stream_grows_linearly(growth):
-    """Xiong et al., lemma 2: 1 + l/2 if tokens are independent, 1 + 3l/2 if they are alike."""
+    """Check Xiong et al., lemma 2: 1 + l/2 if tokens are independent, 1 + 3l/2 if they are alike."""
     for layer, found in enumerate(growth["pre_ln"][1:], start=1):
         assert 1 + layer / 2 <= found <= 1 + 3 * layer / 2, layer
     layers = range(1, 65)
@@ -112,7 +112,7 @@ def last_gradients(wiring, judged=None, n_seeds=5):
     "judged", [pytest.param(None, id="mean-loss"), pytest.param(1, id="loss-of-one-token", marks=pytest.mark.slow)]
 )
 def test_last_layer_gradient_by_depth(judged):
-    """Xiong et al., theorem 1: O(1) against O(1 / sqrt(L)) at a given width."""
+    """Check Xiong et al., theorem 1: O(1) against O(1 / sqrt(L)) at a given width."""
     assert abs(log_slope(DEPTHS, last_gradients("post_ln", judged))) < 0.1
     assert -0.6 <= log_slope(DEPTHS, last_gradients("pre_ln", judged)) <= -0.4
 

@@ -1,4 +1,4 @@
-"""Encoder, decoder and transformer: every wiring, dependence between tokens, wrong inputs (test_from_torch.py compares with torch)."""
+"""Tests of Encoder, Decoder and Transformer: wirings, dependence between tokens, errors (for torch see test_from_torch.py)."""
 
 import pytest
 import torch

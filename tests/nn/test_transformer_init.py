@@ -1,4 +1,4 @@
-"""Encoder, decoder and transformer: constants and initial weights of the wirings."""
+"""Tests of Encoder, Decoder and Transformer: constants and initial weights of the wirings."""
 
 import copy
 import math

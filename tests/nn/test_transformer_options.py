@@ -1,4 +1,4 @@
-"""Encoder, decoder and transformer: dropout, stochastic depth, checkpoints, a float32 stream, norms."""
+"""Tests of Encoder, Decoder and Transformer: dropout, stochastic depth, checkpoints, a float32 stream, norms."""
 
 import inspect
 import math

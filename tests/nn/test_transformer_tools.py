@@ -1,4 +1,4 @@
-"""Encoder, decoder and transformer with torch's tools: state dicts, copies, functional_call, torch.compile."""
+"""Tests of Encoder, Decoder and Transformer with torch's tools: state dicts, copies, functional_call, torch.compile."""
 
 import copy
 import io
@@ -43,7 +43,7 @@ def test_functional_call_uses_other_parameters():
     assert torch.equal(got, module(x, memory))
 
 
-# torch.compile uses deprecated parts of setuptools and distutils, and warns about them.
+# torch.compile uses deprecated parts of setuptools and distutils, which warn.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("kind", "wiring", "backend"),

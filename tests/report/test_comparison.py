@@ -198,7 +198,7 @@ def test_comparison_page_is_deterministic(made):
 
 
 def of_places(run, kinds, wiring):
-    """Return the run as one of another wiring whose sublayers have other names."""
+    """Return the run as one of another wiring, whose sublayers have other names."""
     sites = [{"id": "x_0", "kind": "start", "layer": None}]
     sites += [{"id": f"{kind} {k // 2 + 1}", "kind": kind, "layer": k // 2} for k, kind in enumerate(kinds)]
     size = len(sites)
@@ -210,7 +210,7 @@ def of_places(run, kinds, wiring):
     recorded = {**run["recorded"], **{name: [cut(values) for values in run["recorded"][name]] for name in by_depth}}
     run = {
         "after": run["recorded"] | {name: run["recorded"][name][0] for name in by_depth}
-    } | run  # of one that diverged
+    } | run  # a run that diverged
     after = {**run["after"], **{name: cut(run["after"][name]) for name in by_depth}}
     after["map"] = {"sources": [site["id"] for site in sites], "shares": [[1.0] + [0.0] * (size - 1)] * size}
     gone = [{"site": site["id"], "kind": site["kind"], "rise": 0.5} for site in sites[1:]]
@@ -281,7 +281,7 @@ def test_tiles_show_the_best_losses(made):
 
 
 def test_findings_are_beside_their_depth(made):
-    """Measure by depth at 3 layers, but not at 2."""
+    """Check the findings by depth, which are measured at 3 layers but not at 2."""
     deeper = [{**run, "settings": {**run["settings"], "num_layers": 3}} for run in made.runs]
     bare = [{name: value for name, value in run.items() if name not in ("after", "ablation")} for run in made.runs]
     page = report.build_comparison_page(replace(made, runs=[*bare, *deeper], stacks=[]))

@@ -76,7 +76,7 @@ def test_drawings_share_no_ids():
             own = re.findall(r' id="([^"]+)"', svg)
             assert own
             assert all(one.startswith(f"{name}-") for one in own)
-            assert {*re.findall(r"#([\w-]+)", svg)} == {*own}  # and none that nothing refers to
+            assert {*re.findall(r"#([\w-]+)", svg)} == {*own}  # and no id without a reference to it
             ids += own
     assert len(ids) == len({*ids})
 
@@ -89,7 +89,7 @@ def test_drawing_is_deterministic_and_keeps_settings():
 
 def test_large_heat_maps_are_rasterized():
     small, large = heat_map(12).svg, heat_map(40).svg
-    assert len(colours(small)) >= 1  # of the map, which are the same in the dark
+    assert len(colours(small)) >= 1  # colours of the map, which are the same in the dark theme
     assert small.count("<image") == 1  # the colour bar
     assert large.count("<image") == 2
     assert {*re.findall(r'href="(data:image/png;base64,|#)', large)} == {"data:image/png;base64,", "#"}
@@ -135,7 +135,7 @@ def test_missing_matplotlib_is_named(monkeypatch):
 
 
 def themes():
-    """The variables of each theme of style.css, colours only; print is the third."""
+    """Return the colour variables of each theme of style.css; print is the third."""
     style = resources.files("addnorm.report").joinpath("style.css").read_text()
     roots = re.findall(r":root \{(.*?)\}", style, re.S)
     assert len(roots) == 3

@@ -132,7 +132,7 @@ def test_findings_are_computed(made):
 
 
 def recorded(**values):
-    """Return a recording of three sublayers, by role and statistic: out_rms=[...]."""
+    """Return a recording of three sublayers from lists by role and statistic: out_rms=[...]."""
     sites = [RecordedSite("x_0", "", "start", None)]
     sites += [RecordedSite(f"layers.{k}", "", "attention", k) for k in range(3)]
     rec = Recording(sites, {"model": "Toy"})

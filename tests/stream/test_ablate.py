@@ -1,4 +1,4 @@
-"""`ablate` and `scale_write`: results and gradients of a model that is written so, without side effects."""
+"""Tests of `ablate` and `scale_write`: results and gradients equal those of a rewritten model, without side effects."""
 
 from __future__ import annotations
 

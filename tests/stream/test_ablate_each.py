@@ -1,4 +1,4 @@
-"""`ablate_each`: loss and divergence of the model without each sublayer, without side effects."""
+"""Tests of `ablate_each`: loss and divergence of the model without each sublayer, without side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`decompose`: components add up to the stream for every norm placement; the lens; errors."""
+"""Tests of `decompose`: components add up to the stream for every norm placement; the lens; errors."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class TestErrors:
 
 
 def test_features_in_the_middle() -> None:
-    """Compute the shares of each position where another dimension than the last has the features."""
+    """Compute the shares of each position where the last axis is not the features."""
 
     class Convolved(nn.Module):
         def __init__(self) -> None:

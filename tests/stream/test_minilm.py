@@ -1,4 +1,4 @@
-"""`inspect`, `decompose` and `record` on MiniLM: six trained post-LN layers, real sentences."""
+"""Tests of `inspect`, `decompose` and `record` on MiniLM: six trained post-LN layers, real sentences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_decompose_closes(minilm: LoadedModel) -> None:
 
 
 def test_record_ignores_padding(minilm: LoadedModel) -> None:
-    """Record the same for a padded batch as for each sentence alone."""
+    """Check that a padded batch gives the same record as each sentence alone."""
     mask = minilm.kwargs["attention_mask"]
     with torch.no_grad(), addnorm.record(minilm.model, tokens="attention_mask") as rec:
         minilm.model(**minilm.kwargs)

@@ -1,4 +1,4 @@
-"""The trace against float64 autograd, against finite differences, against PyTorch and the library."""
+"""Tests of the trace's numbers against float64 autograd, finite differences, PyTorch and the library."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from support.trace_variants import SUBLAYER, VARIANTS, X, name_of
 
 
 def oracle(x, sublayer, jacobian, weight, bias, eps, grad, placement, norm, variance, eps_place):
-    """The same in float64 torch with autograd; the sublayer is an affine map that returns `sublayer` for this token."""
+    """Return outputs and gradients of float64 autograd, with an affine sublayer that returns `sublayer` for this token."""
     x, s, weight, bias = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, sublayer, weight, bias))
 
     def normalize(z):
@@ -54,10 +54,10 @@ def test_trace_matches_float64_autograd(variant, call):
         extra["read_grad"] = [sum(jacobian[i][j] * grad[i] for i in range(d)) for j in range(d)]
     ours = trace(x, sublayer, weight=weight, bias=bias, eps=eps, grad=grad, **variant, **extra)
     spread = ours["variance" if variant["norm"] == "layer" else "mean_square"].value
-    # at sigma = 0 autograd has nan for eps outside the root; near it, both only have rounding errors to normalize
+    # at sigma = 0 autograd returns NaN for eps outside the root; near it, both normalize only rounding errors
     assume(variant["eps_place"] == "inside" or spread > 1e-6)
     theirs = oracle(x, sublayer, jacobian, weight, bias, eps, grad, **variant)
-    # roundings of z, carried through 1/root; of the gradient, once more
+    # roundings of z, carried through 1/root, and once more those of the gradient
     root, largest = ours["root"].value, 1 + max(map(abs, [*x, *sublayer]))
     carried = 50 * d * 2**-53 * (1 + largest / root)
     size = 1 + max(map(abs, [*grad, *extra.get("read_grad", [])]))
@@ -81,7 +81,7 @@ def test_backward_matches_finite_differences(variant):
 
     def loss(x=x, sublayer=sublayer, weight=weight, bias=bias):
         followed = trace(x, sublayer, weight=weight, bias=bias, **options)
-        # in pre-LN, with the identity for its Jacobian, the sublayer adds what it reads
+        # in pre-LN with the identity as its Jacobian, the sublayer adds its own input
         read = followed["shifted"].value if variant["placement"] == "pre" else [0.0] * 4
         return sum(g * (y + r) for g, y, r in zip(grad, followed.output, read, strict=True))
 

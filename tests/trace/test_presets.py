@@ -1,4 +1,4 @@
-"""The trace against what the lessons print, to the places printed."""
+"""Tests of the trace against the numbers that the lessons print, to the printed places."""
 
 import math
 
@@ -18,7 +18,7 @@ def test_printed_numbers_are_right_to_their_places(preset, step):
     assert f"the lesson prints {printed.values[0]}" in followed[step].note.replace("[", "")
 
 
-# As they stand in the lessons: so that no preset can lose one.
+# The numbers as printed in the lessons, so that no preset can lose one.
 LESSONS = {
     "lesson-000": {
         "x": "1.0 2.0 3.0", "sublayer": "0.5 -1.0 1.5", "z": "1.5 1.0 4.5", "mean": "2.33", "variance": "2.39",

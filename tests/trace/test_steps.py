@@ -1,4 +1,4 @@
-"""The trace as a table, as data and as an object; it needs the standard library only."""
+"""Tests of the trace as a table, as data and as an object; it needs the standard library only."""
 
 import dataclasses
 import json

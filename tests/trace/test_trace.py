@@ -1,4 +1,4 @@
-"""The trace: its steps, the tokens at the edges, what is refused."""
+"""Tests of the trace: its steps, edge-case tokens, and rejected inputs."""
 
 import json
 import math
@@ -145,7 +145,7 @@ def test_overflowing_sum_is_inf_then_nan():
     assert all(map(math.isnan, followed.output))
 
 
-# What is refused
+# Rejected inputs
 
 
 @pytest.mark.parametrize(

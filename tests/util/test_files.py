@@ -55,7 +55,7 @@ def test_write_keeps_permissions_of_existing_file(tmp_path, bits):
     path.write_text("before")
     path.chmod(bits)
     with atomic_path(path) as temporary:
-        assert mode(temporary) == 0o600  # private until it has the permissions of the file
+        assert mode(temporary) == 0o600  # private until it gets the permissions of the file
         temporary.write_text("after")
     assert (path.read_text(), mode(path)) == ("after", bits)
 

@@ -42,7 +42,7 @@ def test_format_number_options(options, value, text):
 def test_format_column():
     assert format_column([1.0, 0.25, None, math.nan, 3]) == ["1.000", "0.250", "", "nan", "3"]
     assert format_column([1.0, 0.0, None]) == ["1.000", "0.000", ""]
-    assert format_column([100.0, 0.001]) == ["100.0", "0.001000"]  # equal decimals would leave nothing of the second
+    assert format_column([100.0, 0.001]) == ["100.0", "0.001000"]  # with equal decimals the second would show no digit
     assert format_column([1e-9, 1.0]) == ["1.000e-9", "1.000"]
     assert format_column([math.inf]) == ["inf"]
     assert format_column([]) == []

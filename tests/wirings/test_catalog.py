@@ -1,4 +1,4 @@
-"""Published wirings: rows and initializations against the numbers of the papers' formulas."""
+"""Tests of published wirings: rows and initializations against the numbers of the papers' formulas."""
 
 import inspect
 import math
@@ -221,7 +221,7 @@ def test_draw_has_the_deviation_it_states(drawn, text, std):
     weight = torch.empty(300, 500, dtype=torch.float64)
     drawn(weight)
     assert str(drawn) == text
-    assert weight.std().item() == pytest.approx(std, rel=0.01)  # of 150000 draws: its own deviation is 0.2 %
+    assert weight.std().item() == pytest.approx(std, rel=0.01)  # of 150000 draws: the standard error is 0.2 %
 
 
 # By name

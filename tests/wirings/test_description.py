@@ -1,4 +1,4 @@
-"""Descriptions of wirings."""
+"""Tests of descriptions of wirings."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Drawings of wirings: boxes, connected wires, size."""
+"""Tests of drawings of wirings: boxes, connected wires, size."""
 
 import re
 

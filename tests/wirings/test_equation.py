@@ -1,4 +1,4 @@
-"""Equations of rows and wirings."""
+"""Tests of equations of rows and wirings."""
 
 import math
 import re

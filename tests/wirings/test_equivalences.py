@@ -1,4 +1,4 @@
-"""Wirings that are the same function (nn/test_stack_equations.py compares each with its equation)."""
+"""Tests of wirings that are the same function (nn/test_stack_equations.py compares each with its equation)."""
 
 import math
 
@@ -30,7 +30,7 @@ def one_thread(threads):
 
 
 def copy_norms(source, target, weight=lambda i: 1.0):
-    """Copy the norms of `source` times a factor to `target`."""
+    """Copy the norms of `source`, times a factor, to `target`."""
     with torch.no_grad():
         for i, (one, other) in enumerate(zip(list_norms(source), list_norms(target), strict=True)):
             for ours, theirs in zip(list_parameters(one), list_parameters(other), strict=True):

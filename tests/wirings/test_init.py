@@ -1,4 +1,4 @@
-"""`wiring.init_(stack)`: weights by role and place, norms, biases and factors."""
+"""Tests of `wiring.init_(stack)`: weights by role and place, norms, biases and factors."""
 
 import math
 

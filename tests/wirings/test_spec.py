@@ -1,4 +1,4 @@
-"""Row, Learned, Place, Wiring: comparison, hashing, text, errors."""
+"""Tests of Row, Learned, Place and Wiring: comparison, hashing, text, errors."""
 
 import copy
 import pickle

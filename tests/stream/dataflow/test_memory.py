@@ -1,4 +1,4 @@
-"""Data flow of tensors that share memory: regions, in-place writes, and the restored state after a run."""
+"""Tests of the data flow of tensors that share memory: regions, in-place writes, and the restored state after a run."""
 
 import random
 

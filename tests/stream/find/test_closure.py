@@ -1,4 +1,4 @@
-"""Equations computed again: they close to the dtype, and do not where one number is off."""
+"""Tests of recomputed equations: they close to the dtype's round-off, and do not if one number is wrong."""
 
 import math
 
@@ -92,7 +92,7 @@ def test_replay_op_computes_output(operator):
 
 AXES = {
     "as it is": (lambda x: x, 2, True),
-    "channels first": (lambda x: x.transpose(1, 2), 1, False),  # its last axis is that of the tokens
+    "channels first": (lambda x: x.transpose(1, 2), 1, False),  # its last axis is the tokens
     "tokens flattened": (lambda x: x.reshape(6, 8), 2, True),
     "heads": (lambda x: x.unflatten(-1, (2, 4)), None, False),
     "heads first": (lambda x: x.unflatten(-1, (2, 4)).transpose(1, 2), None, False),
@@ -116,7 +116,7 @@ def test_find_axis_through_views(name):
     assert source is flow.ops[0].outputs[0]
     assert find_views(seen, source) is not None
     assert find_axis(seen, source, len(seen.shape) - 1) == axis
-    assert covers_features(seen) == (all_features or name == "channels first")  # whole it is, whichever axis
+    assert covers_features(seen) == (all_features or name == "channels first")  # all features, whichever axis
 
 
 def test_covers_features_through_merged_axes():

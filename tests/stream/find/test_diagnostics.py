@@ -1,4 +1,4 @@
-"""Errors of `inspect`, and its state after an error in the model."""
+"""Tests of errors of `inspect`, and of its state after an error in the model."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The wirings of transformer families and of adversarial models: `inspect` proves each row, or gives the reason."""
+"""Tests of `inspect` on transformer families and adversarial models: it proves each row, or states the reason."""
 
 from itertools import combinations
 
@@ -17,7 +17,7 @@ ADVERSARIAL = adversarial_models.adversarial_models()
 
 
 def find_features(family):
-    """Return the pairs of facts that a family is expected to have, and the remarks on how its code is written."""
+    """Return the pairs of expected facts of a family, and the remarks on its code."""
     features = {("remark", family.remark)} if family.remark else set()
     for stream in family.expected:
         facts = {

@@ -1,4 +1,4 @@
-"""`inspect` on unusual graphs: it makes no false claims, and gives a reason for what it does not understand."""
+"""Tests of `inspect` on unusual graphs: it makes no false claims, and states a reason for unsupported parts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""An `Inspection` as table, HTML, JSON and repr."""
+"""Tests of an `Inspection` as table, HTML, JSON and repr."""
 
 import io
 import json

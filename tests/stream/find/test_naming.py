@@ -1,4 +1,4 @@
-"""`identify_wiring` names the rows of every wiring, with remarks on differences."""
+"""Tests of `identify_wiring`: it names the rows of every wiring, with remarks on differences."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`find_norms`: every spelling of a norm is matched with its eps; other formulas are not."""
+"""Tests of `find_norms`: every spelling of a norm is matched with its eps; other formulas are not."""
 
 import math
 

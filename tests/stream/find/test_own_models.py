@@ -1,4 +1,4 @@
-"""`inspect` on this library's models: stacks of every wiring, modules, and functions with every option."""
+"""Tests of `inspect` on this library's models: stacks of every wiring, modules, and functions with every option."""
 
 from itertools import product
 
@@ -38,7 +38,7 @@ def check(found, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-5, nu
 
 # Stacks.
 
-OTHER = {"mix_ln": wirings.mix_ln(2)}  # the default is a quarter of the layers: none of three
+OTHER = {"mix_ln": wirings.mix_ln(2)}  # by default a quarter of the layers, which is none of three
 WIRINGS = {one.name: OTHER.get(one.name, one) for one in ALL}
 KINDS = {one.__name__: one for one in (Encoder, Decoder, Transformer)}
 NORMS = ("layer", "rms")

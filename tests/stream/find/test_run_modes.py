@@ -1,4 +1,4 @@
-"""`inspect` with every way to run a model: dtypes, autograd modes, training, compilers, wrappers, hooks."""
+"""Tests of `inspect` with every way to run a model: dtypes, autograd modes, training, compilers, wrappers, hooks."""
 
 import pytest
 import torch

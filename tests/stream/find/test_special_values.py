@@ -1,4 +1,4 @@
-"""`inspect` on special values: zeros, NaN, overflow. Without finite values nothing closes."""
+"""Tests of `inspect` on zeros, NaN and overflow. Without finite values nothing closes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Directories with a model: weights and tokenizer are read, no code runs, faults raise one sentence."""
+"""Tests of directories with a model: weights and tokenizer are read, no code runs, and faults raise one sentence."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Inputs and texts from files: contents, and one-sentence errors."""
+"""Tests of inputs and texts from files: contents, and one-sentence errors."""
 
 import pytest
 import torch

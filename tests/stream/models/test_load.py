@@ -1,4 +1,4 @@
-"""`load`: which model a name means, factories, the packaged MiniLM, one-sentence errors, no side effects."""
+"""Tests of `load`: names of models, factories, the packaged MiniLM, one-sentence errors, no side effects."""
 
 import contextlib
 import subprocess

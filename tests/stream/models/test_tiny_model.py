@@ -1,4 +1,4 @@
-"""Transformers model types: built small with every kind of layer, seeded random weights and fitting inputs."""
+"""Tests of tiny models of transformers' types: small with every kind of layer, seeded random weights, fitting inputs."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Gradients of a recording belong to the step of their forward."""
+"""Tests of a recording's gradients, which belong to the step of their forward."""
 
 from __future__ import annotations
 

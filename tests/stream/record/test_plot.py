@@ -1,4 +1,4 @@
-"""Drawings of a recording: values on the Axes, marks for values off the scale, several recordings on one Axes."""
+"""Tests of drawings of a recording: values on the Axes, marks for values off the scale, several recordings on one Axes."""
 
 import math
 
@@ -54,7 +54,7 @@ def recorded(sublayers=6, streams=("stream",), value=lambda k: 1.0 / (k + 1), wi
 
 
 def lines(ax):
-    """Return the (x, y) of the lines that connect points."""
+    """Return the (x, y) of each line that connects points."""
     connecting = [
         line for line in ax.lines if line.get_linestyle() not in ("None", "none") and len(line.get_xdata()) > 0
     ]

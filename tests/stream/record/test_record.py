@@ -1,4 +1,4 @@
-"""`record`: statistics, memory map and balance against the formulas on the tensors themselves."""
+"""Tests of `record`: statistics, memory map and balance against the formulas on the tensors themselves."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_massive_activations() -> None:
 
 
 class Gated(nn.Module):
-    """Writes whose scale an operator computes after them."""
+    """Model whose writes get their scale from an operator after them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ def test_write_with_a_computed_scale() -> None:
 
 
 def test_features_in_the_middle() -> None:
-    """Find the features where another dimension has the same size."""
+    """Find the feature axis where another axis has the same size."""
 
     class Convolved(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of `record`: steps, layers, token masks, gradients, and errors."""
+"""Tests of the arguments of `record`: steps, layers, token masks, gradients, and errors."""
 
 from __future__ import annotations
 

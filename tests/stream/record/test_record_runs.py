@@ -1,4 +1,4 @@
-"""`record` under checkpoints, gradient accumulation, autocast, torch.compile, torch.func, in-place adds, and for stacks."""
+"""Tests of `record` with checkpoints, gradient accumulation, autocast, torch.compile, torch.func, in-place adds, and stacks."""
 
 from __future__ import annotations
 

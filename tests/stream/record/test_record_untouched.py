@@ -1,4 +1,4 @@
-"""`record` does not change results, and leaves no hook, tensor or token in a cache."""
+"""Tests that `record` does not change results, and leaves no hook, tensor or token in a cache."""
 
 from __future__ import annotations
 

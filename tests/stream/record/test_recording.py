@@ -1,4 +1,4 @@
-"""`Recording`: numbers by step and site, names, spikes, and how it shows itself."""
+"""Tests of `Recording`: numbers by step and site, names, spikes, and its display."""
 
 import math
 import sys
@@ -135,7 +135,7 @@ def test_scale_is_the_denominator_of_a_site_norm():
 
 def test_series_is_by_depth_at_one_step():
     rec = filled(*WRITES, (9, 1, "in", "rms", 1.0))
-    assert [value for _, value in rec.series("write", "rms")] == [51.0, 52.0, 53.0, 54.0]  # the last step that has it
+    assert [value for _, value in rec.series("write", "rms")] == [51.0, 52.0, 53.0, 54.0]  # the last step with a value
     assert [value for _, value in rec.series("write", "rms", step=0)] == [1.0, 2.0, 3.0, 4.0]
     assert rec.series("write", "rms", step=9) == []
     assert rec.series("grad", "rms") == []

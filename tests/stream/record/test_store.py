@@ -1,4 +1,4 @@
-"""Files of recordings: exact round trips, atomic writes, one-sentence errors for other files."""
+"""Tests of files of recordings: exact round trips, atomic writes, one-sentence errors for other files."""
 
 import json
 import sys
