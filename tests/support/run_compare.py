@@ -1,4 +1,4 @@
-"""Run `addnorm compare` with few untrained stacks, frequent checkpoints and no report; tests start it and kill it."""
+"""Program that runs `addnorm compare` with few untrained stacks, frequent checkpoints and no report; tests start and kill it."""
 
 import sys
 from functools import partial
