@@ -1,6 +1,8 @@
 """Fixtures and settings for all tests: a seeded generator, Triton's interpreter, hypothesis profiles, the explorer's pages."""
 
+import hashlib
 import os
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +17,11 @@ from support.order import sort_slowest_first
 # Programs that tests start import `support` too.
 TESTS = str(Path(__file__).parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (TESTS, os.environ.get("PYTHONPATH"))))
+
+# torch's cache of compiled graphs does not notice when the schema of an operator changes: each schema has a cache of its own.
+OPS = Path(__file__).parent.parent / "src" / "addnorm" / "ops"
+SCHEMA = hashlib.sha256((OPS / "options.py").read_bytes() + (OPS / "schema.py").read_bytes()).hexdigest()[:12]
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"addnorm-inductor-{SCHEMA}")
 
 # This must run before any import of Triton: without a GPU its kernels are interpreted on the CPU.
 if not torch.cuda.is_available():

@@ -115,7 +115,7 @@ def test_trace_list_names_presets():
         (["1,2", "1,2", "--gamma", "1,2,3"], "--gamma has 3 numbers, expected 2"),
         (["1,2", "1,2", "--beta", "x"], "--beta[0] is 'x', expected a number"),
         (["1,2", "1,2", "--grad", ""], "--grad is empty, expected at least one number"),
-        (["1,2", "1,2", "--read-grad", "1,2"], "--read-grad came with placement 'post'"),
+        (["1,2", "1,2", "--read-grad", "1,2"], "--read-grad requires placement 'pre', got 'post'"),
         (["1,2", "1,2", "--eps", "-1"], "--eps is -1, expected a number >= 0"),
         (["1", "1", "--norm", "rms", "--variance", "unbiased"], "--variance is 'unbiased', but RMSNorm has no"),
     ],

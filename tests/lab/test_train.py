@@ -231,7 +231,7 @@ def test_unrecordable_model_still_trains(monkeypatch, tmp_path):
     def refuse(*_):
         raise ValueError("CharLM has no residual stream to record: so it is.")
 
-    monkeypatch.setattr(recorder, "understand", refuse)
+    monkeypatch.setattr(recorder, "build_inspection", refuse)
     found = train(small(), TEXT)
     assert found["trouble"] == "CharLM has no residual stream to record: so it is."
     assert (found["losses"], found["test"]) == (whole["losses"], whole["test"])
