@@ -7,7 +7,6 @@ the file they lead to is replaced. Directories, devices, pipes and sockets are r
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -88,7 +87,7 @@ def atomic_path(path: str | Path, *, name: str = "path", parents: bool = True, d
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
         start = os.fsdecode(os.fsencode(target.name)[:LONGEST])
-        temporary = target.with_name(f".{start}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+        temporary = target.with_name(f".{start}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
         try:
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
