@@ -146,6 +146,12 @@ def test_rms_norm_without_eps_takes_torchs(dtype):
     assert relative(addnorm.rms_norm(x), want) < 2 * UNIT[dtype]
 
 
+def test_rms_norm_default_eps_follows_residual_dtype():
+    x = 1e-5 * torch.randn(4, 50)  # squares far below the epsilon of float32
+    y = addnorm.add_rms_norm(x, torch.zeros_like(x), residual_dtype=f64)
+    assert relative(y, F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64).eps)) < 2 * UNIT[f32]
+
+
 def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Compute LlamaRMSNorm.forward of transformers."""
     wide = x.to(f32)

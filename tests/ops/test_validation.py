@@ -148,6 +148,10 @@ REFUSED = {
         "normalized_shape is (3, 7), expected the last dimensions of residual (2, 3, 8): pass None to normalize over the last "
         "one.",
     ),
+    "normalized_shape differs before its last dimension": (
+        {"normalized_shape": (4, 8), "weight": None, "bias": None}, ValueError,
+        "normalized_shape is (4, 8), expected the last dimensions of residual (2, 3, 8):",
+    ),
     "weight is not of normalized_shape": (
         {"normalized_shape": (3, 8)}, ValueError,
         "weight has shape (8,), expected normalized_shape (3, 8): reshape it.",
