@@ -106,7 +106,7 @@ def keep_padding_zero(encoder: nn.TransformerEncoder) -> Callable[[], None]:
     """Replace an encoder's forward by one that returns zeros for padding when compiled, too.
 
     Returns:
-        A function that restores the encoder, once every fused model that shares it has called its function.
+        A function that undoes the replacement. An encoder that several fused models share is restored by the last call.
     """
 
     def undo() -> None:
