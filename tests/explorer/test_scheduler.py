@@ -9,7 +9,7 @@ import pytest
 
 from addnorm.explorer import scheduler as module
 from addnorm.explorer.scheduler import BusyError, ClosedError, DisconnectedError, Scheduler, SupersededError
-from support.loops import apart
+from support.threads import run_in_thread
 
 
 class Work:
@@ -43,7 +43,7 @@ def run(test):
         finally:
             scheduler.close()
 
-    return apart(whole())
+    return run_in_thread(whole())
 
 
 async def until(condition):

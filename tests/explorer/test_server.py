@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from support.loops import apart
+from support.threads import run_in_thread
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -221,7 +221,7 @@ def test_slow_request_times_out(client, monkeypatch):
                  "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("127.0.0.1", 1)}  # fmt: skip
         await client.app(scope, never, keep)
 
-    apart(ask())
+    run_in_thread(ask())
     assert received[0]["status"] == 408
     assert (b"connection", b"close") in received[0]["headers"]
     assert json.loads(received[1]["body"]) == {"error": "The request did not arrive within 0.05 seconds."}
@@ -248,7 +248,7 @@ def test_abandoned_requests_are_not_computed(monkeypatch):
                  "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "client": ("127.0.0.1", 1)}  # fmt: skip
         await create_app()(scope, receive, send)
 
-    apart(ask(gone=True))
+    run_in_thread(ask(gone=True))
     assert computed == []
-    apart(ask(gone=False))
+    run_in_thread(ask(gone=False))
     assert len(computed) == 1

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import addnorm
 from addnorm.ops.schema import ForwardArguments
 from support.cases import BASIC, OPTIONS, bf16, cotangents, leaves, make
-from support.compiling import WRONG, results
+from support.compiled_calls import WRONG_BRANCHES, compute_results
 from support.pairwise import some
 
 pytestmark = [
@@ -39,8 +39,8 @@ def block(x, branch, w1, b1, w2, scale):
 
 def test_inductor_compiles_a_block_in_one_graph():
     inputs = [torch.randn(6, 40), torch.randn(6, 40), *(1 + 0.3 * torch.randn(40) for _ in range(4))]
-    outputs, grads = results(block, inputs)
-    compiled_outputs, compiled_grads = results(torch.compile(block, fullgraph=True), inputs)
+    outputs, grads = compute_results(block, inputs)
+    compiled_outputs, compiled_grads = compute_results(torch.compile(block, fullgraph=True), inputs)
     torch.testing.assert_close(
         compiled_outputs, outputs, rtol=1e-2, atol=2e-2
     )  # gelu may round a bfloat16 the other way
@@ -90,8 +90,8 @@ def test_compiled_graph_has_the_bits_of_eager(variant):
     def function(*tensors):
         return tuple(call(dict(zip(names, tensors, strict=True))).values())
 
-    outputs, grads = results(function, call.tensors.values())
-    compiled_outputs, compiled_grads = results(
+    outputs, grads = compute_results(function, call.tensors.values())
+    compiled_outputs, compiled_grads = compute_results(
         torch.compile(function, fullgraph=True, backend="aot_eager"), call.tensors.values()
     )
     assert all(a.equal(b) for a, b in zip(compiled_outputs, outputs, strict=True))
@@ -274,16 +274,16 @@ def test_the_norm_alone_trains_in_a_graph(function, options):
     def norm(x, weight, bias):
         return (function(x, weight, bias, 1e-5, **options),)
 
-    outputs, grads = results(norm, inputs)
-    compiled_outputs, compiled_grads = results(torch.compile(norm, fullgraph=True, backend="aot_eager"), inputs)
+    outputs, grads = compute_results(norm, inputs)
+    compiled_outputs, compiled_grads = compute_results(torch.compile(norm, fullgraph=True, backend="aot_eager"), inputs)
     assert compiled_outputs[0].equal(outputs[0])
     assert all(a.equal(b) for a, b in zip(compiled_grads, grads, strict=True))
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", WRONG_BRANCHES)
 def test_wrong_arguments_raise_in_a_graph(wrong):
     compiled = torch.compile(addnorm.add_layer_norm, backend="eager")
-    shape, dtype = WRONG[wrong]
+    shape, dtype = WRONG_BRANCHES[wrong]
     with pytest.raises((ValueError, TypeError, RuntimeError), match=r"branch has (shape|dtype) .*, expected "):
         compiled(torch.randn(3, 8), torch.ones(shape, dtype=dtype))
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import addnorm
 from addnorm.fusion.backend import backend
 from addnorm.fusion.benchmark import saved_bytes
-from support.captured import captured, off
+from support.graph_capture import capture_graphs, relative_difference
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:torch"),
@@ -57,8 +57,8 @@ def step(model, call, x, seed=0):
 def same(model, call, x, limit=1e-5):
     """Check that a model and another callable have the same outputs and gradients."""
     expected, result = step(model, model, x), step(model, call, x)
-    assert off(expected[0], result[0]) < limit
-    assert all(off(one, other) < limit for one, other in zip(expected[1], result[1], strict=True))
+    assert relative_difference(expected[0], result[0]) < limit
+    assert all(relative_difference(one, other) < limit for one, other in zip(expected[1], result[1], strict=True))
 
 
 def test_backend_is_registered_by_name():
@@ -73,11 +73,11 @@ def test_compile_by_name_keeps_outputs_and_gradients():
 
 def test_backend_keeps_dropout_masks():
     model = Model(p=0.3)
-    same(model, captured(model).compiled, X)
+    same(model, capture_graphs(model).compiled, X)
 
 
 def test_backend_fuses_every_boundary():
-    capture = captured(Model())
+    capture = capture_graphs(Model())
     with torch.no_grad():
         capture.compiled(X)
     assert [(b.add, b.norm) for b in capture.boundaries] == [
@@ -102,16 +102,16 @@ def test_backend_keeps_the_bits_of_sums():
         for p in model.layers[0].g.parameters():
             nn.init.zeros_(p)  # so the second write does not depend on its norm
         with torch.no_grad():
-            expected, result = model(X.to(dtype))[0], captured(model).compiled(X.to(dtype))[0]
+            expected, result = model(X.to(dtype))[0], capture_graphs(model).compiled(X.to(dtype))[0]
         assert expected.equal(result)
 
 
 def test_inductor_compiles_the_rewritten_graph():
     model = Model(layers=1)
     same(model, torch.compile(model, backend="addnorm", options={"inductor": True}), X)
-    capture = captured(model, inductor=True)
+    capture = capture_graphs(model, inductor=True)
     with torch.no_grad():
-        assert off(model(X), capture.compiled(X)) < 1e-6
+        assert relative_difference(model(X), capture.compiled(X)) < 1e-6
     assert "add_layer_norm(" in capture.code
 
 
@@ -119,7 +119,7 @@ def test_inductor_accepts_its_options():
     model = Model(layers=1)
     options = {"inductor": True, "epilogue_fusion": False}
     with torch.no_grad():
-        assert off(model(X), torch.compile(model, backend="addnorm", options=options)(X)) < 1e-6
+        assert relative_difference(model(X), torch.compile(model, backend="addnorm", options=options)(X)) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_backend_refuses_inductor_options_without_inductor(options, what):
 
 def test_checkpoint_recomputes_the_same():
     model = Model(p=0.3, run=lambda layer, x: checkpoint(layer, x, use_reentrant=False))
-    capture = captured(model)
+    capture = capture_graphs(model)
     same(model, capture.compiled, X.clone().requires_grad_())
     assert [b.reason for b in capture.boundaries] == [None] * 3  # the boundaries inside the layers
     x = X.clone().requires_grad_()
@@ -149,16 +149,16 @@ def test_selective_checkpoint_keeps_its_policy():
 
     context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
     model = Model(run=lambda layer, x: checkpoint(layer, x, use_reentrant=False, context_fn=context))
-    same(model, captured(model).compiled, X.clone().requires_grad_())
+    same(model, capture_graphs(model).compiled, X.clone().requires_grad_())
 
 
 def test_dynamic_shapes_share_a_graph():
     model = Model()
-    capture = captured(model)
+    capture = capture_graphs(model)
     with torch.no_grad():
         for rows, tokens in ((2, 5), (3, 7), (4, 9), (8, 11), (1, 5)):
             x = torch.randn(rows, tokens, D)
-            assert off(model(x), capture.compiled(x)) < 1e-6
+            assert relative_difference(model(x), capture.compiled(x)) < 1e-6
     assert len(capture.graphs) <= 3  # static, dynamic, and a batch of one
     assert set(capture.reasons) == {None}
 
@@ -173,9 +173,9 @@ def test_backend_fuses_each_graph_after_breaks():
             return self.norm(self.layers[2](x))
 
     model = Broken()
-    capture = captured(model)
+    capture = capture_graphs(model)
     with torch.no_grad():
-        assert off(model(X), capture.compiled(X)) < 1e-6
+        assert relative_difference(model(X), capture.compiled(X)) < 1e-6
     assert len(capture.graphs) > 1
     assert capture.reasons == [None] * 4  # without the sums that end a graph
 
@@ -183,11 +183,11 @@ def test_backend_fuses_each_graph_after_breaks():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_autocast_is_as_in_eager(dtype):
     model = Model()
-    capture = captured(model)
+    capture = capture_graphs(model)
     with torch.no_grad(), torch.autocast("cpu", dtype):
         expected, result = model(X), capture.compiled(X)
     assert expected.dtype == result.dtype
-    assert off(expected, result) < 2 * torch.finfo(dtype).eps
+    assert relative_difference(expected, result) < 2 * torch.finfo(dtype).eps
     with torch.autocast("cpu", dtype):
         same(model, capture.compiled, X, 8 * torch.finfo(dtype).eps)
 
@@ -204,13 +204,13 @@ def test_float32_stream_with_bfloat16_branches_stays_float32():
             return x + self.g(self.norm(x).bfloat16())
 
     model = Mixed()
-    capture = captured(model)
+    capture = capture_graphs(model)
     with torch.no_grad():
         expected, result = model(X), capture.compiled(X)
     assert capture.reasons == [None]
     assert "out_dtype" in capture.code
     assert expected.dtype == result.dtype == torch.float32
-    assert off(expected, result) < 1e-3  # one element of y may round the other way
+    assert relative_difference(expected, result) < 1e-3  # one element of y may round the other way
 
 
 def test_sum_rounded_before_its_norm_is_not_fused():
@@ -223,7 +223,7 @@ def test_sum_rounded_before_its_norm_is_not_fused():
             z = x + self.f(x.bfloat16())
             return self.norm(z.bfloat16()), z
 
-    capture = captured(Rounded())
+    capture = capture_graphs(Rounded())
     with torch.no_grad():
         capture.compiled(X)
     assert capture.reasons == ["its norm does not compute the formula that was found"]
@@ -257,15 +257,15 @@ def test_functorch_transforms_are_not_fused(transform):
             return torch.func.grad(lambda t: one(t).square().sum())(x)
 
     model = Transformed()
-    capture = captured(model)
+    capture = capture_graphs(model)
     with torch.no_grad():
-        assert off(model(X), capture.compiled(X)) < 1e-6
+        assert relative_difference(model(X), capture.compiled(X)) < 1e-6
     assert capture.reasons == ["it runs inside a torch.func transform"]
 
 
 def test_second_derivatives_match():
     model = Model(layers=1).double()
-    call = captured(model).compiled
+    call = capture_graphs(model).compiled
     gradients = []
     for run in (model, call):
         x = X.double().requires_grad_()
@@ -273,4 +273,4 @@ def test_second_derivatives_match():
         gradients.append(torch.autograd.grad(g.square().sum(), list(model.parameters()), allow_unused=True))
     for one, other in zip(*gradients, strict=True):
         assert (one is None) == (other is None)
-        assert one is None or off(one, other) < 1e-10
+        assert one is None or relative_difference(one, other) < 1e-10

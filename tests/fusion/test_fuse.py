@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import fuse
-from support.captured import off
-from support.fusing import QUIET, D, Model, X, calls
+from support.fused_model import QUIET, D, Model, X, count_calls
+from support.graph_capture import relative_difference
 
 pytestmark = QUIET
 
@@ -26,9 +26,9 @@ def test_fuse_calls_the_operation_and_keeps_results():
     with torch.no_grad():
         before = model(X)
     done = fuse(model, X)
-    assert calls(model, X) == len(done.fused) == 4
+    assert count_calls(model, X) == len(done.fused) == 4
     with torch.no_grad():
-        assert off(before, model(X)) < 1e-6
+        assert relative_difference(before, model(X)) < 1e-6
 
 
 def test_unfuse_restores_the_model():
@@ -40,7 +40,7 @@ def test_unfuse_restores_the_model():
         fuse(model, X)
         assert addnorm.unfuse(model) is model
         assert model(X).equal(before)
-    assert calls(model, X) == 0
+    assert count_calls(model, X) == 0
     assert set(vars(model)) == attributes
     assert {name: id(t) for name, t in model.state_dict(keep_vars=True).items()} == state
     fuse(model, X)  # and again
@@ -63,7 +63,7 @@ def test_fused_model_accepts_keyword_arguments():
     model = Model().eval()
     fuse(model, X, scale=2.0)
     with torch.no_grad():
-        assert off(model(x=X, scale=3.0), 3.0 * model(X)) < 1e-6
+        assert relative_difference(model(x=X, scale=3.0), 3.0 * model(X)) < 1e-6
 
 
 def test_fused_model_follows_new_weights_and_dtypes():
@@ -73,10 +73,11 @@ def test_fused_model_follows_new_weights_and_dtypes():
             p.mul_(0.5)
         fuse(model, X)
         model.load_state_dict(other.state_dict())
-        assert off(other(X), model(X)) < 1e-6
+        assert relative_difference(other(X), model(X)) < 1e-6
         model.bfloat16(), other.bfloat16()
-        assert other(X.bfloat16()).equal(model(X.bfloat16())) or off(other(X.bfloat16()), model(X.bfloat16())) < 1e-2
-        assert calls(model, X.bfloat16()) == 4
+        y, expected = other(X.bfloat16()), model(X.bfloat16())
+        assert y.equal(expected) or relative_difference(y, expected) < 1e-2
+        assert count_calls(model, X.bfloat16()) == 4
 
 
 def test_copies_of_a_fused_model_are_not_fused():
@@ -86,10 +87,10 @@ def test_copies_of_a_fused_model_are_not_fused():
     torch.save(model, file)
     file.seek(0)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
-        assert calls(other, X) == 0
+        assert count_calls(other, X) == 0
         with torch.no_grad():
-            assert off(model(X), other(X)) < 1e-6
-    assert calls(model, X) == 4
+            assert relative_difference(model(X), other(X)) < 1e-6
+    assert count_calls(model, X) == 4
 
 
 def test_fused_model_saves_and_loads_pretrained(tmp_path):
@@ -103,7 +104,7 @@ def test_fused_model_saves_and_loads_pretrained(tmp_path):
     model.save_pretrained(tmp_path)
     other = transformers.BertModel.from_pretrained(tmp_path).eval()
     with torch.no_grad():
-        assert off(other(ids).last_hidden_state, model(ids).last_hidden_state) < 1e-6
+        assert relative_difference(other(ids).last_hidden_state, model(ids).last_hidden_state) < 1e-6
 
 
 def test_fused_model_follows_hooks():
@@ -147,7 +148,7 @@ def test_fuse_with_inductor_keeps_random_numbers():
     assert done.inductor
     assert done.proof.holds
     assert len(done.fused) == 2
-    assert calls(model, X) == 2
+    assert count_calls(model, X) == 2
     addnorm.unfuse(model)
 
 
@@ -157,7 +158,7 @@ def train(model, dtype, x, target, fuses=False, steps=5):
     x, target = (t.to(dtype) for t in (x, target))
     if fuses:
         assert fuse(model, x).proof.mode == "training"
-        assert calls(model, x) == 4
+        assert count_calls(model, x) == 4
     torch.manual_seed(3)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     losses = []
@@ -200,7 +201,7 @@ def test_fused_model_switches_modes():
         assert model(X).equal(model(X))
         model.train()
         assert not model(X).equal(model(X))
-        assert calls(model, X) == 4
+        assert count_calls(model, X) == 4
 
 
 def test_fused_models_run_in_threads():
@@ -229,7 +230,7 @@ def test_many_models_can_be_fused_in_one_process():
         model = Model(layers=1).eval()
         assert len(fuse(model, X).fused) == 2
         models.append(model)
-    assert all(calls(model, X) == 2 for model in models)
+    assert all(count_calls(model, X) == 2 for model in models)
 
 
 def if_torch_has(option):
@@ -247,7 +248,7 @@ def test_fused_model_has_its_own_recompile_limit():
         change()
         with torch.no_grad():
             model(x)  # captures it; the next call only runs
-        assert calls(model, x) == 2
+        assert count_calls(model, x) == 2
 
 
 class Broken(Model):

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import addnorm
 from addnorm import fuse
 from addnorm.fusion import benchmark
-from support.fusing import QUIET, D, Model, X
+from support.fused_model import QUIET, D, Model, X
 
 pytestmark = QUIET
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from support.captured import both, off
+from support.graph_capture import capture_graphs, relative_difference, run_both
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:UserWarning")
 D = 16
@@ -51,9 +51,9 @@ def _plus(x, f):
 
 @pytest.mark.parametrize("add", ADDS.values(), ids=ADDS)
 def test_add_spellings_are_fused(add):
-    before, after, capture = both(Model(add), X.clone())
+    before, after, capture = run_both(Model(add), X.clone())
     assert capture.reasons == [None]
-    assert off(before, after) < 1e-6
+    assert relative_difference(before, after) < 1e-6
 
 
 def test_add_in_place_is_read_through_its_argument():
@@ -66,9 +66,9 @@ def test_add_in_place_is_read_through_its_argument():
             z.add_(self.f(x))  # z is read below, not the result of add_
             return self.after(self, z, self.norm(z))
 
-    before, after, capture = both(Method(after=forward), X)
+    before, after, capture = run_both(Method(after=forward), X)
     assert capture.reasons == [None]
-    assert off(before, after) < 1e-6
+    assert relative_difference(before, after) < 1e-6
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_decomposed_norms_keep_bits_in_low_precision(name):
         model = Model(norm=Hand(formula, bias), after=lambda model, z, y: y).to(dtype)
         nn.init.zeros_(model.f.weight)
         nn.init.zeros_(model.f.bias)
-        before, after, capture = both(model, whole.to(dtype))
+        before, after, capture = run_both(model, whole.to(dtype))
         assert capture.reasons == [None]
         assert capture.boundaries[0].casting == casting
         # torch updates a variance step by step and rounds each time; a mean of squares is exact here.
@@ -155,14 +155,14 @@ def test_decomposed_norms_keep_bits_in_low_precision(name):
 def test_decomposed_norms_are_exact_in_float32_and_float64(name):
     formula, bias, _ = HANDS[name]
     for dtype, limit in ((torch.float32, 1e-6), (torch.float64, 1e-6 if name in ("llama", "gemma") else 1e-14)):
-        before, after, capture = both(Model(norm=Hand(formula, bias)).to(dtype), X.to(dtype))
+        before, after, capture = run_both(Model(norm=Hand(formula, bias)).to(dtype), X.to(dtype))
         if dtype == torch.float64 and formula in (llama, gemma, olmo, t5, cohere):
             assert capture.reasons == [
                 "its norm does not compute the formula that was found"
             ]  # the norm computes float64 in float32
         else:
             assert capture.reasons == [None]
-        assert off(before, after) < limit
+        assert relative_difference(before, after) < limit
 
 
 def coarse(x, w, eps):
@@ -171,9 +171,9 @@ def coarse(x, w, eps):
 
 def test_norm_with_rounded_statistics_is_not_fused():
     for dtype, reason in ((torch.float32, None), (torch.bfloat16, "its norm rounds intermediate results that the fused call keeps exact")):  # fmt: skip
-        before, after, capture = both(Model(norm=Hand(coarse)).to(dtype), X.to(dtype))
+        before, after, capture = run_both(Model(norm=Hand(coarse)).to(dtype), X.to(dtype))
         assert capture.reasons == [reason]
-        assert before.equal(after) or (reason is None and off(before, after) < 1e-6)
+        assert before.equal(after) or (reason is None and relative_difference(before, after) < 1e-6)
 
 
 LEFT = {
@@ -192,7 +192,7 @@ LEFT = {
 
 @pytest.mark.parametrize("reason", LEFT)
 def test_norm_of_another_formula_is_not_fused(reason):
-    before, after, capture = both(Model(norm=Hand(LEFT[reason])), X)
+    before, after, capture = run_both(Model(norm=Hand(LEFT[reason])), X)
     assert before.equal(after)
     assert reason in capture.reasons
 
@@ -203,7 +203,7 @@ def test_norm_of_a_transposed_square_sum_is_not_fused():
             z = x + self.f(x)
             return z + self.norm(z.transpose(1, 2)).transpose(1, 2)
 
-    before, after, capture = both(Turned(), torch.randn(2, D, D))
+    before, after, capture = run_both(Turned(), torch.randn(2, D, D))
     assert before.equal(after)
     assert None not in capture.reasons
 
@@ -217,9 +217,9 @@ def test_norm_reads_the_sum_through_views():
             z = (x + self.f(x)).transpose(0, 1)
             return z + self.g(self.norm(z.reshape(-1, D))).view(z.shape)
 
-    before, after, capture = both(Flat(), X)
+    before, after, capture = run_both(Flat(), X)
     assert capture.reasons == [None]
-    assert off(before, after) < 1e-6
+    assert relative_difference(before, after) < 1e-6
 
 
 def test_views_keep_dynamic_sizes():
@@ -228,14 +228,12 @@ def test_views_keep_dynamic_sizes():
             z = x + self.f(x)
             return z + self.g(self.norm(z.view(-1, D))).view(z.shape)
 
-    from support.captured import captured
-
     model = Flat()
-    capture = captured(model, dynamic=True)
+    capture = capture_graphs(model, dynamic=True)
     with torch.no_grad():
         for rows in (3, 7, 11):
             x = torch.randn(rows, 5, D)
-            assert off(model(x), capture.compiled(x)) < 1e-6
+            assert relative_difference(model(x), capture.compiled(x)) < 1e-6
     assert len(capture.graphs) == 1
     assert capture.reasons == [None]
 
@@ -249,17 +247,17 @@ def test_broadcasting_add_is_not_fused():
         def forward(self, x):
             return self.norm(x + self.places)
 
-    before, after, capture = both(Places(), X)
+    before, after, capture = run_both(Places(), X)
     assert capture.reasons == ["its add broadcasts"]
     assert before.equal(after)
-    before, after, capture = both(Places(), X[:1])
-    assert off(before, after) < 1e-6  # here the shapes are equal; another batch gets another graph
+    before, after, capture = run_both(Places(), X[:1])
+    assert relative_difference(before, after) < 1e-6  # here the shapes are equal; another batch gets another graph
 
 
 def test_add_into_an_input_stays_in_place():
     x = X.clone()
     model = Model(_plus)
-    before, after, capture = both(model, x)
+    before, after, capture = run_both(model, x)
     assert capture.reasons == ["its add writes in place into an input or a buffer"]
     assert before.equal(after)
     with torch.no_grad():
@@ -273,9 +271,9 @@ def test_add_into_viewed_memory_stays_in_place():
         f += x
         return f + head[:, None]
 
-    before, after, capture = both(Model(add), X)
-    assert before.equal(after) or off(before, after) < 1e-6
-    before, after, capture = both(Model(lambda x, f: f, after=_seen), X)
+    before, after, capture = run_both(Model(add), X)
+    assert before.equal(after) or relative_difference(before, after) < 1e-6
+    before, after, capture = run_both(Model(lambda x, f: f, after=_seen), X)
     assert before.equal(after)
     assert "its add writes in place into memory that is read later through another view" in capture.reasons
 
@@ -291,9 +289,9 @@ def test_second_norm_of_a_sum_is_not_fused():
     def after(model, z, y):
         return z + model.g(y) + F.layer_norm(z, (D,))
 
-    before, after, capture = both(Model(after=after), X)
+    before, after, capture = run_both(Model(after=after), X)
     assert capture.reasons == [None, "its sum is already fused with the norm in norm"]
-    assert off(before, after) < 1e-6
+    assert relative_difference(before, after) < 1e-6
 
 
 def test_second_norm_is_fused_if_the_first_is_not():
@@ -301,9 +299,9 @@ def test_second_norm_is_fused_if_the_first_is_not():
         return z + model.g(y) + F.layer_norm(z, (D,))
 
     model = Model(norm=Hand(coarse), after=after).bfloat16()
-    before, after, capture = both(model, X.bfloat16())
+    before, after, capture = run_both(model, X.bfloat16())
     assert capture.reasons == ["its norm rounds intermediate results that the fused call keeps exact", None]
-    assert off(before, after) < 1e-2
+    assert relative_difference(before, after) < 1e-2
 
 
 def test_autocast_between_add_and_norm_is_not_fused():
@@ -312,23 +310,23 @@ def test_autocast_between_add_and_norm_is_not_fused():
             w = z + model.f(z)
         return model.norm(w) + y
 
-    before, after, capture = both(Model(after=after), X)
+    before, after, capture = run_both(Model(after=after), X)
     assert "autocast or the grad mode changes between the add and the norm" in capture.reasons
-    assert off(before, after) < 1e-6
+    assert relative_difference(before, after) < 1e-6
 
 
 def test_calls_of_addnorm_are_not_fused_again():
     import addnorm
 
     stack = addnorm.ResidualStack([nn.Linear(D, D) for _ in range(3)], D, wiring="pre_ln")
-    before, after, capture = both(stack, X)
+    before, after, capture = run_both(stack, X)
     assert before.equal(after)
     assert [reason for reason in capture.reasons if reason is None] == []
 
 
 def test_residual_is_returned_only_where_it_is_read():
-    post = both(Model(after=lambda model, z, y: model.g(y)), X)[2]
-    pre = both(Model(), X)[2]
+    post = run_both(Model(after=lambda model, z, y: model.g(y)), X)[2]
+    pre = run_both(Model(), X)[2]
     assert [b.returns_residual for b in (*post.boundaries, *pre.boundaries)] == [False, True]
     assert "return_residual" not in post.code
     assert "return_residual = True" in pre.code
@@ -338,7 +336,7 @@ def test_residual_is_returned_only_where_it_is_read():
 
 def test_boundary_has_the_paths_of_its_modules():
     outer = nn.Sequential(nn.Identity(), Model())
-    capture = both(outer, X)[2]
+    capture = run_both(outer, X)[2]
     assert [(b.add, b.norm, b.kind, b.eps, b.shape, b.dtype) for b in capture.boundaries] == [
         ("1", "1.norm", "layer", 1e-5, (2, 5, D), "float32")
     ]

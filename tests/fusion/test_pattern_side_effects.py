@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from addnorm.fusion.tolerance import largest_errors
-from support.captured import captured, off
+from support.graph_capture import capture_graphs, relative_difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:UserWarning")
 D = 16
@@ -52,17 +52,19 @@ def same(function, *calls, gradients=True, dtype=torch.float32, limit=1e-5, chan
     """Check outputs, strides, buffers and gradients against eager in every call; return the reasons for unfused adds."""
     model = Model(function).to(dtype)
     twin = copy.deepcopy(model)
-    capture = captured(twin, **options)
+    capture = capture_graphs(twin, **options)
     for k, args in enumerate(calls or ((X.to(dtype),),)):
         one, other = (
             _ran(of, call, args, gradients, change, k) for of, call in ((model, model), (twin, capture.compiled))
         )
         for before, after in zip(*one[:1], *other[:1], strict=True):
-            assert off(before, after) < limit or before.equal(after)
+            assert relative_difference(before, after) < limit or before.equal(after)
             assert before.stride() == after.stride()
         assert all(a.equal(b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
         assert one[1].keys() == other[1].keys()
-        assert all(p.equal(other[1][name]) or off(p, other[1][name]) < 10 * limit for name, p in one[1].items())
+        assert all(
+            p.equal(other[1][name]) or relative_difference(p, other[1][name]) < 10 * limit for name, p in one[1].items()
+        )
     return capture.reasons
 
 
@@ -305,8 +307,8 @@ def test_write_inside_a_checkpoint_is_noticed():
         return m.norm(z)
 
     model = Model(forward)
-    capture = captured(model)
-    assert off(model(X), capture.compiled(X)) < 1e-6
+    capture = capture_graphs(model)
+    assert relative_difference(model(X), capture.compiled(X)) < 1e-6
     assert capture.reasons == []
 
 

@@ -9,7 +9,16 @@ from torch import nn
 
 from addnorm.fusion.proof import prove
 from addnorm.fusion.tolerance import Difference, worst
-from support.changed import FAULTS, Function, X, fused, layer, of, varied, without
+from support.changed_models import (
+    FAULTS,
+    Function,
+    X,
+    change_copy,
+    drop_parameters,
+    find_difference,
+    make_layer,
+    with_library_norms,
+)
 from support.families import families
 
 # --- equal models ----------------------------------------------------------------------------------------------------------
@@ -18,8 +27,8 @@ from support.families import families
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_proof_holds_for_another_rounding(dtype, training):
-    model = layer(dropout=0.2).to(dtype).train(training)
-    proof = prove(model, model, fused(model), (X.to(dtype),), {})
+    model = make_layer(dropout=0.2).to(dtype).train(training)
+    proof = prove(model, model, with_library_norms(model), (X.to(dtype),), {})
     assert proof.holds
     assert proof.oracle == "float64"
     assert proof.mode == ("training" if training else "evaluation")
@@ -31,7 +40,7 @@ def test_proof_holds_for_another_rounding(dtype, training):
 
 
 def test_proof_of_the_model_itself_is_exact():
-    model = layer()
+    model = make_layer()
     proof = prove(model, model, model, (X,), {})
     assert {one.max_abs for one in (*proof.outputs, *proof.gradients)} == {0.0}
     assert all(one.eager_error > 0 for one in proof.outputs)
@@ -43,7 +52,7 @@ def test_proof_of_the_model_itself_is_exact():
 def test_proof_holds_for_whole_models(name, training):
     model, args, kwargs = families()[name].build()
     model.train(training)
-    proof = prove(model, model, fused(model), args, kwargs)
+    proof = prove(model, model, with_library_norms(model), args, kwargs)
     assert proof.holds
     assert proof.oracle == "float64"
     assert proof.gradients
@@ -57,17 +66,17 @@ def test_proof_names_nested_outputs():
 
 
 def test_proof_uses_the_precision_of_autocast():
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     with torch.autocast("cpu", torch.bfloat16):
-        proof = prove(model, model, fused(model), (X,), {})
+        proof = prove(model, model, with_library_norms(model), (X,), {})
     assert proof.holds
     assert proof.oracle == "float64"
-    assert of(proof.gradients, "linear1.weight").eager_error > 1e-4
+    assert find_difference(proof.gradients, "linear1.weight").eager_error > 1e-4
 
 
 def test_proof_converts_to_json():
-    model = layer()
-    proof = prove(model, model, varied(model, without(bias=True)), (X,), {})
+    model = make_layer()
+    proof = prove(model, model, change_copy(model, drop_parameters(bias=True)), (X,), {})
     document = json.loads(json.dumps(proof.to_dict(), allow_nan=False))
     assert document["holds"] is False
     assert {"name", "max_abs", "eager_error", "magnitude", "tolerance", "holds"} == {*document["outputs"][0]}
@@ -85,7 +94,7 @@ def test_worst_uses_the_largest_share_of_tolerance():
 
 
 def test_proof_without_gradients():
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     assert prove(model, model, model, (X,), {}, gradients=False).gradients == ()
     assert prove(model.requires_grad_(False), model, model, (X,), {}).gradients == ()
 
@@ -106,7 +115,7 @@ def test_proof_omits_unused_parameters():
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_proof_compares_gradients_in_any_grad_mode(mode):
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     with mode():
         proof = prove(model, model, model, (X * 1,), {})
     assert len(proof.gradients) == len([*model.parameters()])
@@ -114,39 +123,40 @@ def test_proof_compares_gradients_in_any_grad_mode(mode):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_proof_finds_faults(fault):
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     proof = prove(model, model, FAULTS[fault](model), (X,), {})
     assert not proof.holds
 
 
 @pytest.mark.parametrize("fault", ["no bias", "no weight", "another activation", "a gradient of zeros", "not a number"])
 def test_proof_finds_faults_in_low_precision(fault):
-    model = layer(dropout=0.0).bfloat16()
+    model = make_layer(dropout=0.0).bfloat16()
     assert not prove(model, model, FAULTS[fault](model), (X.bfloat16(),), {}).holds
 
 
 def test_proof_names_only_the_wrong_gradient():
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     proof = prove(model, model, FAULTS["another gradient of a weight"](model), (X,), {})
     assert all(one.holds for one in proof.outputs)
     assert [one.name for one in proof.gradients if not one.holds] == ["norm1.weight"]
 
 
 def test_new_or_missing_gradient_differs_infinitely():
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     gone = prove(model, model, FAULTS["no gradient"](model), (X,), {})
     new = prove(model, FAULTS["no gradient"](model), model, (X,), {})
-    assert of(gone.gradients, "norm1.bias").max_abs == of(new.gradients, "norm1.bias").max_abs == math.inf
+    for proof in (gone, new):
+        assert find_difference(proof.gradients, "norm1.bias").max_abs == math.inf
 
 
 def test_proof_finds_another_eps_in_a_deep_model():
     model, args, kwargs = families()["bert"].build()
-    wrong = varied(model, lambda t: setattr(t.encoder.layer[0].attention.output.LayerNorm, "eps", 1e-5))
+    wrong = change_copy(model, lambda t: setattr(t.encoder.layer[0].attention.output.LayerNorm, "eps", 1e-5))
     assert not prove(model, model, wrong, args, kwargs).holds
 
 
 def test_proof_finds_another_dropout_mask():
-    model = layer(dropout=0.1).train()
+    model = make_layer(dropout=0.1).train()
 
     def after(x):
         torch.rand(1)
@@ -173,7 +183,7 @@ def test_large_integers_are_compared_exactly():
 
 @pytest.mark.parametrize("wrong_with_gradients", [True, False])
 def test_output_difference_is_the_worse_of_both_runs(wrong_with_gradients):
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     after = lambda x: model(x) + (3.0 if torch.is_grad_enabled() == wrong_with_gradients else 0.0)  # noqa: E731
     (output,) = prove(model, model, after, (X,), {}).outputs
     assert output.max_abs == pytest.approx(3.0)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from addnorm.fusion.proof import prove
-from support.changed import Function, X, fused, layer, of
+from support.changed_models import Function, X, find_difference, make_layer, with_library_norms
 from support.families import families
 
 
@@ -49,7 +49,7 @@ def test_proof_restores_counters_and_attributes():
     model.fresh = None
     proof = prove(model, model, model, (X,), {})
     assert proof.holds
-    assert of(proof.outputs, "[1]").magnitude == 1
+    assert find_difference(proof.outputs, "[1]").magnitude == 1
     assert model.steps == 0
     assert model.last.eq(1).all()
     assert model.fresh is None
@@ -124,7 +124,7 @@ def test_proof_restores_a_cache(kind):
         model(*args, **kwargs, past_key_values=cache)
     keys = cache.layers[0].keys
     held = keys.clone()
-    proof = prove(model, model, fused(model), args, {**kwargs, "past_key_values": cache})
+    proof = prove(model, model, with_library_norms(model), args, {**kwargs, "past_key_values": cache})
     assert proof.holds
     assert proof.oracle == "float64"
     assert cache.layers[0].keys is keys
@@ -132,7 +132,7 @@ def test_proof_restores_a_cache(kind):
 
 
 def test_proof_keeps_the_graph_of_the_caller():
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     scale = torch.ones(16, requires_grad=True)
     x = X * scale.exp()
     assert prove(model, model, model, (x,), {}).holds
@@ -185,6 +185,6 @@ def test_proof_restores_nan():
 
 
 def test_proof_accepts_expanded_inputs():
-    model = layer(dropout=0.0)
+    model = make_layer(dropout=0.0)
     x = torch.tensor([math.nan, 0.5]).view(2, 1, 1).expand(2, 5, 16)
     assert prove(model, model, model, (x,), {}).holds

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from addnorm.fusion.proof import prove
-from support.changed import FAULTS, Function, X, backward, fused, layer, of
+from support.changed_models import FAULTS, Function, X, change_gradient, find_difference, make_layer, with_library_norms
 from support.families import families
 
 # --- tolerances ------------------------------------------------------------------------------------------------------------
@@ -20,12 +20,12 @@ def test_gradient_of_pure_round_off_is_tolerated():
     proof = prove(model, model, after, (X,), {})
     assert proof.gradients[0].magnitude < 1e-5
     assert proof.holds
-    assert not prove(model, model, backward(model, "w", lambda g: g + 1e-4), (X,), {}).holds
+    assert not prove(model, model, change_gradient(model, "w", lambda g: g + 1e-4), (X,), {}).holds
 
 
 def test_key_bias_gradient_loosens_no_tolerance():
     model, args, kwargs = families()["vit"].build()
-    proof = prove(model, model, fused(model), args, kwargs)
+    proof = prove(model, model, with_library_norms(model), args, kwargs)
     assert proof.holds
     noise = [one for one in proof.gradients if one.name.endswith("k_proj.bias") or one.magnitude < 1e-4]
     assert noise
@@ -77,8 +77,8 @@ def test_output_that_differs_in_float64_uses_roundings():
     model = Function(otherwise, 16, 4)
     proof = prove(model, model, model, (X,), {})
     assert proof.oracle == "float64"
-    assert of(proof.outputs, "c").eager_error > 1
-    assert of(proof.outputs, "c").tolerance < 1e-4 * of(proof.outputs, "c").magnitude
+    assert find_difference(proof.outputs, "c").eager_error > 1
+    assert find_difference(proof.outputs, "c").tolerance < 1e-4 * find_difference(proof.outputs, "c").magnitude
 
 
 # --- float64 ---------------------------------------------------------------------------------------------------------------
@@ -119,8 +119,8 @@ def test_low_precision_without_float64_uses_float32():
 
 
 def test_proof_of_a_float64_model_uses_roundings():
-    model = layer(dropout=0.0).double()
-    proof = prove(model, model, fused(model), (X.double(),), {})
+    model = make_layer(dropout=0.0).double()
+    proof = prove(model, model, with_library_norms(model), (X.double(),), {})
     assert proof.holds
     assert proof.oracle == "the model itself is in float64"
     assert not prove(model, model, FAULTS["another eps"](model), (X.double(),), {}).holds

@@ -8,7 +8,17 @@ import addnorm
 from addnorm.nn import Decoder, Encoder, Transformer, from_torch
 from support.oracle import relative
 from support.pairwise import product
-from support.torchs import BATCH, SOURCE, TARGET, D, decoder, encoder, layer, shaken, transformer
+from support.torch_transformers import (
+    BATCH,
+    SOURCE,
+    TARGET,
+    D,
+    make_decoder,
+    make_encoder,
+    make_layer,
+    make_transformer,
+    randomize,
+)
 
 LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6}  # 1e-6 is exceeded on some CPUs, by 3 %
 INF = float("inf")
@@ -107,7 +117,7 @@ def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
 
 @pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [torch.float64, torch.float32]))
 def test_encoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
-    theirs = encoder(norm_first=norm_first, dtype=dtype, activation="gelu" if "padding" in kind else "relu")
+    theirs = make_encoder(norm_first=norm_first, dtype=dtype, activation="gelu" if "padding" in kind else "relu")
     ours = from_torch(theirs)
     (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, dtype)
     x = torch.randn(BATCH, SOURCE, D, dtype=dtype)
@@ -118,7 +128,7 @@ def test_encoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
 
 @pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [torch.float64, torch.float32]))
 def test_decoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
-    theirs = decoder(norm_first=norm_first, dtype=dtype, activation="relu" if "padding" in kind else "gelu")
+    theirs = make_decoder(norm_first=norm_first, dtype=dtype, activation="relu" if "padding" in kind else "gelu")
     ours = from_torch(theirs)
     (mask, pad), (our_mask, our_pad) = masks(kind, TARGET, dtype)
     (_, memory_pad), (_, our_memory_pad) = masks("padding", SOURCE, dtype)
@@ -137,7 +147,7 @@ def test_decoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
 @pytest.mark.parametrize("kind", ["none", "causal and padding"])
 def test_transformer_matches_torch_with_every_gradient(kind, norm_first, dtype):
-    theirs = transformer(norm_first=norm_first, dtype=dtype)
+    theirs = make_transformer(norm_first=norm_first, dtype=dtype)
     ours = from_torch(theirs)
     (mask, pad), (our_mask, our_pad) = masks(kind, TARGET, dtype)
     source_pad = None if kind == "none" else padding(SOURCE)
@@ -156,28 +166,28 @@ def test_transformer_matches_torch_with_every_gradient(kind, norm_first, dtype):
     product(
         [{"norm": False}, {"bias": False}, {"layer_norm_eps": 0.1}, {"activation": torch.tanh},
          {"activation": nn.GELU("tanh")}, {"batch_first": False}],
-        [encoder, decoder],
+        [make_encoder, make_decoder],
         [True, False],
     ),
 )  # fmt: skip
 def test_options_are_kept(options, make, norm_first):
     theirs = make(norm_first=norm_first, dtype=torch.float64, **options).double()
     ours = from_torch(theirs)
-    assert type(ours) is (Encoder if make is encoder else Decoder)
+    assert type(ours) is (Encoder if make is make_encoder else Decoder)
     shape = (BATCH, TARGET, D) if options.get("batch_first", True) else (TARGET, BATCH, D)
-    inputs = [torch.randn(shape, dtype=torch.float64) for _ in range(1 if make is encoder else 2)]
+    inputs = [torch.randn(shape, dtype=torch.float64) for _ in range(1 if make is make_encoder else 2)]
     compare(theirs, ours, lambda m, *x: m(*x), lambda m, *x: m(*x), inputs, 1e-12)
 
 
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
 def test_single_layer_becomes_stack_without_final_norm(norm_first):
     x, memory = torch.randn(BATCH, TARGET, D, dtype=torch.float64), torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
-    one = shaken(layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=torch.float64))
+    one = randomize(make_layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=torch.float64))
     ours = from_torch(one)
     assert type(ours) is Encoder
     assert ours.stack.norm_final is None
     torch.testing.assert_close(ours(x), one(x), rtol=1e-12, atol=1e-12)
-    one = shaken(layer(nn.TransformerDecoderLayer, norm_first=norm_first, dtype=torch.float64))
+    one = randomize(make_layer(nn.TransformerDecoderLayer, norm_first=norm_first, dtype=torch.float64))
     torch.testing.assert_close(from_torch(one)(x, memory), one(x, memory), rtol=1e-12, atol=1e-12)
 
 
@@ -187,7 +197,7 @@ def test_single_layer_becomes_stack_without_final_norm(norm_first):
 def test_torch_fast_path_gives_the_same(kind, heads_even, norm_first):
     d = 24
     one = nn.TransformerEncoderLayer(d, 4 if heads_even else 3, 40, batch_first=True, norm_first=norm_first)
-    theirs = shaken(nn.TransformerEncoder(one, 2, nn.LayerNorm(d), enable_nested_tensor=False)).eval()
+    theirs = randomize(nn.TransformerEncoder(one, 2, nn.LayerNorm(d), enable_nested_tensor=False)).eval()
     ours = from_torch(theirs)
     (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, torch.float32)
     x = torch.randn(BATCH, SOURCE, d)
@@ -200,7 +210,7 @@ def test_torch_fast_path_gives_the_same(kind, heads_even, norm_first):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_torch_nested_tensors_differ_only_at_padding():
     one = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True)
-    theirs = shaken(nn.TransformerEncoder(one, 2)).eval()
+    theirs = randomize(nn.TransformerEncoder(one, 2)).eval()
     x, pad = torch.randn(BATCH, SOURCE, 24), padding(SOURCE)
     with torch.no_grad():
         want, got = theirs(x, None, pad), from_torch(theirs)(x, key_mask=~pad)
@@ -209,7 +219,7 @@ def test_torch_nested_tensors_differ_only_at_padding():
 
 
 def test_causal_encoder_becomes_decoder_with_cache():
-    theirs = encoder(dtype=torch.float64, norm_first=True).eval()
+    theirs = make_encoder(dtype=torch.float64, norm_first=True).eval()
     ours = from_torch(theirs, causal=True)
     assert type(ours) is Decoder
     x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
@@ -220,7 +230,7 @@ def test_causal_encoder_becomes_decoder_with_cache():
     torch.testing.assert_close(steps, want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [decoder, transformer])
+@pytest.mark.parametrize("make", [make_decoder, make_transformer])
 def test_causal_applies_to_the_decoder(make):
     theirs = make(dtype=torch.float64)
     ours = from_torch(theirs, causal=True)
@@ -228,5 +238,5 @@ def test_causal_applies_to_the_decoder(make):
         torch.randn(BATCH, SOURCE, D, dtype=torch.float64),
         torch.randn(BATCH, TARGET, D, dtype=torch.float64),
     )
-    inputs = (source, target) if make is transformer else (target, source)
+    inputs = (source, target) if make is make_transformer else (target, source)
     torch.testing.assert_close(ours(*inputs), theirs(*inputs, tgt_mask=later(TARGET)), rtol=1e-12, atol=1e-12)

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from addnorm.nn import from_torch
-from support.torchs import BATCH, SOURCE, D, encoder, transformer
+from support.torch_transformers import BATCH, SOURCE, D, make_encoder, make_transformer
 
 
 def test_activation_with_parameters_is_copied_for_each_layer():
-    theirs = encoder(activation=nn.PReLU(dtype=torch.float64), dtype=torch.float64)
+    theirs = make_encoder(activation=nn.PReLU(dtype=torch.float64), dtype=torch.float64)
     with torch.no_grad():
         for one in theirs.layers:
             one.activation.weight.uniform_(-1, 1)
@@ -24,7 +24,7 @@ def test_activation_with_parameters_is_copied_for_each_layer():
 
 
 def test_each_norm_keeps_its_eps():
-    theirs = encoder(dtype=torch.float64)
+    theirs = make_encoder(dtype=torch.float64)
     for i, norm in enumerate(m for m in theirs.modules() if isinstance(m, nn.LayerNorm)):
         norm.eps = 10.0 ** -(i + 1)
     x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
@@ -32,7 +32,7 @@ def test_each_norm_keeps_its_eps():
 
 
 def test_dropout_modes_and_flags_are_kept():
-    theirs = transformer()
+    theirs = make_transformer()
     for i, module in enumerate(m for m in theirs.modules() if isinstance(m, nn.Dropout | nn.MultiheadAttention)):
         if isinstance(module, nn.Dropout):
             module.p = (i + 1) / 100
@@ -65,7 +65,7 @@ def test_dropout_modes_and_flags_are_kept():
 
 
 def test_dropout_has_torchs_mean_and_spread():
-    theirs = encoder(n=1, norm_first=True, norm=False, dropout=0.3)
+    theirs = make_encoder(n=1, norm_first=True, norm=False, dropout=0.3)
     ours = from_torch(theirs)
     x = torch.randn(1, SOURCE, D).expand(4000, -1, -1)
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_dropout_has_torchs_mean_and_spread():
 
 
 def test_copy_keeps_dtype_and_random_state():
-    theirs = encoder(dtype=torch.bfloat16)
+    theirs = make_encoder(dtype=torch.bfloat16)
     before = copy.deepcopy(theirs.state_dict())
     state = torch.get_rng_state()
     ours = from_torch(theirs)
@@ -92,7 +92,7 @@ def test_copy_keeps_dtype_and_random_state():
 
 
 def test_activation_may_be_any_function():
-    theirs = encoder(activation=F.silu, dtype=torch.float64)
+    theirs = make_encoder(activation=F.silu, dtype=torch.float64)
     ours = from_torch(theirs)
     assert "activation=silu" in repr(ours)
-    assert "activation=relu" in repr(from_torch(encoder()))
+    assert "activation=relu" in repr(from_torch(make_encoder()))

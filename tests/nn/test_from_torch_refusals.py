@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from addnorm.nn import from_torch
-from support.torchs import HEADS, SOURCE, D, decoder, encoder, layer, transformer
+from support.torch_transformers import HEADS, SOURCE, D, make_decoder, make_encoder, make_layer, make_transformer
 
 
 class Subclass(nn.TransformerEncoderLayer):
@@ -50,98 +50,100 @@ REFUSED = {
         r"module.layers.0 is .*Subclass, expected torch.nn.TransformerEncoderLayer itself",
     ),
     "another norm": (
-        lambda: spoiled(encoder, set_("layers.1.norm2", nn.RMSNorm(D))),
+        lambda: spoiled(make_encoder, set_("layers.1.norm2", nn.RMSNorm(D))),
         TypeError,
         "module.layers.1.norm2 is .*RMSNorm, expected torch.nn.LayerNorm itself: what another class computes is not known",
     ),
     "a norm's subclass": (
-        lambda: spoiled(encoder, set_("norm", ScaledNorm(D))),
+        lambda: spoiled(make_encoder, set_("norm", ScaledNorm(D))),
         TypeError,
         "module.norm is .*ScaledNorm",
     ),
     "a norm of another shape": (
-        lambda: spoiled(encoder, set_("norm", nn.LayerNorm((SOURCE, D)))),
+        lambda: spoiled(make_encoder, set_("norm", nn.LayerNorm((SOURCE, D)))),
         ValueError,
         r"module.norm is over \(7, 24\), expected \(24,\)",
     ),
     "another encoder": (
-        lambda: spoiled(transformer, set_("encoder", nn.Identity())),
+        lambda: spoiled(make_transformer, set_("encoder", nn.Identity())),
         TypeError,
         "module.encoder is .*Identity, expected torch.nn.TransformerEncoder",
     ),
     "another dropout": (
-        lambda: spoiled(encoder, set_("layers.0.dropout1", nn.AlphaDropout())),
+        lambda: spoiled(make_encoder, set_("layers.0.dropout1", nn.AlphaDropout())),
         TypeError,
         "layers.0.dropout1 is .*AlphaDropout",
     ),
     "a parametrization": (
-        lambda: spoiled(encoder, lambda m: nn.utils.parametrizations.weight_norm(m.layers[0].linear1)),
+        lambda: spoiled(make_encoder, lambda m: nn.utils.parametrizations.weight_norm(m.layers[0].linear1)),
         TypeError,
         "module.layers.0.linear1 is .*ParametrizedLinear, expected torch.nn.Linear",
     ),
     "keys that are parameters": (
         lambda: spoiled(
-            encoder, set_("layers.0.self_attn", nn.MultiheadAttention(D, HEADS, add_bias_kv=True, batch_first=True))
+            make_encoder,
+            set_("layers.0.self_attn", nn.MultiheadAttention(D, HEADS, add_bias_kv=True, batch_first=True)),
         ),
         ValueError,
         "module.layers.0.self_attn has bias_k and bias_v, expected none",
     ),
     "keys of zeros": (
-        lambda: spoiled(encoder, set_("layers.0.self_attn.add_zero_attn", True)),
+        lambda: spoiled(make_encoder, set_("layers.0.self_attn.add_zero_attn", True)),
         ValueError,
         "self_attn has add_zero_attn=True, expected False",
     ),
     "keys of another width": (
         lambda: spoiled(
-            decoder, set_("layers.1.multihead_attn", nn.MultiheadAttention(D, HEADS, kdim=5, batch_first=True))
+            make_decoder, set_("layers.1.multihead_attn", nn.MultiheadAttention(D, HEADS, kdim=5, batch_first=True))
         ),
         ValueError,
         "module.layers.1.multihead_attn has kdim=5 and vdim=24, expected 24",
     ),
     "layers of two wirings": (
-        lambda: spoiled(encoder, set_("layers.1.norm_first", True)),
+        lambda: spoiled(make_encoder, set_("layers.1.norm_first", True)),
         ValueError,
         "module.layers.1 has norm_first=True, expected False as module.layers.0 has",
     ),
     "layers of two widths": (
         lambda: spoiled(
-            encoder, set_("layers.1", layer(nn.TransformerEncoderLayer).__class__(D, HEADS, 8, batch_first=True))
+            make_encoder,
+            set_("layers.1", make_layer(nn.TransformerEncoderLayer).__class__(D, HEADS, 8, batch_first=True)),
         ),
         ValueError,
         "module.layers.1.linear1 has out_features=8, expected 40 as module.layers.0.linear1 has",
     ),
     "attentions that differ": (
-        lambda: spoiled(decoder, set_("layers.0.multihead_attn.num_heads", 4)),
+        lambda: spoiled(make_decoder, set_("layers.0.multihead_attn.num_heads", 4)),
         ValueError,
         "multihead_attn has num_heads=4, expected 3 as",
     ),
     "encoder and decoder that differ": (
-        lambda: spoiled(transformer, set_("encoder", encoder(norm_first=True))),
+        lambda: spoiled(make_transformer, set_("encoder", make_encoder(norm_first=True))),
         ValueError,
         "module.decoder.layers.0 has norm_first=False, expected True as module.encoder.layers.0",
     ),
     "no layers": (
-        lambda: spoiled(encoder, set_("layers", nn.ModuleList())),
+        lambda: spoiled(make_encoder, set_("layers", nn.ModuleList())),
         ValueError,
         "module.layers is empty, expected at least one",
     ),
     "a hook": (
-        lambda: spoiled(encoder, hook("layers.1.linear2")),
+        lambda: spoiled(make_encoder, hook("layers.1.linear2")),
         ValueError,
         "module.layers.1.linear2 has hooks, expected none",
     ),
     "a patched forward": (
-        lambda: spoiled(encoder, set_("layers.1.forward", lambda x: x)),
+        lambda: spoiled(make_encoder, set_("layers.1.forward", lambda x: x)),
         ValueError,
         "module.layers.1 has a forward of its own",
     ),
     "a patched part of the forward": (
-        lambda: spoiled(encoder, set_("layers.1._sa_block", lambda *args: args[0])),
+        lambda: spoiled(make_encoder, set_("layers.1._sa_block", lambda *args: args[0])),
         ValueError,
         "module.layers.1 has a _sa_block of its own",
     ),
     "shared weights": (
-        lambda: spoiled(encoder, tie),
+        lambda: spoiled(make_encoder, tie),
         ValueError,
         "module.layers.1.linear1.weight is module.layers.0.linear1.weight too, expected one of its own",
     ),

@@ -8,7 +8,7 @@ import addnorm
 from addnorm.ops import compile_mode
 from addnorm.ops.schema import SCHEMAS
 from support.cases import VARIANTS, bf16, cotangents, f32, f64, make
-from support.compiling import WRONG, results
+from support.compiled_calls import WRONG_BRANCHES, compute_results
 from support.oracle import UNIT, relative, truth
 
 # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
@@ -102,9 +102,9 @@ def test_formula_is_one_graph_with_the_operators_results(variant, dtypes):
     def function(*tensors):
         return tuple(call(dict(zip(names, tensors, strict=True))).values())
 
-    outputs, grads = results(function, call.tensors.values())
+    outputs, grads = compute_results(function, call.tensors.values())
     addnorm.set_compile_mode("formula")
-    got = results(torch.compile(function, fullgraph=True, backend="aot_eager"), call.tensors.values())
+    got = compute_results(torch.compile(function, fullgraph=True, backend="aot_eager"), call.tensors.values())
     for name, mine, want in zip([*"yz"[-len(outputs) :], *names], got[0] + got[1], outputs + grads, strict=True):
         assert mine.dtype == want.dtype, name
         if want.dtype == f32:  # sums have another order
@@ -124,7 +124,7 @@ def test_inductor_formula_is_accurate(dtype):
         return tuple(call(dict(zip(names, tensors, strict=True))).values())
 
     addnorm.set_compile_mode("formula")
-    (y, z), grads = results(torch.compile(function, fullgraph=True), call.tensors.values())
+    (y, z), grads = compute_results(torch.compile(function, fullgraph=True), call.tensors.values())
     assert z.equal(function(*call.tensors.values())[1])
     given = dict(zip("yz", cotangents({"0": y, "1": z}).values(), strict=True))
     exact = truth(call, z, given)
@@ -171,9 +171,9 @@ def test_normalized_shape_is_the_operators():
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["graphs", "fullgraph"])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", WRONG_BRANCHES)
 def test_a_wrong_argument_is_refused_with_its_sentence(wrong, whole):
-    shape, dtype = WRONG[wrong]
+    shape, dtype = WRONG_BRANCHES[wrong]
     addnorm.set_compile_mode("formula")
     function = torch.compile(addnorm.add_layer_norm, backend="eager", fullgraph=whole)
     with pytest.raises((ValueError, TypeError, RuntimeError), match=r"branch has (shape|dtype) .*, expected "):

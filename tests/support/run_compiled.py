@@ -21,7 +21,7 @@ from addnorm.ops.schema import SCHEMAS
 from addnorm.ops.triton import backward, forward, launch, operators
 from support import offline
 from support.cases import cotangents, gradients, make
-from support.places import lying, places
+from support.memory_layouts import make_layouts, make_view
 
 DEVICE = offline.Device()
 KERNELS = (forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalize_kernel)
@@ -116,7 +116,7 @@ def in_given_memory(d: int) -> list[list[str]]:
     found = []
     for begin in (None, 0, 1):
         forget()
-        x, s = (lying(torch.zeros(4, d, dtype=torch.bfloat16), begin or 0, d) for _ in range(2))
+        x, s = (make_view(torch.zeros(4, d, dtype=torch.bfloat16), begin or 0, d) for _ in range(2))
         with Compiled():
             if begin is None:
                 torch.ops.addnorm.add_norm_stream(x, s, None, None, 1e-5, False)
@@ -131,7 +131,7 @@ def kept(d: int) -> list[int]:
     forget()
     branch, found = torch.zeros(4, d, dtype=torch.bfloat16), []
     for begin, width in ((0, d), (1, d), (0, d + 16), (0, d + 32), (0, d + 1)):
-        operators.add_norm(lying(branch, begin, width), branch, None, None, 1e-5, False)
+        operators.add_norm(make_view(branch, begin, width), branch, None, None, 1e-5, False)
         found.append(len(launch._compiled))
     return found
 
@@ -142,7 +142,7 @@ def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
     fresh = call.tensors | cotangents(call())
     forget()
     for name, t in fresh.items():
-        for elsewhere in (t, *places(t).values(), *([t[:1].expand(4, d)] if t.dim() == 2 else [])):
+        for elsewhere in (t, *make_layouts(t).values(), *([t[:1].expand(4, d)] if t.dim() == 2 else [])):
             moved = fresh | {name: elsewhere}
             tensors = {key: moved[key].detach().requires_grad_() for key in call.tensors}
             with Compiled():

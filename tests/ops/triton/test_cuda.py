@@ -14,8 +14,8 @@ from addnorm.ops.triton import plan
 from support import cases
 from support.accuracy import assert_accurate, forward_and_backward
 from support.cases import DTYPES, OPTIONS, VARIANTS, Call, bf16, cotangents, f32, f64, make, moved
+from support.memory_layouts import make_layouts
 from support.oracle import UNIT
-from support.places import places
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 CUDA = torch.device("cuda")
@@ -139,7 +139,7 @@ def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant, d):
     given = cotangents_there(call)
     want, alone = forward_and_backward(call, call, given), call.y_alone()
     for name, t in {**call.tensors, **given}.items():
-        for place, elsewhere in places(t).items():
+        for place, elsewhere in make_layouts(t).items():
             other = Call(
                 call.norm, call.eps, call.tensors | ({name: elsewhere} if name in call.tensors else {}), call.options
             )

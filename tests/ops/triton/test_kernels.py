@@ -28,10 +28,10 @@ from support.cases import (
     make,
     schema_options,
 )
-from support.interpreted import Interpreted
+from support.memory_layouts import make_layouts
 from support.oracle import UNIT, added, arithmetic, magnitudes, philox4x32
 from support.pairwise import product, rotate, with_values
-from support.places import places
+from support.triton_interpreter import Interpreted
 
 ops = torch.ops.addnorm
 pytestmark = pytest.mark.skipif(
@@ -202,9 +202,9 @@ def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant):
     call = make(variant, "bfloat16", (5, 24))
     given = cotangents(call())
     want = forward_and_backward(call, call, given)
-    for place in places(call.tensors["residual"]):
+    for place in make_layouts(call.tensors["residual"]):
         tensors, gradient = (
-            {key: places(t).get(place, t) for key, t in some.items()} for some in (call.tensors, given)
+            {key: make_layouts(t).get(place, t) for key, t in some.items()} for some in (call.tensors, given)
         )
         other = Call(call.norm, call.eps, tensors, call.options)
         got = forward_and_backward(other, other, gradient)
@@ -215,7 +215,7 @@ def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant):
 def test_aligned_rows_are_read_in_place(d, where_they_are):
     """Rows are aligned if their start and step are multiples of 16 bytes. Others are copied (see test_compiled.py for why)."""
     t = torch.randn(5, d).to(bf16)
-    for place, there in {"itself": t, **places(t)}.items():
+    for place, there in {"itself": t, **make_layouts(t)}.items():
         rows, stride = arguments.to_rows(there, d)
         assert rows.equal(t)
         kept = place == "itself" or ("multiple of 16" in place and where_they_are)

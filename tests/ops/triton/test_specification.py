@@ -11,7 +11,7 @@ from functional.test_inplace import *
 from functional.test_properties import *
 from ops.test_autograd import *
 from ops.test_philox import *
-from support.interpreted import Interpreted
+from support.triton_interpreter import Interpreted
 
 pytestmark = [
     pytest.mark.slow,

@@ -38,7 +38,7 @@ class Model(nn.Module):
         return x * scale
 
 
-def calls(model, *args, **kwargs):
+def count_calls(model, *args, **kwargs):
     """Return how many times the operation is called."""
     with torch.profiler.profile() as profile, torch.no_grad():
         model(*args, **kwargs)

@@ -14,7 +14,7 @@ import addnorm
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
 
 
-def layer(**options):
+def make_layer(**options):
     torch.manual_seed(0)
     made = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, layer_norm_eps=1e-12, **options)
     with torch.no_grad():
@@ -24,7 +24,7 @@ def layer(**options):
     return made
 
 
-def fused(model):
+def with_library_norms(model):
     """Return the model with norms that round differently."""
 
     def after(*args, **kwargs):
@@ -35,14 +35,14 @@ def fused(model):
     return after
 
 
-def varied(model, change):
+def change_copy(model, change):
     """Return a changed copy of the model that uses the model's parameters."""
     twin = copy.deepcopy(model)
     change(twin)
     return lambda *args, **kwargs: functional_call(twin, dict(model.named_parameters()), args, kwargs)
 
 
-def without(weight=False, bias=False):
+def drop_parameters(weight=False, bias=False):
     """Return a change that removes weight or bias of the first norm."""
 
     def change(twin):
@@ -54,7 +54,7 @@ def without(weight=False, bias=False):
     return change
 
 
-class Backward(torch.autograd.Function):
+class ChangedGradient(torch.autograd.Function):
     """Identity with a changed gradient."""
 
     @staticmethod
@@ -67,14 +67,14 @@ class Backward(torch.autograd.Function):
         return ctx.change(gradient), None
 
 
-def backward(model, name, change):
+def change_gradient(model, name, change):
     """Return the model with one of its gradients changed."""
     return lambda *args: functional_call(
-        model, {n: Backward.apply(p, change) if n == name else p for n, p in model.named_parameters()}, args
+        model, {n: ChangedGradient.apply(p, change) if n == name else p for n, p in model.named_parameters()}, args
     )
 
 
-def of(differences, name):
+def find_difference(differences, name):
     return next(one for one in differences if one.name == name)
 
 
@@ -93,17 +93,17 @@ class Function(nn.Module):
 
 
 FAULTS = {
-    "another eps": lambda m: varied(m, lambda t: setattr(t.norm1, "eps", 1e-5)),
-    "another eps at the end": lambda m: varied(m, lambda t: setattr(t.norm2, "eps", 1e-5)),
-    "no bias": lambda m: varied(m, without(bias=True)),
-    "no weight": lambda m: varied(m, without(weight=True)),
-    "another activation": lambda m: varied(m, lambda t: setattr(t, "activation", F.silu)),
-    "another gradient of a weight": lambda m: backward(m, "norm1.weight", lambda g: g * 1.001),
-    "another gradient of a matrix": lambda m: backward(m, "linear1.weight", lambda g: g * 1.001),
-    "another gradient of a bias": lambda m: backward(m, "norm2.bias", lambda g: g * 1.001),
-    "one element of a gradient": lambda m: backward(m, "linear1.bias", lambda g: g + 1e-3 * F.one_hot(torch.tensor(3), 32)),
-    "no gradient": lambda m: backward(m, "norm1.bias", lambda g: None),
-    "a gradient of zeros": lambda m: backward(m, "norm1.bias", torch.zeros_like),
+    "another eps": lambda m: change_copy(m, lambda t: setattr(t.norm1, "eps", 1e-5)),
+    "another eps at the end": lambda m: change_copy(m, lambda t: setattr(t.norm2, "eps", 1e-5)),
+    "no bias": lambda m: change_copy(m, drop_parameters(bias=True)),
+    "no weight": lambda m: change_copy(m, drop_parameters(weight=True)),
+    "another activation": lambda m: change_copy(m, lambda t: setattr(t, "activation", F.silu)),
+    "another gradient of a weight": lambda m: change_gradient(m, "norm1.weight", lambda g: g * 1.001),
+    "another gradient of a matrix": lambda m: change_gradient(m, "linear1.weight", lambda g: g * 1.001),
+    "another gradient of a bias": lambda m: change_gradient(m, "norm2.bias", lambda g: g * 1.001),
+    "one element of a gradient": lambda m: change_gradient(m, "linear1.bias", lambda g: g + 1e-3 * F.one_hot(torch.tensor(3), 32)),
+    "no gradient": lambda m: change_gradient(m, "norm1.bias", lambda g: None),
+    "a gradient of zeros": lambda m: change_gradient(m, "norm1.bias", torch.zeros_like),
     "not a number": lambda m: lambda x: m(x).index_fill(-1, torch.tensor(3), math.nan),
     "infinity": lambda m: lambda x: m(x).index_fill(-1, torch.tensor(3), math.inf),
     "another dtype": lambda m: lambda x: m(x).double(),

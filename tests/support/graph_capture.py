@@ -14,7 +14,7 @@ from addnorm.fusion.boundary import Boundary
 
 
 @dataclass
-class Captured:
+class GraphCapture:
     """Captured graphs and boundaries of a compiled model.
 
     Attributes:
@@ -36,9 +36,9 @@ class Captured:
         return "\n".join(graph.code for graph in self.graphs)
 
 
-def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captured:
+def capture_graphs(model: nn.Module, inductor: bool = False, **options: Any) -> GraphCapture:
     """Compile a model with a backend that records graphs and boundaries. The model does not run yet."""
-    capture = Captured()
+    capture = GraphCapture()
     paths = {str(id(module)): path for path, module in model.named_modules()}
 
     def named(node: Any) -> str:
@@ -55,9 +55,9 @@ def captured(model: nn.Module, inductor: bool = False, **options: Any) -> Captur
     return capture
 
 
-def both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, Captured]:
+def run_both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, GraphCapture]:
     """Return the results of a model before and after fusing, without gradients, from the same random state."""
-    capture = captured(model)
+    capture = capture_graphs(model)
     with torch.no_grad():
         torch.manual_seed(0)
         before = model(*copy.deepcopy(args), **copy.deepcopy(kwargs))
@@ -66,7 +66,7 @@ def both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, Capture
     return before, after, capture
 
 
-def off(before: Tensor, after: Tensor) -> float:
+def relative_difference(before: Tensor, after: Tensor) -> float:
     """Return the largest difference, relative to the largest number."""
     assert before.shape == after.shape
     assert before.dtype == after.dtype

@@ -9,32 +9,32 @@ D, HEADS, D_FF, LAYERS = 24, 3, 40, 2
 BATCH, SOURCE, TARGET = 3, 7, 5
 
 
-def layer(kind, **options):
+def make_layer(kind, **options):
     options = {"dropout": 0.0, "batch_first": True, **options}
     return kind(D, HEADS, D_FF, **options)
 
 
-def encoder(norm=True, n=LAYERS, **options):
+def make_encoder(norm=True, n=LAYERS, **options):
     final = nn.LayerNorm(D, dtype=options.get("dtype"), bias=options.get("bias", True)) if norm else None
     # Nested tensors are tested separately; elsewhere torch would only warn that it does not use them.
-    return shaken(
-        nn.TransformerEncoder(layer(nn.TransformerEncoderLayer, **options), n, final, enable_nested_tensor=False)
+    return randomize(
+        nn.TransformerEncoder(make_layer(nn.TransformerEncoderLayer, **options), n, final, enable_nested_tensor=False)
     )
 
 
-def decoder(norm=True, n=LAYERS, **options):
+def make_decoder(norm=True, n=LAYERS, **options):
     final = nn.LayerNorm(D, dtype=options.get("dtype"), bias=options.get("bias", True)) if norm else None
-    return shaken(nn.TransformerDecoder(layer(nn.TransformerDecoderLayer, **options), n, final))
+    return randomize(nn.TransformerDecoder(make_layer(nn.TransformerDecoderLayer, **options), n, final))
 
 
-def transformer(**options):
+def make_transformer(**options):
     options = {"dropout": 0.0, "batch_first": True, **options}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="enable_nested_tensor is True")
-        return shaken(nn.Transformer(D, HEADS, LAYERS, LAYERS, D_FF, **options))
+        return randomize(nn.Transformer(D, HEADS, LAYERS, LAYERS, D_FF, **options))
 
 
-def shaken(module):
+def randomize(module):
     """Give every parameter random values: initially layers are clones, biases zeros and norms ones."""
     with torch.no_grad():
         for parameter in module.parameters():
