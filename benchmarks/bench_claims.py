@@ -65,7 +65,7 @@ def depth() -> Iterator[Row]:
                 "wiring": name, "num_layers": n,
                 "scale": geometric_mean(one.variances()[-1] ** 0.5 for one in found),
                 "gradient": geometric_mean(one.gradient_ratio() for one in found),
-                "likeness": statistics.fmean(token_similarity(one.streams[-1].double()) for one in found),
+                "similarity": statistics.fmean(token_similarity(one.streams[-1].double()) for one in found),
                 "memory": statistics.fmean(one.input_similarity() for one in found),
             }  # fmt: skip
             if not name.startswith("no_residual"):  # without a residual nothing passes along it
@@ -264,7 +264,7 @@ def cost(rounds: int = 21, tokens: int = 512) -> Iterator[Row]:
             for call, arguments, wanted in calls:
                 torch.autograd.grad(call(*arguments), wanted, cotangent)
 
-        runs = {
+        runs: dict[str, list[Any]] = {
             "sublayers": [(sublayer, (x,), [x, *sublayer.parameters()]) for sublayer in sublayers],
             **{
                 name: [(op, tensors := (x, branch, norm.weight, norm.bias), tensors) for norm in norms]
@@ -372,7 +372,7 @@ def depth_section(document: Document) -> str:
     """Return the table of untrained stacks: a line a wiring and number, a column a depth."""
     titles = {
         "scale": "size of x_L (root mean square)", "gradient": "gradient at x_0 over that at x_L",
-        "gradient_residual_alone": "the same, along the residual alone", "likeness": "cosine of two tokens of x_L",
+        "gradient_residual_alone": "the same, along the residual alone", "similarity": "cosine of two tokens of x_L",
         "memory": "cosine of a token's x_L and x_0",
     }  # fmt: skip
     rows = document["found"]["depth"]

@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 import harness
 import torch
 import torch.nn.functional as F
-from harness import Case, Document, Found, Row, by_case, digits, headline, markdown, right
+from harness import Case, Column, Document, Found, Row, by_case, digits, headline, markdown, right
 from torch import Tensor
 
 from addnorm import reference, set_compile_mode
 from addnorm.bench.cases import DROPOUT, DTYPES, NORMS, expressions
 from addnorm.bench.targets import Goal, Target, ratio
 from addnorm.bench.timing import interleaved
+from addnorm.ops.compile_mode import Mode
+from addnorm.reference import Norm
 
 FIELDS = ("norm", "job", "rows", "d", "dtype", "device", "threads")
 EPS = 1e-5
@@ -34,9 +36,10 @@ FASTER = 1.1  # a formula counts as faster if it is this many times as fast
 UNIT = 2.0**-24  # round-off of float32
 VARIANTS = ("op", "formula", "torch", "eager")
 COMPILED = VARIANTS[:-1]
+MODES: dict[str, Mode] = {"op": "op", "formula": "formula"}
 PARTS = ("errors", "bits", "failures", "rows")
 SMALL, MIDDLE, LARGE = (1, 768), (512, 768), (4096, 1024)
-BITS = ("layer", *MIDDLE)  # where bits are compared: three compilations a variant
+BITS: tuple[Norm, int, int] = ("layer", *MIDDLE)  # where bits are compared: three compilations a variant
 
 Outputs = tuple[Tensor, ...]
 
@@ -52,7 +55,7 @@ class AddNorm(NamedTuple):
     dropped: Callable[..., tuple[Tensor, Tensor]]
 
 
-def implementation(norm: str, variant: str, d: int) -> AddNorm:
+def implementation(norm: Norm, variant: str, d: int) -> AddNorm:
     """Return the Add & Norm of a variant: "eager" is plain PyTorch, "addnorm" this library."""
     return AddNorm(*(expressions(norm, job, d, EPS)[variant] for job in ("forward", "forward_stream", "dropout")))
 
@@ -187,7 +190,7 @@ def variants(case: Case) -> dict[str, Callable[..., Any]]:
             return job.function(op, *tensors)
 
         function = torch.compile(plain, fullgraph=True) if name in COMPILED else plain
-        mode = name if name in ("op", "formula") else None
+        mode = MODES.get(name)
 
         def call(*tensors: Tensor) -> Any:
             set_compile_mode(mode)
@@ -352,8 +355,8 @@ def summarize(found: Found) -> list[Row]:
     table, summary = by_case(found["rows"], FIELDS), []
     for job, peer in itertools.product(JOBS, VARIANTS[1:]):
         target = Target(f"op, {job}: times as fast as {peer}", ">=", None)
-        goal = Goal(target, ratio("op", peer), geometric_mean, lambda case, job=job: case.job == job)
-        if values := [*goal.numbers(table).values()]:
+        of_job = {case: rows for case, rows in table.items() if case.job == job}
+        if values := [*Goal(target, ratio("op", peer), geometric_mean).numbers(of_job).values()]:
             summary.append(
                 target.row(geometric_mean(values), job=job, peer=peer, cells=len(values), lowest=min(values))
             )
@@ -403,7 +406,7 @@ def times_section(document: Document) -> str:
         shown = ["" if value is None else f"{value:.2f}" for value in ratios]
         time = digits(rows["op"]["median_us"]) if "op" in rows else "failed"
         lines.append([JOBS[case.job].title, NORMS[case.norm], f"{case.rows} x {case.d}", case.dtype, time, *shown])
-    head = [
+    head: list[str | Column] = [
         "compiled expression", "norm", *right("rows x d"), "dtype",
         *right("the operator, us", *(f"x {name}" for name in PEERS.values())),
     ]  # fmt: skip

@@ -10,12 +10,13 @@ import argparse
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import harness
 import minilm
 import torch
-from harness import Case, Document, Found, Row, by_case, digits, headline, markdown, right
+from harness import Case, Column, Document, Found, Row, by_case, digits, headline, markdown, right
 from torch import Tensor, nn
 
 from addnorm import fuse
@@ -101,7 +102,7 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Found:
     for name, row in interleaved(calls, [], rounds, seconds=SECONDS).items():
         model = models[name]
         if case.job == "training":
-            row["saved_bytes"] = saved_bytes(lambda model=model: model(**kwargs), model, kwargs)
+            row["saved_bytes"] = saved_bytes(partial(model, **kwargs), model, kwargs)
         if name == "plain":
             row["share"] = share
         found["rows"].append(case.row(variant=name, **row))
@@ -162,7 +163,7 @@ def section(document: Document) -> str:
         ])  # fmt: skip
         if each := [f"{what} {fast[name]}" for name, what in names.items() if name in rows]:
             compiled.append(f"With Inductor, {title(case)}, times as fast: {', '.join(each)}.")
-    head = [*right("batch x tokens"), "", "dtype", *right(
+    head: list[str | Column] = [*right("batch x tokens"), "", "dtype", *right(
         "before, ms", "fused, ms", "times as fast", "frontend alone", "share of Add & Norm", "saved for backward, MB"
     )]  # fmt: skip
     verdict = harness.missed(document, "The target, 0.95 times as fast at least, is met in every case")

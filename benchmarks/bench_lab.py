@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import harness
 import torch
 import torch.nn.functional as F
-from harness import Case, Document, Found, Row, by_case, digits, headline, markdown, right
+from harness import Case, Column, Document, Found, Row, by_case, digits, headline, markdown, right
 from torch import Tensor, nn
 
 from addnorm import wirings
@@ -72,18 +72,20 @@ class PlainBlock(nn.Module):
         """Map `(batch, tokens, d)` to the same shape."""
         if self.pre:
             x = x + self.attend(self.norm_1(x))
-            return x + self.feed(self.norm_2(x))
-        x = self.norm_1(x + self.attend(x))
-        return self.norm_2(x + self.feed(x))
+            x = x + self.feed(self.norm_2(x))
+        else:
+            x = self.norm_1(x + self.attend(x))
+            x = self.norm_2(x + self.feed(x))
+        return x
 
-    def attend(self, x: Tensor) -> Tensor:
+    def attend(self, x: Tensor) -> Any:
         """Apply causal self-attention."""
         batch, n, d = x.shape
         q, k, v = (part.view(batch, n, self.nhead, -1).transpose(1, 2) for part in self.qkv(x).split(d, -1))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, n, d))
 
-    def feed(self, x: Tensor) -> Tensor:
+    def feed(self, x: Tensor) -> Any:
         """Apply the feed-forward."""
         return self.down(F.relu(self.up(x)))
 
@@ -122,7 +124,8 @@ class Plain(nn.Module):
         x = self.embedding(text) + self.position.weight[: text.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
 
 def train_plain(model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, text: Text, observe: Observer) -> None:
@@ -254,12 +257,13 @@ def section(document: Document) -> str:
     lines = []
     for case, rows in by_case(document["rows"], FIELDS).items():
         rates = [digits(1e6 / rows[name]["median_us"]) for name in ("plain", "addnorm")]
-        fast, cost = ratio("addnorm", "plain")(rows), ratio("addnorm", "recorded")(rows)
+        times = {name: row["median_us"] for name, row in rows.items()}
+        fast, cost = times["plain"] / times["addnorm"], times["recorded"] / times["addnorm"]
         lines.append([
             f"`{case.wiring}`", f"{case.num_layers} x {case.d}", f"{case.batch} x {case.tokens}", *rates, f"**{fast:.2f}**",
             f"**{cost - 1:+.1%}**", f"{first_step(rows):+.2f} s",
         ])  # fmt: skip
-    head = ["wiring", *right(
+    head: list[str | Column] = ["wiring", *right(
         "layers x d", "batch x tokens", "plain PyTorch", "the lab", "times as fast",
         f"recording every {document['protocol']['every']}th", "first recorded step",
     )]  # fmt: skip

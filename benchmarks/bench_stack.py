@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
 import harness
 import torch
-from harness import Case, Document, Found, Row, by_case, digits, headline, markdown, times_as_fast
+from harness import Case, Column, Document, Found, Row, by_case, digits, headline, markdown, times_as_fast
 from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
@@ -121,7 +122,7 @@ def measure(case: Case, *, rounds: int) -> Found:
     rows = []
     for name, row in times.items():
         if case.job == "training":
-            row["saved_bytes"] = saved_bytes(lambda module=modules[name]: module(x), modules[name], x)
+            row["saved_bytes"] = saved_bytes(partial(modules[name], x), modules[name], x)
         rows.append(case.row(variant=name, **row))
     return {"rows": rows}
 
@@ -135,7 +136,7 @@ def summarize(found: Found) -> list[Row]:
             continue
         lowest = Target(f"{JOBS[job]}: lowest, against {PEERS[peer]}", ">=", LEAST)
         ratios = [*Goal(lowest, ratio("addnorm", peer), min).numbers(of_job).values()]
-        more = {"job": job, "peer": peer, "cells": len(ratios)}
+        more: Row = {"job": job, "peer": peer, "cells": len(ratios)}
         mean = Target(f"{JOBS[job]}: mean, against {PEERS[peer]}", ">=", None)
         met = sum(map(bool, map(lowest.met, ratios)))
         summary += [lowest.row(min(ratios), **more, cells_met=met), mean.row(geometric_mean(ratios), **more)]
@@ -166,7 +167,7 @@ def speed_section(document: Document) -> str:
     ):
         rows = {(c.wiring, c.job): row for c, row in found.items() if (c.batch, c.tokens, c.d) == size}
         lines.append([" x ".join(map(str, size)), name, *(times_as_fast(rows.get(one, {}), peer) for one in columns)])
-    head = [*harness.right("batch x tokens x d"), "compared with"]
+    head: list[str | Column] = [*harness.right("batch x tokens x d"), "compared with"]
     titles = harness.right(*(f"{wiring}, {JOBS[job]}" for wiring, job in columns))
     return f"Times as fast (median microseconds: addnorm / the other):\n\n{markdown([*head, *titles], lines)}"
 

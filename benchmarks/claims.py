@@ -191,7 +191,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Without the residual, what tells the tokens apart is lost.", f"{IDEA}; {BLOCK}",
         "untrained, two tokens' mean cosine exceeds 0.99 without it at every depth, and stays below with it",
-        depths("likeness", "no_residual", "pre_ln", "post_ln"),
+        depths("similarity", "no_residual", "pre_ln", "post_ln"),
         lambda m: parts({
             "lost without it": all(value > 0.99 for value in m["no_residual"].values()),
             "kept by pre_ln": all(value < 0.99 for value in m["pre_ln"].values()),

@@ -37,9 +37,25 @@ from addnorm.bench.harness import (
 from addnorm.bench.tables import busy_warning, digits, headline
 
 __all__ = [
-    "RESULTS", "Benchmark", "Case", "Document", "Found", "Row", "by_case", "digits", "failure", "headline", "main",
-    "markdown", "missed", "read", "report", "run", "times_as_fast",
-]  # fmt: skip
+    "RESULTS",
+    "Benchmark",
+    "Case",
+    "Column",
+    "Document",
+    "Found",
+    "Row",
+    "by_case",
+    "digits",
+    "failure",
+    "headline",
+    "main",
+    "markdown",
+    "missed",
+    "read",
+    "report",
+    "run",
+    "times_as_fast",
+]
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -26,10 +26,10 @@ DEEPEST = "64"
 Measured = dict[str, Any]
 
 
-class Said(NamedTuple):
+class Row(NamedTuple):
     """Line of a table: a statement about Add & Norm, the claim in claims.json that judges it, and its numbers in words."""
 
-    said: str
+    text: str
     claim: str
     words: Callable[[Measured], str]
     more: str = "claims.md#the-claims"
@@ -43,12 +43,12 @@ def document(name: str) -> Measured:
 
 def entry(claim: str) -> Measured:
     """Return the entry of a claim: its numbers and its verdict."""
-    found = {one["claim"]: one for one in document("claims")["claims"]}
-    if claim not in found:
+    entries: dict[str, Measured] = {one["claim"]: one for one in document("claims")["claims"]}
+    if claim not in entries:
         raise SystemExit(
             f"claims.json has no claim {claim!r}: docs/_build/add_norm.py must follow benchmarks/claims.py."
         )
-    return found[claim]
+    return entries[claim]
 
 
 def n(value: float) -> str:
@@ -161,29 +161,29 @@ def rest(m: Measured) -> str:
 
 
 PROS = (
-    Said("It keeps the input, on the residual path.", "Add preserves the original input through the residual path.", kept,
+    Row("It keeps the input, on the residual path.", "Add preserves the original input through the residual path.", kept,
          "claims.md#by-depth-untrained"),
-    Said("It helps the gradient through a deep network.", "With the residual, the gradient reaches the first layer.", arrives,
+    Row("It helps the gradient through a deep network.", "With the residual, the gradient reaches the first layer.", arrives,
          "claims.md#by-depth-untrained"),
-    Said("It steadies the scale of what a block puts out.", "Norm keeps the scale of the stream stable.", scale,
+    Row("It steadies the scale of what a block puts out.", "Norm keeps the scale of the stream stable.", scale,
          "claims.md#by-depth-untrained"),
-    Said("It makes blocks stack more reliably.", "Add & Norm lets sublayers be stacked deep without training falling apart.",
+    Row("It makes blocks stack more reliably.", "Add & Norm lets sublayers be stacked deep without training falling apart.",
          stacked, "claims.md#trained"),
-    Said("It lowers the risk that one sublayer spoils everything.",
+    Row("It lowers the risk that one sublayer spoils everything.",
          "Add & Norm reduces the chance that one sublayer completely distorts the representation.", loud,
          "claims.md#what-it-means"),
 )  # fmt: skip
 
 COSTS = "Add & Norm adds extra computation and learned parameters."
 CONS = (
-    Said("It costs computation and parameters.", COSTS, cost, "fusing.md"),
-    Said("x and Sublayer(x) must have the same shape.", "x and Sublayer(x) must have the same shape.", shapes, "#the-shape-rule"),
-    Said("The norm does not solve every training problem.",
+    Row("It costs computation and parameters.", COSTS, cost, "fusing.md"),
+    Row("x and Sublayer(x) must have the same shape.", "x and Sublayer(x) must have the same shape.", shapes, "#the-shape-rule"),
+    Row("The norm does not solve every training problem.",
          "In post-LN a norm sits on the +1 path at each step, and their product can blow up or shrink.", unsolved,
          "claims.md#what-it-means"),
-    Said("Some models norm before the sublayer, some after: that confuses.",
+    Row("Some models norm before the sublayer, some after: that confuses.",
          "Pre-LN trains without the warm-up that post-LN demands.", places, "wirings.md"),
-    Said("It does not explain the transformer by itself.", COSTS, rest),
+    Row("It does not explain the transformer by itself.", COSTS, rest),
 )  # fmt: skip
 
 
@@ -192,21 +192,21 @@ CONS = (
 
 def verdict(claim: str) -> str:
     """Return the verdict of claims.json in one or two words, without its parts."""
-    said = entry(claim)["verdict"]
-    if said in ("holds", "refuted"):
-        return str(said)
+    full = entry(claim)["verdict"]
+    if full in ("holds", "refuted"):
+        return str(full)
     return "in part"
 
 
 def pros() -> str:
     """Return the table of advantages."""
-    rows = [[one.said, one.words(entry(one.claim)["measured"]), f"[{verdict(one.claim)}]({one.more})"] for one in PROS]
+    rows = [[one.text, one.words(entry(one.claim)["measured"]), f"[{verdict(one.claim)}]({one.more})"] for one in PROS]
     return page.table(["for it", "measured", "is it so?"], rows)
 
 
 def cons() -> str:
     """Return the table of disadvantages, and where all was measured."""
-    rows = [[one.said, f"{one.words(entry(one.claim)['measured'])} ([more]({one.more}))"] for one in CONS]
+    rows = [[one.text, f"{one.words(entry(one.claim)['measured'])} ([more]({one.more}))"] for one in CONS]
     return f"{page.table(['against it', 'measured'], rows)}\n\n{where()}"
 
 

@@ -161,7 +161,7 @@ def signature(path: str, value: Any) -> str:
 
 def parameter(one: inspect.Parameter) -> str:
     """Return a parameter's name and default."""
-    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    stars = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
     if one.default is one.empty:
         return f"{stars}{one.name}"
     return f"{one.name}={one.default.__name__ if inspect.isfunction(one.default) else repr(one.default)}"

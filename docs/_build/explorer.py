@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import add_norm
 import page
@@ -48,7 +49,7 @@ def speed() -> str:
     return "\n\n".join([head, page.table(["what", "median", "95 of 100", "most", "target"], rows), after])
 
 
-def _target(found: dict, kind: str, key: str) -> str:
+def _target(found: dict[str, Any], kind: str, key: str) -> str:
     """Return the target of the 95th percentile, or empty text."""
     if key in ("compute", "hand"):
         return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +62,8 @@ def comparison() -> Comparison:
     """Return the default comparison in benchmarks/results/compare.json."""
     document = jsonio.loads(COMPARED.read_text(encoding="utf-8"))
     found = document["comparison"]
-    protocol = {key: tuple(value) if isinstance(value, list) else value for key, value in found["protocol"].items()}
+    fields = found["protocol"].items()
+    protocol: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields}
     return Comparison(tuple(found["compared"]), Protocol(**protocol), document["rows"], [], found["text"])
 
 
@@ -126,7 +127,8 @@ def encoder_layer() -> Flow:
         x = torch.randn(1, len(TOKEN_SIZES), WIDTH) * torch.tensor(TOKEN_SIZES)[:, None]
     writes, streams = [], [x]
     for connection in encoder.stack.connections:
-        hook = connection.sublayer.register_forward_hook(lambda module, args, output: writes.append(output.clone()))
+        sublayer: Any = connection.sublayer
+        hook = sublayer.register_forward_hook(lambda module, args, output: writes.append(output.clone()))
         streams.append(connection(streams[-1]))
         hook.remove()
     sums = [stream + write for stream, write in zip(streams[:-1], writes, strict=True)]

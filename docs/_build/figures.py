@@ -46,8 +46,8 @@ def figure(width: float, height: float) -> Figure:
     """Return an empty figure without a window."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
-    made.get_layout_engine().set(w_pad=0.08, h_pad=0.09)
+    made = Figure(figsize=(width, height))
+    made.set_layout_engine("constrained", w_pad=0.08, h_pad=0.09)
     return made
 
 
@@ -94,12 +94,14 @@ def add_then_norm() -> Figure:
         "normalized": "mean 0, variance 1",
     }  # fmt: skip
     for ax, (name, title, colour, sign) in zip(panels, steps, strict=True):
-        bars(ax, t[name].value, colour)
+        values: Any = t[name].value
+        bars(ax, values, colour)
         ax.set_title(title, loc="center")
         ax.text(-0.09, 0.5, sign, transform=ax.transAxes, ha="center", va="center", fontsize=15, color=INK)
         ax.set_xlabel(below.get(name, ""))
-    panels[2].axhline(t["mean"].value, color=INK, linewidth=1, linestyle=DASHES[1])
-    panels[2].text(0.5, t["mean"].value + 0.12, "μ", ha="center")
+    mean: Any = t["mean"].value
+    panels[2].axhline(mean, color=INK, linewidth=1, linestyle=DASHES[1])
+    panels[2].text(0.5, mean + 0.12, "μ", ha="center")
     return made
 
 
@@ -201,10 +203,12 @@ def comparison() -> Figure:
     found = numbers.comparison()
     n = found.protocol.num_layers[0]
     made = figure(9.6, 3.9)
-    left, right = made.subfigures(1, 2)
+    gridspec = made.add_gridspec(1, 2)
+    left, right = made.add_subfigure(gridspec[0]), made.add_subfigure(gridspec[1])
     plot.plot_learning(found, n, left.subplots())
     gradient = [panel for panel in plot.BACKWARD if panel[0] == "gradient"]
-    plot.plot_by_depth(plot.groups_by_warm_up(found, n), gradient, right, after=True)
+    gradients: Any = right  # a part of a figure draws as a figure does
+    plot.plot_by_depth(plot.groups_by_warm_up(found, n), gradient, gradients, after=True)
     for ax, title in ((left.axes[0], "Learning"), (right.axes[0], "The gradient after training")):
         ax.set_title(title, loc="left", pad=34)
     return made
@@ -225,7 +229,8 @@ def svg(draw: Callable[[], Figure]) -> str:
     """Return a figure as the text of an SVG file, without date or name of a program."""
     import matplotlib as mpl
 
-    with mpl.rc_context(STYLE):
+    style: Any = STYLE  # matplotlib's type of the keys is a list of all their names
+    with mpl.rc_context(style):
         text = io.StringIO()
         draw().savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     short = re.sub(r"<[a-z][^>]*>", lambda tag: shorten(tag[0]), text.getvalue())

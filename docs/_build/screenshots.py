@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 
 FIGURES = Path(__file__).parent.parent / "figures"
 STATE = "#v=1&place=pre&S=48&pins=S:48&depth=36"
-SIZE = {"width": 1280, "height": 860}
+WIDTH, HEIGHT = 1280, 860
 
 
 def main() -> int:
@@ -27,7 +27,9 @@ def main() -> int:
             if found is None:
                 return 1
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            page = browser.new_page(viewport=SIZE, color_scheme="light", reduced_motion="reduce")
+            page = browser.new_page(
+                viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce"
+            )
             page.goto(f"{found[0]}/{STATE}")
             page.wait_for_selector("#panel-stack[data-ready]")
             page.wait_for_timeout(500)

@@ -44,12 +44,12 @@ def taken_out(wiring, broken, of=24):
 GOOD = {
     "unigram": 3.2,
     "depth": [
-        *depth("pre_ln", scale=lambda n: n**0.5, gradient=2.0, likeness=0.5, memory=0.5, gradient_residual_alone=1.0),
-        *depth("post_ln", scale=1.0, gradient=1e-3, likeness=0.5, memory=0.5, gradient_residual_alone=1e-3),
-        *depth("deepnorm", scale=1.0, gradient=1.0, likeness=0.1, memory=0.9, gradient_residual_alone=1.0),
-        *depth("no_norm", scale=lambda n: 2.0**n, gradient=1e9, likeness=1.0, memory=0.0),
-        *depth("no_residual", scale=1.0, gradient=1e-9, likeness=1.0, memory=0.0),
-        *depth("no_residual, no norm", scale=1e-9, gradient=1e-9, likeness=1.0, memory=0.0),
+        *depth("pre_ln", scale=lambda n: n**0.5, gradient=2.0, similarity=0.5, memory=0.5, gradient_residual_alone=1.0),
+        *depth("post_ln", scale=1.0, gradient=1e-3, similarity=0.5, memory=0.5, gradient_residual_alone=1e-3),
+        *depth("deepnorm", scale=1.0, gradient=1.0, similarity=0.1, memory=0.9, gradient_residual_alone=1.0),
+        *depth("no_norm", scale=lambda n: 2.0**n, gradient=1e9, similarity=1.0, memory=0.0),
+        *depth("no_residual", scale=1.0, gradient=1e-9, similarity=1.0, memory=0.0),
+        *depth("no_residual, no norm", scale=1e-9, gradient=1e-9, similarity=1.0, memory=0.0),
     ],
     "training": [
         run("pre_ln", 6, 2.5), run("pre_ln", 6, 2.5, 100), run("post_ln", 6, 2.9), run("post_ln", 6, 2.6, 100),
@@ -116,7 +116,7 @@ CASES = {
     ),
     "Without the residual, the gradient": ("holds", at_depth("no_residual", "gradient", 1.0),
                                            "holds: without norms; refuted: with norms"),
-    "Without the residual, what": ("holds", at_depth("post_ln", "likeness", 1.0),
+    "Without the residual, what": ("holds", at_depth("post_ln", "similarity", 1.0),
                                    "holds: lost without it / kept by pre_ln; refuted: kept by post_ln"),
     "Norm keeps": ("holds", at_depth("pre_ln", "scale", 1e6), "holds: post_ln / and not without; refuted: pre_ln"),
     "Post-LN re-scales": ("holds", at_depth("post_ln", "scale", 1.1), "holds: pre_ln; refuted: post_ln"),

@@ -56,7 +56,7 @@ def test_race_equals_lab_runs_bitwise(settings):
         taken = steps_of(events, k)
         assert [step["step"] for step in taken] == [*range(6)]
         assert [step["loss"] for step in taken] == found["losses"]
-        for name in ("moved", *BY_DEPTH):
+        for name in ("logit_change", *BY_DEPTH):
             assert [step[name] for step in taken] == found["recorded"][name], name
         assert events[0]["racers"][k]["places"] == found["sites"]
         end = events[-1]["racers"][k]
@@ -93,7 +93,7 @@ def test_race_start_event():
         p.numel() for p in Training(parse({**SMALL, "left": "parallel", "layers": 3})[0], TEXT).model.parameters()
     )
     assert len(left["places"]) == len(right["places"]) == 7
-    assert (left["places"][0]["id"], left["trouble"]) == ("x_0", "")
+    assert (left["places"][0]["id"], left["recording_error"]) == ("x_0", "")
 
 
 def test_race_of_one_wiring_has_two_names():
@@ -107,7 +107,7 @@ def test_race_of_one_wiring_has_two_names():
 def test_race_runs_every_wiring(pair):
     events = raced(left=pair[0], right=pair[1], steps=1, layers=1)
     for racer in (0, 1):
-        assert events[0]["racers"][racer]["trouble"] == ""
+        assert events[0]["racers"][racer]["recording_error"] == ""
         assert all(value > 0 for value in steps_of(events, racer)[0]["gradient"])
     json.dumps(events, allow_nan=False)
 

@@ -66,7 +66,7 @@ def test_race_marks_equal_lab(explorer, trained):
     assert set(CHARTS) == {*BY_DEPTH}
     for name, found in trained.items():
         assert explorer.marks("race-loss", name) == found["losses"]
-        assert explorer.marks("race-moved", name) == found["recorded"]["moved"]
+        assert explorer.marks("race-logit-change", name) == found["recorded"]["logit_change"]
     assert_drawn(explorer, trained, 5)
     slider = page.get_by_role("slider", name="Step", exact=True)
     for step in (4, 3):
@@ -156,7 +156,7 @@ def test_diverged_racer_is_reported(explorer, events):
         dict(event) for event in events if not (event["event"] == "step" and event["racer"] == 0 and event["step"] > 3)
     ]
     wrong = next(event for event in came if event["event"] == "step" and (event["racer"], event["step"]) == (0, 3))
-    wrong |= {"loss": "NaN", "moved": "NaN"}
+    wrong |= {"loss": "NaN", "logit_change": "NaN"}
     answer_race(explorer, came)
     page.get_by_role("button", name="Start").click()
     page.wait_for_selector("#panel-race[data-phase=over]")

@@ -344,7 +344,7 @@ def test_scaling_and_shifting_the_token(looked):
         page = looked.look(address(more=f"&tnorm={norm}{more}"), "trace")
         moved = max(math.dist(a, b) for a, b in zip(before, dots(page, "landed"), strict=True))
         assert (moved < 0.05) == stays
-        assert ("its normalized point does not move" in page.locator(".trace-moved").inner_text()) == stays
+        assert ("its normalized point does not move" in page.locator(".trace-logit-change").inner_text()) == stays
 
 
 def test_remaining_gradient_is_tangent(looked):

@@ -148,7 +148,7 @@ def test_grid_finding_names_rate_at_the_edge(losses, edge):
     assert said("grid", runs[0]) == [], "a single rate is no grid"
 
 
-RECORDED = {"steps": [0], "moved": [0.1], "gradient": [[1.0, None, 4.0]]}
+RECORDED = {"steps": [0], "logit_change": [0.1], "gradient": [[1.0, None, 4.0]]}
 AFTER = {
     "gradient": [30.0, None, 1.0],
     "map": {"sources": ["x_0", "one", "two", "norm biases"], "shares": [[1, 0, 0, 0], [0.5, 0.2, 0.004, 0.296]]},

@@ -65,7 +65,7 @@ def test_measure_init_matches_equation_and_autograd(wiring):
     expect = {
         "variance": [float(x.square().mean()) for x in streams],
         "before_norm": [float(x.square().mean()) for x in sums],
-        "likeness": [token_similarity(x) for x in streams],
+        "similarity": [token_similarity(x) for x in streams],
         "write_ratio": [float(w.norm() / x.norm()) for w, x in zip(writes, streams, strict=False)],
         "gradient": [float(g.norm()) for g in gradients],
         "gradient_ratio": float(gradients[0].norm() / gradients[-1].norm()),
@@ -160,7 +160,7 @@ def test_summarize_does_not_depend_on_order():
     row = rows[-1]
     assert row["seeds"] == [2, 4, 7]
     assert set(row) == set(members[0]) - {"seed"} | {"seeds"}
-    for key in ("variance", "before_norm", "likeness"):
+    for key in ("variance", "before_norm", "similarity"):
         assert row[key][2] == pytest.approx(statistics.fmean(one[key][2] for one in members)), key
     for key in ("gradient", "write_ratio", "weight_gradient"):
         assert row[key][1] == pytest.approx(geometric_mean(one[key][1] for one in members)), key
@@ -192,7 +192,7 @@ def as_published():
             gradient = [1.0] * n if wiring != "pre_ln" else [layer**-0.5 for layer in range(1, n + 1)]
             rows.append({
                 "wiring": wiring, "num_layers": n, "seeds": [0], "variance": after, "before_norm": [1.5] * (2 * n),
-                "likeness": [1.0 if wiring == "no_residual" else 0.5] * (2 * n + 1), "last_move": 1 / (2 * n),
+                "similarity": [1.0 if wiring == "no_residual" else 0.5] * (2 * n + 1), "last_move": 1 / (2 * n),
                 "weight_gradient": gradient, "step_sgd": steps.get(wiring, 1.0), "step_adam": steps.get(wiring, 1.0),
             })  # fmt: skip
     return rows
@@ -243,8 +243,8 @@ PLANTED = [
     ("With a norm after", curve("peri_ln", "variance", [1 + 0.6 * i for i in SUBLAYERS])),
     ("Pre-LN's later layers", lambda rows: of(rows, "pre_ln", 8).update(last_move=0.02)),
     ("Pre-LN's later layers", lambda rows: of(rows, "pre_ln", 64).update(last_move=0.02)),
-    ("Without the residual", curve("no_residual", "likeness", [0.9] * 129)),
-    ("With the residual", curve("pre_ln", "likeness", [0.999] * 129)),
+    ("Without the residual", curve("no_residual", "similarity", [0.9] * 129)),
+    ("With the residual", curve("pre_ln", "similarity", [0.999] * 129)),
     ("Without norms", curve("no_norm", "variance", [1 + 0.5 * i for i in SUBLAYERS])),
     ("Without norms", curve("no_norm", "variance", [3.0**i for i in SUBLAYERS])),
 ]

@@ -103,7 +103,9 @@ def test_statistics_by_depth_match_float64(wiring):
         assert found[name][0][none:] == pytest.approx(values[none:], rel=1e-4), name
     assert found["parameters"][0][0] is None
     assert found["parameters"][0][1:] == pytest.approx(gradients, rel=1e-4)
-    assert found["moved"] == [pytest.approx(float((model(probe).detach() - before).norm() / before.norm()), rel=1e-3)]
+    assert found["logit_change"] == [
+        pytest.approx(float((model(probe).detach() - before).norm() / before.norm()), rel=1e-3)
+    ]
 
 
 def test_recording_does_not_change_losses():
@@ -216,7 +218,7 @@ def test_untrained_model_has_not_diverged():
 def test_every_wiring_trains_and_is_recorded(wiring):
     found = train(small(wiring, steps=2, every=1), TEXT)
     assert len(found["losses"]) == 2
-    assert found["trouble"] == ""
+    assert found["recording_error"] == ""
     assert len({one["id"] for one in found["sites"]}) == 5
     assert all(value is not None and value > 0 for value in found["recorded"]["gradient"][1])
     assert len(found["ablation"]) == (6 if wiring.name == "b2t" else 4)
@@ -233,7 +235,7 @@ def test_unrecordable_model_still_trains(monkeypatch, tmp_path):
 
     monkeypatch.setattr(recorder, "build_inspection", refuse)
     found = train(small(), TEXT)
-    assert found["trouble"] == "CharLM has no residual stream to record: so it is."
+    assert found["recording_error"] == "CharLM has no residual stream to record: so it is."
     assert (found["losses"], found["test"]) == (whole["losses"], whole["test"])
     assert found["recorded"]["steps"] == found["sites"] == []
     assert not {"after", "ablation"} & set(found)

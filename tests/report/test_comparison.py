@@ -87,7 +87,7 @@ def test_training_figure_has_every_recorded_step(made, page):
     table = figure(page, "During training").table
     group = made.arms[1].best_where(lambda g: not g.warm_up)
     assert [row[0] for row in table.rows] == group.runs[0]["recorded"]["steps"] == [0, 4]
-    for name, number in (("logits moved by a step", lambda recorded, k: recorded["moved"][k]),
+    for name, number in (("relative change of the logits in a step", lambda recorded, k: recorded["logit_change"][k]),
                          ("gradient at x₀ over x_L", lambda recorded, k: recorded["gradient"][k][0] / recorded["gradient"][k][-1]),
                          ("cos(token, token) at x_L", lambda recorded, k: recorded["similarity"][k][-1])):  # fmt: skip
         column = table.head.index(f"pre_ln, no warm-up: {name}")

@@ -27,7 +27,8 @@ def measured(result):
 
 def planted(wiring, test=1.0, *, seed=0, lr=1e-3, warm_up=0, n=2, validation=None, diverged=False, **more):
     """Return a result with this loss."""
-    nothing = {"steps": [], "moved": [], "stream": [], "ratio": [], "similarity": [], "gradient": [], "parameters": []}
+    names = ("steps", "logit_change", "stream", "ratio", "similarity", "gradient", "parameters")
+    nothing = {name: [] for name in names}
     settings = {"wiring": wiring, "num_layers": n, "lr": lr, "warm_up": warm_up, "seed": seed}
     return {"kind": "run", "key": f"{wiring}{n}{lr}{warm_up}{seed}", "settings": settings, "test": test, "diverged": diverged,
             "validation": test if validation is None else validation, "recorded": nothing, "sites": [], "losses": [3.0, test],

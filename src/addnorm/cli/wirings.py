@@ -17,7 +17,7 @@ from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_u
 from addnorm.nn import Learned, Place, Wiring
 from addnorm.wirings.equation import wrap_equation
 from addnorm.wirings.init import ROLES, RULES
-from addnorm.wirings.row import format_factor as number
+from addnorm.wirings.row import format_factor
 
 __all__ = ["make_wiring", "wirings"]
 
@@ -247,8 +247,8 @@ def _two_columns(rows: Sequence[Sequence[str]]) -> Table:
 def _factor(factor: float | Learned, wiring: Wiring) -> str:
     """Return a factor in words."""
     if isinstance(factor, float):
-        return number(factor)
-    start = "as measured" if wiring.profile else f"at {number(factor.init)}"
+        return format_factor(factor)
+    start = "as measured" if wiring.profile else f"at {format_factor(factor.init)}"
     return f"a learned {'vector' if factor.per_feature else 'number'} that starts {start}"
 
 

@@ -83,11 +83,11 @@ def run_race(runs: Sequence[Run], text: Text | None = None) -> Events:
     """Train both runs and yield events of JSON types, with NaN and infinity as words.
 
     - start: `settings`, `text` (name, characters, uniform, entropy: the losses of a uniform distribution over the characters and
-      of their frequencies), `racers` (two: name, wiring, equation, parameters, places: id, kind and layer by depth, trouble: why
-      nothing is recorded, or "")
-    - step: `racer` 0 or 1, `step` from 0, its `loss`, and `moved`, the relative change of the logits by this step; by depth,
-      before the weights change, the numbers of `addnorm.lab.measure.BY_DEPTH`: stream, ratio, similarity, gradient, parameters
-      (None where there is no number, as for a write at x_0). A racer stops when its loss is not finite.
+      of their frequencies), `racers` (two: name, wiring, equation, parameters, places: id, kind and layer by depth,
+      recording_error: why nothing is recorded, or "")
+    - step: `racer` 0 or 1, `step` from 0, its `loss`, and `logit_change`, the relative change of the logits by this step; by
+      depth, before the weights change, the numbers of `addnorm.lab.measure.BY_DEPTH`: stream, ratio, similarity, gradient,
+      parameters (None where there is no number, as for a write at x_0). A racer stops when its loss is not finite.
     - end: `racers` (two: name, steps, loss, validation, test, diverged, seconds) and `verdict`, a list of sentences
 
     The training starts with the first event. Any thread may request the next event.
@@ -149,7 +149,7 @@ def _start(names: list[str], trainings: list[Training]) -> Numbers:
             "equation": training.run.wiring.equation(run.num_layers),
             "parameters": sum(p.numel() for p in training.model.parameters()),
             "places": training.places,
-            "trouble": training.trouble,
+            "recording_error": training.recording_error,
         }
         for name, training in zip(names, trainings, strict=True)
     ]
@@ -162,7 +162,7 @@ def _step(training: Training) -> Numbers:
     """Return the numbers of the last step."""
     step, recorded = training.step - 1, training.recorded
     is_recorded = bool(recorded["steps"]) and recorded["steps"][-1] == step
-    numbers = {name: recorded[name][-1] if is_recorded else None for name in ("moved", *BY_DEPTH)}
+    numbers = {name: recorded[name][-1] if is_recorded else None for name in ("logit_change", *BY_DEPTH)}
     return {"step": step, "loss": training.losses[-1], **numbers}
 
 

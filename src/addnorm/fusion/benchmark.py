@@ -5,19 +5,19 @@ The share bounds the gain in time: fusing gains at most the time of Add & Norm.
 
 from __future__ import annotations
 
-import gc
 import os
-import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from addnorm._util.timing import interleave, quartiles
 from addnorm.fusion.boundary import Match
 from addnorm.fusion.runs import RunResult, StateSnapshot, Tensors, map_tensors, run, storage_address
 
@@ -85,20 +85,15 @@ def compare_times(
         model: the model; its state and the random states are restored afterwards.
         arguments: arguments of the model, restored as well.
     """
-    calls = (before, after)
-    samples: tuple[list[float], list[float]] = ([], [])
-    with nullcontext() if model is None else StateSnapshot(model, arguments).restored(), _without_gc():
-        for call in calls:
-            _time(call)
-        end = time.perf_counter() + (SECONDS if seconds is None else seconds)
-        for turn in range(MAX_ROUNDS):
-            if turn >= MIN_ROUNDS and time.perf_counter() > end:
-                break
-            for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                samples[which].append(_time(calls[which]))
-    medians = [statistics.median(times) for times in samples]
-    quartiles = [tuple(statistics.quantiles(times, n=4, method="inclusive")[::2]) for times in samples]
-    return Timing(medians[0], medians[1], len(samples[0]), quartiles[0], quartiles[1])  # type: ignore[arg-type]  # two
+    calls = {"before": before, "after": after}
+    with nullcontext() if model is None else StateSnapshot(model, arguments).restored():
+        round_seconds = sum(_time(call) for call in calls.values())  # these calls do not count
+        fit = int((SECONDS if seconds is None else seconds) / max(round_seconds, 1e-9))
+        samplers = {name: partial(_time, call) for name, call in calls.items()}
+        samples = interleave(samplers, max(MIN_ROUNDS, min(MAX_ROUNDS, fit)))
+    (before_1, median_before, before_3), (after_1, median_after, after_3) = (quartiles(samples[name]) for name in calls)
+    rounds = len(samples["before"])
+    return Timing(median_before, median_after, rounds, (before_1, before_3), (after_1, after_3))
 
 
 def _time(call: Callable[[], Any]) -> float:
@@ -113,19 +108,6 @@ def _time(call: Callable[[], Any]) -> float:
 def _synchronize() -> None:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Disable the garbage collector, which would run in one call and not in the other."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 # Memory.

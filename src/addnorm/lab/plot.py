@@ -204,7 +204,7 @@ def _style_axes(ax: Axes) -> None:
 
 
 BY_STEP: dict[str, tuple[str, Callable[[Numbers, int], float | None]]] = {
-    "moved": ("logits moved by a step", lambda recorded, k: recorded["moved"][k]),
+    "logit_change": ("relative change of the logits in a step", lambda recorded, k: recorded["logit_change"][k]),
     "gradient": ("gradient at x₀ over x_L", lambda recorded, k: _first_over_last(recorded["gradient"][k])),
     "similarity": ("cos(token, token) at x_L", lambda recorded, k: _last(recorded["similarity"][k])),
 }

@@ -211,7 +211,7 @@ def variance_of_normed_writes(rows: Rows) -> Measured:
 def similarity(row: dict[str, Any]) -> Measured:
     """Return the similarity of the tokens after at most `MIXED` layers."""
     layer = min(MIXED, row["num_layers"])
-    return {f"after layer {layer}": by_layer(row, "likeness")[layer]}
+    return {f"after layer {layer}": by_layer(row, "similarity")[layer]}
 
 
 def exponential_growth(row: dict[str, Any]) -> Measured:

@@ -101,7 +101,7 @@ def measure_init(job: InitStack) -> Numbers:
         A dict with the stack's `wiring` (its label), `num_layers`, `seed`, and
         `variance`: E|x_i|^2 / d for i = 0 .. 2L.
         `before_norm`: the same of a x_i + write_i, before a norm on the stream, for i = 0 .. 2L - 1.
-        `likeness`: the mean cosine of two tokens of a sequence in x_i.
+        `similarity`: the mean cosine of two tokens of a sequence in x_i.
         `write_ratio`: |write_i| / |x_i|.
         `gradient`: the norm of the loss's gradient at x_i.
         `gradient_ratio`: the gradient at x_0 divided by the gradient at x_2L.
@@ -120,7 +120,7 @@ def measure_init(job: InitStack) -> Numbers:
         "wiring": wiring_label(job.wiring), "num_layers": job.num_layers, "seed": job.seed,
         "variance": measurement.variances(),
         "before_norm": [float(one.double().square().mean()) for one in sums],
-        "likeness": [token_similarity(one.double()) for one in x],
+        "similarity": [token_similarity(one.double()) for one in x],
         "write_ratio": [norm(one) / norm(stream) for one, stream in zip(writes, x[:-1], strict=True)],
         "gradient": [norm(one) for one in measurement.gradients],
         "gradient_ratio": measurement.gradient_ratio(),
@@ -177,7 +177,7 @@ def _step(model: ToyModel) -> dict[str, float]:
 
 # How the seeds are combined: numbers that multiply from layer to layer by their logarithm, the others as they are.
 MEANS: dict[str, Callable[[Sequence[float]], float]] = {
-    "variance": statistics.fmean, "before_norm": statistics.fmean, "likeness": statistics.fmean, "last_move": statistics.fmean,
+    "variance": statistics.fmean, "before_norm": statistics.fmean, "similarity": statistics.fmean, "last_move": statistics.fmean,
     "write_ratio": geometric_mean, "gradient": geometric_mean, "gradient_ratio": geometric_mean,
     "weight_gradient": geometric_mean, "step_sgd": geometric_mean, "step_adam": geometric_mean,
 }  # fmt: skip

@@ -102,12 +102,12 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=run.lr, fused=True)
         self.probe = text.held_out("validation", STEP_PROBE, run.tokens)[0]
         self.losses: list[float] = []
-        self.recorded: Numbers = {"steps": [], "moved": [], **{name: [] for name in measure.BY_DEPTH}}
+        self.recorded: Numbers = {"steps": [], "logit_change": [], **{name: [] for name in measure.BY_DEPTH}}
         self.places: list[Numbers] = []
         self.map: Numbers | None = None  # memory map before training
         self.seconds = 0.0
         self.resumed = 0  # number of continuations
-        self.trouble = ""  # reason why nothing is recorded
+        self.recording_error = ""  # reason why nothing is recorded
 
     @property
     def step(self) -> int:
@@ -155,21 +155,23 @@ class Training:
         self.optimizer.step()
         self.losses.append(float(loss.detach()))
         if before is not None:
-            self.recorded["moved"].append(measure.relative_change(before, measure.logits(self.model, self.probe)))
+            self.recorded["logit_change"].append(
+                measure.relative_change(before, measure.logits(self.model, self.probe))
+            )
 
     def _record(self, recording: Recording, inputs: Tensor, targets: Tensor) -> bool:
         """Record a forward and a backward of a part of the batch; return False if the model cannot be recorded.
 
         The step does not use this gradient: recorded norms are not fused and round differently.
         """
-        if self.trouble:
+        if self.recording_error:
             return False
         some = slice(max(1, min(RECORDED, self.run.batch // 2)))
         inputs, targets = inputs[some], targets[some]
         try:
             loss = measure.cross_entropy(self.model(inputs), targets)
         except ValueError as error:
-            self.trouble = str(error)  # a model that the recorder does not support still trains
+            self.recording_error = str(error)  # a model that the recorder does not support still trains
             return False
         loss.backward()
         self.recorded["steps"].append(self.step)
@@ -210,10 +212,10 @@ class Training:
             "kind": "run", "key": self.key, "settings": run.settings(), "text": text.name, "digest": text.digest,
             "entropy": text.entropy, "uniform": text.uniform, "torch": torch.__version__,
             "seconds": self.seconds, "resumed": self.resumed, "losses": self.losses, "sites": self.places,
-            "recorded": self.recorded, "map": self.map, "trouble": self.trouble,
+            "recorded": self.recorded, "map": self.map, "recording_error": self.recording_error,
         }  # fmt: skip
         result |= self.evaluate()
-        if run.every and not self.trouble and math.isfinite(result["test"]):
+        if run.every and not self.recording_error and math.isfinite(result["test"]):
             result["after"] = measure.measure_probe(self.model, text, run.tokens)
             result["ablation"] = measure.measure_ablation(self.model, text, run.tokens)
         return result

@@ -16,7 +16,7 @@ from addnorm.lab.comparison import Comparison
 from addnorm.report import comparison_figures as figures
 from addnorm.report.model import versions
 from addnorm.report.page import Block, Cell, Facts, Finding, Findings, Page, Section, Table
-from addnorm.wirings.row import format_factor as constant
+from addnorm.wirings.row import format_factor
 
 __all__ = ["build_comparison_page"]
 
@@ -161,7 +161,7 @@ def _setting_table(found: Comparison) -> Table:
     best = {id(arm.best) for arm in found.arms}
     rows: list[list[Cell]] = [
         [
-            group.wiring, group.num_layers, constant(group.lr), str(group.warm_up or "none"),
+            group.wiring, group.num_layers, format_factor(group.lr), str(group.warm_up or "none"),
             group.loss("validation"), group.loss(),
             figures.format_losses(group.losses()), str(group.diverged or "none"),
             "yes" if id(group) in best else "",
@@ -222,7 +222,7 @@ def _untrained(found: Comparison) -> list[Section]:
             found, names, deepest, "init-depth", f"Forward and backward by depth, {deepest} layers",
             "From top to bottom: the mean square of the stream's elements, the mean cosine of two tokens, the gradient at the "
             "stream.",
-            [("E‖x‖² / d", lambda row: row["variance"]), ("cos(token, token)", lambda row: row["likeness"]),
+            [("E‖x‖² / d", lambda row: row["variance"]), ("cos(token, token)", lambda row: row["similarity"]),
              ("‖∂loss / ∂x‖", lambda row: row["gradient"])],
         ),
     ]  # fmt: skip
@@ -270,7 +270,7 @@ def _settings(found: Comparison) -> dict[str, str]:
 
 
 def _listed(values: Sequence[float]) -> str:
-    return ", ".join(constant(value) if isinstance(value, float) else str(value) for value in values)
+    return ", ".join(format_factor(value) if isinstance(value, float) else str(value) for value in values)
 
 
 def _footer(found: Comparison) -> list[str]:

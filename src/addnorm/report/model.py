@@ -19,7 +19,7 @@ from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import NORM_NAMES, Inspection, Site, Stream, format_norm, mask_numbers, merge_paths
 from addnorm.stream.record.recording import Recording
 from addnorm.wirings.row import GAP
-from addnorm.wirings.row import format_factor as constant
+from addnorm.wirings.row import format_factor
 
 __all__ = ["build_model_page", "versions"]
 
@@ -252,7 +252,7 @@ def _unknown(inspection: Inspection) -> list[Block]:
 def _settings(inspection: Inspection, rec: Recording | None) -> dict[str, str]:
     """Return the settings of the inspection and the recording."""
     dtypes = dict.fromkeys(stream.dtype for stream in inspection.streams)
-    eps = dict.fromkeys(constant(stream.eps) for stream in inspection.streams if stream.eps is not None)
+    eps = dict.fromkeys(format_factor(stream.eps) for stream in inspection.streams if stream.eps is not None)
     settings = {"class": inspection.model, "mode": inspection.mode, "dtype": ", ".join(dtypes), "eps": ", ".join(eps)}
     settings |= {"operators observed": str(inspection.operators)}
     if rec is not None:

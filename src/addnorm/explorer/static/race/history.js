@@ -48,7 +48,7 @@ export class History {
     if (event.event !== "step") return;
     this.steps[event.racer].push(event);
     for (const name of BY_DEPTH) this.#widen(name, event[name] ?? []);
-    for (const name of ["loss", "moved"]) this.#widen(name, [event[name]]);
+    for (const name of ["loss", "logit_change"]) this.#widen(name, [event[name]]);
   }
 
   /** @param {string} name @param {(number | null)[]} values */
@@ -103,7 +103,7 @@ export class History {
     };
   }
 
-  /** @param {"loss" | "moved"} name @returns {Series[]} */
+  /** @param {"loss" | "logit_change"} name @returns {Series[]} */
   byStep(name) {
     return [0, 1].map((racer) => ({ name: this.name(racer), tone: racer ? 2 : 1, values: this.steps[racer].map((step) => step[name]) }));
   }
@@ -138,7 +138,7 @@ export class History {
       gradient: `Its norm at x_0 divided by that at the end: ${this.#each(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
       parameters: `The first layer's norm divided by the last layer's: ${this.#each(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
       ratio: `The last write's norm divided by the stream's: ${this.#each(step, (f) => n(last(f.ratio)))}.`,
-      moved: `Relative change of the logits in this step: ${this.#each(step, (f) => percent(f.moved))}.`,
+      logit_change: `Relative change of the logits in this step: ${this.#each(step, (f) => percent(f.logit_change))}.`,
       similarity: `Mean cosine between two tokens at the end: ${this.#each(step, (f) => n(last(f.similarity)))}. 1 means identical directions.`,
     };
   }

@@ -52,8 +52,8 @@ function mount(root, app) {
   const point = (index) => { for (const chart of Object.values(byDepth)) chart.cursor(index); };
   const loss = new LineChart({ id: "race-loss", title: "Loss", x: "step", y: "nats per character", onCursor: (index, commit) => scrubber.go(index, commit), height: 260 });
   const byDepth = Object.fromEntries(BY_DEPTH.map((name) => [name, new LineChart({ id: `race-${name}`, x: "depth, in sublayers", ...CHARTS[name], onCursor: point })]));
-  const moved = new LineChart({ id: "race-moved", title: "Change of the logits in a step", x: "step", y: "|change of the logits| / |logits|", log: true, onCursor: (index, commit) => scrubber.go(index, commit) });
-  const charts = h("div.charts", null, h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element), moved.element);
+  const change = new LineChart({ id: "race-logit-change", title: "Change of the logits in a step", x: "step", y: "|change of the logits| / |logits|", log: true, onCursor: (index, commit) => scrubber.go(index, commit) });
+  const charts = h("div.charts", null, h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element), change.element);
   const opening = h("div.race-before", null,
     h("p.lead", null, "Two models that differ only in their residual wiring learn the same text with the same seed, batches and learning rate, in turn a step of each. "
       + "The charts show their residual streams and gradients by depth at every step, while they train."),
@@ -160,8 +160,8 @@ function mount(root, app) {
     loss.options.log = range[1] > 5 * found.started.text.uniform; // one that diverges would leave no room for the other
     const steps = Array.from({ length: running() ? all : done }, (_, k) => `step ${k}`);
     loss.show({ labels: steps, series: found.byStep("loss"), summary: said.loss });
-    moved.show({ labels: steps, series: found.byStep("moved"), summary: said.moved });
-    for (const chart of [loss, moved]) chart.cursor(step);
+    change.show({ labels: steps, series: found.byStep("logit_change"), summary: said.logit_change });
+    for (const chart of [loss, change]) chart.cursor(step);
     const { labels, kinds } = found.places;
     for (const name of BY_DEPTH) {
       byDepth[name].show({ labels, kinds, series: found.series(name, step), summary: said[name], range: found.range(name) });
