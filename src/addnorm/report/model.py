@@ -18,8 +18,7 @@ from addnorm.report.page import Block, Cell, Facts, Figure, Finding, Findings, F
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import NORM_NAMES, Inspection, Site, Stream, format_norm, mask_numbers, merge_paths
 from addnorm.stream.record.recording import Recording
-from addnorm.wirings.row import GAP
-from addnorm.wirings.row import format_factor
+from addnorm.wirings.row import GAP, format_factor
 
 __all__ = ["build_model_page", "versions"]
 
