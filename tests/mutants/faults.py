@@ -171,7 +171,7 @@ FAULTS = (
     ),
     Fault(
         "memory-of-another-call", "attention", "src/addnorm/nn/cache.py",
-        "if kept is None or (memory is not None and not _is_same(memory, kept[0])):",
+        "if entry is None or (memory is not None and not _is_same(memory, entry[0])):",
         "if residual is None:",
     ),
     Fault(
@@ -181,8 +181,8 @@ FAULTS = (
     ),
     Fault(
         "two-masks-for-two-streams", "stack", "src/addnorm/nn/schedules.py",
-        "options = with_seed(run.add_options(here, u), u)",
-        "options = run.add_options(here, u)",
+        "options = with_seed(run.add_options(connection, u), u)",
+        "options = run.add_options(connection, u)",
     ),
     Fault(
         "deepnorm-encoder-alpha", "wirings", "src/addnorm/wirings/catalog.py",
@@ -206,8 +206,8 @@ FAULTS = (
     ),
     Fault(
         "trace-projection-by-d", "trace", "src/addnorm/trace/calculation.py",
-        "p = _over(_sum(products), rule.count)",
-        "p = _over(_sum(products), d)",
+        "p = _divide(_sum(products), rule.count)",
+        "p = _divide(_sum(products), d)",
     ),
     Fault(
         "lerp-operands-swapped", "finder", "src/addnorm/stream/find/operators.py",

@@ -2,7 +2,7 @@
 
     post-LN: y = Norm(x + Sublayer(x))            pre-LN: z = x + Sublayer(Norm(x))
 
-- It uses only the standard library, and nothing else of addnorm.
+- It imports only the standard library, and no other module of addnorm.
 - Sums run from left to right with plain `+`, so every Python version gives the same numbers. (Since 3.12 the built-in `sum`
   compensates for round-off.)
 - The backward is the exact derivative of the forward, also with variance divided by d - 1 or eps outside the root.

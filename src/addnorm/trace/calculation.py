@@ -104,18 +104,18 @@ def trace(
     if placement == "post":
         w.add("sublayer", "Sublayer(x)", branch, note="output of the sublayer")
         w.add("z", "z", stream, "x + Sublayer(x)", sums)
-        saved = _normalize(w, stream, rule)
-        _check(w, saved, rule)
+        saved = _add_norm(w, stream, rule)
+        _add_checks(w, saved, rule)
         w.add("grad", "dy", out_grad, note=default or "incoming gradient")
-        dz = _differentiate(w, out_grad, "dy", saved, rule, "dz")
+        dz = _add_gradient(w, out_grad, "dy", saved, rule, "dz")
         w.add("dx", "dx", dz, "dz", note="the +1 path; the sublayer adds its Jacobian times dSublayer(x)")
         w.add("dsublayer", "dSublayer(x)", dz, "dz", note="the same: both terms of a sum get its gradient")
-        _parameters(w, out_grad, "dy", saved, rule)
+        _add_parameter_gradients(w, out_grad, "dy", saved, rule)
     else:
-        saved = _normalize(w, token, rule)
+        saved = _add_norm(w, token, rule)
         w.add("sublayer", "Sublayer(read)", branch, note="output of the sublayer for it")
         w.add("z", "z", stream, "x + Sublayer(read)", sums, "the stream continues without a norm")
-        _check(w, saved, rule)
+        _add_checks(w, saved, rule)
         w.add("grad", "dz", out_grad, note=default or "incoming gradient")
         w.add("straight", "dx, straight", out_grad, "dz", note="the +1 path: there is no norm on it")
         w.add("dsublayer", "dSublayer(read)", out_grad, "dz", note="the same: both terms of a sum get its gradient")
@@ -126,14 +126,14 @@ def trace(
                 "from the argument read_grad: the result of the sublayer's backward",
             )
         w.add("read_grad", "dread", back, "Jacobianᵀ dSublayer(read)", note=note)
-        through = _differentiate(w, back, "dread", saved, rule, "dnorm")
+        through = _add_gradient(w, back, "dread", saved, rule, "dnorm")
         dx, note = (
             tuple(map(add, out_grad, through)),
             "the straight path, plus the path through the sublayer and its norm",
         )
         w.add("dx", "dx", dx, "dz + dnorm", w.pairs(out_grad, " + ", through), note)
-        _parameters(w, back, "dread", saved, rule)
-    steps = _explain(w.steps, rule)
+        _add_parameter_gradients(w, back, "dread", saved, rule)
+    steps = _explain_nonfinite(w.steps, rule)
     return Trace(placement, norm, variance, eps_place, eps, gamma, beta, digits, steps, title)
 
 
@@ -175,52 +175,58 @@ class _Writer:
     def add(
         self, name: str, symbol: str, value: float | Vector, formula: str = "", numbers: str = "", note: str = ""
     ) -> None:
+        """Add a step to the current section."""
         self.steps.append(Step(name, self.section, symbol, value, formula, numbers, note))
 
-    def n(self, value: float) -> str:
+    def number(self, value: float) -> str:
+        """Return a number as text."""
         return show(value, self.digits)
 
-    def p(self, value: float) -> str:
+    def operand(self, value: float) -> str:
         """Return a number, in parentheses if it is negative or has an exponent."""
-        text = self.n(value)
+        text = self.number(value)
         return f"({text})" if "-" in text or "e" in text else text
 
-    def some(self, d: int, text: Callable[[int], str], between: str) -> str:
+    def abbreviate(self, d: int, text: Callable[[int], str], between: str) -> str:
+        """Return the texts of d features, joined; of more than four only the first two and the last."""
         return between.join(map(text, range(d)) if d <= 4 else [text(0), text(1), "…", text(d - 1)])
 
-    def each(self, d: int, text: Callable[[int], str]) -> str:
-        return f"[{self.some(d, text, ', ')}]"
+    def vector(self, d: int, text: Callable[[int], str]) -> str:
+        """Return the texts of d features in brackets."""
+        return f"[{self.abbreviate(d, text, ', ')}]"
 
     def pairs(self, left: Vector, sign: str, right: Vector) -> str:
-        return self.each(len(left), lambda k: f"{self.n(left[k])}{sign}{self.p(right[k])}")
+        """Return an operation on two vectors with its numbers, feature by feature."""
+        return self.vector(len(left), lambda k: f"{self.number(left[k])}{sign}{self.operand(right[k])}")
 
     def mean(self, values: Vector, count: int, text: Callable[[int], str] | None = None) -> str:
-        terms = self.some(len(values), text or (lambda k: (self.p if k else self.n)(values[k])), " + ")
-        return f"({terms}) / {count} = {self.n(_sum(values))} / {count}"
+        """Return a mean with its numbers: the terms, their sum and the divisor."""
+        terms = self.abbreviate(len(values), text or (lambda k: (self.operand if k else self.number)(values[k])), " + ")
+        return f"({terms}) / {count} = {self.number(_sum(values))} / {count}"
 
 
-def _normalize(w: _Writer, z: Vector, rule: _Rule) -> _Saved:
+def _add_norm(w: _Writer, z: Vector, rule: _Rule) -> _Saved:
     """Add the steps from the mean (RMSNorm: the squares) to the shift."""
     d, count, v = len(z), rule.count, rule.v
     centred = z
     if rule.layer:
-        mean = _over(_sum(z), d)
+        mean = _divide(_sum(z), d)
         centred = tuple(a - mean for a in z)
         w.add("mean", "μ", mean, f"(1/d) Σ {v}ₖ", w.mean(z, d))
         w.add("centred", f"{v} - μ", centred, numbers=w.pairs(z, " - ", (mean,) * d))
     squares = tuple(a * a for a in centred)
-    w.add("squares", f"{rule.centred}²", squares, numbers=w.each(d, lambda k: f"{w.p(centred[k])}²"))
-    spread = _over(_sum(squares), count)
+    w.add("squares", f"{rule.centred}²", squares, numbers=w.vector(d, lambda k: f"{w.operand(centred[k])}²"))
+    spread = _divide(_sum(squares), count)
     name = "variance" if rule.layer else "mean_square"
-    each = f"({v}ₖ - μ)²" if rule.layer else f"{v}ₖ²"
-    w.add(name, rule.spread, spread, f"{rule.average} Σ {each}", w.mean(squares, count))
+    in_brackets = f"({v}ₖ - μ)²" if rule.layer else f"{v}ₖ²"
+    w.add(name, rule.spread, spread, f"{rule.average} Σ {in_brackets}", w.mean(squares, count))
     sigma = math.sqrt(spread)
     root = math.sqrt(spread + rule.eps) if rule.inside else sigma + rule.eps
     eps = f"{rule.eps:g}"
-    numbers = f"√({w.n(spread)} + {eps})" if rule.inside else f"√{w.n(spread)} + {eps}"
+    numbers = f"√({w.number(spread)} + {eps})" if rule.inside else f"√{w.number(spread)} + {eps}"
     w.add("root", rule.root, root, numbers=numbers)
-    normalized = tuple(_over(a, root) for a in centred)
-    numbers, note = w.pairs(centred, " / ", (root,) * d), _on_normalized(z, normalized, root, rule)
+    normalized = tuple(_divide(a, root) for a in centred)
+    numbers, note = w.pairs(centred, " / ", (root,) * d), _note_on_normalized(z, normalized, root, rule)
     w.add("normalized", rule.normalized, normalized, f"{rule.centred} {rule.over_root}", numbers, note)
     scaled = tuple(map(mul, rule.weight, normalized))
     w.add("scaled", f"γ ⊙ {rule.normalized}", scaled, numbers=w.pairs(rule.weight, "·", normalized))
@@ -228,61 +234,66 @@ def _normalize(w: _Writer, z: Vector, rule: _Rule) -> _Saved:
     if v == "x":
         symbol, note = "read", "input of the sublayer"
     w.add("shifted", symbol, y, f"γ ⊙ {rule.normalized} + β", w.pairs(scaled, " + ", rule.bias), note)
-    direction = normalized if rule.inside else tuple(_over(a, sigma) if sigma else 0.0 for a in centred)
+    direction = normalized if rule.inside else tuple(_divide(a, sigma) if sigma else 0.0 for a in centred)
     return _Saved(normalized, direction, spread, root)
 
 
-def _check(w: _Writer, saved: _Saved, rule: _Rule) -> None:
+def _add_checks(w: _Writer, saved: _Saved, rule: _Rule) -> None:
     """Add the checks of mean 0 and variance 1, and switch to the backward section."""
     d, n = len(saved.normalized), rule.normalized
     w.section = "checks"
-    mean = _over(_sum(saved.normalized), d)
-    w.add("check_mean", f"mean({n})", mean, note=_on_mean(mean, rule))
-    away = mean if rule.layer else 0.0
-    square = _over(_sum(tuple((a - away) * (a - away) for a in saved.normalized)), d)
+    mean = _divide(_sum(saved.normalized), d)
+    w.add("check_mean", f"mean({n})", mean, note=_note_on_mean(mean, rule))
+    center = mean if rule.layer else 0.0
+    square = _divide(_sum(tuple((a - center) * (a - center) for a in saved.normalized)), d)
     name, symbol = ("check_variance", f"variance({n})") if rule.layer else ("check_square", f"mean({n}²)")
     w.add(name, symbol, square, note="divided by d" if rule.layer else "")
     share = rule.count / d  # the check always divides by d
-    expected = _over(saved.spread, saved.root * saved.root) * share
+    expected = _divide(saved.spread, saved.root * saved.root) * share
     formula = f"{rule.spread} / ({rule.spread} + ε)" if rule.inside else f"{rule.spread} / ({rule.root})²"
     formula = formula if rule.biased else f"(d - 1)/d · {formula}"
-    w.add("expected", "expected", expected, formula, note=_on_expected(expected, saved.spread, rule))
+    w.add("expected", "expected", expected, formula, note=_note_on_expected(expected, saved.spread, rule))
     w.section = "backward"
 
 
-def _differentiate(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule, name: str) -> Vector:
+def _add_gradient(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule, name: str) -> Vector:
     """Add the steps from the gradient of the norm's output to that of its input, the step `name`."""
     d, n = len(out), rule.normalized
     g = tuple(map(mul, out, rule.weight))
     w.add("grad_scaled", "g", g, f"{symbol} ⊙ γ", w.pairs(out, "·", rule.weight))
     mean = 0.0
     if rule.layer:
-        mean = _over(_sum(g), d)
+        mean = _divide(_sum(g), d)
         w.add("grad_mean", "mean(g)", mean, "(1/d) Σ gₖ", w.mean(g, d))
     products = tuple(map(mul, g, saved.normalized))
-    p = _over(_sum(products), rule.count)
-    numbers = w.mean(products, rule.count, lambda k: f"{w.p(g[k])}·{w.p(saved.normalized[k])}")
+    p = _divide(_sum(products), rule.count)
+    numbers = w.mean(products, rule.count, lambda k: f"{w.operand(g[k])}·{w.operand(saved.normalized[k])}")
     w.add("projection", "p", p, f"{rule.average} Σ gₖ·{n}ₖ", numbers, f"component of g along {n}")
-    dz = tuple(_over(a - mean - b * p, saved.root) for a, b in zip(g, saved.direction, strict=True))
-    less, along = " - mean(g)" if rule.layer else "", n if rule.inside else f"{rule.centred}/√{rule.spread}"
-    taken = f" - {w.p(mean)}" if rule.layer else ""
-    numbers = w.each(d, lambda k: f"({w.n(g[k])}{taken} - {w.p(saved.direction[k])}·{w.p(p)}) / {w.n(saved.root)}")
+    dz = tuple(_divide(a - mean - b * p, saved.root) for a, b in zip(g, saved.direction, strict=True))
+    minus_mean, direction = " - mean(g)" if rule.layer else "", n if rule.inside else f"{rule.centred}/√{rule.spread}"
+    subtracted = f" - {w.operand(mean)}" if rule.layer else ""
+    numbers = w.vector(
+        d,
+        lambda k: (
+            f"({w.number(g[k])}{subtracted} - {w.operand(saved.direction[k])}·{w.operand(p)}) / {w.number(saved.root)}"
+        ),
+    )
     note = f"sums to 0: the norm ignores a constant added to {rule.v}"
     note = note if rule.layer and all(map(math.isfinite, dz)) else ""
     if not rule.inside and not any(saved.direction):
         note = "the limit at √0; autograd gives nan here: 0 times the infinite slope of the root"
-    w.add(name, name, dz, f"(g{less} - {along}·p) {rule.over_root}", numbers, note)
+    w.add(name, name, dz, f"(g{minus_mean} - {direction}·p) {rule.over_root}", numbers, note)
     return dz
 
 
-def _parameters(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule) -> None:
+def _add_parameter_gradients(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule) -> None:
     """Add the gradients of gamma and beta of this token; a batch sums them over its tokens."""
     dweight, numbers = tuple(map(mul, out, saved.normalized)), w.pairs(out, "·", saved.normalized)
     w.add("dweight", "dγ", dweight, f"{symbol} ⊙ {rule.normalized}", numbers, "a batch sums this over its tokens")
     w.add("dbias", "dβ", out, symbol, note="a batch sums this over its tokens")
 
 
-def _on_mean(mean: float, rule: _Rule) -> str:
+def _note_on_mean(mean: float, rule: _Rule) -> str:
     if not math.isfinite(mean):
         return ""
     if not rule.layer:
@@ -294,7 +305,7 @@ def _on_mean(mean: float, rule: _Rule) -> str:
     )
 
 
-def _on_expected(expected: float, spread: float, rule: _Rule) -> str:
+def _note_on_expected(expected: float, spread: float, rule: _Rule) -> str:
     if not math.isfinite(expected):
         return ""
     if not spread:
@@ -305,7 +316,7 @@ def _on_expected(expected: float, spread: float, rule: _Rule) -> str:
     return "1: ε is negligible beside this variance" if rule.eps else "1: ε = 0 has no effect"
 
 
-def _on_normalized(z: Vector, normalized: Vector, root: float, rule: _Rule) -> str:
+def _note_on_normalized(z: Vector, normalized: Vector, root: float, rule: _Rule) -> str:
     """Return a note about a special token: zeros, equal features, one feature, overflow."""
     n, y = rule.normalized, "y" if rule.v == "z" else "the read"
     if root == math.inf and not any(normalized):
@@ -323,7 +334,7 @@ def _on_normalized(z: Vector, normalized: Vector, root: float, rule: _Rule) -> s
     return ""
 
 
-def _explain(steps: list[Step], rule: _Rule) -> tuple[Step, ...]:
+def _explain_nonfinite(steps: list[Step], rule: _Rule) -> tuple[Step, ...]:
     """Return the steps, with the reason as a note at the first step that is not finite."""
     for k, step in enumerate(steps):
         if not step.finite:
@@ -345,7 +356,7 @@ def _sum(values: Vector) -> float:
     return total
 
 
-def _over(a: float, b: float) -> float:
+def _divide(a: float, b: float) -> float:
     """Return the quotient by IEEE 754; b is not a negative zero."""
     if b:
         return a / b
@@ -377,6 +388,6 @@ def _vector(name: str, values: Any, d: int | None = None, *, scalar: bool = Fals
     vector = tuple(_number(f"{name}[{k}]", value) for k, value in enumerate(entries))
     if d is not None and len(vector) != d:
         why = "they are added element by element" if name == "sublayer" else "each feature has its own"
-        came = "1 number" if len(vector) == 1 else f"{len(vector)} numbers"
-        raise ValueError(f"{name} has {came}, expected {d}, the length of x: {why}, so give both the same length.")
+        count = "1 number" if len(vector) == 1 else f"{len(vector)} numbers"
+        raise ValueError(f"{name} has {count}, expected {d}, the length of x: {why}, so give both the same length.")
     return vector
