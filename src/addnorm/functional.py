@@ -159,10 +159,7 @@ def add_layer_norm(
         out_ops.fast_path(residual, branch, weight, bias, eps, "layer", *out_ops.split_out(out, return_residual))
         return out
     validation.check_branch(branch)
-    run = (
-        dispatch.run if out is None else functools.partial(out_ops.run, targets=out_ops.split_out(out, return_residual))
-    )
-    y, z = run(
+    y, z = out_ops.select_run(out, return_residual)(
         residual, branch, weight, bias, eps, "layer", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
@@ -257,10 +254,7 @@ def add_rms_norm(
         out_ops.fast_path(residual, branch, weight, bias, eps, "rms", *out_ops.split_out(out, return_residual))
         return out
     validation.check_branch(branch)
-    run = (
-        dispatch.run if out is None else functools.partial(out_ops.run, targets=out_ops.split_out(out, return_residual))
-    )
-    y, z = run(
+    y, z = out_ops.select_run(out, return_residual)(
         residual, branch, weight, bias, eps, "rms", return_residual,
         normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
         branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
@@ -354,8 +348,8 @@ def _norm_only(
             return dispatch.fast_path(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
         out_ops.fast_path(x, None, weight, bias, eps, norm, *out_ops.split_out(out, False))
         return out
-    run = dispatch.run if out is None else functools.partial(out_ops.run, targets=out_ops.split_out(out, False))
-    return run(
+    y, _ = out_ops.select_run(out, False)(
         x, None, weight, bias, eps, norm,
         normalized_shape=normalized_shape, weight_offset=weight_offset, casting=casting, out_dtype=out_dtype,
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    return y

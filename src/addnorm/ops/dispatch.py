@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from addnorm import reference
 from addnorm._util.arguments import FLOAT_DTYPES, check_choice, is_number
 from addnorm.ops import autocast, autograd, compile_mode, eager, validation
-from addnorm.ops.options import CASTINGS, NORMS
+from addnorm.ops.options import ADD_OPTIONS, CASTINGS, NORMS, SCALES
 from addnorm.ops.schema import ForwardArguments
 
 _ops = torch.ops.addnorm
@@ -31,6 +31,9 @@ _grad_enabled = torch.is_grad_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
 # The level of forward-mode derivatives is a module attribute: the public API is slower.
 _forward_ad: Any = forward_ad
+_SCALES = tuple((option.name, option.factor) for option in SCALES)
+# Options that may have one element per feature.
+_FEATURE_OPTIONS = tuple((option.name, option.kind) for option in ADD_OPTIONS if option.kind in ("scale", "features"))
 
 
 def fast_path(
@@ -56,8 +59,8 @@ def fast_path(
             or (bias is not None and bias.requires_grad)
         ):
             apply = autograd.FastFunction.apply if _compiling() else autograd.fast_apply
-            both = apply(residual, branch, weight, bias, eps, rms)
-            return both if return_residual else both[0]  # type: ignore[no-any-return]  # torch does not type apply
+            outputs = apply(residual, branch, weight, bias, eps, rms)
+            return outputs if return_residual else outputs[0]  # type: ignore[no-any-return]  # torch does not type apply
         if _compiling():
             kernel = compile_mode.kernel("add_norm_stream" if return_residual else "add_norm", residual)
             return kernel(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]  # torch.ops is not typed
@@ -86,9 +89,7 @@ def run(
     return_residual: bool = True,
     *,
     normalized_shape: int | Sequence[int] | None = None,
-    residual_scale: Tensor | float | None = None,
     row_scale: Tensor | None = None,
-    layer_scale: Tensor | float | None = None,
     dropout_p: float = 0.0,
     training: bool = True,
     seed: Tensor | None = None,
@@ -97,7 +98,9 @@ def run(
     compute: Callable[[Any, bool], tuple[Tensor, Tensor]] | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return `(y, z)` of a call with options; `**options` are passed to the operator by name.
+    """Return `(y, z)` of a call with options.
+
+    The options with arguments of their own need a conversion; all others, `**options`, are passed to the operator by name.
 
     y is an empty placeholder where `norm` is "none", z where there is no branch or z is not requested.
     `compute` replaces `_compute`.
@@ -106,9 +109,7 @@ def run(
     shape = None
     if normalized_shape is not None:
         shape = residual.shape if isinstance(residual, Tensor) else None
-        residual, branch, weight, bias, options["branch_bias"], residual_scale, layer_scale = _flatten(
-            normalized_shape, residual, branch, weight, bias, options.get("branch_bias"), residual_scale, layer_scale
-        )
+        residual, branch, weight, bias, options = _flatten(normalized_shape, residual, branch, weight, bias, options)
     try:
         if not (is_number(eps) and is_number(weight_offset) and is_number(dropout_p)):
             raise TypeError  # the argument check below names the argument
@@ -125,32 +126,26 @@ def run(
             # Upcast first, so that the gradients that the expansion accumulates are not rounded before.
             upcast = reference.compute_dtype(rows, residual, branch, dtype=options.get("residual_dtype"))
             rows = rows.to(upcast).expand(residual.shape[:-1])
-        residual_factor, residual_tensor = (1.0, None) if residual_scale is None else _split_scale(residual_scale)
-        branch_factor, layer_tensor = (1.0, None) if layer_scale is None else _split_scale(layer_scale)
+        for name, factor in _SCALES:  # a number is another argument of the schema than a tensor
+            scale = options.get(name)
+            if scale is not None and not isinstance(scale, Tensor):
+                if not is_number(scale):
+                    raise TypeError
+                options[name], options[factor] = None, scale
         arguments = ForwardArguments(
-            residual, branch, weight, bias, eps, NORMS[norm], residual_factor=residual_factor,
-            residual_scale=residual_tensor, row_scale=rows, branch_factor=branch_factor, layer_scale=layer_tensor,
-            dropout_p=p, seed=mask_seed, weight_offset=weight_offset, casting=CASTINGS[casting], **options,
+            residual, branch, weight, bias, eps, NORMS[norm], row_scale=rows, dropout_p=p, seed=mask_seed,
+            weight_offset=weight_offset, casting=CASTINGS[casting], **options,
         )  # fmt: skip
         y, z = (compute or _compute)(arguments, return_residual)
     except (RuntimeError, AttributeError, TypeError, OverflowError):
         validation.check(
-            residual, branch, weight, bias, eps, residual_scale=residual_scale, row_scale=row_scale,
-            layer_scale=layer_scale, dropout_p=dropout_p, seed=seed, weight_offset=weight_offset, **options,
+            residual, branch, weight, bias, eps, row_scale=row_scale, dropout_p=dropout_p, seed=seed,
+            weight_offset=weight_offset, **options,
         )  # fmt: skip
         raise
     if shape is not None:
         y, z = (t if t.shape != residual.shape else t.reshape(shape) for t in (y, z))
     return y, z
-
-
-def _split_scale(scale: Tensor | float) -> tuple[float, Tensor | None]:
-    """Split a scale into the schema's two arguments, a factor and a tensor; one of them has its default."""
-    if isinstance(scale, Tensor):
-        return 1.0, scale
-    if not is_number(scale):
-        raise TypeError
-    return scale, None
 
 
 def _flatten(
@@ -159,24 +154,26 @@ def _flatten(
     branch: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    branch_bias: Tensor | None,
-    residual_scale: Tensor | float | None,
-    layer_scale: Tensor | float | None,
-) -> tuple[Any, ...]:
-    """Return the tensors with the dimensions of `normalized_shape` flattened into one."""
+    options: dict[str, Any],
+) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """Return the tensors and options with the dimensions of `normalized_shape` flattened into one."""
     dims = validation.to_dimensions(normalized_shape)
     validation.check_normalized_shape(dims, residual, "x" if branch is None else "residual")
-    parameters = {"weight": weight, "bias": bias, "branch_bias": branch_bias}
-    scales = {"residual_scale": residual_scale, "layer_scale": layer_scale}
-    tensors = {name: t for name, t in scales.items() if isinstance(t, Tensor) and t.dim() > 0}
-    validation.check_normalized_arguments(dims, branch=branch, **parameters, **tensors)
+    parameters: dict[str, Any] = {"weight": weight, "bias": bias}
+    for name, kind in _FEATURE_OPTIONS:
+        value = options.get(name)
+        if kind == "features" or (isinstance(value, Tensor) and value.dim() > 0):  # other scales are numbers
+            parameters[name] = value
+    validation.check_normalized_arguments(dims, branch=branch, **parameters)
     keep = residual.dim() - len(dims)
-    scales |= {name: t.flatten() for name, t in tensors.items()}
+    parameters = {name: t if t is None else t.flatten() for name, t in parameters.items()}
+    weight, bias = parameters.pop("weight"), parameters.pop("bias")
     return (
         residual.flatten(keep),
-        None if branch is None else branch.flatten(keep),
-        *(t if t is None else t.flatten() for t in parameters.values()),
-        *scales.values(),
+        branch if branch is None else branch.flatten(keep),
+        weight,
+        bias,
+        options | parameters,
     )
 
 

@@ -11,6 +11,7 @@ Calls that the operator does not support (function transforms, forward-mode deri
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +53,11 @@ def split_out(out: Any, return_residual: bool) -> Targets:
     """Split `out` into the tensors for y and z, and their names."""
     validation.check_out(out, return_residual)
     return (out[0], out[1], OUT_BOTH) if return_residual else (out, None, OUT_Y)
+
+
+def select_run(out: Any, return_residual: bool) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `dispatch.run`, or if `out` is not None the function that writes the results into it."""
+    return dispatch.run if out is None else functools.partial(run, targets=split_out(out, return_residual))
 
 
 def residual_dtype(out: Any) -> torch.dtype | None:

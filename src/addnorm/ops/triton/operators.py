@@ -13,7 +13,7 @@ from torch import Tensor
 
 from addnorm.ops import aliasing, eager
 from addnorm.ops.options import CASTINGS, NORMS
-from addnorm.ops.schema import ForwardArguments, OutArguments, empty_placeholder, stats_dtype
+from addnorm.ops.schema import ADD_ARGUMENTS, ForwardArguments, OutArguments, empty_placeholder, stats_dtype
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import (
     DTYPES,
@@ -38,6 +38,7 @@ __all__ = [
 f32, f64 = torch.float32, torch.float64
 _LAYER, _RMS, _NONE = NORMS["layer"], NORMS["rms"], NORMS["none"]
 _LLAMA, _T5 = CASTINGS["llama"], CASTINGS["t5"]
+_TENSOR_OPTIONS = tuple(argument.name for argument in ADD_ARGUMENTS if argument.type == "Tensor?")
 
 
 def _write(
@@ -130,7 +131,7 @@ def _is_supported(
     return (
         residual.numel() > 0
         and residual.dim() > 0
-        and residual.shape[-1] <= plan.LONGEST_ROW
+        and residual.shape[-1] <= plan.MAX_ROW
         and residual.dtype in DTYPES
         and matches_rows(branch, residual)
         and is_parameter(weight, residual)
@@ -193,15 +194,15 @@ def add_norm_out(*arguments: Any) -> None:
     add = None
     if _is_supported(residual, branch, a.weight, a.bias, a.eps, a.weight_offset):
         add = kernel_options(residual, a)
-    others = (a.weight, a.bias, a.residual_scale, a.row_scale, a.layer_scale, a.branch_bias, a.seed)
+    parameters = (a.weight, a.bias, *(getattr(a, name) for name in _TENSOR_OPTIONS))
     direct = (
         add is not None
         and (y is not None) == (a.norm != _NONE)
         and not (z is not None and branch is None)
         and (y is not None or z is not None)
         and not (y is not None and z is not None and aliasing.shares_memory(y, z))
-        and _is_writable(y, residual, branch, others)
-        and _is_writable(z, residual, branch, others)
+        and _is_writable(y, residual, branch, parameters)
+        and _is_writable(z, residual, branch, parameters)
     )
     if add is None or not direct:
         eager.add_norm_out(*a)
@@ -211,7 +212,7 @@ def add_norm_out(*arguments: Any) -> None:
 
 
 def _is_writable(
-    target: Tensor | None, residual: Tensor, branch: Tensor | None, others: tuple[Tensor | None, ...]
+    target: Tensor | None, residual: Tensor, branch: Tensor | None, parameters: tuple[Tensor | None, ...]
 ) -> bool:
     """Return whether the kernel may write `target`: no input is overwritten before every program has read its rows.
 
@@ -228,5 +229,5 @@ def _is_writable(
             t is None or not aliasing.shares_memory(target, t) or aliasing.is_same_memory(target, t)
             for t in (residual, branch)
         )
-        and not any(t is not None and aliasing.shares_memory(target, t) for t in others)
+        and not any(t is not None and aliasing.shares_memory(target, t) for t in parameters)
     )
