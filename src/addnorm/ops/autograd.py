@@ -55,7 +55,9 @@ _FACTORS = tuple(
 
 def _is_plain_add(add: Any) -> bool:
     """Return whether the options leave the gradients of residual and branch equal to that of z."""
-    return not any(add[place] is not None for place in _SCALES) and all(add[place] == one for place, one in _FACTORS)
+    return not any(add[place] is not None for place in _SCALES) and all(
+        add[place] == default for place, default in _FACTORS
+    )
 
 
 class AddNormFunction(torch.autograd.Function):
@@ -77,7 +79,7 @@ class AddNormFunction(torch.autograd.Function):
         # One tensor is the gradient of residual and of branch where the add is a plain one.
         shared = branch is not None and residual.dtype == branch.dtype and _is_plain_add(add)
         if not grad_mask & (_NEEDS_BRANCH | _ADDITIVE):
-            for place in _ADDED:  # no gradient depends on it, and the kernels are faster without
+            for place in _ADDED:  # no gradient depends on it, and the kernels are faster without it
                 add[place] = None
         ctx.save_for_backward(
             residual if branch is None else z,
@@ -115,12 +117,12 @@ class AddNormFunction(torch.autograd.Function):
             if dz is None:
                 return tuple(results)
             grad_mask &= ~(_WEIGHT | _BIAS)  # only z was used, not the norm's parameters
-        one_for_both = shared and grad_mask & _RESIDUAL and grad_mask & _BRANCH
-        if one_for_both:
+        pass_to_both = shared and grad_mask & _RESIDUAL and grad_mask & _BRANCH
+        if pass_to_both:
             grad_mask &= ~_BRANCH
         if dy is None and dz is not None and shared and not grad_mask & _ADDITIVE and not _grad_enabled():
             results[0 if grad_mask & _RESIDUAL else 1] = dz.to(dtypes[0])  # the gradient of z, unchanged
-            results[1] = results[0] if one_for_both else results[1]
+            results[1] = results[0] if pass_to_both else results[1]
             return tuple(results)
         z, stats, weight, residual, branch, *tensors = ctx.saved_tensors
         add = list(add)
@@ -128,17 +130,19 @@ class AddNormFunction(torch.autograd.Function):
             add[place] = tensor
         if _grad_enabled() and not _compiling():
             # create_graph: through torch's own operators. A compiled graph has no second derivative.
-            found = _differentiable(
+            input_grads = _differentiable(
                 eps, norm, dy, dz, z, weight, dtypes, grad_mask, weight_offset, residual, branch, add
             )
         else:
             backward = compile_mode.kernel("add_norm_backward", z) if _tracing() else _backward_eager
             codes = dtypes if _tracing() else [_CODES.get(dtype, dtype) for dtype in dtypes]
-            found = backward(dy, dz, z, stats, weight, norm, *codes, grad_mask, weight_offset, residual, branch, *add)
+            input_grads = backward(
+                dy, dz, z, stats, weight, norm, *codes, grad_mask, weight_offset, residual, branch, *add
+            )
         for bit, place in enumerate(PLACES):
             if grad_mask >> bit & 1:
-                results[place] = found[bit]
-        if one_for_both:
+                results[place] = input_grads[bit]
+        if pass_to_both:
             results[1] = results[0]
         return tuple(results)
 
@@ -203,39 +207,39 @@ class FastFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         dy, dz = grads
-        residual, branch, weight, bias, _, _ = ctx.needs_input_grad
+        needs_residual, needs_branch, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
         eps, rms, dresidual_dtype, branch_dtype, bias_dtype = ctx.call
         # One tensor is the gradient of residual and of branch where their dtypes agree.
-        shared = residual and branch and dresidual_dtype == branch_dtype
+        shared = needs_residual and needs_branch and dresidual_dtype == branch_dtype
         if dy is None:  # only z was used: its gradient is passed on unchanged
             if dz is None:
                 return (None,) * 6
-            dresidual = dz.to(dresidual_dtype) if residual else None
-            dbranch = dresidual if shared else dz.to(branch_dtype) if branch else None
+            dresidual = dz.to(dresidual_dtype) if needs_residual else None
+            dbranch = dresidual if shared else dz.to(branch_dtype) if needs_branch else None
             return dresidual, dbranch, None, None, None, None
-        z, stats, scale = ctx.saved_tensors
-        if not branch and dz is not None and dz.shape != z.shape:
+        z, stats, weight = ctx.saved_tensors
+        if not needs_branch and dz is not None and dz.shape != z.shape:
             dz = None  # the norm alone: z is a placeholder, but a compiled graph passes zeros for it
         if _grad_enabled() and not _compiling():
             # create_graph: through torch's own operators. A compiled graph has no second derivative.
-            fresh = reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)
-            found = eager.gradients(dy, dz, z, fresh, scale, NORMS["rms" if rms else "layer"])
-            dtypes = (dresidual_dtype, branch_dtype, None if scale is None else scale.dtype, bias_dtype)
+            recomputed = reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)
+            input_grads = eager.gradients(dy, dz, z, recomputed, weight, NORMS["rms" if rms else "layer"])
+            dtypes = (dresidual_dtype, branch_dtype, None if weight is None else weight.dtype, bias_dtype)
             requested = zip(GRADIENTS, ctx.needs_input_grad, dtypes, strict=False)
-            return (*(found[name].to(dtype) if need else None for name, need, dtype in requested), None, None)  # type: ignore[union-attr]  # every gradient exists, since dy does
-        grad_mask = residual + 2 * (branch and not shared) + 4 * weight + 8 * bias
+            return (*(input_grads[name].to(dtype) if need else None for name, need, dtype in requested), None, None)  # type: ignore[union-attr]  # every gradient exists, since dy does
+        grad_mask = needs_residual + 2 * (needs_branch and not shared) + 4 * needs_weight + 8 * needs_bias
         if _tracing():
             backward = compile_mode.kernel("add_norm_train_backward", z)
-            found = backward(dy, dz, z, stats, scale, rms, dresidual_dtype, branch_dtype, bias_dtype, grad_mask)
+            input_grads = backward(dy, dz, z, stats, weight, rms, dresidual_dtype, branch_dtype, bias_dtype, grad_mask)
         else:
             codes = _CODES[dresidual_dtype], _CODES[branch_dtype], _CODES[bias_dtype]
-            found = _train_backward_eager(dy, dz, z, stats, scale, rms, *codes, grad_mask)
-        dresidual, dbranch, dweight, dbias = found
+            input_grads = _train_backward_eager(dy, dz, z, stats, weight, rms, *codes, grad_mask)
+        dresidual, dbranch, dweight, dbias = input_grads
         return (
-            dresidual if residual else None,
-            dresidual if shared else dbranch if branch else None,
-            dweight if weight else None,
-            dbias if bias else None,
+            dresidual if needs_residual else None,
+            dresidual if shared else dbranch if needs_branch else None,
+            dweight if needs_weight else None,
+            dbias if needs_bias else None,
             None,
             None,
         )

@@ -1,8 +1,8 @@
 """Form of a call in a graph that Dynamo traces: the operator, or the operator's formulas.
 
-"op" is one opaque node: the kernels of eager mode, with the same bits. "formula" traces the reference that
-is registered for every device (`eager.py`), so that Inductor fuses the add and the norm with the operators around them. The
-autograd nodes, the tensors that they save, the dropout mask, the dtypes and the errors are the same in both modes.
+"op" is one opaque node: the kernels of eager mode, with the same bits. "formula" traces the reference that is registered for
+every device (`eager.py`), so that Inductor fuses the add and the norm with the operators around them. The autograd nodes, the
+tensors that they save, the dropout mask, the dtypes and the errors are the same in both modes.
 
 `out=` and in-place calls use the operator in both modes: a formula cannot check the memory that it overwrites.
 """

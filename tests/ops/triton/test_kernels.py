@@ -41,7 +41,7 @@ pytestmark = pytest.mark.skipif(
 TABLE = [
     *with_values(rotate(list(VARIANTS), list(DTYPES), 2), (3, 33)),
     *product(["LayerNorm", "RMSNorm"], ["float32", "bfloat16"], SHAPES),
-    ("RMSNorm", "bfloat16", (2, plan.FORWARD_WHOLE + 5)),  # more than fits in registers
+    ("RMSNorm", "bfloat16", (2, plan.FORWARD_ROW + 5)),  # more than fits in registers
 ]  # fmt: skip
 
 
@@ -56,13 +56,13 @@ def on_triton():
 def short_rows(monkeypatch):
     """Limit registers and programs to a few elements, so that short rows take the code paths of long ones."""
     sizes = {
-        "FORWARD_WHOLE": 64,
+        "FORWARD_ROW": 64,
         "FORWARD_TILE": 32,
-        "BACKWARD_ONCE": 64,
-        "BACKWARD_TWICE": 128,
-        "FEWEST": 1,
+        "READ_ONCE_BYTES": 64,
+        "READ_TWICE_BYTES": 128,
+        "MIN_PROGRAMS": 1,
         "BACKWARD_TILE": 16,
-        "LEAST": 64,
+        "MIN_TILE": 64,
         "BACKWARD_ELEMENTS": 256,
     }
     for name, size in sizes.items():
@@ -365,14 +365,14 @@ def test_unused_output_adds_no_gradient(variant, used):
 def test_rows_longer_than_a_grid_has_programs_are_the_references(monkeypatch, variant):
     call = make(variant, "float32", (2, 20))
     want = forward_and_backward(call, call, given := cotangents(call()))
-    monkeypatch.setattr(plan, "LONGEST_ROW", 19)
+    monkeypatch.setattr(plan, "MAX_ROW", 19)
     for module in (operators, gradients):
         monkeypatch.setattr(module, "launch", None)  # nothing is launched
     got = forward_and_backward(call, call, given)
     assert all(torch.allclose(got[name], t, rtol=1e-4, atol=1e-5) for name, t in want.items())
 
 
-@pytest.mark.parametrize("d", [plan.LONGEST_ROW, 2**20, 2**16])
+@pytest.mark.parametrize("d", [plan.MAX_ROW, 2**20, 2**16])
 def test_no_axis_of_a_grid_is_longer_than_cuda_allows(d):
     for sums in range(6):
         cut = plan.backward(2**40 // d, d, sums, 2)

@@ -69,12 +69,12 @@ def means_kernel(
 @triton.jit
 def store_sum(partials, tile, cols, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
     """Store the sum of a chunk: one per feature (STEP 1), or one number per program (STEP 0)."""
-    here = partials + (tl.program_id(0).to(tl.int64) * SUMS + PLACE) * D
+    row_sums = partials + (tl.program_id(0).to(tl.int64) * SUMS + PLACE) * D
     row = tl.sum(tile, 0, keep_dims=True)
     if STEP == 0:
-        tl.store(here + tl.program_id(1) + tl.zeros((1, 1), tl.int32), tl.sum(row, 1, keep_dims=True))
+        tl.store(row_sums + tl.program_id(1) + tl.zeros((1, 1), tl.int32), tl.sum(row, 1, keep_dims=True))
     else:
-        tl.store(here + cols, row, mask=cols < D)
+        tl.store(row_sums + cols, row, mask=cols < D)
 
 
 @triton.jit(do_not_specialize=["threshold", "offset", "rows", "chunk"])
@@ -202,12 +202,12 @@ def finalize_parameter(
                 total = column_sums(partials, cols, programs, PLACE, SUMS, D, D, ACC, BLOCK_P, BLOCK_C)
                 tl.store(out + cols, round_to(total, out.dtype.element_ty), mask=cols < D)
             elif tl.program_id(0) == 0:
-                one = tl.zeros((1, 1), ACC)
+                scalar = tl.zeros((1, 1), ACC)
                 for first in range(0, PARTS, BLOCK_C):
                     cols = first + tl.arange(0, BLOCK_C)[None, :]
                     total = column_sums(partials, cols, programs, PLACE, SUMS, PARTS, D, ACC, BLOCK_P, BLOCK_C)
-                    one += tl.sum(total, 1, keep_dims=True)
-                tl.store(out + tl.zeros((1, 1), tl.int32), round_to(one, out.dtype.element_ty))
+                    scalar += tl.sum(total, 1, keep_dims=True)
+                tl.store(out + tl.zeros((1, 1), tl.int32), round_to(scalar, out.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["programs"])

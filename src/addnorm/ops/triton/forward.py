@@ -1,6 +1,6 @@
 """The forward kernel: z of residual and branch, y of z.
 
-A row of up to `plan.FORWARD_WHOLE` elements stays in registers from the first read to the last write. A longer row is read tile
+A row of up to `plan.FORWARD_ROW` elements stays in registers from the first read to the last write. A longer row is read tile
 by tile: first for z and the moments, then again (z if it was stored, else its summands) for y.
 """
 

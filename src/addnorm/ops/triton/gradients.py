@@ -46,7 +46,7 @@ def _is_supported(
     dy: Tensor | None, dz: Tensor | None, z: Tensor, stats: Tensor, weight: Tensor | None, grad_mask: int
 ) -> bool:
     """Return whether the kernels support these arguments of the norm."""
-    if z.dtype not in DTYPES or z.numel() == 0 or z.shape[-1] > plan.LONGEST_ROW or not matches_rows(dz, z):
+    if z.dtype not in DTYPES or z.numel() == 0 or z.shape[-1] > plan.MAX_ROW or not matches_rows(dz, z):
         return False
     if dy is None:  # the gradient of z is passed on unchanged
         return dz is not None and not grad_mask & (_WEIGHT | _BIAS)
@@ -84,21 +84,8 @@ def add_norm_train_backward(
     )
     outs = (*results[2:], None, None, None)
     _compute(
-        dy,
-        dz,
-        z,
-        stats,
-        weight,
-        _RMS if rms else _LAYER,
-        0.0,
-        None,
-        None,
-        NO_OPTIONS,
-        *results[:2],
-        None,
-        outs,
-        grad_mask,
-    )
+        dy, dz, z, stats, weight, _RMS if rms else _LAYER, 0.0, None, None, NO_OPTIONS, *results[:2], None, outs, grad_mask,
+    )  # fmt: skip
     return tuple([empty_placeholder(z) if t is None else t for t in results])
 
 
@@ -187,13 +174,13 @@ def _compute(
     residual_rows, residual_stride = to_rows(residual, d)
     branch_rows, branch_stride = to_rows(branch, d)
     weight, stats_rows = (None, None) if norm == _NONE else (to_contiguous(weight), to_contiguous(stats))
-    more = kernel_numbers(use_float64, None if weight_offset == 0.0 or weight is None else weight_offset)
+    offsets = kernel_numbers(use_float64, None if weight_offset == 0.0 or weight is None else weight_offset)
     means = None
     if norm != _NONE and parts > 1:
         means = z.new_empty((rows, 2), dtype=acc)
         launch(
-            means_kernel, (rows, 1, 1), (dy_rows, z_rows, stats_rows, weight, means), more, (dy_stride, z_stride), (rows,),
-            (d, norm, DTYPES[acc], plan.FORWARD_TILE), plan.MOST_WARPS,
+            means_kernel, (rows, 1, 1), (dy_rows, z_rows, stats_rows, weight, means), offsets, (dy_stride, z_stride), (rows,),
+            (d, norm, DTYPES[acc], plan.FORWARD_TILE), plan.MAX_WARPS,
         )  # fmt: skip
     fetched = [t.itemsize for t in (dy_rows, dz_rows, z_rows, residual_rows, branch_rows) if t is not None]
     widths = {*fetched, *[t.itemsize for t in (dresidual, dbranch) if t is not None]}
@@ -206,7 +193,7 @@ def _compute(
             dy_rows, dz_rows, z_rows, stats_rows, means, weight, residual_rows, branch_rows, dresidual, dbranch, drow_scale,
             partials, *add.tensors,
         ),
-        (*kernel_numbers(use_float64, *add.numbers), *more),
+        (*kernel_numbers(use_float64, *add.numbers), *offsets),
         (dy_stride, dz_stride, z_stride, residual_stride, branch_stride),
         (add.threshold, add.offset, rows, chunk),
         (

@@ -2,12 +2,13 @@
 
 This holds from compute capability 8.0 on: for older devices Triton distributes the elements of some rows differently.
 
-No compile-time constant depends on the number of rows, so another batch size compiles no new kernel. The rows of a program of the
-backward depend on it, and are an ordinary argument.
+No compile-time constant depends on the number of rows, so another batch size compiles no new kernel. Only `Cut.chunk`, the rows
+of one program of the backward, depends on it; it is an ordinary argument.
 
-The numbers follow from the machine code for sm_90, which `tests/ops/triton/test_compiled.py` examines. With THREAD elements per
-thread the forward takes up to 60 registers and the backward, with its sums in float32, 128. So four of its programs of 128
-threads share a multiprocessor, and the programs that BACKWARD_ELEMENTS allows fill about 130 of them once.
+The numbers follow from the machine code for sm_90, which `tests/ops/triton/test_compiled.py` examines. With THREAD_ELEMENTS
+elements per thread the forward takes up to 60 registers per thread. The backward, with its sums in float32, takes 128. So four
+programs of the backward, of 128 threads each, share a multiprocessor, and the programs that BACKWARD_ELEMENTS allows fill about
+130 multiprocessors once.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-FORWARD_WHOLE = 16384  # elements of a row that one program of the forward keeps in registers
+FORWARD_ROW = 16384  # elements of a row that one program of the forward keeps in registers
 FORWARD_TILE = 8192  # elements of a longer row that are read at a time
-# The backward has its sums in registers too. Bytes of a row of dy and of z that fit beside them; and bytes that stay in the cache
-# between a first reading, for the two means in the row's gradient, and a second. Several programs compute a longer row.
-BACKWARD_ONCE = 16 * 1024
-BACKWARD_TWICE = 32 * 1024
-READINGS = 4  # steps of the first reading
+# Bytes of a row of the backward. Up to the first number, dy and z fit in registers beside the sums. Up to the second, they are
+# read for the two means in the row's gradient and again, from the cache, for the gradient. Several programs compute a longer row.
+READ_ONCE_BYTES = 16 * 1024
+READ_TWICE_BYTES = 32 * 1024
+READ_STEPS = 4  # steps in which the first of two readings reads a row
 BACKWARD_TILE = 2048
 FEW_SUMS = 2  # weight and bias; with more sums, rows are half as long
-THREAD = 16  # elements of a tile per thread: two loads of 16 bytes in 16-bit dtypes
-LEAST = 2048  # minimum elements of a program at a time: enough loads in flight
-MOST_WARPS = 16
+THREAD_ELEMENTS = 16  # elements of a tile per thread: two loads of 16 bytes in 16-bit dtypes
+MIN_TILE = 2048  # minimum elements of a program at a time: enough loads in flight
+MAX_WARPS = 16
 # Maximum elements of all programs of a backward together: each writes a row of sums, which is read again.
 BACKWARD_ELEMENTS = 2**20
-FEWEST = 128  # minimum programs, if there are enough rows: the longest rows take a multiprocessor each
-LONGEST = 256  # maximum additions in one float32 chain of these sums
-LONGEST_ROW = 65535 * BACKWARD_TILE  # the limit of a grid along its second axis
-SHARED = 96 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
+MIN_PROGRAMS = 128  # minimum programs, if there are enough rows: the longest rows take a multiprocessor each
+MAX_CHAIN = 256  # maximum additions in one float32 chain of these sums
+MAX_ROW = 65535 * BACKWARD_TILE  # the limit of a grid along its second axis
+SHARED_BYTES = 96 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
 
 
 class Tile(NamedTuple):
@@ -44,19 +45,21 @@ class Tile(NamedTuple):
 
 
 def _power(d: int) -> int:
+    """Return the smallest power of two of at least d and 16."""
     return max(16, 1 << (d - 1).bit_length())
 
 
-def _tile(d: int, whole: int, part: int) -> Tile:
-    block = _power(d) if d <= whole else part
-    rows = max(1, LEAST // block)
-    return Tile(rows, block, min(MOST_WARPS, rows * block // (32 * THREAD)))
+def _tile(d: int, longest: int, part: int) -> Tile:
+    """Return the tile for rows of d elements: whole rows up to `longest`, else parts of a row."""
+    block = _power(d) if d <= longest else part
+    rows = max(1, MIN_TILE // block)
+    return Tile(rows, block, min(MAX_WARPS, rows * block // (32 * THREAD_ELEMENTS)))
 
 
 @functools.cache
 def forward(d: int) -> Tile:
     """Return the tile of the forward: whole rows, several if they are short, or a part of a long row."""
-    return _tile(d, FORWARD_WHOLE, FORWARD_TILE)
+    return _tile(d, FORWARD_ROW, FORWARD_TILE)
 
 
 class Cut(NamedTuple):
@@ -80,12 +83,12 @@ def backward(rows: int, d: int, sums: int, itemsize: int) -> Cut:
         itemsize: bytes of an element of dy or z, whichever is larger.
     """
     size = _power(d) * itemsize * (1 if sums <= FEW_SUMS else 2)
-    tile = _tile(d, d if size <= BACKWARD_TWICE else 0, BACKWARD_TILE)
+    tile = _tile(d, d if size <= READ_TWICE_BYTES else 0, BACKWARD_TILE)
     parts = -(-d // tile.d)
-    twice = parts == 1 and size > BACKWARD_ONCE
-    programs = max(-(-FEWEST // parts), BACKWARD_ELEMENTS // (tile.rows * tile.d * parts))
-    chunk = min(-(-rows // (programs * tile.rows)), LONGEST) * tile.rows
-    return Cut(tile, tile.d // READINGS if twice else tile.d, chunk, parts, -(-rows // chunk))
+    is_read_twice = parts == 1 and size > READ_ONCE_BYTES
+    programs = max(-(-MIN_PROGRAMS // parts), BACKWARD_ELEMENTS // (tile.rows * tile.d * parts))
+    chunk = min(-(-rows // (programs * tile.rows)), MAX_CHAIN) * tile.rows
+    return Cut(tile, tile.d // READ_STEPS if is_read_twice else tile.d, chunk, parts, -(-rows // chunk))
 
 
 def stages(tile: Tile, fetched: int, exchanged: int) -> int:
@@ -96,4 +99,4 @@ def stages(tile: Tile, fetched: int, exchanged: int) -> int:
         fetched: bytes read per element of the tile.
         exchanged: bytes per element that threads exchange through shared memory.
     """
-    return 2 if tile.rows * tile.d * (2 * fetched + exchanged) <= SHARED else 1
+    return 2 if tile.rows * tile.d * (2 * fetched + exchanged) <= SHARED_BYTES else 1
