@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["FLOAT_DTYPES", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "is_number"]
+__all__ = [
+    "FLOAT_DTYPES", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "check_probability", "is_number",
+]  # fmt: skip
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -59,6 +61,20 @@ def check_float(name: str, value: Any, alternative: str = "") -> float:
     """
     if not (is_number(value) and math.isfinite(value)):
         raise ValueError(f"{name} is {value!r}, expected a finite number{alternative}.")
+    return float(value)
+
+
+def check_probability(name: str, value: Any) -> float:
+    """Check that a value is a number from 0 to 1 and return it as a float.
+
+    Example:
+        >>> from addnorm._util.arguments import check_probability
+        >>> check_probability("dropout", 1.5)
+        Traceback (most recent call last):
+        ValueError: dropout is 1.5, expected a probability: a number from 0 to 1.
+    """
+    if not (is_number(value) and 0.0 <= value <= 1.0):
+        raise ValueError(f"{name} is {value!r}, expected a probability: a number from 0 to 1.")
     return float(value)
 
 

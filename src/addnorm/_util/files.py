@@ -124,8 +124,8 @@ def _target(path: str | Path, name: str) -> Path:
     with suppress(FileNotFoundError):
         kind = stat.S_IFMT(target.stat().st_mode)
         if kind != stat.S_IFREG:
-            what = KINDS.get(kind, "no regular file")
-            raise UnwritableError(f"{name} is {str(path)!r}, {what}, expected the file to write: {REMEDY}.")
+            description = KINDS.get(kind, "no regular file")
+            raise UnwritableError(f"{name} is {str(path)!r}, {description}, expected the file to write: {REMEDY}.")
     return target
 
 

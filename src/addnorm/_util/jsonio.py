@@ -34,7 +34,7 @@ def to_jsonable(value: Any) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, dict):
-        return {str(key): to_jsonable(one) for key, one in value.items()}
+        return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [*map(to_jsonable, value)]
     if is_dataclass(value) and not isinstance(value, type):
@@ -112,7 +112,7 @@ def float_of(value: Any) -> float:
 def _restored(value: Any) -> Any:
     """Replace the words for NaN and infinity by numbers."""
     if isinstance(value, dict):
-        return {key: _restored(one) for key, one in value.items()}
+        return {key: _restored(item) for key, item in value.items()}
     if isinstance(value, list):
         return [*map(_restored, value)]
     return WORDS.get(value, value) if isinstance(value, str) else value
@@ -121,14 +121,14 @@ def _restored(value: Any) -> Any:
 def _lines(value: Any, *, top: bool = False) -> str:
     """Return JSON with line breaks in the outermost object, in objects that hold lists of records, and in those lists."""
     if isinstance(value, dict) and value and (top or any(map(_has_records, value.values()))):
-        return "{\n" + ",\n".join(f"{_compact(key)}: {_lines(one)}" for key, one in value.items()) + "\n}"
+        return "{\n" + ",\n".join(f"{_compact(key)}: {_lines(item)}" for key, item in value.items()) + "\n}"
     if _is_records(value):
         return "[\n" + ",\n".join(map(_compact, value)) + "\n]"
     return _compact(value)
 
 
 def _is_records(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
 def _has_records(value: Any) -> bool:
@@ -138,4 +138,4 @@ def _has_records(value: Any) -> bool:
 def _compact(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     # Half of a surrogate pair, as in a file name that is not UTF-8, cannot be encoded.
-    return text if text.isascii() else re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text if text.isascii() else re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)

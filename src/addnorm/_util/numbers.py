@@ -11,7 +11,7 @@ from collections.abc import Sequence
 __all__ = ["format_bytes", "format_column", "format_count", "format_number", "format_percent", "format_seconds"]
 
 DIGITS = 4
-SMALL, LARGE = 1e-3, 1e6  # beyond these the text has a power of ten
+SMALL, LARGE = 1e-3, 1e6  # smaller and larger numbers are written with a power of ten
 
 
 def format_number(
@@ -134,5 +134,5 @@ def _decimals(value: float, digits: int) -> int:
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
     """Return a value in the largest unit in which it is at least 1 after rounding to three digits."""
     rounded = abs(float(f"{value:.2e}")) if math.isfinite(value) else math.inf
-    scale, unit = next((one for one in units if rounded >= one[0]), units[-1])
+    scale, unit = next((pair for pair in units if rounded >= pair[0]), units[-1])
     return f"{format_number(value / scale, 3)} {unit}"

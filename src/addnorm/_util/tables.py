@@ -124,7 +124,7 @@ class Table:
         self, columns: Iterable[Column | str], rows: Iterable[Row | Sequence[Span]], *, title: str = "", caption: str = "",
         indent: int = 0, header: bool = True,
     ) -> None:  # fmt: skip
-        self.columns = [Column(one) if isinstance(one, str) else one for one in columns]
+        self.columns = [Column(item) if isinstance(item, str) else item for item in columns]
         self.title, self.caption, self.indent, self.header = title, caption, indent, header
         self.gap = GAP
         self.rows: list[tuple[list[tuple[str, Style]], Style]] = []
@@ -134,7 +134,7 @@ class Table:
                 raise ValueError(
                     f"a row has {len(cells)} cells, expected at most {len(self.columns)}, one for each column."
                 )
-            pairs: list[tuple[str, Style]] = [(one, "") if isinstance(one, str) else one for one in cells]
+            pairs: list[tuple[str, Style]] = [(item, "") if isinstance(item, str) else item for item in cells]
             self.rows.append((pairs + [("", "")] * (len(self.columns) - len(pairs)), style))
 
     @property
@@ -176,7 +176,8 @@ class Table:
         columns = [self.columns[place] for place in places]
         if broken:
             columns = [
-                one if one.drop == "first" else replace(one, header=one.header.replace(" ", "\n", 1)) for one in columns
+                item if item.drop == "first" else replace(item, header=item.header.replace(" ", "\n", 1))
+                for item in columns
             ]
         rows = [Row([cells[place] for place in places], style) for cells, style in self.rows]
         table = Table(columns, rows, title=self.title, caption=self.caption, indent=self.indent, header=self.header)
@@ -273,7 +274,7 @@ def to_markdown(table: Table) -> str:
     """
 
     def line(cells: Iterable[tuple[str, Style]], style: Style) -> str:
-        texts = [(" ".join(text.splitlines()).replace("|", r"\|"), own or style) for text, own in cells]
+        texts = [(" ".join(text.splitlines()).replace("|", r"\|"), span_style or style) for text, span_style in cells]
         return f"| {' | '.join(f'**{text}**' if text and own == 'strong' else text for text, own in texts)} |"
 
     head = line([(column.header, "") for column in table.columns], "")
@@ -313,8 +314,8 @@ def _rich_text(spans: Sequence[tuple[str, Style]], style: Style = "") -> Text:
     from rich.text import Text
 
     text = Text(style=STYLES[style][0])
-    for part, own in spans:
-        text.append(part, STYLES[own][0])
+    for part, span_style in spans:
+        text.append(part, STYLES[span_style][0])
     return text
 
 
@@ -356,9 +357,9 @@ def _rich_table(block: Table) -> RenderableType:
 def _html(tag: str, spans: Iterable[tuple[str, Style]], style: Style = "", css: str = "") -> str:
     """Return an element with its texts escaped."""
     inner = ""
-    for part, own in spans:
+    for part, span_style in spans:
         text = html.escape(part).replace("\n", "<br>")
-        inner += f'<span style="{STYLES[own][1]}">{text}</span>' if own else text
+        inner += f'<span style="{STYLES[span_style][1]}">{text}</span>' if span_style else text
     css = ";".join(filter(None, [css, STYLES[style][1]]))
     return f'<{tag} style="{css}">{inner}</{tag}>' if css else f"<{tag}>{inner}</{tag}>"
 
@@ -374,8 +375,8 @@ def _html_table(block: Table) -> str:
     head = "".join(_html("th", [(c.header, "")], "", css) for c, css in zip(block.columns, aligned, strict=True))
     body = "".join(
         "<tr>" + "".join(
-            _html("td", [(text, "")], own or style or column.style, css)
-            for (text, own), column, css in zip(cells, block.columns, aligned, strict=True)
+            _html("td", [(text, "")], span_style or style or column.style, css)
+            for (text, span_style), column, css in zip(cells, block.columns, aligned, strict=True)
         ) + "</tr>"
         for cells, style in block.rows
     )  # fmt: skip

@@ -188,7 +188,7 @@ class ModelBackend:
         number = len(self._timers) if self._is_recording else None
         boundaries = fuse_graph(graph, self._path_of, observe=self._add_timer)
         inputs = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-        weights = [inputs.index(one.weight) if one.weight in inputs else None for one in boundaries]
+        weights = [inputs.index(boundary.weight) if boundary.weight in inputs else None for boundary in boundaries]
         forward = compile_graph(graph, example_inputs, options=TORCH_RNG) if self.inductor else run_eagerly(graph)
 
         def run(*values: Any) -> Any:
@@ -196,7 +196,7 @@ class ModelBackend:
                 return self._timers[number].run(*values)
             if self._is_recording:
                 paths = (self._owner(values[k]) if k is not None else None for k in weights)
-                located = tuple(_relocate(one, path) for one, path in zip(boundaries, paths, strict=True))
+                located = tuple(_relocate(boundary, path) for boundary, path in zip(boundaries, paths, strict=True))
                 self.ran.setdefault(torch.is_grad_enabled(), []).append(located)
             return forward(*values)
 
@@ -251,10 +251,14 @@ class ModelBackend:
 
         An Add & Norm that is not fused in one of the runs, with or without gradients, counts as not fused.
         """
-        runs = [[one for graph in graphs for one in graph] for graphs in self.ran.values()]
+        runs = [[boundary for graph in graphs for boundary in graph] for graphs in self.ran.values()]
         longest = max(runs, key=len, default=[])
-        alike = [run for run in runs if [_key(one) for one in run] == [_key(one) for one in longest]]
-        captured = tuple(next((one for one in same if not one.is_fused), same[0]) for same in zip(*alike, strict=True))
+        alike = [
+            run for run in runs if [_key(boundary) for boundary in run] == [_key(boundary) for boundary in longest]
+        ]
+        captured = tuple(
+            next((boundary for boundary in same if not boundary.is_fused), same[0]) for same in zip(*alike, strict=True)
+        )
         if self.num_graphs == 1 and not self._has_checkpoints:
             return captured
         return captured + self._uncaptured(model, args, kwargs, captured)
@@ -265,30 +269,30 @@ class ModelBackend:
         """Return the Add & Norms that no graph contains, because a graph break separates add and norm."""
         with torch.no_grad():
             flow = capture_flow(model, args, kwargs)
-        count = Counter((one.norm, one.kind) for one in captured)
+        count = Counter((boundary.norm, boundary.kind) for boundary in captured)
         missing = []
         for norm in find_norms(flow):
             match = match_sum(norm)
             if match is None:
                 continue
             match.reason = GRAPH_BREAK if self.num_graphs else NOT_CAPTURED
-            one = match.to_boundary()
-            count[one.norm, one.kind] -= 1
-            if count[one.norm, one.kind] < 0:
-                missing.append(one)
+            boundary = match.to_boundary()
+            count[boundary.norm, boundary.kind] -= 1
+            if count[boundary.norm, boundary.kind] < 0:
+                missing.append(boundary)
         return tuple(missing)
 
 
-def _key(one: Boundary) -> tuple[str, str, str]:
-    return one.add, one.norm, one.kind
+def _key(boundary: Boundary) -> tuple[str, str, str]:
+    return boundary.add, boundary.norm, boundary.kind
 
 
-def _relocate(one: Boundary, norm: str | None) -> Boundary:
+def _relocate(boundary: Boundary, norm: str | None) -> Boundary:
     """Return an Add & Norm with the paths of the layer whose norm is `norm`: one graph may serve several layers."""
-    before, after = one.norm.split("."), (norm or "").split(".")
-    if norm is None or norm == one.norm or len(before) != len(after):
-        return one
+    before, after = boundary.norm.split("."), (norm or "").split(".")
+    if norm is None or norm == boundary.norm or len(before) != len(after):
+        return boundary
     changed = {k: (old, new) for k, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
-    parts = enumerate(one.add.split("."))
+    parts = enumerate(boundary.add.split("."))
     add = [changed[k][1] if k in changed and changed[k][0] == part else part for k, part in parts]
-    return replace(one, norm=norm, add=".".join(add))
+    return replace(boundary, norm=norm, add=".".join(add))

@@ -92,8 +92,8 @@ class Match:
         """Return the `Boundary` that is reported to the user."""
         assert self.sum.op is not None
         if self.z:
-            own = {*self.inner, *self.z, *self.views}
-            returns_residual = any(user not in own for node in self.z for user in node.users)
+            replaced = {*self.inner, *self.z, *self.views}
+            returns_residual = any(user not in replaced for node in self.z for user in node.users)
         else:
             returns_residual = any(op not in self.norm.ops for op in self.sum.users)
         return Boundary(

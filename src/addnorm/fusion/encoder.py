@@ -74,12 +74,12 @@ class _Layer:
 
     def _attention(self, x: fx.Node) -> fx.Node:
         args = self.arguments
-        both = self._call(
+        pair = self._call(
             torch._native_multi_head_attention, x, x, x, args["embed_dim"], args["num_heads"], args["qkv_weight"],
             args["qkv_bias"], args["proj_weight"], args["proj_bias"], args["mask"], False, True, args["mask_type"],
         )  # fmt: skip
-        both.meta["example_value"] = (example_value(args["src"]), None)
-        return self._call(operator.getitem, both, 0)
+        pair.meta["example_value"] = (example_value(args["src"]), None)
+        return self._call(operator.getitem, pair, 0)
 
     def _feed_forward(self, x: fx.Node) -> fx.Node:
         args = self.arguments

@@ -117,8 +117,8 @@ def _is_fused(model: Any) -> bool:
 
 
 def _call_all(undo: Sequence[Callable[[], Any]]) -> None:
-    for one in undo:
-        one()
+    for action in undo:
+        action()
 
 
 def _check_model(model: Any) -> None:

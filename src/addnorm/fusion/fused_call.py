@@ -68,7 +68,7 @@ def choose_casting(match: Match, graph: fx.GraphModule) -> str | None:
                 expected = [_run_nodes(match, tensors, graph) for tensors in draws]
                 for match.casting in castings:
                     results = (_run_call(match, tensors) for tensors in draws)
-                    if all(_agree(one, other, dtype) for one, other in zip(expected, results, strict=True)):
+                    if all(_agree(values, other, dtype) for values, other in zip(expected, results, strict=True)):
                         return None
         except Exception as error:  # the nodes may accept no other shape than that of the graph
             problem = f"its norm could not be run on its own ({type(error).__name__})"
@@ -83,7 +83,7 @@ def _shapes(match: Match) -> Iterator[tuple[tuple[int, ...], bool]]:
     shape = tuple(concrete(tuple(example_value(match.z[0]).shape)))
     rows = (*(1,) * (len(shape) - 2), min(ROWS, max(shape[-2], 1)) if len(shape) > 1 else 1)
     any_shape = not match.views and not any(
-        is_number(example_value(one)) for node in match.inner for one in node.all_input_nodes
+        is_number(example_value(input_node)) for node in match.inner for input_node in node.all_input_nodes
     )
     yield (*rows[: len(shape) - 1], shape[-1]), any_shape
     yield shape, True

@@ -59,11 +59,11 @@ class Proof:
     @property
     def holds(self) -> bool:
         """Whether every difference is within its tolerance."""
-        return all(one.holds for one in (*self.outputs, *self.gradients))
+        return all(difference.holds for difference in (*self.outputs, *self.gradients))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes for JSON."""
-        outputs, gradients = ([one.to_dict() for one in part] for part in (self.outputs, self.gradients))
+        outputs, gradients = ([difference.to_dict() for difference in part] for part in (self.outputs, self.gradients))
         return {
             "holds": self.holds, "outputs": outputs, "gradients": gradients, "oracle": self.oracle, "mode": self.mode,
             "gradient_error": self.gradient_error,
@@ -126,18 +126,21 @@ def _draw_again(proof: Proof, baseline: _Baseline, fused: Sequence[RunResult], e
         if most is None or not 1.0 < most.tolerance_share < MAX_GROWTH:
             break
         draws.append(baseline.moved_errors(seed))
-        proof = with_errors([_largest_of_draws(own, [draw[k] for draw in draws]) for k, own in enumerate(errors)])
+        proof = with_errors(
+            [_largest_of_draws(first_errors, [draw[k] for draw in draws]) for k, first_errors in enumerate(errors)]
+        )
     return proof
 
 
-def _largest_of_draws(own: Errors, draws: Sequence[Errors]) -> Errors:
+def _largest_of_draws(first_errors: Errors, draws: Sequence[Errors]) -> Errors:
     """Return the largest error of each tensor over the draws, at most `MAX_GROWTH` times its first error."""
 
     def largest(k: int, name: str, error: float) -> float:
         return min(max((draw[k].get(name, 0.0) for draw in draws), default=0.0), MAX_GROWTH * error)
 
     outputs, gradients = (
-        {name: max(error, largest(k, name, error)) for name, error in part.items()} for k, part in enumerate(own)
+        {name: max(error, largest(k, name, error)) for name, error in part.items()}
+        for k, part in enumerate(first_errors)
     )
     return outputs, gradients
 
@@ -154,11 +157,11 @@ def _differences(
     perturbed = perturbed or [({}, {}) for _ in errors]
     for plain, other, error, changes in zip(baseline.results, fused, errors, perturbed, strict=True):
         allowed = tolerances(plain.outputs, error[0], baseline.eps)
-        allowed = [widen_tolerance(one, changes[0].get(one.name, 0.0)) for one in allowed]
-        for one in compare(plain.outputs, other.outputs, allowed):
-            outputs[one.name] = worst([one, *filter(None, [outputs.get(one.name)])]) or one
+        allowed = [widen_tolerance(difference, changes[0].get(difference.name, 0.0)) for difference in allowed]
+        for difference in compare(plain.outputs, other.outputs, allowed):
+            outputs[difference.name] = worst([difference, *filter(None, [outputs.get(difference.name)])]) or difference
         allowed = tolerances(plain.gradients, error[1], baseline.eps, gradients=True)
-        allowed = [widen_tolerance(one, changes[1].get(one.name, 0.0)) for one in allowed]
+        allowed = [widen_tolerance(difference, changes[1].get(difference.name, 0.0)) for difference in allowed]
         gradients += compare(plain.gradients, other.gradients, allowed)
     return tuple(outputs.values()), tuple(gradients)
 
@@ -209,8 +212,8 @@ class _Baseline:
         exact, oracle = self._run_exact(state or self.state)
         exact = exact or RunResult({}, {})
         errors = [
-            (largest_errors(one.outputs, exact.outputs), largest_errors(one.gradients, exact.gradients))
-            for one in results
+            (largest_errors(result.outputs, exact.outputs), largest_errors(result.gradients, exact.gradients))
+            for result in results
         ]
         if mostly_unrelated(results[-1].outputs, errors[-1][0], self.eps):
             return [({}, {}) for _ in results], "the float64 run computes something else: other random numbers?"
@@ -234,9 +237,9 @@ class _Baseline:
         for seed in range(seeds):
             with self.state.restored():
                 self._scale_parameters(self.eps, torch.Generator().manual_seed(seed))
-                others = self.run_modes(state=StateSnapshot(self.model, (self.args, self.kwargs)))
-            for mode, one, other in zip(largest, self.results, others, strict=True):
-                for errors, before, after in zip(mode, one, other, strict=True):
+                perturbed = self.run_modes(state=StateSnapshot(self.model, (self.args, self.kwargs)))
+            for mode, result, other in zip(largest, self.results, perturbed, strict=True):
+                for errors, before, after in zip(mode, result, other, strict=True):
                     new = largest_errors(before, after)
                     errors.update({name: max(value, errors.get(name, 0.0)) for name, value in new.items()})
         return largest

@@ -100,12 +100,12 @@ class VerificationError(RuntimeError):
         most = worst((*fusion.proof.outputs, *fusion.proof.gradients))
         known = fusion.proof.oracle.startswith("float")
         basis = "twice the model's own error" if known else "a number of roundings"
-        what = (
+        description = (
             ""
             if most is None
             else f"{most.name} differs by {most.max_abs:.1e}, tolerance {most.tolerance:.1e} ({basis})"
         )
-        super().__init__(f"{fusion.model} is not fused: {what}. The model is unchanged.")
+        super().__init__(f"{fusion.model} is not fused: {description}. The model is unchanged.")
         self.fusion = fusion
 
 
@@ -152,10 +152,18 @@ def _column(name: str) -> Column:
 def _group(boundaries: Sequence[Boundary]) -> list[list[Boundary]]:
     """Return groups of Add & Norms that differ only in the number of their layer."""
     groups: dict[Any, list[Boundary]] = {}
-    for one in boundaries:
-        paths = mask_numbers(one.add), mask_numbers(one.norm)
-        key = one.kind, one.eps, one.casting, one.returns_residual, one.dtype, one.reason, paths
-        groups.setdefault(key, []).append(one)
+    for boundary in boundaries:
+        paths = mask_numbers(boundary.add), mask_numbers(boundary.norm)
+        key = (
+            boundary.kind,
+            boundary.eps,
+            boundary.casting,
+            boundary.returns_residual,
+            boundary.dtype,
+            boundary.reason,
+            paths,
+        )
+        groups.setdefault(key, []).append(boundary)
     return [*groups.values()]
 
 
@@ -172,8 +180,8 @@ def _cells(group: Sequence[Boundary]) -> dict[str, str]:
 
 def _paths(group: Sequence[Boundary]) -> tuple[str, str]:
     """Return the paths of the modules that add and that normalize, the latter relative to the former if it is inside."""
-    add, norm = merge_paths([one.add for one in group]), merge_paths([one.norm for one in group])
-    is_inside = all(one.add and one.norm.startswith(f"{one.add}.") for one in group)
+    add, norm = merge_paths([boundary.add for boundary in group]), merge_paths([boundary.norm for boundary in group])
+    is_inside = all(boundary.add and boundary.norm.startswith(f"{boundary.add}.") for boundary in group)
     return add or MODEL, norm.removeprefix(add) if is_inside and norm.startswith(add) else norm or MODEL
 
 
@@ -181,34 +189,45 @@ def _proof_blocks(proof: Proof) -> Iterator[Block]:
     """Yield the verdict, and of each kind the tensor closest to its tolerance, or those beyond it."""
     kinds = {"output": proof.outputs, "gradient": proof.gradients}
     failed = {
-        kind: sorted((one for one in differences if not one.holds), key=lambda one: -one.tolerance_share)
+        kind: sorted(
+            (difference for difference in differences if not difference.holds),
+            key=lambda difference: -difference.tolerance_share,
+        )
         for kind, differences in kinds.items()
     }
     if proof.holds:
         yield Paragraph(_verdict(proof), space=True)
         closest = [(kind, worst(differences)) for kind, differences in kinds.items()]
-        yield _difference_table([(kind, one) for kind, one in closest if one is not None])
+        yield _difference_table([(kind, difference) for kind, difference in closest if difference is not None])
     else:
         count = " and ".join(
-            f"{len(some)} of {format_count(len(kinds[kind]), kind)}" for kind, some in failed.items() if some
+            f"{len(failures)} of {format_count(len(kinds[kind]), kind)}"
+            for kind, failures in failed.items()
+            if failures
         )
         yield Paragraph(f"!! {count} exceed the tolerance:", style="bad", space=True)
-        yield _difference_table([(kind, one) for kind, some in failed.items() for one in some[:MAX_SHOWN]])
-        more = [f"{len(some) - MAX_SHOWN} more {kind}s" for kind, some in failed.items() if len(some) > MAX_SHOWN]
-        if more:
-            yield Paragraph(f"and {' and '.join(more)}", style="bad", indent=2)
+        yield _difference_table(
+            [(kind, difference) for kind, failures in failed.items() for difference in failures[:MAX_SHOWN]]
+        )
+        remaining = [
+            f"{len(failures) - MAX_SHOWN} more {kind}s"
+            for kind, failures in failed.items()
+            if len(failures) > MAX_SHOWN
+        ]
+        if remaining:
+            yield Paragraph(f"and {' and '.join(remaining)}", style="bad", indent=2)
     yield Paragraph(" ".join(_notes(proof)), style="dim", indent=2)
 
 
 def _verdict(proof: Proof) -> str:
     parts = []
     for kind, differences in (("output", proof.outputs), ("gradient", proof.gradients)):
-        identical = sum(one.max_abs == 0 for one in differences)
+        identical = sum(difference.max_abs == 0 for difference in differences)
         count = format_count(len(differences), kind) if differences else f"no {kind}s"
         parts.append(
             count + f" ({'all' if identical == len(differences) else identical} bit-identical)" * bool(identical)
         )
-    is_rounded = any(one.max_abs for one in (*proof.outputs, *proof.gradients))
+    is_rounded = any(difference.max_abs for difference in (*proof.outputs, *proof.gradients))
     error = "" if proof.gradient_error is None else f" (the model itself raises {proof.gradient_error})"
     return f"Proven equal{' up to rounding' if is_rounded else ''}: {' and '.join(parts)}{error}."
 
@@ -217,26 +236,29 @@ def _difference_table(differences: Sequence[tuple[str, Difference]]) -> Table:
     numbers = ("difference", "eager error", "tolerance")
     columns = [Column(""), Column("tensor", fold=True), *(Column(name, "right") for name in numbers), Column(" ")]
     rows = []
-    for kind, one in differences:
+    for kind, difference in differences:
         cells = [
             kind,
-            one.name,
-            *(format_number(value, 2, trim=True) for value in (one.max_abs, one.eager_error, one.tolerance)),
+            difference.name,
+            *(
+                format_number(value, 2, trim=True)
+                for value in (difference.max_abs, difference.eager_error, difference.tolerance)
+            ),
         ]
-        rows.append(Row(cells) if one.holds else Row([*cells, "!!"], "bad"))
-    is_failed = any(not one.holds for _, one in differences)
+        rows.append(Row(cells) if difference.holds else Row([*cells, "!!"], "bad"))
+    is_failed = any(not difference.holds for _, difference in differences)
     return Table(columns if is_failed else columns[:-1], rows, indent=2)
 
 
 def _notes(proof: Proof) -> Iterator[str]:
-    every = (*proof.outputs, *proof.gradients)
+    differences = (*proof.outputs, *proof.gradients)
     if proof.holds:
         yield "The tensors closest to their tolerance."
-    if any(one.eager_error is not None for one in every):
+    if any(difference.eager_error is not None for difference in differences):
         yield f"Eager error: of the model before fusing, from {proof.oracle}."
     else:
         yield f"The error of the model before fusing is not known ({proof.oracle})."
-    if any(math.isinf(one.max_abs) for one in every):
+    if any(math.isinf(difference.max_abs) for difference in differences):
         yield "inf: shape, dtype, NaN or integers differ."
 
 

@@ -46,8 +46,8 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
     assert match.add is not None
     residual, branch = (replaced.get(node, node) for node in match.operands)
     parameters = [_move_before(node, match.add) for node in (match.weight, match.bias)]
-    own = {*match.inner, *match.z}
-    returns_residual = any(user not in own for node in match.z for user in node.users)
+    replaced_nodes = {*match.inner, *match.z}
+    returns_residual = any(user not in replaced_nodes for node in match.z for user in node.users)
     layout = _meta_like(example_value(match.z[0]))
     order = _dimension_order(layout)
     in_rows = order[-1:] == [len(order) - 1]  # else features are not adjacent in memory, and the call copies
@@ -81,7 +81,7 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
     for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if returns_residual)):
         node.replace_all_uses_with(new)
         replaced[node] = new
-    for node in sorted(own, reverse=True):
+    for node in sorted(replaced_nodes, reverse=True):
         if not node.users:
             graph.erase_node(node)
 
@@ -124,10 +124,10 @@ def _dimension_order(tensor: Tensor) -> list[int]:
     return order if is_dense else usual
 
 
-def _same_layout(one: Tensor, other: Tensor) -> bool:
+def _same_layout(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors have the same shape and strides."""
-    sizes = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return one.shape == other.shape and all(n < 2 or a == b for n, a, b in sizes)
+    sizes = zip(first.shape, first.stride(), second.stride(), strict=True)
+    return first.shape == second.shape and all(n < 2 or a == b for n, a, b in sizes)
 
 
 def _permute(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:

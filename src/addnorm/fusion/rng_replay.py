@@ -87,11 +87,11 @@ class _ReplayMode(TorchDispatchMode):
         """Return the arguments of an operator with `dtype` in place of `wide`."""
         return pytree.tree_map(self._narrow_one, arguments)
 
-    def _narrow_one(self, one: Any) -> Any:
-        if isinstance(one, Tensor) and one.dtype == self.wide:
-            return one.to(self.dtype)
-        return self.dtype if one is self.wide else one
+    def _narrow_one(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dtype == self.wide:
+            return value.to(self.dtype)
+        return self.dtype if value is self.wide else value
 
 
-def _differ(arguments: Any, others: Any) -> bool:
-    return any(a is not b for a, b in zip(pytree.tree_leaves(arguments), pytree.tree_leaves(others), strict=True))
+def _differ(arguments: Any, narrowed: Any) -> bool:
+    return any(a is not b for a, b in zip(pytree.tree_leaves(arguments), pytree.tree_leaves(narrowed), strict=True))

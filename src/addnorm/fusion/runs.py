@@ -79,20 +79,20 @@ def named_tensors(result: Any) -> Tensors:
     tensors: Tensors = {}
     seen: set[int] = set()
 
-    def walk(one: Any, path: tuple[str, ...]) -> None:
-        if isinstance(one, Tensor):
-            tensors[".".join(path) or "output"] = one
-        if isinstance(one, LEAF_TYPES) or callable(one) or id(one) in seen:
+    def walk(value: Any, path: tuple[str, ...]) -> None:
+        if isinstance(value, Tensor):
+            tensors[".".join(path) or "output"] = value
+        if isinstance(value, LEAF_TYPES) or callable(value) or id(value) in seen:
             return
-        seen.add(id(one))
-        if isinstance(one, Mapping):
-            items = [(str(key), value) for key, value in one.items()]
-        elif isinstance(one, list | tuple):
-            items = [(str(k) if path else f"[{k}]", value) for k, value in enumerate(one)]
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            items = [(str(key), child) for key, child in value.items()]
+        elif isinstance(value, list | tuple):
+            items = [(str(k) if path else f"[{k}]", child) for k, child in enumerate(value)]
         else:
-            items = [*getattr(one, "__dict__", {}).items()]
-        for key, value in items:
-            walk(value, (*path, key))
+            items = [*getattr(value, "__dict__", {}).items()]
+        for key, child in items:
+            walk(child, (*path, key))
 
     walk(result, ())
     return tensors
@@ -126,12 +126,12 @@ class StateSnapshot:
     def __init__(self, model: nn.Module, arguments: Any = ()) -> None:
         self.model = model
         attributes = [[*vars(module).values()] for module in model.modules()]  # one by one: the search has a limit
-        by_id = {id(t): t for one in (*attributes, arguments) for t in find_tensors(one)}
+        by_id = {id(t): t for value in (*attributes, arguments) for t in find_tensors(value)}
         self.tensors = [t for t in by_id.values() if t.layout == torch.strided and not t.is_nested]
         self.storages = {storage_address(t) for t in self.tensors}
         self._copies = [(t.detach().clone(), t.is_leaf) for t in self.tensors]
         leaves = pytree.tree_leaves((attributes, arguments))
-        self._generators = [(one, one.get_state()) for one in leaves if isinstance(one, torch.Generator)]
+        self._generators = [(value, value.get_state()) for value in leaves if isinstance(value, torch.Generator)]
 
     @contextmanager
     def restored(self) -> Iterator[None]:

@@ -66,7 +66,7 @@ class Difference:
 
 def worst(differences: Sequence[Difference]) -> Difference | None:
     """Return the difference with the largest share of its tolerance; None if there are none."""
-    return max(differences, key=lambda one: one.tolerance_share, default=None)
+    return max(differences, key=lambda difference: difference.tolerance_share, default=None)
 
 
 def tolerances(before: Tensors, errors: Mapping[str, float], eps: float, gradients: bool = False) -> list[Difference]:
@@ -111,17 +111,18 @@ def _lost_share(eps: float) -> float:
     return math.sqrt(math.sqrt(eps))
 
 
-def widen_tolerance(one: Difference, perturbed_error: float) -> Difference:
+def widen_tolerance(difference: Difference, perturbed_error: float) -> Difference:
     """Return a difference with a tolerance of at least twice the change by perturbations, if float64 confirms it."""
-    least = 0.0 if one.eager_error is None else TIMES * min(one.eager_error, perturbed_error)
-    return dataclasses.replace(one, tolerance=max(one.tolerance, least))
+    least = 0.0 if difference.eager_error is None else TIMES * min(difference.eager_error, perturbed_error)
+    return dataclasses.replace(difference, tolerance=max(difference.tolerance, least))
 
 
 def compare(before: Tensors, after: Tensors, tolerances: Sequence[Difference]) -> list[Difference]:
     """Return the difference of each tensor, infinite for one that is new or missing."""
     new = [Difference(name, math.inf, None, 0.0, 0.0) for name in after if name not in before]
     return [
-        dataclasses.replace(one, max_abs=_max_abs(before[one.name], after.get(one.name))) for one in tolerances
+        dataclasses.replace(difference, max_abs=_max_abs(before[difference.name], after.get(difference.name)))
+        for difference in tolerances
     ] + new
 
 

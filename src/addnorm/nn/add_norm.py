@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import functional
-from addnorm._util.arguments import is_number
+from addnorm._util.arguments import check_probability
 from addnorm.nn.norm import NormKind, norm_shape
 
 # torch's own defaults; None means the machine epsilon.
@@ -73,8 +73,6 @@ class AddNorm(nn.Module):
         super().__init__()
         if norm not in tuple(DEFAULT_EPS):
             raise ValueError(f"norm is {norm!r}, expected 'layer' or 'rms'.")
-        if not (is_number(dropout) and 0.0 <= dropout <= 1.0):
-            raise ValueError(f"dropout is {dropout!r}, expected a probability: a number from 0 to 1.")
         self.normalized_shape = (
             (int(normalized_shape),)
             if isinstance(normalized_shape, SupportsIndex)
@@ -82,7 +80,7 @@ class AddNorm(nn.Module):
         )
         self.norm: NormKind = norm
         self.eps = DEFAULT_EPS[norm] if eps is None else eps
-        self.dropout = dropout
+        self.dropout = check_probability("dropout", dropout)
         self.residual_scale = residual_scale
         self.residual_dtype = residual_dtype
         self.initial_layer_scale = layer_scale

@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_int
+from addnorm._util.arguments import check_int, check_probability
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.masks import MergedMask, merge_masks
-from addnorm.nn.residual import check_probability
 
 __all__ = ["CrossAttention", "SelfAttention"]
 
@@ -179,15 +178,15 @@ class CrossAttention(nn.Module):
         if cache is not None:
             needs_grad = self.kv_proj.weight.requires_grad or (memory is not None and memory.requires_grad)
             pairs = cache.recall(self, memory, needs_grad)
-        fresh = pairs is None
+        is_new = pairs is None
         if pairs is None:
-            pairs = self._pairs(memory)
+            pairs = self._project_memory(memory)
         if pairs.shape[0] != batch:
             raise ValueError(
                 f"memory has a batch of {pairs.shape[0]}, expected {batch}, that of x: give each sample its memory, "
                 "as in memory.repeat_interleave(beams, 0), or cache.reorder(index) for a cached memory."
             )
-        if fresh and cache is not None and memory is not None:
+        if is_new and cache is not None and memory is not None:
             cache.remember(self, memory, pairs)
         merged = None
         if memory_mask is not None or memory_key_mask is not None:
@@ -197,7 +196,7 @@ class CrossAttention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, merged, self.dropout if self.training else 0.0)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
 
-    def _pairs(self, memory: Tensor | None) -> Tensor:
+    def _project_memory(self, memory: Tensor | None) -> Tensor:
         """Return keys and values of the memory, `(batch, keys, 2, heads, head_dim)`."""
         if memory is None:
             raise TypeError(

@@ -52,52 +52,56 @@ class KeyValueCache:
     def length(self) -> int:
         """The number of cached tokens."""
         length = 0
-        for kept in self._tokens.values():  # a plain loop: compiled graphs do not break at it
-            length = max(length, kept.length)
+        for entry in self._tokens.values():  # a plain loop: compiled graphs do not break at it
+            length = max(length, entry.length)
         return length
 
     def length_of(self, attention: nn.Module) -> int:
         """Return the number of tokens that are cached for an attention."""
-        kept = self._tokens.get(attention)
-        return 0 if kept is None else kept.length
+        entry = self._tokens.get(attention)
+        return 0 if entry is None else entry.length
 
     def extend(self, attention: nn.Module, pairs: Tensor) -> Tensor:
         """Append keys and values of new tokens, `(2, batch, heads, tokens, head_dim)`, and return those of all tokens."""
-        kept = self._tokens.get(attention)
-        if kept is None or kept.length == 0:
-            kept = _Entry(pairs.narrow(TOKENS, 0, 0), 0)
-        elif kept.pairs.shape[1] != pairs.shape[1]:
+        entry = self._tokens.get(attention)
+        if entry is None or entry.length == 0:
+            entry = _Entry(pairs.narrow(TOKENS, 0, 0), 0)
+        elif entry.pairs.shape[1] != pairs.shape[1]:
             raise ValueError(
-                f"x has a batch of {pairs.shape[1]}, expected {kept.pairs.shape[1]}, that of the cache: cache.reorder(index) "
+                f"x has a batch of {pairs.shape[1]}, expected {entry.pairs.shape[1]}, that of the cache: cache.reorder(index) "
                 "selects, repeats and drops samples of it, cache.clear() empties it."
             )
-        past, length = kept.length, kept.length + pairs.shape[TOKENS]
-        old = kept.pairs.narrow(TOKENS, 0, past)
+        past, length = entry.length, entry.length + pairs.shape[TOKENS]
+        old = entry.pairs.narrow(TOKENS, 0, past)
         if torch.is_grad_enabled():
-            everything = torch.cat([old, pairs], TOKENS) if past else pairs
-            self._tokens[attention] = _Entry(everything, length)
-            return everything
-        room = kept.pairs
-        if past == 0 or length > room.shape[TOKENS] or (room.is_inference() and not torch.is_inference_mode_enabled()):
+            joined = torch.cat([old, pairs], TOKENS) if past else pairs
+            self._tokens[attention] = _Entry(joined, length)
+            return joined
+        buffer = entry.pairs
+        if (
+            past == 0
+            or length > buffer.shape[TOKENS]
+            or (buffer.is_inference() and not torch.is_inference_mode_enabled())
+        ):
             shape = list(pairs.shape)
             shape[TOKENS] = max(self.capacity, length, 2 * past)
-            room = pairs.new_empty(shape)
-            room.narrow(TOKENS, 0, past).copy_(old)
-        room.narrow(TOKENS, past, length - past).copy_(pairs)
-        self._tokens[attention] = _Entry(room, length)
-        return room.narrow(TOKENS, 0, length)
+            buffer = pairs.new_empty(shape)
+            buffer.narrow(TOKENS, 0, past).copy_(old)
+        buffer.narrow(TOKENS, past, length - past).copy_(pairs)
+        self._tokens[attention] = _Entry(buffer, length)
+        return buffer.narrow(TOKENS, 0, length)
 
     def recall(self, attention: nn.Module, memory: Tensor | None, needs_grad: bool = False) -> Tensor | None:
         """Return an attention's keys and values of the memory if they are cached; for memory None, those of the last memory.
 
         Return None if a gradient is needed that the cached tensors do not carry, and there is a memory to compute it from.
         """
-        kept = self._memories.get(attention)
-        if kept is None or (memory is not None and not _is_same(memory, kept[0])):
+        entry = self._memories.get(attention)
+        if entry is None or (memory is not None and not _is_same(memory, entry[0])):
             return None
-        pairs = kept[1]
-        records = torch.is_grad_enabled()
-        if memory is not None and records and (pairs.is_inference() or (needs_grad and not pairs.requires_grad)):
+        pairs = entry[1]
+        grad_enabled = torch.is_grad_enabled()
+        if memory is not None and grad_enabled and (pairs.is_inference() or (needs_grad and not pairs.requires_grad)):
             return None
         return pairs
 
@@ -114,8 +118,8 @@ class KeyValueCache:
         Args:
             index: int64, `(new batch,)`.
         """
-        for attention, kept in self._tokens.items():
-            self._tokens[attention] = _Entry(kept.pairs.index_select(1, index), kept.length)
+        for attention, entry in self._tokens.items():
+            self._tokens[attention] = _Entry(entry.pairs.index_select(1, index), entry.length)
         for attention, (source, pairs) in self._memories.items():
             self._memories[attention] = source, pairs.index_select(0, index)
 
@@ -130,8 +134,8 @@ class KeyValueCache:
     def __deepcopy__(self, memo: dict[int, object]) -> KeyValueCache:
         """Return an independent cache for the same attentions: a second draft, another beam."""
         other = KeyValueCache(self.capacity)
-        for attention, kept in self._tokens.items():
-            other._tokens[attention] = _Entry(kept.pairs.clone(), kept.length)
+        for attention, entry in self._tokens.items():
+            other._tokens[attention] = _Entry(entry.pairs.clone(), entry.length)
         for attention, (memory, pairs) in self._memories.items():
             other._memories[attention] = memory, pairs.clone()
         return other
@@ -140,10 +144,10 @@ class KeyValueCache:
         """Drop the tokens after the first `length`, such as a rejected draft. Length 0 means `clear`."""
         if length == 0:
             self.clear()
-        for attention, kept in self._tokens.items():
-            if kept.length > length:
+        for attention, entry in self._tokens.items():
+            if entry.length > length:
                 # A narrowed copy: memory that an autograd graph may hold is not written again.
-                pairs = kept.pairs.narrow(TOKENS, 0, length) if kept.pairs.requires_grad else kept.pairs
+                pairs = entry.pairs.narrow(TOKENS, 0, length) if entry.pairs.requires_grad else entry.pairs
                 self._tokens[attention] = _Entry(pairs, length)
 
     def clear(self) -> None:

@@ -7,8 +7,8 @@
     add             a * x + b * branch           the add alone
 
 A step of a small stack takes a few microseconds. So the usual step (no factor, no dropout) calls the operator directly, and
-modules and parameters are read from their tables: `nn.Module.__getattr__` costs a tenth of the operation each time. A norm is
-called as a module if it computes more than its formula: another class, parametrized, or with hooks.
+modules and parameters are read from `_modules` and `_parameters`: one `nn.Module.__getattr__` takes a tenth of the operation's
+time. A norm is called as a module if it may compute more than its formula: another class, parametrized, or with hooks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ __all__ = ["NO_NORM", "Connection", "End", "StackRun", "with_seed"]
 Scale = Tensor | float
 Options = Mapping[str, Any]
 ONE = 1.0
-WIDE = {torch.float64: torch.float64}  # dtype of the products c * weight and of writes; float32 for all others
+WIDE = {
+    torch.float64: torch.float64
+}  # dtype of c * weight and of kept writes by the operands' dtype; float32 for all others
 FUNCTIONS: dict[NormKind, tuple[Any, Any]] = {
     "layer": (functional.layer_norm, functional.add_layer_norm),
     "rms": (functional.rms_norm, functional.add_rms_norm),
@@ -121,40 +123,40 @@ class StackRun:
         if not self._is_plain(norm):
             y: Tensor = norm(x)
             return _scaled(y if out_dtype is None else y.to(out_dtype), c)
-        weight, bias, rest = _scaled_affine(norm, c)
+        weight, bias, factor = _scaled_affine(norm, c)
         arguments = (x, weight, bias) if self.kind == "layer" else (x, weight)
-        return _scaled(FUNCTIONS[self.kind][0](*arguments, eps=norm.eps, out_dtype=out_dtype), rest)
+        return _scaled(FUNCTIONS[self.kind][0](*arguments, eps=norm.eps, out_dtype=out_dtype), factor)
 
-    def branch(self, here: Connection, read: Tensor) -> Tensor:
+    def branch(self, connection: Connection, read: Tensor) -> Tensor:
         """Return N_branch(f(read))."""
-        modules = here._modules
+        modules = connection._modules
         sublayer: Any = modules.get("sublayer")
         if sublayer is None:  # a callable that is no module
-            sublayer = here.sublayer
+            sublayer = connection.sublayer
         branch: Tensor
         if self.context:
-            accepted = here.accepted_kwargs
+            accepted = connection.accepted_kwargs
             branch = sublayer(
                 read, **{name: t for name, t in self.context.items() if accepted is None or name in accepted}
             )
         else:
             branch = sublayer(read)
         if branch.__class__ is not Tensor and not isinstance(branch, Tensor):
-            refuse_output(here, branch, read)
+            refuse_output(connection, branch, read)
         norm = modules["norm_branch"]
         if norm is None:
             return branch
         if branch.shape != read.shape:
-            refuse_output(here, branch, read)
+            refuse_output(connection, branch, read)
         return self.normalize(branch, norm)
 
     def add_and_norm(
-        self, here: Connection, x: Tensor, branch: Tensor, reader: Reader | None, options: Options | None = None
+        self, connection: Connection, x: Tensor, branch: Tensor, reader: Reader | None, options: Options | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return x' and the input of `reader` that follows from it.
 
         Args:
-            here: the sublayer's connection.
+            connection: the connection of the sublayer.
             x: the stream before the add.
             branch: the output of `branch`.
             reader: the next sublayer or the end of the stack; None if nothing reads x' yet.
@@ -163,13 +165,13 @@ class StackRun:
         try:
             if options is None:
                 if self.is_simple and reader is not None:
-                    result = self._fast_add_and_norm(here, x, branch, reader)
+                    result = self._fast_add_and_norm(connection, x, branch, reader)
                     if result is not None:
                         return result
-                options = self.add_options(here, x)
+                options = self.add_options(connection, x)
             if self.writes is not None:
                 options = self._keep_write(x, branch, options)
-            norm_out = here._modules["norm_out"]
+            norm_out = connection._modules["norm_out"]
             if norm_out is not None:
                 x, _ = self._fused(x, branch, norm_out, ONE, options, self.residual_dtype, return_residual=False)
                 return x, x if reader is None else self.read(x, reader)
@@ -182,18 +184,18 @@ class StackRun:
             return x, read
         except (TypeError, ValueError, RuntimeError):
             if branch.shape != x.shape:
-                refuse_output(here, branch, x)
+                refuse_output(connection, branch, x)
             raise
 
     def _fast_add_and_norm(
-        self, here: Connection, x: Tensor, branch: Tensor, reader: Reader
+        self, connection: Connection, x: Tensor, branch: Tensor, reader: Reader
     ) -> tuple[Tensor, Tensor] | None:
         """Return the result of `add_and_norm` for a plain add and one norm, None for anything else."""
-        norm_out, norm_in, c = here._modules["norm_out"], reader._modules["norm_in"], reader.c
+        norm_out, norm_in, c = connection._modules["norm_out"], reader._modules["norm_in"], reader.c
         norm = norm_in if norm_out is None else norm_out
         if norm is None or (norm_out is not None and norm_in is not None) or not (c.__class__ is float and c == ONE):
             return None
-        if not (self._is_plain_add(here) and self._is_plain(norm)):
+        if not (self._is_plain_add(connection) and self._is_plain(norm)):
             return None
         eps: Any = norm.eps
         if eps is None:
@@ -206,25 +208,25 @@ class StackRun:
         read, z = dispatch.fast_path(x, branch, weight, bias, eps, is_rms, True)
         return z, read
 
-    def add(self, here: Connection, x: Tensor, branch: Tensor, options: Options) -> Tensor:
+    def add(self, connection: Connection, x: Tensor, branch: Tensor, options: Options) -> Tensor:
         """Return a * x + b * branch."""
         if branch.shape != x.shape:
-            refuse_output(here, branch, x)
+            refuse_output(connection, branch, x)
         return functional.add_residual(x, branch, **options)
 
-    def add_options(self, here: Connection, x: Tensor) -> Options:
+    def add_options(self, connection: Connection, x: Tensor) -> Options:
         """Return the options of a connection's add; this draws its random numbers."""
-        return NO_OPTIONS if self._is_plain_add(here) else here.options(x)
+        return NO_OPTIONS if self._is_plain_add(connection) else connection.options(x)
 
-    def _is_plain_add(self, here: Connection) -> bool:
+    def _is_plain_add(self, connection: Connection) -> bool:
         """Return whether the add of a connection has no option."""
-        a, b = here.a, here.b
+        a, b = connection.a, connection.b
         return (
             a.__class__ is float
             and b.__class__ is float
             and a == b == ONE
             and self.residual_dtype is None
-            and not (here.training and (here.dropout or here.stochastic_depth))
+            and not (connection.training and (connection.dropout or connection.stochastic_depth))
         )
 
     def _fused(
@@ -244,12 +246,12 @@ class StackRun:
         if not self._is_plain(norm):
             total = functional.add_residual(x, branch, **options)
             return self.normalize(total, norm, c, out_dtype), total
-        weight, bias, rest = _scaled_affine(norm, c)
+        weight, bias, factor = _scaled_affine(norm, c)
         result = FUNCTIONS[self.kind][1](
             x, branch, weight, bias, norm.eps, return_residual=return_residual, out_dtype=out_dtype, **options
         )
         y, z = result if return_residual else (result, x)
-        return _scaled(y, rest), z
+        return _scaled(y, factor), z
 
     def _is_plain(self, norm: Any) -> bool:
         """Return whether a norm computes exactly its formula, so that the module need not be called."""
@@ -267,10 +269,12 @@ class StackRun:
     def _keep_write(self, x: Tensor, branch: Tensor, options: Options) -> Options:
         """Keep the write, in float32 at least; return the options with the seed that the write used."""
         options = with_seed(options, x)
-        of_write = {name: value for name, value in options.items() if name not in ("residual_scale", "residual_dtype")}
+        write_options = {
+            name: value for name, value in options.items() if name not in ("residual_scale", "residual_dtype")
+        }
         zeros = torch.zeros_like(x, dtype=WIDE.get(x.dtype, torch.float32))
         assert self.writes is not None
-        self.writes.append(functional.add_residual(zeros, branch, **of_write))
+        self.writes.append(functional.add_residual(zeros, branch, **write_options))
         return options
 
 
@@ -297,9 +301,9 @@ def _scaled(x: Tensor, c: Scale) -> Tensor:
     return x if c.__class__ is float and c == ONE else (x * c).to(x.dtype)
 
 
-def refuse_output(here: Connection, output: Any, read: Tensor) -> NoReturn:
+def refuse_output(connection: Connection, output: Any, read: Tensor) -> NoReturn:
     """Raise an error for a sublayer whose output is not a tensor in the shape of its input."""
-    at, name = here.place, getattr(here.sublayer, "__name__", type(here.sublayer).__name__)
+    at, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
     path = f"sublayers[{at.layer * at.sublayers_per_layer + at.sublayer}] ({name})"
     if isinstance(output, Tensor):
         raise ValueError(

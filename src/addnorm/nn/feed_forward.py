@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_int
-from addnorm.nn.residual import check_probability
+from addnorm._util.arguments import check_int, check_probability
 
 __all__ = ["Activation", "FeedForward"]
 

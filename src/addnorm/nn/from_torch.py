@@ -121,11 +121,11 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
     attention = first.self_attn
     d_model: int = attention.embed_dim
     wiring = "pre_ln" if first.norm_first else "post_ln"
-    size = (len(layers), d_model, attention.num_heads, first.linear1.out_features, wiring)
+    arguments = (len(layers), d_model, attention.num_heads, first.linear1.out_features, wiring)
     options: dict[str, Any] = {"final_norm": norm is not None, "batch_first": attention.batch_first, "device": "meta"}
-    ours: Encoder | Decoder = Encoder(*size, **options)
+    ours: Encoder | Decoder = Encoder(*arguments, **options)
     if decodes or causal:
-        ours = Decoder(*size, cross_attention=decodes, causal=causal, **options)
+        ours = Decoder(*arguments, cross_attention=decodes, causal=causal, **options)
     ours.train(theirs.training)
     for connections, (at, layer) in zip(ours.stack.layers(), layers.items(), strict=True):
         for connection, part in zip(connections, PARTS[type(layer)], strict=True):
@@ -207,12 +207,19 @@ def _check_layer(path: str, layer: Any, kind: type[nn.Module]) -> None:
 
 def _check_copyable(module: nn.Module) -> None:
     """Check that the module has nothing that a copy would lose: hooks, patched methods, shared parameters."""
-    for name, one in module.named_modules():
+    for name, submodule in module.named_modules():
         path = f"module.{name}".rstrip(".")
-        if any(getattr(one, hooks) for hooks in HOOKS):
+        if any(getattr(submodule, hooks) for hooks in HOOKS):
             _refuse(path, "has hooks", "none", "they would be lost; remove them, and register them on the result")
-        for own in (own for own, value in vars(one).items() if callable(value) and hasattr(type(one), own)):
-            _refuse(path, f"has a {own} of its own", f"that of {type(one).__name__}", "what it computes is not known")
+        for method in (
+            method for method, value in vars(submodule).items() if callable(value) and hasattr(type(submodule), method)
+        ):
+            _refuse(
+                path,
+                f"has a {method} of its own",
+                f"that of {type(submodule).__name__}",
+                "what it computes is not known",
+            )
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         other = seen.setdefault(id(parameter), name)
@@ -226,8 +233,8 @@ def _check_class(path: str, module: Any, kinds: Sequence[type[nn.Module]]) -> No
     """Check that a module's class is exactly one of these: a subclass may compute something else."""
     if type(module) not in kinds:
         words = " or ".join(dict.fromkeys(f"torch.nn.{kind.__name__}" for kind in kinds))
-        who = f"{type(module).__module__}.{type(module).__qualname__}"
-        raise TypeError(f"{path} is {who}, expected {words} itself: what another class computes is not known.")
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise TypeError(f"{path} is {name}, expected {words} itself: what another class computes is not known.")
 
 
 def _check_equal(path: str, module: Any, other_path: str, other: Any, *names: str) -> None:

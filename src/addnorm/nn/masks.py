@@ -69,11 +69,11 @@ def merge_masks(
         masks.append(torch.ones(n_queries, n_keys, dtype=torch.bool, device=x.device).tril(n_keys - n_queries))
     added: Tensor | None = None
     allowed: Tensor | None = None
-    for one in masks:
-        if one.dtype is torch.bool:
-            allowed = one if allowed is None else allowed & one
+    for part in masks:
+        if part.dtype is torch.bool:
+            allowed = part if allowed is None else allowed & part
         else:
-            added = one if added is None else added + one
+            added = part if added is None else added + part
     if allowed is None:
         return MergedMask(added, False)
     if added is None:
@@ -86,18 +86,18 @@ def _check(name: str, mask: Any, x: Tensor, n_keys: int, nhead: int) -> None:
     _check_kind(name, mask, x)
     batch, n_queries = x.shape[:2]
     full = {2: (n_queries, n_keys), 3: (batch, n_queries, n_keys), 4: (batch, nhead, n_queries, n_keys)}
-    words = {2: "(queries, keys)", 3: "(batch, queries, keys)", 4: "(batch, heads, queries, keys)"}
+    layouts = {2: "(queries, keys)", 3: "(batch, queries, keys)", 4: "(batch, heads, queries, keys)"}
     expected = full.get(mask.dim())
     if (
         expected is None
         or mask.shape[-1] != n_keys
         or any(n not in (1, m) for n, m in zip(mask.shape, expected, strict=True))
     ):
-        of = mask.dim() if expected is not None else 2
+        rank = mask.dim() if expected is not None else 2
         remedy = f"{name[:-4]}key_mask is for masks of shape (batch, keys)"
         if mask.dim() == 3 and mask.shape[0] == batch * nhead:
             remedy = f"torch.nn.MultiheadAttention's becomes {name}.unflatten(0, ({batch}, {nhead}))"
-        _refuse(name, mask, f"{words[of]} = {full[of]}, or 1 in the place of any but keys", remedy)
+        _refuse(name, mask, f"{layouts[rank]} = {full[rank]}, or 1 in the place of any but keys", remedy)
 
 
 def _check_key(name: str, key_mask: Any, x: Tensor, n_keys: int) -> None:

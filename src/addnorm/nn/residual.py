@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_choice, check_dtype, check_int, is_number
+from addnorm._util.arguments import check_choice, check_dtype, check_int, check_probability, is_number
 from addnorm.nn.executor import NO_NORM, StackRun
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring, as_wiring
 
-__all__ = ["NormFactory", "SublayerConnection", "check_kwargs", "check_probability"]
+__all__ = ["NormFactory", "SublayerConnection", "check_kwargs"]
 
 FIRST = Place(0, 0, 1, 1)
 
@@ -173,8 +173,8 @@ class SublayerConnection(nn.Module):
         keep = 1.0 - self.stochastic_depth
         shape = (x.shape[0], *(1,) * (x.dim() - 2)) if x.dim() > 1 else ()
         dtype = torch.promote_types(x.dtype, torch.float32)
-        kept = torch.empty(shape, device=x.device, dtype=dtype).bernoulli_(keep)
-        return kept / keep if keep else kept
+        mask = torch.empty(shape, device=x.device, dtype=dtype).bernoulli_(keep)
+        return mask / keep if keep else mask
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         """Return x', `(*, d_model)`; the keyword arguments are the sublayer's."""
@@ -217,10 +217,3 @@ def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) ->
                     f"no sublayer takes the keyword argument {name!r}, expected "
                     f"{', '.join(map(repr, sorted(accepted))) or 'none'}: name it in the signature of the sublayer it is for."
                 )
-
-
-def check_probability(name: str, value: Any) -> float:
-    """Check that a value is a probability and return it as a float."""
-    if not (is_number(value) and 0.0 <= value <= 1.0):
-        raise ValueError(f"{name} is {value!r}, expected a probability: a number from 0 to 1.")
-    return float(value)

@@ -46,8 +46,8 @@ def _start_rows(run: StackRun, x: Tensor, first: Layer) -> State:
 
 def _run_rows(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:
     x, read = state
-    for here, reader in zip(layer, [*layer[1:], _reader_after(run, following)], strict=True):
-        x, read = run.add_and_norm(here, x, run.branch(here, read), reader)
+    for connection, reader in zip(layer, [*layer[1:], _reader_after(run, following)], strict=True):
+        x, read = run.add_and_norm(connection, x, run.branch(connection, read), reader)
     return x, read
 
 
@@ -60,7 +60,9 @@ def _end_rows(run: StackRun, state: State) -> Tensor:
 
 def _parallel_reads(run: StackRun, x: Tensor, layer: Layer, first: Tensor) -> State:
     """Return the input of each sublayer of a layer: its own norm of x, or the input of the first sublayer."""
-    return first, *(first if here._modules["norm_in"] is None else run.read(x, here) for here in layer[1:])
+    return first, *(
+        first if connection._modules["norm_in"] is None else run.read(x, connection) for connection in layer[1:]
+    )
 
 
 def _start_parallel(run: StackRun, x: Tensor, first: Layer) -> State:
@@ -69,8 +71,8 @@ def _start_parallel(run: StackRun, x: Tensor, first: Layer) -> State:
 
 def _run_parallel(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:
     x, *reads = state
-    for here, read in zip(layer[:-1], reads[:-1], strict=True):
-        x, _ = run.add_and_norm(here, x, run.branch(here, read), None)
+    for connection, read in zip(layer[:-1], reads[:-1], strict=True):
+        x, _ = run.add_and_norm(connection, x, run.branch(connection, read), None)
     x, read = run.add_and_norm(layer[-1], x, run.branch(layer[-1], reads[-1]), _reader_after(run, following))
     return (x, read) if following is None else (x, *_parallel_reads(run, x, following, read))
 
@@ -84,11 +86,11 @@ def _start_two(run: StackRun, x: Tensor, first: Layer) -> State:
 
 def _run_two(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:
     u, v = state
-    for here in layer:
-        branch = run.branch(here, run.from_stream(u))
-        options = with_seed(run.add_options(here, u), u)
-        v = run.add(here, v, branch, options)
-        u, _ = run.add_and_norm(here, u, branch, NO_NORM, options)
+    for connection in layer:
+        branch = run.branch(connection, run.from_stream(u))
+        options = with_seed(run.add_options(connection, u), u)
+        v = run.add(connection, v, branch, options)
+        u, _ = run.add_and_norm(connection, u, branch, NO_NORM, options)
     return u, v
 
 
@@ -104,8 +106,8 @@ def _end_two(run: StackRun, state: State) -> Tensor:
 def _run_bottom_to_top(run: StackRun, state: State, layer: Layer, following: Layer | None) -> State:
     bottom, read = state
     x = bottom
-    for here in layer[:-1]:
-        x, read = run.add_and_norm(here, x, run.branch(here, read), NO_NORM)
+    for connection in layer[:-1]:
+        x, read = run.add_and_norm(connection, x, run.branch(connection, read), NO_NORM)
     branch = run.branch(layer[-1], read)
     total = functional.add_residual(x, bottom)
     return run.add_and_norm(layer[-1], total, branch, _reader_after(run, following))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from addnorm._util.arguments import check_bool, check_dtype
+from addnorm._util.arguments import check_bool, check_dtype, check_probability
 from addnorm.nn.executor import NO_NORM, End, StackRun
 from addnorm.nn.norm import NormKind
-from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, check_probability
+from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs
 from addnorm.nn.schedules import SCHEDULES
 from addnorm.wirings.spec import FACTORS, Factor, Learned, Place, Row, Wiring, as_wiring
 
@@ -137,8 +137,8 @@ class ResidualStack(nn.Module):
         """The keyword arguments that any of the sublayers receives; None means all."""
         accepted: set[str] = set()
         for layer in self.layers():
-            for here in layer:
-                names = here.accepted_kwargs
+            for connection in layer:
+                names = connection.accepted_kwargs
                 if names is None:
                     return None
                 accepted |= names
@@ -147,10 +147,10 @@ class ResidualStack(nn.Module):
     def _share(self) -> None:
         """Make shared factors one parameter for all sublayers of a layer."""
         for layer in self.layers():
-            for here in layer[1:]:
+            for connection in layer[1:]:
                 for name in FACTORS:
-                    if _is_shared(getattr(here.row, name)):
-                        setattr(here, name, getattr(layer[0], name))
+                    if _is_shared(getattr(connection.row, name)):
+                        setattr(connection, name, getattr(layer[0], name))
 
     def _apply(self, *args: Any, **options: Any) -> ResidualStack:
         super()._apply(*args, **options)  # type: ignore[no-untyped-call]  # torch's
@@ -197,7 +197,7 @@ class ResidualStack(nn.Module):
         is_checkpointed = self.checkpoint and torch.is_grad_enabled() and run.writes is None
         layers = self.layers()
         if schedule.ignores_layers and not is_checkpointed:
-            layers = [[here for layer in layers for here in layer]]
+            layers = [[connection for layer in layers for connection in layer]]
         state = schedule.start(run, stream, layers[0])
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
             if is_checkpointed:
@@ -214,11 +214,14 @@ class ResidualStack(nn.Module):
                 "stored twice; call it under torch.no_grad(), or without checkpoint."
             )
         first: dict[int, int] = {}
-        for i, here in enumerate(here for layer in self.layers() for here in layer):
-            accepted = here.accepted_kwargs
-            if (accepted is None or "cache" in accepted) and first.setdefault(id(here.sublayer), i) != i:
+        for i, connection in enumerate(connection for layer in self.layers() for connection in layer):
+            accepted = connection.accepted_kwargs
+            if accepted is not None and "cache" not in accepted:
+                continue
+            k = first.setdefault(id(connection.sublayer), i)
+            if k != i:
                 raise ValueError(
-                    f"sublayers[{i}] is sublayers[{first[id(here.sublayer)]}] too and cache is given, expected separate modules: "
+                    f"sublayers[{i}] is sublayers[{k}] too and cache is given, expected separate modules: "
                     "a cache stores the keys of each module, not of each place; the modules may share parameters."
                 )
 
@@ -233,27 +236,27 @@ class ResidualStack(nn.Module):
         Source: Liu et al. 2020, arXiv 2004.08249.
         """
         modes = {module: module.training for module in self.modules()}
-        connections: Any = [here for layer in self.layers() for here in layer]
+        connections: Any = [connection for layer in self.layers() for connection in layer]
         factors, a = [], 1.0
         try:
             self.eval()
             with torch.no_grad():
                 run = self._start(x, context)
                 stream = self._embed(run, x)
-                for here in connections:
+                for connection in connections:
                     factors.append(a)
-                    branch = run.branch(here, run.from_stream(stream))
+                    branch = run.branch(connection, run.from_stream(stream))
                     variance = a**2 * _variance(stream) + _variance(branch)
                     # Parameters change after the last measurement; until then the factor is an option of the add.
-                    stream, _ = run.add_and_norm(here, stream, branch, NO_NORM, {"residual_scale": a})
+                    stream, _ = run.add_and_norm(connection, stream, branch, NO_NORM, {"residual_scale": a})
                     a = math.sqrt(variance)
                     if not math.isfinite(a):
                         raise ValueError(
                             f"x gives the sublayer {len(factors) - 1} an output that is not finite: admin cannot measure its "
                             "variance; check x and the sublayer's weights."
                         )
-                for here, value in zip(connections, factors, strict=True):
-                    here.a.fill_(value)
+                for connection, value in zip(connections, factors, strict=True):
+                    connection.a.fill_(value)
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -268,7 +271,9 @@ class ResidualStack(nn.Module):
             ValueError: the wiring's stream is no plain sum of writes (it has a norm or a factor).
             RuntimeError: the sum differs from x_L: the stream is not finite.
         """
-        if self.wiring.flow not in SUMS or not all(here.row.is_sum for layer in self.layers() for here in layer):
+        if self.wiring.flow not in SUMS or not all(
+            connection.row.is_sum for layer in self.layers() for connection in layer
+        ):
             raise ValueError(
                 f"the stream of {self.wiring.name} is no plain sum of writes ({self.wiring.equation()}): unroll a stack "
                 "whose rows have a = 1 and no N_out, such as pre_ln."
@@ -324,16 +329,16 @@ def _check_rows(stack: ResidualStack) -> None:
     schedule = SCHEDULES[stack.wiring.flow]
     for layer in stack.layers():
         for name in FACTORS:
-            factors = [getattr(here.row, name) for here in layer]
+            factors = [getattr(connection.row, name) for connection in layer]
             if any(map(_is_shared, factors)) and factors != factors[:1] * len(factors):
                 raise ValueError(
                     f"{name} is {', '.join(map(repr, factors))} in the rows of one layer of {stack.wiring.name!r}, expected the "
                     "same in all: a factor that is shared is one parameter."
                 )
-        for here in layer:
-            if not schedule.supports(here.row):
+        for connection in layer:
+            if not schedule.supports(connection.row):
                 raise ValueError(
-                    f"wiring {stack.wiring.name!r} has the row {here.row!r}, expected {schedule.supported_rows}: its "
+                    f"wiring {stack.wiring.name!r} has the row {connection.row!r}, expected {schedule.supported_rows}: its "
                     f"flow, {stack.wiring.flow!r}, runs no others; for other rows leave the flow out."
                 )
 

@@ -62,11 +62,11 @@ def block(
         >>> stack = addnorm.ResidualStack(sublayers, 16, "pre_ln")
     """
     shared: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-    of_attention = {"dropout": dropout if attention_dropout is None else attention_dropout, **shared}
+    attention_options = {"dropout": dropout if attention_dropout is None else attention_dropout, **shared}
     activation = copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
     return [
-        SelfAttention(d_model, nhead, causal=causal, **of_attention),
-        *([CrossAttention(d_model, nhead, **of_attention)] if cross_attention else []),
+        SelfAttention(d_model, nhead, causal=causal, **attention_options),
+        *([CrossAttention(d_model, nhead, **attention_options)] if cross_attention else []),
         FeedForward(d_model, dim_feedforward, activation, dropout=dropout, **shared),
     ]
 
@@ -380,9 +380,9 @@ class Transformer(nn.Module):
             "dtype": dtype,
         }  # fmt: skip
         self.wiring = as_wiring(wiring)
-        of_encoder, of_decoder = self.wiring.paired(num_encoder_layers, num_decoder_layers)
-        self.encoder = Encoder(num_encoder_layers, d_model, nhead, dim_feedforward, of_encoder, **options)
-        self.decoder = Decoder(num_decoder_layers, d_model, nhead, dim_feedforward, of_decoder, **options)
+        encoder_wiring, decoder_wiring = self.wiring.paired(num_encoder_layers, num_decoder_layers)
+        self.encoder = Encoder(num_encoder_layers, d_model, nhead, dim_feedforward, encoder_wiring, **options)
+        self.decoder = Decoder(num_decoder_layers, d_model, nhead, dim_feedforward, decoder_wiring, **options)
 
     def forward(
         self,
@@ -409,5 +409,5 @@ class Transformer(nn.Module):
                 (`torch.nn.Transformer` attends to the padding by default.)
         """
         memory = self.encoder(source, source_mask, source_key_mask)
-        of_memory = source_key_mask if memory_key_mask is None else memory_key_mask
-        return self.decoder(target, memory, target_mask, target_key_mask, memory_mask, of_memory)  # type: ignore[no-any-return]  # torch does not type a module's call
+        memory_padding = source_key_mask if memory_key_mask is None else memory_key_mask
+        return self.decoder(target, memory, target_mask, target_key_mask, memory_mask, memory_padding)  # type: ignore[no-any-return]  # torch does not type a module's call

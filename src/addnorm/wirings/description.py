@@ -59,8 +59,8 @@ def _is_sum(pieces: Pieces) -> list[str]:
         return [f"The stream is a plain sum of writes in {' and '.join(plain)} alone."]
     if all(row.a == 0.0 for row in rows):
         return []
-    by = "norm" if any(row.norm_out for row in rows) else "factor"
-    return [f"So the stream is no plain sum of writes: each {by} rescales all that came before it."]
+    cause = "norm" if any(row.norm_out for row in rows) else "factor"
+    return [f"So the stream is no plain sum of writes: each {cause} rescales all that came before it."]
 
 
 def _ends(wiring: WiringRows) -> list[str]:

@@ -98,8 +98,11 @@ def draw(wiring: WiringRows) -> str:
         for group in group_layers(wiring)
         for label, rows in group.by_sublayer(wiring.flow)
     ]
-    (first, canvas), *others = drawings
-    texts = [(first, [*[_begin()] * wiring.embedding_norm, canvas]), *((label, [canvas]) for label, canvas in others)]
+    (first, canvas), *following = drawings
+    texts = [
+        (first, [*[_begin()] * wiring.embedding_norm, canvas]),
+        *((label, [canvas]) for label, canvas in following),
+    ]
     if wiring.ends_in_norm(shown_depth(wiring)):
         texts[-1][1].append(END.get(wiring.flow, _end)(drawings[-1][1]))
     return "\n\n".join(f"{label}:\n\n{_beside(pieces)}" if label else _beside(pieces) for label, pieces in texts)
@@ -107,14 +110,14 @@ def draw(wiring: WiringRows) -> str:
 
 def _beside(pieces: list[Canvas]) -> str:
     """Return the drawings side by side, or one below the other if that is too wide."""
-    whole = Canvas()
+    joined = Canvas()
     for piece in pieces:
-        if whole.texts:
-            end = whole.width
+        if joined.texts:
+            end = joined.width
             for y in piece.streams:
-                whole.text(end, y, AND_SO_ON)
-        whole.add(piece, whole.width if whole.texts else 0)
-    return str(whole) if whole.width <= WIDTH else "\n\n".join(map(str, pieces))
+                joined.text(end, y, AND_SO_ON)
+        joined.add(piece, joined.width if joined.texts else 0)
+    return str(joined) if joined.width <= WIDTH else "\n\n".join(map(str, pieces))
 
 
 def _begin() -> Canvas:
@@ -245,12 +248,12 @@ def _bottom_to_top(lines: tuple[RowText, ...]) -> Canvas:
     right = canvas.arrow(canvas.chain(join, 0, _norm_out(first)), 0, "h ")
     again = canvas.across(right, right + STEP, 0)
     join, _ = _sublayer(canvas, again, last, "f_2")
-    around = canvas.across(join, join + STEP + 1, 0)
+    last_join = canvas.across(join, join + STEP + 1, 0)
     canvas.down(fork, low, low + 2)
-    canvas.across(fork, around, low + 2)
-    canvas.down(around, 0, low + 2)
-    canvas.text(around, 0, ADD)
-    canvas.arrow(canvas.chain(around, 0, _norm_out(last)), 0, "x'")
+    canvas.across(fork, last_join, low + 2)
+    canvas.down(last_join, 0, low + 2)
+    canvas.text(last_join, 0, ADD)
+    canvas.arrow(canvas.chain(last_join, 0, _norm_out(last)), 0, "x'")
     return canvas
 
 

@@ -84,8 +84,9 @@ def _lines(wiring: WiringRows, num_layers: int | None) -> list[tuple[str, str]]:
     end = [FINAL_NORM.get(wiring.flow, "y = N(x_L)")] if has_final_norm else []
     if len(lines) == 1:
         return [("", GAP.join(start + lines[0][1] + end))]
-    around = [("at the start", start)] * bool(start), [("at the end", end)] * bool(end)
-    return [(label, GAP.join(texts)) for label, texts in (*around[0], *lines, *around[1])]
+    before = [("at the start", start)] if start else []
+    after = [("at the end", end)] if end else []
+    return [(label, GAP.join(texts)) for label, texts in (*before, *lines, *after)]
 
 
 def group_layers(wiring: WiringRows, num_layers: int | None = None) -> list[LayerGroup]:
@@ -104,11 +105,11 @@ def group_layers(wiring: WiringRows, num_layers: int | None = None) -> list[Laye
         texts = []
         for k in range(len(form)):
             rows = [stack[layer][k] for layer in layers]
-            others = [layer[k] for layer in deeper if _form(layer[k]) == form[k]]
+            deeper_rows = [layer[k] for layer in deeper if _form(layer[k]) == form[k]]
             is_exact, is_measured = num_layers is not None, wiring.profile is not None
-            texts.append(row_text(rows, others, symbols, exact=is_exact, measured=is_measured))
-        of = "" if num_layers or groups else f" of {depth}"
-        groups.append(LayerGroup(f"{format_layers(layers)}{of}" if len(forms) > 1 else "", tuple(texts)))
+            texts.append(row_text(rows, deeper_rows, symbols, exact=is_exact, measured=is_measured))
+        total = "" if num_layers or groups else f" of {depth}"
+        groups.append(LayerGroup(f"{format_layers(layers)}{total}" if len(forms) > 1 else "", tuple(texts)))
     return groups
 
 

@@ -144,18 +144,18 @@ def init_(wiring: Any, stack: nn.Module, *inputs: Any, **context: Any) -> None:
     if not stacks:
         raise TypeError(f"stack is a {type(stack).__name__}, expected a ResidualStack or a module that has one.")
     draws: list[tuple[Draw, Tensor]] = []
-    for one in stacks:
-        if one.wiring != wiring and not (wiring.pair and one.wiring.name == wiring.name):
+    for stack_module in stacks:
+        if stack_module.wiring != wiring and not (wiring.pair and stack_module.wiring.name == wiring.name):
             raise ValueError(
-                f"stack was built with {one.wiring!r}, expected {wiring!r}: initialize it by its own wiring, "
+                f"stack was built with {stack_module.wiring!r}, expected {wiring!r}: initialize it by its own wiring, "
                 "stack.wiring.init_(stack)."
             )
         if wiring.profile is not None and not inputs:
             raise TypeError(f"{wiring.name} measures its factors: give init_ the inputs of the stack, init_(stack, x).")
-        for position, connection in enumerate(one.connections):
+        for position, connection in enumerate(stack_module.connections):
             try:
                 for role, weight in weight_roles(connection.sublayer):
-                    draw = one.wiring.init(role, connection.place, **dict(one.wiring.options))
+                    draw = stack_module.wiring.init(role, connection.place, **dict(stack_module.wiring.options))
                     _check_draw(draw, weight, connection.sublayer, f"sublayers[{position}]")
                     draws.append((draw, weight))
             except UnknownRoleError:
@@ -167,9 +167,9 @@ def init_(wiring: Any, stack: nn.Module, *inputs: Any, **context: Any) -> None:
     with torch.no_grad():
         for draw, weight in draws:
             draw(weight)
-        for one in stacks:
-            one.reset_parameters()
-            for connection in one.connections:
+        for stack_module in stacks:
+            stack_module.reset_parameters()
+            for connection in stack_module.connections:
                 if isinstance(connection.sublayer, nn.Module):
                     _zero_biases(connection.sublayer)
     if wiring.profile is not None:
@@ -191,10 +191,12 @@ def _check_draw(draw: Any, weight: Tensor, sublayer: Any, where: str) -> None:
 
 def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any) -> None:
     """Profile each stack on its inputs in one call of the module, a decoder after its encoder; dropout is off."""
-    modes = {one: one.training for one in module.modules()}
+    modes = {submodule: submodule.training for submodule in module.modules()}
     handles = [
-        one.register_forward_pre_hook(lambda one, x, named: one.wiring.profile(one, *x, **named), with_kwargs=True)
-        for one in stacks
+        submodule.register_forward_pre_hook(
+            lambda submodule, x, named: submodule.wiring.profile(submodule, *x, **named), with_kwargs=True
+        )
+        for submodule in stacks
     ]
     try:
         with torch.no_grad():
@@ -202,8 +204,8 @@ def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any)
     finally:
         for handle in handles:
             handle.remove()
-        for one, mode in modes.items():
-            one.training = mode
+        for submodule, mode in modes.items():
+            submodule.training = mode
 
 
 def _zero_biases(sublayer: nn.Module) -> None:

@@ -85,9 +85,11 @@ class Row:
             if not isinstance(value, Learned):
                 alternative = ", or Learned(...) for a factor that trains"
                 object.__setattr__(self, name, check_float(name, value, alternative))
-        for name, what in (("b", "the sublayer would never write"), ("c", "the sublayer would read only zeros")):
+        for name, consequence in (("b", "the sublayer would never write"), ("c", "the sublayer would read only zeros")):
             if getattr(self, name) == 0.0:
-                raise ValueError(f"{name} is 0, expected another number: {what}; for a start at zero use Learned(0.0).")
+                raise ValueError(
+                    f"{name} is 0, expected another number: {consequence}; for a start at zero use Learned(0.0)."
+                )
 
     @property
     def is_sum(self) -> bool:
@@ -188,7 +190,7 @@ def equation(row: Row, symbols: Mapping[str, tuple[str, str]] | None = None) -> 
 
 def row_text(
     rows: Sequence[Row],
-    elsewhere: Sequence[Row],
+    deeper_rows: Sequence[Row],
     symbols: Mapping[str, tuple[str, str]],
     *,
     exact: bool = False,
@@ -198,29 +200,29 @@ def row_text(
 
     Args:
         rows: the rows of one sublayer over the layers.
-        elsewhere: the same rows in a stack of another depth; a factor that differs there is no constant.
+        deeper_rows: the same rows in a stack of another depth; a factor that differs there is no constant.
         symbols: letters and formulas of factors, as in `equation`.
         exact: write numbers in place of letters.
         measured: learned factors start at measured values.
     """
     texts = []
     for name in FACTORS:
-        values, others = ([getattr(row, name) for row in stack] for stack in (rows, elsewhere))
-        texts.append(_factor_text(name, values, others, symbols.get(name), exact=exact, measured=measured))
+        values, deeper_values = ([getattr(row, name) for row in stack] for stack in (rows, deeper_rows))
+        texts.append(_factor_text(name, values, deeper_values, symbols.get(name), exact=exact, measured=measured))
     return RowText(rows[0], *texts)
 
 
 def _factor_text(
     name: str,
     values: Sequence[Factor],
-    elsewhere: Sequence[Factor],
+    deeper_values: Sequence[Factor],
     symbol: tuple[str, str] | None,
     *,
     exact: bool,
     measured: bool,
 ) -> FactorText:
     letter, formula = symbol or (name, "")
-    is_constant = len({*values, *elsewhere}) == 1
+    is_constant = len({*values, *deeper_values}) == 1
     first = values[0]
     if isinstance(first, Learned):
         numbers = [value.init for value in values if isinstance(value, Learned)]
@@ -256,8 +258,8 @@ def format_interval(values: Iterable[float]) -> str:
     ends, limits = (values[0], values[-1]), (min(values), max(values))
     if limits[0] == limits[1]:
         return format_factor(values[0])
-    separator, both = (" ... ", ends) if tuple(sorted(ends)) == limits else (" to ", limits)
-    return separator.join(map(format_factor, both))
+    separator, pair = (" ... ", ends) if tuple(sorted(ends)) == limits else (" to ", limits)
+    return separator.join(map(format_factor, pair))
 
 
 def join_terms(*terms: str) -> str:
