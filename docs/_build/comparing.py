@@ -37,7 +37,7 @@ def table() -> str:
     rows = [
         [
             f"`{run['settings']['wiring']}`", str(run["settings"]["warm_up"] or "none"), f"{run['test']:.3f}",
-            f"{run['recorded']['moved'][0]:.3f}", f"{run['seconds']:.0f}",
+            f"{run['recorded']['logit_change'][0]:.3f}", f"{run['seconds']:.0f}",
         ]
         for run in found["rows"]
     ]  # fmt: skip
