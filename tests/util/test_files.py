@@ -1,3 +1,5 @@
+"""Tests of atomic writing: permissions, links, full disks, unwritable paths, threads."""
+
 import errno
 import os
 import stat

@@ -1,3 +1,5 @@
+"""Tests of JSON documents: special numbers, records a line, round trips."""
+
 import json
 import math
 from collections import namedtuple

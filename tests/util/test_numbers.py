@@ -1,3 +1,5 @@
+"""Tests of number formats: significant digits, columns, percentages, seconds, bytes."""
+
 import math
 
 import pytest

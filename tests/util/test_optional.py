@@ -1,3 +1,5 @@
+"""Tests of optional packages: the extra that installs a missing one is named."""
+
 import sys
 import tomllib
 from pathlib import Path
@@ -42,6 +44,6 @@ def test_broken_package_gives_its_reason(tmp_path, monkeypatch):
 def test_extras_are_those_of_the_project():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     for package, extra in EXTRAS.items():
-        wanted = {"dask": "dask[distributed]", "distributed": "dask[distributed]"}.get(package, package)
-        assert any(one.startswith(wanted) for one in project["optional-dependencies"][extra]), package
+        requirement = {"dask": "dask[distributed]", "distributed": "dask[distributed]"}.get(package, package)
+        assert any(one.startswith(requirement) for one in project["optional-dependencies"][extra]), package
         assert install_command(package) == f"pip install 'addnorm[{extra}]'"

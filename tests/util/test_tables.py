@@ -1,3 +1,5 @@
+"""Tests of tables and paragraphs as text, rich, HTML and Markdown."""
+
 import io
 import subprocess
 import sys
@@ -74,11 +76,11 @@ def test_console_shows_the_same_with_styles():
 
 
 def test_html_escapes_texts_and_has_no_script():
-    seen, closed = [], []
+    opened, closed = [], []
 
     class Parser(HTMLParser):
         def handle_starttag(self, tag, attrs):
-            seen.append(tag)
+            opened.append(tag)
             assert all(name in ("style",) for name, _ in attrs)
 
         def handle_endtag(self, tag):
@@ -86,8 +88,8 @@ def test_html_escapes_texts_and_has_no_script():
 
     text = Report()._repr_html_()
     Parser().feed(text)
-    assert sorted(seen) == sorted(closed)
-    assert {*seen} == {"p", "span", "table", "thead", "tbody", "tr", "th", "td", "svg", "title"}
+    assert sorted(opened) == sorted(closed)
+    assert {*opened} == {"p", "span", "table", "thead", "tbody", "tr", "th", "td", "svg", "title"}
     assert "&lt;script&gt;" in text
     assert '<td style="text-align:right;color:#b00;font-weight:bold">nan</td>' in text
     assert text.endswith("<svg><title>rms</title></svg>")
@@ -152,8 +154,8 @@ WIDE = Table(
 def test_narrow_terminal_drops_columns(width, headings, more):
     text = lines(WIDE, width + (0 if width != 58 else 10))
     assert text[: len(headings)] == headings
-    told = " ".join(" ".join(text).split("Note.")[1].split())
-    assert told == (f"A wider terminal shows more: {more}." if more else "")
+    note = " ".join(" ".join(text).split("Note.")[1].split())
+    assert note == (f"A wider terminal shows more: {more}." if more else "")
     assert max(map(len, text)) <= width + 10
 
 
@@ -212,5 +214,5 @@ def test_import_does_not_import_rich_or_addnorm_parts():
     )
     code += "sys.modules['t'] = m; s.loader.exec_module(m); m.to_markdown(m.Table(['a'], [])); print([n for n in ('rich', 'torch') if n in sys.modules])"
     path = sys.modules["addnorm._util.tables"].__file__
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
