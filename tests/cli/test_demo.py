@@ -22,7 +22,7 @@ from addnorm.fusion.tolerance import Difference
 from addnorm.lab.published import PUBLISHED
 from addnorm.report import Page
 from addnorm.stream.find.inspection import Inspection
-from support.pages import checked
+from support.report_pages import check_page
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_demo_proofs_hold():
     ]
     assert [path.name for path in written] == ["minilm.json", "compare.html", "minilm.html"]
     for path in written[1:]:
-        checked(path.read_text())
+        check_page(path.read_text())
     assert all(len(line.rstrip()) <= 100 for line in done.stdout.splitlines() if not line.startswith("Written: "))
     assert "\x1b" not in done.stdout
 

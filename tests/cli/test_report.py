@@ -13,7 +13,7 @@ pytest.importorskip("jinja2")
 
 from addnorm.cli import inspect, main
 from addnorm.report import Figure
-from support.pages import checked
+from support.report_pages import check_page
 
 SVG = '<svg viewBox="0 0 1 1" role="img" aria-label="x"></svg>'
 
@@ -77,7 +77,7 @@ def test_report_is_written(place):
     done = run("report_models:toy", "--seed", 3, "--report", "new/a.html")
     assert (done.exit_code, done.stderr) == (0, "Written: new/a.html\n")
     assert "x' = x + f(x)" in done.stdout
-    page = checked((place / "new" / "a.html").read_text(encoding="utf-8"))
+    page = check_page((place / "new" / "a.html").read_text(encoding="utf-8"))
     assert [one["text"] for one in page.all("h1")] == ["report_models:toy"]
     assert len(page.all("figure")) == 5
     facts = [one["text"] for one in page.all("dd")]
@@ -91,7 +91,7 @@ def test_report_without_gradients(place, name, quick):
     assert done.exit_code == 0
     assert done.stdout.startswith("{")
     text = (place / "a.html").read_text(encoding="utf-8")
-    checked(text)
+    check_page(text)
     assert "none: forward only" in text
     assert "gradient of the loss" not in text
 

@@ -1,24 +1,32 @@
 """Tests of README and docs: Python examples run, links resolve, and public names are documented."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 import addnorm
+from addnorm.fusion import benchmark
+from support.loading import ROOT
+from support.undrawn_figures import draw_only
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("*/README.md")]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_of_a_page_runs(path):
+IDS = [str(path.relative_to(ROOT)) for path in PAGES]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=IDS)
+def test_examples_of_a_page_run(path, monkeypatch):
+    """Run the examples with short measurements and without drawings, which have tests of their own."""
+    monkeypatch.setattr(benchmark, "SECONDS", 0.0)
+    monkeypatch.setattr(benchmark, "SHARE_SECONDS", 0.0)
+    draw_only(monkeypatch)
     namespace: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
         exec(compile(block, str(path), "exec"), namespace)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES, ids=IDS)
 def test_links_of_a_page_lead_to_files(path):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}, which is not there"
@@ -36,7 +44,7 @@ def test_paths_of_the_architecture_page_exist():
 
 
 def test_public_names_have_docstrings_and_changelog_entries():
-    told = (ROOT / "CHANGELOG.md").read_text() + (ROOT / "README.md").read_text()
+    text = (ROOT / "CHANGELOG.md").read_text() + (ROOT / "README.md").read_text()
     for name in addnorm.__all__:
         assert getattr(addnorm, name).__doc__, name
-        assert name in told or name == "Backend", name
+        assert name in text or name == "Backend", name

@@ -17,7 +17,7 @@ from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
 
 TABLE = Table(["sublayer", "value"], [["1", 0.5]])
-MADE = {"title": "A title", "caption": "A caption.", "table": TABLE}
+TEXTS = {"title": "A title", "caption": "A caption.", "table": TABLE}
 
 
 def recording(value=lambda k: 1.0 + k):
@@ -31,13 +31,19 @@ def recording(value=lambda k: 1.0 + k):
 
 def stream(name="stream", rec=None):
     rec = rec or recording()
-    return draw_figure(name, lambda figure: rec.plot.stream(ax=figure.add_subplot()), **MADE)
+    return draw_figure(name, lambda figure: rec.plot.stream(ax=figure.add_subplot()), **TEXTS)
+
+
+@pytest.fixture(scope="module")
+def figure():
+    """Return the drawing of a stream."""
+    return stream()
 
 
 def heat_map(n):
     rec = recording()
     rec.memory_maps = {"stream": ([f"s{k}" for k in range(n)], [[1 / n] * n] * n)}
-    return draw_figure("map", lambda figure: rec.plot.memory_map(ax=figure.add_subplot()), **MADE)
+    return draw_figure("map", lambda figure: rec.plot.memory_map(ax=figure.add_subplot()), **TEXTS)
 
 
 def colours(svg):
@@ -56,8 +62,7 @@ def test_every_plot_colour_is_a_variable():
     assert {colour.lower() for colour in (*axes.COLOURS, axes.GREY, axes.ALARM)} <= {*COLOUR_VARIABLES}
 
 
-def test_drawing_is_an_svg_element_without_prolog():
-    figure = stream()
+def test_drawing_is_an_svg_element_without_prolog(figure):
     root = ElementTree.fromstring(figure.svg)
     assert root.attrib.keys() == {"class", "viewBox", "role", "aria-label"}
     assert root.get("aria-label") == "A title. A caption."
@@ -68,11 +73,10 @@ def test_drawing_is_an_svg_element_without_prolog():
     assert {"rms", "max", "attention", "depth in sublayers", "4"} <= {one.text for one in root.iter("text")}
 
 
-def test_drawings_share_no_ids():
+def test_drawings_share_no_ids(figure):
     ids = []
-    for name in ("one", "two"):
-        figure = stream(name)
-        for svg in (figure.svg, figure.narrow):
+    for name, drawing in (("stream", figure), ("two", stream("two"))):
+        for svg in (drawing.svg, drawing.narrow):
             own = re.findall(r' id="([^"]+)"', svg)
             assert own
             assert all(one.startswith(f"{name}-") for one in own)
@@ -81,9 +85,9 @@ def test_drawings_share_no_ids():
     assert len(ids) == len({*ids})
 
 
-def test_drawing_is_deterministic_and_keeps_settings():
+def test_drawing_is_deterministic_and_keeps_settings(figure):
     before = dict(matplotlib.rcParams)
-    assert stream() == stream()
+    assert stream() == figure
     assert dict(matplotlib.rcParams) == before
 
 

@@ -1,7 +1,8 @@
-"""Tests of the report of a model."""
+"""Tests of the report of a model: drawings, numbers, findings, and pages of partial measurements."""
 
 import math
 import re
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -16,117 +17,124 @@ from addnorm.stream.ablate import Ablations
 from addnorm.stream.find.inspection import Unknown
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
-from support.pages import checked, tables
+from support.report_pages import check_page, tables
+from support.undrawn_figures import draw_only
+
+
+class Measured(NamedTuple):
+    """Small pre-LN model, its measurements, and its page."""
+
+    model: torch.nn.Module
+    inspection: object
+    recording: Recording
+    ablations: Ablations
+    page: object
 
 
 @pytest.fixture(scope="module")
-def made():
-    """Return a small pre-LN model, its measurements, and its page."""
+def measured():
+    """Return a small model with its page, with all its drawings."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, torch.nn.LayerNorm(16), enable_nested_tensor=False).eval()
     x = torch.randn(2, 5, 16)
-    found = addnorm.inspect(model, x)
-    with addnorm.record(model) as rec:
+    inspection = addnorm.inspect(model, x)
+    with addnorm.record(model) as recording:
         (model(x) * torch.randn(16)).sum().backward()
-    done = addnorm.ablate_each(found, x, loss=lambda y: y[..., 0].square().mean())
+    ablations = addnorm.ablate_each(inspection, x, loss=lambda y: y[..., 0].square().mean())
     torch.set_num_threads(threads)
-    return model, found, rec, done, build_model_page(found, rec, done, {"inputs": "drawn"})
+    page = build_model_page(inspection, recording, ablations, {"inputs": "drawn"})
+    return Measured(model, inspection, recording, ablations, page)
+
+
+def figures_of(page):
+    return [block for section in page.sections for block in section.blocks if block.kind == "figure"]
 
 
 def figure(page, title):
-    found = [one for section in page.sections for one in section.blocks if one.kind == "figure" and title in one.title]
-    assert len(found) == 1, title
-    return found[0]
+    (match,) = (one for one in figures_of(page) if title in one.title)
+    return match
 
 
-def said(page):
-    of = [one for section in page.sections if section.title == "Findings" for one in section.blocks]
-    return [item.text for block in of for item in block.items]
+def findings_of(page):
+    blocks = [block for section in page.sections if section.title == "Findings" for block in section.blocks]
+    return [item.text for block in blocks for item in block.items]
 
 
-def test_model_page_has_all_sections(made):
-    page = made[-1]
-    found = checked(render(page))
+def test_model_page_has_all_sections(measured):
+    page = measured.page
+    document = check_page(render(page))
     assert [section.title for section in page.sections] == [
         "Findings", "The wiring", "Forward and backward by depth", "Sources of the stream",
         "Ablations", "Settings",
     ]  # fmt: skip
-    assert [one["text"] for one in found.all("h1")] == ["TransformerEncoder"]
-    assert len(found.all("figure")) == 5
+    assert [one["text"] for one in document.all("h1")] == ["TransformerEncoder"]
+    assert len(document.all("figure")) == 5
     assert page.tiles["Wiring"] == "pre_ln"
-    assert "drawn" in [one["text"] for one in found.all("dd")]
+    assert "drawn" in [one["text"] for one in document.all("dd")]
+    all_tables = tables(document)
+    for one in figures_of(page):  # tables keep all digits
+        rows = [
+            [cell if isinstance(cell, float) else "" if cell is None else str(cell) for cell in row]
+            for row in one.table.rows
+        ]
+        assert [[*one.table.head], *rows] in all_tables
 
 
-def test_figures_have_the_recorded_numbers(made):
-    _, _, rec, _, page = made
+def test_figures_have_the_recorded_numbers(measured):
     expected = {
         "The stream and the gradient": [("out", "rms"), ("out", "max"), ("grad", "l2"), ("params", "grad_l2")],
         "Writes relative to the stream": [("write", "ratio"), ("write", "cosine")],
         "Similarity of the tokens": [("out", "similarity"), ("norm_in", "sigma"), ("norm_final", "sigma")],
     }
     for title, statistics in expected.items():
-        table = figure(page, title).table
+        table = figure(measured.page, title).table
         for column, (role, statistic) in enumerate(statistics, 3):
             shown = {row[0]: row[column] for row in table.rows if row[column] is not None}
-            assert shown == {site.id: value for site, value in rec.series(role, statistic)}, statistic
+            assert shown == {site.id: value for site, value in measured.recording.series(role, statistic)}, statistic
             assert shown
-    shares = figure(page, "Sources of the stream").table
-    sources, rows = rec.memory_maps["stream"]
+    shares = figure(measured.page, "Sources of the stream").table
+    sources, rows = measured.recording.memory_maps["stream"]
     assert [row[0] for row in shares.rows] == sources
     assert [[*depth] for depth in zip(*(row[1:] for row in shares.rows), strict=True)] == rows
 
 
-def test_tables_keep_all_digits(made):
-    page = made[-1]
-    found = tables(checked(render(page)))
-    figures = [one for section in page.sections for one in section.blocks if one.kind == "figure"]
-    for one in figures:
-        expected = [
-            [cell if isinstance(cell, float) else "" if cell is None else str(cell) for cell in row]
-            for row in one.table.rows
-        ]
-        assert [[*one.table.head], *expected] in found
-
-
-def test_ablation_figure_has_every_sublayer(made):
-    _, _, _, done, page = made
-    one = figure(page, "without each")
-    assert [row[0] for row in one.table.rows] == [each.site.id for each in done]
-    assert [row[3] for row in one.table.rows] == [each.output_change for each in done]
-    assert [row[6] for row in one.table.rows] == [each.loss_change for each in done]
+def test_ablation_figure_has_every_sublayer(measured, monkeypatch):
+    one, ablations = figure(measured.page, "without each"), measured.ablations
+    assert [row[0] for row in one.table.rows] == [each.site.id for each in ablations]
+    assert [row[3] for row in one.table.rows] == [each.output_change for each in ablations]
+    assert [row[6] for row in one.table.rows] == [each.loss_change for each in ablations]
     assert one.svg.count("fill: var(--series-1)") >= 2  # attention's bars
     assert "url(#ablation-wide-" in one.svg  # the stripes of the others
     assert not re.findall(r"#[0-9a-fA-F]{6}", one.svg)
+    draw_only(monkeypatch, "without each")
     without_loss = Ablations(
         type(each)(each.site, None, None, 0.25, math.nan if place == 1 else each.output_change)
-        for place, each in enumerate(done)
+        for place, each in enumerate(ablations)
     )
-    page = build_model_page(made[1], None, without_loss)
+    page = build_model_page(measured.inspection, None, without_loss)
     one = figure(page, "without each")
     assert one.table.head[-1] == "KL divergence"
     assert "NaN or infinite" in one.svg
-    checked(render(page))
+    check_page(render(page))
 
 
-def test_depth_panels_are_aligned(made):
-    svg = figure(made[-1], "The stream and the gradient").svg
+def test_depth_panels_are_aligned(measured):
+    svg = figure(measured.page, "The stream and the gradient").svg
     left = re.findall(r'd="M ([\d.]+) [^"]+" style="fill: var\(--paper\)"', svg)
     assert len(left) == 3
     assert len({*left}) == 1
 
 
-def test_findings_are_computed(made):
-    _, _, rec, done, page = made
-    text = " ".join(said(page))
-    ratios = rec.series("write", "ratio")
-    most = max(ratios, key=lambda one: one[1])
-    assert f"is that of the {most[0].kind} of layer {most[0].layer + 1}, {100 * most[1]:.1f}%" in text
-    share = rec.memory_maps["stream"][1][-1][0]
+def test_findings_are_computed(measured):
+    text = " ".join(findings_of(measured.page))
+    site, ratio = max(measured.recording.series("write", "ratio"), key=lambda one: one[1])
+    assert f"is that of the {site.kind} of layer {site.layer + 1}, {100 * ratio:.1f}%" in text
+    share = measured.recording.memory_maps["stream"][1][-1][0]
     assert f"{100 * share:.1f}% of the final stream is from x₀" in text
-    largest = max(done, key=lambda one: one.output_change)
+    largest = max(measured.ablations, key=lambda one: one.output_change)
     assert f"The output changes most without the {largest.site.kind} of layer {largest.site.layer + 1}, by" in text
     assert "There are no massive activations" in text
 
@@ -161,8 +169,8 @@ def recorded(**values):
     ],
 )  # fmt: skip
 def test_recording_findings(values, words):
-    found = recording_findings(recorded(**values))
-    assert any(words in one.text for one in found), [one.text for one in found]
+    texts = [one.text for one in recording_findings(recorded(**values))]
+    assert any(words in text for text in texts), texts
 
 
 def test_empty_recording_has_no_findings():
@@ -170,74 +178,70 @@ def test_empty_recording_has_no_findings():
     assert ablation_findings(()) == []
 
 
-def test_page_of_inspection_alone(made):
-    page = build_model_page(made[1])
+def test_page_of_inspection_alone(measured):
+    page = build_model_page(measured.inspection)
     assert [section.title for section in page.sections] == ["The wiring", "Settings"]
-    found = checked(render(page))
-    assert not found.all("figure")
-    (rows,) = tables(found)
-    assert [row[0] for row in rows[1:]] == [site.location for site in made[1].sites]
+    document = check_page(render(page))
+    assert not document.all("figure")
+    (rows,) = tables(document)
+    assert [row[0] for row in rows[1:]] == [site.location for site in measured.inspection.sites]
 
 
-def test_page_of_forward_recording(made):
-    model, found, *_ = made
-    with torch.no_grad(), addnorm.record(model, grads=False) as rec:
-        model(torch.randn(2, 5, 16))
-    page = build_model_page(found, rec)
-    assert "gradient" not in " ".join(said(page))
+def test_page_of_forward_recording(measured, monkeypatch):
+    draw_only(monkeypatch, "The stream, by depth")
+    with torch.no_grad(), addnorm.record(measured.model, grads=False) as recording:
+        measured.model(torch.randn(2, 5, 16))
+    page = build_model_page(measured.inspection, recording)
+    assert "gradient" not in " ".join(findings_of(page))
     assert figure(page, "The stream, by depth").table.head == ["sublayer", "layer", "kind", "stream rms", "stream max"]
-    checked(render(page))
+    check_page(render(page))
 
 
-def test_model_page_is_deterministic(made):
-    _, found, rec, done, page = made
-    assert render(build_model_page(found, rec, done, {"inputs": "drawn"})) == render(page)
-
-
-def test_unclosed_and_unknown_sites_are_shown(made):
-    found = addnorm.inspect(made[0], torch.randn(2, 5, 16))
-    found.sites[1].closes, found.sites[1].closure = False, 0.5
-    found.unknown = (Unknown("a<b>", "it is <i>odd</i>"), Unknown("", "nobody knows"))
-    page = build_model_page(found)
-    refuted = [one for one in page.verdict if one.state == "refuted"]
-    assert refuted == [
-        Finding(
-            f"1 of 4 sublayers do not close: x' = x + f(N(x)) has a relative error of 0.50 at {found.sites[1].id}.",
-            "refuted",
-        )
-    ]
+def test_unclosed_and_unknown_sites_are_shown(measured):
+    inspection = addnorm.inspect(measured.model, torch.randn(2, 5, 16))
+    inspection.sites[1].closes, inspection.sites[1].closure = False, 0.5
+    inspection.unknown = (Unknown("a<b>", "it is <i>odd</i>"), Unknown("", "nobody knows"))
+    page = build_model_page(inspection)
+    sentence = (
+        f"1 of 4 sublayers do not close: x' = x + f(N(x)) has a relative error of 0.50 at {inspection.sites[1].id}."
+    )
+    assert [one for one in page.verdict if one.state == "refuted"] == [Finding(sentence, "refuted")]
     text = render(page)
-    shown = checked(text)
+    assert tables(check_page(text))[1] == [
+        ["where", "why"],
+        ["a<b>", "it is <i>odd</i>"],
+        ["the model", "nobody knows"],
+    ]
     assert "<i>" not in text
-    assert tables(shown)[1] == [["where", "why"], ["a<b>", "it is <i>odd</i>"], ["the model", "nobody knows"]]
     assert text.count('<tr class="wrong">') == 1
 
 
-def test_title_and_facts_are_escaped(made):
+def test_title_and_facts_are_escaped(measured):
     evil = "</style><script>alert(1)</script>"
-    text = render(build_model_page(made[1], title=evil, facts={evil: evil}, footer=[evil]))
-    checked(text)
+    text = render(build_model_page(measured.inspection, title=evil, facts={evil: evil}, footer=[evil]))
+    check_page(text)
     assert "<script" not in text
 
 
-def test_page_of_encoder_decoder():
+def test_page_of_encoder_decoder(monkeypatch):
     pytest.importorskip("transformers")
     from addnorm.stream.models.load import load
 
+    draw_only(monkeypatch)
     loaded = load("t5", layers=2, tokens=6)
     loaded.model.eval()
-    found = addnorm.inspect(loaded.model, *loaded.args, **loaded.kwargs)
-    with torch.no_grad(), addnorm.record(loaded.model, grads=False) as rec:
+    inspection = addnorm.inspect(loaded.model, *loaded.args, **loaded.kwargs)
+    with torch.no_grad(), addnorm.record(loaded.model, grads=False) as recording:
         loaded.model(*loaded.args, **loaded.kwargs)
-    page = build_model_page(found, rec)
+    page = build_model_page(inspection, recording)
     titles = [section.title for section in page.sections]
     assert titles[1:3] == ["The wiring of the encoder", "The wiring of the decoder"]
     assert figure(page, "Sources of the stream of the decoder")
-    assert any(text.startswith("In the decoder: the stream") for text in said(page))
-    checked(render(page))
+    assert any(text.startswith("In the decoder: the stream") for text in findings_of(page))
+    check_page(render(page))
 
 
-class One(torch.nn.Module):
+class OneSublayer(torch.nn.Module):
     """Model of one pre-LN sublayer without a final norm."""
 
     def __init__(self):
@@ -248,27 +252,23 @@ class One(torch.nn.Module):
         return x + self.f(self.norm(x))
 
 
-def test_page_of_one_sublayer():
+@pytest.mark.parametrize("with_nan", [False, True])
+def test_page_of_one_sublayer_and_of_nan(with_nan):
     torch.manual_seed(0)
-    model, x = One(), torch.randn(2, 4, 8)
-    found = addnorm.inspect(model, x)
-    with addnorm.record(model, grads=False) as rec:
+    model, x = OneSublayer(), torch.randn(2, 4, 8)
+    if with_nan:
+        x[0, 0, 0] = math.nan
+    inspection = addnorm.inspect(model, x)
+    with addnorm.record(model, grads=False) as recording:
         model(x)
-    page = build_model_page(found, rec)
+    page = build_model_page(inspection, recording)
+    check_page(render(page))
+    if with_nan:
+        assert "Sources of the stream" not in [section.title for section in page.sections]
+        assert any("NaN or infinite" in text for text in findings_of(page))
+        return
     assert page.verdict[0].text.startswith("The only sublayer is recomputed in float64 from its equation")
     wiring = next(one.text for one in page.verdict if one.text.startswith("The wiring is pre_ln"))
     assert "A final norm follows" not in wiring
-    (beside,) = (text for text in said(page) if text.startswith("The write of"))
-    assert "least" not in beside
-
-
-def test_nan_map_is_left_out():
-    model, x = One(), torch.randn(2, 4, 8)
-    x[0, 0, 0] = math.nan
-    found = addnorm.inspect(model, x)
-    with addnorm.record(model, grads=False) as rec:
-        model(x)
-    page = build_model_page(found, rec)
-    checked(render(page))
-    assert "Sources of the stream" not in [section.title for section in page.sections]
-    assert any("NaN or infinite" in text for text in said(page))
+    (write,) = (text for text in findings_of(page) if text.startswith("The write of"))
+    assert "least" not in write

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("jinja2")
 
 from addnorm.report import Facts, Figure, Finding, Findings, Formula, Page, Section, Table, check_path, render, write
-from support.pages import checked, tables
+from support.report_pages import check_page, tables
 
 SVG = '<svg class="chart" viewBox="0 0 1 1" role="img" aria-label="x"></svg>'
 EVIL = "<script>alert('&\"')</script>"
@@ -36,21 +36,21 @@ def page(text="text", rows=(("a", 1.5), ("b", math.nan))):
 
 
 def test_page_is_self_contained_html():
-    found = checked(render(page()))
-    assert [one["text"] for one in found.all("h2")] == ["text", "Two"]
-    assert [one["href"] for one in found.all("a")] == ["#section-1", "#section-2"]
-    assert len(found.all("details")) == 2
-    assert tables(found)[0] == [["site", "text"], ["a", 1.5], ["b", pytest.approx(math.nan, nan_ok=True)]]
+    document = check_page(render(page()))
+    assert [one["text"] for one in document.all("h2")] == ["text", "Two"]
+    assert [one["href"] for one in document.all("a")] == ["#section-1", "#section-2"]
+    assert len(document.all("details")) == 2
+    assert tables(document)[0] == [["site", "text"], ["a", 1.5], ["b", pytest.approx(math.nan, nan_ok=True)]]
 
 
 def test_render_escapes_all_texts():
     text = render(page(EVIL))
-    found = checked(text)
+    document = check_page(text)
     assert "alert" in text
     assert "<script" not in text
-    assert {one["text"] for one in found.all("h3")} == {EVIL}
-    assert EVIL in [one["text"] for one in found.all("dd")]
-    assert found.all("title")[0]["text"] == EVIL
+    assert {one["text"] for one in document.all("h3")} == {EVIL}
+    assert EVIL in [one["text"] for one in document.all("dd")]
+    assert document.all("title")[0]["text"] == EVIL
 
 
 def test_proofs_do_not_depend_on_colour():
@@ -60,8 +60,8 @@ def test_proofs_do_not_depend_on_colour():
 
 
 def test_page_without_verdict_tiles_and_footer():
-    found = checked(render(Page("t", "s", [], [])))
-    assert not found.all("footer")
+    document = check_page(render(Page("t", "s", [], [])))
+    assert not document.all("footer")
 
 
 def test_render_refuses_duplicate_figure_names():
@@ -83,12 +83,12 @@ def test_style_has_dark_narrow_and_print_rules():
 
 
 def test_number_columns_keep_all_digits():
-    found = checked(
+    document = check_page(
         render(Page("t", "s", [], [Section("a", "", [Table(["n", "x", "y"], [["a", 1 / 3, 2], ["b", None, 3]])])]))
     )
-    cells = [one for one in found.elements if one["tag"] in ("th", "td")]
+    cells = [one for one in document.elements if one["tag"] in ("th", "td")]
     assert [one.get("class") for one in cells] == [None, "number", "number"] * 3
-    (value,) = found.all("data")
+    (value,) = document.all("data")
     assert (value["value"], value["text"]) == (repr(1 / 3), "0.3333")
 
 

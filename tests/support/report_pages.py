@@ -44,7 +44,7 @@ class Document(HTMLParser):
         return [one for one in self.elements if one["tag"] == tag]
 
 
-def checked(text):
+def check_page(text):
     """Check the requirements on every page; return it as a `Document`."""
     page = Document(text)
     assert text.startswith("<!DOCTYPE html>\n")
@@ -87,14 +87,14 @@ def checked(text):
 
 def tables(page):
     """Return the cells of each table, row by row: the number of a `<data>` element, otherwise the text."""
-    found = []
+    cells = []
     for one in page.elements:
         if one["tag"] == "table":
-            found.append([])
+            cells.append([])
         elif one["tag"] == "tr":
-            found[-1].append([])
+            cells[-1].append([])
         elif one["tag"] in ("th", "td"):
-            found[-1][-1].append(one["text"])
+            cells[-1][-1].append(one["text"])
         elif one["tag"] == "data":
-            found[-1][-1][-1] = float(one["value"])
-    return found
+            cells[-1][-1][-1] = float(one["value"])
+    return cells
