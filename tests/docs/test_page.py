@@ -1,9 +1,19 @@
-"""Tests of docs/_build/page.py: sections are written between their comments, and every generated page is up to date."""
+"""Tests of the generated sections of docs/: page.py writes them, they are up to date, and they follow from the results."""
+
+import json
+import re
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 
+from addnorm import lab, wirings
+from addnorm.lab.data import python_docs
 from addnorm.stream.record.schema import ROLES, STATISTICS
+from addnorm.wirings.catalog import CONSTRUCTORS, NOT_OFFERED
 from support.loading import ROOT, load
+
+RESULTS = ROOT / "benchmarks/results"
 
 OLD = "# Title\n<!-- a:one -->\nold\n<!-- /a:one -->\nprose\n<!-- a:two -->\n<!-- /a:two -->\n"
 NEW = "# Title\n<!-- a:one -->\n1\n<!-- /a:one -->\nprose\n<!-- a:two -->\n2\n<!-- /a:two -->\n"
@@ -76,3 +86,65 @@ def test_streams_names_every_role_and_statistic():
     text = (ROOT / "docs/streams.md").read_text()
     for name in (*ROLES, *(one.name for one in STATISTICS)):
         assert f"`{name}`" in text
+
+
+# Single pages.
+
+
+def test_wirings_page_has_every_wiring_and_what_is_missing():
+    text = (ROOT / "docs/wirings.md").read_text()
+    assert re.findall(r"^### (\w+)$", text, re.M) == [*CONSTRUCTORS]
+    for wiring in wirings.list_all():
+        assert f"```\n{wiring.equation()}\n\n{wiring.draw()}\n```" in text
+        assert f"| [{wiring.name}](#{wiring.name}) |" in text
+    for name, reason in NOT_OFFERED.items():
+        assert f"- **{name}**: {reason}." in text
+
+
+@pytest.mark.parametrize("name", ["add_norm", "wirings"])
+def test_printed_values_match_their_comments(name):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / f"docs/{name}.md").read_text(), re.DOTALL)
+    comments = re.findall(r"^print\(.*\)  # (.*)$", "\n".join(blocks), re.M)
+    output = StringIO()
+    with redirect_stdout(output):
+        exec("\n".join(blocks), {})
+    assert len(comments) >= 5
+    assert [line for line in comments if line not in output.getvalue().splitlines()] == []
+
+
+def test_other_results_change_the_comparing_page(tmp_path, monkeypatch):
+    module = load("docs/_build/comparing.py")
+    document = json.loads((RESULTS / "compare.json").read_text())
+    document["rows"][0]["test"] = 1.2346
+    document["comparison"]["verdict"][1]["sentence"] = "Something else was found."
+    (tmp_path / "compare.json").write_text(json.dumps(document))
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "compare.json")
+    assert "| 1.235 |" in module.table()
+    assert "- Something else was found." in module.verdict()
+
+
+def test_comparing_page_shows_the_default_comparison_and_its_caption_is_true():
+    document = json.loads((RESULTS / "compare.json").read_text())
+    assert document["comparison"]["protocol"] == lab.ILLUSTRATION.settings()
+    assert (document["dirty"], document["comparison"]["illustration"]) == (False, True)
+    assert document["comparison"]["text"]["name"] == python_docs().name
+    assert len(document["rows"]) == 4
+    runs = {(run["settings"]["wiring"], run["settings"]["warm_up"] > 0): run for run in document["rows"]}
+    assert runs["pre_ln", False]["test"] < runs["post_ln", True]["test"] < runs["post_ln", False]["test"]
+    assert abs(runs["post_ln", False]["test"] - runs["post_ln", False]["entropy"]) < 0.1
+    ratios = {key: run["after"]["gradient"][0] / run["after"]["gradient"][-1] for key, run in runs.items()}
+    assert ratios.pop(("post_ln", False)) < 0.01
+    assert min(ratios.values()) > 0.1
+
+
+def test_other_results_change_the_explorer_page(monkeypatch):
+    module = load("docs/_build/explorer.py")
+    document = json.loads((RESULTS / "explorer.json").read_text())
+    document["flip"]["total"]["p95"] = 987.6
+    document["stale"]["last is right"] = False
+    monkeypatch.setattr(module.add_norm, "document", lambda name: document)
+    text = module.speed()
+    assert "987.6" in text
+    assert "150 (missed)" in text
+    assert "the last drawn is not the last asked for" in text
+    assert module.main(["--check"]) == 1
