@@ -4,56 +4,50 @@ import dataclasses
 import json
 import math
 import sys
-import time
 
 import pytest
 import torch
 
 from addnorm._util.timing import interleave
-from addnorm.bench import environment, harness, timing
-from addnorm.bench.harness import Case, Run, Stop, by_case, new_found, partial_path, resumable, run_cases
-from addnorm.bench.targets import Goal, Target, ratio
+from addnorm.bench import harness, timing
+from addnorm.bench.harness import Case, Run, Stop, by_case, new_found, partial_path, run_cases
+from addnorm.bench.targets import Target, ratio
 from support.loading import load
 
+FIELDS = ("rows", "threads")
 CASES = [Case(rows=rows, threads=1) for rows in (1, 2, 3)]
 
 
 def measure(case, deadline=None):
-    return {
-        "rows": [case.row(variant=name, median_us=us) for name, us in (("addnorm", 10.0), ("eager", 10.0 * case.rows))]
-    }
+    times = {"addnorm": 10.0, "eager": 10.0 * case.rows}
+    return {"rows": [case.row(variant=name, median_us=time) for name, time in times.items()]}
 
 
-def stopping(at, error):
-    def stop(case, deadline):
-        if case == CASES[at]:
+def stop_at(index, error):
+    def stopped(case, deadline):
+        if case == CASES[index]:
             raise error
         return measure(case)
 
-    return stop
+    return stopped
 
 
 # Cases and runs.
 
 
-def test_case_is_hashable_data():
-    case = Case(norm="rms", rows=3)
-    assert case == Case(rows=3, norm="rms")
-    assert {case: 1}[Case(rows=3, norm="rms")] == 1
-    assert case.but(rows=4) == Case(norm="rms", rows=4) != case
-    assert Case.of({"norm": "rms", "rows": 3, "variant": "eager"}, ("norm", "rows")) == case
-    assert [*case.row(variant="eager")] == ["norm", "rows", "variant"]
-
-
-def test_run_measures_every_case_and_reports_progress():
+def test_run_measures_saves_and_reports_every_case():
     lines, saved = [], []
     run = run_cases(
         CASES, measure, Run(new_found("rows")), progress=lines.append, save=lambda run: saved.append(len(run.done))
     )
     assert (run.ended, run.complete, run.done, run.left) == ("done", True, CASES, [])
-    assert [*by_case(run.found["rows"], ("rows", "threads"))] == CASES
+    assert [*by_case(run.found["rows"], FIELDS)] == CASES
     assert saved == [1, 2, 3]
     assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
+    run = run_cases(CASES, measure, Run(new_found("rows")), budget=1e-9)
+    assert (run.ended, run.complete, run.done, run.left) == ("budget", True, CASES[:1], CASES[1:])
+    with pytest.raises(ZeroDivisionError):
+        run_cases(CASES, stop_at(0, ZeroDivisionError()), Run(new_found("rows")))
 
 
 @pytest.mark.parametrize(
@@ -61,27 +55,12 @@ def test_run_measures_every_case_and_reports_progress():
     [(KeyboardInterrupt(), "interrupt", 4), (Stop("lost", {"rows": [{"variant": "a"}]}), "lost", 5)],
 )
 def test_stopped_run_keeps_its_cases_and_continues(error, ended, rows):
-    run = run_cases(CASES, stopping(2, error), Run(new_found("rows")))
-    assert (run.ended, run.complete, run.done, run.left, len(run.found["rows"])) == (
-        ended,
-        False,
-        CASES[:2],
-        CASES[2:],
-        rows,
-    )
+    run = run_cases(CASES, stop_at(2, error), Run(new_found("rows")))
+    assert (run.ended, run.complete, run.done, run.left) == (ended, False, CASES[:2], CASES[2:])
+    assert len(run.found["rows"]) == rows
     again = run_cases(CASES, measure, Run({"rows": run.found["rows"][:4]}, run.done))
     assert (again.complete, again.done) == (True, CASES)
     assert again.found["rows"][:4] == run.found["rows"][:4]
-
-
-def test_error_of_a_case_is_raised():
-    with pytest.raises(ZeroDivisionError):
-        run_cases(CASES, stopping(0, ZeroDivisionError()), Run(new_found("rows")))
-
-
-def test_budget_ends_a_run_after_the_first_case():
-    run = run_cases(CASES, measure, Run(new_found("rows")), budget=1e-9)
-    assert (run.ended, run.complete, run.done, run.left) == ("budget", True, CASES[:1], CASES[1:])
 
 
 # Documents.
@@ -91,42 +70,13 @@ def test_document_is_written_whole_or_as_partial(tmp_path):
     path = tmp_path / "new" / "a.json"
     document = {"complete": True, "protocol": {"a": 1}, "rows": [{"x": 1.5}, {"x": math.inf}]}
     assert harness.write(document, path) == path
-    assert (
-        path.read_text()
-        == '{\n"complete": true,\n"protocol": {"a": 1},\n"rows": [\n{"x": 1.5},\n{"x": "Infinity"}\n]\n}\n'
-    )
+    text = '{\n"complete": true,\n"protocol": {"a": 1},\n"rows": [\n{"x": 1.5},\n{"x": "Infinity"}\n]\n}\n'
+    assert path.read_text() == text
     assert harness.read(path) == document
-    partial = harness.write({**document, "complete": False}, path)
-    assert partial == partial_path(path) == tmp_path / "new" / "a.partial.json"
-    assert harness.read(path)["complete"]
+    assert harness.write({**document, "complete": False}, path) == partial_path(path) == tmp_path / "new/a.partial.json"
+    assert path.read_text() == text
     harness.write(document, path)
     assert [*path.parent.iterdir()] == [path]
-
-
-def test_resumable_refuses_another_run(tmp_path):
-    path = tmp_path / "a.json"
-
-    def find(commit):
-        return resumable(
-            [partial_path(path), path], {"commit": commit}, lambda document: {"commit": document["commit"]}
-        )
-
-    assert find("one") is None
-    harness.write({"complete": True, "commit": "one"}, path)
-    assert find("one")["complete"]
-    harness.write({"complete": False, "commit": "two"}, path)
-    with pytest.raises(ValueError, match=r"a\.partial\.json has commit two, this run has one: delete it"):
-        find("one")
-
-
-def test_environment_describes_the_machine():
-    where = environment.describe()
-    assert where["machine"]["cpu"]
-    assert where["machine"]["cores"] >= 1
-    assert [backend["name"] for backend in where["backends"]][:2] == ["reference", "cpu"]
-    assert where["versions"]["torch"] == torch.__version__
-    assert where["commit"] is None or len(where["commit"]) == 40
-    assert environment.last_level_cache({}) == environment.ASSUMED_CACHE
 
 
 # Targets.
@@ -140,36 +90,28 @@ def test_environment_describes_the_machine():
 def test_target_is_met(compare, bound, value, met):
     row = Target("x", compare, bound).row(value, "rms", cells=1)
     assert [*row.values()] == ["x", "rms", 1, value, compare, bound, met] or math.isnan(value)
-    assert Target("x", compare, bound).met(value) is met
-
-
-def test_goal_takes_the_cases_that_count_and_have_the_numbers():
-    cases = by_case([row for case in CASES for row in measure(case)["rows"]], ("rows", "threads"))
-    del cases[CASES[2]]["eager"]
-    goal = Goal(Target("x", ">=", 1.0), ratio("addnorm", "eager"), min, lambda case: case.rows > 1)
-    assert goal.numbers(cases) == {CASES[1]: 2.0}
+    assert row["met"] is met
 
 
 # The stopwatch.
 
 
-def test_interleave_rotates_and_leaves_out_what_fails():
+def test_interleave_rotates_and_leaves_out_failures():
     order, failed = [], []
 
     def sampler(name):
         def sample():
-            if name == "b" and order.count("b") == 1:
+            if name == "b" and "b" in order:
                 raise RuntimeError("no memory")
             order.append(name)
             return len(order)
 
         return sample
 
-    samplers = {name: sampler(name) for name in "abc"}
-    found = interleave(samplers, 3, failed=lambda name, error: failed.append((name, str(error))))
+    samples = interleave({name: sampler(name) for name in "abc"}, 3, failed=lambda *failure: failed.append(failure))
     assert "".join(order) == "abc" + "ca" + "ac"
-    assert failed == [("b", "no memory")]
-    assert {name: len(samples) for name, samples in found.items()} == {"a": 3, "c": 3}
+    assert [(name, str(error)) for name, error in failed] == [("b", "no memory")]
+    assert {name: len(each) for name, each in samples.items()} == {"a": 3, "c": 3}
     with pytest.raises(ZeroDivisionError):
         interleave({"a": lambda: 1 / 0}, 1)
 
@@ -178,37 +120,11 @@ def test_interleave_rotates_and_leaves_out_what_fails():
     ("seconds", "rounds", "measured"), [(0.01, 21, 21), (0.1, 21, 13), (0.3, 21, 5), (9.0, 21, 5), (9.0, 3, 3)]
 )
 def test_rounds_fit_into_the_time_of_a_case(monkeypatch, seconds, rounds, measured):
-    monkeypatch.setattr(timing, "_calibrate", lambda call, args: (1, seconds))
-    found = timing.interleaved(dict.fromkeys("abc", lambda: None), (), rounds)
-    assert [row["rounds"] for row in found.values()] == [measured] * 3
-
-
-def test_each_loop_begins_with_an_untimed_call(monkeypatch):
-    called = []
-    monkeypatch.setattr(timing, "_calibrate", lambda call, args: (2, 1e-3))
-    timing.interleaved({name: lambda name=name: called.append(name) for name in "ab"}, (), 2)
-    assert "".join(called) == "aaabbb" + "bbbaaa"
-
-
-def test_slow_call_is_calibrated_by_two_calls(monkeypatch):
-    called = []
-    monkeypatch.setattr(timing, "SEGMENT_MS", 1.0)
-    repeats, seconds = timing._calibrate(lambda: (called.append(1), time.sleep(0.002)), ())
-    assert (len(called), repeats) == (2, 1)
-    assert seconds > 0.004
-
-
-def test_variant_that_may_fail_is_left_out():
-    def broken():
-        raise RuntimeError("no compiler here")
-
-    errors = {}
-    calls = {"compile": broken, "eager": lambda: None}
-    assert [*timing.interleaved(calls, (), 1, may_fail=["compile"], errors=errors)] == ["eager"]
-    assert str(errors["compile"]) == "no compiler here"
-    with pytest.raises(RuntimeError, match="no compiler here"):
-        timing.interleaved(calls, (), 1, errors={})
-    assert timing.interleaved({"compile": broken}, (), 1, may_fail=["compile"], errors={}) == {}
+    order = []
+    monkeypatch.setattr(timing, "_calibrate", lambda call, args: (2, seconds))
+    rows = timing.interleaved({name: lambda name=name: order.append(name) for name in "abc"}, (), rounds)
+    assert [row["rounds"] for row in rows.values()] == [measured] * 3
+    assert "".join(order[:18]) == "aaabbbccc" + "bbbcccaaa"  # each loop begins with an untimed call
 
 
 # The command line of benchmarks/.
@@ -224,21 +140,21 @@ def scripts(monkeypatch, tmp_path):
 
 @pytest.fixture
 def benchmark(scripts):
-    def summarize(found):
-        values = [ratio("addnorm", "eager")(rows) for rows in by_case(found["rows"], ("rows", "threads")).values()]
+    def summarize(parts):
+        values = [ratio("addnorm", "eager")(rows) for rows in by_case(parts["rows"], FIELDS).values()]
         return [Target("lowest", ">=", 1.5).row(min(values, default=None))]
 
     return scripts.Benchmark(
-        "small", "A small one", ("rows", "threads"), lambda threads: [case.but(threads=threads) for case in CASES],
+        "small", "A small one", FIELDS, lambda threads: [case.but(threads=threads) for case in CASES],
         lambda case, rounds, fast=False: measure(case), summarize, lambda case: f"{case.rows} rows", protocol={"fast": None},
     )  # fmt: skip
 
 
-def test_script_measures_prints_writes_and_continues(scripts, benchmark, monkeypatch, tmp_path, capsys, threads):
+def test_script_is_interrupted_continues_and_prints(scripts, benchmark, monkeypatch, tmp_path, capsys, threads):
     threads(2)
     monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1"])
     interrupted = dataclasses.replace(
-        benchmark, measure=lambda case, rounds: stopping(1, KeyboardInterrupt())(case, None)
+        benchmark, measure=lambda case, rounds: stop_at(1, KeyboardInterrupt())(case, None)
     )
     assert scripts.main(interrupted) == 130
     partial = json.loads((tmp_path / "small.partial.json").read_text())
@@ -247,8 +163,8 @@ def test_script_measures_prints_writes_and_continues(scripts, benchmark, monkeyp
     continued = dataclasses.replace(benchmark, measure=lambda case, rounds: measured.append(case) or measure(case))
     assert scripts.main(continued) == 0
     assert measured == CASES[1:]
-    document = json.loads((tmp_path / "small.json").read_text())
     assert [path.name for path in tmp_path.iterdir()] == ["small.json"]
+    document = json.loads((tmp_path / "small.json").read_text())
     assert document["rows"][:2] == partial["rows"]
     assert document["protocol"] == {**timing.protocol(2), "fast": None}
     assert [*document][-2:] == ["summary", "rows"]
@@ -258,14 +174,13 @@ def test_script_measures_prints_writes_and_continues(scripts, benchmark, monkeyp
     assert torch.get_num_threads() == 2
 
 
-def test_script_with_another_protocol_begins_anew(scripts, benchmark, monkeypatch, tmp_path):
-    document = scripts.run(benchmark, CASES[:1], rounds=3)
-    harness.write({**document, "complete": False}, tmp_path / "small.json")
-    here = scripts.unfinished(benchmark, tmp_path / "small.json", 3, {})
-    assert here["rows"] == document["rows"]
-    assert scripts.unfinished(benchmark, tmp_path / "small.json", 4, {}) is None
+def test_script_of_another_protocol_or_commit_begins_anew(scripts, benchmark, monkeypatch, tmp_path):
+    document, path = scripts.run(benchmark, CASES[:1], rounds=3), tmp_path / "small.json"
+    harness.write({**document, "complete": False}, path)
+    assert scripts.unfinished(benchmark, path, 3, {})["rows"] == document["rows"]
+    assert scripts.unfinished(benchmark, path, 4, {}) is None
     monkeypatch.setattr(scripts.environment, "commit", lambda: {"commit": "b" * 40, "dirty": False})
-    assert scripts.unfinished(benchmark, tmp_path / "small.json", 3, {}) is None
+    assert scripts.unfinished(benchmark, path, 3, {}) is None
 
 
 def test_quick_run_writes_nothing(scripts, benchmark, monkeypatch, tmp_path, capsys):

@@ -1,0 +1,20 @@
+"""Fixtures of the benchmarks' tests: short timing loops, since no test asserts a time, and small copies on the CPU."""
+
+import gc
+
+import pytest
+
+from addnorm.bench import facts, timing
+from addnorm.bench.gpu import cases, device
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_timing():
+    """Time single calls of small tensors, without full garbage collections and without new processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "SEGMENT_MS", 0.01)
+        patch.setattr(gc, "collect", lambda *_: 0)
+        patch.setattr(facts, "import_ms", lambda: 1.0)
+        patch.setitem(device.COPY_BYTES, "cpu", 4096)
+        patch.setattr(cases, "MOST_SETS", 3)
+        yield
