@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from addnorm._util.arguments import check_choice, check_float
 from addnorm._util.numbers import format_number
 from addnorm._util.tables import Block, Column, Rendered, Table
+from addnorm.ops.options import ADD_OPTIONS
 from addnorm.stream.calls import copy_arguments
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Op, Value
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 __all__ = ["Ablation", "Ablations", "ablate", "ablate_each", "find_logits", "find_loss", "scale_write"]
+
+# Arguments of this library's operators that make up the write, and options that are added to the branch.
+WRITE_ARGUMENTS = {"branch", *(option.name for option in ADD_OPTIONS if option.gradient in ("branch", "z"))}
+ADDITIVE_OPTIONS = tuple(option.name for option in ADD_OPTIONS if option.additive)
 
 Mode = Literal["zero", "mean"]
 Change = Callable[[Tensor], Tensor]
@@ -138,9 +143,9 @@ class _WriteEdit:
                 return self._change_argument(args), kwargs
             if "branch" not in arguments:
                 return args, {**kwargs, "alpha": self.s * arguments.get("alpha", 1)}
-            bias = arguments.get("branch_bias")  # part of the write
-            if bias is not None and self.replace is None:
-                arguments["branch_bias"] = self._changed(bias)
+            for name in ADDITIVE_OPTIONS:  # a part of the write
+                if arguments.get(name) is not None and self.replace is None:
+                    arguments[name] = self._changed(arguments[name])
             arguments["branch"] = self._changed(arguments["branch"])
             return (), arguments
 
@@ -165,7 +170,7 @@ class _WriteEdit:
     def _write_arguments(self, func: Any, names: list[str], arguments: dict[str, Any]) -> set[str]:
         """Return the names of the arguments that make up the write."""
         if "branch" in arguments:
-            return {"branch", "branch_bias", "layer_scale", "row_scale"}
+            return WRITE_ARGUMENTS
         if self.fused:
             if self.replace is not None:
                 raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is never stored.")
