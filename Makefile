@@ -1,22 +1,23 @@
 # make demo      set up, and show what addnorm does
 # make test      set up, then lint, types and the default tests
 # make test-all  the slow tests too
-# make fuzz      random calls for SECONDS=60, judged against float64
-# make sanitize  the kernels under AddressSanitizer and UBSan: the table, and random calls for SECONDS
-# make mutants   plant faults one at a time, each against the tests of its area; under an hour, continues after an interrupt
+# make fuzz      random calls for SECONDS=60, compared with float64
+# make sanitize  fixed calls, and random calls for SECONDS, under AddressSanitizer and UndefinedBehaviorSanitizer
+# make mutants   plant faults one at a time and run the tests of their area; takes up to an hour, resumes after an interrupt
 # make bench     the benchmark; writes benchmarks/results/
-# make gpu       on a machine with a GPU: the tests on it, under a checker of memory where there is one, and the benchmark
+# make gpu       on a machine with a GPU: the tests on it, a memory checker if installed, and the benchmark
 #
-# TORCH_INDEX=https://...  an index for pip to find torch on (a CPU build, say)
+# TORCH_INDEX=https://...  the package index for torch, for example one with CPU builds
 
 PYTHON ?= python3
 VENV   ?= .venv
 TORCH_INDEX ?=
 SECONDS ?= 60
-PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder # three processes, which wait a good deal; each file in one of them, in the order of tests/support/order.py
+# Three processes, since each waits part of the time. Each file runs in one process, in the order of tests/support/order.py.
+PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# A thread that waits for another one of its process gives its core to the other processes, instead of turning on it.
+# A thread that waits for another thread gives its core to other processes instead of spinning.
 PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest $(PARALLEL)
 
 .PHONY: demo test test-all lint fuzz sanitize mutants bench gpu clean
@@ -52,7 +53,7 @@ bench: $(VENV)/.done
 
 gpu: $(VENV)/.done
 	$(BIN)/pytest tests/ops/triton/test_cuda.py
-	command -v compute-sanitizer || echo "compute-sanitizer is not there: memory and races stay unchecked"
+	command -v compute-sanitizer || echo "compute-sanitizer is not installed: memory and races are not checked"
 	! command -v compute-sanitizer || for tool in memcheck racecheck initcheck synccheck; do \
 	  PYTHONPATH=tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python tests/support/run_cuda.py || exit 1; done
 	$(BIN)/python benchmarks/bench_gpu.py

@@ -1,7 +1,7 @@
-"""The C++ library only; everything else is in pyproject.toml.
+"""Build the C++ library; all other settings are in pyproject.toml.
 
-One plain shared library on libtorch's stable ABI: no Python.h, no OpenMP of its own, no torch C++ symbols, so one build serves
-every Python and every torch from 2.10 on. ADDNORM_CPP=0 leaves it out.
+The library uses libtorch's stable ABI and neither Python.h, OpenMP nor torch's C++ symbols, so one build serves every Python
+version and every torch from 2.10 on. With ADDNORM_CPP=0 in the environment it is not built.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-# One byte a component: 2.10. The floor of `dependencies` in pyproject.toml says the same.
+# 2.10, one byte for each component; equals the minimum in `dependencies` of pyproject.toml.
 TORCH_TARGET_VERSION = "0x020a000000000000"
 
 HINT = (
@@ -22,7 +22,7 @@ HINT = (
 
 
 class BuildLibrary(build_ext):
-    """Builds `_C.so`: a library that torch loads, not a Python module."""
+    """Build of `_C.so`: a library that torch loads, not a Python module."""
 
     def get_ext_filename(self, fullname):
         return fullname.replace(".", "/") + ".so"
@@ -38,7 +38,7 @@ class BuildLibrary(build_ext):
 
 
 class AnyPython(bdist_wheel):
-    """The library knows no Python: `py3-none-<platform>`."""
+    """Wheel for any Python version: `py3-none-<platform>`."""
 
     def get_tag(self):
         _, _, plat = super().get_tag()

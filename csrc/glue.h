@@ -67,7 +67,6 @@ struct Stack {
     return boxed == nullptr ? otherwise : static_cast<int32_t>(*boxed);
   }
   int32_t dtype_at(int i) const { return static_cast<int32_t>(at[i]); }
-  bool absent(int i) const { return at[i] == 0; }
 
   // Free the arguments, once: before the results replace them, or when an exception is thrown.
   void release() {

@@ -12,7 +12,7 @@ namespace float32 {
 
 #include "backward-inl.h"
 #undef EACH_TYPE
-}  // namespace single
+}  // namespace float32
 namespace float64 {
 #include "vec64-inl.h"
 

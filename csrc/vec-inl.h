@@ -1,5 +1,5 @@
 // A vector of W floats for the instruction set being compiled, and the dozen operations that the loops use.
-// Included inside namespace addnorm::<isa>::(anonymous)::single, after the target pragma: nothing here may use, or be
+// Included inside namespace addnorm::<isa>::(anonymous)::float32, after the target pragma: nothing here may use, or be
 // used by, code that is shared between instruction sets. Multiplications are fused only by `fma`, so that a row has the same bits in
 // every loop.
 
