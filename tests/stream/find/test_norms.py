@@ -1,6 +1,7 @@
 """Tests of `find_norms`: every spelling of a norm is matched with its eps; other formulas are not."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from addnorm.stream.dataflow.capture import Capture
-from addnorm.stream.find.norms import find_norms
+from addnorm.stream.find.norms import FUSED, find_norms
 from support import handwritten_models as parts
 
 D, EPS = 16, 1e-6
@@ -92,6 +93,13 @@ def test_find_norms_matches_spelling(name):
 def test_find_norms_matches_formula_in_dtype(formula, dtype):
     (norm,), _ = norms_of(lambda x, w, b, g: formula(x, w, b, EPS), dtype=dtype)
     assert norm.kind == ("rms" if formula in parts.RMS_FORMULAS else "layer")
+
+
+def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():
+    # CUDA runs F.rms_norm as one operator; its arithmetic, and so the default of eps, is float32 for bfloat16.
+    value = SimpleNamespace(tensor=torch.randn(2, D, dtype=torch.bfloat16))
+    op = SimpleNamespace(args=(value, [D], None, None), kwargs={}, outputs=[value])
+    assert FUSED["_fused_rms_norm"](op).eps == torch.finfo(torch.float32).eps
 
 
 OTHER_FORMULAS = {

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm.reference import compute_dtype
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.decomposed_norms import match_affine, match_norm
 from addnorm.stream.find.norm import Norm
@@ -78,7 +79,7 @@ def _match_layer_norm(op: Op) -> Norm | None:
 
 def _match_rms_norm(op: Op) -> Norm | None:
     x, shape, weight, eps = _get_arguments(op, ("input", "normalized_shape", "weight", "eps"))
-    eps = torch.finfo(x.tensor.dtype).eps if eps is None else eps
+    eps = torch.finfo(compute_dtype(x.tensor)).eps if eps is None else eps
     return Norm("rms", float(eps), x, op.outputs[0], weight, ops={op}) if len(shape) == 1 else None
 
 
@@ -88,7 +89,6 @@ def _match_addnorm(op: Op) -> Norm:
     gains = iter(tensors[1:])
     weight = next(gains) if has_weight else None
     bias = next(gains) if has_bias else None
-    eps = torch.finfo(tensors[0].tensor.dtype).eps if eps is None else eps
     return Norm(kind, eps, tensors[0], op.outputs[0], weight, bias, offset, ops={op})
 
 
