@@ -1,7 +1,7 @@
 """Tests of `find_norms`: every spelling of a norm is matched with its eps; other formulas are not."""
 
 import math
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -97,8 +97,8 @@ def test_find_norms_matches_formula_in_dtype(formula, dtype):
 
 def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():
     # CUDA runs F.rms_norm as one operator; its arithmetic, and so the default of eps, is float32 for bfloat16.
-    value = SimpleNamespace(tensor=torch.randn(2, D, dtype=torch.bfloat16))
-    op = SimpleNamespace(args=(value, [D], None, None), kwargs={}, outputs=[value])
+    value = Mock(tensor=torch.randn(2, D, dtype=torch.bfloat16))
+    op = Mock(args=(value, [D], None, None), kwargs={}, outputs=[value])
     assert FUSED["_fused_rms_norm"](op).eps == torch.finfo(torch.float32).eps
 
 
