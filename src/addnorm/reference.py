@@ -46,9 +46,8 @@ def add(
     `keep` is the dropout mask divided by 1 - p; `row_scale` is `(*)`.
     """
     acc = compute_dtype(residual, branch, dtype=dtype)
-    u = drop_branch(branch.to(acc), branch_bias, keep)
-    u = u * _gain(row_scale, layer_scale, acc)
-    return (_cast(residual_scale, acc) * residual.to(acc) + u).to(dtype or residual.dtype)
+    write = drop_branch(branch.to(acc), branch_bias, keep) * _gain(row_scale, layer_scale, acc)
+    return (_cast(residual_scale, acc) * residual.to(acc) + write).to(dtype or residual.dtype)
 
 
 def drop_branch(branch: Tensor, branch_bias: Tensor | None, keep: Tensor | None) -> Tensor:

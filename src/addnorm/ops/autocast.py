@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.options import NORMS
+from addnorm.ops.options import norm_number
 from addnorm.ops.schema import by_name, library
 
 
@@ -35,7 +35,7 @@ def _register(device_type: str, key: str) -> None:
 
     def train(residual: Tensor, branch: Tensor | None, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, rms = args
-        return forward(residual, branch, *inputs, NORMS["rms" if rms else "layer"])
+        return forward(residual, branch, *inputs, norm_number(rms))
 
     def stream(residual: Tensor, branch: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         return train(residual, branch, *args)[:2]

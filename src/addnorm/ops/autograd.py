@@ -17,7 +17,7 @@ from torch import Tensor
 
 from addnorm import reference
 from addnorm.ops import compile_mode, eager
-from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS
+from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS, norm_number
 from addnorm.ops.schema import ADD_ARGUMENTS, ADD_NAMES, ForwardArguments
 
 _ops = torch.ops.addnorm
@@ -223,7 +223,7 @@ class FastFunction(torch.autograd.Function):
         if _grad_enabled() and not _compiling():
             # create_graph: through torch's own operators. A compiled graph has no second derivative.
             recomputed = reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)
-            input_grads = eager.gradients(dy, dz, z, recomputed, weight, NORMS["rms" if rms else "layer"])
+            input_grads = eager.gradients(dy, dz, z, recomputed, weight, norm_number(rms))
             dtypes = (dresidual_dtype, branch_dtype, None if weight is None else weight.dtype, bias_dtype)
             requested = zip(GRADIENTS, ctx.needs_input_grad, dtypes, strict=False)
             return (*(input_grads[name].to(dtype) if need else None for name, need, dtype in requested), None, None)  # type: ignore[union-attr]  # every gradient exists, since dy does

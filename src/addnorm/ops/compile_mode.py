@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from addnorm.ops import autocast, eager
-from addnorm.ops.options import NORMS
+from addnorm.ops.options import norm_number
 from addnorm.ops.schema import by_name
 
 Mode = Literal["op", "formula"]
@@ -75,7 +75,7 @@ def _forward(residual: Tensor, **arguments: Any) -> tuple[Tensor, Tensor, Tensor
 def _train(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
+    return _forward(residual, branch, weight, bias, eps, norm_number(rms))
 
 
 # The compiler removes the results that are computed here and not returned.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from addnorm import reference
 from addnorm.ops import validation
-from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES
+from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES, norm_number
 from addnorm.ops.philox import keep_scale
 from addnorm.ops.schema import SCHEMAS, by_name, empty_placeholder, library
 
 _DROPOUT = ("probability", "seed", "offset")  # the kinds of its options
-CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in ("float32", "llama", "t5")}
+CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in get_args(reference.Casting)}
 
 
 def norm_kind(norm: int) -> reference.Norm:
@@ -26,28 +26,21 @@ def add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
     """Return y = norm(residual + branch)."""
-    validation.check(residual, branch, weight, bias, eps)
-    z = (
-        residual if branch is None else reference.add(residual, branch)
-    ).contiguous()  # accumulation depends on strides
-    y = residual if branch is None else branch
-    return _copy_alias(_normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=y.dtype), residual, branch)
+    return add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms), outputs=1)[0]
 
 
 def add_norm_stream(
     residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
     """Return y and z."""
-    validation.check(residual, branch, weight, bias, eps)
-    z = reference.add(residual, branch).contiguous()
-    return _normalize(z, weight, bias, "rms" if rms else "layer", eps, dtype=branch.dtype), z
+    return add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms), outputs=2)[:2]
 
 
 def add_norm_train(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y, z and the statistics for the backward."""
-    return add_norm_forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
+    return add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms))
 
 
 def add_norm_train_backward(
@@ -64,7 +57,7 @@ def add_norm_train_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of residual, branch, weight and bias that `grad_mask` requests."""
     return add_norm_backward(
-        dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
+        dy, dz, z, stats, weight, norm_number(rms),
         dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, grad_mask=grad_mask,
     )[:4]  # fmt: skip
 
@@ -101,9 +94,10 @@ def add_norm_forward(
     if add_only:
         return empty_placeholder(residual), z_out, empty_placeholder(residual)
     dtype = out_dtype or (residual if branch is None else branch).dtype
-    y = _normalize(
-        z, weight, bias, norm_kind(norm), eps, weight_offset=weight_offset, casting=CASTING_NAMES[casting], dtype=dtype
-    )
+    y = reference.normalize(
+        z, weight, bias, norm=norm_kind(norm), eps=eps, weight_offset=weight_offset, casting=CASTING_NAMES[casting],
+        dtype=dtype,
+    ).contiguous()  # fmt: skip
     if outputs < 3:
         return y, z_out, empty_placeholder(residual)
     mean, rstd = reference.statistics(z.to(reference.compute_dtype(z)), norm_kind(norm), eps)
@@ -207,12 +201,6 @@ def add_options(like: Tensor, options: dict[str, Any]) -> dict[str, Any]:
         if arguments[scale.name] is None:
             arguments[scale.name] = options.get(scale.factor, 1.0)
     return {**arguments, "keep": keep}
-
-
-def _normalize(
-    z: Tensor, weight: Tensor | None, bias: Tensor | None, norm: reference.Norm, eps: float, **options: Any
-) -> Tensor:
-    return reference.normalize(z, weight, bias, norm=norm, eps=eps, **options).contiguous()
 
 
 def _copy_alias(out: Tensor, *inputs: Tensor | None) -> Tensor:

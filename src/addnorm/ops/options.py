@@ -92,6 +92,11 @@ NORMS = {"layer": 0, "rms": 1, "none": 2}
 CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
 
 
+def norm_number(rms: bool) -> int:
+    """Return the number of RMSNorm or of LayerNorm in a schema."""
+    return NORMS["rms" if rms else "layer"]
+
+
 def to_schema(options: tuple[Option, ...]) -> str:
     """Return the options as arguments of an operator's schema."""
     return ", ".join(option.schema for option in options)

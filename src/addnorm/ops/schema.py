@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from addnorm.ops import validation
-from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTIONS, NORMS, to_schema
+from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTIONS, NORMS, norm_number, to_schema
 
 T = TypeVar("T")
 
@@ -127,22 +127,19 @@ def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
 def _fake_add_norm(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> Tensor:
-    validation.check(residual, branch, weight, bias, eps)  # a wrong call fails with the same message when it is traced
-    y = residual if branch is None else branch
-    return residual.new_empty(residual.shape, dtype=y.dtype)
+    return _fake_add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms), outputs=1)[0]
 
 
 def _fake_add_norm_stream(
     residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor]:
-    validation.check(residual, branch, weight, bias, eps)
-    return residual.new_empty(residual.shape, dtype=branch.dtype), residual.new_empty(residual.shape)
+    return _fake_add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms), outputs=2)[:2]
 
 
 def _fake_add_norm_train(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _fake_add_norm_forward(residual, branch, weight, bias, eps, NORMS["rms" if rms else "layer"])
+    return _fake_add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms))
 
 
 def _fake_add_norm_train_backward(
@@ -158,7 +155,7 @@ def _fake_add_norm_train_backward(
     grad_mask: int,
 ) -> tuple[Tensor, ...]:
     return _fake_add_norm_backward(
-        dy, dz, z, stats, weight, NORMS["rms" if rms else "layer"],
+        dy, dz, z, stats, weight, norm_number(rms),
         dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, grad_mask=grad_mask,
     )[:4]  # fmt: skip
 
@@ -177,6 +174,7 @@ def _fake_add_norm_forward(
     outputs: int = 3,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    # A wrong call fails with the same message when it is traced.
     validation.check(residual, branch, weight, bias, eps, residual_dtype=residual_dtype, out_dtype=out_dtype, **options)
     z_dtype = residual_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
