@@ -88,12 +88,14 @@ def compare(
         >>> [run["settings"]["wiring"] for run in comparison.runs]
         ['post_ln', 'pre_ln']
     """
-    chosen = [wirings.as_wiring(one) for one in ([compared] if isinstance(compared, str | Wiring | Row) else compared)]
-    _check_names([wiring_label(one) for one in chosen])
-    for one in chosen:
-        if repr(one).startswith("Wiring(") and one.name in wirings.CONSTRUCTORS:
+    chosen = [
+        wirings.as_wiring(wiring) for wiring in ([compared] if isinstance(compared, str | Wiring | Row) else compared)
+    ]
+    _check_names([wiring_label(wiring) for wiring in chosen])
+    for wiring in chosen:
+        if repr(wiring).startswith("Wiring(") and wiring.name in wirings.CONSTRUCTORS:
             raise ValueError(
-                f"compared has a wiring named {one.name!r} that differs from addnorm's, expected a name of its own."
+                f"compared has a wiring named {wiring.name!r} that differs from addnorm's, expected a name of its own."
             )
     text = (text or python_docs()).require_length(protocol.tokens)
     runs = protocol.runs(chosen) if training else []
@@ -108,8 +110,8 @@ def compare(
         _run_jobs([job for job in todo if job.key not in store.results], store, jobs, cluster, seconds, console)
         results = [job.renamed(store.results[job.key]) for job in todo]
     return Comparison(
-        tuple(wiring_label(one) for one in chosen), protocol, [one for one in results if one["kind"] == "run"],
-        [{**_provenance_of(one), **row} for one in results if one["kind"] == "init" for row in one["found"]],
+        tuple(wiring_label(wiring) for wiring in chosen), protocol, [wiring for wiring in results if wiring["kind"] == "run"],
+        [{**_provenance_of(result), **row} for result in results if result["kind"] == "init" for row in result["found"]],
         {"name": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
          "entropy": text.entropy, "uniform": text.uniform},
     )  # fmt: skip
@@ -141,18 +143,22 @@ class _Job:
         if isinstance(self.work, Run):
             return {**result, "settings": self.work.settings()}
         name = wiring_label(self.work[0].wiring)
-        return {**result, "found": [{**one, "wiring": name} for one in result["found"]]}
+        return {**result, "found": [{**stack, "wiring": name} for stack in result["found"]]}
 
 
 def _init_jobs(compared: Sequence[Wiring]) -> list[_Job]:
     """Return the jobs of the untrained stacks: the wirings of the published results, and the compared ones."""
-    rows = {wiring_label(one): one for one in (*map(wirings.get, theory.WIRINGS), *compared) if one.flow == "rows"}
+    rows = {
+        wiring_label(wiring): wiring
+        for wiring in (*map(wirings.get, theory.WIRINGS), *compared)
+        if wiring.flow == "rows"
+    }
     jobs = []
     for wiring in rows.values():
         for n in theory.DEPTHS:
             stacks = tuple(theory.init_stacks([wiring], [n]))
             document = {
-                "schema": SCHEMA, "init": describe_behaviour(wiring, n), "seeds": [one.seed for one in stacks], "n": n,
+                "schema": SCHEMA, "init": describe_behaviour(wiring, n), "seeds": [stack.seed for stack in stacks], "n": n,
                 "own": stacks[0].own_init, "sequences": theory.SEQUENCES,
             }  # fmt: skip
             jobs.append(_Job(hash_json(document), f"init {wiring_label(wiring)}, {n} layers", n * INIT_STEPS, stacks))
@@ -249,7 +255,7 @@ def _compute(job: _Job, folder: str, seconds: float) -> Numbers:
     """Return the result of a job."""
     if isinstance(job.work, tuple):
         with one_thread():
-            return {"kind": "init", "key": job.key, "found": [theory.measure_init(one) for one in job.work]}
+            return {"kind": "init", "key": job.key, "found": [theory.measure_init(stack) for stack in job.work]}
     visible = Path(folder).is_dir()
     written = 0.0
 
@@ -331,7 +337,7 @@ class ProgressDisplay:
         self.finished.add(key)
         if self.console is not None and result["kind"] == "run":
             total = sum(name.startswith("run ") for name in self.names.values())
-            number = sum(self.names[one].startswith("run ") for one in self.finished)
+            number = sum(self.names[key].startswith("run ") for key in self.finished)
             line = f"{number}/{total}  {self.names[key].removeprefix('run ')}: {describe_outcome(result)}"
             self.console.print(RichText(line), soft_wrap=True)
 
@@ -352,7 +358,7 @@ class ProgressDisplay:
         progress = {
             key: read_progress(self.store.open / f"{key}.json") for key in self.steps if key not in self.finished
         }
-        return {key: one for key, one in progress.items() if one is not None}
+        return {key: step for key, step in progress.items() if step is not None}
 
 
 def describe_outcome(result: Numbers) -> str:

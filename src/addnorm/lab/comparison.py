@@ -131,8 +131,8 @@ def _ranks(results: Results) -> Iterator[Finding]:
         first, numbers = best[0], {arm.wiring: arm.best.loss() for arm in best}
         losses = [f"{arm.wiring} {_loss(arm.best.loss())} ({_setting(arm.best)})" for arm in best]
         differences = [(arm, difference(arm.best, first.best)) for arm in best[1:]]
-        worse = [arm.wiring for arm, one in differences if one.is_clear]
-        unclear = [arm.wiring for arm, one in differences if not one.is_clear]
+        worse = [arm.wiring for arm, gap in differences if gap.is_clear]
+        unclear = [arm.wiring for arm, gap in differences if not gap.is_clear]
         if not math.isfinite(first.best.loss()):
             sentence = f"At {n} layers no wiring trained with every seed"
         elif first.best.loss() > results.text["entropy"] - LEARNED:
@@ -225,7 +225,7 @@ def _gradients(results: Results) -> Iterator[Finding]:
             after = "" if math.isnan(end) else f" and {_ratio(end)} after"
             parts.append(f"{arm.wiring} {_ratio(start)} before training{after}")
         if parts:
-            note = "" if any(one["warm_up"] for one in numbers.values()) else " (without warm-up)"
+            note = "" if any(ratios["warm_up"] for ratios in numbers.values()) else " (without warm-up)"
             sentence = f"The gradient at x_0 divided by the gradient at x_L, {n} layers: {', '.join(parts)}{note}."
             yield Finding("gradient", sentence, "mean norm of a token's gradient, mean over the seeds", numbers)
 
@@ -251,7 +251,10 @@ def _ablations(results: Results) -> Iterator[Finding]:
         parts, numbers = [], {}
         for arm in arms:
             rises = [
-                rise for run in arm.best.runs for one in run.get("ablation", ()) if math.isfinite(rise := one["rise"])
+                rise
+                for run in arm.best.runs
+                for ablation in run.get("ablation", ())
+                if math.isfinite(rise := ablation["rise"])
             ]
             if rises:
                 median, largest = statistics.median(rises), max(rises)
@@ -268,9 +271,9 @@ def _published(results: Results) -> Iterator[Finding]:
     if checks:
         failed = [check.name for check in checks if not check.holds]
         rest = f"; not: {_listed(failed)}" if failed else ""
-        held = len(checks) - len(failed)
-        sentence = f"Untrained stacks: {held} of {len(checks)} published results hold{rest}."
-        yield Finding("at init", sentence, "each number lies in its band", {"met": held, "of": len(checks)})
+        num_met = len(checks) - len(failed)
+        sentence = f"Untrained stacks: {num_met} of {len(checks)} published results hold{rest}."
+        yield Finding("at init", sentence, "each number lies in its band", {"met": num_met, "of": len(checks)})
 
 
 def _first_step(run: Numbers) -> Numbers | None:

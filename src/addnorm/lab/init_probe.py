@@ -172,19 +172,24 @@ class InitProbe:
         stack = self._stack(sublayers)
         branches: list[Tensor] = []
         connections: list[SublayerConnection] = list(stack.connections)  # type: ignore[arg-type]  # a ModuleList of them
-        hooks = [one.register_forward_hook(lambda module, args, branch: branches.append(branch)) for one in sublayers]
+        hooks = [
+            sublayer.register_forward_hook(lambda module, args, branch: branches.append(branch))
+            for sublayer in sublayers
+        ]
         stream = [x.detach().requires_grad_()]
         try:
-            for here in connections:
-                stream.append(here(stream[-1]))
+            for connection in connections:
+                stream.append(connection(stream[-1]))
         finally:
             for hook in hooks:
                 hook.remove()
         y = stream[-1] if stack.norm_final is None else stack.norm_final(stream[-1])
-        weights = [[*here.parameters()] for here in connections]
-        gradients = iter(torch.autograd.grad((y * v).sum(), [*stream, *(one for some in weights for one in some)]))
+        weights = [[*connection.parameters()] for connection in connections]
+        gradients = iter(
+            torch.autograd.grad((y * v).sum(), [*stream, *(weight for group in weights for weight in group)])
+        )
         stream_gradients = [next(gradients) for _ in stream]
-        weight_gradients = [[next(gradients) for _ in some] for some in weights]
+        weight_gradients = [[next(gradients) for _ in group] for group in weights]
         with torch.no_grad():
             return self._statistics(connections, stream, branches, stream_gradients, weight_gradients)
 
@@ -193,7 +198,9 @@ class InitProbe:
         weight_gradients: list[list[Tensor]],
     ) -> dict[str, Any]:  # fmt: skip
         x = torch.cat(stream).double()  # (places, tokens, d_model)
-        writes = torch.cat([_write(here, branch) for here, branch in zip(connections, branches, strict=True)]).double()
+        writes = torch.cat(
+            [_write(connection, branch) for connection, branch in zip(connections, branches, strict=True)]
+        ).double()
         lengths = x.norm(dim=-1)
         rms = lengths / self.d_model**0.5
         low, high = rms.quantile(torch.tensor(BAND, dtype=rms.dtype, device="cpu"), dim=-1)
@@ -240,14 +247,14 @@ def _draw(sublayers: Modules, seed: int, tokens: int, gain: float, deepnorm: boo
     return x, v / v.norm(dim=-1, keepdim=True)
 
 
-def _norm(some: list[Tensor]) -> float:
+def _norm(tensors: list[Tensor]) -> float:
     """Return the norm of tensors as one vector, in float64 without float64 copies."""
-    return math.hypot(*(float(torch.linalg.vector_norm(one, dtype=torch.float64)) for one in some))
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
 
 
-def _write(here: SublayerConnection, branch: Tensor) -> Tensor:
+def _write(connection: SublayerConnection, branch: Tensor) -> Tensor:
     """Return the write, b * N_branch(f(...))."""
-    return here.b * (branch if here.norm_branch is None else here.norm_branch(branch))  # type: ignore[no-any-return,operator]  # torch does not type attributes
+    return connection.b * (branch if connection.norm_branch is None else connection.norm_branch(branch))  # type: ignore[no-any-return,operator]  # torch does not type attributes
 
 
 def _similarities(x: Tensor) -> list[float | None]:
@@ -277,22 +284,22 @@ def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) ->
     return rows, float(torch.stack(errors).max())  # NaN counts as the largest
 
 
-def _carry(here: SublayerConnection, parts: Tensor, x: Tensor) -> None:
+def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor) -> None:
     """Carry the sources through one more sublayer, in place; its write is the last of them.
 
     A norm on the stream is applied to each source with the denominator of their sum.
     """
-    norm: Any = here.norm_out
-    a, write = float(here.a), parts[-1]
+    norm: Any = connection.norm_out
+    a, write = float(connection.a), parts[-1]
     if norm is not None:
         z = a * x + write
-        if here.norm == "layer":
+        if connection.norm == "layer":
             z -= z.mean(-1, keepdim=True)
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
         rstd = (z.square().mean(-1, keepdim=True) + eps).rsqrt()
     if a != 1.0:
         parts[:-1] *= a
     if norm is not None:
-        if here.norm == "layer":
+        if connection.norm == "layer":
             parts -= parts.mean(-1, keepdim=True)
         parts *= rstd

@@ -68,8 +68,8 @@ def held_out_loss(model: CharLM, text: Text, part: Part, tokens: int) -> float:
     """Return the mean loss on a held-out part in nats a character."""
     inputs, targets = text.held_out(part, EVALUATED, tokens)
     total = math.fsum(
-        float(cross_entropy(logits(model, some), after)) * len(some)
-        for some, after in zip(inputs.split(EVALUATION_BATCH), targets.split(EVALUATION_BATCH), strict=True)
+        float(cross_entropy(logits(model, batch), next_characters)) * len(batch)
+        for batch, next_characters in zip(inputs.split(EVALUATION_BATCH), targets.split(EVALUATION_BATCH), strict=True)
     )
     return total / len(inputs)
 
@@ -90,7 +90,7 @@ def recorded_sites(recording: Recording) -> list[Numbers]:
     for site in recording.sites:
         if site.kind != "final":
             name = "x_0" if site.kind == "start" else _sublayer_name(site.kind, site.layer)
-            count = sum(one["id"].partition("#")[0] == name for one in sites)
+            count = sum(site_entry["id"].partition("#")[0] == name for site_entry in sites)
             sites.append({"id": f"{name}#{count + 1}" if count else name, "kind": site.kind, "layer": site.layer})
     return sites
 
@@ -138,9 +138,13 @@ def measure_ablation(
     with torch.no_grad():
         sites = inspect(model, inputs)
     rises = []
-    for one in ablate_each(sites, inputs, loss=lambda y: cross_entropy(y, targets)):
+    for ablation in ablate_each(sites, inputs, loss=lambda y: cross_entropy(y, targets)):
         rises.append(
-            {"site": _sublayer_name(one.site.kind, one.site.layer), "kind": one.site.kind, "rise": one.loss_change}
+            {
+                "site": _sublayer_name(ablation.site.kind, ablation.site.layer),
+                "kind": ablation.site.kind,
+                "rise": ablation.loss_change,
+            }
         )
         if on_site is not None:
             on_site()

@@ -119,7 +119,9 @@ def learning_curve(group: Group) -> Points:
 
 def plot_learning(results: Results, num_layers: int, ax: Axes) -> Axes:
     """Draw the smoothed training loss, with a line at the entropy of single characters."""
-    curves = [Curve(one.label, learning_curve(one.group), one.style) for one in groups_by_warm_up(results, num_layers)]
+    curves = [
+        Curve(line.label, learning_curve(line.group), line.style) for line in groups_by_warm_up(results, num_layers)
+    ]
     plot_lines(ax, curves, "step", "training loss, nats a character", marked=False)
     values = [y for curve in curves for _, y in curve.points if math.isfinite(y)]
     if values:
@@ -238,7 +240,7 @@ def plot_by_step(groups: Sequence[PlotGroup], figure: Figure) -> Figure:
     """Draw the statistics of `BY_STEP` over the training steps."""
     panels = figure.subplots(len(BY_STEP), 1, sharex=True, squeeze=False)[:, 0]
     for ax, (name, (ylabel, _)) in zip(panels, BY_STEP.items(), strict=True):
-        curves = [Curve(one.label, series_by_step(one.group, name), one.style) for one in groups]
+        curves = [Curve(line.label, series_by_step(line.group, name), line.style) for line in groups]
         finite = [y for curve in curves for _, y in curve.points if math.isfinite(y) and y > 0]
         log = bool(finite) and max(finite) > axes.LOG_RATIO * min(finite) and name != "similarity"
         plot_lines(ax, curves, "step" if ax is panels[-1] else "", ylabel, log_y=log)
@@ -249,7 +251,7 @@ def plot_by_step(groups: Sequence[PlotGroup], figure: Figure) -> Figure:
 
 def recorded_sites(run: Numbers) -> list[RecordedSite]:
     """Return the sites of a run as a recording has them."""
-    return [RecordedSite(one["id"], one["id"], one["kind"], one["layer"]) for one in run["sites"]]
+    return [RecordedSite(site["id"], site["id"], site["kind"], site["layer"]) for site in run["sites"]]
 
 
 def mean_by_depth(group: Group, name: str, after: bool) -> list[float | None]:
@@ -272,7 +274,7 @@ def plot_by_depth(groups: Sequence[PlotGroup], panels: Sequence[Panel], figure: 
     Raises:
         ValueError: nothing was recorded.
     """
-    with_sites = [one.group for one in groups if one.group.runs[0]["sites"]]
+    with_sites = [line.group for line in groups if line.group.runs[0]["sites"]]
     if not with_sites:
         raise ValueError("nothing was recorded by depth, expected runs with every > 0.")
     depths = Depths(recorded_sites(with_sites[0].runs[0]))
@@ -301,7 +303,9 @@ def plot_ablation(groups: Sequence[PlotGroup], ax: Axes) -> Axes:
         runs = [run for run in group.runs if run.get("ablation")]
         if not runs:
             continue
-        sites = [RecordedSite(one["site"], one["site"], one["kind"], None) for one in runs[0]["ablation"]]
+        sites = [
+            RecordedSite(ablation["site"], ablation["site"], ablation["kind"], None) for ablation in runs[0]["ablation"]
+        ]
         depths = depths or Depths(sites)
         rises = [statistics.fmean(run["ablation"][k]["rise"] for run in runs) for k in range(len(sites))]
         axes.add_line(ax, depths, Line(label, [*zip(sites, rises, strict=True)], style))

@@ -86,8 +86,8 @@ def init_stacks(
     which: Iterable[Wiring | str] = WIRINGS, depths: Iterable[int] = DEPTHS, seeds: Iterable[int] = range(SEEDS)
 ) -> list[InitStack]:
     """Return a stack for each wiring, depth and seed. DeepNorm and Admin use their own initialization."""
-    chosen, depths, seeds = [wirings.as_wiring(one) for one in which], list(depths), list(seeds)
-    return [InitStack(one, n, seed, one.name in OWN_INIT) for one in chosen for n in depths for seed in seeds]
+    chosen, depths, seeds = [wirings.as_wiring(wiring) for wiring in which], list(depths), list(seeds)
+    return [InitStack(wiring, n, seed, wiring.name in OWN_INIT) for wiring in chosen for n in depths for seed in seeds]
 
 
 def measure_init(job: InitStack) -> Numbers:
@@ -114,15 +114,18 @@ def measure_init(job: InitStack) -> Numbers:
     x = measurement.streams
     connections: list[Any] = list(model.stack.connections)
     with torch.no_grad():
-        writes = [write(here, stream) for here, stream in zip(connections, x[:-1], strict=True)]
-        sums = [here.a * stream + one for here, stream, one in zip(connections, x[:-1], writes, strict=True)]
+        writes = [write(connection, stream) for connection, stream in zip(connections, x[:-1], strict=True)]
+        sums = [
+            connection.a * stream + update
+            for connection, stream, update in zip(connections, x[:-1], writes, strict=True)
+        ]
     return {
         "wiring": wiring_label(job.wiring), "num_layers": job.num_layers, "seed": job.seed,
         "variance": measurement.variances(),
-        "before_norm": [float(one.double().square().mean()) for one in sums],
-        "similarity": [token_similarity(one.double()) for one in x],
-        "write_ratio": [norm(one) / norm(stream) for one, stream in zip(writes, x[:-1], strict=True)],
-        "gradient": [norm(one) for one in measurement.gradients],
+        "before_norm": [float(total.double().square().mean()) for total in sums],
+        "similarity": [token_similarity(stream.double()) for stream in x],
+        "write_ratio": [norm(update) / norm(stream) for update, stream in zip(writes, x[:-1], strict=True)],
+        "gradient": [norm(gradient) for gradient in measurement.gradients],
         "gradient_ratio": measurement.gradient_ratio(),
         "weight_gradient": model.feed_forward_gradients(),
         "last_move": 1 - float(F.cosine_similarity(x[-3].double(), x[-1].double(), dim=-1).mean()),
@@ -135,11 +138,11 @@ def norm(x: Tensor) -> float:
     return float(x.double().norm())
 
 
-def write(here: Any, x: Tensor) -> Tensor:
+def write(connection: Any, x: Tensor) -> Tensor:
     """Return the write of a `SublayerConnection` at the stream x: b * N_branch(f(c * N_in(x)))."""
-    read = x if here.norm_in is None else here.norm_in(x)
-    branch = here.sublayer(here.c * read)
-    scaled: Tensor = here.b * (branch if here.norm_branch is None else here.norm_branch(branch))
+    read = x if connection.norm_in is None else connection.norm_in(x)
+    branch = connection.sublayer(connection.c * read)
+    scaled: Tensor = connection.b * (branch if connection.norm_branch is None else connection.norm_branch(branch))
     return scaled
 
 
@@ -193,14 +196,14 @@ def summarize(results: Iterable[Numbers]) -> list[Numbers]:
         ValueError: a wiring, depth and seed occurs twice: two wirings have one name, or a job ran twice.
     """
     groups: dict[tuple[str, int], dict[int, Numbers]] = defaultdict(dict)
-    for one in results:
-        group = groups[one["wiring"], one["num_layers"]]
-        if one["seed"] in group:
+    for result in results:
+        group = groups[result["wiring"], result["num_layers"]]
+        if result["seed"] in group:
             raise ValueError(
-                f"{one['wiring']}, {one['num_layers']} layers, seed {one['seed']} occurs twice, expected once: give different "
-                "wirings different names."
+                f"{result['wiring']}, {result['num_layers']} layers, seed {result['seed']} occurs twice, expected once: "
+                "give different wirings different names."
             )
-        group[one["seed"]] = one
+        group[result["seed"]] = result
     rows = []
     for (wiring, num_layers), group in sorted(groups.items()):
         members = [group[seed] for seed in sorted(group)]

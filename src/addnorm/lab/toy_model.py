@@ -189,7 +189,7 @@ def measure_stream(
             hook.remove()
     y = states[-1] if stack.norm_final is None else stack.norm_final(states[-1])
     gradients = torch.autograd.grad(loss(y), states)
-    return StreamMeasurement([one.detach() for one in states], list(gradients))
+    return StreamMeasurement([state.detach() for state in states], list(gradients))
 
 
 def token_similarity(x: Tensor) -> float:

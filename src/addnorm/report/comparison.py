@@ -42,11 +42,11 @@ INIT_INTRO = (
 )
 
 
-def build_comparison_page(found: Comparison, facts: Mapping[str, str] | None = None) -> Page:
+def build_comparison_page(comparison: Comparison, facts: Mapping[str, str] | None = None) -> Page:
     """Return the report of a comparison.
 
     Args:
-        found: the result of `addnorm.lab.compare`.
+        comparison: the result of `addnorm.lab.compare`.
         facts: further settings, such as the command.
 
     Raises:
@@ -59,14 +59,14 @@ def build_comparison_page(found: Comparison, facts: Mapping[str, str] | None = N
         >>> [section.title for section in page.sections][:2]
         ['Learning', 'By depth: 2 layers']
     """
-    sections = [Section("Learning", _LEARNING, _learning(found))] if found.runs else []
-    for n, _ in found.by_depth():
-        sections.append(Section(f"By depth: {n} layers", "", _trained(found, n)))
-    sections += _untrained(found)
-    sections.append(Section("Settings", "", [Facts(_settings(found) | dict(facts or {}))]))
+    sections = [Section("Learning", _LEARNING, _learning(comparison))] if comparison.runs else []
+    for n, _ in comparison.by_depth():
+        sections.append(Section(f"By depth: {n} layers", "", _trained(comparison, n)))
+    sections += _untrained(comparison)
+    sections.append(Section("Settings", "", [Facts(_settings(comparison) | dict(facts or {}))]))
     return Page(
-        _title(found), _subtitle(found), _findings(found, *TOP), [one for one in sections if one.blocks], _tiles(found),
-        _footer(found),
+        _title(comparison), _subtitle(comparison), _findings(comparison, *TOP),
+        [section for section in sections if section.blocks], _tiles(comparison), _footer(comparison),
     )  # fmt: skip
 
 
@@ -76,8 +76,8 @@ _LEARNING = (
 )
 
 
-def _title(found: Comparison) -> str:
-    names = [*found.compared]
+def _title(comparison: Comparison) -> str:
+    names = [*comparison.compared]
     if len(names) > NAMED:
         return f"{len(names)} residual wirings compared"
     return f"{_and(names)} {'compared' if len(names) > 1 else 'measured'}"
@@ -87,37 +87,36 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _subtitle(found: Comparison) -> str:
-    them = "A residual wiring" if len(found.compared) == 1 else "Residual wirings"
-    if not found.runs:
-        return f"{them} before training: the stream and its gradient by depth."
-    return (
-        f"{them} in a character model trained on {found.text['name']}: learning curves, the stream, and its gradient."
-    )
+def _subtitle(comparison: Comparison) -> str:
+    subject = "A residual wiring" if len(comparison.compared) == 1 else "Residual wirings"
+    if not comparison.runs:
+        return f"{subject} before training: the stream and its gradient by depth."
+    return f"{subject} in a character model trained on {comparison.text['name']}: learning curves, the stream, and its gradient."
 
 
-def _findings(found: Comparison, *about: str) -> list[Finding]:
+def _findings(comparison: Comparison, *topics: str) -> list[Finding]:
     """Return the findings about some topics, in the order of the topics."""
     return [
         Finding(
-            one.sentence, "refuted" if one.about == "at init" and one.numbers["met"] < one.numbers["of"] else "noted"
+            finding.sentence,
+            "refuted" if finding.about == "at init" and finding.numbers["met"] < finding.numbers["of"] else "noted",
         )
-        for what in about
-        for one in found.verdict
-        if one.about == what
+        for topic in topics
+        for finding in comparison.verdict
+        if finding.about == topic
     ]
 
 
-def _tiles(found: Comparison) -> dict[str, str]:
+def _tiles(comparison: Comparison) -> dict[str, str]:
     """Return the best loss of each wiring in the deepest models."""
-    depths = [*found.by_depth()]
+    depths = [*comparison.by_depth()]
     if not depths:
-        checks = [check for check in found.checks if check.holds is not None]
+        checks = [check for check in comparison.checks if check.holds is not None]
         return {"Published results that hold": f"{sum(bool(check.holds) for check in checks)} of {len(checks)}"}
     n, arms = depths[-1]
     lowest = sorted(arms, key=lambda arm: arm.best.loss())[:TILES]
     tiles = {f"{arm.wiring}, {n} layers": _loss(arm.best.loss()) for arm in arms if arm in lowest}
-    return tiles | {"Character frequencies alone": format_number(found.text["entropy"], 3)}
+    return tiles | {"Character frequencies alone": format_number(comparison.text["entropy"], 3)}
 
 
 def _loss(loss: float) -> str:
@@ -127,38 +126,40 @@ def _loss(loss: float) -> str:
 class Part(NamedTuple):
     """Some of the wirings, which share drawings."""
 
-    found: Comparison
-    name: str  # end of the names of its drawings
-    of: str  # end of their titles
+    comparison: Comparison
+    name_suffix: str  # end of the names of its drawings
+    title_suffix: str  # end of their titles
 
 
-def _parts(found: Comparison) -> Iterator[Part]:
+def _parts(comparison: Comparison) -> Iterator[Part]:
     """Yield all wirings, or groups of them if there are more than a drawing can distinguish."""
-    names_run = [name for name in found.compared if any(run["settings"]["wiring"] == name for run in found.runs)]
+    names_run = [
+        name for name in comparison.compared if any(run["settings"]["wiring"] == name for run in comparison.runs)
+    ]
     count = -(-len(names_run) // PER_DRAWING)
     size = -(-len(names_run) // max(count, 1))
     for k in range(count):
         names = names_run[k * size : (k + 1) * size]
-        runs = [run for run in found.runs if run["settings"]["wiring"] in names]
+        runs = [run for run in comparison.runs if run["settings"]["wiring"] in names]
         own = (f"-{k + 1}", f": {_and(names)}") if count > 1 else ("", "")
-        yield Part(replace(found, runs=runs), *own)
+        yield Part(replace(comparison, runs=runs), *own)
 
 
-def _learning(found: Comparison) -> list[Block]:
+def _learning(comparison: Comparison) -> list[Block]:
     blocks: list[Block | None] = []
-    for n, _ in found.by_depth():
-        for part in _parts(found):
-            if any(run["settings"]["num_layers"] == n for run in part.found.runs):
-                of = (part.found, n, part.name, part.of)
-                blocks += [figures.learning_figure(*of), figures.training_figure(*of)]
-                if len(found.protocol.rates) > 1:
-                    blocks.append(figures.rate_figure(*of))
-    return [*(block for block in blocks if block is not None), _setting_table(found)]
+    for n, _ in comparison.by_depth():
+        for part in _parts(comparison):
+            if any(run["settings"]["num_layers"] == n for run in part.comparison.runs):
+                arguments = (part.comparison, n, part.name_suffix, part.title_suffix)
+                blocks += [figures.learning_figure(*arguments), figures.training_figure(*arguments)]
+                if len(comparison.protocol.rates) > 1:
+                    blocks.append(figures.rate_figure(*arguments))
+    return [*(block for block in blocks if block is not None), _setting_table(comparison)]
 
 
-def _setting_table(found: Comparison) -> Table:
+def _setting_table(comparison: Comparison) -> Table:
     """Return a table of all settings with their losses."""
-    best = {id(arm.best) for arm in found.arms}
+    best = {id(arm.best) for arm in comparison.arms}
     rows: list[list[Cell]] = [
         [
             group.wiring, group.num_layers, format_factor(group.lr), str(group.warm_up or "none"),
@@ -166,60 +167,63 @@ def _setting_table(found: Comparison) -> Table:
             figures.format_losses(group.losses()), str(group.diverged or "none"),
             "yes" if id(group) in best else "",
         ]
-        for group in found.groups
+        for group in comparison.groups
     ]  # fmt: skip
     head = ["wiring", "layers", "rate", "warm-up", "validation", "test", "test by seed", "diverged", "judged"]
     caption = "All settings. The best is chosen by the validation loss and judged by the test loss"
     return Table(head, rows, caption, len(rows) > LONG)
 
 
-def _trained(found: Comparison, n: int) -> list[Block]:
+def _trained(comparison: Comparison, n: int) -> list[Block]:
     """Return the figures by depth of models with n layers."""
-    at = replace(found, runs=[run for run in found.runs if run["settings"]["num_layers"] == n], stacks=[])
+    at = replace(comparison, runs=[run for run in comparison.runs if run["settings"]["num_layers"] == n], stacks=[])
     before: list[Block | None] = []
     maps: list[Block | None] = []
     without: list[Block] = []
     for part in _parts(at):
-        best = plot.best_groups(part.found, n)
-        first = [one._replace(group=arm.groups[0]) for one, arm in zip(best, part.found.arms, strict=True)]
+        best = plot.best_groups(part.comparison, n)
+        first = [line._replace(group=arm.groups[0]) for line, arm in zip(best, part.comparison.arms, strict=True)]
         before += [
-            figures.depth_figure(f"before-{n}{part.name}", first, after=False, of=part.of),
+            figures.depth_figure(f"before-{n}{part.name_suffix}", first, after=False, title_suffix=part.title_suffix),
             figures.depth_figure(
-                f"after-{n}{part.name}", plot.groups_by_warm_up(part.found, n), after=True, of=part.of
+                f"after-{n}{part.name_suffix}",
+                plot.groups_by_warm_up(part.comparison, n),
+                after=True,
+                title_suffix=part.title_suffix,
             ),
         ]
-        maps.append(figures.memory_figure(f"map-{n}{part.name}", best, part.of))
-        without += figures.ablation_figures(f"ablation-{n}{part.name}", best, part.of)
+        maps.append(figures.memory_figure(f"map-{n}{part.name_suffix}", best, part.title_suffix))
+        without += figures.ablation_figures(f"ablation-{n}{part.name_suffix}", best, part.title_suffix)
     blocks: list[Block] = []
     for about, candidates in (("gradient", before), ("memory", maps), ("ablation", without)):
-        drawings: list[Block] = [one for one in candidates if one is not None]
+        drawings: list[Block] = [drawing for drawing in candidates if drawing is not None]
         if drawings:
             findings = _findings(at, about)
             blocks += [*([Findings(findings)] if findings else []), *drawings]
     return blocks
 
 
-def _untrained(found: Comparison) -> list[Section]:
+def _untrained(comparison: Comparison) -> list[Section]:
     """Return the sections about untrained stacks and published results."""
-    if not found.at_init:
+    if not comparison.at_init:
         return []
-    names = _init_names(found)
-    deepest = max(row["num_layers"] for row in found.at_init)
+    names = _init_names(comparison)
+    deepest = max(row["num_layers"] for row in comparison.at_init)
     blocks: list[Block] = [
         figures.init_depth_figure(
-            found, names, "init-gradients", "Gradients against depth",
+            comparison, names, "init-gradients", "Gradients against depth",
             "The gradients of the last feed-forward sublayer and at x_0, over the number of layers. The published results below "
             "include the slopes.",
             [("last layer's ‖∂loss / ∂W₂‖", lambda row: row["weight_gradient"][-1]),
              ("‖∂loss / ∂x₀‖", lambda row: row["gradient"][0])],
         ),
         figures.init_depth_figure(
-            found, names, "init-step", "Change of the logits by the first step",
+            comparison, names, "init-step", "Change of the logits by the first step",
             "Relative change of the logits by one step of SGD (learning rate 0.1) and of Adam (1e-3), without mixing of tokens.",
             [("after SGD", lambda row: row["step_sgd"]), ("after Adam", lambda row: row["step_adam"])],
         ),
         figures.init_layer_figure(
-            found, names, deepest, "init-depth", f"Forward and backward by depth, {deepest} layers",
+            comparison, names, deepest, "init-depth", f"Forward and backward by depth, {deepest} layers",
             "From top to bottom: the mean square of the stream's elements, the mean cosine of two tokens, the gradient at the "
             "stream.",
             [("E‖x‖² / d", lambda row: row["variance"]), ("cos(token, token)", lambda row: row["similarity"]),
@@ -229,23 +233,23 @@ def _untrained(found: Comparison) -> list[Section]:
     return [
         Section("Before training", INIT_INTRO, blocks),
         Section("Published results", "Results of papers on untrained wirings, each with the band of its number.",
-                figures.check_tables(found.checks)),
+                figures.check_tables(comparison.checks)),
     ]  # fmt: skip
 
 
-def _init_names(found: Comparison) -> list[str]:
+def _init_names(comparison: Comparison) -> list[str]:
     """Return the wirings of untrained stacks, the compared ones first."""
-    names = dict.fromkeys(row["wiring"] for row in found.at_init)
+    names = dict.fromkeys(row["wiring"] for row in comparison.at_init)
     return [
-        *(name for name in found.compared if name in names),
-        *(name for name in names if name not in found.compared),
+        *(name for name in comparison.compared if name in names),
+        *(name for name in names if name not in comparison.compared),
     ]
 
 
-def _settings(found: Comparison) -> dict[str, str]:
-    p, text = found.protocol, found.text
-    settings = {"wirings": ", ".join(found.compared)}
-    if found.runs:
+def _settings(comparison: Comparison) -> dict[str, str]:
+    p, text = comparison.protocol, comparison.text
+    settings = {"wirings": ", ".join(comparison.compared)}
+    if comparison.runs:
         settings |= {
             "layers": _listed(p.num_layers), "learning rates": _listed(p.rates), "warm-up steps": _listed(p.warm_ups),
             "seeds": _listed(p.seeds), "steps": str(p.steps),
@@ -258,13 +262,13 @@ def _settings(found: Comparison) -> dict[str, str]:
             "10% for validation, 10% for test",
             "loss of a uniform guess": f"{text['uniform']:.3f} nats",
             "loss of the character frequencies": f"{text['entropy']:.3f} nats",
-            "time": f"{sum(run['seconds'] for run in found.runs):,.0f} s of training in total, one thread per run",
+            "time": f"{sum(run['seconds'] for run in comparison.runs):,.0f} s of training in total, one thread per run",
         }  # fmt: skip
-    if found.at_init:
-        seeds = sorted({seed for row in found.at_init for seed in row["seeds"]})
+    if comparison.at_init:
+        seeds = sorted({seed for row in comparison.at_init for seed in row["seeds"]})
         settings["untrained stacks"] = (
-            f"{_listed(sorted({row['num_layers'] for row in found.at_init}))} layers, {len(seeds)} seeds, width 64, one sequence "
-            "of 32 tokens"
+            f"{_listed(sorted({row['num_layers'] for row in comparison.at_init}))} layers, {len(seeds)} seeds, width 64, "
+            "one sequence of 32 tokens"
         )
     return settings | {"this report": ", ".join(f"{name} {version}" for name, version in versions().items())}
 
@@ -273,11 +277,11 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(format_factor(value) if isinstance(value, float) else str(value) for value in values)
 
 
-def _footer(found: Comparison) -> list[str]:
+def _footer(comparison: Comparison) -> list[str]:
     """Return lines with the versions that computed the results, and the dates."""
-    made = [run for run in (*found.runs, *found.stacks) if "addnorm" in run]
-    versions = dict.fromkeys(f"addnorm {one['addnorm']}, torch {one['torch']}" for one in made)
-    dates = sorted(one["date"] for one in made)
+    results = [run for run in (*comparison.runs, *comparison.stacks) if "addnorm" in run]
+    versions = dict.fromkeys(f"addnorm {result['addnorm']}, torch {result['torch']}" for result in results)
+    dates = sorted(result["date"] for result in results)
     lines = ["Made with " + "; ".join(versions) + "."] if versions else []
     ends = (
         [

@@ -45,16 +45,16 @@ NAMES = {
 }  # fmt: skip
 
 
-def learning_figure(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
+def learning_figure(comparison: Comparison, n: int, name: str = "", title_suffix: str = "") -> Figure:
     """Return a figure of the training losses.
 
     Args:
-        found: the comparison.
+        comparison: the comparison.
         n: number of layers.
         name: end of the drawing's name.
-        of: end of the title: the drawn wirings.
+        title_suffix: end of the title: the drawn wirings.
     """
-    curves = {one.label: dict(plot.learning_curve(one.group)) for one in plot.groups_by_warm_up(found, n)}
+    curves = {line.label: dict(plot.learning_curve(line.group)) for line in plot.groups_by_warm_up(comparison, n)}
     every = sorted({step for curve in curves.values() for step in curve})
     stride = -(-len(every) // ROWS)
     steps = [step for step in every if step == every[0] or step % stride == 0 or step == every[-1]]
@@ -62,39 +62,44 @@ def learning_figure(found: Comparison, n: int, name: str = "", of: str = "") -> 
     of_steps = f"Training loss, mean of {plot.WINDOW} steps"
     more = f", every {stride} steps" if stride > 1 else ""
     return draw_figure(
-        f"learning-{n}{name}", lambda figure: plot.plot_learning(found, n, figure.add_subplot()),
-        title=f"Learning, {n} layers{of}",
+        f"learning-{n}{name}", lambda figure: plot.plot_learning(comparison, n, figure.add_subplot()),
+        title=f"Learning, {n} layers{title_suffix}",
         caption=f"Loss of each batch before its step, mean of {plot.WINDOW} steps. Each curve is a wiring at its best learning "
         f"rate. "
-        f"A dotted line in range is the entropy of single characters, {format_number(found.text['entropy'])}.",
+        f"A dotted line in range is the entropy of single characters, {format_number(comparison.text['entropy'])}.",
         table=Table(["step", *curves], rows, f"{of_steps}{more}"), height=4.2,
     )  # fmt: skip
 
 
-def training_figure(found: Comparison, n: int, name: str = "", of: str = "") -> Figure | None:
+def training_figure(comparison: Comparison, n: int, name: str = "", title_suffix: str = "") -> Figure | None:
     """Return a figure of step size, gradient ratio and similarity over the steps. Arguments as in `learning_figure`."""
-    shown = [one for one in plot.groups_by_warm_up(found, n) if any(run["recorded"]["steps"] for run in one.group.runs)]
+    shown = [
+        line
+        for line in plot.groups_by_warm_up(comparison, n)
+        if any(run["recorded"]["steps"] for run in line.group.runs)
+    ]
     if not shown:
         return None
     columns = {
-        f"{one.label}: {ylabel}": dict(plot.series_by_step(one.group, what))
-        for one in shown for what, (ylabel, _) in plot.BY_STEP.items()
+        f"{line.label}: {ylabel}": dict(plot.series_by_step(line.group, what))
+        for line in shown for what, (ylabel, _) in plot.BY_STEP.items()
     }  # fmt: skip
     steps = sorted({step for column in columns.values() for step in column})
     if len(steps) < 2:
         return None  # the figures by depth have the first step
     rows: list[list[Cell]] = [[int(step), *(column.get(step) for column in columns.values())] for step in steps]
     return draw_figure(
-        f"training-{n}{name}", lambda figure: plot.plot_by_step(shown, figure), title=f"During training, {n} layers{of}",
+        f"training-{n}{name}", lambda figure: plot.plot_by_step(shown, figure),
+        title=f"During training, {n} layers{title_suffix}",
         caption="At the recorded steps, from top to bottom: the change of the logits by the step, relative to their norm; the "
         "gradient at x_0 divided by the gradient at x_L; the mean cosine of two tokens after the last sublayer.",
         table=Table(["step", *columns], rows, "During training"), height=7.4,
     )  # fmt: skip
 
 
-def rate_figure(found: Comparison, n: int, name: str = "", of: str = "") -> Figure:
+def rate_figure(comparison: Comparison, n: int, name: str = "", title_suffix: str = "") -> Figure:
     """Return a figure of the loss over the learning rate. Arguments as in `learning_figure`."""
-    groups = [group for group in found.groups if group.num_layers == n]
+    groups = [group for group in comparison.groups if group.num_layers == n]
     rows: list[list[Cell]] = [
         [
             group.wiring,
@@ -107,8 +112,8 @@ def rate_figure(found: Comparison, n: int, name: str = "", of: str = "") -> Figu
         for group in groups
     ]
     return draw_figure(
-        f"rates-{n}{name}", lambda figure: plot.plot_rates(found, n, figure.add_subplot()),
-        title=f"Test loss by learning rate, {n} layers{of}",
+        f"rates-{n}{name}", lambda figure: plot.plot_rates(comparison, n, figure.add_subplot()),
+        title=f"Test loss by learning rate, {n} layers{title_suffix}",
         caption="Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a "
         "seed "
         "diverged; the table names the wiring.",
@@ -122,7 +127,7 @@ def format_losses(losses: Sequence[float]) -> str:
     return ", ".join(format_number(loss, 4) for loss in losses)
 
 
-def depth_figure(name: str, groups: Sequence[PlotGroup], *, after: bool, of: str = "") -> Figure | None:
+def depth_figure(name: str, groups: Sequence[PlotGroup], *, after: bool, title_suffix: str = "") -> Figure | None:
     """Return a figure of forward and backward statistics by depth, at the first step or after training; None without them."""
     shown = _align_sites(groups, after)
     if not shown:
@@ -133,7 +138,7 @@ def depth_figure(name: str, groups: Sequence[PlotGroup], *, after: bool, of: str
         for label, group, _ in shown
         for what, *_ in panels
     }
-    places = [one.group.runs[0]["sites"] for one in groups if one.group.runs[0]["sites"]]
+    places = [line.group.runs[0]["sites"] for line in groups if line.group.runs[0]["sites"]]
     rows: list[list[Cell]] = [
         [
             *(
@@ -146,11 +151,11 @@ def depth_figure(name: str, groups: Sequence[PlotGroup], *, after: bool, of: str
     ]
     when = "after training" if after else "before training"
     on = "held-out text" if after else "sequences of the first batch"
-    missing = [one.label for one in groups if one.label not in {there.label for there in shown}]
+    missing = [line.label for line in groups if line.label not in {line.label for line in shown}]
     without = f" No numbers exist for {'; '.join(missing)}." if missing else ""
     return draw_figure(
         name, lambda figure: plot.plot_by_depth(shown, panels, figure, after=after),
-        title=f"Forward and backward by depth, {when}{of}",
+        title=f"Forward and backward by depth, {when}{title_suffix}",
         caption=f"On {on}, from top to bottom: the root mean square of the stream after each sublayer; the norm of each write "
         "relative to the stream; the mean cosine of two tokens; the mean norm of a token's gradient at the stream; the norm of "
         f"the gradient of each sublayer's parameters.{without}",
@@ -160,25 +165,25 @@ def depth_figure(name: str, groups: Sequence[PlotGroup], *, after: bool, of: str
 
 def _align_sites(groups: Sequence[PlotGroup], after: bool) -> list[PlotGroup]:
     """Return the groups with recorded runs, with sites named by their index: wirings may have different sublayers."""
-    kept = []
-    for one in groups:
-        first = len(one.group.runs[0]["sites"])
+    recorded = []
+    for line in groups:
+        first = len(line.group.runs[0]["sites"])
         runs = [
-            run for run in one.group.runs
+            run for run in line.group.runs
             if run["sites"] and len(run["sites"]) == first and (run.get("after") if after else run["recorded"]["steps"])
         ]  # fmt: skip
         if runs:
-            kept.append((one, runs))
-    longest: list[dict[str, Any]] = max((runs[0]["sites"] for _, runs in kept), key=len, default=[])
+            recorded.append((line, runs))
+    longest: list[dict[str, Any]] = max((runs[0]["sites"] for _, runs in recorded), key=len, default=[])
 
     def renamed(run: dict[str, Any]) -> dict[str, Any]:
         sites = [*run["sites"], *longest[len(run["sites"]) :]]
         return {**run, "sites": [{**site, "id": str(k)} for k, site in enumerate(sites)]}
 
-    return [one._replace(group=replace(one.group, runs=tuple(map(renamed, runs)))) for one, runs in kept]
+    return [line._replace(group=replace(line.group, runs=tuple(map(renamed, runs)))) for line, runs in recorded]
 
 
-def memory_figure(name: str, shown: Sequence[PlotGroup], of: str = "") -> Figure | None:
+def memory_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str = "") -> Figure | None:
     """Return a figure of the memory maps of trained models, with one colour scale; None without maps."""
     with_any = [(label, [run for run in group.runs if _has_map(run)]) for label, group, _ in shown]
     maps = [(label, runs[0]) for label, runs in with_any if runs]
@@ -197,17 +202,17 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], of: str = "") -> Figure
         columns = -(-len(maps) // n_rows(wide))
         places = [*figure.subplots(n_rows(wide), columns, squeeze=False).flat]
         for ax, (label, run) in zip(places, maps, strict=False):
-            found = run["after"]["map"]
+            memory_map = run["after"]["map"]
             sites = plot.recorded_sites(run)
             unique = [
                 replace(site, id=name)
                 for site, name in zip(sites, _number_duplicates([site.id for site in sites]), strict=True)
             ]
-            rec = Recording(unique, {}, {"stream": (_number_duplicates(found["sources"]), found["shares"])})
+            rec = Recording(unique, {}, {"stream": (_number_duplicates(memory_map["sources"]), memory_map["shares"])})
             rec.plot.memory_map(ax=ax, norm=PowerNorm(0.5, 0.0, 1.0))
-            mesh = next(one for one in ax.collections if one.colorbar is not None)
+            mesh = next(mesh for mesh in ax.collections if mesh.colorbar is not None)
             mesh.colorbar.remove()  # one colour bar serves all maps
-            if figure.get_figwidth() / columns < CELL * len(found["shares"]):
+            if figure.get_figwidth() / columns < CELL * len(memory_map["shares"]):
                 for text in [*ax.texts]:
                     text.remove()
             if not wide:  # no room for all labels
@@ -229,9 +234,9 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], of: str = "") -> Figure
     depth = max(len(run["after"]["map"]["shares"]) for _, run in maps)
     rows: list[list[Cell]] = []
     for label, run in maps:
-        found = run["after"]["map"]
-        for k, source in enumerate(found["sources"]):
-            shares = [at[k] for at in found["shares"]]
+        memory_map = run["after"]["map"]
+        for k, source in enumerate(memory_map["sources"]):
+            shares = [at[k] for at in memory_map["shares"]]
             rows.append([label, source, *shares, *[None] * (depth - len(shares))])
     head = ["wiring", "source", *("x_0" if not k else f"depth {k}" for k in range(depth))]
     missing = [label for label, runs in with_any if not runs]
@@ -239,7 +244,7 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], of: str = "") -> Figure
     seeds = {run["settings"]["seed"] for _, run in maps}
     seed = f" Seed {seeds.pop()}." if len(seeds) == 1 and any(len(runs) > 1 for _, runs in with_any) else ""
     return draw_figure(
-        name, draw, title=f"Sources of the stream, after training{of}",
+        name, draw, title=f"Sources of the stream, after training{title_suffix}",
         caption="Each row is a source, each column the stream at a depth; a column sums to one. Colours show the square root "
         "of the "
         f"share. Each source is carried exactly through the norms after it.{seed}{without}",
@@ -250,8 +255,8 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], of: str = "") -> Figure
 
 def _has_map(run: dict[str, Any]) -> bool:
     """Return whether a run has a map with a number."""
-    found = (run.get("after") or {}).get("map") or {"shares": []}
-    return any(share and math.isfinite(share) for at in found["shares"] for share in at)
+    memory_map = (run.get("after") or {}).get("map") or {"shares": []}
+    return any(share and math.isfinite(share) for at in memory_map["shares"] for share in at)
 
 
 def _number_duplicates(names: Sequence[str]) -> list[str]:
@@ -260,24 +265,26 @@ def _number_duplicates(names: Sequence[str]) -> list[str]:
     return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, times, strict=True)]
 
 
-def ablation_figures(name: str, groups: Sequence[PlotGroup], of: str = "") -> list[Figure]:
+def ablation_figures(name: str, groups: Sequence[PlotGroup], title_suffix: str = "") -> list[Figure]:
     """Return figures of the rise of the loss without each sublayer, one for each number of sublayers of the wirings."""
     figures: list[Figure] = []
     with_any = [
-        one._replace(group=replace(one.group, runs=tuple(run for run in one.group.runs if run.get("ablation"))))
-        for one in groups
+        line._replace(group=replace(line.group, runs=tuple(run for run in line.group.runs if run.get("ablation"))))
+        for line in groups
     ]
-    lengths = dict.fromkeys(len(one.group.runs[0]["ablation"]) for one in with_any if one.group.runs)
+    lengths = dict.fromkeys(len(line.group.runs[0]["ablation"]) for line in with_any if line.group.runs)
     for length in lengths:
-        shown = [one for one in with_any if one.group.runs and len(one.group.runs[0]["ablation"]) == length]
+        shown = [line for line in with_any if line.group.runs and len(line.group.runs[0]["ablation"]) == length]
         figures.append(
-            _ablation_figure(f"{name}-{length}", shown, of if len(lengths) == 1 else f"{of}, {length} sublayers")
+            _ablation_figure(
+                f"{name}-{length}", shown, title_suffix if len(lengths) == 1 else f"{title_suffix}, {length} sublayers"
+            )
         )
     return figures
 
 
-def _ablation_figure(name: str, shown: Sequence[PlotGroup], of: str) -> Figure:
-    firsts = [one.group.runs[0]["ablation"] for one in shown]
+def _ablation_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str) -> Figure:
+    firsts = [line.group.runs[0]["ablation"] for line in shown]
     rows: list[list[Cell]] = [
         [
             *(" / ".join(dict.fromkeys(first[k][what] for first in firsts)) for what in ("site", "kind")),
@@ -287,14 +294,14 @@ def _ablation_figure(name: str, shown: Sequence[PlotGroup], of: str) -> Figure:
     ]
 
     def renamed(run: dict[str, Any]) -> dict[str, Any]:
-        return {**run, "ablation": [{**one, "site": str(k)} for k, one in enumerate(run["ablation"])]}
+        return {**run, "ablation": [{**entry, "site": str(k)} for k, entry in enumerate(run["ablation"])]}
 
-    placed = [one._replace(group=replace(one.group, runs=tuple(map(renamed, one.group.runs)))) for one in shown]
+    placed = [line._replace(group=replace(line.group, runs=tuple(map(renamed, line.group.runs)))) for line in shown]
     return draw_figure(
-        name, lambda figure: plot.plot_ablation(placed, figure.add_subplot()), title=f"Without each sublayer{of}",
+        name, lambda figure: plot.plot_ablation(placed, figure.add_subplot()), title=f"Without each sublayer{title_suffix}",
         caption="The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best "
         "setting.",
-        table=Table(["without", "kind", *(one.label for one in shown)], rows, "Rise of the loss, nats a character"), height=3.6,
+        table=Table(["without", "kind", *(line.label for line in shown)], rows, "Rise of the loss, nats a character"), height=3.6,
     )  # fmt: skip
 
 
@@ -302,10 +309,10 @@ def _ablation_figure(name: str, shown: Sequence[PlotGroup], of: str) -> Figure:
 
 
 def init_depth_figure(
-    found: Comparison, names: Sequence[str], name: str, title: str, caption: str, panels: Sequence[Panel]
+    comparison: Comparison, names: Sequence[str], name: str, title: str, caption: str, panels: Sequence[Panel]
 ) -> Figure:
     """Return a figure of numbers of whole stacks over the number of layers."""
-    rows = {(row["wiring"], row["num_layers"]): row for row in found.at_init}
+    rows = {(row["wiring"], row["num_layers"]): row for row in comparison.at_init}
     depths = sorted({n for _, n in rows})
 
     def draw(figure: Canvas) -> None:
@@ -334,11 +341,11 @@ def init_depth_figure(
 
 
 def init_layer_figure(
-    found: Comparison, names: Sequence[str], n: int, name: str, title: str, caption: str, panels: Sequence[Panel]
+    comparison: Comparison, names: Sequence[str], n: int, name: str, title: str, caption: str, panels: Sequence[Panel]
 ) -> Figure:
     """Return a figure of numbers at every depth of stacks with n layers."""
-    rows = {row["wiring"]: row for row in found.at_init if row["num_layers"] == n}
-    there = [wiring for wiring in names if wiring in rows]
+    rows = {row["wiring"]: row for row in comparison.at_init if row["num_layers"] == n}
+    measured = [wiring for wiring in names if wiring in rows]
 
     def points(values: Sequence[float]) -> Points:
         return [(k / 2, value) for k, value in enumerate(values)]
@@ -346,7 +353,7 @@ def init_layer_figure(
     def draw(figure: Canvas) -> None:
         places = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for place, (ax, (ylabel, value)) in enumerate(zip(places, panels, strict=True)):
-            curves = [Curve(wiring, points(value(rows[wiring]))) for wiring in there[:DRAWN]]
+            curves = [Curve(wiring, points(value(rows[wiring]))) for wiring in measured[:DRAWN]]
             finite = [y for curve in curves for _, y in curve.points if math.isfinite(y) and y > 0]
             log = bool(finite) and max(finite) > axes.LOG_RATIO * min(finite) and "cos" not in ylabel
             plot.plot_lines(ax, curves, "layer" if ax is places[-1] else "", ylabel, log_y=log, marked=False)
@@ -356,10 +363,11 @@ def init_layer_figure(
                 ax.get_legend().remove()
 
     body: list[list[Cell]] = [
-        [f"{k / 2:g}", *(value(rows[wiring])[k] for wiring in there for _, value in panels)] for k in range(2 * n + 1)
+        [f"{k / 2:g}", *(value(rows[wiring])[k] for wiring in measured for _, value in panels)]
+        for k in range(2 * n + 1)
     ]
-    caption += _undrawn(there)
-    head = ["layer", *(f"{wiring}: {ylabel}" for wiring in there for ylabel, _ in panels)]
+    caption += _undrawn(measured)
+    head = ["layer", *(f"{wiring}: {ylabel}" for wiring in measured for ylabel, _ in panels)]
     return draw_figure(name, draw, title=title, caption=caption, table=Table(head, body, title), height=8.6)
 
 
@@ -384,10 +392,10 @@ def check_tables(checks: Sequence[PublishedCheck]) -> list[Block]:
     every: list[list[Cell]] = []
     for check in checks:
         values = [*check.measured.values()]
-        found = "" if not values else format_number(min(values), 3)
+        measured = "" if not values else format_number(min(values), 3)
         if len(values) > 1:
-            found = f"{found} to {format_number(max(values), 3)}"
-        rows.append([check.name, check.verdict, found, check.criterion])
+            measured = f"{measured} to {format_number(max(values), 3)}"
+        rows.append([check.name, check.verdict, measured, check.criterion])
         every += [[check.name, what, value] for what, value in check.measured.items()]
     failed = [k for k, check in enumerate(checks) if check.holds is False]
     sources: list[list[Cell]] = [[check.name, check.source, check.why] for check in checks]

@@ -88,8 +88,8 @@ def build_model_page(
         Section("Settings", "", [Facts({**(facts or {}), **_settings(inspection, recording), **versions()})]),
     ]
     return Page(
-        title or inspection.model, _subtitle(inspection), _verdict(inspection), [one for one in sections if one.blocks],
-        _tiles(inspection),
+        title or inspection.model, _subtitle(inspection), _verdict(inspection),
+        [section for section in sections if section.blocks], _tiles(inspection),
         footer,
     )  # fmt: skip
 
@@ -133,13 +133,15 @@ def _verdict(inspection: Inspection) -> list[Finding]:
             words = words.replace(FINAL, "").rstrip()
         streams_by_wiring.setdefault((_name(stream), words), []).append(stream)
     for (name, words), streams in streams_by_wiring.items():
-        of = (
+        subject = (
             "The wiring"
             if len(inspection.streams) == 1
             else f"The wiring of {' and '.join(f'the {s.name}' for s in streams)}"
         )
         findings.append(
-            Finding(f"{of} is {name}. {words}" if words else f"{of} is not in the catalog; its rows are below.")
+            Finding(
+                f"{subject} is {name}. {words}" if words else f"{subject} is not in the catalog; its rows are below."
+            )
         )
     return findings
 
@@ -147,8 +149,8 @@ def _verdict(inspection: Inspection) -> list[Finding]:
 def _wirings(inspection: Inspection) -> list[Section]:
     several = len(inspection.streams) > 1
     return [
-        Section(f"The wiring of the {one.name}" if several else "The wiring", "", _wiring(one))
-        for one in inspection.streams
+        Section(f"The wiring of the {stream.name}" if several else "The wiring", "", _wiring(stream))
+        for stream in inspection.streams
     ]
 
 
@@ -227,14 +229,14 @@ def _sources(rec: Recording | None) -> list[Block]:
     )
 
 
-def _ablations(done: Sequence[Ablation] | None) -> list[Block]:
-    if not done:
+def _ablations(ablations: Sequence[Ablation] | None) -> list[Block]:
+    if not ablations:
         return []
-    loss = all(one.loss_change is not None for one in done)
+    loss = all(ablation.loss_change is not None for ablation in ablations)
     more = (
         ", and the change of the loss." if loss else ", and the KL divergence of the softmax over its last dimension."
     )
-    return _drawn([model_figures.ablation_figure(done, CAPTIONS["ablation"] + more)])
+    return _drawn([model_figures.ablation_figure(ablations, CAPTIONS["ablation"] + more)])
 
 
 def _drawn(figures: Sequence[Figure | None]) -> list[Block]:
@@ -244,7 +246,7 @@ def _drawn(figures: Sequence[Figure | None]) -> list[Block]:
 def _unknown(inspection: Inspection) -> list[Block]:
     if not inspection.unknown:
         return []
-    rows = [[one.path or "the model", one.reason] for one in inspection.unknown]
+    rows = [[part.path or "the model", part.reason] for part in inspection.unknown]
     return [Table(["where", "why"], rows, "", len(rows) > LONG)]
 
 

@@ -38,18 +38,18 @@ OTHER_BARS = {"facecolor": axes.COLOURS[3], "hatch": "xxxx"}
 
 def _depth_table(columns: Mapping[str, Values], sites: Sequence[RecordedSite]) -> Table:
     """Return a table of numbers by site, without sites that have none."""
-    of = {name: {site.id: value for site, value in values} for name, values in columns.items() if values}
+    columns_by_site = {name: {site.id: value for site, value in values} for name, values in columns.items() if values}
     rows: list[list[Cell]] = [
         [
             site.id,
             None if site.layer is None else site.layer + 1,
             site.kind,
-            *(found.get(site.id) for found in of.values()),
+            *(values.get(site.id) for values in columns_by_site.values()),
         ]
         for site in sites
-        if any(site.id in found for found in of.values())
+        if any(site.id in values for values in columns_by_site.values())
     ]
-    return Table(["sublayer", "layer", "kind", *of], rows, "By depth")
+    return Table(["sublayer", "layer", "kind", *columns_by_site], rows, "By depth")
 
 
 def depth_figure(rec: Recording, caption: str) -> Figure | None:
@@ -108,17 +108,17 @@ def similarity_figure(rec: Recording, caption: str) -> Figure | None:
 
 def memory_figure(rec: Recording, stream: str, name: str, caption: str) -> Figure | None:
     """Return a figure of a stream's memory map: source by depth."""
-    found: MemoryMap | None = rec.memory_maps.get(stream)
-    if found is None or not found[0] or not found[1]:
+    memory_map: MemoryMap | None = rec.memory_maps.get(stream)
+    if memory_map is None or not memory_map[0] or not memory_map[1]:
         return None
-    sources, shares = found
+    sources, shares = memory_map
     if not any(share and math.isfinite(share) for row in shares for share in row):
         return None  # all cells would be empty
     head = ["source", *("x_0" if not k else f"depth {k}" for k in range(len(shares)))]
     rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
     table = Table(head, rows, "Share of each source in the stream; each column sums to one")
     sites = {site.id: site for site in rec.sites}
-    of = f"stream of the {stream}" if len(rec.memory_maps) > 1 else "stream"
+    stream_name = f"stream of the {stream}" if len(rec.memory_maps) > 1 else "stream"
 
     def draw(figure: Canvas) -> None:
         ax = rec.plot.memory_map(ax=figure.add_subplot(), stream=stream)
@@ -132,31 +132,38 @@ def memory_figure(rec: Recording, stream: str, name: str, caption: str) -> Figur
 
     return draw_figure(
         name, draw,
-        title=f"Sources of the {of}, by depth", caption=caption, table=table,
+        title=f"Sources of the {stream_name}, by depth", caption=caption, table=table,
         height=min(max(1.5 + 0.27 * len(sources), 3.2), 8.5),
     )  # fmt: skip
 
 
-def ablation_figure(done: Sequence[Ablation], caption: str) -> Figure | None:
+def ablation_figure(ablations: Sequence[Ablation], caption: str) -> Figure | None:
     """Return a figure of the changes of the output, and of the loss if there is one, without each sublayer."""
-    if not done:
+    if not ablations:
         return None
-    loss = all(one.loss_change is not None for one in done)
-    sites = [RecordedSite(one.site.id, one.site.path, one.site.kind, one.site.layer, one.site.stream) for one in done]
-    below = [one.loss_change or 0.0 for one in done] if loss else [one.kl for one in done]
+    loss = all(ablation.loss_change is not None for ablation in ablations)
+    sites = [
+        RecordedSite(
+            ablation.site.id, ablation.site.path, ablation.site.kind, ablation.site.layer, ablation.site.stream
+        )
+        for ablation in ablations
+    ]
+    below = [ablation.loss_change or 0.0 for ablation in ablations] if loss else [ablation.kl for ablation in ablations]
 
     def draw(figure: Canvas) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True)
         depths, columns = axes.Depths(sites), 2 if figure.get_figwidth() < NARROW else 5
-        _bars(upper, depths, [one.output_change for one in done], "‖change‖ / ‖output‖", legend=columns)
+        _bars(upper, depths, [ablation.output_change for ablation in ablations], "‖change‖ / ‖output‖", legend=columns)
         _bars(lower, depths, below, "change of the loss" if loss else "KL divergence, nats")
         axes.x_axis(lower, depths)
         upper.tick_params(which="both", labelbottom=False)
 
     rows: list[list[Cell]] = []
-    for one in done:
-        rows.append([one.site.id, one.site.layer + 1, one.site.kind, one.output_change, one.kl])
-        rows[-1] += [one.loss, one.loss_change] if loss else []
+    for ablation in ablations:
+        rows.append(
+            [ablation.site.id, ablation.site.layer + 1, ablation.site.kind, ablation.output_change, ablation.kl]
+        )
+        rows[-1] += [ablation.loss, ablation.loss_change] if loss else []
     head = ["without", "layer", "kind", "change of the output", "KL divergence"] + ["loss", "change of the loss"] * loss
     title = "The model without each sublayer"
     return draw_figure("ablation", draw, title=title, caption=caption, table=Table(head, rows, title), height=4.4)
@@ -217,7 +224,7 @@ def _source_label(source: str, site: RecordedSite | None) -> str:
 def _columns(rec: Recording, statistics: Mapping[str, tuple[str, str]]) -> dict[str, Values]:
     """Return the series of the last step that has any of the statistics."""
     step = rec.last_step(*statistics.values())
-    return {name: rec.series(*one, step) for name, one in statistics.items()}
+    return {name: rec.series(*pair, step) for name, pair in statistics.items()}
 
 
 def _shorter_title(ax: Axes) -> None:
@@ -225,6 +232,6 @@ def _shorter_title(ax: Axes) -> None:
     from matplotlib.text import Text
 
     title = ax.get_title(loc="left")
-    for one in ax.findobj(Text):
-        if title and isinstance(one, Text) and one.get_text() == title:
-            one.set_text(title.split(",")[0])
+    for text in ax.findobj(Text):
+        if title and isinstance(text, Text) and text.get_text() == title:
+            text.set_text(title.split(",")[0])

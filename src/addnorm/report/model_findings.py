@@ -24,9 +24,9 @@ def _site_name(site: Site | RecordedSite, several: bool = False) -> str:
     """Return a site in words: "the attention of layer 3"."""
     if site.kind in ("start", "final"):
         return "x₀" if site.kind == "start" else "the final norm"
-    of = f" of the {site.stream}" if several else ""
+    suffix = f" of the {site.stream}" if several else ""
     kind = site.id if site.kind == "other" else f"the {site.kind}"
-    return kind if site.layer is None else f"{kind} of layer {site.layer + 1}{of}"
+    return kind if site.layer is None else f"{kind} of layer {site.layer + 1}{suffix}"
 
 
 def _share_of(count: int, total: int, what: str) -> str:
@@ -44,13 +44,13 @@ def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
     closed = [site for site in inspection.sites if site.closes]
     if closed:
         worst = max(site.closure for site in closed)
-        them = (
+        verb = (
             "is recomputed in float64 from its equation"
             if len(inspection.sites) == 1
             else "are recomputed in float64 from their equations"
         )
         yield Finding(
-            f"{_capital(_share_of(len(closed), len(inspection.sites), 'sublayers'))} {them}: the "
+            f"{_capital(_share_of(len(closed), len(inspection.sites), 'sublayers'))} {verb}: the "
             f"model's values differ by at most {format_number(worst, 2)}, relative.",
             "proved",
         )
@@ -79,7 +79,7 @@ def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
 def recording_findings(rec: Recording) -> list[Finding]:
     """Return the findings about a recording."""
     names = rec.streams if len(rec.streams) > 1 else (None,)
-    return [*_bad_numbers(rec), *(one for name in names for one in _of_stream(rec, name))]
+    return [*_bad_numbers(rec), *(text for name in names for text in _of_stream(rec, name))]
 
 
 def _of_stream(rec: Recording, name: str | None) -> Iterator[Finding]:
@@ -134,21 +134,21 @@ def _largest_writes(rec: Recording, stream: str | None) -> Iterator[str]:
     small = [site for site, value in ratios if value < SMALL_WRITE]
     if small:
         names = ", ".join(map(_site_name, small[:3])) + ", ..." * (len(small) > 3)
-        them = _capital(_share_of(len(small), len(ratios), "sublayers"))
-        yield f"{them} write less than {format_percent(SMALL_WRITE)} of the stream's norm: {names}."
+        count = _capital(_share_of(len(small), len(ratios), "sublayers"))
+        yield f"{count} write less than {format_percent(SMALL_WRITE)} of the stream's norm: {names}."
 
 
 def _opposing_writes(rec: Recording, stream: str | None) -> Iterator[str]:
     cosines = _finite(rec, "write", "cosine", stream)
-    opposing = [one for one in cosines if one[1] < OPPOSING]
+    opposing = [pair for pair in cosines if pair[1] < OPPOSING]
     if opposing:
         most, cosine = min(opposing, key=_value)
         if len(opposing) == 1:
             yield f"{_capital(_site_name(most))} writes against the stream: cosine {format_number(cosine, 2)}."
             return
-        them = _capital(_share_of(len(opposing), len(cosines), "sublayers"))
+        count = _capital(_share_of(len(opposing), len(cosines), "sublayers"))
         how = f"most strongly {_site_name(most)}: cosine {format_number(cosine, 2)}"
-        yield f"{them} write against the stream, {how}."
+        yield f"{count} write against the stream, {how}."
 
 
 def _similarity(rec: Recording, stream: str | None) -> Iterator[str]:
@@ -164,9 +164,9 @@ def _similarity(rec: Recording, stream: str | None) -> Iterator[str]:
 def _massive(rec: Recording, stream: str | None) -> Iterator[str]:
     counts = _finite(rec, "out", "massive", stream)
     tops = _finite(rec, "out", "top", stream)
-    found = [(site, value) for site, value in counts if value > 0]
-    if found:
-        (first, _), (most, count) = found[0], max(found, key=_value)
+    positive = [(site, value) for site, value in counts if value > 0]
+    if positive:
+        (first, _), (most, count) = positive[0], max(positive, key=_value)
         yield f"Massive activations occur from {_site_name(first)} on: at most {round(count)}, after {_site_name(most)}."
     elif tops:
         site, top = max(tops, key=_value)
@@ -182,7 +182,7 @@ def _backward(rec: Recording, stream: str | None) -> Iterator[str]:
         how = "as large as" if 0.9 < times < 1.1 else f"{format_number(times, 2)} times"
         begin = "at x₀" if first.kind == "start" else f"at the stream after {_site_name(first)}"
         yield f"The norm of the gradient {begin} is {how} that at the stream's end."
-    weights = [one for one in _finite(rec, "params", "grad_l2", stream) if one[1] > 0]
+    weights = [pair for pair in _finite(rec, "params", "grad_l2", stream) if pair[1] > 0]
     if len(weights) > 1:
         (most, high), (least, low) = max(weights, key=_value), min(weights, key=_value)
         if high > UNEVEN * low:
@@ -216,33 +216,34 @@ def _memory(rec: Recording, stream: str | None) -> Iterator[str]:
             yield f"{format_percent(end['x_0'])} of the final stream is from x₀{largest}."
 
 
-def ablation_findings(done: Sequence[Ablation]) -> list[Finding]:
+def ablation_findings(ablations: Sequence[Ablation]) -> list[Finding]:
     """Return findings that name the sublayers that change the output and the loss most."""
-    known = [(one.site, one.output_change) for one in done if math.isfinite(one.output_change)]
+    known = [(ablation.site, ablation.output_change) for ablation in ablations if math.isfinite(ablation.output_change)]
     several = len({site.stream for site, _ in known}) > 1
-    found = []
+    findings = []
     if len(known) > 1:
         (most, high), (least, low) = max(known, key=_value), min(known, key=_value)
-        found.append(
+        findings.append(
             Finding(
                 f"The output changes most without {_site_name(most, several)}, by {format_percent(high)} of its norm, and "
                 f"least without {_site_name(least, several)}, by {format_percent(low)}."
             )
         )
-    better = [one for one in done if one.loss_change is not None and one.loss_change < 0]
+    better = [ablation for ablation in ablations if ablation.loss_change is not None and ablation.loss_change < 0]
     if better:
-        best = min(better, key=lambda one: one.loss_change or 0.0)
-        found.append(
+        best = min(better, key=lambda ablation: ablation.loss_change or 0.0)
+        findings.append(
             Finding(
-                f"The loss on these inputs is lower without {_share_of(len(better), len(done), 'sublayers')}, removed one at a "
-                f"time, and lowest without {_site_name(best.site, several)}: {format_number(best.loss_change, 3)}."
+                "The loss on these inputs is lower without "
+                f"{_share_of(len(better), len(ablations), 'sublayers')}, removed one at a time, and lowest without "
+                f"{_site_name(best.site, several)}: {format_number(best.loss_change, 3)}."
             )
         )
-    return found
+    return findings
 
 
-def _value(one: tuple[object, float]) -> float:
-    return one[1]
+def _value(pair: tuple[object, float]) -> float:
+    return pair[1]
 
 
 def _capital(text: str) -> str:

@@ -263,8 +263,8 @@ def _check_suffix(path: str | Path) -> None:
 
 def _check_ids(page: Page) -> None:
     """Raise a ValueError if two drawings share an id: the patterns of one would appear in the other."""
-    figures = [one for section in page.sections for one in section.blocks if isinstance(one, Figure)]
-    ids = [name for one in figures for name in re.findall(r' id="([^"]+)"', one.svg + one.narrow)]
+    figures = [block for section in page.sections for block in section.blocks if isinstance(block, Figure)]
+    ids = [name for figure in figures for name in re.findall(r' id="([^"]+)"', figure.svg + figure.narrow)]
     for name, count in Counter(ids).items():
         if count > 1:
             raise ValueError(f"{count} drawings have the id {name!r}, expected a different name for each figure.")

@@ -102,8 +102,8 @@ def _changed(site: Site, s: float, replace: Change | None) -> Iterator[None]:
     def begin(frames: Frames, args: Any, kwargs: Any) -> ObserverMode:
         return ObserverMode(frames, {}, {edit.op.address: edit})
 
-    def end(watch: ObserverMode) -> None:
-        if watch.completed and watch.was_missed(edit.op):
+    def end(mode: ObserverMode) -> None:
+        if mode.completed and mode.was_missed(edit.op):
             raise edit.missed()
 
     with disable_checkpoints(), observe_forwards(model, begin, end):
@@ -237,10 +237,10 @@ class Ablations(Rendered, tuple[Ablation, ...]):
         columns = [Column("site", fold=True), Column("sublayer")]
         columns += [Column(name, "right") for name in ("loss change", "KL", "output change")]
         rows = []
-        for one in self:
-            sign = "+" * (one.loss_change is not None and one.loss_change > 0)
-            numbers = [format_number(number) for number in (one.loss_change, one.kl, one.output_change)]
-            rows.append([one.site.id, one.site.kind, f"{sign}{numbers[0]}", *numbers[1:]])
+        for ablation in self:
+            sign = "+" * (ablation.loss_change is not None and ablation.loss_change > 0)
+            numbers = [format_number(number) for number in (ablation.loss_change, ablation.kl, ablation.output_change)]
+            rows.append([ablation.site.id, ablation.site.kind, f"{sign}{numbers[0]}", *numbers[1:]])
         yield Table(columns, rows)
 
     def to_dict(self) -> list[dict[str, Any]]:

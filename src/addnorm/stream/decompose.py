@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.closure import TOLERANCES, compute_operand, relative_error
+from addnorm.stream.find.closure import compute_operand, get_tolerance, relative_error
 from addnorm.stream.find.inspect import build_inspection, capture_flow, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norm import Norm
@@ -42,7 +42,7 @@ def propagate(
 
     Args:
         chain: the stream.
-        names: ids of the sublayers, by the identity of their `Branch`.
+        names: ids of the sublayers, by `id(sublayer)`.
         start: x_0.
         write: returns the term that a sublayer adds, in the layout of the stream.
         keep: applies an add's factor to a component of the stream: a * x.
@@ -50,11 +50,11 @@ def propagate(
     """
     parts: Components = {"x_0": start}
     yield dict(parts)
-    for k, (add, branches, norms) in enumerate(zip(chain.adds, chain.sublayers, chain.norms_out, strict=True)):
+    for k, (add, sublayers, norms) in enumerate(zip(chain.adds, chain.sublayers, chain.norms_out, strict=True)):
         parts = {name: keep(add, part) for name, part in parts.items()}
-        for branch in branches:
-            name = names.get(id(branch), BIASES)
-            new = write(branch)
+        for sublayer in sublayers:
+            name = names.get(id(sublayer), BIASES)
+            new = write(sublayer)
             parts[name] = parts[name] + new if name in parts else new
         for norm in norms:
             parts = _propagate_through(norm, parts)
@@ -101,13 +101,13 @@ class Decomposition:
         chain: Chain = stream.chain
         self._chain = chain
         self._names = {id(site.sublayer): site.id for site in stream.sites}
-        if reason := _obstacle(chain):
+        if reason := _find_obstacle(chain):
             raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
-        self._states = [*self._recorded()]
+        self._states = [state.tensor.detach().double() for state in chain.states()]
         self.depth = len(chain.adds)
         self.closures: list[float] = []
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
-        for k, parts in enumerate(self._walk()):
+        for k, parts in enumerate(self._iter_components()):
             total = sum_components(parts).reshape(self._states[k].shape)  # its tokens may be flattened
             self.closures.append(relative_error(self._states[k], total))
             sources |= dict.fromkeys(parts)
@@ -132,8 +132,8 @@ class Decomposition:
         Raises:
             IndexError: there is no such depth.
         """
-        index = self._depth(depth)
-        parts = next(parts for k, parts in enumerate(self._walk()) if k == index)
+        index = self._check_depth(depth)
+        parts = next(parts for k, parts in enumerate(self._iter_components()) if k == index)
         return {name: self._features_last(part) for name, part in parts.items()}
 
     def shares(self, depth: int = -1) -> dict[str, Tensor]:
@@ -144,7 +144,7 @@ class Decomposition:
     def memory_map(self) -> tuple[list[str], list[list[float]]]:
         """Return the sources, and for each depth the mean over the tokens of their shares; each row sums to 1."""
         rows = []
-        for components in self._walk():
+        for components in self._iter_components():
             parts = {name: self._features_last(part) for name, part in components.items()}
             shares = source_shares(parts, sum_components(parts))
             rows.append([float(shares[source].mean()) if source in shares else 0.0 for source in self.sources])
@@ -152,7 +152,7 @@ class Decomposition:
 
     def state(self, depth: int = -1) -> Tensor:
         """Return the recorded stream at a depth, `(*, d)` in float64."""
-        return self._features_last(self._states[self._depth(depth)])
+        return self._features_last(self._states[self._check_depth(depth)])
 
     def lens(
         self, head: Callable[[Tensor], Tensor] | None = None, *, norm: Literal["recompute", "frozen"]
@@ -184,41 +184,33 @@ class Decomposition:
     def _features_last(self, t: Tensor) -> Tensor:
         return features_last(t, self.stream.width, self.stream.axis)
 
-    def _depth(self, depth: int) -> int:
+    def _check_depth(self, depth: int) -> int:
         if not -self.depth - 1 <= depth <= self.depth:
             raise IndexError(f"depth is {depth}, expected a number from 0 (x_0) to {self.depth} (the end), or -1.")
         return depth % (self.depth + 1)
 
-    def _recorded(self) -> Iterator[Tensor]:
-        for add in self._chain.adds:
-            yield add.x.tensor.detach().double()
-        norms = self._chain.norms_out[-1]
-        last = norms[-1].y if norms else self._chain.adds[-1].out
-        yield last.tensor.detach().double()
-
-    def _walk(self) -> Iterator[Components]:
+    def _iter_components(self) -> Iterator[Components]:
         shapes = {id(add): add.out.shape for add in self._chain.adds}
 
-        def write(branch: Sublayer) -> Tensor:
-            raw = branch.raw.tensor.detach().double()
-            if branch.norm is not None:
-                raw = branch.norm(raw).reshape(branch.write_path.source.shape)
-            return compute_operand(branch.write_path, raw).expand(shapes[id(branch.add)])
+        def write(sublayer: Sublayer) -> Tensor:
+            raw = sublayer.raw.tensor.detach().double()
+            if sublayer.norm is not None:
+                raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
+            return compute_operand(sublayer.write_path, raw).expand(shapes[id(sublayer.add)])
 
         def keep(add: Add, part: Tensor) -> Tensor:
             return compute_operand(add.residual_path, part.reshape(add.x.shape)).reshape(add.out.shape)
 
         with torch.no_grad():
-            start = self._chain.adds[0].x.tensor.detach().double()
-            yield from propagate(self._chain, self._names, start, write, keep, lambda add, part: part)
+            yield from propagate(self._chain, self._names, self._states[0], write, keep, lambda add, part: part)
 
     def __repr__(self) -> str:
         size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"
         return f"<Decomposition of {self.stream.name}: {size}>"
 
 
-def _obstacle(chain: Chain) -> str:
-    """Return why components cannot be propagated; else empty text."""
+def _find_obstacle(chain: Chain) -> str:
+    """Return why components cannot be propagated, or an empty string."""
     for k, add in enumerate(chain.adds[1:], 1):
         if add.changes_tokens:
             return f"tokens join or leave the stream before add {k + 1}"
@@ -271,8 +263,7 @@ def decompose(
     with torch.no_grad():
         inspection = build_inspection(eager, capture_flow(eager, args, kwargs), target=model)
     chosen = _select_stream(inspection, stream)
-    dtypes = [add.out.tensor.dtype for add in chosen.chain.adds]
-    tolerance = max(TOLERANCES.get(dtype, 1e-5) for dtype in dtypes)
+    tolerance = get_tolerance(*(add.out.tensor.dtype for add in chosen.chain.adds))
     return Decomposition(chosen, inspection, tolerance)
 
 

@@ -133,16 +133,16 @@ class Memory:
         live = self._live.pop(key, [])
         with disable_modes(), torch.no_grad():
             copy = None
-            for value, here in live:
-                if value.tensor is not here:
+            for value, tensor in live:
+                if value.tensor is not tensor:
                     continue
-                if not _is_strided(here):
-                    value.tensor = here.detach().clone()
+                if not _is_strided(tensor):
+                    value.tensor = tensor.detach().clone()
                     continue
-                copy = here.untyped_storage().clone() if copy is None else copy
-                value.tensor = _view_storage(copy, here)
+                copy = tensor.untyped_storage().clone() if copy is None else copy
+                value.tensor = _view_storage(copy, tensor)
                 if key in self._initial and key not in self._copies:
-                    self._copies[key] = here.untyped_storage(), copy
+                    self._copies[key] = tensor.untyped_storage(), copy
 
     def wrote(self, tensor: Tensor) -> None:
         """Record a write to the memory of a tensor, after `bind` has set its new value."""

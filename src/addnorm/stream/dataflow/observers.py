@@ -211,10 +211,10 @@ def observe_forwards(
 
 def _is_running(frame: FrameType) -> bool:
     """Return whether a Python frame is on the stack."""
-    here: FrameType | None = sys._getframe(1)
-    while here is not None and here is not frame:
-        here = here.f_back
-    return here is not None
+    current: FrameType | None = sys._getframe(1)
+    while current is not None and current is not frame:
+        current = current.f_back
+    return current is not None
 
 
 @share_context

@@ -57,17 +57,17 @@ def find_tensors(argument: Any) -> Iterator[Tensor]:
     seen: set[int] = set()
     todo = [argument]
     while todo and len(seen) < MAX_OBJECTS:
-        one = todo.pop()
-        if isinstance(one, Tensor):
-            yield one
-        if isinstance(one, LEAF_TYPES) or callable(one) or id(one) in seen:
+        item = todo.pop()
+        if isinstance(item, Tensor):
+            yield item
+        if isinstance(item, LEAF_TYPES) or callable(item) or id(item) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, Mapping):
-            todo += one.values()
-        elif isinstance(one, list | tuple | set):
-            todo += one
-        todo += getattr(one, "__dict__", {}).values()
+        seen.add(id(item))
+        if isinstance(item, Mapping):
+            todo += item.values()
+        elif isinstance(item, list | tuple | set):
+            todo += item
+        todo += getattr(item, "__dict__", {}).values()
 
 
 @contextmanager

@@ -199,7 +199,7 @@ def _match_shifted(op: Op, terms: tuple[Term, ...]) -> Add | None:
         for x, bias in (inner, inner[::-1]) if inner is not None else ():
             if bias.value.kind & (DATA | NOISE) or bias.value.tensor.numel() > path.source.shape[-1]:
                 continue
-            residual = next((one for one in trace_multiples(x) if is_ancestor(one.source, q.value)), None)
+            residual = next((path for path in trace_multiples(x) if is_ancestor(path.source, q.value)), None)
             if residual is not None:
                 shift = Write(join_paths(_trace_origin(bias), path), "bias")
                 writes = [Write(_trace_origin(q)), shift]
@@ -227,12 +227,12 @@ def _match_continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) ->
         partial = adds.get(state.source)
         if partial is not None and is_ancestor(partial.x, q.value) and len(set(state.source.users)) == 1:
             partial.is_partial = True
-            is_single = [one.role for one in partial.writes] == ["branch"]
+            is_single = [part.role for part in partial.writes] == ["branch"]
             later = _find_state(partial.writes[0].path.term, adds) if is_single else None
             if later is not None and is_ancestor(later.source, q.value):  # (x + the layer's input) + f(x)
                 skip = Write(join_paths(partial.residual_path, state), "skip")
                 return Add(later.source, op.outputs[0], join_paths(later, state), [write, skip])
-            writes = [Write(join_paths(one.path, state), one.role) for one in partial.writes]
+            writes = [Write(join_paths(part.path, state), part.role) for part in partial.writes]
             return Add(partial.x, op.outputs[0], join_paths(partial.residual_path, state), [*writes, write])
         return Add(state.source, op.outputs[0], state, [Write(write.path, "injection")])
     return None

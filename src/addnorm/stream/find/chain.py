@@ -36,6 +36,11 @@ class Chain:
     last_factors: list[Factor]  # between the last add and its norm
     dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
 
+    def states(self) -> list[Value]:
+        """Return the states of the stream: x_0, and the stream after each add and its norms."""
+        norms = self.norms_out[-1]
+        return [*(add.x for add in self.adds), norms[-1].y if norms else self.adds[-1].out]
+
     def numbered(self) -> Iterator[tuple[int, Sublayer]]:
         """Return all sublayers except biases, each with the number of its add."""
         for k, sublayers in enumerate(self.sublayers):
@@ -54,15 +59,15 @@ class Chain:
         """Return the dimension of the features, counted from the end, and their number, from norms or convolutions."""
         out = self.adds[0].out.shape
         sublayers = [sublayer for of_add in self.sublayers for sublayer in of_add]
-        norms = [norm for one in sublayers for norm in (*one.reads.norms, one.norm) if norm is not None]
+        norms = [norm for sublayer in sublayers for norm in (*sublayer.reads.norms, sublayer.norm) if norm is not None]
         norms += [norm for after in self.norms_out for norm in after]
         if norms:
             width = norms[0].x.shape[-1]
             dims = [k - len(out) for k, n in enumerate(out) if n == width]
             return (dims[-1] if dims else -1), width
-        for one in sublayers:
-            start = strip_views(one.add.read)
-            convolutions = (op for op in one.ops if op.name in CHANNELS_FIRST and op.inputs)
+        for sublayer in sublayers:
+            start = strip_views(sublayer.add.read)
+            convolutions = (op for op in sublayer.ops if op.name in CHANNELS_FIRST and op.inputs)
             read = next((op.inputs[0] for op in convolutions if strip_views(op.inputs[0]) is start), None)
             if read is not None and len(read.shape) == len(out):
                 channels = read.shape[1]  # of the view that the convolution reads; the stream may have them last
@@ -156,11 +161,11 @@ def _select_chains(adds: list[Add], normed: set[Value]) -> tuple[list[list[Add]]
 
 def _trim_activations(chain: list[Add]) -> list[Add]:
     """Remove elementwise functions at either end, such as x + sin(x)^2."""
-    kept = [
+    mixing = [
         k for k, add in enumerate(chain)
         if any(write.role != "branch" for write in add.writes) or has_mixing_branch(add)
     ]  # fmt: skip
-    return chain[kept[0] : kept[-1] + 1] if kept else chain
+    return chain[mixing[0] : mixing[-1] + 1] if mixing else chain
 
 
 def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
@@ -225,8 +230,13 @@ def _split_last_norms(
 def _signature(add: Add, sublayers: Sequence[Sublayer]) -> tuple[Any, ...]:
     """Return a key that is equal for the same step of two layers: the module without its number, the norms, the roles."""
     path = tuple(part for part in add.op.frame.path.split(".") if not part.isdigit())
-    has_norm_in = any(one.reads.norms for one in sublayers)
-    return path, has_norm_in, any(one.norm is not None for one in sublayers), [one.role for one in sublayers]
+    has_norm_in = any(sublayer.reads.norms for sublayer in sublayers)
+    return (
+        path,
+        has_norm_in,
+        any(sublayer.norm is not None for sublayer in sublayers),
+        [sublayer.role for sublayer in sublayers],
+    )
 
 
 def _find_next_norm(value: Value, factors: list[Factor], depth: int = 0) -> Norm | None:

@@ -72,7 +72,7 @@ def _match_numerator(op: Op, root: _Root, numerator: Value, weight: Value | None
     weighting = {numerator.op, strip_views(numerator).op} if weight is not None else set()
     return Norm(
         kind, root.eps, _strip_casts(root.x), op.outputs[0], weight, unbiased=root.unbiased, eps_outside=root.eps_outside,
-        ops={op} | root.ops | ops | {one for one in weighting if one is not None},
+        ops={op} | root.ops | ops | {weight_op for weight_op in weighting if weight_op is not None},
     )  # fmt: skip
 
 
@@ -331,8 +331,8 @@ def _is_root_of_width(op: Op, y: Value) -> bool:
 
 def _match_addcmul(op: Op, y: Value) -> tuple[Value, Value] | None:
     """Match bias + y * weight in one operator and return the weight and the bias."""
-    bias, one, two = op.args[:3]
-    weight = two if one is y else one
+    bias, first, second = op.args[:3]
+    weight = second if first is y else first
     are_parameters = all(
         isinstance(v, Value) and v.tensor.numel() == y.shape[-1] and not v.kind & (DATA | NOISE) for v in (bias, weight)
     )

@@ -68,11 +68,13 @@ def explain_no_stream(flow: Flow, norms: Sequence[Norm], adds: Sequence[Add]) ->
 
 def _find_inner_ops(flow: Flow, chains: Sequence[Chain]) -> set[Op]:
     """Return the operators of streams and sublayers, and those that use intermediate values of sublayers (a cache, say)."""
-    parts = [(chain.adds[k], one) for chain in chains for k, one in chain.numbered()]
-    inner = {op for add, one in parts for op in (add.op, *one.ops, *one.write_path.ops)}
-    ends = {value for add, one in parts for value in (one.raw, one.write_path.source, add.out)}
+    parts = [(chain.adds[k], sublayer) for chain in chains for k, sublayer in chain.numbered()]
+    inner = {op for add, sublayer in parts for op in (add.op, *sublayer.ops, *sublayer.write_path.ops)}
+    ends = {value for add, sublayer in parts for value in (sublayer.raw, sublayer.write_path.source, add.out)}
     intermediate = (
-        {out for _, one in parts for op in one.ops for out in op.outputs} - {strip_views(end) for end in ends} - ends
+        {out for _, sublayer in parts for op in sublayer.ops for out in op.outputs}
+        - {strip_views(end) for end in ends}
+        - ends
     )
     for op in flow.ops:
         if op not in inner and any(value in intermediate for value in op.inputs):
@@ -130,7 +132,7 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
 def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     """Return the reasons why a sublayer of add k is not understood."""
     add = chain.adds[k]
-    inner = [one for one in add.inner_adds if has_mixing_branch(one)]
+    inner = [other for other in add.inner_adds if has_mixing_branch(other)]
     is_last = k + 1 == len(chain.adds)
     num_norms = 0 if is_last else len(chain.norms_out[k])
     late = [] if is_last else chain.adds[k + 1].late_factors
@@ -147,7 +149,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
 
 def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
     """Return whether the write is, up to norms and factors, a sum of x and another term."""
-    sums = {one.out: one for one in inner}
+    sums = {other.out: other for other in inner}
     value = strip_views(sublayer.write_path.source)
     while value is not add.x:
         product = match_factor(value.op) if value.op is not None else None
@@ -165,7 +167,7 @@ def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
 
 def _reads_other_stream(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
     """Return whether the sublayer reads the stream only through another stream, to which it adds first."""
-    others = {one.op for one in inner if one.previous is not None and not is_ancestor(add.read, one.x)}
+    others = {other.op for other in inner if other.previous is not None and not is_ancestor(add.read, other.x)}
     return bool(others) and not is_ancestor(add.read, sublayer.raw, without=others)
 
 

@@ -210,7 +210,7 @@ def _build_report(
     first = chain.adds[0]
     embedding_norm = _first(first.norms) if first.branch_input is None else None
     wiring, remarks = _identify_wiring(chain, summaries, embedding_norm, other_layers)
-    total = compute_total_closure(chain) if all(one.row.is_sum for one in summaries) else None
+    total = compute_total_closure(chain) if all(summary.row.is_sum for summary in summaries) else None
     total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
     if total is not None and not total_closes and all(site.closes for site in sites):
         unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
@@ -275,7 +275,9 @@ def _name_streams(chains: Sequence[Chain]) -> list[str]:
     """Return the name of each stream: "stream", or the modules that contain them if there are several."""
     if len(chains) == 1:
         return ["stream"]
-    paths = [find_common_frame([add.op for add in one.adds], one.adds[0].op.frame).path or "stream" for one in chains]
+    paths = [
+        find_common_frame([add.op for add in chain.adds], chain.adds[0].op.frame).path or "stream" for chain in chains
+    ]
     counts, used = Counter(paths), Counter[str]()
     names = []
     for path in paths:

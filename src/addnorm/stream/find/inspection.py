@@ -240,7 +240,11 @@ class Inspection(Rendered):
     @property
     def closes(self) -> bool:
         """Whether there is at least one equation and all are within the tolerance of their dtype."""
-        return bool(self.sites) and all(site.closes for site in self.sites) and all(one.closes for one in self.streams)
+        return (
+            bool(self.sites)
+            and all(site.closes for site in self.sites)
+            and all(stream.closes for stream in self.streams)
+        )
 
     def site(self, name: str | int) -> Site:
         """Return the site with an id, path or number.
@@ -360,8 +364,8 @@ def _build_line(sites: Sequence[Site]) -> _Line:
 def _group_unknown(unknown: Sequence[Unknown]) -> list[str]:
     """Return one line for each reason."""
     by_reason: dict[str, list[str]] = {}
-    for one in unknown:
-        by_reason.setdefault(one.reason, []).append(one.path or "the model")
+    for part in unknown:
+        by_reason.setdefault(part.reason, []).append(part.path or "the model")
     return [
         f"{', '.join(paths[:MAX_PATHS])}{f' and {len(paths) - MAX_PATHS} more' * (len(paths) > MAX_PATHS)}: {reason}"
         for reason, paths in by_reason.items()

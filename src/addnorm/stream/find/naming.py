@@ -257,7 +257,9 @@ def _find_swapped_factors(sublayers: Sequence[SublayerSummary], other_layers: in
         return []
     swapped = [s._replace(row=replace(s.row, norm_out=True, a=b, b=1.0, c=1.0)) for s in sublayers]
     candidates = _list_candidates(swapped, other_layers)
-    wiring = next((one for one in candidates if _compare_wiring(one, swapped, False, False) is not None), None)
+    wiring = next(
+        (candidate for candidate in candidates if _compare_wiring(candidate, swapped, False, False) is not None), None
+    )
     name = f"{wiring.name}'s" if wiring else "post-LN with a"
     k = format_number(b, trim=True)
     return [f"{name} factor {k} is on the branch, x' = N(x + {k} f(x)), but belongs on the stream, N({k} x + f(x))"]

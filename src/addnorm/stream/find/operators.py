@@ -213,9 +213,9 @@ def match_factor(op: Op) -> tuple[Value, Factor] | None:
     return None
 
 
-def _match_scale(one: Value, other: Value, like: Value) -> tuple[Value, Value] | None:
+def _match_scale(first: Value, second: Value, like: Value) -> tuple[Value, Value] | None:
     """Return a product's value and its scale (a number, a vector over the features, noise, or a token mask), or None."""
-    for value, scale in ((one, other), (other, one)):
+    for value, scale in ((first, second), (second, first)):
         if value.shape == like.shape and _is_scale(scale, value):
             return value, scale
     return None

@@ -92,7 +92,7 @@ def _build_sublayer(add: Add, write: Write) -> Sublayer:
     reads = _find_reads(add.read, ops) if ops else Reads()
     start = strip_views(add.read)
     shared = {op for op in ops if op.name in TRANSPARENT and strip_views(op.outputs[0]) is start}
-    shared |= {op for one in reads.norms for op in one.ops}
+    shared |= {op for read_norm in reads.norms for op in read_norm.ops}
     own = [op for op in ops if op not in shared] or ops
     frame = find_common_frame(own, add.op.frame)
     return Sublayer(add, write.path, write.role, raw, norm, ops, reads, classify_sublayer(add.read, ops), frame)
@@ -303,23 +303,25 @@ def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
 
     A skip or an injection belongs to the layer of the next sublayer, except for a skip that starts in its own layer.
     """
-    usual = [one for one in sublayers if one.role == "branch"] or sublayers
+    usual = [sublayer for sublayer in sublayers if sublayer.role == "branch"] or sublayers
     known = dict(zip(usual, _number_layers(usual), strict=True))
-    after: list[int | None] = [known.get(one) for one in sublayers]  # of the sublayer itself, or of the next one
+    after: list[int | None] = [
+        known.get(sublayer) for sublayer in sublayers
+    ]  # of the sublayer itself, or of the next one
     for k in reversed(range(len(sublayers) - 1)):
         if after[k] is None:
             after[k] = after[k + 1]
-    starts = {one.add.x: known[one] for one in reversed(sublayers) if one in known}
+    starts = {sublayer.add.x: known[sublayer] for sublayer in reversed(sublayers) if sublayer in known}
     layers: list[int] = []
-    for one, layer in zip(sublayers, after, strict=True):
+    for sublayer, layer in zip(sublayers, after, strict=True):
         before = layers[-1] if layers else None
-        is_within = one.role == "skip" and before is not None and starts.get(one.raw) == before
+        is_within = sublayer.role == "skip" and before is not None and starts.get(sublayer.raw) == before
         layers.append((before if is_within or layer is None else layer) or 0)
     return layers
 
 
 def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
-    numbers = [_find_numbers(one) for one in sublayers]
+    numbers = [_find_numbers(sublayer) for sublayer in sublayers]
     for depth in range(max(map(len, numbers), default=0)):
         keys = [tuple(of_one[depth : depth + 1]) for of_one in numbers]
         if len({key for key in keys if key}) > 1:
@@ -327,7 +329,7 @@ def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
             if len({*layers}) < len(sublayers):
                 return layers
             break
-    kinds = [one.kind for one in sublayers]  # each sublayer has its own number, or none has one
+    kinds = [sublayer.kind for sublayer in sublayers]  # each sublayer has its own number, or none has one
     for period in (3, 2):
         repeats = len(kinds) % period == 0 and kinds == kinds[:period] * (len(kinds) // period)
         if repeats and len({*kinds[:period]}) == period:

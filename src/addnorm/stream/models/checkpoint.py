@@ -157,7 +157,7 @@ def _pickled(path: Path) -> Any:
 def _check(folder: Path, file: str, model: nn.Module, report: dict[str, Any]) -> None:
     """Check that the weights are those of the configured model. Further weights of a head are allowed."""
     missing = sorted(name for name in report["missing_keys"] if OPTIONAL not in name.split("."))
-    other = sorted({str(one[0] if isinstance(one, tuple) else one) for one in report["mismatched_keys"]})
+    other = sorted({str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]})
     more = sorted(name for name in report["unexpected_keys"] if _is_in_further_layer(model, name))
     cases = {"are missing": missing, "have another shape": other, "are of layers that it does not have": more}
     wrong = [f"{len(names)} weights {what} ({_some(names)})" for what, names in cases.items() if names]

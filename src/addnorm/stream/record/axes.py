@@ -322,7 +322,7 @@ def _legend(ax: Axes, panel: Panel, entries: Sequence[tuple[str, str, str]], *, 
     handles += (
         [mark(panel.kinds[kind], GREY, NAMES.get(kind, kind)) for kind in kinds] if panel.legend_has_kinds else []
     )
-    handles += [mark(*one) for one in entries]
+    handles += [mark(*entry) for entry in entries]
     if (old := ax.get_legend()) is not None:
         old.remove()
     if not handles:

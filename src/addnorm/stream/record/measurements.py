@@ -179,7 +179,7 @@ class Measurements:
             )
         entry = BY_NAME.get((role, statistic))
         if entry is None or entry.reciprocal_of:
-            names = [f"{one.role} {one.name}" for one in STATISTICS if not one.reciprocal_of]
+            names = [f"{known.role} {known.name}" for known in STATISTICS if not known.reciprocal_of]
             raise ValueError(f"{role} {statistic} is not recorded, expected {suggest(f'{role} {statistic}', names)}.")
         return self._series.setdefault((site, role, statistic), Series(array("q"), array("d")))
 
@@ -231,8 +231,8 @@ class Measurements:
 
     def last_step(self, *statistics: tuple[str, str]) -> int | None:
         """Return the last step that has one of these pairs of a name and a statistic; None if no step has one."""
-        selections = [resolve_name(*one) for one in statistics]
-        candidates = (self._select(place, one) for place in range(len(self.sites)) for one in selections)
+        selections = [resolve_name(*pair) for pair in statistics]
+        candidates = (self._select(place, selection) for place in range(len(self.sites)) for selection in selections)
         return max((series.steps[-1] for series in candidates if series), default=None)
 
     def over_time(self, site: str | int | RecordedSite, name: str, statistic: str) -> list[tuple[int, float]]:
@@ -264,7 +264,7 @@ class Measurements:
                 raise ValueError(f"site is {site}, expected a number from 0 to {len(self.sites) - 1}, or an id.")
             return range(len(self.sites))[site]
         name = site.id if isinstance(site, RecordedSite) else site
-        ids = [one.id for one in self.sites]
+        ids = [recorded_site.id for recorded_site in self.sites]
         if name not in ids:
             raise ValueError(f"site is {name!r}, expected {suggest(name, ids)}.")
         return ids.index(name)
@@ -332,4 +332,4 @@ def find_spikes(values: Sequence[float], window: int, sd: float, min_count: int)
         spread = torch.maximum(deviation, ROUND_OFF * mean.abs())
         high = (series[chunk] > mean + sd * spread) & (count >= min_count)
         spikes += zip(chunk[high].tolist(), mean[high].tolist(), deviation[high].tolist(), strict=True)
-    yield from sorted(spikes, key=lambda one: one[0])
+    yield from sorted(spikes, key=lambda spike: spike[0])

@@ -99,16 +99,15 @@ class Plan:
     def _add_stream(self, stream: Stream, recorded: list[RecordedSite], prefix: str, layers: set[int] | None) -> None:
         chain: Chain = stream.chain
         first = len(self.states)
-        values = [add.x for add in chain.adds] + [_last_state(chain)]
         self.states += [
             StateProbe(first + k, value, stream=stream.name, width=stream.width, axis=stream.axis)
-            for k, value in enumerate(values)
+            for k, value in enumerate(chain.states())
         ]
         self.streams[stream.name] = stream
         self.states[first].leaving.append(len(recorded))
         recorded.append(RecordedSite(f"{prefix}x_0", "", "start", None, stream.name, ""))
         for site in stream.sites:
-            k, branch = site.add_index, site.sublayer
+            k, sublayer = site.add_index, site.sublayer
             if layers is not None and site.layer not in layers:
                 continue
             index = len(recorded)
@@ -116,13 +115,13 @@ class Plan:
             self.states[first + k].entering.append(index)
             self.states[first + k].writes += 1
             self.states[first + k + 1].leaving.append(index)
-            parameters = _parameter_names(branch)
+            parameters = _parameter_names(sublayer)
             self.sites.append(
-                SiteProbe(index, first + k, branch.reads.value, branch.raw, write_probe(branch), parameters)
+                SiteProbe(index, first + k, sublayer.reads.value, sublayer.raw, write_probe(sublayer), parameters)
             )
             for role, norms in (
-                ("norm_in", branch.reads.norms),
-                ("norm_branch", [branch.norm]),
+                ("norm_in", sublayer.reads.norms),
+                ("norm_branch", [sublayer.norm]),
                 ("norm_out", chain.norms_out[k]),
             ):
                 self.norms += [_norm_probe(norm, role, index, stream.name) for norm in norms[:1] if norm is not None]
@@ -140,12 +139,6 @@ class Plan:
             yield norm.rstd if norm.rstd is not None else norm.norm.x
 
 
-def _last_state(chain: Chain) -> Value:
-    """Return the state after the last add and its norm."""
-    norms = chain.norms_out[-1]
-    return norms[-1].y if norms else chain.adds[-1].out
-
-
 def _norm_probe(norm: Norm, role: str, site: int, stream: str) -> NormProbe:
     op = norm.y.op
     assert op is not None
@@ -154,9 +147,9 @@ def _norm_probe(norm: Norm, role: str, site: int, stream: str) -> NormProbe:
     return NormProbe(site, role, norm, rstd, stream)
 
 
-def write_probe(branch: Sublayer) -> WriteProbe:
+def write_probe(sublayer: Sublayer) -> WriteProbe:
     """Return the term that a sublayer adds: the operand of the add that contains it, and its factors."""
-    path: Path = branch.write_path
+    path: Path = sublayer.write_path
     terms = [path.term, *path.sums]
     factor = 1.0
     for term in terms:
@@ -164,11 +157,11 @@ def write_probe(branch: Sublayer) -> WriteProbe:
     return WriteProbe(terms[-1].value, factor, tuple(term.scale for term in terms if term.scale is not None))
 
 
-def _parameter_names(branch: Sublayer) -> list[str]:
+def _parameter_names(sublayer: Sublayer) -> list[str]:
     """Return the names of a sublayer's parameters, without those of the norm of its input."""
-    norms = {op for norm in branch.reads.norms for op in norm.ops}
+    norms = {op for norm in sublayer.reads.norms for op in norm.ops}
     names: dict[str, None] = {}
-    todo = [value for op in branch.ops if op not in norms for value in op.inputs]
+    todo = [value for op in sublayer.ops if op not in norms for value in op.inputs]
     seen: set[Value] = set()
     while todo:
         value = todo.pop()
@@ -191,7 +184,7 @@ def inspection_metadata(inspection: Inspection) -> dict[str, Any]:
     return {
         "mode": inspection.mode, "wiring": inspection.wiring, "closure": inspection.closure, "dtype": "/".join(dtypes),
         "streams": {stream.name: _stream_metadata(stream) for stream in inspection.streams},
-        "unknown": [{"path": one.path, "reason": one.reason} for one in inspection.unknown],
+        "unknown": [{"path": part.path, "reason": part.reason} for part in inspection.unknown],
     }  # fmt: skip
 
 

@@ -128,7 +128,7 @@ class Plots:
         last = self._values("norm_final", "sigma", step, stream)
         order = {site.id: place for place, site in enumerate(self.recording.sites)}
         for name in [*sigmas][:1] or ["norm_in"] * bool(last):  # the final norm is drawn with the first
-            sigmas[name] = sorted([*sigmas.get(name, []), *last], key=lambda one: order[one[0].id])
+            sigmas[name] = sorted([*sigmas.get(name, []), *last], key=lambda pair: order[pair[0].id])
         depths = self._depths(stream, "token similarities or norms", FORWARD, cosines, *sigmas.values())
         title = self._title("Similarity of the tokens by depth", step)
         panels: list[Panel] = [("cos(token, token)", cosines, (0.0, 1.0))]
@@ -156,7 +156,11 @@ class Plots:
         maps = self.recording.memory_maps
         if stream is not None and stream not in maps and maps:
             raise ValueError(f"stream is {stream!r}, expected {suggest(stream, maps)}.")
-        chosen = {name: one for name, one in maps.items() if stream in (None, name) and one[1] and one[0]}
+        chosen = {
+            name: memory_map
+            for name, memory_map in maps.items()
+            if stream in (None, name) and memory_map[1] and memory_map[0]
+        }
         if not chosen:
             raise ValueError(
                 f"{self.recording!r} has no memory map: there is one where the writes add up to the stream."
@@ -197,7 +201,7 @@ class Plots:
             ):
                 before.append((start, entering[first.id]))
         order = {site.id: place for place, site in enumerate(sites)}
-        return sorted([*before, *after], key=lambda one: order[one[0].id])
+        return sorted([*before, *after], key=lambda pair: order[pair[0].id])
 
     def _depths(self, stream: str | None, what: str, remedy: str, *series: Values) -> Depths:
         """Return the positions of the sites of some series; an error if all are empty."""

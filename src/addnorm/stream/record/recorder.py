@@ -97,8 +97,8 @@ def record(
 
 
 @dataclass
-class _HeldState:
-    """State of the stream, held until the last write that is added to it has been compared with it."""
+class _PendingState:
+    """State of the stream that is kept until the last write to it has been compared with it."""
 
     x: Tensor
     norms: TokenNorms
@@ -130,7 +130,7 @@ class _Recorder:
         self._key: Any = None
         self._tokens: dict[str, TokenMask] = {}  # by stream
         self._named: dict[str, nn.Parameter] = {}
-        self._held: dict[Value, _HeldState] = {}
+        self._pending: dict[Value, _PendingState] = {}
         self._norms: dict[Value, TokenNorms] = {}
         self._operands: dict[Value, Tensor] = {}  # writes and their scales, until all of them are computed
         self._samples: dict[str, TokenSample] = {}
@@ -169,33 +169,33 @@ class _Recorder:
         self._named = dict(self.model.named_parameters())
         if self.grads:
             self._gradients.add_parameters(plan, self._named)
-        self._held, self._norms, self._operands = {}, {}, {}
+        self._pending, self._norms, self._operands = {}, {}, {}
         self._gradients.without_graph = []
-        taps: list[tuple[Value, Observer]] = []
+        observers: list[tuple[Value, Observer]] = []
         leaves = pytree.tree_leaves((args, kwargs))
-        watch = ObserverMode(frames, {})
+        mode = ObserverMode(frames, {})
         self._samples = {name: TokenSample(stream, self._tokens[name]) for name, stream in plan.streams.items()}
-        for value, tap in self._taps(plan, watch):
+        for value, observer in self._list_observers(plan, mode):
             if value.op is not None:
-                taps.append((value, tap))
+                observers.append((value, observer))
             elif (leaf := self._leaf(value, leaves)) is not None:
-                tap(leaf)
-        watch.observers = group_observers(taps)
-        return watch
+                observer(leaf)
+        mode.observers = group_observers(observers)
+        return mode
 
-    def end(self, watch: ObserverMode) -> None:
+    def end(self, mode: ObserverMode) -> None:
         """Finish the recording of a forward."""
         values = self._plan.values() if self._plan is not None else ()
         ops = {value.op.address: value.op for value in values if value.op is not None}
-        missed = {address for address, op in ops.items() if watch.was_missed(op)}
+        missed = {address for address, op in ops.items() if mode.was_missed(op)}
         if missed:  # other operators ran than in the inspected forward: the next forward is inspected again
             self._plans.pop(self._key, None)
             path, call, *_ = min(missed)
             self._note(
-                f"in forward {self.forwards - 1} {len(missed)} of {len(watch.observers)} places were not met, the first in call "
+                f"in forward {self.forwards - 1} {len(missed)} of {len(mode.observers)} places were not met, the first in call "
                 f"{call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
-        self._held, self._norms, self._operands = {}, {}, {}
+        self._pending, self._norms, self._operands = {}, {}, {}
         if count := len(self._gradients.without_graph):
             self._note(f"{count} states had no graph in the forward: no gradient is recorded there")
         if self.grads and self._plan is not None:
@@ -209,7 +209,7 @@ class _Recorder:
             _ = self.recording.memory_maps
         finally:
             self.recording.compose = None
-            self._held, self._samples = {}, {}
+            self._pending, self._samples = {}, {}
 
     def _note(self, text: str) -> None:
         self.recording.metadata["note"] = text
@@ -250,9 +250,9 @@ class _Recorder:
                 "the first: record models or inputs whose sublayers differ one by one."
             )
 
-    def _taps(self, plan: Plan, watch: ObserverMode) -> Iterator[tuple[Value, Observer]]:
+    def _list_observers(self, plan: Plan, mode: ObserverMode) -> Iterator[tuple[Value, Observer]]:
         for state in plan.states:
-            yield state.value, partial(self._on_state, watch, state)
+            yield state.value, partial(self._on_state, mode, state)
         for site in plan.sites:
             if site.read is not None:
                 yield site.read, partial(self._on_branch, "read", site)
@@ -268,7 +268,7 @@ class _Recorder:
             else:
                 yield norm.rstd, partial(self._on_rstd, norm)
         for sample in self._samples.values():
-            yield from sample.taps()
+            yield from sample.list_observers()
 
     def _leaf(self, value: Value, leaves: Sequence[Any]) -> Tensor | None:
         """Return the tensor of a value that no operator computes: an input or a parameter."""
@@ -279,21 +279,21 @@ class _Recorder:
             return self._named.get(value.name)
         return None
 
-    # Taps: they run where the tensors are computed.
+    # Observers: the model's operators call them with their outputs.
 
     def _put(self, site: int, role: str, values: Iterable[tuple[str, float]]) -> None:
         for name, value in values:
             self.recording.add(self.step, site, role, name, value)
 
-    def _on_state(self, watch: ObserverMode, state: StateProbe, tensor: Tensor) -> None:
+    def _on_state(self, mode: ObserverMode, state: StateProbe, tensor: Tensor) -> None:
         tokens = self._tokens[state.stream]
         if self.grads and state.leaving and self._key[-1]:  # grad mode was on as the forward began
-            watch.deferred.append(partial(self._gradients.add_state, state, tensor, self.step, tokens))
+            mode.deferred.append(partial(self._gradients.add_state, state, tensor, self.step, tokens))
         with torch.no_grad():
             t = features_last(tensor.detach(), state.width, state.axis)
             norms = self._norms[state.value] = statistics.token_norms(t, tokens)
             if state.writes:
-                self._held[state.value] = _HeldState(t, norms, _version(t), state.writes)
+                self._pending[state.value] = _PendingState(t, norms, _version(t), state.writes)
             values = [*norms.statistics()]
             for site in state.entering:
                 self._put(site, "in", values)
@@ -318,7 +318,7 @@ class _Recorder:
     def _on_operand(self, site: SiteProbe, value: Value, tensor: Tensor) -> None:
         """Record a write once it and all of its scales are computed, in any order."""
         self._operands[value] = tensor
-        if all(one in self._operands for one in site.write.operands):
+        if all(operand in self._operands for operand in site.write.operands):
             self._on_write(site, self._operands.pop(site.write.value))
 
     def _on_write(self, site: SiteProbe, tensor: Tensor) -> None:
@@ -336,15 +336,15 @@ class _Recorder:
             is_raw = not probe.scales and probe.factor == 1.0 and strip_views(probe.value) is site.raw
             norms = (self._norms.get(site.raw) if is_raw else None) or statistics.token_norms(write, tokens)
             self._put(site.index, "write", norms.statistics())
-            held = self._held.get(state.value)
-            if held is not None:
-                x = held.x
-                if x.numel() == write.numel() and held.version == _version(x):
-                    values = statistics.write_statistics(x, write.reshape(x.shape), held.norms, norms, tokens)
+            pending = self._pending.get(state.value)
+            if pending is not None:
+                x = pending.x
+                if x.numel() == write.numel() and pending.version == _version(x):
+                    values = statistics.write_statistics(x, write.reshape(x.shape), pending.norms, norms, tokens)
                     self._put(site.index, "write", values)
-                held.writes -= 1
-                if not held.writes:
-                    del self._held[state.value]
+                pending.writes -= 1
+                if not pending.writes:
+                    del self._pending[state.value]
 
     def _on_norm_input(self, norm: NormProbe, tensor: Tensor) -> None:
         with torch.no_grad():

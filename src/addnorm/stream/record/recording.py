@@ -115,11 +115,11 @@ class Recording(Rendered, Measurements):
     def _blocks(self) -> Iterator[Block]:
         yield Paragraph(repr(self)[1:-1], style="strong")
         charts = [
-            _chart(title, [value for _, value in self.series(one.role, one.statistic)], colour)
-            for title, one, colour in CHARTS
+            _chart(title, [value for _, value in self.series(column.role, column.statistic)], colour)
+            for title, column, colour in CHARTS
         ]
         yield Drawing(f"<div>{''.join(charts)}</div>")
-        series = ((one.heading, self.series(one.role, one.statistic)) for one in COLUMNS)
+        series = ((column.heading, self.series(column.role, column.statistic)) for column in COLUMNS)
         columns = {heading: {site.id: value for site, value in values} for heading, values in series if values}
         rows: list[Row | Sequence[Span]] = []
         stream = self.streams[0] if len(self.streams) == 1 else ""
@@ -132,10 +132,15 @@ class Recording(Rendered, Measurements):
                 rows.append(Row(["", stream], "strong"))
             layer = "" if site.layer is None else str(site.layer + 1)
             rows.append(
-                [layer, site.kind, "" if is_end else site.id, *(_cell(one.get(site.id)) for one in columns.values())]
+                [
+                    layer,
+                    site.kind,
+                    "" if is_end else site.id,
+                    *(_cell(values.get(site.id)) for values in columns.values()),
+                ]
             )
         headings = [Column("layer", "right"), Column("sublayer"), Column("module", drop="first")]
-        yield Table([*headings, *(Column(one, "right", drop="last") for one in columns)], rows, caption=NOTE)
+        yield Table([*headings, *(Column(heading, "right", drop="last") for heading in columns)], rows, caption=NOTE)
 
 
 def _steps_text(steps: tuple[int, ...]) -> str:

@@ -47,15 +47,18 @@ class TokenSample:
         self._chosen: Tensor | None = None  # indices of the sampled tokens
         self._count = 0
 
-    def taps(self) -> Iterator[tuple[Value, Observer]]:
+    def list_observers(self) -> Iterator[tuple[Value, Observer]]:
         """Yield the values to sample, each with its observer; nothing if the samples could not be combined."""
-        if self.reason():
+        if self.find_obstacle():
             return
         for value in dict.fromkeys(self._values()):
             yield value, partial(self._keep, value)
         gains = [gain for norms in self.chain.norms_out for norm in norms for gain in (norm.weight, norm.bias)]
         gains += [
-            scale for branches in self.chain.sublayers for branch in branches for scale in write_probe(branch).scales
+            scale
+            for sublayers in self.chain.sublayers
+            for sublayer in sublayers
+            for scale in write_probe(sublayer).scales
         ]
         for gain in filter(None, gains):
             if gain.op is not None:
@@ -63,7 +66,7 @@ class TokenSample:
             else:  # an optimizer may change it before the map is computed
                 self._parameters[gain] = gain.tensor.detach().clone()
 
-    def reason(self) -> str:
+    def find_obstacle(self) -> str:
         """Return why components cannot be propagated: a step on the stream that is not a constant factor; else empty text."""
         for k, add in enumerate(self.chain.adds):
             if _product(add.residual_path.factors) is None:
@@ -78,7 +81,7 @@ class TokenSample:
 
     def compute(self) -> tuple[MemoryMap | None, Balance]:
         """Return the memory map and the balance; without a map, the balance has the reason."""
-        if reason := self.reason():
+        if reason := self.find_obstacle():
             return None, Balance(reason=reason)
         with self._restored_parameters():
             return self._compute()
@@ -102,8 +105,8 @@ class TokenSample:
             return None, Balance(reason=f"{missing} of {len(values)} states and writes were not met in the last step")
         names = {id(site.sublayer): site.id for site in self.stream.sites}
 
-        def write(branch: Sublayer) -> Tensor:
-            probe = write_probe(branch)
+        def write(sublayer: Sublayer) -> Tensor:
+            probe = write_probe(sublayer)
             part = self._states[probe.value] * probe.factor
             for scale in probe.scales:
                 part = part * scale.tensor.detach().double()
@@ -118,7 +121,7 @@ class TokenSample:
         def late(add: Add, part: Tensor) -> Tensor:
             return part * (_product([*add.early_factors, *add.late_factors]) or 1.0)
 
-        states = [self._states[value] for value in self._state_values()]
+        states = [self._states[value] for value in self.chain.states()]
         limit = get_tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
         sources: dict[str, None] = {}
         depths: list[dict[str, float]] = []
@@ -129,7 +132,7 @@ class TokenSample:
                 closure = max(closure, error := relative_error(states[k], total))
                 if not error <= limit:
                     reason = f"at depth {k} the components add up to the stream with a relative error of {error:.1e}, "
-                    return None, Balance(reason=f"{reason}allowed {limit:.0e}")
+                    return None, Balance(reason=f"{reason}tolerance {limit:.0e}")
                 depths.append({name: float(share.mean()) for name, share in source_shares(parts, total).items()})
                 sources |= dict.fromkeys(parts)
             norms = torch.linalg.vector_norm(states[-1], dim=-1)
@@ -138,15 +141,11 @@ class TokenSample:
         balance = Balance(tuple(amounts), tuple(amounts.values()), float(norms.mean()), norms.numel(), closure)
         return ([*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]), balance
 
-    def _state_values(self) -> list[Value]:
-        norms = self.chain.norms_out[-1]
-        return [add.x for add in self.chain.adds] + [norms[-1].y if norms else self.chain.adds[-1].out]
-
     def _values(self) -> Iterator[Value]:
-        yield from self._state_values()
-        for branches in self.chain.sublayers:
-            for branch in branches:
-                yield write_probe(branch).value
+        yield from self.chain.states()
+        for sublayers in self.chain.sublayers:
+            for sublayer in sublayers:
+                yield write_probe(sublayer).value
 
     def _keep(self, value: Value, tensor: Tensor) -> None:
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """Roles and statistics of a recording as data, the names that select them, and the types of its sites, rows and balances.
 
-Everything that prints, explains or selects a statistic reads `STATISTICS`. No other file lists them.
+Files, selections and docs read `STATISTICS`. The table, the plots, the report and the explorer choose some of its entries.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def resolve_name(name: str, statistic: str) -> Selection:
         raise ValueError(f"name is {name!r}, expected {suggest(base, [*ROLES, *HOOK_NAMES])}.")
     entry = BY_NAME.get((hook.roles[0], STATISTIC_SYNONYMS.get(statistic, statistic)))
     if entry is None:
-        names = [one.name for one in STATISTICS if one.role == hook.roles[0]]
+        names = [known.name for known in STATISTICS if known.role == hook.roles[0]]
         raise ValueError(f"{base} has no statistic {statistic!r}, expected {suggest(statistic, names)}.")
     return Selection(hook.roles, entry.reciprocal_of or entry.name, hook.kind, layer, bool(entry.reciprocal_of))
 

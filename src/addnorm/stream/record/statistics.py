@@ -124,9 +124,9 @@ def write_statistics(
 ) -> Values:
     """Yield ratio, cosine, unchanged: the write compared with the stream it is added to."""
     mask = tokens.flatten(x)
-    one, two = (t.reshape(-1, t.shape[-1]) for t in (x, write))
-    dots = (upcast(one) * upcast(two)).sum(-1)
-    unchanged = ((one + two).to(x.dtype) == one).float().mean(-1)
+    x_flat, write_flat = (t.reshape(-1, t.shape[-1]) for t in (x, write))
+    dots = (upcast(x_flat) * upcast(write_flat)).sum(-1)
+    unchanged = ((x_flat + write_flat).to(x.dtype) == x_flat).float().mean(-1)
     if mask is not None:
         dots, unchanged = dots[mask], unchanged[mask]
     x_norm, write_norm = x_norms.squares.sqrt(), write_norms.squares.sqrt()

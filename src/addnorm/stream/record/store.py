@@ -36,8 +36,14 @@ def to_dict(recording: Measurements) -> dict[str, Any]:
 
 def _document(recording: Measurements) -> dict[str, Any]:
     series = [
-        {"site": site, "role": role, "statistic": name, "steps": one.steps.tolist(), "values": one.values.tolist()}
-        for site, role, name, one in recording.iter_series()
+        {
+            "site": site,
+            "role": role,
+            "statistic": name,
+            "steps": values.steps.tolist(),
+            "values": values.values.tolist(),
+        }
+        for site, role, name, values in recording.iter_series()
     ]
     return {**_head(recording), "series": series}
 
