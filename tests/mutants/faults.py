@@ -191,13 +191,13 @@ FAULTS = (
     ),
     Fault(
         "mix-ln-one-layer-more", "wirings", "src/addnorm/wirings/catalog.py",
-        "POST if at.layer < _mix_ln_k(",
-        "POST if at.layer <= _mix_ln_k(",
+        "POST if place.layer < _mix_ln_k(",
+        "POST if place.layer <= _mix_ln_k(",
     ),
     Fault(
         "gpt2-depth-in-layers", "wirings", "src/addnorm/wirings/init.py",
-        "0.02 / math.sqrt(at.n_sublayers)",
-        "0.02 / math.sqrt(at.num_layers)",
+        "0.02 / math.sqrt(place.n_sublayers)",
+        "0.02 / math.sqrt(place.num_layers)",
     ),
     Fault(
         "equation-first-layer", "equation", "src/addnorm/wirings/equation.py",

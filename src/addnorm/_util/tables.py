@@ -275,7 +275,7 @@ def to_markdown(table: Table) -> str:
 
     def line(cells: Iterable[tuple[str, Style]], style: Style) -> str:
         texts = [(" ".join(text.splitlines()).replace("|", r"\|"), span_style or style) for text, span_style in cells]
-        return f"| {' | '.join(f'**{text}**' if text and own == 'strong' else text for text, own in texts)} |"
+        return f"| {' | '.join(f'**{text}**' if text and span_style == 'strong' else text for text, span_style in texts)} |"
 
     head = line([(column.header, "") for column in table.columns], "")
     rule = f"| {' | '.join('--:' if column.align == 'right' else ':--' for column in table.columns)} |"

@@ -217,10 +217,10 @@ class ModelBackend:
         for node in graph.graph.nodes:
             graph_arg = node.meta.get("grapharg") if node.op == "placeholder" else None
             path = self._owner(graph_arg.example) if graph_arg is not None else None
-            within = PARAMETER_OF_SELF.match(source_of(graph_arg)) if path is not None else None
-            if path is not None and within is not None:
+            match = PARAMETER_OF_SELF.match(source_of(graph_arg)) if path is not None else None
+            if path is not None and match is not None:
                 parts = path.split(".") if path else []
-                return ".".join(parts[: len(parts) - within[1].count("._modules[")])
+                return ".".join(parts[: len(parts) - match[1].count("._modules[")])
         return ""
 
     def _owner(self, parameter: Tensor) -> str | None:

@@ -179,17 +179,17 @@ def _sole_cast(value: Value) -> Value | None:
 
 def _nodes_between(y: fx.Node, ends: set[fx.Node | None], traced: TracedGraph) -> set[fx.Node] | None:
     """Return the nodes that compute y from the ends; None if they read anything else but constants."""
-    between: set[fx.Node] = set()
+    inner: set[fx.Node] = set()
     todo = [y]
     while todo:
         node = todo.pop()
-        if node in between or node in ends or is_number(example_value(node)):
+        if node in inner or node in ends or is_number(example_value(node)):
             continue
         if node.op == "placeholder" or (node.op == "get_attr" and traced.kind(node) != CONSTANT):
             return None
-        between.add(node)
+        inner.add(node)
         todo += node.all_input_nodes
-    return between
+    return inner
 
 
 def _find_views(match: Match, traced: TracedGraph) -> str | None:

@@ -285,4 +285,4 @@ def _precision(model: nn.Module) -> tuple[torch.dtype, float]:
     dtype = count.most_common(1)[0][0] if count else torch.get_default_dtype()
     devices = {p.device.type for p in model.parameters()} or {"cpu"}
     casts = [torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)]
-    return dtype, max(torch.finfo(one).eps for one in (dtype, *casts))
+    return dtype, max(torch.finfo(candidate).eps for candidate in (dtype, *casts))

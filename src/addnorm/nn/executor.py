@@ -303,8 +303,8 @@ def _scaled(x: Tensor, c: Scale) -> Tensor:
 
 def refuse_output(connection: Connection, output: Any, read: Tensor) -> NoReturn:
     """Raise an error for a sublayer whose output is not a tensor in the shape of its input."""
-    at, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
-    path = f"sublayers[{at.layer * at.sublayers_per_layer + at.sublayer}] ({name})"
+    place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
+    path = f"sublayers[{place.layer * place.sublayers_per_layer + place.sublayer}] ({name})"
     if isinstance(output, Tensor):
         raise ValueError(
             f"{path} returned shape {tuple(output.shape)}, expected {tuple(read.shape)}, the shape of its input: the output "

@@ -111,13 +111,15 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
     if not layers:
         _refuse(f"{path}.layers", "is empty", "at least one layer", "there is nothing to convert")
     first_path, first = next(iter(layers.items()))
-    for at, layer in layers.items():
-        _check_layer(at, layer, nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer)
-        _check_equal(at, layer, first_path, first, "norm_first")
-        _check_equal(f"{at}.linear1", layer.linear1, f"{first_path}.linear1", first.linear1, "out_features")
+    for module_path, layer in layers.items():
+        _check_layer(module_path, layer, nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer)
+        _check_equal(module_path, layer, first_path, first, "norm_first")
+        _check_equal(f"{module_path}.linear1", layer.linear1, f"{first_path}.linear1", first.linear1, "out_features")
         for name in (part.module for part in PARTS[type(layer)] if part.module):
             of_first = first_path + ".self_attn", first.self_attn
-            _check_equal(f"{at}.{name}", getattr(layer, name), *of_first, "embed_dim", "num_heads", "batch_first")
+            _check_equal(
+                f"{module_path}.{name}", getattr(layer, name), *of_first, "embed_dim", "num_heads", "batch_first"
+            )
     attention = first.self_attn
     d_model: int = attention.embed_dim
     wiring = "pre_ln" if first.norm_first else "post_ln"
@@ -127,9 +129,9 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
     if decodes or causal:
         ours = Decoder(*arguments, cross_attention=decodes, causal=causal, **options)
     ours.train(theirs.training)
-    for connections, (at, layer) in zip(ours.stack.layers(), layers.items(), strict=True):
+    for connections, (module_path, layer) in zip(ours.stack.layers(), layers.items(), strict=True):
         for connection, part in zip(connections, PARTS[type(layer)], strict=True):
-            own_norm = _norm(f"{at}.{part.norm}", getattr(layer, part.norm), d_model)
+            own_norm = _norm(f"{module_path}.{part.norm}", getattr(layer, part.norm), d_model)
             setattr(connection, "norm_in" if layer.norm_first else "norm_out", own_norm)
             dropout = getattr(layer, part.dropout)
             connection.dropout, connection.training = dropout.p, dropout.training
@@ -191,16 +193,18 @@ def _check_layer(path: str, layer: Any, kind: type[nn.Module]) -> None:
         _check_class(f"{path}.{part.dropout}", getattr(layer, part.dropout), (nn.Dropout,))
         if not part.module:
             continue
-        attention, at = getattr(layer, part.module), f"{path}.{part.module}"
-        _check_class(at, attention, (nn.MultiheadAttention,))
-        _check_class(f"{at}.out_proj", attention.out_proj, LINEARS)
+        attention, module_path = getattr(layer, part.module), f"{path}.{part.module}"
+        _check_class(module_path, attention, (nn.MultiheadAttention,))
+        _check_class(f"{module_path}.out_proj", attention.out_proj, LINEARS)
         if attention.bias_k is not None or attention.bias_v is not None:
-            _refuse(at, "has bias_k and bias_v", "none", "attention here has no keys that are parameters")
+            _refuse(module_path, "has bias_k and bias_v", "none", "attention here has no keys that are parameters")
         if attention.add_zero_attn:
-            _refuse(at, "has add_zero_attn=True", "False", "attention here has no key of zeros")
+            _refuse(module_path, "has add_zero_attn=True", "False", "attention here has no key of zeros")
         if attention.in_proj_weight is None:
             widths = f"kdim={attention.kdim} and vdim={attention.vdim}"
-            _refuse(at, f"has {widths}", f"{attention.embed_dim}", "keys and values have the stream's width here")
+            _refuse(
+                module_path, f"has {widths}", f"{attention.embed_dim}", "keys and values have the stream's width here"
+            )
     for name, kinds in (("linear1", LINEARS), ("linear2", LINEARS), ("dropout", (nn.Dropout,))):
         _check_class(f"{path}.{name}", getattr(layer, name), kinds)
 

@@ -164,9 +164,9 @@ def _write(y: Tensor | None, z: Tensor | None, a: Any, return_residual: bool) ->
 _OPTIONS = OutArguments._fields[8:]
 
 
-def _by_name(residual: Tensor, branch: Tensor | None, **others: Any) -> dict[str, Any]:
+def _by_name(residual: Tensor, branch: Tensor | None, **arguments: Any) -> dict[str, Any]:
     """Return the inputs by the caller's names."""
-    return {"x": residual, **others} if branch is None else {"residual": residual, "branch": branch, **others}
+    return {"x": residual, **arguments} if branch is None else {"residual": residual, "branch": branch, **arguments}
 
 
 def _check(residual: Tensor, targets: Targets, inputs: dict[str, Any]) -> None:

@@ -187,9 +187,9 @@ class _Writer:
         text = self.number(value)
         return f"({text})" if "-" in text or "e" in text else text
 
-    def abbreviate(self, d: int, text: Callable[[int], str], between: str) -> str:
+    def abbreviate(self, d: int, text: Callable[[int], str], separator: str) -> str:
         """Return the texts of d features, joined; of more than four only the first two and the last."""
-        return between.join(map(text, range(d)) if d <= 4 else [text(0), text(1), "…", text(d - 1)])
+        return separator.join(map(text, range(d)) if d <= 4 else [text(0), text(1), "…", text(d - 1)])
 
     def vector(self, d: int, text: Callable[[int], str]) -> str:
         """Return the texts of d features in brackets."""

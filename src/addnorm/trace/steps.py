@@ -136,10 +136,10 @@ def show(value: float | Sequence[float], digits: int = 5) -> str:
     """
     if not isinstance(value, Sequence):
         return f"{value + 0.0:.{digits}g}"  # + 0.0: no -0
-    shown = [show(v, digits) for v in (value if len(value) <= 12 else [*value[:4], value[-1]])]
+    numbers = [show(v, digits) for v in (value if len(value) <= 12 else [*value[:4], value[-1]])]
     if len(value) <= 12:
-        return f"[{', '.join(shown)}]"
-    return f"[{', '.join(shown[:4])}, …, {shown[4]}] ({len(value)} numbers)"
+        return f"[{', '.join(numbers)}]"
+    return f"[{', '.join(numbers[:4])}, …, {numbers[4]}] ({len(value)} numbers)"
 
 
 def _flat(value: float | Vector) -> Vector:

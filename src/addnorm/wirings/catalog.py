@@ -127,15 +127,15 @@ def deepnorm(kind: Kind = "encoder-only", other_layers: int | None = None) -> Wi
     )  # fmt: skip
 
 
-def _deepnorm_row(at: Place, kind: Kind, other_layers: int | None) -> Row:
-    return Row(norm_out=True, a=deepnorm_constants(kind, at.num_layers, other_layers)[0])
+def _deepnorm_row(place: Place, kind: Kind, other_layers: int | None) -> Row:
+    return Row(norm_out=True, a=deepnorm_constants(kind, place.num_layers, other_layers)[0])
 
 
-def _deepnorm_init(role: str | None, at: Place, kind: Kind, other_layers: int | None) -> Draw:
+def _deepnorm_init(role: str | None, place: Place, kind: Kind, other_layers: int | None) -> Draw:
     if role in ("query", "key"):
         return Draw("xavier_normal")
     require_role(role)
-    return Draw("xavier_normal", deepnorm_constants(kind, at.num_layers, other_layers)[1])
+    return Draw("xavier_normal", deepnorm_constants(kind, place.num_layers, other_layers)[1])
 
 
 def _deepnorm_pair(wiring: Wiring, num_encoder_layers: int, num_decoder_layers: int) -> tuple[Wiring, Wiring]:
@@ -177,8 +177,8 @@ def _admin_profile(stack: Any, *inputs: Any, **context: Any) -> None:
     stack.profile_admin_(*inputs, **context)
 
 
-def _admin_row(at: Place, profiled: bool, growth: Growth) -> Row:
-    return Row(norm_out=True, a=Learned(1.0 if profiled else _ADMIN[growth](at.n_sublayers), per_feature=True))
+def _admin_row(place: Place, profiled: bool, growth: Growth) -> Row:
+    return Row(norm_out=True, a=Learned(1.0 if profiled else _ADMIN[growth](place.n_sublayers), per_feature=True))
 
 
 @register
@@ -206,8 +206,8 @@ def skipinit(alpha: float | None = 0.0) -> Wiring:
     )  # fmt: skip
 
 
-def _skipinit_row(at: Place, alpha: float | None) -> Row:
-    return Row(b=Learned(1 / math.sqrt(at.n_sublayers) if alpha is None else alpha))
+def _skipinit_row(place: Place, alpha: float | None) -> Row:
+    return Row(b=Learned(1 / math.sqrt(place.n_sublayers) if alpha is None else alpha))
 
 
 # From CaiT's code: the default of its class, the value of its models of 24 layers, and of 36 (but XXS36: 1e-5) and 48.
@@ -231,8 +231,8 @@ def layer_scale(gamma: float | None = None) -> Wiring:
     )  # fmt: skip
 
 
-def _layer_scale_row(at: Place, gamma: float | None) -> Row:
-    init = next(value for depth, value in _CAIT if at.num_layers >= depth) if gamma is None else gamma
+def _layer_scale_row(place: Place, gamma: float | None) -> Row:
+    init = next(value for depth, value in _CAIT if place.num_layers >= depth) if gamma is None else gamma
     return Row(norm_in=True, b=Learned(init, per_feature=True))
 
 
@@ -258,8 +258,8 @@ def depth_mup(k: float = 1.0) -> Wiring:
     )  # fmt: skip
 
 
-def _depth_mup_row(at: Place, k: float) -> Row:
-    return Row(norm_in=True, b=k / math.sqrt(at.num_layers))
+def _depth_mup_row(place: Place, k: float) -> Row:
+    return Row(norm_in=True, b=k / math.sqrt(place.num_layers))
 
 
 @register
@@ -273,8 +273,8 @@ def completep(k: float = 1.0) -> Wiring:
     )  # fmt: skip
 
 
-def _completep_row(at: Place, k: float) -> Row:
-    return Row(norm_in=True, b=k / at.num_layers)
+def _completep_row(place: Place, k: float) -> Row:
+    return Row(norm_in=True, b=k / place.num_layers)
 
 
 @register
@@ -290,8 +290,8 @@ def layernorm_scaling() -> Wiring:
     )  # fmt: skip
 
 
-def _lns_row(at: Place) -> Row:
-    return Row(norm_in=True, c=1 / math.sqrt(at.number))
+def _lns_row(place: Place) -> Row:
+    return Row(norm_in=True, c=1 / math.sqrt(place.number))
 
 
 @register
@@ -313,8 +313,8 @@ def _mix_ln_k(num_layers: int, k: int | None) -> int:
     return num_layers // 4 if k is None else k
 
 
-def _mix_ln_row(at: Place, k: int | None) -> Row:
-    return POST if at.layer < _mix_ln_k(at.num_layers, k) else PRE
+def _mix_ln_row(place: Place, k: int | None) -> Row:
+    return POST if place.layer < _mix_ln_k(place.num_layers, k) else PRE
 
 
 def _mix_ln_final(num_layers: int, k: int | None) -> bool:
@@ -363,8 +363,8 @@ def parallel(norms: int = 1) -> Wiring:
     )  # fmt: skip
 
 
-def _parallel_row(at: Place, norms: int) -> Row:
-    return Row(norm_in=norms == 2 or at.sublayer == 0)
+def _parallel_row(place: Place, norms: int) -> Row:
+    return Row(norm_in=norms == 2 or place.sublayer == 0)
 
 
 @register

@@ -124,9 +124,9 @@ def _factors(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
                 if isinstance(factor, Learned):
                     sentences[text.text] = _learned(name, factor, text)
                 elif text.text and text.text != format_factor(factor):
-                    at = [_at(wiring, name, depth) for depth in (SHALLOW, DEEP)]
-                    is_ = f"{text.definition}:" if text.definition else f"{text.text} is"
-                    sentences[text.text] = f"{is_} {at[0]} in {SHALLOW} layers, {at[1]} in {DEEP}."
+                    examples = [_format_at_depth(wiring, name, depth) for depth in (SHALLOW, DEEP)]
+                    definition = f"{text.definition}:" if text.definition else f"{text.text} is"
+                    sentences[text.text] = f"{definition} {examples[0]} in {SHALLOW} layers, {examples[1]} in {DEEP}."
     return [*sentences.values()]
 
 
@@ -139,7 +139,7 @@ def _learned(name: str, factor: Learned, text: FactorText) -> str:
     return f"{text.text} is learned, a {kind} {scope}, and {start}{effect}."
 
 
-def _at(wiring: WiringRows, name: str, depth: int) -> str:
+def _format_at_depth(wiring: WiringRows, name: str, depth: int) -> str:
     """Return the numbers of a factor in a stack of `depth` layers."""
     texts = (getattr(row, name).text for group in group_layers(wiring, depth) for row in group.rows)
     text = next((text.strip("()") for text in texts if text), "1")

@@ -40,47 +40,47 @@ class Canvas:
         """The width of the drawing so far."""
         return 1 + max(x for x, _ in (*self.wires, *self.texts))
 
-    def text(self, x: int, y: int, text: str) -> int:
+    def write(self, x: int, y: int, text: str) -> int:
         """Write a text over existing cells and return its end."""
         self.texts |= {(x + k, y): character for k, character in enumerate(text)}
         return x + len(text)
 
-    def across(self, x: int, end: int, y: int) -> int:
+    def draw_wire(self, x: int, end: int, y: int) -> int:
         """Draw a wire from left to right, both ends included, and return its end."""
-        for at in range(x, end + 1):
-            self.wires.setdefault((at, y), set()).update("r" * (at < end) + "l" * (at > x))
+        for column in range(x, end + 1):
+            self.wires.setdefault((column, y), set()).update("r" * (column < end) + "l" * (column > x))
         return end
 
-    def arrow(self, x: int, y: int, to: str) -> int:
+    def draw_arrow(self, x: int, y: int, label: str) -> int:
         """Draw an arrow and the text it points to; return the end of the text."""
-        return self.text(self.across(x, x + STEP, y) + 1, y, f"{ARROW} {to}")
+        return self.write(self.draw_wire(x, x + STEP, y) + 1, y, f"{ARROW} {label}")
 
-    def down(self, x: int, y: int, end: int) -> None:
+    def draw_vertical_wire(self, x: int, y: int, end: int) -> None:
         """Draw a wire from top to bottom, both ends included."""
-        for at in range(y, end + 1):
-            self.wires.setdefault((x, at), set()).update("d" * (at < end) + "u" * (at > y))
+        for line in range(y, end + 1):
+            self.wires.setdefault((x, line), set()).update("d" * (line < end) + "u" * (line > y))
 
-    def box(self, x: int, y: int, label: str) -> int:
+    def draw_box(self, x: int, y: int, label: str) -> int:
         """Draw a box with its wires at height y; return its right edge."""
         right = x + len(label) + 3
-        for at in (y - 1, y + 1):
-            self.across(x, right, at)
-        for at in (x, right):
-            self.down(at, y - 1, y + 1)
-        self.text(x + 1, y, f" {label} ")
+        for position in (y - 1, y + 1):
+            self.draw_wire(x, right, position)
+        for position in (x, right):
+            self.draw_vertical_wire(position, y - 1, y + 1)
+        self.write(x + 1, y, f" {label} ")
         return right
 
-    def chain(self, x: int, y: int, labels: Iterable[str]) -> int:
+    def draw_boxes(self, x: int, y: int, labels: Iterable[str]) -> int:
         """Draw boxes on a wire from x; return the right edge of the last, or x without boxes."""
         for label in labels:
-            begin = self.across(x, x + STEP + 1, y)
-            x = self.box(begin, y, label)
+            begin = self.draw_wire(x, x + STEP + 1, y)
+            x = self.draw_box(begin, y, label)
         return x
 
     def add(self, other: Canvas, x: int) -> None:
         """Add another drawing at x, with its stream at the same height."""
-        self.wires |= {(x + at, y): set(wires) for (at, y), wires in other.wires.items()}
-        self.texts |= {(x + at, y): text for (at, y), text in other.texts.items()}
+        self.wires |= {(x + position, y): set(wires) for (position, y), wires in other.wires.items()}
+        self.texts |= {(x + position, y): text for (position, y), text in other.texts.items()}
 
     def __str__(self) -> str:
         cells = {at: WIRES["".join(sorted(wires, key="lrud".index))] for at, wires in self.wires.items()} | self.texts
@@ -115,7 +115,7 @@ def _beside(pieces: list[Canvas]) -> str:
         if joined.texts:
             end = joined.width
             for y in piece.streams:
-                joined.text(end, y, AND_SO_ON)
+                joined.write(end, y, AND_SO_ON)
         joined.add(piece, joined.width if joined.texts else 0)
     return str(joined) if joined.width <= WIDTH else "\n\n".join(map(str, pieces))
 
@@ -123,14 +123,14 @@ def _beside(pieces: list[Canvas]) -> str:
 def _begin() -> Canvas:
     """Draw the norm of the embedding."""
     canvas = Canvas()
-    canvas.arrow(canvas.chain(canvas.text(0, 0, "x ") - 1, 0, ["N"]), 0, "x_0")
+    canvas.draw_arrow(canvas.draw_boxes(canvas.write(0, 0, "x ") - 1, 0, ["N"]), 0, "x_0")
     return canvas
 
 
 def _end(_: Canvas) -> Canvas:
     """Draw the final norm."""
     canvas = Canvas()
-    canvas.arrow(canvas.chain(canvas.text(0, 0, "x_L ") - 1, 0, ["N"]), 0, "y")
+    canvas.draw_arrow(canvas.draw_boxes(canvas.write(0, 0, "x_L ") - 1, 0, ["N"]), 0, "y")
     return canvas
 
 
@@ -139,25 +139,25 @@ def _end_of_two(layer: Canvas) -> Canvas:
     canvas = Canvas()
     low = layer.streams[1]
     canvas.streams = layer.streams
-    right = canvas.chain(canvas.text(0, low, "v ") - 1, low, ["N"])
-    join = canvas.across(right, right + 1 + STEP, low)
-    canvas.across(canvas.text(0, 0, "u "), join, 0)
-    canvas.down(join, 0, low)
-    canvas.text(join, 0, ADD)
-    canvas.arrow(join, 0, "y")
+    right = canvas.draw_boxes(canvas.write(0, low, "v ") - 1, low, ["N"])
+    join = canvas.draw_wire(right, right + 1 + STEP, low)
+    canvas.draw_wire(canvas.write(0, 0, "u "), join, 0)
+    canvas.draw_vertical_wire(join, 0, low)
+    canvas.write(join, 0, ADD)
+    canvas.draw_arrow(join, 0, "y")
     return canvas
 
 
 def _row(lines: tuple[RowText, ...]) -> Canvas:
     line = lines[0]
     canvas = Canvas()
-    x = canvas.text(0, 0, "x ")
+    x = canvas.write(0, 0, "x ")
     if line.row.a == 0.0:
-        right = canvas.chain(x - 1, 0, [*_branch(line), *_norm_out(line)])
+        right = canvas.draw_boxes(x - 1, 0, [*_branch(line), *_norm_out(line)])
     else:
-        right = canvas.chain(_sublayer(canvas, x + STEP, line)[0], 0, _norm_out(line))
-        canvas.across(x, x + STEP, 0)
-    canvas.arrow(right, 0, "x'")
+        right = canvas.draw_boxes(_sublayer(canvas, x + STEP, line)[0], 0, _norm_out(line))
+        canvas.draw_wire(x, x + STEP, 0)
+    canvas.draw_arrow(right, 0, "x'")
     return canvas
 
 
@@ -165,18 +165,18 @@ def _sublayer(canvas: Canvas, fork: int, line: RowText, f: str = "f") -> tuple[i
     """Draw the stream from a fork to the add with the branch below; return the positions of the add and of the branch."""
     scaled = _factor(line.a)
     low = 3 if scaled else 2
-    canvas.down(fork, 0, low)
-    right = canvas.chain(fork, low, _branch(line, f))
+    canvas.draw_vertical_wire(fork, 0, low)
+    right = canvas.draw_boxes(fork, low, _branch(line, f))
     width = sum(len(label) + 4 for label in scaled)
     join = max(right, fork + width + STEP) + STEP + 1
-    canvas.across(right, join, low)
-    canvas.down(join, 0, low)
+    canvas.draw_wire(right, join, low)
+    canvas.draw_vertical_wire(join, 0, low)
     x = fork
     if scaled:
-        x = canvas.chain(fork + (join - fork - width) // 2 - STEP, 0, scaled)
-        canvas.across(fork, x - width + 1, 0)
-    canvas.across(x, join, 0)
-    canvas.text(join, 0, ADD)
+        x = canvas.draw_boxes(fork + (join - fork - width) // 2 - STEP, 0, scaled)
+        canvas.draw_wire(fork, x - width + 1, 0)
+    canvas.draw_wire(x, join, 0)
+    canvas.write(join, 0, ADD)
     return join, low
 
 
@@ -196,45 +196,45 @@ def _factor(factor: FactorText) -> list[str]:
 def _parallel(lines: tuple[RowText, ...]) -> Canvas:
     several = sum(line.row.norm_in for line in lines) > 1
     canvas = Canvas()
-    x = canvas.text(0, 0, "x ")
-    fork = canvas.across(x, x + STEP, 0)
+    x = canvas.write(0, 0, "x ")
+    fork = canvas.draw_wire(x, x + STEP, 0)
     ends, shared = [], (fork, 0)  # the first read, which the others may share
     for k, line in enumerate(lines):
         y = 2 + 3 * k
-        at, height = (fork, 0) if line.row.norm_in else shared
-        canvas.down(at, height, y)
+        start, height = (fork, 0) if line.row.norm_in else shared
+        canvas.draw_vertical_wire(start, height, y)
         if line.row.norm_in:
-            at = canvas.chain(at, y, [f"N_{k + 1}" if several else "N"])
+            start = canvas.draw_boxes(start, y, [f"N_{k + 1}" if several else "N"])
         if k == 0 and not several:
-            at = canvas.across(at, at + STEP, y)
-            shared = at, y
+            start = canvas.draw_wire(start, start + STEP, y)
+            shared = start, y
         labels = _branch(line._replace(row=replace(line.row, norm_in=False)), f"f_{k + 1}")
-        ends.append((canvas.chain(at, y, labels), y))
+        ends.append((canvas.draw_boxes(start, y, labels), y))
     join = max(right for right, _ in ends) + STEP + 1
     for right, y in ends:
-        canvas.across(right, join, y)
-    canvas.down(join, 0, ends[-1][1])
-    canvas.across(fork, join, 0)
-    canvas.text(join, 0, ADD)
-    canvas.arrow(canvas.chain(join, 0, _norm_out(lines[0])), 0, "x'")
+        canvas.draw_wire(right, join, y)
+    canvas.draw_vertical_wire(join, 0, ends[-1][1])
+    canvas.draw_wire(fork, join, 0)
+    canvas.write(join, 0, ADD)
+    canvas.draw_arrow(canvas.draw_boxes(join, 0, _norm_out(lines[0])), 0, "x'")
     return canvas
 
 
 def _two_streams(lines: tuple[RowText, ...]) -> Canvas:
     line = lines[0]
     canvas = Canvas()
-    x = canvas.text(0, 0, "u ")
-    fork = canvas.across(x, x + STEP, 0)
+    x = canvas.write(0, 0, "u ")
+    fork = canvas.draw_wire(x, x + STEP, 0)
     join, low = _sublayer(canvas, fork, line)
     second = low + 2
-    canvas.text(0, second, "v ")
-    canvas.across(x, join, second)
-    canvas.down(join, low, second)
-    canvas.text(join, second, ADD)
-    right = canvas.chain(join, 0, _norm_out(line))
-    canvas.across(join, right, second)
-    canvas.arrow(right, 0, "u'")
-    canvas.arrow(right, second, "v'")
+    canvas.write(0, second, "v ")
+    canvas.draw_wire(x, join, second)
+    canvas.draw_vertical_wire(join, low, second)
+    canvas.write(join, second, ADD)
+    right = canvas.draw_boxes(join, 0, _norm_out(line))
+    canvas.draw_wire(join, right, second)
+    canvas.draw_arrow(right, 0, "u'")
+    canvas.draw_arrow(right, second, "v'")
     canvas.streams = (0, second)
     return canvas
 
@@ -242,18 +242,18 @@ def _two_streams(lines: tuple[RowText, ...]) -> Canvas:
 def _bottom_to_top(lines: tuple[RowText, ...]) -> Canvas:
     first, last = lines[0], lines[-1]
     canvas = Canvas()
-    x = canvas.text(0, 0, "x ")
-    fork = canvas.across(x, x + STEP, 0)
+    x = canvas.write(0, 0, "x ")
+    fork = canvas.draw_wire(x, x + STEP, 0)
     join, low = _sublayer(canvas, fork, first, "f_1")
-    right = canvas.arrow(canvas.chain(join, 0, _norm_out(first)), 0, "h ")
-    again = canvas.across(right, right + STEP, 0)
+    right = canvas.draw_arrow(canvas.draw_boxes(join, 0, _norm_out(first)), 0, "h ")
+    again = canvas.draw_wire(right, right + STEP, 0)
     join, _ = _sublayer(canvas, again, last, "f_2")
-    last_join = canvas.across(join, join + STEP + 1, 0)
-    canvas.down(fork, low, low + 2)
-    canvas.across(fork, last_join, low + 2)
-    canvas.down(last_join, 0, low + 2)
-    canvas.text(last_join, 0, ADD)
-    canvas.arrow(canvas.chain(last_join, 0, _norm_out(last)), 0, "x'")
+    last_join = canvas.draw_wire(join, join + STEP + 1, 0)
+    canvas.draw_vertical_wire(fork, low, low + 2)
+    canvas.draw_wire(fork, last_join, low + 2)
+    canvas.draw_vertical_wire(last_join, 0, low + 2)
+    canvas.write(last_join, 0, ADD)
+    canvas.draw_arrow(canvas.draw_boxes(last_join, 0, _norm_out(last)), 0, "x'")
     return canvas
 
 

@@ -61,12 +61,12 @@ class UnknownRoleError(LookupError):
     """A rule depends on the role of a weight whose role is unknown."""
 
 
-def xavier(role: str | None, at: Place, **_: Any) -> Draw:
+def xavier(role: str | None, place: Place, **_: Any) -> Draw:
     """Return Xavier-uniform, +-sqrt(6 / (fan_in + fan_out)), as in "Attention Is All You Need"."""
     return Draw("xavier_uniform")
 
 
-def xavier_packed(role: str | None, at: Place, **_: Any) -> Draw:
+def xavier_packed(role: str | None, place: Place, **_: Any) -> Draw:
     """Return Xavier-uniform over queries, keys and values as one matrix of 3 d_model rows: their bound is smaller by sqrt(2).
 
     `torch.nn.Transformer`, fairseq and most models that were trained with "Xavier" draw them this way.
@@ -74,25 +74,25 @@ def xavier_packed(role: str | None, at: Place, **_: Any) -> Draw:
     return Draw("xavier_uniform", 1 / math.sqrt(2) if require_role(role) in PACKED else 1.0)
 
 
-def xavier_normal(role: str | None, at: Place, **_: Any) -> Draw:
+def xavier_normal(role: str | None, place: Place, **_: Any) -> Draw:
     """Return Xavier-normal: standard deviation sqrt(2 / (fan_in + fan_out))."""
     return Draw("xavier_normal")
 
 
-def gpt2(role: str | None, at: Place, **_: Any) -> Draw:
+def gpt2(role: str | None, place: Place, **_: Any) -> Draw:
     """Return the draw of GPT-2: standard deviation 0.02, and 0.02 / sqrt(2L) for the last projection of each sublayer.
 
     2L is the number of sublayers. Source: Radford et al. 2019; Megatron-LM (arXiv 1909.08053).
     """
-    return Draw("normal", 0.02 / math.sqrt(at.n_sublayers) if require_role(role) in WRITES else 0.02)
+    return Draw("normal", 0.02 / math.sqrt(place.n_sublayers) if require_role(role) in WRITES else 0.02)
 
 
-def depth_scaled(role: str | None, at: Place, **_: Any) -> Draw:
+def depth_scaled(role: str | None, place: Place, **_: Any) -> Draw:
     """Return DS-Init: Xavier-uniform over the square root of the layer's number. Source: Zhang et al. 2019 (arXiv 1908.11365)."""
-    return Draw("xavier_uniform", 1 / math.sqrt(at.number))
+    return Draw("xavier_uniform", 1 / math.sqrt(place.number))
 
 
-def zero_out(role: str | None, at: Place, **_: Any) -> Draw:
+def zero_out(role: str | None, place: Place, **_: Any) -> Draw:
     """Return Xavier-uniform, and zeros for the last projection of each sublayer: every write is zero at first."""
     return Draw("zeros") if require_role(role) in WRITES else Draw("xavier_uniform")
 

@@ -5,7 +5,7 @@
 `addnorm.wirings` has the published wirings. Define your own in one line:
 
     Wiring("mine", Row(norm_in=True, b=0.5), final_norm=True)
-    Wiring("mine", lambda at: Row(norm_in=True, b=1 / at.number), final_norm=True)
+    Wiring("mine", lambda place: Row(norm_in=True, b=1 / place.number), final_norm=True)
 
 Constants are Python floats, not buffers.
 """
@@ -56,7 +56,7 @@ class Wiring:
     Wirings are equal if all fields are equal. Two functions are equal only if they are the same object.
 
     Example:
-        >>> mine = addnorm.Wiring("mine", lambda at: addnorm.Row(norm_in=True, b=1 / at.number), final_norm=True)
+        >>> mine = addnorm.Wiring("mine", lambda place: addnorm.Row(norm_in=True, b=1 / place.number), final_norm=True)
         >>> mine.row(1, 0, num_layers=12)
         Row(norm_in=True, b=0.5)
         >>> print(mine)
@@ -107,15 +107,15 @@ class Wiring:
 
     def row(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Row:
         """Return the row of one sublayer; layers and sublayers are counted from 0."""
-        at = Place(*(operator.index(n) for n in (layer, sublayer, num_layers, sublayers_per_layer)))
-        if not (0 <= at.layer < at.num_layers and 0 <= at.sublayer < at.sublayers_per_layer):
+        place = Place(*(operator.index(n) for n in (layer, sublayer, num_layers, sublayers_per_layer)))
+        if not (0 <= place.layer < place.num_layers and 0 <= place.sublayer < place.sublayers_per_layer):
             raise ValueError(
-                f"layer {at.layer} of {at.num_layers}, sublayer {at.sublayer} of {at.sublayers_per_layer}: expected each "
-                "below its number, counted from 0."
+                f"layer {place.layer} of {place.num_layers}, sublayer {place.sublayer} of {place.sublayers_per_layer}: expected "
+                "each below its number, counted from 0."
             )
-        row = self.rule if isinstance(self.rule, Row) else self.rule(at, **dict(self.options))
+        row = self.rule if isinstance(self.rule, Row) else self.rule(place, **dict(self.options))
         if not isinstance(row, Row):
-            raise TypeError(f"the rule of wiring {self.name!r} gave {row!r} for {at}, expected a Row.")
+            raise TypeError(f"the rule of wiring {self.name!r} gave {row!r} for {place}, expected a Row.")
         return row
 
     def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
