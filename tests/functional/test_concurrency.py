@@ -31,14 +31,14 @@ def switch_often(threads):
     sys.setswitchinterval(before)
 
 
-def everything(call, given):
-    return call() | {f"d{name}": grad for name, grad in gradients(call, given).items()}
+def everything(call, grad_outputs):
+    return call() | {f"d{name}": grad for name, grad in gradients(call, grad_outputs).items()}
 
 
 def test_calls_of_many_threads_at_once_have_the_bits_of_one():
     calls = [make(*arguments) for arguments in CALLS]
-    given = [cotangents(call()) for call in calls]
-    want = [everything(call, g) for call, g in zip(calls, given, strict=True)]
+    grad_outputs = [cotangents(call()) for call in calls]
+    want = [everything(call, g) for call, g in zip(calls, grad_outputs, strict=True)]
     together = Barrier(THREADS)
 
     def work(thread):
@@ -46,7 +46,7 @@ def test_calls_of_many_threads_at_once_have_the_bits_of_one():
         wrong = []
         for turn in range(ROUNDS):
             i = (thread + turn) % len(calls)
-            got = everything(calls[i], given[i])
+            got = everything(calls[i], grad_outputs[i])
             wrong += [(CALLS[i], name) for name, t in want[i].items() if not t.equal(got[name])]
         return wrong
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import addnorm
-from addnorm.ops import cpu
+from addnorm.ops import cpu, philox
 from support.cases import BASIC, DTYPES, bf16, cotangents, f16, f32, f64, gradients, leaves, make, random
 from support.oracle import UNIT, relative, truth
 from support.pairwise import product
@@ -43,7 +43,7 @@ def test_constant_row_gives_exactly_the_bias(value, d):
 
 @pytest.mark.parametrize("d", WIDTHS)
 @pytest.mark.parametrize("dtypes", DTYPES)
-def test_a_constant_row_gives_the_bias_in_every_dtype(dtypes, d):
+def test_constant_row_gives_the_bias_in_every_dtype(dtypes, d):
     call = make("LayerNorm", dtypes, (5, d))
     call.tensors["residual"] = torch.full_like(call.tensors["residual"], 3.3)
     call.tensors["branch"] = torch.full_like(call.tensors["branch"], -0.7)
@@ -117,11 +117,11 @@ def test_overflowing_squares_give_the_bias(norm, dtype, d):
     weight, bias = weight.requires_grad_(), bias.requires_grad_()
     y, z = NORMS[norm](residual, torch.zeros(4, d, dtype=dtype), weight, bias, return_residual=True)
     assert y.equal(bias.to(dtype).expand(4, d))
-    given = cotangents({"y": y, "z": z})
-    torch.autograd.backward([y, z], list(given.values()))
-    assert residual.grad.equal(given["z"])  # through the add alone
+    grad_outputs = cotangents({"y": y, "z": z})
+    torch.autograd.backward([y, z], list(grad_outputs.values()))
+    assert residual.grad.equal(grad_outputs["z"])  # through the add alone
     assert weight.grad.tolist() == [0.0] * d
-    torch.testing.assert_close(bias.grad, given["y"].to(f32).sum(0))
+    torch.testing.assert_close(bias.grad, grad_outputs["y"].to(f32).sum(0))
 
 
 @pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float64"])
@@ -133,10 +133,10 @@ def test_subnormal_inputs_are_accurate(variant, scale, dtypes):
         call.tensors[name] = (call.tensors[name].to(f64) * scale).to(call.tensors[name].dtype)
     z = call()["z"]
     assert z.any()  # subnormal numbers are not flushed
-    given = cotangents(call())
-    want = truth(call, z, given)
+    grad_outputs = cotangents(call())
+    want = truth(call, z, grad_outputs)
     assert relative(call()["y"], want["y"]) < 2 * UNIT[z.dtype]
-    got = gradients(call, given)
+    got = gradients(call, grad_outputs)
     for name in ("residual", "branch", "bias"):
         assert relative(got[name], want[name]) < 8 * UNIT[z.dtype], name
 
@@ -157,8 +157,8 @@ def test_vanishing_squares_without_eps_are_not_finite(norm, scale):
 def test_nan_and_infinity_stay_in_their_row(variant, poison, dtypes, d):
     call = make(variant, dtypes, (6, d))
     clean = call()
-    given = cotangents(clean)
-    untouched = gradients(call, given)
+    grad_outputs = cotangents(clean)
+    untouched = gradients(call, grad_outputs)
     call.tensors["branch"][2, d // 2] = poison
     y, z = call().values()
     rest = [0, 1, 3, 4, 5]
@@ -171,7 +171,7 @@ def test_nan_and_infinity_stay_in_their_row(variant, poison, dtypes, d):
         assert y[2][~there].equal(call.tensors["bias"].to(y.dtype)[~there])
     else:
         assert y[2].isnan().all()
-    grads = gradients(call, given)
+    grads = gradients(call, grad_outputs)
     for name in ("residual", "branch"):
         assert grads[name][2].isnan().all()
         assert grads[name][rest].equal(untouched[name][rest])
@@ -179,21 +179,21 @@ def test_nan_and_infinity_stay_in_their_row(variant, poison, dtypes, d):
 
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias"])
-def test_a_weight_of_zero_gives_the_bias_and_still_learns(variant, dtypes):
+def test_zero_weight_gives_the_bias_and_still_learns(variant, dtypes):
     call = make(variant, dtypes, (66, 65))
-    given = cotangents(call())
-    random_weight = gradients(call, given)["weight"]
+    grad_outputs = cotangents(call())
+    random_weight = gradients(call, grad_outputs)["weight"]
     call.tensors["weight"] = torch.zeros_like(call.tensors["weight"])
     y = call()["y"]
     assert y.equal(call.tensors["bias"].to(y.dtype).expand(66, 65))
-    grads = gradients(call, given)
+    grads = gradients(call, grad_outputs)
     assert grads["weight"].equal(random_weight)  # which depends on x_hat and dy alone
-    assert grads["residual"].equal(given["z"].to(grads["residual"].dtype))  # the norm passes no gradient
+    assert grads["residual"].equal(grad_outputs["z"].to(grads["residual"].dtype))  # the norm passes no gradient
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("variant", BASIC)
-def test_an_expanded_gradient_is_a_gradient(variant, dtypes):
+def test_expanded_gradient_equals_its_copy(variant, dtypes):
     """The backward of `y.sum()` passes a gradient whose strides are all zero."""
     call = make(variant, dtypes, (9, 33))
     tensors, same = leaves(call), leaves(call)
@@ -210,14 +210,14 @@ def test_an_expanded_gradient_is_a_gradient(variant, dtypes):
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
 def test_gradients_in_any_layout_give_the_same_bits(variant, dtypes):
     call = make(variant, dtypes, (12, 33))
-    given = cotangents(call())
-    want = gradients(call, given)
+    grad_outputs = cotangents(call())
+    want = gradients(call, grad_outputs)
     for layout in (
         lambda t: t.t().contiguous().t(),
         lambda t: torch.stack([t, t], -1)[..., 1],
         lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view_as(t),
     ):
-        strided = {name: layout(t) for name, t in given.items()}
+        strided = {name: layout(t) for name, t in grad_outputs.items()}
         got = gradients(call, strided)
         assert all(got[name].equal(want[name]) for name in want)
 
@@ -256,19 +256,24 @@ def test_changing_z_before_its_backward_raises():
 
 @pytest.mark.parametrize("dtype", [f32, bf16, f16, f64])
 def test_dropout_of_infinities_leaves_the_residual(dtype):
-    residual = torch.randn(4, 16).to(dtype)
-    branch = torch.full((4, 16), math.inf, dtype=dtype).requires_grad_()
+    residual = torch.randn(4, 33).to(dtype)
+    branch = torch.full((4, 33), math.inf, dtype=dtype)
+    branch[::2] = math.nan
+    branch.requires_grad_()
     seed = torch.tensor(5)
     z = addnorm.add_residual(residual, branch, dropout_p=0.5, seed=seed)
-    dropped = addnorm.add_residual(torch.zeros(4, 16), torch.ones(4, 16), dropout_p=0.5, seed=seed) == 0
+    dropped = ~philox.keep_mask((4, 33), 0.5, seed)
     assert dropped.any()
     assert z[dropped].equal(residual[dropped])
-    assert z[~dropped].isinf().all()
-    assert addnorm.add_residual(residual, branch, dropout_p=1.0).equal(residual)
+    assert not z[~dropped].isfinite().any()
+    nothing = addnorm.add_residual(residual, branch, dropout_p=1.0)
+    assert nothing.equal(residual)
+    nothing.backward(torch.randn(4, 33).to(dtype))
+    assert branch.grad.eq(0).all()
 
 
 @pytest.mark.parametrize("d", [4096, 32768, 70000])
-def test_a_long_row_is_as_exact_as_pytorchs(d):
+def test_long_row_is_as_exact_as_torchs(d):
     residual, branch = torch.randn(16, d, requires_grad=True), torch.randn(16, d)
     cotangent = torch.randn(16, d) + 1  # with a large mean, so that the sums of the backward matter
     y, z = addnorm.add_layer_norm(residual, branch, return_residual=True)
@@ -299,7 +304,7 @@ def test_failing_call_keeps_no_reference():
 
 @pytest.mark.parametrize(("dtype", "value"), [(f32, 5e36), (bf16, 5e36), (f64, 1e306)])
 @pytest.mark.parametrize("d", [1, 2, 5, 16, 19, 33, 64, 77])
-def test_a_large_constant_row_has_a_gradient_at_every_width(dtype, value, d):
+def test_large_constant_row_has_a_gradient_at_any_width(dtype, value, d):
     """Elements beyond the end of a row must not enter its sums, whatever the value of mean * rstd."""
     branch = torch.randn(2, d, dtype=dtype)
     branch[1] = 0.0  # lost in the sum, as are the others

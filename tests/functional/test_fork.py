@@ -14,9 +14,9 @@ import pytest
 from support import SUPPORT
 
 
-def run(operation, how, seconds=60):
-    """Return the script's output, or that it hung."""
-    command = [sys.executable, str(SUPPORT / "run_forked.py"), operation, how]
+def run(*arguments, seconds=100):
+    """Return the program's output, or that it hung."""
+    command = [sys.executable, str(SUPPORT / "run_forked.py"), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=seconds)
@@ -29,22 +29,16 @@ def run(operation, how, seconds=60):
             process.communicate()
 
 
-@pytest.mark.parametrize(
-    ("operation", "how"),
-    [
-        ("with backward", "fork, one thread"),
-        ("with backward", "multiprocessing, one thread"),
-        ("with backward", "DataLoader"),
-        ("one row", "fork"),  # too small for a second thread
-    ],
-)
-def test_a_forked_child_computes_the_same_bits(operation, how):
-    assert run(operation, how) == ["same", "same"]
+def test_forked_child_computes_the_same_bits():
+    """One row is too small for a second thread."""
+    hows = ["fork, one thread", "multiprocessing, one thread", "DataLoader"]
+    pairs = [("one row", "fork"), *(("with backward", how) for how in hows)]
+    assert run(*(argument for pair in pairs for argument in pair)) == ["same", "same"] * len(pairs)
 
 
 @pytest.mark.slow  # detecting a hang takes the whole timeout
-def test_a_forked_child_with_many_threads_does_what_torch_does():
-    torch_does = run("torch.add", "fork", seconds=10)
-    assert torch_does in ("hung", ["same", "same"])
+def test_forked_child_with_many_threads_acts_like_torch():
+    torch_add = run("torch.add", "fork", seconds=10)
+    assert torch_add in ("hung", ["same", "same"])
     for operation in ("add_layer_norm", "with backward"):
-        assert run(operation, "fork", seconds=10) == torch_does
+        assert run(operation, "fork", seconds=10) == torch_add

@@ -7,6 +7,7 @@ import addnorm
 from addnorm.ops import cpu
 from support.cases import BASIC, DTYPES, FUNCTIONS, VARIANTS, Call, bf16, f32, f64, make
 from support.inplace_calls import IN_PLACE, OWN_DTYPES, in_place, into, nan, same
+from support.pairwise import product, rotate
 
 ALONE = {"layer": addnorm.layer_norm, "rms": addnorm.rms_norm}
 NORMED = [name for name, variant in VARIANTS.items() if variant.norm != "none"]
@@ -16,8 +17,7 @@ SHAPES = [(9, 100), (2, 1, 3, 65), (17,), (1, 768), (0, 8), (3, 0), (2, 0, 5)]
 # ------------------------------------------------------------------------------------------------------ the same bits
 
 
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", OWN_DTYPES)
+@pytest.mark.parametrize(("variant", "dtypes"), rotate(OWN_DTYPES, list(DTYPES), 3))
 def test_in_place_has_the_bits_of_the_function(variant, dtypes):
     for shape in SHAPES if variant in BASIC else SHAPES[:3]:
         call = make(variant, dtypes, shape)
@@ -25,8 +25,7 @@ def test_in_place_has_the_bits_of_the_function(variant, dtypes):
             assert same(in_place(call), call()), shape
 
 
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("variant", "dtypes"), rotate(list(VARIANTS), list(DTYPES), 3))
 def test_out_has_the_bits_of_the_function_and_is_returned(variant, dtypes):
     for shape in SHAPES if variant in BASIC else SHAPES[:3]:
         call = make(variant, dtypes, shape)
@@ -46,21 +45,22 @@ def test_out_has_the_bits_of_the_function_and_is_returned(variant, dtypes):
         assert same(call.tensors, before)
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16, torch.float16, f64])
-@pytest.mark.parametrize("stream", [f32, bf16, torch.float16, f64])
-@pytest.mark.parametrize("norm", FUNCTIONS)
-def test_the_dtypes_of_out_are_those_of_the_results(norm, stream, dtype):
+@pytest.mark.parametrize(
+    ("norm", "stream", "dtype"),
+    product(list(FUNCTIONS), [f32, bf16, torch.float16, f64], [f32, bf16, torch.float16, f64]),
+)
+def test_out_dtypes_choose_the_result_dtypes(norm, stream, dtype):
     call = make({"layer": "LayerNorm", "rms": "RMSNorm", "none": "the add alone"}[norm], "bfloat16", (5, 33))
-    told = Call(
+    with_dtypes = Call(
         norm, call.eps, call.tensors, {"residual_dtype": stream} | ({"out_dtype": dtype} if norm != "none" else {})
     )
-    want = told()
+    want = with_dtypes()
     out = tuple(map(nan, want.values()))
     into(call, out if norm != "none" else out[0])
     assert same(dict(zip(want, out, strict=True)), want)
 
 
-def test_without_eps_rms_norm_takes_that_of_the_streams_memory():
+def test_default_eps_follows_the_dtype_of_outs_z():
     x, b = 1e-9 * torch.randn(4, 8), 1e-9 * torch.randn(4, 8)
     y, z = addnorm.add_rms_norm(x, b, residual_dtype=f64, return_residual=True)
     out = (nan(y), nan(z))
@@ -119,10 +119,17 @@ ALIASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "bfloat16 with float32 parameters", "float16", "float64"])
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm without weight", "everything, LayerNorm"])
-@pytest.mark.parametrize(("y", "z"), ALIASES, ids=str)
-def test_out_may_be_exactly_residual_or_branch(y, z, variant, dtypes):
+@pytest.mark.parametrize(
+    ("alias", "variant", "dtypes"),
+    product(
+        ALIASES,
+        ["LayerNorm", "RMSNorm without weight", "everything, LayerNorm"],
+        ["float32", "bfloat16", "bfloat16 with float32 parameters", "float16", "float64"],
+    ),
+    ids=str,
+)
+def test_out_may_be_exactly_residual_or_branch(alias, variant, dtypes):
+    y, z = alias
     for shape in [(300, 65), (1, 9)]:
         call = make(variant, dtypes, shape)
         want = call()
@@ -132,10 +139,12 @@ def test_out_may_be_exactly_residual_or_branch(y, z, variant, dtypes):
         assert z is None or out[1].equal(want["z"])
 
 
-@pytest.mark.parametrize("norm", ALONE)
-@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float16", "float64"])
-@pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}], ids=str)
-def test_the_norm_alone_may_be_written_over_its_input(norm, dtypes, options):
+@pytest.mark.parametrize(
+    ("norm", "dtypes", "options"),
+    product(list(ALONE), ["float32", "bfloat16", "float16", "float64"], [{}, {"weight_offset": 1.0}]),
+    ids=str,
+)
+def test_norm_alone_may_overwrite_its_input(norm, dtypes, options):
     for shape in SHAPES:
         call = make("RMSNorm with bias", dtypes, shape)
         x, weight, bias = (call.tensors[name] for name in ("residual", "weight", "bias"))
@@ -153,7 +162,7 @@ def test_out_may_reuse_memory_of_equal_element_size():
     assert addnorm.add_layer_norm(x, b, out=b.view(torch.float16)).equal(want)
 
 
-def test_the_add_alone_may_add_a_tensor_to_itself():
+def test_add_residual_may_add_a_tensor_to_itself():
     x = torch.randn(3, 8)
     want = 2 * x
     assert addnorm.add_residual_(x, x) is x
@@ -172,10 +181,15 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float64"])
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias", "everything, RMSNorm", "the add alone"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_in_any_layout_is_written_and_nothing_beside_it(layout, variant, dtypes):
+@pytest.mark.parametrize(
+    ("layout", "variant", "dtypes"),
+    product(
+        list(LAYOUTS),
+        ["LayerNorm", "RMSNorm with bias", "everything, RMSNorm", "the add alone"],
+        ["float32", "bfloat16", "float32 stream, bfloat16 branch", "float64"],
+    ),
+)
+def test_strided_memory_is_written_and_nothing_beside_it(layout, variant, dtypes):
     call = make(variant, dtypes, (70, 37))
     want = call()
     tensors = {name: LAYOUTS[layout](t) if name in ("residual", "branch") else t for name, t in call.tensors.items()}

@@ -165,19 +165,19 @@ def test_invalid_targets_raise_and_write_nothing(name):
     assert all(t.equal(old) for t, old in zip((x, b, row, buffer), before, strict=True))
 
 
-def test_what_has_no_elements_shares_none():
+def test_empty_tensors_share_no_memory():
     empty = torch.randn(0, 8)
     assert addnorm.add_layer_norm_(empty, empty) is empty
 
 
 # ----------------------------------------------------------------------------------------------------------- autograd
 
-WANTING = ["residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias"]
+DIFFERENTIABLE = ["residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias"]
 
 
-@pytest.mark.parametrize("name", WANTING)
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_required_gradients_raise_except_under_no_grad(name):
-    call = make("everything, LayerNorm" if name in WANTING[4:] else "LayerNorm", "float32", (4, 8))
+    call = make("everything, LayerNorm" if name in DIFFERENTIABLE[4:] else "LayerNorm", "float32", (4, 8))
     call.tensors[name].requires_grad_()
     before = {key: t.detach().clone() for key, t in call.tensors.items()}
     sentence = f"{name} requires a gradient, expected none: out= and in-place calls save nothing for the backward. Call"
@@ -192,7 +192,7 @@ def test_required_gradients_raise_except_under_no_grad(name):
         assert same({"y": addnorm.add_layer_norm_(**arguments), "z": call.tensors["residual"]}, want)
 
 
-def test_memory_that_wants_a_gradient_is_refused_too():
+def test_out_that_requires_a_gradient_raises():
     out = torch.empty(4, 8, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"^out requires a gradient, expected none"):
         addnorm.add_layer_norm(x, b, out=out)
@@ -229,7 +229,7 @@ def test_overwriting_a_saved_tensor_fails_its_backward(name):
         assert t._version > versions[0]
 
 
-def test_what_is_only_read_keeps_its_version():
+def test_read_tensors_keep_their_version():
     t, s = torch.randn(4, 8), torch.randn(4, 8)
     addnorm.add_residual_(t, s)
     addnorm.add_layer_norm(t, s, out=torch.empty(4, 8))
@@ -250,7 +250,7 @@ def test_tensors_of_inference_mode_are_written(options):
 
 
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}])
-def test_what_is_refused_writes_nothing_and_disturbs_no_backward(options):
+def test_refused_call_disturbs_no_backward(options):
     x, w = torch.randn(4, 8), torch.randn(8, requires_grad=True)
     before, loss = x.clone(), (x * w).sum()
     for wrong in (

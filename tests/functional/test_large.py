@@ -65,7 +65,7 @@ def test_rows_beyond_2_to_the_31_elements_are_exact():
     assert not y[-3:].equal(y[:3])  # distinguishable rows
 
 
-def test_the_backward_beyond_2_to_the_31_elements():
+def test_backward_beyond_2_to_the_31_elements():
     """Call the operator itself, since a graph would keep one tensor more. The stream is the gradient of y."""
     need(2 * 2 * D * ROWS + GB)
     z, weight = rows(ROWS), torch.randn(D)
@@ -83,12 +83,12 @@ def test_the_backward_beyond_2_to_the_31_elements():
     del dresidual
     # Compare sums over two million rows with those of smaller parts.
     parts = [gradients(part) for part in z.split(2**19)]
-    for whole, index in ((dweight, 2), (dbias, 3)):
+    for full, index in ((dweight, 2), (dbias, 3)):
         want = torch.stack([part[index].to(f64) for part in parts]).sum(0)
-        assert relative(whole, want) < 1e-5
+        assert relative(full, want) < 1e-5
 
 
-def test_the_dropout_mask_goes_on_beyond_2_to_the_31_elements():
+def test_dropout_mask_beyond_2_to_the_31_elements():
     def call(x: torch.Tensor, offset: int) -> torch.Tensor:
         return addnorm.add_residual(x, x, dropout_p=0.3, seed=torch.tensor(11), offset=offset)
 
@@ -103,7 +103,7 @@ def test_the_dropout_mask_goes_on_beyond_2_to_the_31_elements():
     assert not z[-3:].equal(call(x[-3:], 0))
 
 
-def test_a_row_of_more_than_2_to_the_31_elements():
+def test_row_of_more_than_2_to_the_31_elements():
     d = 2**31 + 24
     need(3 * 2 * d)
     x = rows(d // 8, 8).view(1, d)

@@ -94,7 +94,7 @@ def test_any_call_is_accurate(call, layout, used):
 
 
 @given(calls(options=st.just({})))
-def test_the_layout_of_an_input_never_changes_a_bit(call):
+def test_input_layout_never_changes_a_bit(call):
     copy = Call(
         call.norm,
         call.eps,
@@ -108,7 +108,7 @@ def test_the_layout_of_an_input_never_changes_a_bit(call):
 
 
 @given(calls(min_rank=2), st.data())
-def test_a_row_never_depends_on_its_neighbours(call, data):
+def test_row_never_depends_on_its_neighbours(call, data):
     call.options.pop("dropout_p", None)  # the mask depends on the element's index, and so on the place
     call.tensors = {
         name: t.flatten(0, -2) if name in ("residual", "branch") else t

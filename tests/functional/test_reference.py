@@ -16,7 +16,7 @@ WEIGHT, BIAS, VECTOR = (random((6,), f64, GENERATOR, mean=1.0) for _ in range(3)
 ROWS = random((4, 3), f64, GENERATOR, mean=1.0)
 
 
-def test_layer_norm_of_1_2_3_is_what_it_is_by_hand():
+def test_layer_norm_of_1_2_3_by_hand():
     """The mean is 2 and the variance 2/3 (by d, not by d - 1), so the ends are 1 / sqrt(2/3) = sqrt(1.5) away."""
     z = torch.tensor([[1.0, 2.0, 3.0]], dtype=f64)
     y = reference.normalize(z, None, None, norm="layer", eps=0.0)
@@ -26,7 +26,7 @@ def test_layer_norm_of_1_2_3_is_what_it_is_by_hand():
     assert_close(y, torch.tensor([[1 - math.sqrt(1.5), -1.0, 9 * math.sqrt(1.5)]], dtype=f64))
 
 
-def test_rms_norm_of_3_4_is_what_it_is_by_hand():
+def test_rms_norm_of_3_4_by_hand():
     """The mean of the squares is 12.5."""
     z = torch.tensor([[3.0, 4.0]], dtype=f64)
     want = torch.tensor([[3.0, 4.0]], dtype=f64) / math.sqrt(12.5)
@@ -41,14 +41,14 @@ def test_eps_is_inside_the_root():
 
 @pytest.mark.parametrize("weight", [None, WEIGHT])
 @pytest.mark.parametrize("bias", [None, BIAS])
-def test_the_norms_are_torchs(weight, bias):
+def test_norms_equal_torchs(weight, bias):
     layer = reference.normalize(R, weight, bias, norm="layer", eps=1e-5)
     assert_close(layer, F.layer_norm(R, (6,), weight, bias, 1e-5))
     rms = reference.normalize(R, weight, bias, norm="rms", eps=1e-6)
     assert_close(rms, F.rms_norm(R, (6,), weight, 1e-6) + (0.0 if bias is None else bias))
 
 
-def test_the_add_is_the_equation():
+def test_add_equals_the_equation():
     keep = torch.where(random(R.shape, f64, GENERATOR) > 0, 2.0, 0.0)
     z = reference.add(
         R, B, residual_scale=WEIGHT, row_scale=ROWS, layer_scale=BIAS, keep=keep.to(f64), branch_bias=VECTOR
@@ -82,7 +82,7 @@ def test_reference_normalizes_the_rounded_z(dtype):
     assert wide.equal(residual.float() + branch.float())
 
 
-def test_statistics_are_those_of_numpy_by_d():
+def test_statistics_divide_by_d():
     mean, rstd = reference.statistics(R, "layer", 0.0)
     assert_close(mean, R.mean(-1, keepdim=True))
     assert_close(rstd, 1 / R.var(-1, unbiased=False, keepdim=True).sqrt())
@@ -94,7 +94,7 @@ def test_statistics_are_those_of_numpy_by_d():
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("weight", [None, WEIGHT])
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_the_written_out_backward_of_the_norm_is_its_derivative(norm, weight, offset):
+def test_normalize_backward_is_its_derivative(norm, weight, offset):
     z = R.clone().requires_grad_()
     leaf = None if weight is None else weight.clone().requires_grad_()
     bias = BIAS.clone().requires_grad_()
@@ -111,7 +111,7 @@ def test_the_written_out_backward_of_the_norm_is_its_derivative(norm, weight, of
 @pytest.mark.parametrize("scale", ["number", "()", "(d,)"])
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("dropped", [False, True])
-def test_the_written_out_backward_of_the_add_is_its_derivative(scale, rows, dropped):
+def test_add_backward_is_its_derivative(scale, rows, dropped):
     scales = {"number": (0.7, 1.3), "()": (WEIGHT[0], BIAS[0]), "(d,)": (WEIGHT, BIAS)}[scale]
     keep = torch.where(random(R.shape, f64, GENERATOR) > 0, 2.0, 0.0).to(f64) if dropped else None
     tensors = {"residual": R, "branch": B, "branch_bias": VECTOR} | ({"row_scale": ROWS} if rows else {})
@@ -135,6 +135,6 @@ def test_add_backward_skips_scales_without_their_factor():
 
 
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 3, 6), (0, 6), (3, 0), (2, 0, 6)], ids=str)
-def test_the_sum_over_rows_is_one_element_for_each_feature(shape):
+def test_sum_rows_sums_each_feature(shape):
     t = torch.randn(shape)
     assert_close(reference.sum_rows(t), t.sum(dim=tuple(range(len(shape) - 1))) if len(shape) > 1 else t)

@@ -65,12 +65,12 @@ def test_masks_with_cache_have_an_entry_for_every_key():
 def test_gradients_reach_cached_keys_and_values():
     module = decoder()
     x, memory = torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
-    whole = compute_gradients(module, module, (x, memory))
+    full = compute_gradients(module, module, (x, memory))
     assert_close(
         compute_gradients(
             lambda x, memory: decoded(module, x, [4, 1, 4], KeyValueCache(), memory), module, (x, memory)
         ),
-        whole,
+        full,
     )
 
 
@@ -118,11 +118,11 @@ def test_grad_modes_may_alternate():
 
 
 def test_truncate_does_not_overwrite_saved_tensors():
-    attention, held = SelfAttention(D, HEADS, causal=True, dtype=f64), []
-    attention.in_proj.register_forward_hook(lambda module, args, output: held.append(output))
+    attention, projections = SelfAttention(D, HEADS, causal=True, dtype=f64), []
+    attention.in_proj.register_forward_hook(lambda module, args, output: projections.append(output))
     x, cache = torch.randn(BATCH, 9, D, dtype=f64), KeyValueCache()
     attention(x[:, :6], cache=cache)
-    (projected,) = held
+    (projected,) = projections
     before = projected.detach().clone()
     cache.truncate(4)
     with torch.no_grad():

@@ -39,7 +39,7 @@ def test_stack_output_has_no_grad_when_sublayer_enables_grad(name):
 
 
 @pytest.mark.parametrize("name", ["pre_ln", "post_ln", "resi_dual"])
-def test_stack_output_of_inference_mode_sublayers_is_no_inference_tensor(name):
+def test_output_of_inference_mode_sublayers_is_ordinary(name):
     stack, x = ResidualStack([Under(torch.inference_mode) for _ in range(4)], D, name), torch.randn(2, 3, D)
     with torch.no_grad():
         y = stack(x)

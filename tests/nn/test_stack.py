@@ -22,9 +22,9 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "addnorm":
             names = [argument.name for argument in func._schema.arguments]
-            given = dict(zip(names, args, strict=False)) | (kwargs or {})
-            adds = given["branch"] is not None
-            normalizes = given.get("norm", 0) != 2
+            arguments = dict(zip(names, args, strict=False)) | (kwargs or {})
+            adds = arguments["branch"] is not None
+            normalizes = arguments.get("norm", 0) != 2
             self.adds += adds and not normalizes
             self.norms += normalizes and not adds
             self.fused += adds and normalizes

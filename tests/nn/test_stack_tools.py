@@ -40,8 +40,8 @@ def test_unroll_carries_gradients():
     stack, x = stack_of(4, dtype=f64), torch.randn(3, D, dtype=f64, requires_grad=True)
     dy = torch.randn(3, D, dtype=f64)
     expected = torch.autograd.grad(stack(x), [x, *stack.parameters()], dy)
-    found = torch.autograd.grad(stack.unroll(x).y, [x, *stack.parameters()], dy)
-    torch.testing.assert_close(found, expected)
+    gradients = torch.autograd.grad(stack.unroll(x).y, [x, *stack.parameters()], dy)
+    torch.testing.assert_close(gradients, expected)
 
 
 @pytest.mark.parametrize("name", ["post_ln", "deepnorm", "mix_ln", "resi_dual", "b2t", "no_residual", "admin"])
@@ -117,17 +117,18 @@ def test_without_accepts_keywords_of_removed_sublayer():
     "name",
     some(
         ["pre_ln", "post_ln", "layer_scale", "layernorm_scaling", "parallel", "resi_dual", "b2t"],
-        ["pre_ln", "layernorm_scaling"],
+        ["pre_ln"],
     ),
 )
 def test_stack_compiles_without_graph_break(name):
-    stack, x = stack_of(4, name, checkpoint=name == "pre_ln"), torch.randn(2, 3, D, requires_grad=True)
+    stack = stack_of(2 if name == "pre_ln" else 4, name, checkpoint=name == "pre_ln")
+    x = torch.randn(2, 3, D, requires_grad=True)
     torch.compiler.reset()
     compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
     dy = torch.randn(2, 3, D)
     expected = torch.autograd.grad(stack(x), [x, *stack.parameters()], dy, allow_unused=True)
-    found = torch.autograd.grad(compiled(x), [x, *stack.parameters()], dy, allow_unused=True)
-    torch.testing.assert_close(found, expected)
+    gradients = torch.autograd.grad(compiled(x), [x, *stack.parameters()], dy, allow_unused=True)
+    torch.testing.assert_close(gradients, expected)
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), stack(x))
 
@@ -173,11 +174,11 @@ def test_per_sample_gradients_with_torch_func():
     def loss(parameters, sample):
         return torch.func.functional_call(stack, parameters, (sample,)).square().sum()
 
-    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
     for k in range(5):
         one = torch.autograd.grad(stack(x[k]).square().sum(), list(parameters.values()))
         for name, gradient in zip(parameters, one, strict=True):
-            torch.testing.assert_close(found[name][k], gradient)
+            torch.testing.assert_close(gradients[name][k], gradient)
 
 
 def test_parametrized_norm_keeps_its_parametrization():
@@ -204,7 +205,4 @@ def test_call_leaves_no_state_behind():
     stack, x = stack_of(4), torch.randn(3, D)
     stack(x)
     gc.collect()
-    before = [type(o) for o in gc.get_objects()].count(StackRun)
-    stack(x)
-    gc.collect()
-    assert [type(o) for o in gc.get_objects()].count(StackRun) == before
+    assert not any(type(o) is StackRun for o in gc.get_objects())

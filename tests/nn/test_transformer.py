@@ -48,13 +48,13 @@ def test_encoder_is_a_stack_of_blocks_with_merged_masks(wiring, monkeypatch):
     (x,) = make_inputs(Encoder)
     mask, keys = torch.randn(N, N, dtype=f64), padding_mask(N)
     want = encoder.stack(x, mask=mask, key_mask=keys)  # each attention merges its masks
-    told, sdpa = [], F.scaled_dot_product_attention
+    masks, sdpa = [], F.scaled_dot_product_attention
     monkeypatch.setattr(
-        F, "scaled_dot_product_attention", lambda q, k, v, m, *rest: told.append(m) or sdpa(q, k, v, m, *rest)
+        F, "scaled_dot_product_attention", lambda q, k, v, m, *rest: masks.append(m) or sdpa(q, k, v, m, *rest)
     )
     assert torch.equal(encoder(x, mask, keys), want)
-    assert len(told) == 3
-    assert all(m is told[0] for m in told)
+    assert len(masks) == 3
+    assert all(m is masks[0] for m in masks)
 
 
 @pytest.mark.parametrize("wiring", ALL)
@@ -131,9 +131,9 @@ def test_add_and_norm_bits_do_not_depend_on_the_batch():
     """Sublayers without sums over features: only the Add & Norms could depend on the batch."""
     stack = ResidualStack([torch.sin, torch.tanh, torch.exp, torch.cos], 50, "pre_ln")
     x = torch.randn(64, 9, 50)
-    whole = stack(x)
+    full = stack(x)
     for i in (0, 17, 63):
-        assert torch.equal(stack(x[i : i + 1])[0], whole[i])
+        assert torch.equal(stack(x[i : i + 1])[0], full[i])
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])

@@ -40,8 +40,8 @@ def addresses(t: Tensor) -> list[int]:
 
 @given(views())
 def test_overlaps_itself_means_a_repeated_address(t):
-    every = addresses(t)
-    assert aliasing.overlaps_itself(t) == (len(set(every)) < len(every))
+    repeated = addresses(t)
+    assert aliasing.overlaps_itself(t) == (len(set(repeated)) < len(repeated))
 
 
 @given(views(), views())
@@ -60,14 +60,14 @@ def test_is_same_memory_means_equal_addresses(a, b):
 @pytest.mark.parametrize(
     "t", [torch.zeros(4, 8), torch.zeros(8, 4).t(), torch.zeros(1, 8)[:, ::2], torch.zeros(9, dtype=bf16)[1:]]
 )
-def test_a_tensor_is_the_same_as_another_view_of_all_of_it(t):
+def test_is_same_memory_for_a_view_of_a_whole_tensor(t):
     assert aliasing.is_same_memory(t, t.view(t.shape))
     assert aliasing.is_same_memory(t, t.detach().as_strided(t.shape, t.stride(), t.storage_offset()))
     assert not aliasing.is_same_memory(t, t.clone())
     assert not aliasing.is_same_memory(t, t[:-1])
 
 
-def test_the_stride_of_a_dimension_of_one_does_not_matter():
+def test_stride_of_a_dimension_of_one_is_ignored():
     t = torch.zeros(1, 8)
     assert aliasing.is_same_memory(t, t.as_strided((1, 8), (99, 1)))
 

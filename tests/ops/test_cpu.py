@@ -15,45 +15,33 @@ from support.cases import BASIC, DTYPES, VARIANTS, bf16, cotangents, f32, gradie
 from support.pairwise import product, rotate, with_values
 
 
-@pytest.fixture(scope="module")
-def tables():
-    """Run support/run_table.py in one process for every instruction set and one without the library, all at once.
+def run_table(extent, **variables):
+    """Run support/run_table.py in a process with these environment variables, and return its output; it must succeed."""
+    command = [sys.executable, "-W", "error", str(SUPPORT / "run_table.py"), extent]
+    variables = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    process = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr[-300:]
+    return process.stdout
 
-    ADDNORM_POISON fills the library's allocations with NaN, so that an element that was not written differs from float64.
-    """
-    environments = {name: {"ATEN_CPU_CAPABILITY": name, "ADDNORM_POISON": "1"} for name in CAPABILITIES}
-    environments["no library"] = {"ADDNORM_CPP": "0"}
-    command = [sys.executable, "-W", "error", str(SUPPORT / "run_table.py")]
-    running = {
-        name: subprocess.Popen(
-            command, env=os.environ | variables | {"OMP_NUM_THREADS": "1"}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for name, variables in environments.items()
-    }  # fmt: skip
-    yield lambda name: (running[name].communicate()[0], running[name].returncode)
-    for process in running.values():
-        process.kill()
-        process.wait()
-        process.stdout.close()
+
+EXTENTS = [pytest.param("cover"), pytest.param("full", marks=pytest.mark.slow)]
 
 
 @pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
+@pytest.mark.parametrize("extent", EXTENTS)
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_instruction_set_is_accurate(capability, tables):
-    output, code = tables(capability)
-    assert code == 0, output
-
+def test_every_instruction_set_is_accurate(capability, extent):
+    """ADDNORM_POISON fills the library's allocations with NaN, so that an element that was not written differs from float64."""
+    output = run_table(extent, ATEN_CPU_CAPABILITY=capability, ADDNORM_POISON="1")
     names = list(NAMES.values())
     ran = names.index(output.splitlines()[0].removeprefix("C++ kernels for "))
     wish = names.index(CAPABILITIES[capability])
     assert ran <= wish if "ATEN_CPU_CAPABILITY" in os.environ else ran == min(wish, names.index(cpu.ISA))
 
 
-def test_operation_works_without_the_cpp_library(tables):
-    output, code = tables("no library")
-    assert code == 0, output
-    assert output.startswith("switched off by ADDNORM_CPP=0")
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_operation_works_without_the_cpp_library(extent):
+    assert run_table(extent, ADDNORM_CPP="0").startswith("switched off by ADDNORM_CPP=0")
 
 
 def test_backends_names_what_is_there():
@@ -114,35 +102,37 @@ UNMASKED = [name for name in VARIANTS if "dropout" not in name and "everything" 
     [row for shape in [(71, 83), (4, 5)] for row in with_values(rotate(UNMASKED, list(DTYPES), 3), shape)],
     ids=str,
 )
-def test_a_row_has_the_same_bits_alone_and_in_any_batch(variant, dtypes, shape):
+def test_row_bits_do_not_depend_on_the_batch(variant, dtypes, shape):
     call = make(variant, dtypes, shape)
     outputs = call()
-    given = cotangents(outputs)
-    whole = outputs | {name: grad for name, grad in gradients(call, given).items() if name in ("residual", "branch")}
+    grad_outputs = cotangents(outputs)
+    full = outputs | {
+        name: grad for name, grad in gradients(call, grad_outputs).items() if name in ("residual", "branch")
+    }
     for rows in (slice(0, 1), slice(1, 4), slice(2, 71), slice(66, 67), slice(60, 70)):
         part = call.rows(rows)
-        got = part() | gradients(part, {name: g[rows] for name, g in given.items()})
-        assert [name for name, value in whole.items() if not got[name].equal(value[rows])] == [], rows
+        got = part() | gradients(part, {name: g[rows] for name, g in grad_outputs.items()})
+        assert [name for name, value in full.items() if not got[name].equal(value[rows])] == [], rows
 
 
 @pytest.mark.parametrize("dtypes", ["float32", "float16", "float64"])
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
-def test_a_long_row_has_the_same_bits_alone_and_in_a_batch(variant, dtypes, threads):
+def test_long_row_bits_do_not_depend_on_the_batch(variant, dtypes, threads):
     """The row is long enough for torch to sum it with two threads."""
     threads(2)
     call = make(variant, dtypes, (3, 40001))
-    given = cotangents(call())
-    whole, alone = (
-        gradients(call, given),
-        gradients(call.rows(slice(1, 2)), {name: g[1:2] for name, g in given.items()}),
+    grad_outputs = cotangents(call())
+    full, alone = (
+        gradients(call, grad_outputs),
+        gradients(call.rows(slice(1, 2)), {name: g[1:2] for name, g in grad_outputs.items()}),
     )
     assert call.rows(slice(1, 2))()["y"].equal(call()["y"][1:2])
-    assert alone["residual"].equal(whole["residual"][1:2])
+    assert alone["residual"].equal(full["residual"][1:2])
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("variant", BASIC)
-def test_the_same_call_gives_the_same_bits_again(variant, dtypes):
+def test_repeated_call_gives_the_same_bits(variant, dtypes):
     call = make(variant, dtypes, (129, 65))
     first, second = gradients(call), gradients(call)
     assert all(first[name].equal(second[name]) for name in first)
@@ -163,20 +153,20 @@ LAYOUTS = {
     product(list(LAYOUTS), ["LayerNorm", "RMSNorm with bias", "weight_offset"], list(DTYPES)),
 )
 def test_inputs_in_any_layout_give_the_same_bits(layout, variant, dtypes):
-    call, moved = make(variant, dtypes, (70, 37)), make(variant, dtypes, (70, 37))
+    call, strided = make(variant, dtypes, (70, 37)), make(variant, dtypes, (70, 37))
     for name, t in call.tensors.items():
-        moved.tensors[name] = LAYOUTS[layout](t) if t.dim() == 2 else torch.stack([t, -t], -1)[:, 0]
-    given = cotangents(call())
-    want = call() | gradients(call, given)
-    tensors = {name: t.detach().requires_grad_() for name, t in moved.tensors.items()}
-    outputs = moved(tensors)
-    torch.autograd.backward([outputs[name] for name in given], list(given.values()))
-    got = moved() | {name: t.grad for name, t in tensors.items()}
+        strided.tensors[name] = LAYOUTS[layout](t) if t.dim() == 2 else torch.stack([t, -t], -1)[:, 0]
+    grad_outputs = cotangents(call())
+    want = call() | gradients(call, grad_outputs)
+    tensors = {name: t.detach().requires_grad_() for name, t in strided.tensors.items()}
+    outputs = strided(tensors)
+    torch.autograd.backward([outputs[name] for name in grad_outputs], list(grad_outputs.values()))
+    got = strided() | {name: t.grad for name, t in tensors.items()}
     assert [name for name, value in want.items() if not got[name].equal(value)] == []
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
-def test_expanded_inputs_are_read_as_what_they_show(dtype):
+def test_expanded_inputs_act_like_their_copies(dtype):
     row, column = torch.randn(1, 33).to(dtype), torch.randn(20, 1).to(dtype)
     call = make("LayerNorm", "float32" if dtype == f32 else "bfloat16", (20, 33))
     call.tensors |= {"residual": row.expand(20, 33), "branch": column.expand(20, 33), "weight": row[0, :1].expand(33)}

@@ -35,26 +35,26 @@ def call(request):
     return make(request.param, "float64", (3, 5))
 
 
-def loss(function, call, tensors, given):
+def loss(function, call, tensors, grad_outputs):
     outputs = function(tensors)
-    return sum((outputs[name] * g).sum() for name, g in given.items())
+    return sum((outputs[name] * g).sum() for name, g in grad_outputs.items())
 
 
 def test_func_grad_is_the_gradient(call):
-    given = cotangents(call())
-    got = grad(lambda tensors: loss(call, call, tensors, given))(call.tensors)
+    grad_outputs = cotangents(call())
+    got = grad(lambda tensors: loss(call, call, tensors, grad_outputs))(call.tensors)
     tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
-    loss(functools.partial(formula, call), call, tensors, given).backward()
+    loss(functools.partial(formula, call), call, tensors, grad_outputs).backward()
     assert_close(got, {name: t.grad for name, t in tensors.items()})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_grad_and_value_agrees_with_backward(variant):
     call = make(variant, "float32", (5, 17))
-    given = cotangents(call())
-    grads, value = grad_and_value(lambda tensors: loss(call, call, tensors, given))(call.tensors)
+    grad_outputs = cotangents(call())
+    grads, value = grad_and_value(lambda tensors: loss(call, call, tensors, grad_outputs))(call.tensors)
     tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
-    want = loss(call, call, tensors, given)
+    want = loss(call, call, tensors, grad_outputs)
     want.backward()
     # A bfloat16 z in between may be rounded the other way.
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if "bfloat16" in variant else {"rtol": 2e-5, "atol": 2e-5}
@@ -81,12 +81,12 @@ def test_forward_ad_carries_the_tangent(call):
 
 
 def test_forward_over_reverse_is_the_hessian_vector_product(call):
-    given = cotangents(call())
+    grad_outputs = cotangents(call())
     direction = torch.randn_like(call.tensors["branch"])
 
     def product(function):
         def first(branch):
-            return grad(lambda b: loss(function, call, call.tensors | {"branch": b}, given) ** 2)(branch)
+            return grad(lambda b: loss(function, call, call.tensors | {"branch": b}, grad_outputs) ** 2)(branch)
 
         return jvp(first, (call.tensors["branch"],), (direction,))[1]
 
@@ -95,10 +95,12 @@ def test_forward_over_reverse_is_the_hessian_vector_product(call):
 
 def test_hessian_is_that_of_the_formula():
     call = make("everything, LayerNorm", "float64", (2, 3))
-    given = cotangents(call())
+    grad_outputs = cotangents(call())
 
     def of(function):
-        return hessian(lambda b: loss(function, call, call.tensors | {"branch": b}, given))(call.tensors["branch"])
+        return hessian(lambda b: loss(function, call, call.tensors | {"branch": b}, grad_outputs))(
+            call.tensors["branch"]
+        )
 
     want = of(functools.partial(formula, call))
     assert want.abs().max() > 0.1
@@ -188,6 +190,6 @@ def test_functional_call_of_a_module_reaches_the_parameters():
 
 
 @pytest.mark.parametrize("wrong", [torch.randn(3, 4), torch.randn(5), torch.randn(3, 5).long()])
-def test_a_wrong_argument_inside_a_transform_is_refused_too(wrong):
+def test_jvp_raises_for_a_wrong_branch(wrong):
     with pytest.raises((TypeError, ValueError), match=r"^branch has"):
         jvp(lambda x: addnorm.add_layer_norm(x, wrong), (torch.randn(3, 5),), (torch.randn(3, 5),))

@@ -21,7 +21,7 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
     y, z, stats = ops.add_norm_train(*inputs)
     y_want, z_want, stats_want = ops.add_norm_train_reference(*inputs)
     assert z.equal(z_want)
-    terms = magnitudes(call, z, given := cotangents({"y": y, "z": z}))
+    terms = magnitudes(call, z, grad_outputs := cotangents({"y": y, "z": z}))
     assert agree(y, y_want, unit, terms["y"])
     # The mean's error is relative to the averaged values, that of rstd to rstd.
     assert agree(stats[..., 0], stats_want[..., 0], unit, z.to(f64).abs().mean(-1))
@@ -38,7 +38,7 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
         if wants & absent:  # an absent tensor has no gradient
             continue
         arguments = (
-            given["y"], given["z"] if wants % 2 else None, z, stats, call.tensors.get("weight"), rms,
+            grad_outputs["y"], grad_outputs["z"] if wants % 2 else None, z, stats, call.tensors.get("weight"), rms,
             *DTYPES[dtypes], wants,
         )  # fmt: skip
         grads = ops.add_norm_train_backward(*arguments)
@@ -76,9 +76,11 @@ def test_operators_return_no_alias_of_an_input(variant):
             call = make(variant, dtypes, shape)
             tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
             outputs = call(tensors)
-            given = cotangents(outputs)
-            grads = torch.autograd.grad(list(outputs.values()), list(tensors.values()), list(given.values()))
-            theirs = {t.untyped_storage().data_ptr() for t in (*tensors.values(), *outputs.values(), *given.values())}
+            grad_outputs = cotangents(outputs)
+            grads = torch.autograd.grad(list(outputs.values()), list(tensors.values()), list(grad_outputs.values()))
+            theirs = {
+                t.untyped_storage().data_ptr() for t in (*tensors.values(), *outputs.values(), *grad_outputs.values())
+            }
             for name, grad in zip(tensors, grads, strict=True):
                 # The add passes its output's gradient through if only the stream is used.
                 if not (call.norm == "none" and name in ("residual", "branch")):

@@ -74,8 +74,8 @@ def test_no_function_ignores_an_option(option, norm):
         if option not in ADD_OPTIONS and option.name != "residual_dtype":
             pytest.skip("an option of the norm")
         call.tensors = {key: t for key, t in call.tensors.items() if key not in ("weight", "bias")}
-    given = {key: t for key, t in call.tensors.items() if key in ("residual", "branch", "weight", "bias")}
-    with_option, without = call(), call(given | {}) if option.name in call.tensors else None
+    without_options = {key: t for key, t in call.tensors.items() if key in ("residual", "branch", "weight", "bias")}
+    with_option, without = call(), call(without_options | {}) if option.name in call.tensors else None
     if without is None:
         call.options.pop(option.name)
         without = call()
@@ -84,7 +84,7 @@ def test_no_function_ignores_an_option(option, norm):
 
 
 @pytest.mark.parametrize("path", ["src/addnorm/ops", "csrc"])
-def test_only_declared_places_name_an_option(path):
+def test_only_allowed_files_name_an_option(path):
     """A new option must be added to every file that names options."""
     text = re.compile(r"\blayer_scale\b")
     files = {

@@ -37,17 +37,10 @@ def test_keep_mask_equals_integer_philox(seed, offset):
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_the_share_kept_is_1_minus_p(p):
+def test_keep_mask_keeps_a_share_of_1_minus_p(p):
     n = 100_000
     kept = keep_mask((n,), p, torch.tensor(42)).sum().item()
     assert abs(kept - n * (1 - p)) < 5 * (n * p * (1 - p)) ** 0.5  # five standard deviations
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5])
-def test_dropout_divides_by_1_minus_p(p):
-    z = addnorm.add_residual(torch.zeros(300, 200), torch.ones(300, 200), dropout_p=p, seed=torch.tensor(3))
-    assert set(z.unique().tolist()) == {0.0, torch.tensor(1 / (1 - p)).item()}
-    assert abs(z.mean().item() - 1.0) < 5 * (p / (1 - p) / z.numel()) ** 0.5
 
 
 def test_neighbours_rows_and_seeds_are_independent():
@@ -59,9 +52,9 @@ def test_neighbours_rows_and_seeds_are_independent():
 
 def test_offset_selects_the_mask_of_a_chunk():
     seed = torch.tensor(9)
-    whole = keep_mask((12, 10), 0.5, seed)
+    mask = keep_mask((12, 10), 0.5, seed)
     for first in range(0, 12, 2):  # two rows of ten are five blocks of four
-        assert keep_mask((2, 10), 0.5, seed, first * 10 // 4).equal(whole[first : first + 2])
+        assert keep_mask((2, 10), 0.5, seed, first * 10 // 4).equal(mask[first : first + 2])
     branch, residual = torch.randn(12, 10), torch.randn(12, 10)
     z = addnorm.add_residual(residual, branch, dropout_p=0.5, seed=seed)
     parts = [

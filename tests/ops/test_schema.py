@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_map
 
 from addnorm.ops.schema import SCHEMAS
 from support.cases import BASIC, DTYPES, VARIANTS, bf16, cotangents, f32, f64, make
-from support.pairwise import pairwise
+from support.pairwise import pairwise, product, rotate
 
 ops = torch.ops.addnorm
 LISTED = ("residual", "branch", "weight", "bias")
@@ -30,7 +30,7 @@ def backward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tup
     """Return the arguments of add_norm_backward for a variant, with every possible gradient requested."""
     (residual, branch, weight, bias, eps, norm), options = forward_arguments(variant, dtypes, shape)
     y, z, stats = ops.add_norm_forward_reference(residual, branch, weight, bias, eps, norm, **options)
-    given = cotangents({"y": y, "z": z})
+    grad_outputs = cotangents({"y": y, "z": z})
     wants = sum(
         1 << bit
         for bit, t in enumerate(
@@ -49,7 +49,7 @@ def backward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tup
     dtypes = {
         "dresidual_dtype": residual.dtype, "branch_dtype": branch.dtype, "bias_dtype": f32 if bias is None else bias.dtype
     }  # fmt: skip
-    arguments = (given["y"] if norm < 2 else None, given["z"], z, stats, weight, norm)
+    arguments = (grad_outputs["y"] if norm < 2 else None, grad_outputs["z"], z, stats, weight, norm)
     return arguments, options | {"residual": residual, "branch": branch, "grad_mask": wants} | dtypes
 
 
@@ -63,6 +63,8 @@ def out_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tuple[tu
 
 
 OPCHECKED_BASIC = [("LayerNorm", "float32"), ("RMSNorm", "float32 stream, bfloat16 branch")]
+OPCHECKED_OPTIONS = ["LayerNorm", "everything, RMSNorm"]
+SUFFIXES = ["", "_reference"]
 
 
 def samples() -> dict[str, tuple[str, tuple, dict]]:
@@ -84,13 +86,14 @@ def samples() -> dict[str, tuple[str, tuple, dict]]:
         found[f"add_norm of nothing: {label}"] = ("add_norm", alone, {})
         found[f"add_norm_train of nothing: {label}"] = ("add_norm_train", alone, {})
         y, z, stats = ops.add_norm_train_reference(*inputs)
-        given = cotangents({"y": y, "z": z})
+        grad_outputs = cotangents({"y": y, "z": z})
         present = 3 | 4 * (inputs[2] is not None) | 8 * (inputs[3] is not None)
         for wants in {1, 2, 3, present, 4 & present, 8 & present} - {0}:
-            arguments = (given["y"], given["z"], z, stats, inputs[2], inputs[5], *DTYPES[dtypes], wants)
+            arguments = (grad_outputs["y"], grad_outputs["z"], z, stats, inputs[2], inputs[5], *DTYPES[dtypes], wants)
             found[f"add_norm_train_backward of {wants}: {label}"] = ("add_norm_train_backward", arguments, {})
     for i, variant in enumerate(VARIANTS):
-        for dtypes in ("float32", ("bfloat16", "float64")[i % 2]):
+        opchecked = variant in OPCHECKED_OPTIONS
+        for dtypes in dict.fromkeys(["float32"] * opchecked + [("float32", "bfloat16", "float64")[i % 3]]):
             label = f"{variant}, {dtypes}"
             found[f"add_norm_forward: {label}"] = ("add_norm_forward", *forward_arguments(variant, dtypes, (3, 2, 9)))
             found[f"add_norm_out: {label}"] = ("add_norm_out", *out_arguments(variant, dtypes, (3, 2, 9)))
@@ -109,8 +112,7 @@ def layout(outputs) -> list[tuple]:
     return [(tuple(t.shape), t.dtype, t.stride(), t.storage_offset()) for t in outputs]
 
 
-@pytest.mark.parametrize("suffix", ["", "_reference"])
-@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize(("sample", "suffix"), rotate(list(SAMPLES), SUFFIXES, 1))
 def test_fake_kernels_return_the_real_metadata(sample, suffix):
     name, arguments, options = SAMPLES[sample]
     operator = getattr(ops, name + suffix)
@@ -136,9 +138,7 @@ STRIDED = {
 }
 
 
-@pytest.mark.parametrize("suffix", ["", "_reference"])
-@pytest.mark.parametrize("dtype", [f32, bf16, f64])
-@pytest.mark.parametrize("how", STRIDED)
+@pytest.mark.parametrize(("how", "dtype", "suffix"), product(list(STRIDED), [f32, bf16, f64], SUFFIXES))
 def test_outputs_of_strided_inputs_are_contiguous(how, dtype, suffix):
     residual, branch = STRIDED[how](torch.randn(6, 8).to(dtype)), torch.randn(6, 8).to(dtype)
     for operator in (getattr(ops, "add_norm_stream" + suffix), getattr(ops, "add_norm_train" + suffix)):
@@ -159,13 +159,12 @@ OPCHECKED = [
     *(
         f"{name}: {variant}, float32"
         for name in ("add_norm_forward", "add_norm_backward", "add_norm_out")
-        for variant in ("LayerNorm", "everything, RMSNorm")
+        for variant in OPCHECKED_OPTIONS
     ),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("suffix", ["", "_reference"])
-@pytest.mark.parametrize("sample", OPCHECKED)
+@pytest.mark.parametrize(("sample", "suffix"), rotate(OPCHECKED, SUFFIXES, 1))
 def test_operators_pass_opcheck(sample, suffix):
     name, arguments, options = SAMPLES[sample]
     torch.library.opcheck(getattr(ops, name + suffix).default, arguments, options)
@@ -197,8 +196,7 @@ def test_functions_support_fake_tensors(variant):
 WRITTEN = [name for name in SAMPLES if name.startswith("add_norm_out")]
 
 
-@pytest.mark.parametrize("suffix", ["", "_reference"])
-@pytest.mark.parametrize("sample", WRITTEN)
+@pytest.mark.parametrize(("sample", "suffix"), rotate(WRITTEN, SUFFIXES, 1))
 def test_add_norm_out_writes_what_add_norm_forward_returns(sample, suffix):
     _, (*arguments, y, z), options = SAMPLES[sample]
     out_dtype = None if y is None else y.dtype

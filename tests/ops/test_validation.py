@@ -166,7 +166,7 @@ REFUSED = {
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
 @pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_wrong_argument_is_refused_in_a_sentence(name, function, grad):
+def test_wrong_argument_raises_its_sentence(name, function, grad):
     changed, error, sentence = REFUSED[name]
     arguments = {"residual": good, "branch": good, "weight": row.clone().requires_grad_(grad), "bias": row} | changed
     for return_residual in (False, True):
@@ -182,7 +182,7 @@ def test_a_wrong_argument_is_refused_in_a_sentence(name, function, grad):
         if not changed.keys() & {"weight", "bias", "out_dtype", "normalized_shape", "weight_offset"}
     ],
 )
-def test_the_add_alone_refuses_the_same_in_the_same_words(name):
+def test_add_residual_raises_the_same_sentences(name):
     changed, error, sentence = REFUSED[name]
     with pytest.raises(error, match=f"^{re.escape(sentence)}"):
         addnorm.add_residual(**({"residual": good, "branch": good} | changed))
@@ -211,34 +211,34 @@ def test_the_add_alone_refuses_the_same_in_the_same_words(name):
         ),
     ],
 )
-def test_the_norm_alone_refuses_by_the_name_of_its_own_argument(function, arguments, error, sentence):
+def test_norm_alone_names_its_own_argument(function, arguments, error, sentence):
     with pytest.raises(error, match=f"^{re.escape(sentence)}"):
         function(**arguments)
 
 
-def test_an_unhashable_casting_is_refused_like_another():
+def test_unhashable_casting_raises():
     with pytest.raises(ValueError, match=r"^casting is \['llama'\], expected one of"):
         addnorm.add_rms_norm(good, good, row, casting=["llama"])
 
 
-def test_an_unknown_casting_lists_the_known_ones():
+def test_unknown_casting_lists_the_choices():
     with pytest.raises(ValueError, match=r"^casting is 'gemma', expected one of 'float32', 'llama', 't5'\.$"):
         addnorm.add_rms_norm(good, good, row, casting="gemma")
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values())
-def test_an_unknown_option_is_an_error(function):
+def test_unknown_option_raises(function):
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         function(good, good, prenorm=True)
 
 
-def test_dropout_p_true_is_no_probability():
+def test_dropout_p_true_raises():
     with pytest.raises(ValueError, match="dropout_p is True, expected a probability"):
         addnorm.add_layer_norm(good, good, dropout_p=True)
 
 
 @pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_residual])
-def test_a_call_that_only_looks_odd_is_not_refused(function):
+def test_unusual_valid_calls_are_accepted(function):
     """Mixed dtypes, expanded and permuted inputs, and integers as numbers are valid."""
     assert function(good, half).dtype in (torch.float16, torch.float32)
     assert function(good.permute(1, 0, 2), good.transpose(0, 1)).shape == (3, 2, 8)
@@ -249,7 +249,7 @@ def test_a_call_that_only_looks_odd_is_not_refused(function):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_on_the_meta_device_a_good_call_is_a_good_call(variant):
+def test_valid_calls_work_on_the_meta_device(variant):
     call = make(variant, "bfloat16", (2, 3, 8))
     call.tensors = {name: t.to("meta") for name, t in call.tensors.items()}
     call.options = {name: t.to("meta") if isinstance(t, torch.Tensor) else t for name, t in call.options.items()}
@@ -263,7 +263,7 @@ def test_on_the_meta_device_a_good_call_is_a_good_call(variant):
 
 
 @pytest.mark.parametrize("offset", [-1, 1.5, 2**63])
-def test_an_offset_that_is_no_number_of_blocks_is_refused(offset):
+def test_invalid_offset_raises(offset):
     x = torch.randn(2, 4)
     with pytest.raises(ValueError, match=r"offset is .*, expected a whole number of blocks"):
         addnorm.add_layer_norm(x, x, dropout_p=0.5, offset=offset)
@@ -296,7 +296,7 @@ def test_non_numbers_are_named_on_every_path(function, options, sentence):
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_is_refused():
+def test_nested_tensor_raises():
     nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
     for function in (addnorm.add_layer_norm, addnorm.add_rms_norm):
         with pytest.raises(TypeError, match=r"^residual is a nested tensor, expected an ordinary one"):

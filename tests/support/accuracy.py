@@ -15,20 +15,22 @@ from support.cases import Call, f32, f64, leaves
 from support.oracle import UNIT, arithmetic, magnitudes, plain, rms, truth, worst
 
 
-def forward_and_backward(function, call: Call, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def forward_and_backward(function, call: Call, grad_outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return outputs and gradients by name."""
     tensors = leaves(call)
     outputs = function(tensors)
-    torch.autograd.backward([outputs[name] for name in given], [g.to(outputs[n].dtype) for n, g in given.items()])
+    torch.autograd.backward(
+        [outputs[name] for name in grad_outputs], [g.to(outputs[n].dtype) for n, g in grad_outputs.items()]
+    )
     return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
 
 
-def assert_accurate(call: Call, ours: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+def assert_accurate(call: Call, ours: dict[str, Tensor], grad_outputs: dict[str, Tensor]) -> None:
     """Check that outputs and gradients keep the bounds above, relative to the z in `ours`."""
-    theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, given)
+    theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, grad_outputs)
     # Compare each result with the exact result at its own z, which is the z that it normalized.
-    want, want_theirs = truth(call, ours["z"], given), truth(call, theirs["z"], given)
-    terms, unit = magnitudes(call, ours["z"], given), arithmetic(call)
+    want, want_theirs = truth(call, ours["z"], grad_outputs), truth(call, theirs["z"], grad_outputs)
+    terms, unit = magnitudes(call, ours["z"], grad_outputs), arithmetic(call)
     for name in ours.keys() - {"z"}:
         error, error_theirs = ours[name].to(f64) - want[name], theirs[name].to(f64) - want_theirs[name]
         best = want[name].to(ours[name].dtype).to(f64) - want[name]

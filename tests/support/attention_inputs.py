@@ -25,8 +25,8 @@ def compute_gradients(call, attention, tensors):
     leaves = [t.clone().requires_grad_() for t in tensors]
     y = call(*leaves)
     torch.manual_seed(3)
-    given = torch.randn(y.shape, dtype=y.dtype)
-    return [y, *torch.autograd.grad(y, [*leaves, *attention.parameters()], given)]
+    grad_outputs = torch.randn(y.shape, dtype=y.dtype)
+    return [y, *torch.autograd.grad(y, [*leaves, *attention.parameters()], grad_outputs)]
 
 
 def assert_close(got, want, limit=1e-12):

@@ -199,13 +199,15 @@ def cotangents(outputs: dict[str, Tensor], seed: int = 1) -> dict[str, Tensor]:
     return {name: random(tuple(t.shape), t.dtype, generator, mean=0.2) for name, t in outputs.items()}
 
 
-def gradients(call: Call, given: dict[str, Tensor] | None = None, *frozen: str) -> dict[str, Tensor | None]:
-    """Return the gradient of every tensor of a call, for the output gradients in `given` or for random ones."""
+def gradients(call: Call, grad_outputs: dict[str, Tensor] | None = None, *frozen: str) -> dict[str, Tensor | None]:
+    """Return the gradient of every tensor of a call, for the output gradients in `grad_outputs` or for random ones."""
     tensors = leaves(call, *frozen)
     outputs = call(tensors)
-    given = cotangents(outputs) if given is None else given
-    given = {name: g for name, g in given.items() if outputs[name].requires_grad}  # all inputs may be frozen
-    torch.autograd.backward([outputs[name] for name in given], list(given.values()))
+    grad_outputs = cotangents(outputs) if grad_outputs is None else grad_outputs
+    grad_outputs = {
+        name: g for name, g in grad_outputs.items() if outputs[name].requires_grad
+    }  # all inputs may be frozen
+    torch.autograd.backward([outputs[name] for name in grad_outputs], list(grad_outputs.values()))
     return {name: t.grad for name, t in tensors.items()}
 
 

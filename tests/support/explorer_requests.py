@@ -74,9 +74,9 @@ def bad_requests():
                 yield "POST", path, JSON, b'{"%s":%s}' % (name.encode(), text.encode()), {400, 422}
     for body in BROKEN:
         yield "POST", "/api/stack", JSON, body, {400, 413, 422}
-    for given in (*STRANGE[:4], *STRANGE[5:6], {"placment": "pre"}, {"x" * 5000: 1}, {"\ud800": 1}):
-        if given != {}:
-            yield "POST", "/api/stack", JSON, json.dumps(given).encode(), {422}
+    for grad_outputs in (*STRANGE[:4], *STRANGE[5:6], {"placment": "pre"}, {"x" * 5000: 1}, {"\ud800": 1}):
+        if grad_outputs != {}:
+            yield "POST", "/api/stack", JSON, json.dumps(grad_outputs).encode(), {422}
     for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp",
                  "text/json", "application", "\xff", "a" * 5000):  # fmt: skip
         for path in ("/api/stack", "/api/race"):

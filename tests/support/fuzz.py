@@ -28,7 +28,7 @@ def run(seed: int) -> tuple[str, list[str]]:
         got = fuzz_same.results(case)
         outputs = {name: got[name] for name in ("y", "z") if name in got}
         grads = {name.removeprefix("d"): t for name, t in got.items() if name not in outputs}
-        lines = fuzz_judge.wrong(case.call, outputs, grads, case.given)
+        lines = fuzz_judge.wrong(case.call, outputs, grads, case.grad_outputs)
         lines += fuzz_same.wrong(case, got) + fuzz_same.norm_alone(case) + fuzz_hostile.refused(case)
         fuzz_hostile.operators(case)
     except Exception:

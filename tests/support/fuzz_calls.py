@@ -24,13 +24,13 @@ class Case:
     seed: int
     call: Call
     wants: tuple[str, ...]  # the tensors that require gradients
-    given: dict[str, Tensor]  # the gradients of the outputs that are used
+    grad_outputs: dict[str, Tensor]  # the gradients of the outputs that are used
     rng: random.Random = field(repr=False)
 
     def __str__(self) -> str:
         numbers = {name: f"tensor({t.item()})" for name, t in self.call.options.items() if isinstance(t, Tensor)}
         call = Call(self.call.norm, self.call.eps, self.call.tensors, self.call.options | numbers)
-        return f"{call!r}, wants {self.wants}, used {tuple(self.given)}"
+        return f"{call!r}, wants {self.wants}, used {tuple(self.grad_outputs)}"
 
 
 def make(seed: int) -> Case:
@@ -61,13 +61,13 @@ def make(seed: int) -> Case:
     wants = tuple(name for name in tensors if rng.random() < 0.7) if rng.random() < 0.8 else ()
     outputs = [("z", call.residual_dtype)] + ([("y", call.out_dtype)] if norm != "none" else [])
     used = [rng.choice(outputs)] if rng.random() < 0.4 else outputs
-    given = {}
+    grad_outputs = {}
     for name, dtype in used:
         t = torch.randn((*rows, d), generator=generator, dtype=f64) + 0.2
         if values == "special" and rng.random() < 0.2:
             t = torch.where(torch.rand(t.shape, generator=generator) < 0.1 / max(d, 1), math.nan, t)
-        given[name] = _laid_out(t.to(dtype), rng)
-    return Case(seed, call, wants, given, rng)
+        grad_outputs[name] = _laid_out(t.to(dtype), rng)
+    return Case(seed, call, wants, grad_outputs, rng)
 
 
 def _shape(rng: random.Random) -> tuple[tuple[int, ...], int]:

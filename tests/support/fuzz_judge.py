@@ -48,27 +48,29 @@ def normalized(call: Call, z: Tensor, tensors: dict[str, Tensor]) -> Normalized:
     return Normalized(y + tensors["bias"] if "bias" in tensors else y, x_hat, judged)
 
 
-def truth(call: Call, z: Tensor, given: dict[str, Tensor]) -> tuple[dict[str, Tensor | None], Tensor, Tensor | None]:
+def truth(
+    call: Call, z: Tensor, grad_outputs: dict[str, Tensor]
+) -> tuple[dict[str, Tensor | None], Tensor, Tensor | None]:
     """Return outputs and gradients by name, all at the returned z; the rows that are checked; the normalized value."""
     tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
     exact = added(call, tensors)
     stream = z.detach().to(f64).requires_grad_()
     want: dict[str, Tensor | None] = {"z": exact.detach()}
     judged, x_hat = torch.ones((*z.shape[:-1], 1), dtype=torch.bool), None
-    total = given["z"].to(f64) if "z" in given else torch.zeros_like(stream)
+    total = grad_outputs["z"].to(f64) if "z" in grad_outputs else torch.zeros_like(stream)
     if call.norm != "none":
         y, x_hat, judged = normalized(call, stream, tensors)
         want["y"] = y.detach()
-        if "y" in given:
+        if "y" in grad_outputs:
             # Where a row's squares overflow, the norm passes no gradient: x_hat is constant there.
-            y.backward(given["y"].to(f64))
+            y.backward(grad_outputs["y"].to(f64))
             total = total + stream.grad
     exact.backward(total)
     return want | {name: t.grad for name, t in tensors.items()}, judged, x_hat
 
 
 def wrong(
-    call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None], given: dict[str, Tensor]
+    call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None], grad_outputs: dict[str, Tensor]
 ) -> list[str]:
     """Return one line for each error in the outputs and in `grads`, the requested gradients."""
     lines = _outward(call, outputs, grads)
@@ -77,10 +79,10 @@ def wrong(
         lines += [f"{name} is not zero" for name, t in grads.items() if t is not None and t.any()]
         return lines
     with torch.no_grad():
-        terms = magnitudes(call, z, given)
+        terms = magnitudes(call, z, grad_outputs)
         # A NaN that dropout dropped is no term of the sum over rows.
         terms["branch_bias"] = sum_rows(terms["branch"].nan_to_num(nan=0.0, posinf=0.0))
-    want, judged, x_hat = truth(call, z, given)
+    want, judged, x_hat = truth(call, z, grad_outputs)
     unit = arithmetic(call)
     for name, value in (outputs | grads).items():
         here, exact, near = terms.get(name), want[name], 16 * unit

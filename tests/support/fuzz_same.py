@@ -36,7 +36,7 @@ def results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
     tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
     outputs = call(tensors)
     got = {name: t.detach() for name, t in outputs.items()}
-    used = {name: g for name, g in case.given.items() if outputs[name].requires_grad}
+    used = {name: g for name, g in case.grad_outputs.items() if outputs[name].requires_grad}
     if used:
         torch.autograd.backward([outputs[name] for name in used], list(used.values()))
         got |= {f"d{name}": tensors[name].grad for name in case.wants}

@@ -91,15 +91,15 @@ def plain(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"y": y.to(call.out_dtype), "z": z}
 
 
-def truth(call: Call, z_returned: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def truth(call: Call, z_returned: Tensor, grad_outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return outputs and gradients (by name of argument) in float64."""
     tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
     outputs = exact(call, tensors, z_returned.detach())
-    torch.autograd.backward([outputs[name] for name in given], [g.to(f64) for g in given.values()])
+    torch.autograd.backward([outputs[name] for name in grad_outputs], [g.to(f64) for g in grad_outputs.values()])
     return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
 
 
-def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+def magnitudes(call: Call, z: Tensor, grad_outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return for every output and gradient the sum of the absolute values of its terms, to which its roundings are relative."""
     t = {name: value.detach().to(f64) for name, value in call.tensors.items()}
     scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | t
@@ -110,7 +110,7 @@ def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Ten
     rows = t["row_scale"].abs().unsqueeze(-1) if "row_scale" in t else torch.ones(())
     a, layer = (torch.as_tensor(scales[name], dtype=f64).abs() for name in ("residual_scale", "layer_scale"))
     m = {"z": a * t["residual"].abs() + rows * layer * u}
-    dz = given["z"].to(f64).abs() if "z" in given else torch.zeros_like(z)
+    dz = grad_outputs["z"].to(f64).abs() if "z" in grad_outputs else torch.zeros_like(z)
     if call.norm != "none":
         centred = z - z.mean(-1, keepdim=True) if call.norm == "layer" else z
         rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + call.eps)
@@ -120,8 +120,8 @@ def magnitudes(call: Call, z: Tensor, given: dict[str, Tensor]) -> dict[str, Ten
             (t["weight"].abs() + abs(call.options.get("weight_offset", 0.0))) if "weight" in t else torch.ones(call.d)
         )
         m["y"] = x_hat * weight + (t["bias"].abs() if "bias" in t else 0.0)
-        if "y" in given:
-            dy = given["y"].to(f64).abs()
+        if "y" in grad_outputs:
+            dy = grad_outputs["y"].to(f64).abs()
             g = dy * weight
             dz = dz + rstd * (g + g.mean(-1, keepdim=True) + x_hat * (g * x_hat).mean(-1, keepdim=True))
             m["weight"], m["bias"] = sum_rows(dy * x_hat), sum_rows(dy)

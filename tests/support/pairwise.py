@@ -1,7 +1,7 @@
 """Pairwise covers of products of test parameters. Every pair of values runs by default, the full product under `-m slow`."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -58,6 +58,13 @@ def some(names: Sequence[str], chosen: Sequence[str]) -> list[Any]:
     """Return the names as pytest parameters. Those that are not chosen are slow."""
     assert set(chosen) <= set(names)
     return [name if name in chosen else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def mark_slow(rows: Iterable[tuple[Any, ...]], chosen: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Return the rows as pytest parameters. Those that are not chosen are slow."""
+    rows = list(rows)
+    assert set(chosen) <= set(rows)
+    return [row if row in chosen else pytest.param(*row, marks=pytest.mark.slow) for row in rows]
 
 
 def with_values(rows: Sequence[Any], *values: Any, swap: bool = False) -> list[Any]:

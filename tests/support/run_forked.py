@@ -1,7 +1,7 @@
 """Program that forks after its threads have computed, and calls the operation in the child.
 
 tests/functional/test_fork.py runs it:
-run_forked.py OPERATION HOW      prints whether the child's bits are the parent's
+run_forked.py OPERATION HOW [OPERATION HOW ...]      prints for each pair whether the child's bits are the parent's
 """
 
 import multiprocessing
@@ -76,4 +76,5 @@ def main(name: str, how: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for pair in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        main(*pair)

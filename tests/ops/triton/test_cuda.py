@@ -30,7 +30,7 @@ TABLE = [
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_to_the_reference(monkeypatch):
+def no_reference(monkeypatch):
     """Make every operator fail that falls back to the reference."""
     if torch.cuda.is_available():
         from addnorm.ops.triton import gradients, operators
@@ -42,22 +42,22 @@ def nothing_is_left_to_the_reference(monkeypatch):
 @pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
 def test_outputs_and_gradients_are_as_accurate_as_torch(variant, dtypes, shape):
     here = make(variant, dtypes, shape)
-    call, given = moved(here), cotangents(here())
-    on_device = {name: t.to(CUDA) for name, t in given.items()}
+    call, grad_outputs = moved(here), cotangents(here())
+    on_device = {name: t.to(CUDA) for name, t in grad_outputs.items()}
     ours = {name: t.cpu() for name, t in forward_and_backward(call, call, on_device).items()}
-    assert_accurate(here, ours, given)  # relative to PyTorch's errors on the CPU, as in the CPU tests
+    assert_accurate(here, ours, grad_outputs)  # relative to PyTorch's errors on the CPU, as in the CPU tests
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_stream_has_the_bits_of_the_cpus(variant, dtypes):
+def test_z_has_the_bits_of_the_cpu(variant, dtypes):
     call = make(variant, dtypes, (37, 132))
     assert moved(call)()["z"].cpu().equal(call()["z"])
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (2, 65), (37, 132), (2, plan.FORWARD_ROW + 6)], ids=str)
 @pytest.mark.parametrize(("seed", "offset"), [(0, 0), (-1, 2**32 - 2), (-(2**63), 2**40 + 7)])
-def test_the_mask_is_the_cpus(seed, offset, shape):
+def test_dropout_mask_equals_the_cpus(seed, offset, shape):
     for p in (0.1, 0.5, 1 - 2**-20):
         branch = torch.ones(shape, device=CUDA)
         z = addnorm.add_residual(
@@ -71,36 +71,36 @@ def test_the_mask_is_the_cpus(seed, offset, shape):
 def test_y_has_the_same_bits_with_grad_and_without_and_alone(variant, dtypes):
     for d in (100, 1024):
         call = moved(make(variant, dtypes, (9, d)))
-        y = forward_and_backward(call, call, cotangents_there(call))["y"]
+        y = forward_and_backward(call, call, make_grad_outputs(call))["y"]
         assert call()["y"].equal(y)
         assert call.y_alone().equal(y)
 
 
-def cotangents_there(call: Call) -> dict[str, torch.Tensor]:
+def make_grad_outputs(call: Call) -> dict[str, torch.Tensor]:
     return {name: t.to(CUDA) for name, t in cotangents(call()).items()}
 
 
 @pytest.mark.parametrize("d", [64, 100, 768, 4096, 8193, 20000])  # rows of 100 are not 16-byte aligned
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "row_scale and layer_scale"])
-def test_a_row_has_the_same_bits_in_any_batch_and_every_run(variant, d):
+def test_row_has_the_same_bits_in_any_batch_and_run(variant, d):
     call = moved(make(variant, "bfloat16", (300, d)))
-    given = cotangents_there(call)
-    whole, again = (forward_and_backward(call, call, given) for _ in range(2))
-    assert all(again[name].equal(t) for name, t in whole.items())
+    grad_outputs = make_grad_outputs(call)
+    full, again = (forward_and_backward(call, call, grad_outputs) for _ in range(2))
+    assert all(again[name].equal(t) for name, t in full.items())
     for rows in (1, 2, 17):
         part = call.rows(slice(300 - rows, 300))
-        got = forward_and_backward(part, part, {name: t[300 - rows :] for name, t in given.items()})
+        got = forward_and_backward(part, part, {name: t[300 - rows :] for name, t in grad_outputs.items()})
         for name in ("y", "z", "residual", "branch"):
-            assert got[name].equal(whole[name][300 - rows :]), (name, rows)
+            assert got[name].equal(full[name][300 - rows :]), (name, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 1000, 40_000])
 def test_sums_over_many_rows_are_as_exact_as_over_few(rows):
     call = moved(make("LayerNorm", "bfloat16 with float32 parameters", (rows, 96)))
-    given = cotangents_there(call)
-    ours = forward_and_backward(call, call, given)
+    grad_outputs = make_grad_outputs(call)
+    ours = forward_and_backward(call, call, grad_outputs)
     x_hat = F.layer_norm(ours["z"].to(f64), (96,), eps=call.eps)
-    dy = given["y"].to(f64)
+    dy = grad_outputs["y"].to(f64)
     for name, terms in (("weight", dy * x_hat), ("bias", dy)):
         bound = 2 * UNIT[f32] * terms.abs().sum(0) + 1e-30
         assert ((ours[name].to(f64) - terms.sum(0)).abs() <= bound).all(), name
@@ -134,16 +134,16 @@ def test_in_place_and_out_have_the_bits_of_the_function(variant):
 
 @pytest.mark.parametrize("d", [96, 100, 768])
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
-def test_where_an_input_or_a_gradient_lies_changes_no_bit(variant, d):
+def test_memory_layouts_change_no_bit(variant, d):
     call = moved(make(variant, "bfloat16 with float32 parameters", (33, d)))
-    given = cotangents_there(call)
-    want, alone = forward_and_backward(call, call, given), call.y_alone()
-    for name, t in {**call.tensors, **given}.items():
+    grad_outputs = make_grad_outputs(call)
+    want, alone = forward_and_backward(call, call, grad_outputs), call.y_alone()
+    for name, t in {**call.tensors, **grad_outputs}.items():
         for place, elsewhere in make_layouts(t).items():
             other = Call(
                 call.norm, call.eps, call.tensors | ({name: elsewhere} if name in call.tensors else {}), call.options
             )
-            got = forward_and_backward(other, other, given | ({name: elsewhere} if name in given else {}))
+            got = forward_and_backward(other, other, grad_outputs | ({name: elsewhere} if name in grad_outputs else {}))
             assert all(got[key].equal(t) for key, t in want.items()), (name, place)
             assert other.y_alone().equal(alone), (name, place)
 
@@ -195,9 +195,9 @@ def test_compiled_graph_has_eager_bits_at_any_batch_size(variant):
         tensors = [t.clone().requires_grad_() for t in call.tensors.values()]
         outputs, want = compiled(*tensors), function(*tensors)
         assert all(a.equal(b) for a, b in zip(outputs, want, strict=True))
-        given = [torch.randn_like(t) for t in want]
-        got = torch.autograd.grad(outputs, tensors, given)
-        assert all(a.equal(b) for a, b in zip(got, torch.autograd.grad(want, tensors, given), strict=True))
+        grad_outputs = [torch.randn_like(t) for t in want]
+        got = torch.autograd.grad(outputs, tensors, grad_outputs)
+        assert all(a.equal(b) for a, b in zip(got, torch.autograd.grad(want, tensors, grad_outputs), strict=True))
     torch._dynamo.reset()
 
 

@@ -1,5 +1,6 @@
 """Tests with Triton available, too old, broken, disabled or missing: the chosen backend, and its description."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ pytest.importorskip("triton")
 
 
 @pytest.fixture(autouse=True)
-def forgetful():
+def cleared_caches():
     """Clear the caches before and after each test."""
     for cached in (triton.unavailable_reason, triton.implementation):
         cached.cache_clear()
@@ -23,7 +24,7 @@ def forgetful():
         cached.cache_clear()
 
 
-def raising(error):
+def make_version(error):
     """Return the `version` of a broken Triton, which raises an error."""
 
     def version():
@@ -34,13 +35,13 @@ def raising(error):
 
 WRONG = {
     "Triton 3.5.1 is too old, expected 3.6 or newer": lambda: "3.5.1",
-    "Triton cannot be used (ImportError: libtriton.so: undefined symbol)": raising(
+    "Triton cannot be used (ImportError: libtriton.so: undefined symbol)": make_version(
         ImportError("libtriton.so: undefined symbol")
     ),
-    "Triton cannot be used (AttributeError: no __version__)": raising(
+    "Triton cannot be used (AttributeError: no __version__)": make_version(  # an empty folder
         AttributeError("no __version__")
-    ),  # an empty folder
-    "Triton cannot be used (OSError: no space left)": raising(OSError("no space left")),
+    ),
+    "Triton cannot be used (OSError: no space left)": make_version(OSError("no space left")),
 }
 
 
@@ -56,7 +57,7 @@ def test_unusable_triton_warns_once_and_uses_the_reference(monkeypatch, reason):
 
 
 @pytest.mark.parametrize("reason", WRONG)
-def test_backends_says_it_too_and_does_not_warn(monkeypatch, reason):
+def test_status_gives_the_reason_without_a_warning(monkeypatch, reason):
     monkeypatch.setattr(triton, "_version", WRONG[reason])
     monkeypatch.setattr(triton, "REGISTERED", True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -64,26 +65,56 @@ def test_backends_says_it_too_and_does_not_warn(monkeypatch, reason):
 
 
 @pytest.mark.parametrize("version", ["3.6.0", "3.10.1+git1a2b3c", "4.0"])
-def test_newer_ones_will_do(monkeypatch, version):
+def test_newer_triton_is_used(monkeypatch, version):
     monkeypatch.setattr(triton, "_version", lambda: version)
     assert triton.implementation().__name__ == "addnorm.ops.triton.operators"
 
 
-@pytest.mark.parametrize(
-    ("before", "environment", "detail"),
-    [
-        ("", {"ADDNORM_TRITON": "0"}, "switched off by ADDNORM_TRITON=0 in the environment"),
-        ("sys.modules['triton'] = None", {}, "Triton is not installed: pip install 'addnorm[gpu]'"),
-        (
-            "sys.modules['triton'] = types.ModuleType('triton')",
-            {},
-            "Triton is not installed: pip install 'addnorm[gpu]'",
-        ),
-    ],
-)
-def test_a_process_without_triton_says_so(before, environment, detail):
-    code = f"import sys, types\n{before}\nimport addnorm\nprint(addnorm.backends()[2].detail)"
-    assert printed(code, environment) == detail
+MISSING = "Triton is not installed: pip install 'addnorm[gpu]'"
+# Each case runs in a fork of one process that has imported torch: statements, and what they print.
+PROCESSES = {
+    "disabled": (
+        "os.environ['ADDNORM_TRITON'] = '0'\nimport addnorm\nprint(addnorm.backends()[2].detail)",
+        "switched off by ADDNORM_TRITON=0 in the environment",
+    ),
+    "missing": ("sys.modules['triton'] = None\nimport addnorm\nprint(addnorm.backends()[2].detail)", MISSING),
+    "another module": (
+        "sys.modules['triton'] = types.ModuleType('triton')\nimport addnorm\nprint(addnorm.backends()[2].detail)", MISSING
+    ),
+    "CPU calls import no Triton and use no CUDA": (
+        """
+def raise_error(*arguments): raise AssertionError("a call to CUDA")
+torch._C._cuda_init = torch.cuda.is_available = torch.cuda.device_count = raise_error
+import addnorm
+x = torch.randn(3, 4, requires_grad=True)
+addnorm.add_layer_norm(x, x).sum().backward()
+print("triton" in sys.modules, torch.cuda.is_initialized())
+""",
+        "False False",
+    ),
+}  # fmt: skip
+RUN = """
+import json, os, sys, torch, types
+for code in json.load(sys.stdin):
+    if os.fork() == 0:
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    if os.wait()[1]:
+        sys.exit(1)
+"""
+
+
+def test_processes_without_triton_give_the_reason():
+    """Warnings are errors in these processes, except Python's about forks."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", RUN]
+    codes = json.dumps([code for code, _ in PROCESSES.values()])
+    process = subprocess.run(command, input=codes, capture_output=True, text=True, env=variables, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert dict(zip(PROCESSES, process.stdout.splitlines(), strict=True)) == {
+        name: output for name, (_, output) in PROCESSES.items()
+    }
 
 
 def test_every_operator_has_a_kernel_for_cuda():
@@ -91,28 +122,6 @@ def test_every_operator_has_a_kernel_for_cuda():
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"addnorm::{name}", "CUDA")
 
 
-def test_cpu_calls_import_no_triton_and_use_no_cuda():
-    code = """
-import sys, torch
-def asked(*arguments): raise AssertionError("a call to CUDA")
-torch._C._cuda_init = torch.cuda.is_available = torch.cuda.device_count = asked
-import addnorm
-x = torch.randn(3, 4, requires_grad=True)
-addnorm.add_layer_norm(x, x).sum().backward()
-print("triton" in sys.modules, torch.cuda.is_initialized())
-"""
-    assert printed(code, {}) == "False False"
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
-def test_without_a_device_backends_says_so():
+def test_status_without_a_device():
     assert triton.status() == (False, f"Triton is installed, but torch {torch.__version__} sees no CUDA device")
-
-
-def printed(code, environment):
-    """Return the output of a subprocess in which warnings are errors."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    command = [sys.executable, "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.strip()
