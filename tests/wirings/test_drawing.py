@@ -98,20 +98,15 @@ def test_drawings_of_published_wirings(wiring, drawing):
     assert wiring.draw() == drawn(drawing) == wirings.get(wiring.name).draw()
 
 
-@pytest.mark.parametrize("wiring", EVERY, ids=lambda wiring: wiring.name)
-def test_drawing_fits_a_page(wiring):
-    lines = wiring.draw().splitlines()
-    assert max(map(len, lines)) <= WIDTH == 78
-    assert [line for line in lines if line != line.rstrip()] == []
-    assert any(line[0] != " " for line in lines if line)
-
-
 LEFT, RIGHT, UP, DOWN = "─┐┘┤┬┴┼⊕", "─┌└├┬┴┼⊕", "│└┘├┤┴┼⊕", "│┌┐├┤┬┼⊕"  # which have a wire on that side
 
 
 @pytest.mark.parametrize("wiring", EVERY, ids=lambda wiring: wiring.name)
-def test_every_wire_is_connected(wiring):
+def test_drawing_fits_a_page_and_connects_every_wire(wiring):
     lines = wiring.draw().splitlines()
+    assert max(map(len, lines)) <= WIDTH == 78
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert any(line[0] != " " for line in lines if line)
     cells = {(x, y): character for y, line in enumerate(lines) for x, character in enumerate(line)}
 
     def at(x, y):
