@@ -102,9 +102,9 @@ def test_fuzz_detects_an_error_without_a_name(answer, monkeypatch):
             raise answer
 
     case = fuzz_calls.make(3)
-    monkeypatch.setattr(fuzz.fuzz_hostile, "FUNCTIONS", dict.fromkeys(cases.FUNCTIONS, careless))
-    (line,) = fuzz.fuzz_hostile.refused(case)
-    assert line.startswith("hostile: ")
+    monkeypatch.setattr(fuzz.fuzz_invalid, "FUNCTIONS", dict.fromkeys(cases.FUNCTIONS, careless))
+    (line,) = fuzz.fuzz_invalid.check_error(case)
+    assert line.startswith("invalid call: ")
 
 
 def test_fuzz_continues_after_a_dead_process(tmp_path, monkeypatch, capfd):

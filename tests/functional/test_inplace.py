@@ -7,6 +7,7 @@ import addnorm
 from addnorm.ops import cpu
 from support.cases import BASIC, DTYPES, FUNCTIONS, VARIANTS, Call, bf16, f32, f64, make
 from support.inplace_calls import IN_PLACE, OWN_DTYPES, in_place, into, nan, same
+from support.memory_layouts import LAYOUTS
 from support.pairwise import product, rotate
 
 ALONE = {"layer": addnorm.layer_norm, "rms": addnorm.rms_norm}
@@ -167,18 +168,6 @@ def test_add_residual_may_add_a_tensor_to_itself():
     want = 2 * x
     assert addnorm.add_residual_(x, x) is x
     assert x.equal(want)
-
-
-LAYOUTS = {
-    "transposed": lambda t: t.t().contiguous().t(),
-    "every second column": lambda t: torch.stack([t, t], -1)[..., 0],
-    "a slice of wider rows": lambda t: torch.cat([t, t, t], 1)[:, t.shape[1] : 2 * t.shape[1]],
-    "some rows of a longer tensor": lambda t: torch.cat([t, t, t])[t.shape[0] : 2 * t.shape[0]],
-    "one element off alignment": lambda t: torch.cat([t.new_zeros(1), t.flatten(), t.new_zeros(1)])[1:-1].view(t.shape),
-    "seven elements off alignment": lambda t: torch.cat([t.new_zeros(7), t.flatten(), t.new_zeros(1)])[7:-1].view(
-        t.shape
-    ),
-}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from addnorm.ops import cpu
 from support import SUPPORT
 from support.capabilities import CAPABILITIES, NAMES
 from support.cases import BASIC, DTYPES, VARIANTS, bf16, cotangents, f32, gradients, leaves, make
+from support.memory_layouts import LAYOUTS
 from support.pairwise import product, rotate, with_values
 
 
@@ -136,16 +137,6 @@ def test_repeated_call_gives_the_same_bits(variant, dtypes):
     call = make(variant, dtypes, (129, 65))
     first, second = gradients(call), gradients(call)
     assert all(first[name].equal(second[name]) for name in first)
-
-
-LAYOUTS = {
-    "transposed": lambda t: t.t().contiguous().t(),
-    "every second column": lambda t: torch.stack([t, t], -1).flatten(-2)[:, ::2],
-    "every second row": lambda t: t.repeat_interleave(2, 0)[1::2],
-    "a slice of wider rows": lambda t: torch.cat([t, t, t], 1)[:, t.shape[1] : 2 * t.shape[1]],
-    "one element off alignment": lambda t: torch.cat([t.new_zeros(1), t.flatten()])[1:].view(t.shape),
-    "seven elements off alignment": lambda t: torch.cat([t.new_zeros(7), t.flatten()])[7:].view(t.shape),
-}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""Random calls, judged against float64 and against each other: `make fuzz`, or
+"""Program that checks random calls against float64 and against each other: `make fuzz`, or
 
     python tests/support/fuzz.py --seconds 60      from a seed of the clock on
     python tests/support/fuzz.py --cases 100 --first 7
     python tests/support/fuzz.py --seed 1234       one case again, the one that a failure printed
 
-The calls are made in a second process, so that one that crashes is a failure like any other: the seed is printed, and the
-next process goes on behind it.
+The calls run in a second process. If it crashes, that is a failure like any other: the seed is printed, and a new process
+continues with the next seed.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ import sys
 import time
 import traceback
 
-from support import fuzz_calls, fuzz_hostile, fuzz_judge, fuzz_same
+from support import fuzz_accuracy, fuzz_bits, fuzz_calls, fuzz_invalid
 
 
 def run(seed: int) -> tuple[str, list[str]]:
     """Run the call of this seed; return its description and one line for each error."""
-    what = "a case that could not be made"
+    what = "no case"
     try:
         case = fuzz_calls.make(seed)
         what = str(case)
-        got = fuzz_same.results(case)
+        got = fuzz_bits.compute_results(case)
         outputs = {name: got[name] for name in ("y", "z") if name in got}
         grads = {name.removeprefix("d"): t for name, t in got.items() if name not in outputs}
-        lines = fuzz_judge.wrong(case.call, outputs, grads, case.grad_outputs)
-        lines += fuzz_same.wrong(case, got) + fuzz_same.norm_alone(case) + fuzz_hostile.refused(case)
-        fuzz_hostile.operators(case)
+        lines = fuzz_accuracy.find_errors(case.call, outputs, grads, case.grad_outputs)
+        lines += (
+            fuzz_bits.find_differences(case, got) + fuzz_bits.check_norm_alone(case) + fuzz_invalid.check_error(case)
+        )
+        fuzz_invalid.call_operators(case)
     except Exception:
         lines = [traceback.format_exc()]
     return what, lines

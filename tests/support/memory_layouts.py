@@ -3,6 +3,18 @@
 import torch
 from torch import Tensor
 
+# Functions that copy a tensor of two dimensions into another memory layout; each result is a view.
+LAYOUTS = {
+    "transposed": lambda t: t.t().contiguous().t(),
+    "every second column": lambda t: torch.stack([t, t], -1).flatten(-2)[:, ::2],
+    "every second row": lambda t: t.repeat_interleave(2, 0)[1::2],
+    "a slice of wider rows": lambda t: torch.cat([t, t, t], 1)[:, t.shape[1] : 2 * t.shape[1]],
+    "one element off alignment": lambda t: torch.cat([t.new_zeros(1), t.flatten(), t.new_zeros(1)])[1:-1].view(t.shape),
+    "seven elements off alignment": lambda t: torch.cat([t.new_zeros(7), t.flatten(), t.new_zeros(1)])[7:-1].view(
+        t.shape
+    ),
+}
+
 
 def make_view(t: Tensor, begin: int, width: int) -> Tensor:
     """Return a copy of t as a view whose rows are `width` elements apart and whose storage offset is `begin` elements."""

@@ -15,7 +15,7 @@ from support.cases import FUNCTIONS, Call
 from support.fuzz_calls import Case
 
 
-def same(a: Tensor | None, b: Tensor | None) -> bool:
+def is_same(a: Tensor | None, b: Tensor | None) -> bool:
     """Return whether two tensors are bitwise equal, except for the payload of a NaN."""
     if a is None or b is None:
         return a is b
@@ -26,11 +26,11 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     return bool(((a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())).all())
 
 
-def differing(got: dict, want: dict) -> list[str]:
-    return [name for name in got if not same(got[name], want[name])]
+def list_differing(got: dict, want: dict) -> list[str]:
+    return [name for name in got if not is_same(got[name], want[name])]
 
 
-def results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
+def compute_results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
     """Return outputs, and the gradients (as `d` and the argument's name) of the tensors that require them."""
     call = call or case.call
     tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
@@ -43,31 +43,34 @@ def results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
     return got
 
 
-def wrong(case: Case, first: dict[str, Tensor | None]) -> list[str]:
+def find_differences(case: Case, first: dict[str, Tensor | None]) -> list[str]:
     """Return one line for each variant of the call whose bits differ from `first`, the results of the call itself."""
     call, lines = case.call, []
     outputs = {name: first[name] for name in ("y", "z") if name in first}
-    ways = {
+    variants = {
         "without gradients": _without,
         "a row alone": _row,
         "in many dimensions": _dimensions,
         "in place": _in_place,
+        "with out=": _out,
     }
-    got = {name: way(case, outputs) for name, way in ways.items()}
+    got = {name: variant(case, outputs) for name, variant in variants.items()}
     if call.norm != "none":
         tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
         got["y alone"] = {"y": call.y_alone(tensors)}
         with torch.no_grad():
             got["y alone without gradients"] = {"y": call.y_alone()}
-    lines += [f"{way}: other bits of {names}" for way, t in got.items() if (names := differing(t, outputs))]
+    lines += [
+        f"{variant}: other bits of {names}" for variant, t in got.items() if (names := list_differing(t, outputs))
+    ]
 
     before = torch.get_num_threads()
     torch.set_num_threads(1 if before > 1 else 2)
-    if names := differing(results(case), first):
+    if names := list_differing(compute_results(case), first):
         lines.append(f"another number of threads: other bits of {names}")
     torch.set_num_threads(before)
     copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()}
-    if names := differing(results(case, Call(call.norm, call.eps, copies, call.options)), first):
+    if names := list_differing(compute_results(case, Call(call.norm, call.eps, copies, call.options)), first):
         lines.append(f"contiguous copies: other bits of {names}")
     return lines
 
@@ -95,10 +98,10 @@ def _row(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors["row_scale"] = tensors["row_scale"].expand(rows).reshape(count)[index : index + 1]
     alone = Call(call.norm, call.eps, tensors, options)()
     # Compare at the row's place, so that an error is reported as one of the whole result.
-    whole = {name: t.reshape(count, call.d).clone() for name, t in outputs.items()}
+    results = {name: t.reshape(count, call.d).clone() for name, t in outputs.items()}
     for name, t in alone.items():
-        whole[name][index] = t[0]
-    return {name: t.reshape(outputs[name].shape) for name, t in whole.items()}
+        results[name][index] = t[0]
+    return {name: t.reshape(outputs[name].shape) for name, t in results.items()}
 
 
 def _dimensions(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -126,11 +129,11 @@ def _in_place(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     eps = {} if call.norm == "none" else {"eps": call.eps}
     options = {name: value for name, value in call.options.items() if name not in ("residual_dtype", "out_dtype")}
     with torch.no_grad():
-        answer = getattr(addnorm, f"{FUNCTIONS[call.norm].__name__}_")(**tensors, **eps, **options)
+        result = getattr(addnorm, f"{FUNCTIONS[call.norm].__name__}_")(**tensors, **eps, **options)
     z, y = tensors["residual"], tensors["branch"]
     if call.norm == "none":
-        return {"z": z if answer is z else answer.new_empty(0)}
-    return {"z": z, "y": y if answer is y else answer.new_empty(0)}
+        return {"z": z if result is z else result.new_empty(0)}
+    return {"z": z, "y": y if result is y else result.new_empty(0)}
 
 
 def _out(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -150,7 +153,7 @@ def _out(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def norm_alone(case: Case) -> list[str]:
+def check_norm_alone(case: Case) -> list[str]:
     """Check that the norm of residual alone equals that of residual + 0."""
     call = case.call
     if call.norm == "none":
@@ -164,4 +167,4 @@ def norm_alone(case: Case) -> list[str]:
     zero = torch.zeros_like(x)
     added = FUNCTIONS[call.norm](x, zero, **tensors, eps=call.eps, **options)
     # Adding zero changes the sign of a zero.
-    return [] if same(y + 0, added + 0) else ["the norm alone is not that of the sum with 0"]
+    return [] if is_same(y + 0, added + 0) else ["the norm alone is not that of the sum with 0"]

@@ -35,7 +35,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refused(case: Case) -> list[str]:
+def check_error(case: Case) -> list[str]:
     """Return one line if the case with one wrong argument does not raise an error that names this argument."""
     rng, call = case.rng, case.call
     name, value = _fault(case, rng)
@@ -55,10 +55,10 @@ def refused(case: Case) -> list[str]:
     except (ValueError, TypeError) as error:
         if any(word in str(error) for word in blamed):
             return []
-        return [f"hostile: {described} is refused without its name: {error!r}"]
+        return [f"invalid call: {described} is refused without its name: {error!r}"]
     except Exception as error:
-        return [f"hostile: {described} raises {type(error).__name__}, expected ValueError or TypeError: {error}"]
-    return [f"hostile: {described} is accepted"]
+        return [f"invalid call: {described} raises {type(error).__name__}, expected ValueError or TypeError: {error}"]
+    return [f"invalid call: {described} is accepted"]
 
 
 def _described(value: Any) -> str:
@@ -106,7 +106,7 @@ def _wrong_shape(name: str, shape: tuple[int, ...], d: int, rng: random.Random) 
     return rng.choice([(*shape[:-1], d + 1), (*shape, 1), (2, *shape), (1, 1, *shape)])
 
 
-def operators(case: Case) -> None:
+def call_operators(case: Case) -> None:
     """Call the private operators with one meaningless argument. They may raise or return, but must not crash."""
     rng, call = case.rng, case.call
     if call.tensors["residual"].numel() > 2000:  # broadcasting could multiply the sizes

@@ -25,7 +25,7 @@ class Normalized(NamedTuple):
     judged: Tensor
 
 
-def normalized(call: Call, z: Tensor, tensors: dict[str, Tensor]) -> Normalized:
+def normalize(call: Call, z: Tensor, tensors: dict[str, Tensor]) -> Normalized:
     """Return y of z in float64, with the results that numerics.md states where float32 overflows."""
     mean = z.mean(-1, keepdim=True) if call.norm == "layer" else 0.0
     centred = z - mean
@@ -59,7 +59,7 @@ def truth(
     judged, x_hat = torch.ones((*z.shape[:-1], 1), dtype=torch.bool), None
     total = grad_outputs["z"].to(f64) if "z" in grad_outputs else torch.zeros_like(stream)
     if call.norm != "none":
-        y, x_hat, judged = normalized(call, stream, tensors)
+        y, x_hat, judged = normalize(call, stream, tensors)
         want["y"] = y.detach()
         if "y" in grad_outputs:
             # Where a row's squares overflow, the norm passes no gradient: x_hat is constant there.
@@ -69,7 +69,7 @@ def truth(
     return want | {name: t.grad for name, t in tensors.items()}, judged, x_hat
 
 
-def wrong(
+def find_errors(
     call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None], grad_outputs: dict[str, Tensor]
 ) -> list[str]:
     """Return one line for each error in the outputs and in `grads`, the requested gradients."""
