@@ -1,5 +1,6 @@
 """Fixtures and settings for all tests: a seeded generator, Triton's interpreter, hypothesis profiles, the explorer's pages."""
 
+import gc
 import hashlib
 import os
 import tempfile
@@ -50,6 +51,15 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def frozen_heap():
+    """Exclude all objects that are alive from garbage collection: collections during the test see only new objects."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 # The explorer: pytest-playwright's fixtures, with the system's Chromium.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -316,9 +317,7 @@ class TestErrors:
         with addnorm.ablate(site):
             model(x)
 
-    def test_deleted_model(self, x: Tensor) -> None:
-        import gc
-
+    def test_deleted_model(self, x: Tensor, frozen_heap: None) -> None:
         site = addnorm.inspect(Model(), x).sites[0]
         gc.collect()
         with pytest.raises(RuntimeError, match="was deleted"), addnorm.ablate(site):

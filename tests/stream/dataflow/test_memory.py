@@ -175,10 +175,10 @@ def test_inspect_restores_model_and_inputs():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     buffers = [buffer for module in model for buffer in module.buffers()]
     states = torch.get_rng_state(), random.getstate(), [module.generator.get_state() for module in model]
-    given = x.clone()
-    found = inspect(model, x)
-    assert found.closes
-    assert torch.equal(x, given)
+    original = x.clone()
+    inspection = inspect(model, x)
+    assert inspection.closes
+    assert torch.equal(x, original)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(
         one is other for one, other in zip(buffers, (b for module in model for b in module.buffers()), strict=True)
@@ -200,9 +200,9 @@ def test_inspect_restores_cache():
 def test_inspect_restores_inference_tensors():
     with torch.inference_mode():
         x = torch.randn(2, 7, D)
-        given = x.clone()
+        original = x.clone()
         inspect(Stateful().eval(), x)
-        assert torch.equal(x, given)
+        assert torch.equal(x, original)
 
 
 def test_find_tensors_in_nested_argument():

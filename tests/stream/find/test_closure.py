@@ -111,12 +111,12 @@ def test_find_axis_through_views(name):
             return make(x * 1.5) * 1.0
 
     flow = Capture(Model()).run((torch.randn(2, 3, 8),), {})
-    seen = flow.result.op.inputs[0]
-    source = strip_views(seen)
+    operand = flow.result.op.inputs[0]
+    source = strip_views(operand)
     assert source is flow.ops[0].outputs[0]
-    assert find_views(seen, source) is not None
-    assert find_axis(seen, source, len(seen.shape) - 1) == axis
-    assert covers_features(seen) == (all_features or name == "channels first")  # all features, whichever axis
+    assert find_views(operand, source) is not None
+    assert find_axis(operand, source, len(operand.shape) - 1) == axis
+    assert covers_features(operand) == (all_features or name == "channels first")  # all features, whichever axis
 
 
 def test_covers_features_through_merged_axes():
@@ -127,6 +127,6 @@ def test_covers_features_through_merged_axes():
             return x * 1.0
 
     flow = Capture(Model()).run((torch.randn(2, 8, 4, 4),), {})
-    seen = flow.result.op.inputs[0]
-    assert find_axis(seen, strip_views(seen), 2) is None
-    assert covers_features(seen)
+    operand = flow.result.op.inputs[0]
+    assert find_axis(operand, strip_views(operand), 2) is None
+    assert covers_features(operand)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from addnorm import inspect
-from support import adversarial_models, families, families_more
+from support import adversarial_models, families, rare_families
 from support.inspection_checks import find_differences
 
 pytest.importorskip("transformers")
 
-FAMILIES = families.families() | {f"more: {name}": one for name, one in families_more.families().items()}
+FAMILIES = families.families() | {f"more: {name}": one for name, one in rare_families.families().items()}
 ADVERSARIAL = adversarial_models.adversarial_models()
 
 
@@ -71,15 +71,18 @@ CASTING = (
 def test_inspect_finds_wiring_in_bfloat16(name):
     model, args, kwargs = FAMILIES[name].build()
     kwargs = {key: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in kwargs.items()}
-    found = inspect(model.bfloat16(), *args, **kwargs)
-    differences = find_differences(found, FAMILIES[name].expected, closure=8 * torch.finfo(torch.bfloat16).eps)
+    inspection = inspect(model.bfloat16(), *args, **kwargs)
+    differences = find_differences(inspection, FAMILIES[name].expected, closure=8 * torch.finfo(torch.bfloat16).eps)
     assert not [one for one in differences if "option" not in one], differences  # constants are rounded
 
 
 @pytest.mark.parametrize("name", mark_slow(CASTING, ("llama", "gemma2", "olmo2", "granite", "dinov2")))
 def test_inspect_finds_wiring_in_float64(name):
     model, args, kwargs = FAMILIES[name].build()
-    found = inspect(model, *args, float64=True, **kwargs)
-    assert not find_differences(found, FAMILIES[name].expected)
-    if all(norm.dtype == torch.float64 for stream in found.streams for norm in stream.norms()) and "mamba" not in name:
-        assert found.closure <= 1e-10
+    inspection = inspect(model, *args, float64=True, **kwargs)
+    assert not find_differences(inspection, FAMILIES[name].expected)
+    if (
+        all(norm.dtype == torch.float64 for stream in inspection.streams for norm in stream.norms())
+        and "mamba" not in name
+    ):
+        assert inspection.closure <= 1e-10

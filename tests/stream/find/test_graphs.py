@@ -60,17 +60,21 @@ def make_looped(run):
 
 
 def test_inspect_finds_width_of_one_feature():
-    found = inspect(
+    inspection = inspect(
         make_stack(*(Residual(nn.LayerNorm(1), nn.Linear(1, 4), nn.GELU(), nn.Linear(4, 1)) for _ in range(2))),
         make_input(2, 5, 1),
     )
-    assert (found.wiring, found.streams[0].width) == ("pre_ln", 1)
+    assert (inspection.wiring, inspection.streams[0].width) == ("pre_ln", 1)
 
 
 @pytest.mark.parametrize("num_layers", [40, pytest.param(100, marks=pytest.mark.slow)])
 def test_inspect_finds_many_layers(num_layers):
-    found = inspect(make_stack(*(Block() for _ in range(num_layers))), make_input(1, 3, D))
-    assert (found.wiring, len(found.sites), found.streams[0].num_layers) == ("pre_ln", 2 * num_layers, num_layers)
+    inspection = inspect(make_stack(*(Block() for _ in range(num_layers))), make_input(1, 3, D))
+    assert (inspection.wiring, len(inspection.sites), inspection.streams[0].num_layers) == (
+        "pre_ln",
+        2 * num_layers,
+        num_layers,
+    )
 
 
 class Dit(nn.Module):
@@ -81,8 +85,8 @@ class Dit(nn.Module):
         self.norm, self.a, self.m = nn.LayerNorm(D, elementwise_affine=False), Attention(), Mlp()
         self.condition = nn.Linear(D, 6 * D)
 
-    def forward(self, given):
-        x, c = given
+    def forward(self, inputs):
+        x, c = inputs
         s1, g1, a1, s2, g2, a2 = self.condition(F.silu(c))[:, None].chunk(6, -1)
         x = x + a1 * self.a(self.norm(x) * (1 + g1) + s1)
         return x + a2 * self.m(self.norm(x) * (1 + g2) + s2), c
@@ -134,8 +138,8 @@ def with_lora():
 class Crossing(Block):
     """Layer of a Perceiver: latents read an array."""
 
-    def forward(self, given):
-        z, array = given
+    def forward(self, inputs):
+        z, array = inputs
         z = z + self.a(self.n1(z), array)
         return z + self.m(self.n2(z)), array
 
@@ -148,8 +152,8 @@ class Joint(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
         self.a, self.m1, self.m2 = Attention(), Mlp(), Mlp()
 
-    def forward(self, given):
-        x, y = given
+    def forward(self, inputs):
+        x, y = inputs
         both = self.a(torch.cat([self.norms[0](x), self.norms[1](y)], 1))
         x, y = x + both[:, : x.shape[1]], y + both[:, x.shape[1] :]
         return x + self.m1(self.norms[2](x)), y + self.m2(self.norms[3](y))
@@ -172,12 +176,12 @@ PRE_LN = {
 
 @pytest.mark.parametrize("name", PRE_LN)
 def test_inspect_finds_pre_ln_in_unusual_model(name):
-    make, given, expected = PRE_LN[name]
-    found = inspect(make(), given)
-    assert found.unknown == ()
-    assert [stream.wiring.name for stream in found.streams if stream.wiring] == ["pre_ln"] * len(expected)
-    assert [[site.kind for site in stream.sites] for stream in found.streams] == expected
-    assert found.closes
+    make, inputs, expected = PRE_LN[name]
+    inspection = inspect(make(), inputs)
+    assert inspection.unknown == ()
+    assert [stream.wiring.name for stream in inspection.streams if stream.wiring] == ["pre_ln"] * len(expected)
+    assert [[site.kind for site in stream.sites] for stream in inspection.streams] == expected
+    assert inspection.closes
 
 
 def test_inspect_follows_in_place_adds_through_views():
@@ -188,8 +192,8 @@ def test_inspect_follows_in_place_adds_through_views():
             turned += f(n(x)).transpose(1, 2)
         return x
 
-    found = inspect(make_looped(run), make_input())
-    assert (found.wiring, len(found.sites), found.closes, found.unknown) == ("pre_ln", 4, True, ())
+    inspection = inspect(make_looped(run), make_input())
+    assert (inspection.wiring, len(inspection.sites), inspection.closes, inspection.unknown) == ("pre_ln", 4, True, ())
 
 
 # Models that no row expresses.
@@ -243,9 +247,9 @@ WITHOUT_ROWS = {
 @pytest.mark.parametrize("name", WITHOUT_ROWS)
 def test_inspect_explains_model_without_rows(name):
     run, reason = WITHOUT_ROWS[name]
-    found = inspect(make_looped(run), make_input())
-    assert found.wiring in ("none", "unknown", "pre_ln / unknown") or name == "dense connections"
-    assert any(reason in unknown.reason for unknown in found.unknown), found.unknown
+    inspection = inspect(make_looped(run), make_input())
+    assert inspection.wiring in ("none", "unknown", "pre_ln / unknown") or name == "dense connections"
+    assert any(reason in unknown.reason for unknown in inspection.unknown), inspection.unknown
 
 
 class Snake(nn.Module):
@@ -271,12 +275,12 @@ NO_WIRING = {
 @pytest.mark.parametrize("name", NO_WIRING)
 def test_inspect_names_no_wiring_with_other_norms(name):
     make, shape, width = NO_WIRING[name]
-    found = inspect(nn.Sequential(*(make() for _ in range(3))), make_input(*shape))
-    assert found.wiring == "unknown"
-    assert found.closes
-    assert len(found.sites) == 3
-    assert found.streams[0].width == width
-    assert found.streams[0].axis == shape.index(width) - len(shape)
+    inspection = inspect(nn.Sequential(*(make() for _ in range(3))), make_input(*shape))
+    assert inspection.wiring == "unknown"
+    assert inspection.closes
+    assert len(inspection.sites) == 3
+    assert inspection.streams[0].width == width
+    assert inspection.streams[0].axis == shape.index(width) - len(shape)
 
 
 def test_inspect_ignores_adds_in_activations():
@@ -285,16 +289,16 @@ def test_inspect_ignores_adds_in_activations():
         for _ in range(2)
         for part in (Residual(Snake(), nn.Conv1d(8, 8, 3, padding=1)), Snake(), nn.Conv1d(8, 8, 1))
     ]
-    found = inspect(nn.Sequential(*layers), make_input(2, 8, 9))
-    assert all("twice" not in unknown.reason for unknown in found.unknown)
-    assert all(not site.path.endswith("1") for site in found.sites)
+    inspection = inspect(nn.Sequential(*layers), make_input(2, 8, 9))
+    assert all("twice" not in unknown.reason for unknown in inspection.unknown)
+    assert all(not site.path.endswith("1") for site in inspection.sites)
 
 
 def test_inspect_explains_model_without_stream():
-    for model, given in (
+    for model, inputs in (
         (nn.LSTM(D, D, 2), make_input()),
         (nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D)), make_input()),
     ):
-        found = inspect(model, given)
-        assert (found.wiring, found.sites, found.closes) == ("none", (), False)
-        assert "no residual add was found" in found.unknown[0].reason
+        inspection = inspect(model, inputs)
+        assert (inspection.wiring, inspection.sites, inspection.closes) == ("none", (), False)
+        assert "no residual add was found" in inspection.unknown[0].reason

@@ -25,31 +25,31 @@ def inspect_encoder(wiring="pre_ln", layers=3, **options):
     return inspect(shake(Encoder(layers, D, 2, 32, wiring, **options)).eval(), make_tokens())
 
 
-def render(found, width=100):
+def render(inspection, width=100):
     console = Console(width=width, file=io.StringIO())
-    console.print(found)
+    console.print(inspection)
     return console.file.getvalue()
 
 
 def test_table_has_one_line_for_equal_layers():
-    out = render(inspect_encoder(layers=12))
-    assert "1-12" in out
-    assert out.count("attention") == 1
-    assert "stack.connections.0,2,...,22.sublayer" in out
-    assert out.splitlines()[0] == "Encoder, evaluation: pre_ln"
+    text = render(inspect_encoder(layers=12))
+    assert "1-12" in text
+    assert text.count("attention") == 1
+    assert "stack.connections.0,2,...,22.sublayer" in text
+    assert text.splitlines()[0] == "Encoder, evaluation: pre_ln"
 
 
 def test_table_has_lines_for_different_layers():
-    out = render(inspect_encoder(addnorm.wirings.mix_ln(1)))
-    assert "N(x + f(x))" in out
-    assert list(dict.fromkeys(line.split()[0] for line in out.splitlines() if line[:1].isdigit())) == ["1", "2-3"]
+    text = render(inspect_encoder(addnorm.wirings.mix_ln(1)))
+    assert "N(x + f(x))" in text
+    assert list(dict.fromkeys(line.split()[0] for line in text.splitlines() if line[:1].isdigit())) == ["1", "2-3"]
 
 
 @pytest.mark.parametrize("wiring", addnorm.wirings.CONSTRUCTORS)
 def test_inspection_fits_width(wiring):
-    found = inspect_encoder(addnorm.wirings.get(wiring, **addnorm.wirings.catalog.EXAMPLES.get(wiring, {})))
+    inspection = inspect_encoder(addnorm.wirings.get(wiring, **addnorm.wirings.catalog.EXAMPLES.get(wiring, {})))
     for width in (40, 80, 120, 300):
-        assert all(len(line.rstrip()) <= width for line in render(found, width).splitlines())
+        assert all(len(line.rstrip()) <= width for line in render(inspection, width).splitlines())
 
 
 def test_equation_has_final_norm_of_model():
@@ -66,11 +66,11 @@ def test_table_has_one_line_for_each_reason():
         def forward(self, x):
             return self.norm(self.norm(x + self.f(x)))
 
-    found = inspect(nn.Sequential(*(Twice() for _ in range(6))), make_tokens())
-    out = render(found, 120)
-    assert len(found.unknown) == 5
-    assert out.count("norms follow the add") == 1
-    assert "0.f, 1.f, 2.f and 2 more: 2 norms follow the add" in out
+    inspection = inspect(nn.Sequential(*(Twice() for _ in range(6))), make_tokens())
+    text = render(inspection, 120)
+    assert len(inspection.unknown) == 5
+    assert text.count("norms follow the add") == 1
+    assert "0.f, 1.f, 2.f and 2 more: 2 norms follow the add" in text
 
 
 def test_html_has_escaped_table():
@@ -82,11 +82,11 @@ def test_html_has_escaped_table():
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "admin", "rezero", "deepnorm", "b2t"])
 def test_to_dict_is_json_of_wiring(wiring):
-    found = inspect_encoder(wiring)
-    read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    inspection = inspect_encoder(wiring)
+    read = json.loads(json.dumps(inspection.to_dict(), allow_nan=False))
     assert read["wiring"] == wiring
     assert read["closes"] is True
-    assert len(read["streams"][0]["sites"]) == len(found.sites)
+    assert len(read["streams"][0]["sites"]) == len(inspection.sites)
     assert read["streams"][0]["axis"] == -1
 
 
@@ -102,11 +102,11 @@ def test_to_dict_is_json_without_proof():
 
 
 def test_site_by_name_and_number():
-    found = inspect_encoder()
-    assert found.site(0) is found.sites[0]
-    assert found.site(found.sites[3].id) is found.sites[3]
+    inspection = inspect_encoder()
+    assert inspection.site(0) is inspection.sites[0]
+    assert inspection.site(inspection.sites[3].id) is inspection.sites[3]
     with pytest.raises(KeyError, match=r"site is 'stack.connections.9.sublayer', expected 'stack.connections"):
-        found.site("stack.connections.9.sublayer")
+        inspection.site("stack.connections.9.sublayer")
 
 
 def test_sites_have_unique_ids():
@@ -127,7 +127,7 @@ def test_sites_have_unique_ids():
 
 
 def test_repr_of_inspection_stream_and_site():
-    found = inspect_encoder()
-    assert repr(found).startswith("<Inspection of Encoder: pre_ln, 6 sublayers, closure ")
-    assert repr(found.streams[0]) == "<stream: 6 sublayers, pre_ln>"
-    assert repr(found.sites[0]) == "<stack.connections.0.sublayer: x' = x + f(N(x))>"
+    inspection = inspect_encoder()
+    assert repr(inspection).startswith("<Inspection of Encoder: pre_ln, 6 sublayers, closure ")
+    assert repr(inspection.streams[0]) == "<stream: 6 sublayers, pre_ln>"
+    assert repr(inspection.sites[0]) == "<stack.connections.0.sublayer: x' = x + f(N(x))>"

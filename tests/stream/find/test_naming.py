@@ -29,12 +29,12 @@ BY_ROWS = [one for one in ALL if one.flow == "rows" and one.name not in ("mix_ln
 @pytest.mark.parametrize("wiring", BY_ROWS, ids=lambda wiring: wiring.name)
 @pytest.mark.parametrize("num_layers", [2, 3, 12])
 def test_identify_wiring_names_catalog_rows(wiring, num_layers):
-    found, remarks = identify_wiring(
+    named, remarks = identify_wiring(
         summarize(wiring.rows(num_layers)), wiring.ends_in_norm(num_layers), wiring.embedding_norm, None
     )
     also = [one for one in remarks if "is also that of" in one]
-    assert found is not None
-    assert found.name == wiring.name or also
+    assert named is not None
+    assert named.name == wiring.name or also
     assert remarks == also
 
 
@@ -85,8 +85,8 @@ def test_identify_wiring_remarks_on_differences(case):
 
 def test_identify_wiring_allows_row_of_other_kind():
     rows = [Row(), *[PRE] * 4]
-    found = summarize(rows, per_layer=5, kinds=("other", *KINDS, *KINDS))
-    wiring, remarks = identify_wiring(found, True, False, None)
+    summaries = summarize(rows, per_layer=5, kinds=("other", *KINDS, *KINDS))
+    wiring, remarks = identify_wiring(summaries, True, False, None)
     assert wiring == wirings.pre_ln()
     assert remarks == ["other in layer 1 has a row of its own: x' = x + f(x)"]
 
@@ -117,11 +117,11 @@ def test_identify_wiring_names_bottom_to_top():
 
 
 def test_identify_wiring_rejects_factor_between_sublayers():
-    found = [
+    summaries = [
         *summarize([Row()] * 2),
         SublayerSummary(1, Row(a=Learned(1.0, per_feature=True)), "other", "injection", 1, frozenset()),
     ]
-    assert identify_wiring(found, False, False, None)[0] is None
+    assert identify_wiring(summaries, False, False, None)[0] is None
 
 
 @pytest.mark.parametrize(("text", "wiring", "claim"), [

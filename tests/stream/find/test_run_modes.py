@@ -95,8 +95,8 @@ def test_inspect_wrapped_and_compiled_models(wrapper):
 def test_inspect_applies_forward_hooks():
     model = tiny()
     model.parts[0].f.register_forward_hook(lambda module, args, output: output * 2)
-    found = inspect(model, IDS)
-    assert [float(site.row.b) for site in found.sites] == [2.0, 1.0, 1.0, 1.0]
+    inspection = inspect(model, IDS)
+    assert [float(site.row.b) for site in inspection.sites] == [2.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated

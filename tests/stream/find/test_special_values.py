@@ -41,9 +41,9 @@ def test_inspect_proves_rows_with_one_nan():
     (lambda: Scaled(1e30), IDS, "no number of the stream is finite"),
 ], ids=["nan", "no batch", "overflow"])  # fmt: skip
 def test_inspect_proves_nothing_without_finite_values(model, ids, reason):
-    found = inspect(shake(model()), ids)
-    assert not found.closes
-    assert reason in found.unknown[0].reason
+    inspection = inspect(shake(model()), ids)
+    assert not inspection.closes
+    assert reason in inspection.unknown[0].reason
 
 
 def test_inspect_sublayers_that_return_zeros():
@@ -69,6 +69,6 @@ def test_inspect_learned_factors_before_training(step, gamma, wiring):
 
 
 def test_inspect_explains_zero_factor():
-    found = inspect(tiny(lambda s, x: x + 0.0 * s.f(s.norm(x))), IDS)
-    assert found.wiring == "unknown"
-    assert "multiplied by 0" in found.unknown[0].reason
+    inspection = inspect(tiny(lambda s, x: x + 0.0 * s.f(s.norm(x))), IDS)
+    assert inspection.wiring == "unknown"
+    assert "multiplied by 0" in inspection.unknown[0].reason

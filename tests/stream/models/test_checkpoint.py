@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.inputs import SENTENCES
 from addnorm.stream.models.load import load
-from support.named_models import no_network, run, saved_in, sentence
+from support.model_loading import no_network, run, saved_in, sentence
 
 
 @pytest.fixture(autouse=True)
@@ -62,20 +62,20 @@ def test_directory_weights_are_loaded(saved):
 
 
 def test_weights_may_be_sharded_pickled_or_have_a_head(saved):
-    whole = load_file(saved / "model.safetensors")
+    weights = load_file(saved / "model.safetensors")
     (saved / "model.safetensors").unlink()
-    headed = {f"bert.{name}": value for name, value in whole.items()} | {"cls.predictions.bias": torch.ones(256)}
+    headed = {f"bert.{name}": value for name, value in weights.items()} | {"cls.predictions.bias": torch.ones(256)}
     torch.save(headed, saved / "pytorch_model.bin")
     pickled = load(str(saved))
     assert "pytorch_model.bin" in pickled.source
-    names = sorted(whole)
+    names = sorted(weights)
     for k, some in enumerate((names[:9], names[9:])):
-        save_file({name: whole[name] for name in some}, saved / f"part-{k}.safetensors")
+        save_file({name: weights[name] for name in some}, saved / f"part-{k}.safetensors")
     index = {"weight_map": {name: f"part-{int(k >= 9)}.safetensors" for k, name in enumerate(names)}}
     (saved / "model.safetensors.index.json").write_text(json.dumps(index))
     parts = load(str(saved))
     assert "index.json" in parts.source
-    for name, value in whole.items():
+    for name, value in weights.items():
         assert torch.equal(pickled.model.state_dict()[name], value)
         assert torch.equal(parts.model.state_dict()[name], value)
 

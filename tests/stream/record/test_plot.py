@@ -79,8 +79,8 @@ def test_drawings_return_their_axes_and_can_be_saved(name, options, tmp_path):
     own = matplotlib.figure.Figure(figsize=(6, 4)).add_subplot()
     assert draw(ax=own) is own
     new = draw()
+    new.figure.savefig(tmp_path / "a.png")
     for ax in (own, new):
-        ax.figure.savefig(tmp_path / "a.png")
         assert ax.get_title(loc="left").endswith("Toy, step 10")
 
 

@@ -1,4 +1,4 @@
-"""More transformer families, in the same form as those of families.py."""
+"""Transformer families that `test_families.py` of the finder adds to those of families.py: variants, and less common ones."""
 
 from __future__ import annotations
 
