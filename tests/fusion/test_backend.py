@@ -1,49 +1,22 @@
 """Tests of `torch.compile(model, backend="addnorm")`: rewritten graphs run eagerly or go to Inductor."""
 
+from functools import partial
 from importlib.metadata import entry_points
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import addnorm
 from addnorm.fusion.backend import backend
 from addnorm.fusion.benchmark import saved_bytes
+from support.fused_model import QUIET, D, X, count_calls
+from support.fused_model import PreNormLayer as Layer
+from support.fused_model import PreNormModel as Model
 from support.graph_capture import capture_graphs, relative_difference
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of Inductor
-]
-D = 16
-X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
-
-
-class Layer(nn.Module):
-    def __init__(self, p=0.0):
-        super().__init__()
-        self.f, self.g = nn.Linear(D, D), nn.Linear(D, D)
-        self.n, self.m = nn.LayerNorm(D), nn.LayerNorm(D)
-        self.drop = nn.Dropout(p)
-
-    def forward(self, x):
-        x = x + self.drop(self.f(self.n(x)))
-        return x + self.drop(self.g(self.m(x)))
-
-
-class Model(nn.Module):
-    def __init__(self, p=0.0, layers=3, run=None):
-        super().__init__()
-        torch.manual_seed(1)
-        self.layers = nn.ModuleList(Layer(p) for _ in range(layers))
-        self.norm = nn.LayerNorm(D)
-        self.run = run or (lambda layer, x: layer(x))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = self.run(layer, x)
-        return self.norm(x)
+pytestmark = QUIET
 
 
 def step(model, call, x, seed=0):
@@ -54,7 +27,7 @@ def step(model, call, x, seed=0):
     return y, torch.autograd.grad(y, list(model.parameters()), cotangent)
 
 
-def same(model, call, x, limit=1e-5):
+def check_equal(model, call, x, limit=1e-5):
     """Check that a model and another callable have the same outputs and gradients."""
     expected, result = step(model, model, x), step(model, call, x)
     assert relative_difference(expected[0], result[0]) < limit
@@ -67,13 +40,8 @@ def test_backend_is_registered_by_name():
 
 
 def test_compile_by_name_keeps_outputs_and_gradients():
-    model = Model()
-    same(model, torch.compile(model, backend="addnorm"), X)
-
-
-def test_backend_keeps_dropout_masks():
     model = Model(p=0.3)
-    same(model, capture_graphs(model).compiled, X)
+    check_equal(model, torch.compile(model, backend="addnorm"), X)
 
 
 def test_backend_fuses_every_boundary():
@@ -81,11 +49,10 @@ def test_backend_fuses_every_boundary():
     with torch.no_grad():
         capture.compiled(X)
     assert [(b.add, b.norm) for b in capture.boundaries] == [
-        ("layers.0", "layers.0.m"), ("layers.0", "layers.1.n"), ("layers.1", "layers.1.m"), ("layers.1", "layers.2.n"),
-        ("layers.2", "layers.2.m"), ("layers.2", "norm"),
+        ("layers.0", "layers.0.m"), ("layers.0", "layers.1.n"), ("layers.1", "layers.1.m"), ("layers.1", "norm"),
     ]  # fmt: skip
-    assert capture.code.count("add_layer_norm(") == 6
-    assert capture.code.count("layer_norm(") == 7  # and the first norm, which follows no add
+    assert capture.code.count("add_layer_norm(") == 4
+    assert capture.code.count("layer_norm(") == 5  # and the first norm, which follows no add
 
 
 def test_backend_keeps_the_bits_of_sums():
@@ -108,18 +75,10 @@ def test_backend_keeps_the_bits_of_sums():
 
 def test_inductor_compiles_the_rewritten_graph():
     model = Model(layers=1)
-    same(model, torch.compile(model, backend="addnorm", options={"inductor": True}), X)
-    capture = capture_graphs(model, inductor=True)
+    compiled = torch.compile(model, backend="addnorm", options={"inductor": True, "epilogue_fusion": False})
     with torch.no_grad():
-        assert relative_difference(model(X), capture.compiled(X)) < 1e-6
-    assert "add_layer_norm(" in capture.code
-
-
-def test_inductor_accepts_its_options():
-    model = Model(layers=1)
-    options = {"inductor": True, "epilogue_fusion": False}
-    with torch.no_grad():
-        assert relative_difference(model(X), torch.compile(model, backend="addnorm", options=options)(X)) < 1e-6
+        assert relative_difference(model(X), compiled(X)) < 1e-6
+    assert count_calls(compiled, X) == 2
 
 
 @pytest.mark.parametrize(
@@ -135,28 +94,24 @@ def test_backend_refuses_inductor_options_without_inductor(options, what):
 def test_checkpoint_recomputes_the_same():
     model = Model(p=0.3, run=lambda layer, x: checkpoint(layer, x, use_reentrant=False))
     capture = capture_graphs(model)
-    same(model, capture.compiled, X.clone().requires_grad_())
-    assert [b.reason for b in capture.boundaries] == [None] * 3  # the boundaries inside the layers
+    check_equal(model, capture.compiled, X.clone().requires_grad_())
+    assert [b.reason for b in capture.boundaries] == [None] * 2  # the boundaries inside the layers
     x = X.clone().requires_grad_()
     before, after = (saved_bytes(lambda call=call: call(x), model, (x,)) for call in (model, capture.compiled))
     assert after <= before  # intermediate results inside the layers are not kept
 
 
 def test_selective_checkpoint_keeps_its_policy():
-    from functools import partial
-
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
     context = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
     model = Model(run=lambda layer, x: checkpoint(layer, x, use_reentrant=False, context_fn=context))
-    same(model, capture_graphs(model).compiled, X.clone().requires_grad_())
+    check_equal(model, capture_graphs(model).compiled, X.clone().requires_grad_())
 
 
 def test_dynamic_shapes_share_a_graph():
     model = Model()
     capture = capture_graphs(model)
     with torch.no_grad():
-        for rows, tokens in ((2, 5), (3, 7), (4, 9), (8, 11), (1, 5)):
+        for rows, tokens in ((2, 5), (3, 7), (8, 11), (1, 5)):
             x = torch.randn(rows, tokens, D)
             assert relative_difference(model(x), capture.compiled(x)) < 1e-6
     assert len(capture.graphs) <= 3  # static, dynamic, and a batch of one
@@ -168,16 +123,14 @@ def test_backend_fuses_each_graph_after_breaks():
         def forward(self, x):
             x = self.layers[0](x)
             torch._dynamo.graph_break()
-            x = self.layers[1](x)
-            torch._dynamo.graph_break()
-            return self.norm(self.layers[2](x))
+            return self.norm(self.layers[1](x))
 
     model = Broken()
     capture = capture_graphs(model)
     with torch.no_grad():
         assert relative_difference(model(X), capture.compiled(X)) < 1e-6
     assert len(capture.graphs) > 1
-    assert capture.reasons == [None] * 4  # without the sums that end a graph
+    assert capture.reasons == [None] * 3  # without the sum that ends a graph
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
@@ -189,7 +142,7 @@ def test_autocast_is_as_in_eager(dtype):
     assert expected.dtype == result.dtype
     assert relative_difference(expected, result) < 2 * torch.finfo(dtype).eps
     with torch.autocast("cpu", dtype):
-        same(model, capture.compiled, X, 8 * torch.finfo(dtype).eps)
+        check_equal(model, capture.compiled, X, 8 * torch.finfo(dtype).eps)
 
 
 def test_float32_stream_with_bfloat16_branches_stays_float32():
@@ -232,13 +185,13 @@ def test_sum_rounded_before_its_norm_is_not_fused():
 def test_generate_with_cache_gives_the_same_tokens():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=99, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
     ids = torch.randint(5, 99, (2, 7))
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 4, "do_sample": False}
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 3, "do_sample": False}
     expected = model.generate(ids, **options)
     addnorm.fuse(model, ids)
     assert expected.equal(model.generate(ids, **options))

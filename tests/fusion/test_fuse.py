@@ -21,42 +21,27 @@ from support.graph_capture import relative_difference
 pytestmark = QUIET
 
 
-def test_fuse_calls_the_operation_and_keeps_results():
-    model = Model().eval()
-    with torch.no_grad():
-        before = model(X)
-    done = fuse(model, X)
-    assert count_calls(model, X) == len(done.fused) == 4
-    with torch.no_grad():
-        assert relative_difference(before, model(X)) < 1e-6
-
-
-def test_unfuse_restores_the_model():
-    model = Model().eval()
-    state = {name: id(t) for name, t in model.state_dict(keep_vars=True).items()}
+def test_fuse_and_unfuse_change_only_the_computation():
+    model = Model(layers=2).eval()
+    state = {name: (id(t), t.clone()) for name, t in model.state_dict(keep_vars=True).items()}
     attributes = set(vars(model))
     with torch.no_grad():
         before = model(X)
-        fuse(model, X)
+        fusion = fuse(model, X)
+        assert count_calls(model, X) == len(fusion.fused) == 4
+        assert relative_difference(before, model(X)) < 1e-6
+        assert type(model) is Model
+        tensors = model.state_dict(keep_vars=True)
+        assert list(tensors) == list(state)
+        assert all(id(t) == state[name][0] and t.equal(state[name][1]) for name, t in tensors.items())
+        assert all(p.grad is None for p in model.parameters())
         assert addnorm.unfuse(model) is model
         assert model(X).equal(before)
     assert count_calls(model, X) == 0
     assert set(vars(model)) == attributes
-    assert {name: id(t) for name, t in model.state_dict(keep_vars=True).items()} == state
+    assert {name: id(t) for name, t in model.state_dict(keep_vars=True).items()} == {k: v[0] for k, v in state.items()}
     fuse(model, X)  # and again
     addnorm.unfuse(model)
-
-
-def test_fuse_keeps_class_and_state_dict():
-    model = Model()
-    state = {name: t.clone() for name, t in model.state_dict().items()}
-    parameters = [id(p) for p in model.parameters()]
-    fuse(model, X)
-    assert type(model) is Model
-    assert [id(p) for p in model.parameters()] == parameters
-    assert list(model.state_dict()) == list(state)
-    assert all(t.equal(state[name]) for name, t in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_fused_model_accepts_keyword_arguments():
@@ -77,7 +62,7 @@ def test_fused_model_follows_new_weights_and_dtypes():
         model.bfloat16(), other.bfloat16()
         y, expected = other(X.bfloat16()), model(X.bfloat16())
         assert y.equal(expected) or relative_difference(y, expected) < 1e-2
-        assert count_calls(model, X.bfloat16()) == 4
+        assert count_calls(model, X.bfloat16()) == 2
 
 
 def test_copies_of_a_fused_model_are_not_fused():
@@ -90,7 +75,7 @@ def test_copies_of_a_fused_model_are_not_fused():
         assert count_calls(other, X) == 0
         with torch.no_grad():
             assert relative_difference(model(X), other(X)) < 1e-6
-    assert count_calls(model, X) == 4
+    assert count_calls(model, X) == 2
 
 
 def test_fused_model_saves_and_loads_pretrained(tmp_path):
@@ -98,7 +83,7 @@ def test_fused_model_saves_and_loads_pretrained(tmp_path):
     config = transformers.BertConfig(
         vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
-    model = transformers.BertModel(config).eval()
+    model = transformers.BertModel(config).eval().requires_grad_(False)
     ids = torch.randint(5, 99, (2, 7))
     fuse(model, ids)
     model.save_pretrained(tmp_path)
@@ -108,7 +93,7 @@ def test_fused_model_saves_and_loads_pretrained(tmp_path):
 
 
 def test_fused_model_follows_hooks():
-    model, seen = Model().eval(), []
+    model, seen = Model(layers=2).eval(), []
     before = model.layers[1].register_forward_pre_hook(lambda *_: seen.append("before"))
     fuse(model, X)
     seen.clear()
@@ -123,8 +108,8 @@ def test_fused_model_follows_hooks():
         assert seen == ["layer", "model"]
 
 
-def test_fused_encoder_is_freed():
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 2).eval()
+def test_fused_encoder_is_freed(frozen_heap):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 1).eval()
     fuse(model, X)
     gone = weakref.ref(model)
     del model
@@ -139,15 +124,15 @@ def test_inspect_and_record_see_the_original():
     assert addnorm.inspect(model, X).wiring == "post_ln"
     with addnorm.record(model) as rec:
         model(X).square().mean().backward()
-    assert [site.kind for site in rec.sites].count("start") == len(rec.sites) - 4 == 1
+    assert [site.kind for site in rec.sites].count("start") == len(rec.sites) - 2 == 1
 
 
 def test_fuse_with_inductor_keeps_random_numbers():
-    model = Model(layers=1, p=0.2).train()
-    done = fuse(model, X, compile=True)
-    assert done.inductor
-    assert done.proof.holds
-    assert len(done.fused) == 2
+    model = Model(p=0.2).train()
+    fusion = fuse(model, X, compile=True)
+    assert fusion.inductor
+    assert fusion.proof.holds
+    assert len(fusion.fused) == 2
     assert count_calls(model, X) == 2
     addnorm.unfuse(model)
 
@@ -158,7 +143,7 @@ def train(model, dtype, x, target, fuses=False, steps=5):
     x, target = (t.to(dtype) for t in (x, target))
     if fuses:
         assert fuse(model, x).proof.mode == "training"
-        assert count_calls(model, x) == 4
+        assert count_calls(model, x) == 2
     torch.manual_seed(3)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     losses = []
@@ -201,13 +186,13 @@ def test_fused_model_switches_modes():
         assert model(X).equal(model(X))
         model.train()
         assert not model(X).equal(model(X))
-        assert count_calls(model, X) == 4
+        assert count_calls(model, X) == 2
 
 
 def test_fused_models_run_in_threads():
     from torch._dynamo import config
 
-    models = [Model(layers=1).eval() for _ in range(3)]
+    models = [Model().eval() for _ in range(2)]
     for model in models:
         fuse(model, X)
     before = config.skip_nnmodule_hook_guards
@@ -218,16 +203,16 @@ def test_fused_models_run_in_threads():
         with torch.no_grad():
             return all(models[k](X).equal(expected[k]) for _ in range(50))
 
-    with ThreadPoolExecutor(3) as pool:
-        assert all(pool.map(run, range(3)))
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(run, range(2)))
     assert config.skip_nnmodule_hook_guards == before
 
 
 @torch._dynamo.config.patch(recompile_limit=2, accumulated_recompile_limit=2)  # 8 and 256 by default
 def test_many_models_can_be_fused_in_one_process():
     models = []
-    for _ in range(4):  # more than Dynamo's limit for one function
-        model = Model(layers=1).eval()
+    for _ in range(3):  # more than Dynamo's limit for one function
+        model = Model().eval()
         assert len(fuse(model, X).fused) == 2
         models.append(model)
     assert all(count_calls(model, X) == 2 for model in models)
@@ -242,7 +227,7 @@ def if_torch_has(option):
 @if_torch_has("recompile_limit")
 @torch._dynamo.config.patch(recompile_limit=2)  # the proof itself captures twice
 def test_fused_model_has_its_own_recompile_limit():
-    model = Model(layers=1).eval()
+    model = Model().eval()
     fuse(model, X)
     for change, x in ((model.train, X), (model.eval, X[0]), (model.bfloat16, X.bfloat16())):
         change()
@@ -263,11 +248,11 @@ class Broken(Model):
 @if_torch_has("isolate_recompiles")
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_fused_models_take_no_recompilations_from_others():
-    model = Broken().eval()
-    done = fuse(model, X)
-    assert (len(done.fused), done.num_graphs) == (4, 2)
+    model = Broken(layers=2).eval()
+    fusion = fuse(model, X)
+    assert (len(fusion.fused), fusion.num_graphs) == (4, 2)
     captured = []
-    other = torch.compile(Broken().eval(), backend=lambda graph, _: captured.append(graph) or graph)
+    other = torch.compile(Broken(layers=2).eval(), backend=lambda graph, _: captured.append(graph) or graph)
     with torch.no_grad():
         other(X)
     assert len(captured) == 2

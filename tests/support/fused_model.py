@@ -1,4 +1,4 @@
-"""Helpers of the tests of `addnorm.fuse`: a small model, a counter of the operation's calls, and warning filters."""
+"""Small post-LN and pre-LN models for the tests of fusion, a counter of the operation's calls, and warning filters."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, layers=2, p=0.0):
+    def __init__(self, layers=1, p=0.0):
         super().__init__()
         torch.manual_seed(1)
         self.layers = nn.ModuleList(Layer(p) for _ in range(layers))
@@ -36,6 +36,27 @@ class Model(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x * scale
+
+
+class PreNormLayer(Layer):
+    def forward(self, x):
+        x = x + self.drop(self.f(self.n(x)))
+        return x + self.drop(self.g(self.m(x)))
+
+
+class PreNormModel(nn.Module):
+    """Model whose layers `run(layer, x)` runs; a norm follows the last one."""
+
+    def __init__(self, p=0.0, layers=2, run=lambda layer, x: layer(x)):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList(PreNormLayer(p) for _ in range(layers))
+        self.norm, self.run = nn.LayerNorm(D), run
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.run(layer, x)
+        return self.norm(x)
 
 
 def count_calls(model, *args, **kwargs):

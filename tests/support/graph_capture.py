@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm.fusion.backend import compile_graph, fuse_graph, run_eagerly
+from addnorm.fusion.backend import fuse_graph, run_eagerly
 from addnorm.fusion.boundary import Boundary
 
 
@@ -36,7 +36,7 @@ class GraphCapture:
         return "\n".join(graph.code for graph in self.graphs)
 
 
-def capture_graphs(model: nn.Module, inductor: bool = False, **options: Any) -> GraphCapture:
+def capture_graphs(model: nn.Module, **options: Any) -> GraphCapture:
     """Compile a model with a backend that records graphs and boundaries. The model does not run yet."""
     capture = GraphCapture()
     paths = {str(id(module)): path for path, module in model.named_modules()}
@@ -48,7 +48,7 @@ def capture_graphs(model: nn.Module, inductor: bool = False, **options: Any) -> 
     def backend(graph: Any, example_inputs: Any) -> Any:
         capture.graphs.append(graph)
         capture.boundaries += fuse_graph(graph, named)
-        return compile_graph(graph, example_inputs) if inductor else run_eagerly(graph)
+        return run_eagerly(graph)
 
     torch._dynamo.reset()  # clear earlier compilations, which would be reused or counted
     capture.compiled = torch.compile(model, backend=backend, **options)
