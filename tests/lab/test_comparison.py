@@ -14,7 +14,7 @@ from support.lab_runs import compared, planted
 INF = math.inf
 
 
-def said(about, *runs, **protocol):
+def sentences(about, *runs, **protocol):
     """Return the sentences of one topic."""
     return [one.sentence for one in compared(*runs, **protocol).verdict if one.about == about]
 
@@ -24,15 +24,15 @@ def seeds(wiring, *losses, **options):
 
 
 def test_scope_follows_from_protocol():
-    (one,) = said("scope", planted("a"))
+    (one,) = sentences("scope", planted("a"))
     assert one.startswith("This is an illustration, not evidence: 1 run of 10 steps (1 depth, 1 learning rate, 1 seed;")
     many = seeds("a", 1.0, 1.1, 1.2) + seeds("a", 1.0, 1.1, 1.2, lr=3e-3)
-    (one,) = said("scope", *many, seeds=(0, 1, 2), rates=(1e-3, 3e-3))
+    (one,) = sentences("scope", *many, seeds=(0, 1, 2), rates=(1e-3, 3e-3))
     assert one.startswith("6 runs of 10 steps (1 depth, 2 learning rates, 3 seeds;")
     assert "illustration" not in one
-    (one,) = said("scope", *many, seeds=(0, 1), rates=(1e-3, 3e-3))
+    (one,) = sentences("scope", *many, seeds=(0, 1), rates=(1e-3, 3e-3))
     assert one.startswith("This is an illustration")
-    assert said("scope") == ["Only untrained stacks were measured. Nothing here shows how a wiring trains."]
+    assert sentences("scope") == ["Only untrained stacks were measured. Nothing here shows how a wiring trains."]
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_scope_follows_from_protocol():
 )
 def test_ranking_requires_more_than_chance(a, b, clear):
     runs = [*seeds("a", *a), *seeds("b", *b)]
-    (one,) = said("loss", *runs)
+    (one,) = sentences("loss", *runs)
     if clear:
         assert one.startswith("At 2 layers a has the lowest test loss, below b: a 1")
     elif INF in a and INF in b:
         assert one.startswith("At 2 layers no wiring trained with every seed: a diverged")
     else:
         assert one.startswith("At 2 layers there is no clear difference between a and b: a ")
-    (turned,) = said("loss", *seeds("a", *b), *seeds("b", *a))
+    (turned,) = sentences("loss", *seeds("a", *b), *seeds("b", *a))
     assert ("b has the lowest test loss, below a" in turned) == clear
 
 
@@ -69,45 +69,45 @@ def test_t_test_has_five_percent_false_positives():
     draws = random.Random(0)
     false = 0
     for _ in range(1000):
-        found = [draws.gauss(0, 1) for _ in range(3)]
-        false += Difference(statistics.fmean(found), statistics.stdev(found) / math.sqrt(3), 3).is_clear
+        differences = [draws.gauss(0, 1) for _ in range(3)]
+        false += Difference(statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(3), 3).is_clear
     assert 25 <= false <= 75
 
 
 def test_ranking_names_wirings_without_clear_difference():
     runs = [planted("a", 1.0), planted("b", 1.05), planted("c", 2.0), planted("d", INF, diverged=True)]
-    assert said("loss", *runs) == [
+    assert sentences("loss", *runs) == [
         "At 2 layers a has the lowest test loss, below c and d; there is no clear difference between it and b: a 1.000 (rate "
         "0.001, no warm-up), b 1.050 (rate 0.001, no warm-up), c 2.000 (rate 0.001, no warm-up), d diverged (rate 0.001, no warm-up), in nats a character."
     ]
-    assert said("loss", planted("a")) == [], "a single wiring has no rank"
+    assert sentences("loss", planted("a")) == [], "a single wiring has no rank"
 
 
 def test_ranking_requires_learning():
-    (one,) = said("loss", planted("a", 2.71), planted("b", 2.95))
+    (one,) = sentences("loss", planted("a", 2.71), planted("b", 2.95))
     assert one.startswith("At 2 layers no wiring learned more than how often each character occurs: a 2.710")
-    assert "a has the lowest test loss" in said("loss", planted("a", 2.69), planted("b", 2.95))[0]
+    assert "a has the lowest test loss" in sentences("loss", planted("a", 2.69), planted("b", 2.95))[0]
 
 
 def test_ranking_is_per_depth():
     runs = [planted("a", 1.0), planted("b", 2.0), planted("a", 2.0, n=4), planted("b", 1.0, n=4)]
-    first, second = said("loss", *runs)
+    first, second = sentences("loss", *runs)
     assert "At 2 layers a has the lowest test loss" in first
     assert "At 4 layers b has the lowest test loss" in second
 
 
 def test_setting_is_chosen_on_validation_and_judged_on_test():
     runs = [planted("a", 1.0, lr=1e-3, validation=1.5), planted("a", 1.4, lr=1e-2, validation=1.3), planted("b", 1.2)]
-    found = compared(*runs)
-    arm = found.arms[0]
+    comparison = compared(*runs)
+    arm = comparison.arms[0]
     assert (arm.best.lr, arm.best.loss()) == (1e-2, 1.4)
-    assert "b has the lowest test loss, below a" in said("loss", *runs)[0]
+    assert "b has the lowest test loss, below a" in sentences("loss", *runs)[0]
 
 
 def test_setting_that_diverged_once_is_not_chosen():
     runs = [*seeds("a", 1.0, INF, 1.0, lr=1e-2), *seeds("a", 2.0, 2.0, 2.0, lr=1e-3)]
     assert compared(*runs).arms[0].best.lr == 1e-3
-    assert said("failures", *runs) == ["1 of 6 runs of a diverged."]
+    assert sentences("failures", *runs) == ["1 of 6 runs of a diverged."]
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_warm_up_finding(without, with_it, says):
     runs = [
         planted("a", loss, warm_up=warm_up, diverged=loss == INF) for loss, warm_up in ((without, 0), (with_it, 100))
     ]
-    assert said("warm-up", *runs) == [f"Warm-up at 2 layers: {says}."]
-    assert said("warm-up", runs[0]) == said("warm-up", runs[1]) == []
+    assert sentences("warm-up", *runs) == [f"Warm-up at 2 layers: {says}."]
+    assert sentences("warm-up", runs[0]) == sentences("warm-up", runs[1]) == []
 
 
 def test_failures_count_runs_that_learned_nothing():
-    nothing = said("failures", planted("a", 2.75), planted("b", 2.69))
+    nothing = sentences("failures", planted("a", 2.75), planted("b", 2.69))
     assert len(nothing) == 1
     assert nothing[0].startswith("The run of a learned nothing: the test loss is less than 0.1 nats below 2.80")
-    assert said("failures", planted("a", 2.69), planted("b", 1.0)) == []
+    assert sentences("failures", planted("a", 2.69), planted("b", 1.0)) == []
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_grid_finding_names_rate_at_the_edge(losses, edge):
     runs = [
         planted("a", loss, lr=lr, diverged=loss == INF) for loss, lr in zip(losses, (1e-3, 3e-3, 1e-2), strict=True)
     ]
-    assert bool(said("grid", *runs)) == edge
-    assert said("grid", runs[0]) == [], "a single rate is no grid"
+    assert bool(sentences("grid", *runs)) == edge
+    assert sentences("grid", runs[0]) == [], "a single rate is no grid"
 
 
 RECORDED = {"steps": [0], "logit_change": [0.1], "gradient": [[1.0, None, 4.0]]}
@@ -157,18 +157,18 @@ AFTER = {
 
 def test_findings_show_measured_gradient_shares_ablation():
     run = planted("a", recorded=RECORDED, after=AFTER, ablation=[{"rise": 0.5}, {"rise": 0.1}, {"rise": math.nan}])
-    (gradient,), (memory,), (ablated,) = (said(about, run) for about in ("gradient", "memory", "ablation"))
+    (gradient,), (memory,), (ablated,) = (sentences(about, run) for about in ("gradient", "memory", "ablation"))
     assert "0.25" in gradient
     assert "30" in gradient
     assert "(without warm-up)" in gradient
     assert "in a 50% is from x_0 and 0.4% from the last write" in memory
     assert "a median +0.300, largest +0.500" in ablated
-    assert "(without warm-up)" not in said("gradient", {**run, "settings": {**run["settings"], "warm_up": 5}})[0]
+    assert "(without warm-up)" not in sentences("gradient", {**run, "settings": {**run["settings"], "warm_up": 5}})[0]
 
 
 def test_unrecorded_runs_have_no_depth_findings():
-    found = {one.about for one in compared(planted("a", 1.0), planted("b", 2.0)).verdict}
-    assert found == {"scope", "loss"}
+    topics = {one.about for one in compared(planted("a", 1.0), planted("b", 2.0)).verdict}
+    assert topics == {"scope", "loss"}
 
 
 def test_gradient_ratio_and_share_skip_missing_numbers():
@@ -191,10 +191,10 @@ def test_difference_error_is_the_standard_error_of_the_mean():
 
 
 def test_difference_pairs_common_seeds():
-    found = compared(
+    comparison = compared(
         planted("a", 1.0, seed=0), planted("a", 3.0, seed=1), planted("b", 2.5, seed=1), planted("b", 9.0, seed=2)
     )
-    one, other = found.groups
+    one, other = comparison.groups
     assert difference(one, other) == Difference(0.5, pytest.approx(math.nan, nan_ok=True), 1)
     assert difference(one, compared(planted("c", seed=7)).groups[0]).seeds == 0
 

@@ -34,37 +34,39 @@ def as_a_model(probe):
 @pytest.mark.parametrize(("placement", "change"), [*zip(PLACEMENTS, CHANGED[:3] * 2, strict=True)], ids=str)
 def test_init_probe_matches_record(placement, change):
     probe = InitProbe(placement, sublayers=6, d_model=16, tokens=5, **change)
-    found = probe.measure()
+    result = probe.measure()
     model, x, loss = as_a_model(probe)
     with addnorm.record(model) as rec:
         loss(model(x.requires_grad_())).backward()
-    heard = {"ratio": ("write", "ratio"), "cosine": ("write", "cosine"), "similarity": ("out", "similarity"), "gradient": ("grad", "l2"),
+    statistics_by_name = {"ratio": ("write", "ratio"), "cosine": ("write", "cosine"), "similarity": ("out", "similarity"), "gradient": ("grad", "l2"),
              "parameters": ("params", "grad_l2")}  # fmt: skip
-    for name, (role, statistic) in heard.items():
+    for name, (role, statistic) in statistics_by_name.items():
         values = {site.id: value for site, value in rec.series(role, statistic) if site.kind not in ("start", "final")}
-        assert list(values.values()) == pytest.approx(found[name][1:], rel=2e-5, abs=1e-6), name
+        assert list(values.values()) == pytest.approx(result[name][1:], rel=2e-5, abs=1e-6), name
     lengths = [value / 4 for site, value in rec.series("out", "l2") if site.kind not in ("start", "final")]
-    assert lengths == pytest.approx(found["stream"][1:], rel=2e-5)
+    assert lengths == pytest.approx(result["stream"][1:], rel=2e-5)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_init_probe_map_matches_decompose(placement):
     probe = InitProbe(placement, sublayers=6, d_model=16, tokens=5)
-    found = probe.measure()
+    result = probe.measure()
     model, x, _ = as_a_model(probe)
     parts = addnorm.decompose(model, x)
     for depth in range(7):
         of = {name: float(share.mean()) for name, share in parts.shares(depth).items()}
-        assert [*of.values()][: depth + 1] == pytest.approx([row[depth] for row in found["map"][: depth + 1]], abs=1e-5)
-        assert all(row[depth] is None for row in found["map"][depth + 1 :])
-    assert found["closure"] < 1e-5
+        assert [*of.values()][: depth + 1] == pytest.approx(
+            [row[depth] for row in result["map"][: depth + 1]], abs=1e-5
+        )
+        assert all(row[depth] is None for row in result["map"][depth + 1 :])
+    assert result["closure"] < 1e-5
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("change", CHANGED, ids=str)
 def test_init_probe_shares_sum_to_one(placement, change):
     probe = InitProbe(placement, **{"sublayers": 8, "d_model": 16, "tokens": 5} | change)
-    found = probe.measure()
+    result = probe.measure()
     for name in (
         "labels",
         "kinds",
@@ -78,13 +80,13 @@ def test_init_probe_shares_sum_to_one(placement, change):
         "similarity",
         "map",
     ):
-        assert len(found[name]) == 9, name
+        assert len(result[name]) == 9, name
     for depth in range(9):
-        assert math.fsum(row[depth] for row in found["map"][: depth + 1]) == pytest.approx(1, abs=1e-4)
-    for low, mean, high in zip(found["low"], found["stream"], found["high"], strict=True):
+        assert math.fsum(row[depth] for row in result["map"][: depth + 1]) == pytest.approx(1, abs=1e-4)
+    for low, mean, high in zip(result["low"], result["stream"], result["high"], strict=True):
         assert low <= mean * (1 + 1e-9)
         assert mean <= high * (1 + 1e-9)
-    assert (found["similarity"][0] is None) == (probe.tokens == 1)
+    assert (result["similarity"][0] is None) == (probe.tokens == 1)
 
 
 def test_init_probe_weights_are_shared():
@@ -146,8 +148,8 @@ def test_init_probe_wiring():
 
 def ratio(placement, sublayers, name, first, last):
     """Return the ratio of a value at two places, as the geometric mean of four seeds."""
-    found = [InitProbe(placement, sublayers, d_model=32, seed=seed).measure()[name] for seed in range(4)]
-    return statistics.geometric_mean(one[first] / one[last] for one in found)
+    result = [InitProbe(placement, sublayers, d_model=32, seed=seed).measure()[name] for seed in range(4)]
+    return statistics.geometric_mean(one[first] / one[last] for one in result)
 
 
 def test_init_probe_shows_lesson_002():
@@ -171,12 +173,12 @@ def test_init_probe_shows_lesson_002():
 
 
 def test_init_probe_reports_overflow():
-    found = InitProbe("none", sublayers=96, gain=3.0).measure()
-    assert not math.isfinite(found["stream"][-1])
-    assert not math.isfinite(found["closure"])
+    result = InitProbe("none", sublayers=96, gain=3.0).measure()
+    assert not math.isfinite(result["stream"][-1])
+    assert not math.isfinite(result["closure"])
 
 
-@pytest.mark.parametrize(("given", "sentence"), [
+@pytest.mark.parametrize(("arguments", "sentence"), [
     ({"placement": "front"}, "placement is 'front', expected"),
     ({"sublayers": 5}, "sublayers is 5, expected an even number"),
     ({"sublayers": 0}, "sublayers is 0"),
@@ -188,6 +190,6 @@ def test_init_probe_reports_overflow():
     ({"residual": 1}, "residual is 1"),
     ({"final_norm": 1}, "final_norm is 1"),
 ])  # fmt: skip
-def test_init_probe_refuses_wrong_arguments(given, sentence):
+def test_init_probe_refuses_wrong_arguments(arguments, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence.replace("(", "\\(")):
-        InitProbe(**given)
+        InitProbe(**arguments)

@@ -15,7 +15,7 @@ from support.lab_runs import planted
 NAMES = {key: f"run {key}, 12 layers, lr 0.001, no warm-up, seed 0" for key in ("post_ln", "pre_ln", "deepnorm")}
 
 
-def looked(live):
+def wait_for_updates(live):
     """Wait for two updates of the display: the first may have begun before the change."""
     until = live.looks + 2
     end = time.monotonic() + 30
@@ -35,14 +35,14 @@ class Counted(ProgressDisplay):
         return super().open_runs()
 
 
-def watched(tmp_path, width, terminal=True):
+def display_output(tmp_path, width, terminal=True):
     """Return what is written while two runs are open and one of them finishes."""
     written = io.StringIO()
     console = Console(file=written, width=width, force_terminal=terminal, color_system=None)
     store = ResultStore(tmp_path)
     write_progress(store.open / "post_ln.json", 50, 2.5)
     with Counted(store, dict.fromkeys(NAMES, 100), NAMES, console) as live:
-        wait = looked if terminal else lambda _: time.sleep(0.1)  # without a terminal there are no updates
+        wait = wait_for_updates if terminal else lambda _: time.sleep(0.1)  # without a terminal there are no updates
         wait(live)
         write_progress(store.open / "pre_ln.json", 25, float("nan"))
         wait(live)
@@ -58,7 +58,7 @@ def often(monkeypatch):
 
 @pytest.mark.parametrize("width", [40, 160])
 def test_display_is_one_line_that_fits_the_terminal(tmp_path, width):
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", watched(tmp_path, width)).replace("\r", "\n").splitlines()
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", display_output(tmp_path, width)).replace("\r", "\n").splitlines()
     bars = [line for line in lines if line.startswith("compare")]
     assert len(bars) > 2
     assert max(map(len, bars)) <= width
@@ -71,13 +71,13 @@ def test_display_is_one_line_that_fits_the_terminal(tmp_path, width):
 
 
 def test_display_erases_its_line_at_the_end(tmp_path):
-    text = watched(tmp_path, 80)
+    text = display_output(tmp_path, 80)
     assert text.endswith("\x1b[2K")
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor is visible again"
 
 
 def test_display_prints_a_line_per_run_without_terminal(tmp_path):
-    assert watched(tmp_path, 20, terminal=False) == (
+    assert display_output(tmp_path, 20, terminal=False) == (
         "1/3  post_ln, 12 layers, lr 0.001, no warm-up, seed 0: 1.000 nats a character, 1 s\n"
     )
 

@@ -13,32 +13,32 @@ ONE = {"kind": "run", "key": "one", "test": 1.5}
 OTHER = {"kind": "init", "key": "two", "found": [math.inf, -math.inf, None, "text ü\ud800"]}
 
 
-def written(folder, *results):
+def write_results(folder, *results):
     with ResultStore(folder).writing() as store:
         for result in results:
             store.append(result)
     return store
 
 
-def found(folder):
+def read_results(folder):
     with ResultStore(folder).writing() as store:
         return store.results
 
 
 def test_result_store_reads_back_results(tmp_path):
-    written(tmp_path / "a" / "b", ONE, OTHER)
-    assert found(tmp_path / "a" / "b") == {"one": ONE, "two": OTHER}
+    write_results(tmp_path / "a" / "b", ONE, OTHER)
+    assert read_results(tmp_path / "a" / "b") == {"one": ONE, "two": OTHER}
     nan = {**ONE, "test": math.nan}
-    written(tmp_path, nan)
-    assert math.isnan(found(tmp_path)["one"]["test"])
+    write_results(tmp_path, nan)
+    assert math.isnan(read_results(tmp_path)["one"]["test"])
     assert all(json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()), "plain JSON"
 
 
 @pytest.mark.parametrize("cut", [1, 2, 10, 30])
 def test_result_store_drops_only_a_torn_last_line(tmp_path, cut):
-    file = written(tmp_path, ONE).file
+    file = write_results(tmp_path, ONE).file
     before = file.read_bytes()
-    written(tmp_path, OTHER)
+    write_results(tmp_path, OTHER)
     with file.open("r+b") as torn:
         torn.truncate(file.stat().st_size - cut)
     with ResultStore(tmp_path).writing() as store:
@@ -46,36 +46,36 @@ def test_result_store_drops_only_a_torn_last_line(tmp_path, cut):
         assert store.results == {"one": ONE}
         assert file.read_bytes() == before
         store.append(OTHER)
-    assert found(tmp_path) == {"one": ONE, "two": OTHER}
+    assert read_results(tmp_path) == {"one": ONE, "two": OTHER}
 
 
 @pytest.mark.parametrize("line", ["{torn", "[]", "3", '{"key": "x"}', '{"kind": "run"}', '{"kind": "run", "key": []}', "",
                                   "\N{BROKEN BAR}", "[" * 100_000])  # fmt: skip
 def test_result_store_refuses_lines_that_are_no_results(tmp_path, line):
-    file = written(tmp_path, ONE, OTHER).file
+    file = write_results(tmp_path, ONE, OTHER).file
     first, last = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(first + line.encode() + b"\n" + last)
     before = file.read_bytes()
     with pytest.raises(
         ValueError, match=r"results\.jsonl has no result in line 2.*: remove the line, or choose another"
     ) as error:
-        found(tmp_path)
+        read_results(tmp_path)
     assert "\n" not in str(error.value)
     assert file.read_bytes() == before
 
 
 def test_result_store_refuses_invalid_utf8(tmp_path):
-    file = written(tmp_path, ONE).file
+    file = write_results(tmp_path, ONE).file
     file.write_bytes(b"\xff\xfe\n" + file.read_bytes())
     with pytest.raises(ValueError, match="line 1"):
-        found(tmp_path)
+        read_results(tmp_path)
 
 
 def test_result_store_ignores_unknown_kinds(tmp_path):
-    file = written(tmp_path, ONE).file
+    file = write_results(tmp_path, ONE).file
     with file.open("a") as more:
         more.write('{"kind": "of another version", "key": "one"}\n')
-    assert found(tmp_path) == {"one": ONE}
+    assert read_results(tmp_path) == {"one": ONE}
     assert b"another version" in file.read_bytes()
 
 
@@ -83,7 +83,7 @@ def test_result_store_allows_one_writer(tmp_path):
     again = ResultStore(tmp_path).writing()
     with ResultStore(tmp_path).writing(), pytest.raises(ValueError, match="which another comparison is writing"):
         again.__enter__()
-    assert found(tmp_path) == {}
+    assert read_results(tmp_path) == {}
 
 
 @pytest.mark.parametrize("taken", [".", "results.jsonl/x", "lock/x", "open"])
@@ -118,7 +118,7 @@ def test_result_store_keeps_results_on_full_disk(tmp_path, monkeypatch):
             store.append(OTHER)
         assert store.results == {"one": ONE}
     monkeypatch.undo()
-    assert found(tmp_path)["one"] == ONE
+    assert read_results(tmp_path)["one"] == ONE
 
 
 def test_append_deletes_open_files_of_that_run(tmp_path):

@@ -31,7 +31,7 @@ def one_thread(threads):
 # ------------------------------------------------------------------------------------------------ measurement
 
 
-def by_hand(job, **options):
+def equation_streams(job, **options):
     """Return the model of a stack and every stream, computed sublayer by sublayer from the equation."""
     model = ToyModel(job.num_layers, job.wiring, job.seed, init=job.own_init, sequences=4, loss_tokens=32, **options)
     x = model.x.clone().requires_grad_()
@@ -56,8 +56,8 @@ def by_hand(job, **options):
 )
 def test_measure_init_matches_equation_and_autograd(wiring):
     (job,) = init_stacks([wiring], [3], [5])
-    found = measure_init(job)
-    model, streams, writes, sums, y = by_hand(job)
+    result = measure_init(job)
+    model, streams, writes, sums, y = equation_streams(job)
     F.cross_entropy(model.head(y[0]), model.targets).backward()
     gradients = [x.grad for x in streams]
     weights = [layer[1].sublayer[-1].weight.grad for layer in model.stack.layers()]
@@ -72,11 +72,11 @@ def test_measure_init_matches_equation_and_autograd(wiring):
         "weight_gradient": [float(g.norm()) for g in weights],
         "last_move": float(1 - F.cosine_similarity(streams[-3], streams[-1], dim=-1).mean()),
     }
-    assert (found["wiring"], found["num_layers"], found["seed"]) == (wiring_label(job.wiring), 3, 5)
+    assert (result["wiring"], result["num_layers"], result["seed"]) == (wiring_label(job.wiring), 3, 5)
     for key, value in expect.items():
-        assert found[key] == pytest.approx(value, rel=1e-3, abs=1e-6), key
-    assert len(found["variance"]) == 7
-    assert len(found["before_norm"]) == 6
+        assert result[key] == pytest.approx(value, rel=1e-3, abs=1e-6), key
+    assert len(result["variance"]) == 7
+    assert len(result["before_norm"]) == 6
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_measure_init_matches_equation_and_autograd(wiring):
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "deepnorm"])
 def test_first_steps_match_torch_optimizers(wiring, key, optimizer):
     (job,) = init_stacks([wiring], [4], [1])
-    model, *_, y = by_hand(job, mixing="none")
+    model, *_, y = equation_streams(job, mixing="none")
     before = model.head(y[0])
     F.cross_entropy(before, model.targets).backward()
     optimizer(list(model.parameters())).step()
@@ -108,17 +108,17 @@ def test_init_stacks_use_own_init_where_required():
 
 def test_measure_init_reports_overflow():
     (job,) = init_stacks(["no_norm"], [250], [0])
-    found = measure_init(job)
-    assert found["step_sgd"] == math.inf
-    assert not math.isfinite(found["variance"][-1]) or found["variance"][-1] > 1e30
-    assert json.loads(json.dumps(found))["step_sgd"] == math.inf
+    result = measure_init(job)
+    assert result["step_sgd"] == math.inf
+    assert not math.isfinite(result["variance"][-1]) or result["variance"][-1] > 1e30
+    assert json.loads(json.dumps(result))["step_sgd"] == math.inf
 
 
 def test_measure_init_of_zero_factors():
-    found = measure_init(*init_stacks(["rezero"], [2], [0]))
-    assert found["write_ratio"] == [0.0] * 4
-    assert found["weight_gradient"] == [0.0, 0.0]
-    assert summarize([found])[0]["weight_gradient"] == [0.0, 0.0]
+    result = measure_init(*init_stacks(["rezero"], [2], [0]))
+    assert result["write_ratio"] == [0.0] * 4
+    assert result["weight_gradient"] == [0.0, 0.0]
+    assert summarize([result])[0]["weight_gradient"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("name", ["parallel", "resi_dual", "b2t"])
@@ -138,25 +138,25 @@ def test_init_stacks_combine_wirings_depths_seeds():
 
 def test_init_stack_pickles_and_result_is_json():
     for job in init_stacks(depths=[2], seeds=[0]):
-        found = measure_init(job)
+        result = measure_init(job)
         for how in (pickle, cloudpickle):
             again = how.loads(how.dumps(job))
             assert again == job
-            assert measure_init(again) == found, "a stack is its wiring, depth and seed"
-        assert json.loads(json.dumps(found, allow_nan=False)) == found
+            assert measure_init(again) == result, "a stack is its wiring, depth and seed"
+        assert json.loads(json.dumps(result, allow_nan=False)) == result
     mine = InitStack(Wiring("mine", lambda at: Row(norm_in=True, b=1 / at.number), final_norm=True), 2, 0)
     assert measure_init(cloudpickle.loads(cloudpickle.dumps(mine))) == measure_init(mine)
 
 
 def test_summarize_does_not_depend_on_order():
-    found = [measure_init(job) for job in init_stacks(["pre_ln", "no_norm"], [2, 3], [4, 2, 7])]
-    rows = summarize(found)
-    shuffled = random.Random(0).sample(found, len(found))
+    result = [measure_init(job) for job in init_stacks(["pre_ln", "no_norm"], [2, 3], [4, 2, 7])]
+    rows = summarize(result)
+    shuffled = random.Random(0).sample(result, len(result))
     assert summarize(iter(shuffled)) == rows
     assert [(row["wiring"], row["num_layers"]) for row in rows] == [
         ("no_norm", 2), ("no_norm", 3), ("pre_ln", 2), ("pre_ln", 3),
     ]  # fmt: skip
-    members = [one for one in found if (one["wiring"], one["num_layers"]) == ("pre_ln", 3)]
+    members = [one for one in result if (one["wiring"], one["num_layers"]) == ("pre_ln", 3)]
     row = rows[-1]
     assert row["seeds"] == [2, 4, 7]
     assert set(row) == set(members[0]) - {"seed"} | {"seeds"}
@@ -170,9 +170,9 @@ def test_summarize_does_not_depend_on_order():
 
 
 def test_summarize_refuses_duplicates():
-    found = measure_init(*init_stacks(["pre_ln"], [2], [0]))
+    result = measure_init(*init_stacks(["pre_ln"], [2], [0]))
     with pytest.raises(ValueError, match="pre_ln, 2 layers, seed 0 occurs twice"):
-        summarize([found, found])
+        summarize([result, result])
 
 
 # ------------------------------------------------------------------------------------------- published results
@@ -251,8 +251,8 @@ PLANTED = [
 
 
 def check(rows, name):
-    (found,) = [one for one in check_published(rows) if one.name.startswith(name)]
-    return found
+    (result,) = [one for one in check_published(rows) if one.name.startswith(name)]
+    return result
 
 
 def test_published_results_hold_where_theory_holds():
@@ -263,9 +263,9 @@ def test_published_results_hold_where_theory_holds():
 def test_published_result_fails_on_planted_deviation(name, plant):
     rows = as_published()
     plant(rows)
-    found = check(rows, name)
-    assert found.holds is False
-    assert found.verdict == "does not hold"
+    result = check(rows, name)
+    assert result.holds is False
+    assert result.verdict == "does not hold"
 
 
 def test_every_published_result_has_a_planted_deviation(monkeypatch):
@@ -289,11 +289,11 @@ def test_published_results_fail_on_nan_inf_and_zero(wrong):
 
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_published_result_needs_its_wirings(wiring):
-    found = check_published(row for row in as_published() if row["wiring"] != wiring)
-    silent = [one for one in found if one.holds is None]
+    result = check_published(row for row in as_published() if row["wiring"] != wiring)
+    silent = [one for one in result if one.holds is None]
     assert silent, f"no published result needs {wiring}"
     assert all((one.verdict, one.measured) == ("not measured", {}) for one in silent)
-    assert all(one.holds for one in found if one not in silent)
+    assert all(one.holds for one in result if one not in silent)
 
 
 def test_without_rows_only_constants_are_checked():
@@ -305,8 +305,8 @@ def test_shallow_stacks_do_not_decide_shapes():
     shallow = [row for row in as_published() if row["num_layers"] <= 4]
     for name in ("The growth of", "Under LayerNorm", "Pre-LN's first", "The last layer's", "The last layer's gradient falls", "The first step changes",
                  "Pre-LN's later", "Without norms"):  # fmt: skip
-        found = [one for one in check_published(shallow) if one.name.startswith(name)]
-        assert all(one.holds is None for one in found), name
+        result = [one for one in check_published(shallow) if one.name.startswith(name)]
+        assert all(one.holds is None for one in result), name
     assert check(shallow, "The stream of post-LN").holds
 
 
@@ -332,14 +332,14 @@ def test_check_published_does_not_change_rows():
 
 def test_shallow_stacks_match_the_papers():
     """Measure stacks of 16 layers, and check the bands that three seeds keep."""
-    found = summarize(measure_init(job) for job in init_stacks(depths=(2, 16), seeds=range(FIRST, FIRST + 3)))
+    result = summarize(measure_init(job) for job in init_stacks(depths=(2, 16), seeds=range(FIRST, FIRST + 3)))
     for name in ("The stream of post-LN", "The first step changes DeepNorm", "The first step changes pre-LN",
                  "DeepNorm's gradient", "DeepNorm's constants", "Without the residual", "With the residual"):  # fmt: skip
-        assert check(found, name).holds, check(found, name)
+        assert check(result, name).holds, check(result, name)
 
 
 @pytest.mark.slow
 def test_untrained_stacks_match_the_papers():
     """Measure the default of a report. `ADDNORM_SEEDS=1000` uses other seeds."""
-    found = check_published(summarize(measure_init(job) for job in init_stacks(seeds=range(FIRST, FIRST + SEEDS))))
-    assert [one for one in found if not one.holds] == []
+    result = check_published(summarize(measure_init(job) for job in init_stacks(seeds=range(FIRST, FIRST + SEEDS))))
+    assert [one for one in result if not one.holds] == []

@@ -56,20 +56,20 @@ def test_toy_model_weights_have_variance_one_over_d():
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "peri_ln", "layernorm_scaling"])
 def test_stream_states_match_fused_stack(wiring):
     model = ToyModel(3, wiring, 0)
-    found = stream_states(model.stack, model.x)
-    last = found[-1] if model.stack.norm_final is None else model.stack.norm_final(found[-1])
+    result = stream_states(model.stack, model.x)
+    last = result[-1] if model.stack.norm_final is None else model.stack.norm_final(result[-1])
     torch.testing.assert_close(last, model.stack(model.x))
-    assert len(found) == 7
+    assert len(result) == 7
 
 
 def test_measure_stream_matches_autograd():
     model = ToyModel(3, "pre_ln", 0)
     x = model.x.clone().requires_grad_()
     model.loss(model.stack(x)).backward()
-    found = model.measure_stream()
-    torch.testing.assert_close(found.gradients[0], x.grad)
-    assert found.variances()[0] == pytest.approx(float(model.x.square().mean()))
-    assert found.gradient_ratio() == pytest.approx(float(x.grad.norm() / found.gradients[-1].norm()))
+    result = model.measure_stream()
+    torch.testing.assert_close(result.gradients[0], x.grad)
+    assert result.variances()[0] == pytest.approx(float(model.x.square().mean()))
+    assert result.gradient_ratio() == pytest.approx(float(x.grad.norm() / result.gradients[-1].norm()))
 
 
 def test_measure_stream_along_the_residual_alone():

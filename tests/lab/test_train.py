@@ -11,9 +11,11 @@ from addnorm._util.jsonio import to_jsonable
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, train
 from support.lab_runs import TEXT, measured, small
+from support.pairwise import some
 from support.stacks import ALL
 
 f64 = torch.float64
+NAMED = {wiring.name: wiring for wiring in ALL}
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def model_of(run):
                   norm=run.norm, seed=run.seed, text=TEXT.batch(run.seed, 0, run.batch, run.tokens)[0])  # fmt: skip
 
 
-def by_hand(run):
+def plain_loop(run):
     """Return the losses of a plain loop, and its model."""
     model = model_of(run)
     optimizer, losses = torch.optim.Adam(model.parameters(), fused=True), []
@@ -46,14 +48,14 @@ def by_hand(run):
 )
 def test_train_matches_plain_loop(options):
     run = small(**options)
-    found = train(run, TEXT)
-    losses, model = by_hand(run)
-    assert found["losses"] == losses
+    result = train(run, TEXT)
+    losses, model = plain_loop(run)
+    assert result["losses"] == losses
     read, following = TEXT.held_out("test", 256, run.tokens)
     with torch.no_grad():
-        judged = float(F.cross_entropy(model(read).flatten(0, 1), following.flatten()))
-    assert found["test"] == pytest.approx(judged, rel=1e-5)
-    assert found["validation"] != found["test"]
+        test_loss = float(F.cross_entropy(model(read).flatten(0, 1), following.flatten()))
+    assert result["test"] == pytest.approx(test_loss, rel=1e-5)
+    assert result["validation"] != result["test"]
 
 
 def streams_of(model, x):
@@ -71,7 +73,7 @@ def streams_of(model, x):
 @pytest.mark.parametrize("wiring", ["post_ln", "pre_ln"])
 def test_statistics_by_depth_match_float64(wiring):
     run = small(wiring, steps=1)
-    found = train(run, TEXT)["recorded"]
+    result = train(run, TEXT)["recorded"]
     model = model_of(run).to(f64)
     read, following = TEXT.batch(run.seed, 0, run.batch, run.tokens)
     probe = TEXT.held_out("validation", 4, run.tokens)[0]
@@ -99,78 +101,78 @@ def test_statistics_by_depth_match_float64(wiring):
     }
     for name, values in exact.items():
         none = values.count(None)  # x_0 has no write
-        assert found[name][0][:none] == values[:none]
-        assert found[name][0][none:] == pytest.approx(values[none:], rel=1e-4), name
-    assert found["parameters"][0][0] is None
-    assert found["parameters"][0][1:] == pytest.approx(gradients, rel=1e-4)
-    assert found["logit_change"] == [
+        assert result[name][0][:none] == values[:none]
+        assert result[name][0][none:] == pytest.approx(values[none:], rel=1e-4), name
+    assert result["parameters"][0][0] is None
+    assert result["parameters"][0][1:] == pytest.approx(gradients, rel=1e-4)
+    assert result["logit_change"] == [
         pytest.approx(float((model(probe).detach() - before).norm() / before.norm()), rel=1e-3)
     ]
 
 
 def test_recording_does_not_change_losses():
-    silent, heard = (train(small(every=every), TEXT) for every in (0, 5))
-    assert heard["losses"] == silent["losses"]
-    assert (heard["test"], heard["validation"]) == (silent["test"], silent["validation"])
-    assert heard["recorded"]["steps"] == [0, 5]
+    silent, recorded = (train(small(every=every), TEXT) for every in (0, 5))
+    assert recorded["losses"] == silent["losses"]
+    assert (recorded["test"], recorded["validation"]) == (silent["test"], silent["validation"])
+    assert recorded["recorded"]["steps"] == [0, 5]
     assert silent["recorded"]["steps"] == []
     assert "after" not in silent
 
 
 def test_result_has_numbers_for_every_site():
-    found = train(small("post_ln", steps=3, every=2), TEXT)
-    assert [one["id"] for one in found["sites"]] == [
+    result = train(small("post_ln", steps=3, every=2), TEXT)
+    assert [one["id"] for one in result["sites"]] == [
         "x_0",
         "attention 1",
         "feed-forward 1",
         "attention 2",
         "feed-forward 2",
     ]
-    assert all(len(values) == 5 for name in ("stream", "gradient") for values in found["recorded"][name])
-    assert [one["site"] for one in found["ablation"]] == [one["id"] for one in found["sites"][1:]]
-    assert sum(found["map"]["shares"][-1]) == pytest.approx(1)
-    assert found["map"]["sources"][:2] == ["x_0", "attention 1"]
-    assert found["after"]["stream"] != found["recorded"]["stream"][-1]
+    assert all(len(values) == 5 for name in ("stream", "gradient") for values in result["recorded"][name])
+    assert [one["site"] for one in result["ablation"]] == [one["id"] for one in result["sites"][1:]]
+    assert sum(result["map"]["shares"][-1]) == pytest.approx(1)
+    assert result["map"]["sources"][:2] == ["x_0", "attention 1"]
+    assert result["after"]["stream"] != result["recorded"]["stream"][-1]
 
 
 class Stopped(Exception):
     pass
 
 
-def stopped(run, path, at, seconds=0.0):
+def interrupt_training(run, path, at, seconds=0.0):
     """Interrupt a run after `at` steps."""
 
-    def told(step, loss):
+    def stop(step, loss):
         if step == at:
             raise Stopped
 
     with pytest.raises(Stopped):
-        train(run, TEXT, checkpoint=path, seconds=seconds, on_step=told)
+        train(run, TEXT, checkpoint=path, seconds=seconds, on_step=stop)
 
 
 @pytest.mark.parametrize(("wiring", "at"), [("post_ln", 7), ("admin", 10)])
 def test_continued_run_equals_uninterrupted_run(wiring, at, tmp_path):
     run = small(wiring, steps=15, warm_up=8)
-    whole = train(run, TEXT)
-    stopped(run, tmp_path / "one.pt", 3)
-    stopped(run, tmp_path / "one.pt", at)
+    uninterrupted = train(run, TEXT)
+    interrupt_training(run, tmp_path / "one.pt", 3)
+    interrupt_training(run, tmp_path / "one.pt", at)
     assert [path.name for path in tmp_path.iterdir()] == ["one.pt"]
-    told = []
-    found = train(run, TEXT, checkpoint=tmp_path / "one.pt", on_step=lambda step, loss: told.append(step))
-    assert told[0] == at, "training continues after the last checkpoint"
-    assert found["resumed"] == 2
-    assert measured(found) == measured(whole)
+    steps = []
+    result = train(run, TEXT, checkpoint=tmp_path / "one.pt", on_step=lambda step, loss: steps.append(step))
+    assert steps[0] == at, "training continues after the last checkpoint"
+    assert result["resumed"] == 2
+    assert measured(result) == measured(uninterrupted)
 
 
 def test_damaged_or_foreign_checkpoints_are_ignored(tmp_path):
-    run, path = small(), tmp_path / "one.pt"
-    whole = train(run, TEXT)
-    stopped(small(seed=1), path, 7)
+    run, path = small(every=0), tmp_path / "one.pt"
+    uninterrupted = train(run, TEXT)
+    interrupt_training(small(every=0, seed=1), path, 7)
     for damage in (path.read_bytes(), path.read_bytes()[:-100], b"", b"\x80\x04nonsense"):
         path.write_bytes(damage)
-        found = train(run, TEXT, checkpoint=path, seconds=100.0)
-        assert found["resumed"] == 0
-        assert measured(found) == measured(whole)
+        result = train(run, TEXT, checkpoint=path, seconds=100.0)
+        assert result["resumed"] == 0
+        assert measured(result) == measured(uninterrupted)
     assert Training(run, TEXT).step == 0
 
 
@@ -185,72 +187,72 @@ def test_checkpoint_runs_no_code(tmp_path):
 
 
 def test_unwritable_checkpoint_does_not_end_a_run(tmp_path, monkeypatch):
-    whole = measured(train(small(), TEXT))
+    uninterrupted = measured(train(small(), TEXT))
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    assert measured(train(small(), TEXT, checkpoint=tmp_path / "one.pt", seconds=0)) == whole
-    assert measured(train(small(), TEXT, checkpoint=tmp_path / "nowhere" / "one.pt", seconds=0)) == whole
+    assert measured(train(small(), TEXT, checkpoint=tmp_path / "one.pt", seconds=0)) == uninterrupted
+    assert measured(train(small(), TEXT, checkpoint=tmp_path / "nowhere" / "one.pt", seconds=0)) == uninterrupted
 
 
 @pytest.mark.parametrize("options", [{"lr": 1e30}, {"wiring": "no_norm", "num_layers": 4, "lr": 1e6}])
 def test_diverging_run_stops(options):
-    found = train(small(steps=400, **options), TEXT)
-    assert found["diverged"]
-    assert len(found["losses"]) <= 400
-    if not math.isfinite(found["losses"][-1]):
-        assert len(found["losses"]) < 400
-        assert math.isnan(found["test"])
-        assert "ablation" not in found
-    assert "NaN" not in json.dumps(to_jsonable(found), allow_nan=False).replace('"NaN"', "")
+    result = train(small(steps=400, **options), TEXT)
+    assert result["diverged"]
+    assert len(result["losses"]) <= 400
+    if not math.isfinite(result["losses"][-1]):
+        assert len(result["losses"]) < 400
+        assert math.isnan(result["test"])
+        assert "ablation" not in result
+    assert "NaN" not in json.dumps(to_jsonable(result), allow_nan=False).replace('"NaN"', "")
 
 
 def test_untrained_model_has_not_diverged():
     for seed in range(5):
-        found = train(small("no_norm", steps=1, lr=1e-9, every=0, seed=seed), TEXT)
-        assert found["uniform"] < found["test"]
-        assert not found["diverged"]
+        result = train(small("no_norm", steps=1, lr=1e-9, every=0, seed=seed), TEXT)
+        assert result["uniform"] < result["test"]
+        assert not result["diverged"]
 
 
-@pytest.mark.parametrize("wiring", ALL, ids=lambda wiring: wiring.name)
-def test_every_wiring_trains_and_is_recorded(wiring):
-    found = train(small(wiring, steps=2, every=1), TEXT)
-    assert len(found["losses"]) == 2
-    assert found["recording_error"] == ""
-    assert len({one["id"] for one in found["sites"]}) == 5
-    assert all(value is not None and value > 0 for value in found["recorded"]["gradient"][1])
-    assert len(found["ablation"]) == (6 if wiring.name == "b2t" else 4)
-    json.dumps(to_jsonable(found), allow_nan=False)
+@pytest.mark.parametrize("name", some([*NAMED], ("post_ln", "admin", "b2t", "resi_dual", "parallel", "rezero")))
+def test_every_wiring_trains_and_is_recorded(name):
+    result = train(small(NAMED[name], steps=2, every=1), TEXT)
+    assert len(result["losses"]) == 2
+    assert result["recording_error"] == ""
+    assert len({one["id"] for one in result["sites"]}) == 5
+    assert all(value is not None and value > 0 for value in result["recorded"]["gradient"][1])
+    assert len(result["ablation"]) == (6 if name == "b2t" else 4)
+    json.dumps(to_jsonable(result), allow_nan=False)
 
 
 def test_unrecordable_model_still_trains(monkeypatch, tmp_path):
     from addnorm.stream.record import recorder
 
-    whole = train(small(), TEXT)
+    uninterrupted = train(small(), TEXT)
 
     def refuse(*_):
         raise ValueError("CharLM has no residual stream to record: so it is.")
 
     monkeypatch.setattr(recorder, "build_inspection", refuse)
-    found = train(small(), TEXT)
-    assert found["recording_error"] == "CharLM has no residual stream to record: so it is."
-    assert (found["losses"], found["test"]) == (whole["losses"], whole["test"])
-    assert found["recorded"]["steps"] == found["sites"] == []
-    assert not {"after", "ablation"} & set(found)
-    stopped(small(every=3), tmp_path / "one.pt", 7)
+    result = train(small(), TEXT)
+    assert result["recording_error"] == "CharLM has no residual stream to record: so it is."
+    assert (result["losses"], result["test"]) == (uninterrupted["losses"], uninterrupted["test"])
+    assert result["recorded"]["steps"] == result["sites"] == []
+    assert not {"after", "ablation"} & set(result)
+    interrupt_training(small(every=3), tmp_path / "one.pt", 7)
     again = train(small(every=3), TEXT, checkpoint=tmp_path / "one.pt")
-    assert (again["resumed"], again["losses"]) == (1, whole["losses"])
+    assert (again["resumed"], again["losses"]) == (1, uninterrupted["losses"])
 
 
 @pytest.mark.parametrize(
     "odd", [{"d_model": 1, "nhead": 1}, {"tokens": 1}, {"batch": 1}, {"num_layers": 1}, {"every": 1000}]
 )
 def test_smallest_runs_train(odd):
-    found = train(small(**{"steps": 2, **odd}), TEXT)
-    assert len(found["losses"]) == 2
-    assert found["test"] > 0
+    result = train(small(**{"steps": 2, **odd}), TEXT)
+    assert len(result["losses"]) == 2
+    assert result["test"] > 0
 
 
 def test_train_restores_thread_count(threads):
