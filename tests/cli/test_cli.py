@@ -18,10 +18,10 @@ def run(*arguments, **env):
 
 
 def test_trace_prints_steps():
-    done = run("trace", "1,2,3", "0.5,-1,1.5")
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert "mean            μ = (1/d) Σ zₖ = (1.5 + 1 + 4.5) / 3 = 7 / 3 = 2.3333\n" in done.stdout
-    assert re.findall(r"^(Forward|Checks|Backward)$", done.stdout, re.M) == ["Forward", "Checks", "Backward"]
+    result = run("trace", "1,2,3", "0.5,-1,1.5")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "mean            μ = (1/d) Σ zₖ = (1.5 + 1 + 4.5) / 3 = 7 / 3 = 2.3333\n" in result.stdout
+    assert re.findall(r"^(Forward|Checks|Backward)$", result.stdout, re.M) == ["Forward", "Checks", "Backward"]
 
 
 def test_trace_prints_str_of_trace():
@@ -30,11 +30,11 @@ def test_trace_prints_str_of_trace():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_trace_presets_fit_80_columns(name):
-    done = run("trace", "--preset", name)
-    assert done.exit_code == 0
-    lines = done.stdout.splitlines()
+    result = run("trace", "--preset", name)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "\x1b" not in done.stdout
+    assert "\x1b" not in result.stdout
     assert not [line for line in lines if line != line.rstrip()]
 
 
@@ -57,26 +57,26 @@ def test_trace_respects_no_color():
     ],
 )
 def test_trace_parses_vectors(x, sublayer):
-    done = run("trace", x, sublayer, "--json")
-    assert done.exit_code == 0
-    assert json.loads(done.stdout)["output"] == list(trace([1.8, -0.3, 0.8], [-1.36, 0.91, 1.07]).output)
+    result = run("trace", x, sublayer, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["output"] == list(trace([1.8, -0.3, 0.8], [-1.36, 0.91, 1.07]).output)
 
 
 def test_trace_passes_every_option():
     options = "--placement pre --norm layer --gamma -1,2,3 --beta -.5 --eps 1e-3 --grad -1,0,1 --read-grad -2,0,0"
     more = "--variance unbiased --eps-place outside --digits 8 --json"
-    done = run("trace", "-1,2,3", "-.5,-1,1.5", *options.split(), *more.split())
+    result = run("trace", "-1,2,3", "-.5,-1,1.5", *options.split(), *more.split())
     expected = trace(
         [-1, 2, 3], [-0.5, -1, 1.5], placement="pre", weight=[-1, 2, 3], bias=-0.5, eps=1e-3, grad=[-1, 0, 1],
         read_grad=[-2, 0, 0], variance="unbiased", eps_place="outside", digits=8,
     )  # fmt: skip
-    assert json.loads(done.stdout) == expected.to_dict()
+    assert json.loads(result.stdout) == expected.to_dict()
     assert json.loads(run("trace", "1,2", "3,4", "--norm", "rms", "--json").stdout)["norm"] == "rms"
 
 
 def test_trace_options_change_a_preset():
-    done = run("trace", "--preset", "lesson-000", "--placement", "pre", "--json")
-    assert json.loads(done.stdout) == PRESETS["lesson-000"].trace(placement="pre").to_dict()
+    result = run("trace", "--preset", "lesson-000", "--placement", "pre", "--json")
+    assert json.loads(result.stdout) == PRESETS["lesson-000"].trace(placement="pre").to_dict()
 
 
 @pytest.mark.parametrize("x", ["1e308,1", "1e200,-1e200", "1,1", "5", "1e-320,0"])
@@ -84,16 +84,16 @@ def test_trace_json_has_no_nan(x):
     def refuse(constant):
         raise AssertionError(constant)
 
-    done = run("trace", x, x, "--eps", 0, "--variance", "unbiased", "--json")
-    assert done.exit_code == 0
-    assert json.loads(done.stdout, parse_constant=refuse)["schema"] == 1
+    result = run("trace", x, x, "--eps", 0, "--variance", "unbiased", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout, parse_constant=refuse)["schema"] == 1
     assert run("trace", x, x, "--eps", 0).exit_code == 0
 
 
 def test_trace_list_names_presets():
-    done = run("trace", "--list")
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(PRESETS)
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    result = run("trace", "--list")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(PRESETS)
+    assert max(map(len, result.stdout.splitlines())) <= 80
     assert [preset["name"] for preset in json.loads(run("trace", "--list", "--json").stdout)] == list(PRESETS)
 
 
@@ -121,20 +121,20 @@ def test_trace_list_names_presets():
     ],
 )  # fmt: skip
 def test_trace_rejects_bad_arguments(arguments, sentence):
-    done = run("trace", *arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"Error: {sentence}")
-    assert done.stderr.endswith(".\n")
-    assert done.stderr.count("\n") == 1
+    result = run("trace", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {sentence}")
+    assert result.stderr.endswith(".\n")
+    assert result.stderr.count("\n") == 1
 
 
 def test_trace_rejects_mistyped_option():
-    done = run("trace", "1,2", "3,4", "--gama", "1,2")
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "--gamma" in done.stderr
+    result = run("trace", "1,2", "3,4", "--gama", "1,2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--gamma" in result.stderr
 
 
 def test_trace_prints_to_ascii_terminal():
-    done = CliRunner(charset="ascii").invoke(main, ["trace", "1,2", "3,4"])
-    assert done.exit_code == 0
-    assert "mean" in done.stdout
+    result = CliRunner(charset="ascii").invoke(main, ["trace", "1,2", "3,4"])
+    assert result.exit_code == 0
+    assert "mean" in result.stdout

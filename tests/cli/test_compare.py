@@ -22,23 +22,23 @@ SMALL = ("--layers", 2, "--d-model", 16, "--heads", 2, "--tokens", 8, "--batch",
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch, threads):
+def folder(tmp_path, monkeypatch, threads):
     """Run in a temporary directory with a text and one depth at init; without a report unless the test checks it."""
     threads(1)
     (tmp_path / "text").write_text(TEXT.text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(theory, "DEPTHS", (2,))
     monkeypatch.setattr(theory, "WIRINGS", ())
-    monkeypatch.setattr(report, "build_comparison_page", lambda found: found)
+    monkeypatch.setattr(report, "build_comparison_page", lambda output: output)
     monkeypatch.setattr(report, "write", lambda page, path: path)
 
 
 def run(*arguments, **env):
-    given = ("compare", "--text", "text", "--jobs", 1, *arguments)
-    return CliRunner().invoke(main, [*map(str, given)], env={"COLUMNS": "100", **env}, catch_exceptions=False)
+    command_line = ("compare", "--text", "text", "--jobs", 1, *arguments)
+    return CliRunner().invoke(main, [*map(str, command_line)], env={"COLUMNS": "100", **env}, catch_exceptions=False)
 
 
-def one_sentence(stderr, *words):
+def assert_one_sentence(stderr, *words):
     assert re.fullmatch(r"Error: [^\n]+\.\n", stderr), stderr
     for word in words:
         assert word in stderr
@@ -49,9 +49,9 @@ def refuse(constant):
 
 
 def test_compare_prints_verdict_and_progress():
-    done = run("post_ln", "pre_ln", *SMALL, "--steps", 6, "--warm-up", 0)
-    assert done.exit_code == 0
-    words = " ".join(done.stdout.split())
+    result = run("post_ln", "pre_ln", *SMALL, "--steps", 6, "--warm-up", 0)
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
     for word in (
         "This is an illustration, not evidence: 2 runs of 6 steps",
         "At 2 layers",
@@ -60,59 +60,45 @@ def test_compare_prints_verdict_and_progress():
         "test loss",
     ):
         assert word in words
-    lines = done.stderr.splitlines()
+    lines = result.stderr.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "1/2  post_ln, 2 layers, lr 0.001, no warm-up, seed 0", "2/2  pre_ln, 2 layers, lr 0.001, no warm-up, seed 0", "Written"
     ]  # fmt: skip
-    assert "\x1b" not in done.output
+    assert "\x1b" not in result.output
     assert Path("addnorm-compare/results.jsonl").exists()
 
 
 def test_compare_json_is_reproducible():
-    given = (
-        "mix_ln:k=1",
-        "pre_ln",
-        *SMALL,
-        "--steps",
-        4,
-        "--rates",
-        "1e-3,1e6",
-        "--seeds",
-        2,
-        "--warm-up",
-        0,
-        "--json",
-    )
-    first, second = run(*given), run(*given)
+    options = ("--steps", 4, "--rates", "1e-3,1e6", "--seeds", 2, "--warm-up", 0, "--json")
+    first, second = (run("mix_ln:k=1", "pre_ln", *SMALL, *options) for _ in range(2))
     assert first.exit_code == second.exit_code == 0
-    found = json.loads(first.stdout, parse_constant=refuse)
+    output = json.loads(first.stdout, parse_constant=refuse)
     assert first.stdout == second.stdout
     assert second.stderr.splitlines() == ["Written: addnorm-compare/report.html"], "nothing is made again"
-    assert found["compared"] == ["mix_ln(k=1)", "pre_ln"]
-    assert found["protocol"]["seeds"] == [0, 1]
-    assert len(found["runs"]) == 8
-    assert {"schema", "verdict", "checks", "text"} <= set(found)
+    assert output["compared"] == ["mix_ln(k=1)", "pre_ln"]
+    assert output["protocol"]["seeds"] == [0, 1]
+    assert len(output["runs"]) == 8
+    assert {"schema", "verdict", "checks", "text"} <= set(output)
 
 
 def test_compare_init_only_trains_nothing():
-    done = run("rezero", "--init-only", "--json")
-    assert json.loads(done.stdout)["runs"] == []
-    assert "Only untrained stacks were measured" in done.stdout
+    result = run("rezero", "--init-only", "--json")
+    assert json.loads(result.stdout)["runs"] == []
+    assert "Only untrained stacks were measured" in result.stdout
 
 
 def test_compare_limits_warm_up_of_short_runs():
-    found = json.loads(run("pre_ln", *SMALL, "--steps", 5, "--json").stdout)
-    assert found["protocol"]["warm_ups"] == [0, 2]
-    found = json.loads(run("pre_ln", *SMALL, "--steps", 1, "--json").stdout)
-    assert found["protocol"]["warm_ups"] == [0]
+    for steps, warm_ups in ((5, [0, 2]), (1, [0])):
+        result = run("pre_ln", *SMALL, "--steps", steps, "--json")
+        assert json.loads(result.stdout)["protocol"]["warm_ups"] == warm_ups
 
 
-@pytest.mark.parametrize("columns", [1, 20, 60, 200])
+@pytest.mark.parametrize("columns", [1, 60])
 def test_compare_fits_any_terminal(columns):
-    done = run("pre_ln", "post_ln", *SMALL, "--steps", 1, COLUMNS=str(columns))
-    assert done.exit_code == 0
+    result = run("pre_ln", "post_ln", *SMALL, "--steps", 1, COLUMNS=str(columns))
+    assert result.exit_code == 0
     if columns > 20:
-        assert max(map(len, done.stdout.splitlines())) <= columns
+        assert max(map(len, result.stdout.splitlines())) <= columns
 
 
 @pytest.mark.parametrize(
@@ -147,10 +133,10 @@ def test_compare_rejects_bad_arguments(arguments, words):
     Path("latin").write_bytes("naïve".encode("latin-1"))
     Path("torn").mkdir()
     Path("torn/results.jsonl").write_text("torn\n\n")
-    done = run(*arguments)
-    assert done.exit_code == 2
-    one_sentence(done.stderr, words)
-    assert done.stdout == ""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert_one_sentence(result.stderr, words)
+    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -158,16 +144,16 @@ def test_compare_rejects_bad_arguments(arguments, words):
     [("--seeds", 0), ("--seeds", 10**9), ("--steps", 0), ("--rates", "fast"), ("--layers", "2,"), ("--jobs", 0)],
 )
 def test_compare_rejects_bad_numbers(option):
-    done = run(*option)
-    assert done.exit_code == 2
-    assert f"Invalid value for '{option[0]}'" in done.stderr
+    result = run(*option)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option[0]}'" in result.stderr
 
 
 def test_compare_without_joblib_names_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
-    done = run("pre_ln", *SMALL)
-    assert done.exit_code == 2
-    one_sentence(done.stderr, "joblib is not installed", "pip install 'addnorm[lab]'")
+    result = run("pre_ln", *SMALL)
+    assert result.exit_code == 2
+    assert_one_sentence(result.stderr, "joblib is not installed", "pip install 'addnorm[lab]'")
 
 
 def test_compare_reports_failed_run(monkeypatch):
@@ -175,9 +161,9 @@ def test_compare_reports_failed_run(monkeypatch):
         raise lab.RunError("run pre_ln has failed, MemoryError: too much")
 
     monkeypatch.setattr(lab, "compare", fail)
-    done = run("pre_ln")
-    assert done.exit_code == 1
-    one_sentence(done.stderr, "run pre_ln has failed", "Finished runs are in addnorm-compare")
+    result = run("pre_ln")
+    assert result.exit_code == 1
+    assert_one_sentence(result.stderr, "run pre_ln has failed", "Finished runs are in addnorm-compare")
 
 
 def test_compare_keeps_results_without_report(monkeypatch):
@@ -185,21 +171,21 @@ def test_compare_keeps_results_without_report(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(report, "write", full)
-    done = run("pre_ln", *SMALL, "--steps", 1)
-    assert done.exit_code == 1
-    assert "No space left on device" in done.stderr
-    assert "Traceback" not in done.output
+    result = run("pre_ln", *SMALL, "--steps", 1)
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+    assert "Traceback" not in result.output
     assert Path("addnorm-compare/results.jsonl").stat().st_size
 
 
 def test_compare_interrupted_while_drawing(monkeypatch):
-    def interrupt(found):
+    def interrupt(output):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(report, "build_comparison_page", interrupt)
-    done = run("pre_ln", *SMALL, "--steps", 1)
-    assert done.exit_code == 130
-    assert "Interrupted. Finished runs are in addnorm-compare; the same command continues." in done.stderr
+    result = run("pre_ln", *SMALL, "--steps", 1)
+    assert result.exit_code == 130
+    assert "Interrupted. Finished runs are in addnorm-compare; the same command continues." in result.stderr
 
 
 # A process that is killed.
@@ -208,47 +194,33 @@ SCRIPT = SUPPORT / "run_compare.py"
 
 
 def command(*arguments):
-    given = (
-        "compare",
-        "post_ln",
-        "pre_ln",
-        "--text",
-        "text",
-        "--out",
-        "out",
-        *SMALL,
-        "--warm-up",
-        0,
-        "--jobs",
-        2,
-        *arguments,
-    )
-    return [sys.executable, str(SCRIPT), *map(str, given)]
+    options = ("--text", "text", "--out", "out", *SMALL, "--warm-up", 0, "--jobs", 2, *arguments)
+    return [sys.executable, str(SCRIPT), "compare", "post_ln", "pre_ln", *map(str, options)]
 
 
-def until(there, process=None, seconds=60.0):
+def wait_for(condition, process=None, seconds=60.0):
     """Wait for a condition while the process lives."""
     end = time.monotonic() + seconds
-    while not (found := there()):
+    while not (output := condition()):
         assert process is None or process.poll() is None, process.communicate()
         assert time.monotonic() < end
         time.sleep(0.02)
-    return found
+    return output
 
 
 def children(pid):
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = stat.read_text()
         except OSError:
             continue
         if int(text.rpartition(")")[2].split()[1]) == pid:
-            found.append(int(stat.parent.name))
-    return found
+            pids.append(int(stat.parent.name))
+    return pids
 
 
-def runs(pid):
+def is_running(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -266,7 +238,7 @@ def lines():
 def training(*arguments):
     """Return a comparison in which post_ln is finished and pre_ln is not."""
     process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
-    until(checkpoints, process)
+    wait_for(checkpoints, process)
     return process
 
 
@@ -287,24 +259,25 @@ def test_compare_continues_after_kill():
     assert len(workers) >= 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    until(lambda: not any(map(runs, workers)), seconds=20)
+    wait_for(lambda: not any(map(is_running, workers)), seconds=20)
     before = lines()
     assert before[:1] == finished
     assert "pre_ln" not in map(settings, before)
     assert len(checkpoints()) == 1
     with Path("out/results.jsonl").open("ab") as file:
         file.write(b'{"kind": "run", "key": "torn')
-    done = subprocess.run(command("--steps", STEPS), capture_output=True, text=True, check=True)
-    assert done.stderr.startswith("1/1  pre_ln")
-    assert ", continued" in done.stderr
+    again = run("post_ln", "pre_ln", "--out", "out", *SMALL, "--warm-up", 0, "--steps", STEPS)
+    assert again.exit_code == 0
+    assert again.stderr.startswith("1/1  pre_ln")
+    assert ", continued" in again.stderr
     after = lines()
     assert after[: len(before)] == before
     assert checkpoints() == []
-    found = {settings(line): json.loads(line) for line in after}
-    assert found["pre_ln"]["resumed"] == 1
+    output = {settings(line): json.loads(line) for line in after}
+    assert output["pre_ln"]["resumed"] == 1
     undisturbed = lab.compare(["pre_ln"], lab.Protocol(**PROTOCOL), text=text, jobs=1, at_init=False)
-    assert measured(found["pre_ln"]) == measured(undisturbed.runs[0])
-    assert measured(found["post_ln"]) == measured(alone.runs[0])
+    assert measured(output["pre_ln"]) == measured(undisturbed.runs[0])
+    assert measured(output["post_ln"]) == measured(alone.runs[0])
 
 
 @pytest.mark.slow
@@ -316,5 +289,5 @@ def test_compare_interrupted_keeps_results():
     assert process.returncode == 130
     assert stderr == "Interrupted. Finished runs are in out; the same command continues.\n"
     assert stdout == ""
-    until(lambda: not any(map(runs, workers)), seconds=20)
+    wait_for(lambda: not any(map(is_running, workers)), seconds=20)
     assert checkpoints()

@@ -50,7 +50,7 @@ def none():
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch, threads):
+def folder(tmp_path, monkeypatch, threads):
     threads(1)
     (tmp_path / "report_models.py").write_text(FACTORIES)
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def place(tmp_path, monkeypatch, threads):
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def without_drawings(monkeypatch):
     """Replace the drawings, which other tests check, by nothing."""
 
     def drawn(name, draw, *, title, caption, table, height):
@@ -73,11 +73,11 @@ def run(*arguments):
     return CliRunner().invoke(main, ["inspect", *map(str, arguments)], env={"COLUMNS": "100"}, catch_exceptions=False)
 
 
-def test_report_is_written(place):
-    done = run("report_models:toy", "--seed", 3, "--report", "new/a.html")
-    assert (done.exit_code, done.stderr) == (0, "Written: new/a.html\n")
-    assert "x' = x + f(x)" in done.stdout
-    page = check_page((place / "new" / "a.html").read_text(encoding="utf-8"))
+def test_report_is_written(folder):
+    result = run("report_models:toy", "--seed", 3, "--report", "new/a.html")
+    assert (result.exit_code, result.stderr) == (0, "Written: new/a.html\n")
+    assert "x' = x + f(x)" in result.stdout
+    page = check_page((folder / "new" / "a.html").read_text(encoding="utf-8"))
     assert [one["text"] for one in page.all("h1")] == ["report_models:toy"]
     assert len(page.all("figure")) == 5
     facts = [one["text"] for one in page.all("dd")]
@@ -86,44 +86,44 @@ def test_report_is_written(place):
 
 
 @pytest.mark.parametrize("name", ["frozen", "detached"])
-def test_report_without_gradients(place, name, quick):
-    done = run(f"report_models:{name}", "--report", "a.html", "--json")
-    assert done.exit_code == 0
-    assert done.stdout.startswith("{")
-    text = (place / "a.html").read_text(encoding="utf-8")
+def test_report_without_gradients(folder, name, without_drawings):
+    result = run(f"report_models:{name}", "--report", "a.html", "--json")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("{")
+    text = (folder / "a.html").read_text(encoding="utf-8")
     check_page(text)
     assert "none: forward only" in text
     assert "gradient of the loss" not in text
 
 
-def test_report_float64_and_train(place, quick):
-    done = run("report_models:toy", "--float64", "--train", "--report", "a.html")
-    assert done.exit_code == 0
-    text = (place / "a.html").read_text(encoding="utf-8")
+def test_report_float64_and_train(folder, without_drawings):
+    result = run("report_models:toy", "--float64", "--train", "--report", "a.html")
+    assert result.exit_code == 0
+    text = (folder / "a.html").read_text(encoding="utf-8")
     assert "--train --float64 --report a.html" in text
     assert "training" in text
 
 
-def test_report_of_failed_proof(place, monkeypatch, quick):
+def test_report_of_failed_proof(folder, monkeypatch, without_drawings):
     inspected = inspect.inspect_model
 
     def broken(*arguments):
-        found = inspected(*arguments)
-        found.sites[0].closes, found.sites[0].closure = False, 0.5
-        return found
+        inspection = inspected(*arguments)
+        inspection.sites[0].closes, inspection.sites[0].closure = False, 0.5
+        return inspection
 
     monkeypatch.setattr("addnorm.cli.inspect.inspect_model", broken)
-    done = run("report_models:toy", "--report", "a.html")
-    assert done.exit_code == 3
-    assert "1 of 3 sublayers do not close" in done.stderr
-    assert "Does not hold: " in (place / "a.html").read_text(encoding="utf-8")
+    result = run("report_models:toy", "--report", "a.html")
+    assert result.exit_code == 3
+    assert "1 of 3 sublayers do not close" in result.stderr
+    assert "Does not hold: " in (folder / "a.html").read_text(encoding="utf-8")
 
 
-def test_report_without_stream(place):
-    done = run("report_models:none", "--report", "a.html")
-    assert done.exit_code == 3
-    assert "has no residual stream" in done.stderr
-    assert not (place / "a.html").exists()
+def test_report_without_stream(folder):
+    result = run("report_models:none", "--report", "a.html")
+    assert result.exit_code == 3
+    assert "has no residual stream" in result.stderr
+    assert not (folder / "a.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -134,34 +134,34 @@ def test_report_without_stream(place):
         ("folder.html", "--report is 'folder.html', a directory"),
     ],
 )
-def test_report_rejects_bad_path(place, monkeypatch, path, words):
-    (place / "folder.html").mkdir()
+def test_report_rejects_bad_path(folder, monkeypatch, path, words):
+    (folder / "folder.html").mkdir()
     monkeypatch.setattr("addnorm.cli.inspect.load_model", lambda *_: pytest.fail("it ran"))
-    done = run("report_models:toy", "--report", path)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"Error: {words}")
-    assert done.stderr.count("\n") == 1
+    result = run("report_models:toy", "--report", path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Error: {words}")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_report_names_missing_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr("addnorm.cli.inspect.load_model", lambda *_: pytest.fail("it ran"))
-    done = run("report_models:toy", "--report", "a.html")
-    assert done.exit_code == 2
-    assert f"{package} is not installed" in done.stderr
-    assert "pip install 'addnorm[plot]'" in done.stderr
+    result = run("report_models:toy", "--report", "a.html")
+    assert result.exit_code == 2
+    assert f"{package} is not installed" in result.stderr
+    assert "pip install 'addnorm[plot]'" in result.stderr
 
 
-def test_report_full_disk(place, monkeypatch, quick):
+def test_report_full_disk(folder, monkeypatch, without_drawings):
     def full(self, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "replace", full)
-    done = run("report_models:toy", "--report", "new/a.html")
-    assert done.exit_code == 2
+    result = run("report_models:toy", "--report", "new/a.html")
+    assert result.exit_code == 2
     assert (
         "--report is 'new/a.html', which cannot be written (No space left on device): choose another path."
-        in done.stderr
+        in result.stderr
     )
-    assert [*(place / "new").iterdir()] == []
+    assert [*(folder / "new").iterdir()] == []

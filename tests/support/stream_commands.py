@@ -48,7 +48,7 @@ def wrong():
 
 
 @contextmanager
-def user_s_place(folder, monkeypatch):
+def user_folder(folder, monkeypatch):
     """Change into a folder with factories of models and a text file."""
     (folder / "own_models.py").write_text(FACTORIES)
     (folder / "texts.txt").write_text(TEXTS)
@@ -67,18 +67,18 @@ def refuse(constant):
 
 
 def document(*arguments, code=0):
-    done = run(*arguments, "--json")
-    assert done.exit_code == code, done.stderr
-    return json.loads(done.stdout, parse_constant=refuse)
+    result = run(*arguments, "--json")
+    assert result.exit_code == code, result.stderr
+    return json.loads(result.stdout, parse_constant=refuse)
 
 
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def one_sentence(done, code, *words):
-    assert done.exit_code == code, done.output
-    assert re.fullmatch(r"Error: .+\.\n", done.stderr), done.stderr
+def assert_one_sentence(result, code, *words):
+    assert result.exit_code == code, result.output
+    assert re.fullmatch(r"Error: .+\.\n", result.stderr), result.stderr
     for word in words:
-        assert word in done.stderr
-    assert "Usage" not in done.stderr
+        assert word in result.stderr
+    assert "Usage" not in result.stderr
