@@ -167,13 +167,13 @@ class ModelBackend:
 
     Attributes:
         inductor: whether graphs go to Inductor.
-        ran: the Add & Norms of each graph that ran while recording, without gradients (False) and with (True).
+        boundaries_by_mode: the Add & Norms of each graph that ran while recording, without gradients (False) and with (True).
     """
 
     def __init__(self, model: nn.Module, inductor: bool) -> None:
         # The model itself is not stored: the frontend keeps its backends alive.
         self.inductor = inductor
-        self.ran: dict[bool, list[tuple[Boundary, ...]]] = {}
+        self.boundaries_by_mode: dict[bool, list[tuple[Boundary, ...]]] = {}
         self._is_recording, self._is_timing = True, False
         self._timers: list[NodeTimer] = []
         self._has_checkpoints = False
@@ -197,7 +197,7 @@ class ModelBackend:
             if self._is_recording:
                 paths = (self._owner(values[k]) if k is not None else None for k in weights)
                 located = tuple(_relocate(boundary, path) for boundary, path in zip(boundaries, paths, strict=True))
-                self.ran.setdefault(torch.is_grad_enabled(), []).append(located)
+                self.boundaries_by_mode.setdefault(torch.is_grad_enabled(), []).append(located)
             return forward(*values)
 
         return run
@@ -244,14 +244,14 @@ class ModelBackend:
     @property
     def num_graphs(self) -> int:
         """Number of graphs in one run."""
-        return max(map(len, self.ran.values()), default=0)
+        return max(map(len, self.boundaries_by_mode.values()), default=0)
 
     def boundaries(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Boundary, ...]:
         """Return the Add & Norms of one run in order, then those that are in no graph.
 
         An Add & Norm that is not fused in one of the runs, with or without gradients, counts as not fused.
         """
-        runs = [[boundary for graph in graphs for boundary in graph] for graphs in self.ran.values()]
+        runs = [[boundary for graph in graphs for boundary in graph] for graphs in self.boundaries_by_mode.values()]
         longest = max(runs, key=len, default=[])
         alike = [
             run for run in runs if [_key(boundary) for boundary in run] == [_key(boundary) for boundary in longest]

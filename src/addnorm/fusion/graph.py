@@ -37,8 +37,8 @@ class TracedGraph:
         flow: operators and values.
         values: node -> value, for nodes that return a tensor.
         nodes: value -> first node that returns it.
-        ran: node -> the operators that it runs.
-        at: operator -> the node that runs it.
+        ops_of: node -> the operators that it runs.
+        node_of: operator -> the node that runs it.
         memory: node -> number of the storage of its tensor.
         transformed: nodes that run inside `torch.func.vmap`, `grad` or a similar transform.
     """
@@ -47,8 +47,8 @@ class TracedGraph:
         self.flow = flow
         self.values: dict[fx.Node, Value] = {}
         self.nodes: dict[Value, fx.Node] = {}
-        self.ran: dict[fx.Node, list[Op]] = {}
-        self.at: dict[Op, fx.Node] = {}
+        self.ops_of: dict[fx.Node, list[Op]] = {}
+        self.node_of: dict[Op, fx.Node] = {}
         self.memory: dict[fx.Node, int] = {}
         self.transformed: set[fx.Node] = set()
 
@@ -152,8 +152,8 @@ class _Tracer(fx.Interpreter):
             out = self._higher_order(n) if isinstance(n.target, torch._ops.HigherOrderOperator) else super().run_node(n)
         except Exception:  # of any kind: the node needs numbers, or objects of the real run
             out = self._example(n)
-        ran = self.traced.ran[n] = [op for op in ops[first:] if op.outputs]
-        self.traced.at.update(dict.fromkeys(ran, n))
+        node_ops = self.traced.ops_of[n] = [op for op in ops[first:] if op.outputs]
+        self.traced.node_of.update(dict.fromkeys(node_ops, n))
         if isinstance(out, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(out):
             self.traced.transformed.add(n)
         elif isinstance(out, Tensor):

@@ -93,7 +93,7 @@ def _find_nodes(match: Match, traced: TracedGraph, order: Order, contexts: Conte
 def _find_add(match: Match, traced: TracedGraph, order: Order) -> str | None:
     op = match.sum.op
     assert op is not None
-    node = traced.at[op]
+    node = traced.node_of[op]
     if node in traced.transformed:
         return "it runs inside a torch.func transform"
     terms = match_terms(op)
@@ -101,7 +101,7 @@ def _find_add(match: Match, traced: TracedGraph, order: Order) -> str | None:
     if op.name != "add" or any(term.factor != 1.0 or term.scale is not None for term in terms):
         return "its add has a factor" if op.name == "add" else f"its add is torch.{op.name}"
     inside = f"its add is computed inside {_target_name(node)}"
-    if [other for other in traced.ran[node] if other is not op and other.name not in TRANSPARENT]:
+    if [other for other in traced.ops_of[node] if other is not op and other.name not in TRANSPARENT]:
         return inside
     operands = tuple(traced.nodes.get(term.value) for term in terms)
     z = tuple(other for other, value in traced.values.items() if value is match.sum)
@@ -142,7 +142,7 @@ def _find_parameters(match: Match, traced: TracedGraph) -> str | None:
             continue
         node = traced.nodes.get(value)
         if node is None:
-            source = _target_name(traced.at[value.op]) if value.op is not None else "another call"
+            source = _target_name(traced.node_of[value.op]) if value.op is not None else "another call"
             return f"its {name} is computed inside {source}"
         if value.tensor.numel() != d:
             return f"its {name} is one number, not one for each of {d} features"
@@ -159,7 +159,7 @@ def _find_norm(match: Match, traced: TracedGraph, order: Order) -> str | None:
     y = tuple(node for node, other in traced.values.items() if other is value)
     if not y:
         assert value.op is not None
-        return f"its norm is computed inside {_target_name(traced.at[value.op])}"
+        return f"its norm is computed inside {_target_name(traced.node_of[value.op])}"
     match.y = y
     inner = _nodes_between(y[0], {*match.z, match.weight, match.bias}, traced)
     if inner is None:
@@ -198,11 +198,11 @@ def _find_views(match: Match, traced: TracedGraph) -> str | None:
     if match.norm.y.shape == match.sum.shape and _same_shape(y, z):
         return None
     value, views = max((_views_of_sum(match, op) for op in match.norm.ops), key=lambda pair: len(pair[1]))
-    nodes = dict.fromkeys(traced.at[op] for op in reversed(views))
-    ran = {node: {op.name for op in traced.ran[node]} for node in nodes}
-    if any(names - TRANSPARENT for names in ran.values()) or value.shape != match.norm.y.shape:
+    nodes = dict.fromkeys(traced.node_of[op] for op in reversed(views))
+    names_of = {node: {op.name for op in traced.ops_of[node]} for node in nodes}
+    if any(names - TRANSPARENT for names in names_of.values()) or value.shape != match.norm.y.shape:
         return f"its sum has the shape {match.sum.shape}, and its norm {match.norm.y.shape}"
-    match.views = tuple(node for node, names in ran.items() if names - COPIES)
+    match.views = tuple(node for node, names in names_of.items() if names - COPIES)
     return None
 
 
@@ -265,14 +265,14 @@ def _check_saved_sum(match: Match, traced: TracedGraph, order: Order) -> str | N
     assert match.add is not None
     last = max(order[match.add], *(order[node] for node in match.inner))
     memory = traced.memory[match.add]
-    later = [node for node in traced.ran if order[node] > last]
+    later = [node for node in traced.ops_of if order[node] > last]
     if any(written == memory for _, written in _in_place_writes(later, traced)):
         return "its sum, which backward needs, is modified in place later"
     return None
 
 
 def _check_detached(match: Match, traced: TracedGraph) -> str | None:
-    ops = (op for node in match.inner for op in traced.ran[node])
+    ops = (op for node in match.inner for op in traced.ops_of[node])
     if any(op.name == "detach" and op.inputs[0].kind != CONSTANT for op in ops):
         return "its norm detaches a part from the gradient"
     return None
@@ -283,7 +283,7 @@ def _check_varying_numbers(match: Match, traced: TracedGraph) -> str | None:
     assert match.add is not None
     width = size_expr(example_value(match.z[0]).shape[-1])
     for node in (match.add, *match.inner):
-        if all(op.name in TRANSPARENT for op in traced.ran[node]):
+        if all(op.name in TRANSPARENT for op in traced.ops_of[node]):
             continue
         inputs = [example_value(other) for other in node.all_input_nodes]
         symbols = [size_expr(value) for value in inputs if isinstance(value, SYMBOLS)]
@@ -300,7 +300,7 @@ def _check_late_parameters(match: Match, traced: TracedGraph, order: Order, cont
         node = todo.pop()
         if order[node] < order[match.add]:
             continue
-        ops = traced.ran[node]
+        ops = traced.ops_of[node]
         changes = node is match.add or traced.kind(node) & NOISE or contexts[node] != contexts[match.add]
         if changes or any(_is_in_place(op) or op.outputs[0].part == "memory" for op in ops):
             return "its weight or bias is computed after the add and cannot be moved before it"
@@ -311,7 +311,7 @@ def _check_late_parameters(match: Match, traced: TracedGraph, order: Order, cont
 def _in_place_writes(nodes: Iterable[fx.Node], traced: TracedGraph) -> Iterator[tuple[fx.Node, int]]:
     """Yield the nodes that write in place, each with the number of the memory that it writes."""
     for node in nodes:
-        for op in traced.ran.get(node, ()):
+        for op in traced.ops_of.get(node, ()):
             if _is_in_place(op):
                 yield from ((node, out.tensor.untyped_storage()._cdata) for out in op.outputs)
 

@@ -1,7 +1,7 @@
 """The dropout mask: Philox 4x32-10, the same bits on every device and under any chunking.
 
-Element i of the branch, counted in its contiguous order, takes word `i & 3` of the block whose 128-bit counter is
-`(i >> 2) + offset` and whose key is the 64-bit seed, and is kept iff `word >= floor(p * 2^32)`. No mask is ever stored.
+Element i of the branch, in contiguous order, takes word `i & 3` of a block. The block's 128-bit counter is `(i >> 2) + offset`,
+its key the 64-bit seed. The element is kept iff `word >= floor(p * 2^32)`. No mask is stored for backward.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
