@@ -209,7 +209,7 @@ def test_recording_badges(looked):
     page = looked.page
     assert not page.locator(".recording-sheet").is_visible()
     assert not page.locator("#chart-recording-map").is_visible()
-    assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-said").inner_text()
+    assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-summary").inner_text()
 
 
 # Downloads.

@@ -403,7 +403,7 @@ def test_stack_code_computes_the_same(explorer, capsys):
     page.keyboard.press("Escape")
     names = {}
     exec(code, names)
-    assert names["found"]["stream"] == explorer.marks("stream", "pre-LN")
+    assert names["result"]["stream"] == explorer.marks("stream", "pre-LN")
     assert "feed-forward 2" in capsys.readouterr().out
 
 

@@ -29,8 +29,8 @@ export async function ask(path, { body, signal } = {}) {
     throw new Trouble("The server does not answer. Is `addnorm explore` still running in its terminal?");
   }
   if (!response.ok) {
-    const said = await response.json().catch(() => ({}));
-    throw Object.assign(new Trouble(said.error ?? `The server returned status ${response.status}.`), { status: response.status });
+    const body = await response.json().catch(() => ({}));
+    throw Object.assign(new Trouble(body.error ?? `The server returned status ${response.status}.`), { status: response.status });
   }
   return response;
 }

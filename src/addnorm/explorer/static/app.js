@@ -40,13 +40,13 @@ import { view as trace } from "./trace/view.js";
 const VIEWS = [stack, trace, recording, race];
 
 /** Preferences that outlive the page. */
-const kept = {
+const preferences = {
   get: (/** @type {string} */ name) => { try { return localStorage.getItem(name); } catch { return null; } },
-  set: (/** @type {string} */ name, /** @type {string} */ value) => { try { localStorage.setItem(name, value); } catch { /* not kept */ } },
+  set: (/** @type {string} */ name, /** @type {string} */ value) => { try { localStorage.setItem(name, value); } catch { /* not stored */ } },
 };
 
 /** @param {string[]} notices */
-function tell(notices) {
+function showNotices(notices) {
   const place = /** @type {HTMLElement} */ (document.getElementById("notices"));
   place.replaceChildren(...notices.map((text) => {
     const line = h("p", null, h("span", null, text), h("button.quiet", { type: "button", "aria-label": "Dismiss", onclick: () => line.remove() }, "✕"));
@@ -56,7 +56,7 @@ function tell(notices) {
 
 async function start() {
   const main = /** @type {HTMLElement} */ (document.getElementById("main"));
-  theme(kept.get("addnorm-theme") ?? "auto");
+  theme(preferences.get("addnorm-theme") ?? "auto");
   // The address is the state's: a jump within the page must leave it.
   document.querySelector(".skip")?.addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
   let meta;
@@ -67,7 +67,7 @@ async function start() {
     return;
   }
   const fields = Object.assign({ view: choice(VIEWS[0].name, VIEWS.map((one) => one.name)) }, ...VIEWS.map((one) => one.fields(meta)));
-  const store = new Store(fields, tell);
+  const store = new Store(fields, showNotices);
   /** @type {App} */
   const app = { meta, store, announce };
   const panels = VIEWS.map((view) => ({
@@ -107,11 +107,6 @@ async function start() {
     }
   }
   tools(app, () => /** @type {Mounted} */ (current().mounted), () => current().view);
-  // The address is the state's: the skip link moves the focus without it.
-  document.querySelector(".skip")?.addEventListener("click", (event) => {
-    event.preventDefault();
-    main.focus();
-  });
   store.subscribe(show);
   show(store.state, new Set(Object.keys(fields)));
 }
@@ -129,14 +124,14 @@ function tools(app, mounted, view) {
       copied.textContent = `${what} could not be copied: the browser blocks access to the clipboard.`;
     }
     announce(copied.textContent);
-    tell([copied.textContent]);
+    showNotices([copied.textContent]);
   };
   const link = () => location.origin + location.pathname + format(app.store.state, app.store.fields);
   const button = (/** @type {string} */ text, /** @type {() => void} */ onclick, /** @type {any} */ more = {}) => h("button.plain", { type: "button", onclick, ...more }, text);
   const themes = ["auto", "light", "dark"];
-  const themed = button(`Theme: ${kept.get("addnorm-theme") ?? "auto"}`, () => {
-    const next = themes[(themes.indexOf(kept.get("addnorm-theme") ?? "auto") + 1) % themes.length];
-    kept.set("addnorm-theme", next);
+  const themed = button(`Theme: ${preferences.get("addnorm-theme") ?? "auto"}`, () => {
+    const next = themes[(themes.indexOf(preferences.get("addnorm-theme") ?? "auto") + 1) % themes.length];
+    preferences.set("addnorm-theme", next);
     theme(next);
     themed.textContent = `Theme: ${next}`;
   });
@@ -151,7 +146,7 @@ function tools(app, mounted, view) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     const at = /** @type {HTMLElement} */ (event.target);
-    if (kept.get("addnorm-keys") === "off" || at.matches?.("input:not([type=range]):not([type=radio]):not([type=checkbox]), select, textarea")) return;
+    if (preferences.get("addnorm-keys") === "off" || at.matches?.("input:not([type=range]):not([type=radio]):not([type=checkbox]), select, textarea")) return;
     if (event.key === "?") helpDialog(mounted());
     else if (!mounted().key?.(event.key)) return;
     event.preventDefault();
@@ -188,12 +183,12 @@ function helpDialog(mounted) {
     ["Home End", "in a chart: go to the first or the last place"],
     ["?", "show this help"],
   ];
-  const on = kept.get("addnorm-keys") !== "off";
+  const on = preferences.get("addnorm-keys") !== "off";
   const box = dialog(
     "Keys",
     h("dl.keys", null, ...keys.flatMap(([key, meaning]) => [h("dt", null, ...key.split(" ").flatMap((one) => [h("kbd", null, one), " "])), h("dd", null, meaning)])),
     h("label.choice", null,
-      h("input", { type: "checkbox", ...(on ? { checked: true } : {}), onchange: (/** @type {any} */ event) => kept.set("addnorm-keys", event.target.checked ? "on" : "off") }),
+      h("input", { type: "checkbox", ...(on ? { checked: true } : {}), onchange: (/** @type {any} */ event) => preferences.set("addnorm-keys", event.target.checked ? "on" : "off") }),
       "Enable single-key shortcuts"),
     h("p.lead", null, "The address of the page holds all settings. Each chart has its numbers as a table and as files. Everything is computed on this machine by addnorm; nothing is sent anywhere else."),
     h("div.buttons", null, h("button.main", { type: "button", onclick: () => box.close() }, "Close")),

@@ -77,14 +77,14 @@ export function mark(element, attributes) {
 }
 
 /**
- * One child for each datum; existing children are reused, as in D3's join.
+ * One child for each datum; existing children are reused (the data join of D3).
  * @template T
  * @param {Element} parent  has no other children
  * @param {T[]} data
  * @param {(datum: T, index: number) => any} make  a new child
  * @param {(element: any, datum: T, index: number) => void} update  gives it what it shows
  */
-export function join(parent, data, make, update) {
+export function updateChildren(parent, data, make, update) {
   while (parent.children.length > data.length) /** @type {Element} */ (parent.lastElementChild).remove();
   data.forEach((datum, index) => {
     const element = parent.children[index] ?? parent.appendChild(make(datum, index));

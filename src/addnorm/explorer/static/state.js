@@ -7,8 +7,8 @@
  */
 
 export const VERSION = "1";
-const RUN = 1000; // milliseconds between two changes of a run
-const TOLD = 8; // sentences about an address
+const RUN_MS = 1000; // milliseconds between two changes of a run
+const MAX_NOTICES = 8; // sentences about an address
 
 /**
  * @template T
@@ -45,11 +45,11 @@ export const number = (initial, minimum, maximum, { whole = false, step } = {}) 
     const value = Number(text.replace("\u2212", "-"));
     const expected = `a ${whole ? "whole " : ""}number from ${minimum} to ${maximum}`;
     if (text.trim() === "" || Number.isNaN(value)) throw new Error(expected);
-    let found = Math.min(maximum, Math.max(minimum, value));
-    if (step) found = Math.min(maximum, minimum + Math.round((found - minimum) / step) * step);
-    else if (whole) found = Math.round(found);
-    if (found !== value) throw Object.assign(new Error(`${expected}${step ? ` in steps of ${step}` : ""}`), { instead: found });
-    return found;
+    let nearest = Math.min(maximum, Math.max(minimum, value));
+    if (step) nearest = Math.min(maximum, minimum + Math.round((nearest - minimum) / step) * step);
+    else if (whole) nearest = Math.round(nearest);
+    if (nearest !== value) throw Object.assign(new Error(`${expected}${step ? ` in steps of ${step}` : ""}`), { instead: nearest });
+    return nearest;
   },
   format: String,
 });
@@ -70,15 +70,15 @@ export const flag = (initial) => ({
 /** Text, so many characters at maximum. @param {string} initial @param {number} maximum @returns {Field<string>} */
 export const text = (initial, maximum) => ({
   initial,
-  parse(given) {
-    if (given.length > maximum) throw new Error(`at most ${maximum} characters`);
-    return given;
+  parse(value) {
+    if (value.length > maximum) throw new Error(`at most ${maximum} characters`);
+    return value;
   },
   format: String,
 });
 
 /**
- * The state of an address, and a sentence for each thing in it that could not be taken.
+ * The state of an address, and a sentence for each thing in it that could not be used.
  * @param {string} fragment  with or without #
  * @param {Fields} fields
  * @returns {{state: State, notices: string[]}}
@@ -88,13 +88,13 @@ export function parse(fragment, fields) {
   const state = Object.fromEntries(Object.entries(fields).map(([key, field]) => [key, field.initial]));
   /** @type {string[]} */
   const notices = [];
-  const given = new URLSearchParams(fragment.replace(/^#/, ""));
-  const version = given.get("v");
+  const params = new URLSearchParams(fragment.replace(/^#/, ""));
+  const version = params.get("v");
   if (version !== null && version !== VERSION) {
     notices.push(`The address has version ${short(version)}, expected ${VERSION}: known settings were used.`);
   }
   const seen = new Set(["v"]);
-  for (const [key, value] of given) {
+  for (const [key, value] of params) {
     if (seen.has(key)) {
       if (key !== "v") notices.push(`${short(key)} occurs more than once in the address: the first value was used.`);
       continue;
@@ -110,12 +110,12 @@ export function parse(fragment, fields) {
     } catch (error) {
       const instead = /** @type {any} */ (error).instead ?? field.initial;
       state[key] = instead;
-      const taken = field.format(instead);
-      notices.push(`${key} is ${short(value)} in the address, expected ${/** @type {Error} */ (error).message}: ${taken || "the default"} was used.`);
+      const used = field.format(instead);
+      notices.push(`${key} is ${short(value)} in the address, expected ${/** @type {Error} */ (error).message}: ${used || "the default"} was used.`);
     }
   }
-  const more = notices.length - TOLD;
-  return { state, notices: more > 0 ? [...notices.slice(0, TOLD), `And ${more} more.`] : notices };
+  const more = notices.length - MAX_NOTICES;
+  return { state, notices: more > 0 ? [...notices.slice(0, MAX_NOTICES), `And ${more} more.`] : notices };
 }
 
 /** The address of a state; what is as at first is left out. @param {State} state @param {Fields} fields */
@@ -133,10 +133,10 @@ const short = (value) => `'${value.length > 40 ? `${value.slice(0, 40)}…` : va
 
 /** The state in memory and in the address. Subscribers are called after every change. */
 export class Store {
-  /** @param {Fields} fields @param {(notices: string[]) => void} tell */
-  constructor(fields, tell) {
+  /** @param {Fields} fields @param {(notices: string[]) => void} onNotices */
+  constructor(fields, onNotices) {
     this.fields = fields;
-    this.tell = tell;
+    this.onNotices = onNotices;
     /** @type {Set<(state: State, changed: Set<string>) => void>} */
     this.listeners = new Set();
     const { state, notices } = parse(location.hash, fields);
@@ -147,7 +147,7 @@ export class Store {
     this.dragged = undefined; // what is dragged, and the address where that began
     /** @type {{keys: string, at: number} | undefined} */
     this.last = undefined; // step of Back's
-    this.tell(notices);
+    this.onNotices(notices);
     // A bad address is left as it is until something is chosen, so that what was wrong with it can be read.
     for (const event of ["popstate", "hashchange"]) window.addEventListener(event, () => this.read());
   }
@@ -158,8 +158,8 @@ export class Store {
     const { state, notices } = parse(location.hash, this.fields);
     this.written = location.hash;
     this.dragged = this.last = undefined;
-    this.tell(notices);
-    this.#become(state);
+    this.onNotices(notices);
+    this.#apply(state);
   }
 
   /**
@@ -182,7 +182,7 @@ export class Store {
         this.dragged ??= { keys, from };
         history.replaceState(null, "", address);
       }
-    } else if (address !== from && this.#goesOn(keys)) {
+    } else if (address !== from && this.#continuesRun(keys)) {
       history.replaceState(null, "", address);
     } else {
       if (from !== before) history.replaceState(null, "", from);
@@ -193,12 +193,12 @@ export class Store {
       this.dragged = undefined;
     }
     if (address !== before) this.written = location.hash;
-    this.#become(state);
+    this.#apply(state);
   }
 
   /** Whether the last step changed the same numbers a moment ago. @param {string} keys */
-  #goesOn(keys) {
-    const quick = this.last?.keys === keys && performance.now() - this.last.at < RUN;
+  #continuesRun(keys) {
+    const quick = this.last?.keys === keys && performance.now() - this.last.at < RUN_MS;
     return quick && keys.split(",").every((key) => "minimum" in this.fields[key]);
   }
 
@@ -208,7 +208,7 @@ export class Store {
   }
 
   /** @param {State} state */
-  #become(state) {
+  #apply(state) {
     const changed = new Set(Object.keys(state).filter((key) => this.fields[key].format(state[key]) !== this.fields[key].format(this.state[key])));
     this.state = state;
     if (changed.size) for (const listener of this.listeners) listener(state, changed);

@@ -27,30 +27,30 @@ import { csvText, save, svgText } from "./download.js";
 /** @typedef {{head: string[], rows: (string | number | null)[][]}} Table */
 
 /** What is still to be drawn, out of sight. @type {Set<ChartFigure>} */
-const rest = new Set();
-const REST = 40; // milliseconds
+const pending = new Set();
+const DELAY = 40; // milliseconds
 
 /** @type {ReturnType<typeof setTimeout> | undefined} */
 let waiting;
 
 /** @type {(() => void)[]} */
-const told = [];
+const waiters = [];
 
 /** @param {ChartFigure} chart */
-function drawnLater(chart) {
-  rest.add(chart);
+function drawLater(chart) {
+  pending.add(chart);
   clearTimeout(waiting);
-  waiting = setTimeout(drawRest, REST);
+  waiting = setTimeout(drawPending, DELAY);
 }
 
 /** @param {ChartFigure} [chart]  which; else all */
-function drawRest(chart) {
-  for (const one of chart ? [chart] : [...rest]) if (rest.delete(one)) one.resize(true);
-  if (!rest.size) for (const tell of told.splice(0)) tell();
+function drawPending(chart) {
+  for (const one of chart ? [chart] : [...pending]) if (pending.delete(one)) one.resize(true);
+  if (!pending.size) for (const resolve of waiters.splice(0)) resolve();
 }
 
 /** When every chart shows what it was given, those out of sight too. @returns {Promise<void>} */
-export const settled = () => new Promise((done) => (rest.size ? told.push(done) : done()));
+export const settled = () => new Promise((done) => (pending.size ? waiters.push(done) : done()));
 
 export class ChartFigure {
   /** @param {Options} options */
@@ -82,12 +82,12 @@ export class ChartFigure {
       this.legend, this.plot, this.readout, this.tableBox);
     this.#listen();
     new ResizeObserver(() => this.resize()).observe(this.plot);
-    addEventListener("beforeprint", () => drawRest());
+    addEventListener("beforeprint", () => drawPending());
     this.away = false; // out of sight, and drawn a moment later than what is in it
     if (options.patient) {
       new IntersectionObserver(([seen]) => {
         this.away = !seen.isIntersecting;
-        if (!this.away) drawRest(this);
+        if (!this.away) drawPending(this);
       }).observe(this.plot);
     }
   }
@@ -129,7 +129,7 @@ export class ChartFigure {
     this.row = Math.min(this.row, Math.max(0, this.rows() - 1));
     set(this.summary, { text: summary });
     set(this.svg, { "aria-label": `${this.options.title}. ${summary}` });
-    if (this.away) drawnLater(this);
+    if (this.away) drawLater(this);
     else this.resize(true);
     if (!this.tableBox.hidden) this.#fillTable();
   }

@@ -4,7 +4,7 @@
  * has a colour of its own. A cell for which there is no number is left out.
  */
 
-import { h, join, mark, s, set } from "../dom.js";
+import { h, updateChildren, mark, s, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { ChartFigure } from "./figure.js";
 import { every } from "./scale.js";
@@ -86,7 +86,7 @@ export class HeatMap extends ChartFigure {
     const { columns, rows, values } = this.data;
     const cells = values.flatMap((row, r) => row.map((value, c) => ({ value, r, c }))).filter(({ value }) => value !== null);
     const gap = Math.min(width, height) > 8 ? 1 : 0;
-    join(this.layers.cells, cells, () => s("rect"), (cell, { value, r, c }) => {
+    updateChildren(this.layers.cells, cells, () => s("rect"), (cell, { value, r, c }) => {
       const number = /** @type {number} */ (value);
       const finite = Number.isFinite(number);
       const share = finite ? Math.min(1, Math.abs(number) / (this.most ?? 1)) : 1;
@@ -107,7 +107,7 @@ export class HeatMap extends ChartFigure {
       ...rows.flatMap((_, r) => (r % up ? [] : [{ x: MARGIN.left - 7, y: bottom - (r + 0.5) * height + 4, text: String(r), anchor: "end" }])),
       { x: (MARGIN.left + this.width - MARGIN.right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
     ];
-    join(this.layers.axis, texts, () => s("text"), (text, one) => {
+    updateChildren(this.layers.axis, texts, () => s("text"), (text, one) => {
       set(text, { x: one.x.toFixed(1), y: one.y.toFixed(1), "text-anchor": one.anchor, text: one.text });
     });
   }
@@ -115,7 +115,7 @@ export class HeatMap extends ChartFigure {
   drawCursor() {
     const [width, height] = this.#cell();
     const at = this.index === null ? [] : [0];
-    join(this.layers.cursor, at, () => s("rect"), (rect) => {
+    updateChildren(this.layers.cursor, at, () => s("rect"), (rect) => {
       set(rect, {
         x: (MARGIN.left + /** @type {number} */ (this.index) * width).toFixed(2), y: (MARGIN.top + (this.rows() - 1 - this.row) * height).toFixed(2),
         width: width.toFixed(2), height: height.toFixed(2),

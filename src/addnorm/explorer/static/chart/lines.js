@@ -5,7 +5,7 @@
  * stands at its edge as a sign of its own: it is never left out.
  */
 
-import { h, join, mark, s, set } from "../dom.js";
+import { h, updateChildren, mark, s, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { ChartFigure } from "./figure.js";
 import { every, scaleOf } from "./scale.js";
@@ -73,9 +73,9 @@ export class LineChart extends ChartFigure {
   /** @param {number} index */
   spoken(index) {
     const series = this.data.series;
-    const said = series.map((one, k) => ({ k, text: `${one.name} ${this.#word(one.values[index])}` }));
-    said.sort((a, b) => Number(b.k === this.row) - Number(a.k === this.row) || a.k - b.k);
-    return `${this.data.labels[index]}: ${said.map((one) => one.text).join("; ")}`;
+    const texts = series.map((one, k) => ({ k, text: `${one.name} ${this.#word(one.values[index])}` }));
+    texts.sort((a, b) => Number(b.k === this.row) - Number(a.k === this.row) || a.k - b.k);
+    return `${this.data.labels[index]}: ${texts.map((one) => one.text).join("; ")}`;
   }
 
   /** @param {number | null | undefined} value */
@@ -108,13 +108,13 @@ export class LineChart extends ChartFigure {
     /** @param {number} at of the series */
     const aside = (at) => (wide * (at - (this.data.series.length - 1) / 2)) / Math.max(1, this.data.series.length - 1);
     const series = this.data.series.map((one, at) => ({ one, at })).reverse().sort((a, b) => Number(b.one.ghost ?? false) - Number(a.one.ghost ?? false));
-    join(this.layers.bands, series.filter(({ one }) => one.band), () => s("path"), (path, { one }) => {
+    updateChildren(this.layers.bands, series.filter(({ one }) => one.band), () => s("path"), (path, { one }) => {
       const [low, high] = /** @type {[any[], any[]]} */ (one.band);
       const there = one.values.map((_, k) => k).filter((k) => fits(low[k]) && fits(high[k]));
       const points = [...there.map((k) => `${x(k).toFixed(1)},${y(high[k]).toFixed(1)}`), ...there.reverse().map((k) => `${x(k).toFixed(1)},${y(low[k]).toFixed(1)}`)];
       set(path, { class: `band tone-${one.tone ?? 1}`, d: points.length ? `M${points.join("L")}z` : "" });
     });
-    join(this.layers.lines, series, () => s("path"), (path, { one, at }) => {
+    updateChildren(this.layers.lines, series, () => s("path"), (path, { one, at }) => {
       let pen = "M";
       let d = "";
       one.values.forEach((value, k) => {
@@ -127,10 +127,10 @@ export class LineChart extends ChartFigure {
     });
     // Many marks grow small, and those of ghosts are smaller still.
     const crowded = Math.max(0.4, Math.min(1, step / 9));
-    join(this.layers.marks, series, () => s("g"), (group, { one, at }) => {
+    updateChildren(this.layers.marks, series, () => s("g"), (group, { one, at }) => {
       set(group, { class: `marks tone-${one.tone ?? 1}${one.ghost ? " ghost" : ""}`, data: { series: one.name } });
       const marks = one.values.map((value, k) => ({ value, k })).filter(({ value }) => value !== null && value !== undefined);
-      join(group, marks, () => s("path"), (element, { value, k }) => {
+      updateChildren(group, marks, () => s("path"), (element, { value, k }) => {
         const good = fits(value);
         // Those of a series behind another are larger: where both are equal, both are seen.
         const r = SIZE * crowded * (one.ghost ? 0.7 : 1) * (1 + 0.16 * at);
@@ -143,13 +143,13 @@ export class LineChart extends ChartFigure {
         });
       });
     });
-    if (!labels.length) join(this.layers.marks, [], () => s("g"), () => {});
+    if (!labels.length) updateChildren(this.layers.marks, [], () => s("g"), () => {});
   }
 
   /** @param {(k: number) => number} x @param {(value: number) => number} y @param {number} floor */
   #drawAxes(x, y, floor) {
     const right = this.width - MARGIN.right;
-    join(this.layers.grid, this.scale.ticks, () => s("line"), (line, tick) => {
+    updateChildren(this.layers.grid, this.scale.ticks, () => s("line"), (line, tick) => {
       set(line, { x1: MARGIN.left, x2: right, y1: y(tick).toFixed(1), y2: y(tick).toFixed(1) });
     });
     const ticks = this.scale.ticks.map((tick) => ({ x: MARGIN.left - 7, y: y(tick) + 4, text: short(tick), anchor: "end" }));
@@ -158,7 +158,7 @@ export class LineChart extends ChartFigure {
     const names = [
       { x: (MARGIN.left + right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
     ];
-    join(this.layers.axis, [...ticks, ...names], () => s("text"), (text, one) => {
+    updateChildren(this.layers.axis, [...ticks, ...names], () => s("text"), (text, one) => {
       set(text, { x: one.x.toFixed(1), y: one.y.toFixed(1), "text-anchor": one.anchor, text: one.text });
     });
   }
@@ -166,7 +166,7 @@ export class LineChart extends ChartFigure {
   drawCursor() {
     const { left, step } = this.places();
     const at = this.index === null ? [] : [left + this.index * step];
-    join(this.layers.cursor, at, () => s("line"), (line, px) => {
+    updateChildren(this.layers.cursor, at, () => s("line"), (line, px) => {
       set(line, { x1: px.toFixed(1), x2: px.toFixed(1), y1: MARGIN.top, y2: this.height - MARGIN.bottom });
     });
   }

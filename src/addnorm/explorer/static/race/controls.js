@@ -1,7 +1,7 @@
 // @ts-check
 /** The settings of a race: fields of the address and their controls. */
 
-import { h, join, labelled, set, unique } from "../dom.js";
+import { h, updateChildren, labelled, set, unique } from "../dom.js";
 import { choice, number, whole } from "../state.js";
 
 /** Keys of the address, and what the server calls them. @type {Record<string, string>} */
@@ -36,12 +36,12 @@ const SUGGESTED = [
 /** @param {any} meta @returns {import("../state.js").Fields} */
 export function fields(meta) {
   const known = meta.race.fields;
-  const made = Object.entries(KEYS).map(([key, name]) => {
-    const of = known[name];
-    if (of.kind === "choice") return [key, choice(of.default, of.choices)];
-    return [key, of.step === null ? number(of.default, of.minimum, of.maximum) : whole(of.default, of.minimum, of.maximum, of.step)];
+  const entries = Object.entries(KEYS).map(([key, name]) => {
+    const field = known[name];
+    if (field.kind === "choice") return [key, choice(field.default, field.choices)];
+    return [key, field.step === null ? number(field.default, field.minimum, field.maximum) : whole(field.default, field.minimum, field.maximum, field.step)];
   });
-  return { ...Object.fromEntries(made), at: whole(-1, -1, known.steps.maximum - 1) };
+  return { ...Object.fromEntries(entries), at: whole(-1, -1, known.steps.maximum - 1) };
 }
 
 /** The settings of a state, as the server calls them. @param {import("../state.js").State} state @returns {Record<string, any>} */
@@ -60,11 +60,11 @@ export class Controls {
       return { key, input, equation, element: labelled(key === "left" ? "Wiring" : "Against", input) };
     });
     this.sliders = SLIDERS.map(([key, label, hint]) => {
-      const of = known[KEYS[key]];
-      const taken = () => this.#taken(key, Number(input.value));
+      const field = known[KEYS[key]];
+      const change = () => this.#limitWarmUp(key, Number(input.value));
       const input = h("input", {
-        type: "range", min: of.minimum, max: of.maximum, step: of.step, id: unique(key),
-        oninput: () => store.set(taken(), { commit: false }), onchange: () => store.set(taken()),
+        type: "range", min: field.minimum, max: field.maximum, step: field.step, id: unique(key),
+        oninput: () => store.set(change(), { commit: false }), onchange: () => store.set(change()),
       });
       const output = h("output", { for: input.id });
       return { key, input, output, element: labelled(label, input, { hint, output }) };
@@ -87,7 +87,7 @@ export class Controls {
   }
 
   /** A warm-up is no longer than the training. @param {string} key @param {number} value */
-  #taken(key, value) {
+  #limitWarmUp(key, value) {
     if (key === "steps") return { steps: value, warm: Math.min(this.store.state.warm, value) };
     return { [key]: key === "warm" ? Math.min(value, this.store.state.steps) : value };
   }
@@ -120,9 +120,9 @@ export class Controls {
   show(state, changed, locked) {
     for (const { key, input, equation } of this.selects) {
       set(input, { value: state[key] });
-      join(equation, this.wirings[state[key]].equation.split("\n"), () => h("span"), (line, text) => set(line, { text }));
+      updateChildren(equation, this.wirings[state[key]].equation.split("\n"), () => h("span"), (line, text) => set(line, { text }));
     }
-    join(this.drawings, [state.left, state.right], () => h("div", null, h("h3"), h("pre", { tabindex: 0 }), h("p")), (element, name) => {
+    updateChildren(this.drawings, [state.left, state.right], () => h("div", null, h("h3"), h("pre", { tabindex: 0 }), h("p")), (element, name) => {
       const { drawing, description } = this.wirings[name];
       const [title, picture, text] = element.children;
       set(title, { text: name });

@@ -41,7 +41,7 @@ export class History {
   }
 
   /** @param {any} event  of `addnorm.explorer.race` */
-  take(event) {
+  add(event) {
     this.events.push(event);
     if (event.event === "start") this.started = event;
     if (event.event === "end") this.ended = event;
@@ -111,22 +111,22 @@ export class History {
   /** By depth. @param {Name} name @param {number} step @returns {Series[]} */
   series(name, step) {
     return [0, 1].flatMap((racer) => {
-      const found = this.at(racer, step);
-      if (!found?.[name]) return [];
-      const over = found.step < step;
-      return [{ name: this.name(racer) + (over ? `, at its last step ${found.step}` : ""), tone: racer ? 2 : 1, values: found[name], ghost: over }];
+      const event = this.at(racer, step);
+      if (!event?.[name]) return [];
+      const over = event.step < step;
+      return [{ name: this.name(racer) + (over ? `, at its last step ${event.step}` : ""), tone: racer ? 2 : 1, values: event[name], ghost: over }];
     });
   }
 
   // In words.
 
-  /** A sentence part for each racer that has numbers. @param {number} step @param {(found: any) => string} describe */
-  #each(step, describe) {
-    const said = [0, 1].flatMap((racer) => {
-      const found = this.at(racer, step);
-      return found?.stream ? [`${describe(found)} in ${this.name(racer)}`] : [];
+  /** A sentence part for each racer that has numbers. @param {number} step @param {(event: any) => string} describe */
+  #describeEach(step, describe) {
+    const parts = [0, 1].flatMap((racer) => {
+      const event = this.at(racer, step);
+      return event?.stream ? [`${describe(event)} in ${this.name(racer)}`] : [];
     });
-    return said.join(", ");
+    return parts.join(", ");
   }
 
   /** A sentence for each chart. @param {number} step @returns {Record<string, string>} */
@@ -134,12 +134,12 @@ export class History {
     const { entropy, uniform } = this.started.text;
     return {
       loss: `Training loss of each step's batch. Guessing uniformly gives ${n(uniform)}, the frequencies of the characters give ${n(entropy)}.`,
-      stream: `Its norm at the end divided by that at x_0: ${this.#each(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
-      gradient: `Its norm at x_0 divided by that at the end: ${this.#each(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
-      parameters: `The first layer's norm divided by the last layer's: ${this.#each(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
-      ratio: `The last write's norm divided by the stream's: ${this.#each(step, (f) => n(last(f.ratio)))}.`,
-      logit_change: `Relative change of the logits in this step: ${this.#each(step, (f) => percent(f.logit_change))}.`,
-      similarity: `Mean cosine between two tokens at the end: ${this.#each(step, (f) => n(last(f.similarity)))}. 1 means identical directions.`,
+      stream: `Its norm at the end divided by that at x_0: ${this.#describeEach(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
+      gradient: `Its norm at x_0 divided by that at the end: ${this.#describeEach(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
+      parameters: `The first layer's norm divided by the last layer's: ${this.#describeEach(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,
+      ratio: `The last write's norm divided by the stream's: ${this.#describeEach(step, (f) => n(last(f.ratio)))}.`,
+      logit_change: `Relative change of the logits in this step: ${this.#describeEach(step, (f) => percent(f.logit_change))}.`,
+      similarity: `Mean cosine between two tokens at the end: ${this.#describeEach(step, (f) => n(last(f.similarity)))}. 1 means identical directions.`,
     };
   }
 
@@ -147,24 +147,24 @@ export class History {
   sentences(step) {
     const [left, right] = [0, 1].map((racer) => this.at(racer, step));
     if (!left || !right) return [];
-    const said = [0, 1].flatMap((racer) => {
-      const found = this.at(racer, step);
-      return this.stopped(racer) && found.step <= step && found === last(this.steps[racer])
-        ? [`${this.name(racer)} has stopped: its loss at step ${found.step} is ${show(found.loss)}.`] : [];
+    const parts = [0, 1].flatMap((racer) => {
+      const event = this.at(racer, step);
+      return this.stopped(racer) && event.step <= step && event === last(this.steps[racer])
+        ? [`${this.name(racer)} has stopped: its loss at step ${event.step} is ${show(event.loss)}.`] : [];
     });
-    if (!said.length) {
+    if (!parts.length) {
       const [ahead, behind] = left.loss <= right.loss ? [0, 1] : [1, 0];
       const gap = Math.abs(left.loss - right.loss);
-      said.push(gap < 0.0005
+      parts.push(gap < 0.0005
         ? `Step ${step}: both losses are ${n(left.loss)}.`
         : `Step ${step}: ${this.name(ahead)} has a loss of ${n(Math.min(left.loss, right.loss))}, ${this.name(behind)} of ${n(Math.max(left.loss, right.loss))}.`);
     }
-    const alike = [left, right].map((found) => last(found.similarity));
+    const alike = [left, right].map((event) => last(event.similarity));
     const those = [0, 1].filter((racer) => alike[racer] > ALIKE);
     if (those.length) {
-      said.push(`In ${those.map((racer) => this.name(racer)).join(" and in ")} the tokens have become nearly identical (mean cosine ${those.map((racer) => show(alike[racer], 4)).join(", ")}): attention can hardly distinguish them.`);
+      parts.push(`In ${those.map((racer) => this.name(racer)).join(" and in ")} the tokens have become nearly identical (mean cosine ${those.map((racer) => show(alike[racer], 4)).join(", ")}): attention can hardly distinguish them.`);
     }
-    return said;
+    return parts;
   }
 }
 

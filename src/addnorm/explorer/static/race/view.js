@@ -3,7 +3,7 @@
 
 import { ask, Trouble } from "../api.js";
 import { LineChart } from "../chart/lines.js";
-import { h, join, announce, set } from "../dom.js";
+import { h, updateChildren, announce, set } from "../dom.js";
 import { show as digits } from "../numbers.js";
 import { Controls, fields, toSettings } from "./controls.js";
 import { events } from "./events.js";
@@ -27,7 +27,7 @@ const CHARTS = {
 function mount(root, app) {
   const { store, meta } = app;
   /** @type {History | null} */
-  let found = null;
+  let history = null;
   /** @type {Phase} */
   let phase = "idle";
   /** @type {AbortController | null} */
@@ -71,8 +71,8 @@ function mount(root, app) {
   async function start() {
     const mine = (controller = new AbortController());
     const settings = toSettings(store.state);
-    const before = found;
-    found = new History(settings);
+    const before = history;
+    history = new History(settings);
     become("starting");
     if (before && store.state.at >= 0) store.set({ at: -1 }, { commit: false });
     announce("The race starts.");
@@ -80,18 +80,18 @@ function mount(root, app) {
       const response = await ask("/api/race", { body: settings, signal: mine.signal });
       for await (const event of events(response)) {
         if (event.event === "failed") throw new Trouble(event.error);
-        found.take(event);
+        history.add(event);
         if (event.event === "start") {
           began = performance.now();
           become("running");
         }
         later();
       }
-      if (!found.ended) throw new Trouble("The race ended early. Is `addnorm explore` still running in its terminal?");
+      if (!history.ended) throw new Trouble("The race ended early. Is `addnorm explore` still running in its terminal?");
       become("over");
-      announce(`The race is over. ${found.ended.verdict.join(" ")}`);
+      announce(`The race is over. ${history.ended.verdict.join(" ")}`);
     } catch (error) {
-      if (!found.events.length && before) found = before; // nothing came: the race before stays
+      if (!history.events.length && before) history = before; // nothing came: the race before stays
       if (mine.signal.aborted) {
         become("stopped");
         announce("The race was stopped.");
@@ -126,7 +126,7 @@ function mount(root, app) {
     running: (done, all) => `${done} of ${all} steps${left(done, all)}`,
     stopped: (done, all) => `Stopped after ${done} of ${all} steps.`,
     failed: (done, all) => (done ? `${done} of ${all} steps were finished.` : ""),
-    over: (done) => `${done} steps, ${digits(/** @type {any} */ (found).ended.racers.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.seconds, 0), 3)} seconds of training.`,
+    over: (done) => `${done} steps, ${digits(/** @type {any} */ (history).ended.racers.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.seconds, 0), 3)} seconds of training.`,
   };
 
   /** @param {number} done @param {number} all */
@@ -136,10 +136,10 @@ function mount(root, app) {
   }
 
   function draw() {
-    if (!found || root.hidden) return;
+    if (!history || root.hidden) return;
     drawn = performance.now();
-    const all = found.settings.steps;
-    const done = found.newest + 1;
+    const all = history.settings.steps;
+    const done = history.newest + 1;
     set(status, { text: STATUS[phase](done, all) });
     bar.hidden = !running();
     if (phase === "running") set(bar, { max: all, value: done });
@@ -147,24 +147,24 @@ function mount(root, app) {
     opening.hidden = done > 0;
     after.hidden = done === 0;
     if (!done) return;
-    scrubber.newest = found.newest;
+    scrubber.newest = history.newest;
     scrubber.at = store.state.at;
     const { step } = scrubber;
-    const sentences = found.sentences(step);
-    scrubber.show(found.newest, store.state.at, sentences[0] ?? "");
-    join(words, sentences, () => h("p"), (line, text) => set(line, { text }));
-    ended.hidden = !found.ended;
-    join(ended, found.ended?.verdict ?? [], () => h("p"), (line, text) => set(line, { text: String(text) }));
-    const said = found.summaries(step);
-    const range = found.range("loss");
-    loss.options.log = range[1] > 5 * found.started.text.uniform; // one that diverges would leave no room for the other
+    const sentences = history.sentences(step);
+    scrubber.show(history.newest, store.state.at, sentences[0] ?? "");
+    updateChildren(words, sentences, () => h("p"), (line, text) => set(line, { text }));
+    ended.hidden = !history.ended;
+    updateChildren(ended, history.ended?.verdict ?? [], () => h("p"), (line, text) => set(line, { text: String(text) }));
+    const summaries = history.summaries(step);
+    const range = history.range("loss");
+    loss.options.log = range[1] > 5 * history.started.text.uniform; // one that diverges would leave no room for the other
     const steps = Array.from({ length: running() ? all : done }, (_, k) => `step ${k}`);
-    loss.show({ labels: steps, series: found.byStep("loss"), summary: said.loss });
-    change.show({ labels: steps, series: found.byStep("logit_change"), summary: said.logit_change });
+    loss.show({ labels: steps, series: history.byStep("loss"), summary: summaries.loss });
+    change.show({ labels: steps, series: history.byStep("logit_change"), summary: summaries.logit_change });
     for (const chart of [loss, change]) chart.cursor(step);
-    const { labels, kinds } = found.places;
+    const { labels, kinds } = history.places;
     for (const name of BY_DEPTH) {
-      byDepth[name].show({ labels, kinds, series: found.series(name, step), summary: said[name], range: found.range(name) });
+      byDepth[name].show({ labels, kinds, series: history.series(name, step), summary: summaries[name], range: history.range(name) });
     }
     root.dataset.step = String(step);
   }
@@ -172,8 +172,8 @@ function mount(root, app) {
   /** @param {import("../state.js").State} state @param {Set<string>} changed */
   function show(state, changed) {
     controls.show(state, changed, running());
-    set(go, { text: running() ? "Stop" : found ? "Start again" : "Start" });
-    stale.hidden = !found || running() || JSON.stringify(toSettings(state)) === JSON.stringify(found.settings);
+    set(go, { text: running() ? "Stop" : history ? "Start again" : "Start" });
+    stale.hidden = !history || running() || JSON.stringify(toSettings(state)) === JSON.stringify(history.settings);
     set(status, { text: "" });
     draw();
   }
@@ -183,19 +183,19 @@ function mount(root, app) {
     hide: () => scrubber.halt(),
     code() {
       const { left, right, num_layers, ...others } = named(store.state);
-      const given = Object.entries({ num_layers, ...others }).map(([name, value]) => `${name}=${value}`);
+      const options = Object.entries({ num_layers, ...others }).map(([name, value]) => `${name}=${value}`);
       return [
         "from addnorm import lab", "",
         "text = lab.python_docs()",
         `for wiring in ("${left}", "${right}"):`,
-        `    run = lab.Run(wiring, ${given.slice(0, 5).join(", ")},`,
-        `                  ${[...given.slice(5), "every=1"].join(", ")})`,
-        "    found = lab.train(run, text)",
-        '    print(run, "validation loss:", found["validation"])',
-        '    print("stream by depth at the last step:", found["recorded"]["stream"][-1])', "",
+        `    run = lab.Run(wiring, ${options.slice(0, 5).join(", ")},`,
+        `                  ${[...options.slice(5), "every=1"].join(", ")})`,
+        "    result = lab.train(run, text)",
+        '    print(run, "validation loss:", result["validation"])',
+        '    print("stream by depth at the last step:", result["recorded"]["stream"][-1])', "",
       ].join("\n");
     },
-    data: () => ({ settings: toSettings(store.state), phase, raced: found && { settings: found.settings, events: found.events } }),
+    data: () => ({ settings: toSettings(store.state), phase, raced: history && { settings: history.settings, events: history.events } }),
     key(key) {
       if (key === "[") scrubber.go(scrubber.step - 1, true);
       else if (key === "]") scrubber.go(scrubber.step + 1, true);

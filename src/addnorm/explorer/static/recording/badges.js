@@ -1,7 +1,7 @@
 // @ts-check
 /** The proofs of a recording as badges, with a sign and a word beside the colour. */
 
-import { h, join, set } from "../dom.js";
+import { h, updateChildren, set } from "../dom.js";
 
 /** @typedef {{name: string, state: "proved" | "open" | "none", text: string, more: string}} Badge */
 
@@ -15,7 +15,7 @@ export class Badges {
 
   /** @param {Badge[]} badges */
   show(badges) {
-    join(this.element, badges, () => h("li", null, h("span.sign", { "aria-hidden": "true" }), h("div", null, h("p.name"), h("p.text"), h("p.more"))), (li, badge) => {
+    updateChildren(this.element, badges, () => h("li", null, h("span.sign", { "aria-hidden": "true" }), h("div", null, h("p.name"), h("p.text"), h("p.more"))), (li, badge) => {
       const [sign, word] = SIGNS[badge.state];
       const [name, text, more] = li.lastElementChild.children;
       set(li, { class: `recording-badge ${badge.state}`, data: { state: badge.state } });

@@ -4,7 +4,7 @@
  * and the difference of the two.
  */
 
-import { h, join, announce, set, unique } from "../dom.js";
+import { h, updateChildren, announce, set, unique } from "../dom.js";
 import { show } from "../numbers.js";
 
 /** @typedef {{source: string, label: string, kind: string, depth: number, written: number | null, amount: number | null, part: number}} Row */
@@ -33,21 +33,21 @@ export class Balance {
     /** @type {Row[]} */
     this.rows = [];
     const title = unique("balance");
-    this.said = h("p.recording-said");
+    this.summary = h("p.recording-summary");
     this.heads = COLUMNS.map((column, k) =>
       h(k ? "th.number" : "th", { scope: "col" }, h("button.recording-sort", { type: "button", title: column.hint, onclick: () => this.#sort(column) }, column.name)));
     this.body = h("tbody");
     this.foot = h("tfoot");
     this.table = h("div.scroll.recording-sheet", { tabindex: 0, role: "group", "aria-labelledby": title },
       h("table", null, h("caption.unseen", null, "Balance of the stream"), h("thead", null, h("tr", null, ...this.heads)), this.body, this.foot));
-    this.element = h("section.recording-balance", { "aria-labelledby": title }, h("h3", { id: title }, "Balance of the stream"), this.said, this.table);
+    this.element = h("section.recording-balance", { "aria-labelledby": title }, h("h3", { id: title }, "Balance of the stream"), this.summary, this.table);
   }
 
   /** @param {any} sheet  what the server says; `refused` why there is none */
   show(sheet) {
     this.table.hidden = Boolean(sheet.refused);
     this.rows = sheet.rows ?? [];
-    set(this.said, { class: sheet.refused ? "recording-said wrong" : "recording-said", text: sheet.refused || told(sheet) });
+    set(this.summary, { class: sheet.refused ? "recording-summary wrong" : "recording-summary", text: sheet.refused || summarize(sheet) });
     if (sheet.refused) return;
     this.#draw();
     const sum = this.rows.reduce((total, row) => total + (row.amount ?? 0), 0);
@@ -81,7 +81,7 @@ export class Balance {
       return (one - two) * this.up || a.depth - b.depth;
     });
     const most = Math.max(...this.rows.map((row) => (Number.isFinite(row.part) ? Math.abs(row.part) : 0)), 1e-12);
-    join(this.body, rows, () => line(), (tr, row) => {
+    updateChildren(this.body, rows, () => line(), (tr, row) => {
       const [name, written, amount, part] = tr.children;
       const bar = part.lastElementChild;
       set(name.firstElementChild, { text: row.label });
@@ -101,7 +101,7 @@ const line = () =>
     h("td.number"), h("td.number"), h("td.number.recording-part", null, h("span"), h("span.recording-bar", { "aria-hidden": "true" })));
 
 /** The sheet in words. @param {any} sheet */
-function told(sheet) {
+function summarize(sheet) {
   /** @type {Row[]} */
   const rows = sheet.rows;
   const top = [...rows].sort((one, two) => two.part - one.part)[0];

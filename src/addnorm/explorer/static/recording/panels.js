@@ -67,16 +67,16 @@ export function sentence(lines, labels) {
     const places = values.map((value, k) => ({ value: /** @type {number} */ (value), k })).filter(({ value }) => value !== null && value !== undefined);
     const odd = places.filter(({ value }) => !Number.isFinite(value));
     const good = places.filter(({ value }) => Number.isFinite(value));
-    const said = [];
-    if (good.length === 1) said.push(`${show(good[0].value, 4)} at ${labels[good[0].k]}`);
+    const parts = [];
+    if (good.length === 1) parts.push(`${show(good[0].value, 4)} at ${labels[good[0].k]}`);
     else if (good.length) {
       const [first, last] = [good[0], good[good.length - 1]];
       const top = good.reduce((one, two) => (two.value > one.value ? two : one));
-      said.push(`from ${show(first.value, 4)} at ${labels[first.k]} to ${show(last.value, 4)} at ${labels[last.k]}`);
-      if (top !== first && top !== last) said.push(`largest ${show(top.value, 4)} at ${labels[top.k]}`);
+      parts.push(`from ${show(first.value, 4)} at ${labels[first.k]} to ${show(last.value, 4)} at ${labels[last.k]}`);
+      if (top !== first && top !== last) parts.push(`largest ${show(top.value, 4)} at ${labels[top.k]}`);
     }
-    if (odd.length) said.push(`${odd.length} not finite, the first at ${labels[odd[0].k]}`);
-    const text = said.join(", ");
+    if (odd.length) parts.push(`${odd.length} not finite, the first at ${labels[odd[0].k]}`);
+    const text = parts.join(", ");
     return `${capital(lines.length > 1 ? `${name}: ${text}` : text)}.`;
   }).join(" ");
 }

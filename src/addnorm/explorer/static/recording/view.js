@@ -4,7 +4,7 @@
 import { get, Latest, Trouble } from "../api.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
-import { h, join, labelled, set } from "../dom.js";
+import { h, updateChildren, labelled, set } from "../dom.js";
 import { choice, text, whole } from "../state.js";
 import { Badges } from "./badges.js";
 import { Balance, percent } from "./balance.js";
@@ -109,9 +109,9 @@ function mounted(root, app) {
   const path = ({ rec, ...query }) => `/api/recording/${rec}?${new URLSearchParams(query)}`;
   // One after the other: of a page the server keeps one question waiting, and a newer one would take its place.
   const newest = new Latest(async (/** @type {any[]} */ questions, signal) => {
-    const found = [];
-    for (const question of questions) found.push(await get(path(question), { signal }));
-    return found;
+    const answers = [];
+    for (const question of questions) answers.push(await get(path(question), { signal }));
+    return answers;
   });
 
   /** What a state can be compared with: its first or last step, and the other files. @param {any} state @returns {[string, string][]} */
@@ -141,9 +141,9 @@ function mounted(root, app) {
   async function load(state) {
     try {
       const requests = toRequests(state);
-      const found = await newest.ask(requests);
-      if (!found) return;
-      [answer, other] = [found[0], found[1] ?? null];
+      const answers = await newest.ask(requests);
+      if (!answers) return;
+      [answer, other] = [answers[0], answers[1] ?? null];
       set(wrong, { hidden: true, text: "" });
       draw();
       root.dataset.ready = String(Number(root.dataset.ready ?? 0) + 1);
@@ -192,7 +192,7 @@ function mounted(root, app) {
     const kinds = answer.sites.map((/** @type {any} */ site) => site.kind);
     const ids = (/** @type {any} */ one) => one.sites.map((/** @type {any} */ site) => site.id).join("\n");
     const alike = other !== null && ids(other) === ids(answer);
-    const said = other !== null && !alike ? [`${all[other.number].name} has other sublayers and is not drawn`] : [];
+    const notes = other !== null && !alike ? [`${all[other.number].name} has other sublayers and is not drawn`] : [];
     badges.show(answer.badges);
     /** @type {string[]} */
     const missing = [];
@@ -202,7 +202,7 @@ function mounted(root, app) {
       const worth = panel.threshold === undefined || Math.max(...there(values), 0) >= panel.threshold;
       chart.element.hidden = !lines.length || !worth;
       if (!lines.length) missing.push(panel.title.toLowerCase());
-      else if (!worth && panel.quiet) said.push(panel.quiet);
+      else if (!worth && panel.quiet) notes.push(panel.quiet);
       if (chart.element.hidden) continue;
       const ghosts = alike ? lines.filter((line) => other.series[line.of]).map((line) => ({ ...line, name: `${line.name}, ${nameOf(other)}`, values: other.series[line.of], ghost: true })) : [];
       // Linear from 0: noise shall not look like much.
@@ -210,14 +210,14 @@ function mounted(root, app) {
       Object.assign(chart.options, { log, from: log ? undefined : 0 });
       chart.show({ labels, kinds, series: [...lines, ...ghosts], summary: [sentence(lines, labels), panel.more?.(answer.series, labels)].filter(Boolean).join(" ") });
     }
-    if (missing.length) said.push(`Not recorded at this step: ${missing.join(", ")}`);
-    set(quiet, { text: said.map((one) => `${one}.`).join(" ") });
-    quiet.hidden = !said.length;
+    if (missing.length) notes.push(`Not recorded at this step: ${missing.join(", ")}`);
+    set(quiet, { text: notes.map((one) => `${one}.`).join(" ") });
+    quiet.hidden = !notes.length;
     drawMap();
     drawTime();
     balance.show(answer.balance);
-    const told = Object.entries({ file: answer.path, ...answer.metadata });
-    join(facts, told.flat(), (_, k) => h(k % 2 ? "dd" : "dt"), (element, value) => set(element, { text: value }));
+    const entries = Object.entries({ file: answer.path, ...answer.metadata });
+    updateChildren(facts, entries.flat(), (_, k) => h(k % 2 ? "dd" : "dt"), (element, value) => set(element, { text: value }));
     point(store.state.rdepth === LAST ? null : store.state.rdepth);
   }
 
@@ -246,13 +246,13 @@ function mounted(root, app) {
     fields.stream.hidden = streams.length < 2;
     fields.step.hidden = count < 2;
     set(file, { value: String(state.rec) });
-    join(stream, streams, () => h("option"), (one, name) => set(one, { value: name, text: name }));
+    updateChildren(stream, streams, () => h("option"), (one, name) => set(one, { value: name, text: name }));
     set(stream, { value: state.rstream || streams[0] });
     const at = state.rstep === LAST ? steps.length - 1 : steps.findIndex((one) => one >= state.rstep);
     set(step, { max: steps.length - 1, value: String(at < 0 ? steps.length - 1 : at), "aria-valuetext": `step ${steps[at] ?? state.rstep}` });
     set(stepNow, { text: `${state.rstep === LAST ? steps[steps.length - 1] : state.rstep} of ${steps[steps.length - 1]}` });
     const choices = comparisons(state);
-    join(against, choices, () => h("option"), (one, [value, name]) => set(one, { value, text: name }));
+    updateChildren(against, choices, () => h("option"), (one, [value, name]) => set(one, { value, text: name }));
     set(against, { value: compared(state) });
     fields.against.hidden = choices.length < 2;
     set(what, { value: state.rwhat });

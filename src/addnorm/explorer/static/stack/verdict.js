@@ -27,7 +27,7 @@ function percent(share) {
   return share !== 0 && Math.abs(share) < 0.001 ? "less than 0.1 %" : `${n(100 * share)} %`;
 }
 
-/** Of each chart. @type {Record<string, (found: any) => string>} */
+/** Of each chart. @type {Record<string, (result: any) => string>} */
 const SENTENCES = {
   stream({ stream, labels }) {
     const [at, zero] = [lost(stream), stream.indexOf(0)];
@@ -78,8 +78,8 @@ const SENTENCES = {
   },
 };
 
-/** @param {any} found  as `InitProbe.measure` returns it @returns {Record<string, string>} */
-export const summaries = (found) => Object.fromEntries(Object.entries(SENTENCES).map(([id, describe]) => [id, describe(found)]));
+/** @param {any} result  as `InitProbe.measure` returns it @returns {Record<string, string>} */
+export const summaries = (result) => Object.fromEntries(Object.entries(SENTENCES).map(([id, describe]) => [id, describe(result)]));
 
 /** The gradient of a layer, attention and feed-forward. @param {Values} values @param {number} at  0 or -1 */
 function layer(values, at) {
@@ -90,47 +90,47 @@ function layer(values, at) {
 /** @param {number[]} values */
 const mean = (values) => values.reduce((total, value) => total + value, 0) / values.length;
 
-/** What is compared between stacks. @type {[string, (found: any) => number][]} */
+/** What is compared between stacks. @type {[string, (result: any) => number][]} */
 const COMPARED = [
-  ["the gradient at x_0", (found) => found.gradient[0]],
-  ["the gradient of the last layer's weights", (found) => layer(found.parameters, -1)],
-  ["the stream at the end", (found) => last(found.stream)],
+  ["the gradient at x_0", (result) => result.gradient[0]],
+  ["the gradient of the last layer's weights", (result) => layer(result.parameters, -1)],
+  ["the stream at the end", (result) => last(result.stream)],
 ];
 
 /**
  * A few sentences about the whole: what it is, and beside each that is pinned.
- * @param {string} name @param {any} found @param {{name: string, found: any}[]} pinned
+ * @param {string} name @param {any} result @param {{name: string, result: any}[]} pinned
  * @returns {string[]}
  */
-export function verdict(name, found, pinned) {
-  const said = summaries(found);
-  const alike = last(found.similarity);
+export function verdict(name, result, pinned) {
+  const texts = summaries(result);
+  const alike = last(result.similarity);
   return [
-    `${name}: ${said.stream[0].toLowerCase()}${said.stream.slice(1)} ${said.gradient}`,
+    `${name}: ${texts.stream[0].toLowerCase()}${texts.stream.slice(1)} ${texts.gradient}`,
     ...(alike > 0.95 ? [`At the end the tokens are nearly identical (mean cosine ${n(alike)}): attention reads almost the same from each of them.`] : []),
-    ...pinned.map((one) => (one.found === found ? `${name} is pinned: change a setting to compare with it.` : beside(one.name, found, one.found))),
+    ...pinned.map((one) => (one.result === result ? `${name} is pinned: change a setting to compare with it.` : compareWith(one.name, result, one.result))),
   ];
 }
 
-/** @param {string} name @param {any} found @param {any} other */
-function beside(name, found, other) {
-  const factors = COMPARED.map(([what, of]) => ({ what, factor: of(found) / of(other) })).filter(({ factor }) => Number.isFinite(factor));
+/** @param {string} name @param {any} result @param {any} other */
+function compareWith(name, result, other) {
+  const factors = COMPARED.map(([what, of]) => ({ what, factor: of(result) / of(other) })).filter(({ factor }) => Number.isFinite(factor));
   if (!factors.length) return `Compared with ${name}: the numbers are not finite.`;
   return `Compared with ${name}: ${factors.map(({ what, factor }) => `${what} is ${Math.abs(factor - 1) < 0.005 ? "the same" : `${n(factor)} times as large`}`).join(", ")}.`;
 }
 
-/** Numbers that differ between seeds. @type {[string, (found: any) => number][]} */
+/** Numbers that differ between seeds. @type {[string, (result: any) => number][]} */
 const SPREAD = [
-  ["the stream, its end over x_0", (found) => last(found.stream) / found.stream[0]],
-  ["its gradient, x_0 over the end", (found) => found.gradient[0] / last(found.gradient)],
-  ["the gradient of the weights, last layer over first", (found) => layer(found.parameters, -1) / layer(found.parameters, 0)],
+  ["the stream, its end over x_0", (result) => last(result.stream) / result.stream[0]],
+  ["its gradient, x_0 over the end", (result) => result.gradient[0] / last(result.gradient)],
+  ["the gradient of the weights, last layer over first", (result) => layer(result.parameters, -1) / layer(result.parameters, 0)],
 ];
 
-/** The same figures of several seeds, the least and the largest. @param {any[]} founds  of seed 0, 1, ... */
-export function spread(founds) {
+/** The same figures of several seeds, the least and the largest. @param {any[]} results  of seed 0, 1, ... */
+export function spread(results) {
   const ranges = SPREAD.map(([what, of]) => {
-    const values = founds.map(of);
+    const values = results.map(of);
     return `${what}: ${values.every(Number.isFinite) ? `${n(Math.min(...values))} to ${n(Math.max(...values))}` : "not finite"}`;
   });
-  return `Over seeds 0 to ${founds.length - 1}: ${ranges.join("; ")}.`;
+  return `Over seeds 0 to ${results.length - 1}: ${ranges.join("; ")}.`;
 }

@@ -5,7 +5,7 @@ import { get } from "../api.js";
 import { settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
-import { h, join, labelled, announce, set, unique } from "../dom.js";
+import { h, updateChildren, labelled, announce, set, unique } from "../dom.js";
 import { show } from "../numbers.js";
 import { choice, flag, number, whole } from "../state.js";
 import { Diagram } from "./diagram.js";
@@ -23,14 +23,14 @@ const REMEMBERED = 24;
 function fields(meta) {
   const known = meta.stack.fields;
   /** @type {import("../state.js").Fields} */
-  const found = {};
+  const result = {};
   for (const [key, name] of Object.entries(KEYS)) {
-    const of = known[name];
-    if (of.kind === "choice") found[key] = choice(of.default, of.choices);
-    else if (of.kind === "flag") found[key] = flag(of.default);
-    else found[key] = of.step === null ? number(of.default, of.minimum, of.maximum) : whole(of.default, of.minimum, of.maximum, of.step);
+    const field = known[name];
+    if (field.kind === "choice") result[key] = choice(field.default, field.choices);
+    else if (field.kind === "flag") result[key] = flag(field.default);
+    else result[key] = field.step === null ? number(field.default, field.minimum, field.maximum) : whole(field.default, field.minimum, field.maximum, field.step);
   }
-  return { ...found, depth: whole(-1, -1, 200), pins: pinsOf(found) };
+  return { ...result, depth: whole(-1, -1, 200), pins: pinsOf(result) };
 }
 
 /**
@@ -46,18 +46,18 @@ function pinsOf(known) {
       const parts = text.split(";").filter(Boolean);
       if (parts.length > PINS) throw new Error(`at most ${PINS} pinned settings`);
       return parts.map((part) => {
-        const found = { ...initial };
+        const result = { ...initial };
         for (const pair of part.split(",")) {
           const [key, value] = pair.split(":");
           if (key === "as" && value === "first") continue;
           if (!Object.hasOwn(known, key) || value === undefined) throw new Error(`settings such as place:pre,S:48`);
           try {
-            found[key] = known[key].parse(value);
+            result[key] = known[key].parse(value);
           } catch (error) {
             throw new Error(`${key} to be ${/** @type {Error} */ (error).message}`);
           }
         }
-        return found;
+        return result;
       }).filter((one, at, all) => all.findIndex((other) => same(one, other)) === at);
     },
     format: (pins) => pins.map((pin) => {
@@ -83,13 +83,13 @@ const CHARTS = [
   { id: "cosine", title: "Direction of the writes", y: "cosine between write and stream", log: false, from: 0 },
 ];
 
-/** Key, label, and how its value is shown. @type {[string, string, (value: any, found: any, state: import("../state.js").State) => string][]} */
+/** Key, label, and how its value is shown. @type {[string, string, (value: any, result: any, state: import("../state.js").State) => string][]} */
 const SLIDERS = [
   ["S", "Sublayers", String],
   ["d", "d_model", String],
   ["T", "Tokens", String],
   ["gain", "Weight gain", (value) => show(value, 3)],
-  ["alpha", "Residual α", (value, found, { res }) => (!res ? "cut" : value ? show(value, 3) : `own${found && found.alpha ? `: ${show(found.alpha, 3)}` : ""}`)],
+  ["alpha", "Residual α", (value, result, { res }) => (!res ? "cut" : value ? show(value, 3) : `own${result && result.alpha ? `: ${show(result.alpha, 3)}` : ""}`)],
   ["seed", "Seed", String],
 ];
 
@@ -125,7 +125,7 @@ function mount(root, app) {
   const { fields: known, placements: places } = app.meta.stack;
   const titleOf = (/** @type {string} */ name) => places.find((/** @type {any} */ place) => place.name === name).title;
   /** @type {any} */
-  let found; // what was measured of the present state
+  let result; // what was measured of the present state
   let shown = store.state; // the state that it is of
   let surveyed = { of: "", text: "" }; // several seeds of one setting
 
@@ -135,9 +135,9 @@ function mount(root, app) {
   const radios = places.map((/** @type {any} */ place, /** @type {number} */ k) =>
     h("label.choice", null, h("input", { type: "radio", name: group, value: place.name, onchange: () => store.set({ place: place.name }) }), place.title, h("kbd", { "aria-hidden": "true" }, k + 1)));
   const sliders = SLIDERS.map(([key, label, text]) => {
-    const of = known[KEYS[key]];
+    const field = known[KEYS[key]];
     const input = h("input", {
-      type: "range", min: of.minimum, max: of.maximum, step: of.step ?? 0.05, id: unique(key),
+      type: "range", min: field.minimum, max: field.maximum, step: field.step ?? 0.05, id: unique(key),
       oninput: () => store.set({ [key]: Number(input.value) }, { commit: false }), onchange: () => store.set({ [key]: Number(input.value) }),
     });
     const output = h("output", { for: input.id });
@@ -154,7 +154,7 @@ function mount(root, app) {
   const residual = h("input", { type: "checkbox", onchange: () => store.set({ res: residual.checked }) });
   const pin = h("button.plain", { type: "button", onclick: () => pinned() }, "Pin");
   const dice = h("button.plain", { type: "button", onclick: () => store.set({ seed: Math.floor(Math.random() * (known.seed.maximum + 1)) }) }, "Another seed");
-  const survey = h("button.plain", { type: "button", onclick: () => look() }, `${SEEDS} seeds`);
+  const survey = h("button.plain", { type: "button", onclick: () => measureSeeds() }, `${SEEDS} seeds`);
   const use = h("p.stack-note.stack-use");
   const pins = h("ul.stack-pins", { "aria-label": "Pinned" });
   const equation = h("p.stack-equation");
@@ -220,7 +220,7 @@ function mount(root, app) {
     do {
       again = false;
       try {
-        await once();
+        await drawLatest();
         trouble.hidden = true;
       } catch (error) {
         set(trouble, { text: /** @type {Error} */ (error).message });
@@ -230,19 +230,19 @@ function mount(root, app) {
     busy = false;
   }
 
-  async function once() {
+  async function drawLatest() {
     const { state } = store;
     const began = performance.now();
     const answer = await measured(state);
     if (again && store.dragged === undefined) return; // under the hand something moves at once, else the last alone
-    found = answer;
+    result = answer;
     shown = state;
-    /** @type {{name: string, found: any}[]} */
+    /** @type {{name: string, result: any}[]} */
     const others = [];
     for (const pin of state.pins) {
       // What is pinned is there, as a rule; while it is not, the present does not wait for it.
       if (!recalled(pin)) draw(state, [...others]);
-      others.push({ name: nameOf(pin, state), found: await measured(pin) });
+      others.push({ name: nameOf(pin, state), result: await measured(pin) });
       if (again && store.dragged === undefined) return;
     }
     draw(state, others);
@@ -256,19 +256,19 @@ function mount(root, app) {
   const setting = (state) => JSON.stringify(toParams({ ...state, seed: 0 }));
 
   /** Measures several seeds of what is shown, and says how far apart they are. */
-  async function look() {
+  async function measureSeeds() {
     const { state } = store;
     const of = setting(state);
-    const founds = [];
+    const results = [];
     try {
       for (let seed = 0; seed < SEEDS; seed += 1) {
         if (setting(store.state) !== of) return;
         surveyed = { of, text: `Seed ${seed + 1} of ${SEEDS} …` };
-        if (found) speak(shown);
-        founds.push(await measured({ ...state, seed }));
+        if (result) showVerdict(shown);
+        results.push(await measured({ ...state, seed }));
       }
-      surveyed = { of, text: spread(founds) };
-      speak(shown);
+      surveyed = { of, text: spread(results) };
+      showVerdict(shown);
       announce(surveyed.text);
     } catch (error) {
       surveyed = { of: "", text: "" };
@@ -277,41 +277,41 @@ function mount(root, app) {
     }
   }
 
-  /** The place, and in what else it differs from the present. @param {import("../state.js").State} pin @param {import("../state.js").State} [beside] */
-  function nameOf(pin, beside) {
-    const differs = Object.keys(KEYS).filter((key) => key !== "place" && beside && pin[key] !== beside[key]);
+  /** The place, and in what else it differs from the present. @param {import("../state.js").State} pin @param {import("../state.js").State} [reference] */
+  function nameOf(pin, reference) {
+    const differs = Object.keys(KEYS).filter((key) => key !== "place" && reference && pin[key] !== reference[key]);
     return [titleOf(pin.place), ...differs.map((key) => DIFFERS[key](pin[key]))].join(", ");
   }
 
-  /** @type {{name: string, found: any}[]} */
-  let beside = [];
-  let told = ""; // of the verdict
-  /** @param {import("../state.js").State} state @param {{name: string, found: any}[]} others */
+  /** @type {{name: string, result: any}[]} */
+  let pinnedResults = [];
+  let announced = ""; // of the verdict
+  /** @param {import("../state.js").State} state @param {{name: string, result: any}[]} others */
   function draw(state, others) {
-    beside = others;
+    pinnedResults = others;
     const name = nameOf(state);
-    const said = summaries(found);
+    const texts = summaries(result);
     // Of a deeper ghost the charts end where the present stack does not: labels are the longer ones.
-    const longest = [found, ...others.map((one) => one.found)].reduce((a, b) => (a.labels.length >= b.labels.length ? a : b));
+    const longest = [result, ...others.map((one) => one.result)].reduce((a, b) => (a.labels.length >= b.labels.length ? a : b));
     CHARTS.forEach(({ id }, k) => {
       /** @type {import("../chart/lines.js").Series[]} */
-      const series = [{ name, values: found[id], tone: 1, band: id === "stream" && found.low[0] !== found.high[0] ? [found.low, found.high] : undefined }];
-      others.forEach((one, at) => series.push({ name: one.name === name ? `${name} (pinned)` : one.name, values: one.found[id], tone: /** @type {any} */ (at + 2), ghost: true }));
-      lines[k].show({ labels: longest.labels, kinds: longest.kinds, series, summary: said[id] });
+      const series = [{ name, values: result[id], tone: 1, band: id === "stream" && result.low[0] !== result.high[0] ? [result.low, result.high] : undefined }];
+      others.forEach((one, at) => series.push({ name: one.name === name ? `${name} (pinned)` : one.name, values: one.result[id], tone: /** @type {any} */ (at + 2), ghost: true }));
+      lines[k].show({ labels: longest.labels, kinds: longest.kinds, series, summary: texts[id] });
     });
-    map.show({ columns: found.labels, rows: found.labels, values: found.map, summary: said.map });
+    map.show({ columns: result.labels, rows: result.labels, values: result.map, summary: texts.map });
     for (const chart of all) if (state.depth >= 0) chart.cursor(state.depth);
-    speak(state);
-    set(equation, { text: found.equation });
+    showVerdict(state);
+    set(equation, { text: result.equation });
     controls(state);
   }
 
   /** The verdict, and of the survey what is of this setting. @param {import("../state.js").State} state */
-  function speak(state) {
-    const said = verdict(nameOf(state), found, beside);
-    join(words, [...said, ...(surveyed.of === setting(state) ? [surveyed.text] : [])], () => h("p"), (line, text) => set(line, { text }));
-    if (said[0] !== told) announce(said.join(" "));
-    told = said[0];
+  function showVerdict(state) {
+    const sentences = verdict(nameOf(state), result, pinnedResults);
+    updateChildren(words, [...sentences, ...(surveyed.of === setting(state) ? [surveyed.text] : [])], () => h("p"), (line, text) => set(line, { text }));
+    if (sentences[0] !== announced) announce(sentences.join(" "));
+    announced = sentences[0];
   }
 
   /** @param {import("../state.js").State} state */
@@ -321,14 +321,14 @@ function mount(root, app) {
     diagram.show(state.place, { residual: state.res, alpha, kind: state.norm, equation: place.equation });
     for (const radio of radios) set(radio.firstElementChild, { checked: radio.firstElementChild.value === state.place });
     for (const { key, input, output, text } of sliders) {
-      set(input, { value: String(state[key]), "aria-valuetext": text(state[key], found, state) });
-      set(output, { text: text(state[key], found, state) });
+      set(input, { value: String(state[key]), "aria-valuetext": text(state[key], result, state) });
+      set(output, { text: text(state[key], result, state) });
     }
     for (const { key, input } of selects) set(input, { value: state[key] });
     set(residual, { checked: state.res });
     set(pin, { disabled: state.pins.length >= PINS || pinnedAlready(state) });
     set(use, { text: `Use it ${place.use} (${place.source})` });
-    join(pins, state.pins, () => h("li", null, h("span"), h("button.quiet", { type: "button" }, "✕")), (item, one, k) => {
+    updateChildren(pins, state.pins, () => h("li", null, h("span"), h("button.quiet", { type: "button" }, "✕")), (item, one, k) => {
       set(item.firstElementChild, { text: nameOf(/** @type {any} */ (one), state) });
       const button = item.lastElementChild;
       button.setAttribute("aria-label", `Unpin ${nameOf(/** @type {any} */ (one), state)}`);
@@ -358,21 +358,21 @@ function mount(root, app) {
     code() {
       const { state } = store;
       const initial = Object.fromEntries(Object.entries(known).map(([name, of]) => [name, /** @type {any} */ (of).default]));
-      const given = [["placement", JSON.stringify(state.place)]];
+      const args = [["placement", JSON.stringify(state.place)]];
       for (const [key, name] of Object.entries(KEYS)) {
         if (key === "place" || state[key] === initial[name]) continue;
-        if (name === "final") given.push(["final_norm", state.final === "on" ? "True" : "False"]);
-        else given.push([name, typeof state[key] === "boolean" ? (state[key] ? "True" : "False") : JSON.stringify(state[key])]);
+        if (name === "final") args.push(["final_norm", state.final === "on" ? "True" : "False"]);
+        else args.push([name, typeof state[key] === "boolean" ? (state[key] ? "True" : "False") : JSON.stringify(state[key])]);
       }
       return [
         "from addnorm.lab import InitProbe", "",
-        `probe = InitProbe(${given.map(([name, value]) => `${name}=${value}`).join(", ")})`,
-        "print(probe.wiring)", "found = probe.measure()",
-        'for label, stream, gradient in zip(found["labels"], found["stream"], found["gradient"]):',
+        `probe = InitProbe(${args.map(([name, value]) => `${name}=${value}`).join(", ")})`,
+        "print(probe.wiring)", "result = probe.measure()",
+        'for label, stream, gradient in zip(result["labels"], result["stream"], result["gradient"]):',
         '    print(f"{label:18}{stream:10.4g}{gradient:10.4g}")', "",
       ].join("\n");
     },
-    data: () => ({ params: toParams(shown), measured: found, pinned: beside }),
+    data: () => ({ params: toParams(shown), measured: result, pinned: pinnedResults }),
     key(key) {
       const place = places[Number(key) - 1];
       if (place) store.set({ place: place.name });

@@ -1,7 +1,7 @@
 // @ts-check
 /** A vector as numbered bars, from 0 to the left or to the right. */
 
-import { h, join, set } from "../dom.js";
+import { h, updateChildren, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { flat } from "./trace.js";
 
@@ -35,7 +35,7 @@ export function drawBars(list, { name, value, scale, most, digits }) {
   const values = flat(value);
   const shape = `trace-bars ${scale}${values.length > 4 ? " many" : ""}${Array.isArray(value) ? "" : " lone"}`;
   set(list, { class: shape });
-  join(list, values, make, (item, entry, index) => {
+  updateChildren(list, values, make, (item, entry, index) => {
     const shown = `${name} ${index} ${entry} ${most} ${digits} ${values.length}`;
     if (item.shown === shown) return;
     item.shown = shown;

@@ -1,7 +1,7 @@
 // @ts-check
 /** The controls: the example, the vectors as text and as sliders, the choices. Each reports the state's keys that it changes. */
 
-import { h, join, labelled, set, unique } from "../dom.js";
+import { h, updateChildren, labelled, set, unique } from "../dom.js";
 import { show } from "../numbers.js";
 import { entries, float } from "./parsing.js";
 
@@ -61,7 +61,7 @@ export class Controls {
     this.digits = h("input", {
       type: "range", min: 2, max: 10, oninput: () => change({ digits: Number(this.digits.value) }, { commit: false }), onchange: () => change({ digits: Number(this.digits.value) }),
     });
-    this.digitsSaid = h("output");
+    this.digitsOutput = h("output");
     this.sliders = h("div.trace-sliders");
     this.drag = h("details.trace-drag", { open: true }, h("summary", null, "Drag the numbers"), h("p.trace-slider", { "aria-hidden": "true" }, h("span"), h("span", null, "x"), h("span", null, "Sublayer")), this.sliders);
 
@@ -79,7 +79,7 @@ export class Controls {
         h("summary", null, "Variants of hand calculations"),
         h("div.trace-two", null, box("var"), box("epsat")),
         box("eps"),
-        labelled("Digits shown", this.digits, { output: this.digitsSaid }),
+        labelled("Digits shown", this.digits, { output: this.digitsOutput }),
       ),
     );
     this.variants = this.element.querySelector(".trace-variants");
@@ -111,7 +111,7 @@ export class Controls {
     for (const radio of this.fields.var.box.querySelectorAll("input")) set(radio, { disabled: state.tnorm === "rms" && radio.value === "unbiased" });
     if (state.var !== "biased" || state.epsat !== "inside" || problem?.key === "eps") this.variants.open = true;
     set(this.digits, { value: String(state.digits) });
-    set(this.digitsSaid, { text: state.digits });
+    set(this.digitsOutput, { text: state.digits });
     this.#drawSliders();
   }
 
@@ -150,20 +150,20 @@ export class Controls {
     set(this.drag, { hidden: !features.length });
     // while one is dragged the scale stays, so that the number under the hand does not run away
     if (!this.held) this.reach = reach([...x, ...sublayer]);
-    join(this.sliders, features, (_, k) => this.#slider(k), (row, feature) => {
+    updateChildren(this.sliders, features, (_, k) => this.#slider(k), (row, feature) => {
       for (const key of /** @type {const} */ (["x", "F"])) {
-        const { input, said } = row.parts[key];
+        const { input, output } = row.parts[key];
         const value = feature[key];
         set(input, { min: -(this.reach ?? 1), max: this.reach ?? 1, disabled: value === undefined });
         if (value !== undefined && (!this.held || document.activeElement !== input)) set(input, { value: String(value) });
-        set(said, { text: value === undefined ? "" : show(value, 4).replace("-", "−") });
+        set(output, { text: value === undefined ? "" : show(value, 4).replace("-", "−") });
       }
     });
   }
 
   /** @param {number} k */
   #slider(k) {
-    /** @type {Record<string, {input: any, said: any}>} */
+    /** @type {Record<string, {input: any, output: any}>} */
     const parts = {};
     for (const key of ["x", "F"]) {
       const send = (/** @type {boolean} */ commit) => {
@@ -177,10 +177,10 @@ export class Controls {
       const input = h("input", {
         type: "range", step: "any", "aria-label": `${key === "x" ? "x" : "Sublayer(x)"}, feature ${k + 1}`, oninput: () => send(false), onchange: () => send(true),
       });
-      parts[key] = { input, said: h("output") };
+      parts[key] = { input, output: h("output") };
     }
     const { x, F } = parts;
-    return Object.assign(h("div.trace-slider", null, h("span.trace-index", { "aria-hidden": "true" }, k + 1), h("span", null, x.input, x.said), h("span", null, F.input, F.said)), { parts });
+    return Object.assign(h("div.trace-slider", null, h("span.trace-index", { "aria-hidden": "true" }, k + 1), h("span", null, x.input, x.output), h("span", null, F.input, F.output)), { parts });
   }
 }
 

@@ -10,7 +10,7 @@
 
 /**
  * By step: title, one sentence, and the scale of the bars.
- * @type {Record<string, [title: string, says: string, scale: Scale]>}
+ * @type {Record<string, [title: string, description: string, scale: Scale]>}
  */
 const WORDS = {
   x: ["The token", "One number for each feature: the input of the sublayer and of the residual connection.", "values"],
@@ -53,8 +53,6 @@ const VARIANTS = {
   rms: {
     normalized: { 1: "Divide each feature by the root: the result has a root mean square of 1 for every input." },
     check_mean: { 1: "The mean was not subtracted, so it is not 0." },
-    dz: { 1: "The rest of the gradient, divided by the root: a large token gets a small gradient." },
-    dnorm: { 1: "The rest of the gradient, divided by the root: a large token gets a small gradient." },
     projection: { 1: "Scaling the token does not change the output, so this component is removed." },
   },
   unbiased: {
@@ -66,15 +64,15 @@ const VARIANTS = {
 /**
  * Title and sentence of a step, and the scale of its bars.
  * @param {string} name @param {Trace} of
- * @returns {{title: string, says: string, scale: Scale}}
+ * @returns {{title: string, description: string, scale: Scale}}
  */
 export function words(name, of) {
-  const [title, says, scale] = WORDS[name];
+  const [title, description, scale] = WORDS[name];
   for (const choice of [of.placement, of.norm, of.variance]) {
     const other = VARIANTS[choice]?.[name];
-    if (other) return { title: other[0] ?? title, says: other[1] ?? says, scale };
+    if (other) return { title: other[0] ?? title, description: other[1] ?? description, scale };
   }
-  return { title, says, scale };
+  return { title, description, scale };
 }
 
 export const HEADINGS = {
@@ -90,14 +88,14 @@ export const straight = (name, of) => of.placement === "pre" && (name === "strai
  * The effect of the placement on this gradient, with the numbers of both traces.
  * @param {Trace} post @param {Trace} pre @param {(value: number) => string} show
  */
-export function moral(post, pre, show) {
+export function comparePlacements(post, pre, show) {
   const size = (/** @type {Trace} */ of, /** @type {string} */ name) => {
     const value = of.steps.find((one) => one.name === name)?.value;
     return Array.isArray(value) ? Math.hypot(...value) : NaN;
   };
-  const [came, through, kept] = [size(post, "grad"), size(post, "dx"), size(pre, "straight")];
-  if (![came, through, kept].every(Number.isFinite)) return "With these numbers a gradient is not finite: the notes of the steps say why.";
-  if (!came) return "The incoming gradient is 0.";
-  const first = `In post-LN the gradient passes through the norm on its way to x: its L2 norm changes from ${show(came)} to ${show(through)}.`;
-  return `${first} In pre-LN the residual connection passes all of it, ${show(kept)}, and the sublayer's part is added.`;
+  const [incoming, leaving, passed] = [size(post, "grad"), size(post, "dx"), size(pre, "straight")];
+  if (![incoming, leaving, passed].every(Number.isFinite)) return "With these numbers a gradient is not finite: the notes of the steps say why.";
+  if (!incoming) return "The incoming gradient is 0.";
+  const first = `In post-LN the gradient passes through the norm on its way to x: its L2 norm changes from ${show(incoming)} to ${show(leaving)}.`;
+  return `${first} In pre-LN the residual connection passes all of it, ${show(passed)}, and the sublayer's part is added.`;
 }

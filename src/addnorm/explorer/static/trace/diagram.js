@@ -46,8 +46,8 @@ export class Diagram {
     set(this.normName, { text: name });
     set(this.end, { text: pre ? "z" : "y" });
     set(this.straight, { text: pre ? "no norm on this path" : "the norm is on this path", x: pre ? 160 : 122 });
-    const says = pre ? `pre-LN: ${name} before the sublayer, on the branch` : `post-LN: ${name} after the add, on the residual connection`;
-    set(this.element, { class: `trace-diagram ${placement}`, "aria-label": `${says}. Move it.` });
+    const label = pre ? `pre-LN: ${name} before the sublayer, on the branch` : `post-LN: ${name} after the add, on the residual connection`;
+    set(this.element, { class: `trace-diagram ${placement}`, "aria-label": `${label}. Move it.` });
     const lit = new Set(LIT[step] ?? (step ? ["norm"] : []));
     for (const part of /** @type {const} */ (["norm", "sublayer", "add"])) this[part].classList.toggle("lit", lit.has(part));
     this.residual.classList.toggle("lit", lit.has("straight"));

@@ -10,7 +10,7 @@
  * elements that it has, so that a number under a moving hand is one text node changed.
  */
 
-import { h, join, m, set } from "../dom.js";
+import { h, updateChildren, m, set } from "../dom.js";
 
 /** @typedef {{tag: string, text?: string, of?: Part[], props?: Record<string, any>}} Part  an element to be */
 
@@ -226,7 +226,7 @@ export function typeset(box, text) {
   if (box.shows === text) return;
   box.shows = text;
   const sides = text.split(/ (?==)/);
-  join(box, sides, () => observed(m("math")), (/** @type {Element & {shows?: string}} */ math, side) => {
+  updateChildren(box, sides, () => observed(m("math")), (/** @type {Element & {shows?: string}} */ math, side) => {
     if (math.shows === side) return;
     math.shows = side;
     set(/** @type {any} */ (math), { alttext: side, "aria-label": side });

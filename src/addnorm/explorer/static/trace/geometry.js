@@ -4,17 +4,17 @@
  * that LayerNorm puts every token on. RMSNorm takes no mean away and has a sphere: it is seen along the three axes.
  */
 
-import { h, join, s, set } from "../dom.js";
+import { h, updateChildren, s, set } from "../dom.js";
 import { show } from "../numbers.js";
 import { dot, eigenvalues, input, jacobian, length, normOf, normalizedName, parts } from "./jacobian.js";
 import { flat, step } from "./trace.js";
 
 /** @typedef {import("./trace.js").Trace} Trace */
-/** @typedef {{title: string, across: number[], up: number[]}} Look  where one looks from: two orthonormal directions */
+/** @typedef {{title: string, across: number[], up: number[]}} Viewpoint  where one looks from: two orthonormal directions */
 
 const [R2, R3, R6] = [2, 3, 6].map(Math.sqrt);
-/** The plane of the centred tokens, the first feature upwards; and the three axis views. @type {Record<string, Look[]>} */
-const LOOKS = {
+/** The plane of the centred tokens, the first feature upwards; and the three axis views. @type {Record<string, Viewpoint[]>} */
+const VIEWPOINTS = {
   layer: [{ title: "seen along (1, 1, 1)", across: [0, -1 / R2, 1 / R2], up: [2 / R6, -1 / R6, -1 / R6] }],
   rms: [
     { title: "features 1 and 2", across: [1, 0, 0], up: [0, 1, 0] },
@@ -25,7 +25,7 @@ const LOOKS = {
 const HALF = 150; // of the picture, in its own units
 const GRADIENT = 0.6 * R3; // how long the longest arrow of a gradient is drawn
 
-/** What is drawn: class, and what the legend says of it; of the token the norm decides. */
+/** What is drawn: class, and what the legend label of it; of the token the norm decides. */
 const LEGEND = [
   ["token", ""], ["push", "effect of the norm"], ["landed", "normalized token"],
   ["grad", "gradient g"], ["along", "its component along the token, removed"], ["rest", "the rest"],
@@ -38,8 +38,8 @@ export class Geometry {
     this.sliders = {};
     this.title = h("h3");
     this.views = h("div.trace-views");
-    this.legend = h("ul.trace-legend", null, ...LEGEND.map(([name, says]) => h("li", null, s(`svg.trace-key.${name}`, { viewBox: "0 0 24 10", "aria-hidden": "true" }, ...key(name)), h("span", null, says))));
-    this.says = h("div.trace-geometry-says");
+    this.legend = h("ul.trace-legend", null, ...LEGEND.map(([name, label]) => h("li", null, s(`svg.trace-key.${name}`, { viewBox: "0 0 24 10", "aria-hidden": "true" }, ...key(name)), h("span", null, label))));
+    this.texts = h("div.trace-geometry-texts");
     this.moved = h("p.trace-moved");
     this.play = h(
       "div.trace-moves",
@@ -48,7 +48,7 @@ export class Geometry {
       this.#slider("plus", "Add", -5, 5, 0.1, change),
       h("button.plain", { type: "button", onclick: () => change({ times: 1, plus: 0 }) }, "Reset"),
     );
-    this.element = h("figure.trace-geometry", null, h("figcaption", null, this.title), this.views, this.legend, this.play, this.moved, this.says);
+    this.element = h("figure.trace-geometry", null, h("figcaption", null, this.title), this.views, this.legend, this.play, this.moved, this.texts);
   }
 
   /** @param {"times" | "plus"} name @param {string} label @param {number} min @param {number} max @param {number} step @param {Function} change */
@@ -71,7 +71,7 @@ export class Geometry {
     set(this.title, { text: TITLES[drawn ? of.norm : "none"] });
     for (const part of [this.views, this.legend, this.play, this.moved]) set(part, { hidden: !drawn });
     const values = d <= 3 && well ? eigenvalues(jacobian(of)) : [];
-    this.#tell(well ? sentences(of, n, p, values) : ["A number is inf or nan and cannot be drawn. The notes of the steps say where it comes from."]);
+    this.#showTexts(well ? sentences(of, n, p, values) : ["A number is inf or nan and cannot be drawn. The notes of the steps say where it comes from."]);
     if (!drawn) return;
     for (const [name, value] of Object.entries({ times, plus })) {
       set(this.sliders[name].input, { value: String(value) });
@@ -82,17 +82,17 @@ export class Geometry {
     const centre = of.norm === "layer" ? (/** @type {number[]} */ v) => v.map((value) => value - (v[0] + v[1] + v[2]) / 3) : (/** @type {number[]} */ v) => v;
     const frame = Math.min(4 * R3, Math.max(1.62 * R3, 1.15 * length(centre(token))));
     set(this.legend.firstChild.lastChild, { text: of.norm === "layer" ? "token minus its mean" : "token" });
-    join(this.views, LOOKS[of.norm], () => view(), (element, look) => draw(element, look, { frame, from: centre(moved), was: centre(token), landed, n, p, name: normalizedName(of) }));
-    this.#toldMove(of, token, moved, n, landed, times, plus);
+    updateChildren(this.views, VIEWPOINTS[of.norm], () => view(), (element, viewpoint) => draw(element, viewpoint, { frame, from: centre(moved), was: centre(token), landed, n, p, name: normalizedName(of) }));
+    this.#showMove(of, token, moved, n, landed, times, plus);
   }
 
   /** @param {string[]} texts */
-  #tell(texts) {
-    join(this.says, texts, () => h("p"), (paragraph, text) => set(paragraph, { text }));
+  #showTexts(texts) {
+    updateChildren(this.texts, texts, () => h("p"), (paragraph, text) => set(paragraph, { text }));
   }
 
   /** @param {Trace} of @param {number[]} token @param {number[]} moved @param {number[]} n @param {number[]} landed @param {number} times @param {number} plus */
-  #toldMove(of, token, moved, n, landed, times, plus) {
+  #showMove(of, token, moved, n, landed, times, plus) {
     const name = normalizedName(of);
     const [far, off] = [[moved, token], [landed, n]].map(([a, b]) => length(a.map((value, k) => value - b[k])));
     const still = off < 1e-3 * Math.max(length(n), 1e-300);
@@ -130,18 +130,18 @@ function sentences(of, n, p, values) {
   }
   if (d !== 3) {
     const where = layer ? `a sphere of radius √${d} in the hyperplane orthogonal to (1, …, 1)` : `a sphere of radius √${d}`;
-    const kept = `${d - (layer ? 2 : 1)} of the gradient's ${d} dimensions remain`;
-    return [`Every normalized token lies on ${where}: ${at} ${kept}, those along that sphere. With three features this panel draws a picture.`];
+    const remaining = `${d - (layer ? 2 : 1)} of the gradient's ${d} dimensions remain`;
+    return [`Every normalized token lies on ${where}: ${at} ${remaining}, those along that sphere. With three features this panel draws a picture.`];
   }
   const share = (/** @type {number[]} */ part) => show(length(part), 3);
-  const taken = layer ? `${share(p.mean)} is along (1, 1, 1), orthogonal to the picture, and ${share(p.along)} along ${v}_norm: both are removed` : `${share(p.along)} is along ${v}_norm and is removed`;
+  const removed = layer ? `${share(p.mean)} is along (1, 1, 1), orthogonal to the picture, and ${share(p.along)} along ${v}_norm: both are removed` : `${share(p.along)} is along ${v}_norm and is removed`;
   const left = `${share(p.rest)} remains along the ${layer ? "circle" : "sphere"}; divided by the root, ${show(p.root, 3)}, it is ${share(p.through)}`;
   const why = layer
     ? "0 along (1, 1, 1), 0 along the token up to the effect of ε, and 1/root along the circle"
     : "0 along the token up to the effect of ε, and 1/root in the two directions along the sphere";
   return [
     layer ? `Subtracting the mean projects ${v} onto the plane orthogonal to (1, 1, 1); dividing by the root moves it to the circle. ${at}` : `Dividing by the root moves ${v} to the sphere along its own direction. ${at}`,
-    `The gradient g has L2 norm ${share(p.g)}. Of it ${taken}. ${left}.`,
+    `The gradient g has L2 norm ${share(p.g)}. Of it ${removed}. ${left}.`,
     `The Jacobian's eigenvalues are ${eigen}: ${why}.`,
   ];
 }
@@ -156,17 +156,17 @@ function view() {
   const names = [s("text.trace-name", null, s("tspan")), s("text.trace-name", null, "", s("tspan", { dy: 3 }, "norm"))];
   const caption = h("figcaption");
   const svg = s("svg", { viewBox: `${-HALF} ${-HALF} ${2 * HALF} ${2 * HALF}`, role: "img" }, marks.axes, circle, ...labels, marks.push, marks.grad, marks.along, marks.rest, dots.was, dots.token, dots.landed, ...names);
-  return Object.assign(h("figure.trace-look", null, svg, caption), { parts: { svg, marks, circle, dots, labels, names, caption } });
+  return Object.assign(h("figure.trace-viewpoint", null, svg, caption), { parts: { svg, marks, circle, dots, labels, names, caption } });
 }
 
 /**
- * @param {any} element  from view() @param {Look} look
+ * @param {any} element  from view() @param {Viewpoint} viewpoint
  * @param {{frame: number, from: number[], was: number[], landed: number[], n: number[], p: ReturnType<typeof parts>, name: string}} what
  */
-function draw(element, look, { frame, from, was, landed, n, p, name }) {
+function draw(element, viewpoint, { frame, from, was, landed, n, p, name }) {
   const { svg, marks, circle, dots, labels, names, caption } = element.parts;
   const unit = (HALF - 12) / frame;
-  const place = (/** @type {number[]} */ v) => [unit * dot(v, look.across), -unit * dot(v, look.up)];
+  const place = (/** @type {number[]} */ v) => [unit * dot(v, viewpoint.across), -unit * dot(v, viewpoint.up)];
   const base = place(n);
   const size = Math.max(length(p.centred), length(p.rest));
   const gradient = size > 0 ? GRADIENT / size : 0;
@@ -176,9 +176,9 @@ function draw(element, look, { frame, from, was, landed, n, p, name }) {
   const point = place(landed);
 
   set(circle, { r: unit * R3 });
-  set(marks.axes, { d: [0, 1, 2].map((k) => `M0 0L${at(axis(k, look, 126))}`).join("") });
+  set(marks.axes, { d: [0, 1, 2].map((k) => `M0 0L${at(axis(k, viewpoint, 126))}`).join("") });
   labels.forEach((/** @type {SVGElement} */ label, /** @type {number} */ k) => {
-    const [x, y] = axis(k, look, 138);
+    const [x, y] = axis(k, viewpoint, 138);
     set(label, { x: x.toFixed(1), y: (y + 4).toFixed(1), visibility: x || y ? null : "hidden" });
   });
   set(marks.push, { d: arrow(token, point, 8), "stroke-dasharray": beyond ? "2 4" : null });
@@ -193,16 +193,16 @@ function draw(element, look, { frame, from, was, landed, n, p, name }) {
   set(names[0].firstChild, { text: beyond ? `${name}, outside` : name });
   set(names[1], { x: under[0], y: under[1] });
   names[1].firstChild.nodeValue = name;
-  set(caption, { text: look.title });
-  set(svg, { "aria-label": `${look.title}: the circle of radius √3, ${name} at ${pair(place(from), unit)}, ${name}_norm at ${pair(point, unit)}, the remaining gradient as an arrow along the circle.` });
+  set(caption, { text: viewpoint.title });
+  set(svg, { "aria-label": `${viewpoint.title}: the circle of radius √3, ${name} at ${pair(place(from), unit)}, ${name}_norm at ${pair(point, unit)}, the remaining gradient as an arrow along the circle.` });
 }
 
 /** @param {number[]} at @param {number} unit */
 const pair = ([x, y], unit) => `${show(x / unit, 3)} across and ${show(-y / unit, 3)} up`;
 
-/** The direction of a feature's axis, so long. @param {number} k @param {Look} look @param {number} long */
-function axis(k, look, long) {
-  const [x, y] = [look.across[k], -look.up[k]];
+/** The direction of a feature's axis, so long. @param {number} k @param {Viewpoint} viewpoint @param {number} long */
+function axis(k, viewpoint, long) {
+  const [x, y] = [viewpoint.across[k], -viewpoint.up[k]];
   const size = Math.hypot(x, y);
   return size ? [(x / size) * long, (y / size) * long] : [0, 0];
 }

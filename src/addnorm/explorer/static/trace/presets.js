@@ -6,7 +6,7 @@ import { CHOICES } from "./trace.js";
 /** @typedef {import("./trace.js").Trace} Trace */
 /** @typedef {import("./trace.js").Options} Options */
 /**
- * @typedef {object} Preset  as Python's explorer/presets.py describes it
+ * @typedef {object} Preset  as `list_presets` of explorer/trace.py returns it
  * @property {string} name
  * @property {string} title
  * @property {number[]} x
@@ -39,8 +39,8 @@ export function matching(presets, of) {
  */
 export function noted(of, { printed, notes, title }) {
   const steps = of.steps.map((step) => {
-    const said = [step.note, printed[step.name]?.note, notes[step.name]].filter(Boolean);
-    return { ...step, note: said.join("; ") };
+    const texts = [step.note, printed[step.name]?.note, notes[step.name]].filter(Boolean);
+    return { ...step, note: texts.join("; ") };
   });
   return { ...of, steps, title: of.title || title };
 }

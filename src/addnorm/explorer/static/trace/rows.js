@@ -1,7 +1,7 @@
 // @ts-check
 /** The steps as rows, and the player that walks through them. */
 
-import { h, join, set } from "../dom.js";
+import { h, updateChildren, set } from "../dom.js";
 import { show, showAll } from "../numbers.js";
 import { bars, drawBars, longest } from "./bars.js";
 import { formula, typeset } from "./formulas.js";
@@ -15,7 +15,7 @@ import { HEADINGS, straight, words } from "./descriptions.js";
 const PACE = 1800;
 
 /** How long after a number has changed the rows out of sight are drawn, in milliseconds: those in sight are at once. */
-const REST = 40;
+const DELAY = 40;
 
 /** All rows, in three sections. */
 export class Rows {
@@ -30,12 +30,12 @@ export class Rows {
     /** @type {Map<string, string>} */
     this.before = new Map();
     /** @type {(() => void)[]} */
-    this.rest = [];
+    this.pending = [];
     this.sight = new IntersectionObserver(
       (seen) => { for (const { target, isIntersecting } of seen) /** @type {any} */ (target).away = !isIntersecting; },
       { rootMargin: "50%" },
     );
-    addEventListener("beforeprint", () => this.#drawRest());
+    addEventListener("beforeprint", () => this.#drawPending());
     const sections = SECTIONS.map((section) => {
       const list = (this.lists[section] = h("ol.trace-steps", { "aria-label": `${HEADINGS[section][0]}, steps` }));
       return h(`section.trace-section.${section}`, null, h("h3", null, HEADINGS[section][0], h("small", null, HEADINGS[section][1])), list);
@@ -58,37 +58,37 @@ export class Rows {
    * @param {{flipped?: boolean}} [how]  flipped: mark what the other placement changed
    */
   show(of, current, { flipped = false } = {}) {
-    const said = of.steps.map((step, k) => ({ step, place: k + 1, ...words(step.name, of) }));
+    const described = of.steps.map((step, k) => ({ step, place: k + 1, ...words(step.name, of) }));
     const most = longest(of, (name) => words(name, of).scale);
     const fresh = (/** @type {Step} */ step) => flipped && this.before.size > 0 && this.before.get(step.name) !== String(step.value);
     this.names = of.steps.map((step) => step.name);
     this.trace = of;
     /** @type {(() => void)[]} */
-    const rest = [];
+    const pending = [];
     for (const section of SECTIONS) {
-      join(this.lists[section], said.filter(({ step }) => step.section === section), () => this.#row(), (row, { step, place, title, says, scale }) => {
+      updateChildren(this.lists[section], described.filter(({ step }) => step.section === section), () => this.#row(), (row, { step, place, title, description, scale }) => {
         set(row, { class: `trace-step${straight(step.name, of) ? " straight" : ""}${fresh(step) ? " fresh" : ""}`, "data-step": step.name });
-        const { number, name, says: sentence } = row.parts;
+        const { number, name, description: sentence } = row.parts;
         set(number, { text: place, "aria-label": `Step ${place}, ${title}` });
         set(name, { text: title });
-        set(sentence, { text: says });
+        set(sentence, { text: description });
         const draw = () => drawn(row, step, { scale, most: most[scale] ?? 0, digits: of.digits });
-        if (row.away) rest.push(draw);
+        if (row.away) pending.push(draw);
         else draw();
       });
     }
     this.before = new Map(of.steps.map((step) => [step.name, String(step.value)]));
-    this.rest = rest;
-    set(this.element, { "data-pending": rest.length > 0 });
+    this.pending = pending;
+    set(this.element, { "data-pending": pending.length > 0 });
     clearTimeout(this.later);
-    this.later = setTimeout(() => this.#drawRest(), REST);
+    this.later = setTimeout(() => this.#drawPending(), DELAY);
     this.#mark(current);
   }
 
   /** Draws the rows that are out of sight. */
-  #drawRest() {
-    for (const draw of this.rest) draw();
-    this.rest = [];
+  #drawPending() {
+    for (const draw of this.pending) draw();
+    this.pending = [];
     set(this.element, { "data-pending": false });
   }
 
@@ -117,8 +117,8 @@ export class Rows {
     if (!name || !step || !this.trace) return;
     this.on.choose(name, commit);
     const value = Array.isArray(step.value) ? showAll(step.value, this.trace.digits) : show(step.value, this.trace.digits);
-    const { title, says } = words(name, this.trace);
-    this.on.announce(`Step ${index + 1} of ${this.names?.length}, ${title}: ${value}. ${says}${step.note ? ` ${step.note}.` : ""}`);
+    const { title, description } = words(name, this.trace);
+    this.on.announce(`Step ${index + 1} of ${this.names?.length}, ${title}: ${value}. ${description}${step.note ? ` ${step.note}.` : ""}`);
   }
 
   /** @param {boolean} on */
@@ -171,7 +171,7 @@ export class Rows {
   #row() {
     const number = h("button.trace-number", { type: "button", onclick: () => this.#choose(Number(number.textContent) - 1) });
     const name = h("h4");
-    const says = h("p.trace-says");
+    const description = h("p.trace-description");
     const note = h("p.trace-note", null, h("span"), h("span.trace-lesson"));
     const symbol = formula(".trace-symbol");
     const numbers = formula(".trace-numbers");
@@ -180,12 +180,12 @@ export class Rows {
       "li",
       null,
       h("div.trace-head", null, number, name),
-      h("div.trace-text", null, says, note),
+      h("div.trace-text", null, description, note),
       h("div.trace-math", null, symbol, numbers),
       list,
     );
     this.sight.observe(row);
-    return Object.assign(row, { parts: { number, name, says, note, symbol, numbers, list }, away: false });
+    return Object.assign(row, { parts: { number, name, description, note, symbol, numbers, list }, away: false });
   }
 }
 

@@ -11,7 +11,7 @@ import { entries, float } from "./parsing.js";
 import { matching, noted } from "./presets.js";
 import { Rows } from "./rows.js";
 import { CHOICES, described, equation, flat, step, trace } from "./trace.js";
-import { moral } from "./descriptions.js";
+import { comparePlacements } from "./descriptions.js";
 import { Diagram } from "./diagram.js";
 
 /** @typedef {import("../state.js").State} State */
@@ -45,9 +45,9 @@ const fields = (meta) => {
 function toArguments(state) {
   const x = entries(state.x);
   if (x.length > MOST) throw new Error(`x has ${x.length} numbers, expected 1 to ${MOST} on this page: addnorm.trace takes more.`);
-  const scale = (/** @type {string} */ given) => {
-    const found = entries(given);
-    return found.length === 1 && float(found[0]) !== undefined ? float(found[0]) : found;
+  const scale = (/** @type {string} */ text) => {
+    const numbers = entries(text);
+    return numbers.length === 1 && float(numbers[0]) !== undefined ? float(numbers[0]) : numbers;
   };
   /** @type {any} */
   const options = Object.fromEntries(Object.entries(OPTIONS).map(([key, name]) => [name, state[key]]));
@@ -80,7 +80,7 @@ function mount(root, { meta, store, announce }) {
   const flip = () => {
     const tplace = store.state.tplace === "pre" ? "post" : "pre";
     change({ tplace });
-    announce(`${tplace}-LN. ${told.textContent}`);
+    announce(`${tplace}-LN. ${comparison.textContent}`);
   };
   const controls = new Controls(presets, { change, preset: (preset) => change(stateOf(preset)) });
   const wire = new Diagram(flip);
@@ -88,28 +88,28 @@ function mount(root, { meta, store, announce }) {
   const geometry = new Geometry((some, how) => change(some, how));
   const line = formula(".trace-equation");
   const title = h("p.trace-title");
-  const told = h("p.trace-comparison");
+  const comparison = h("p.trace-comparison");
   const button = h("button", { type: "button", class: "plain", onclick: flip });
   const shape = h("button.plain.trace-shape", { type: "button", onclick: () => geometry.element.scrollIntoView({ block: "start" }) }, "Geometry ↓");
   const result = h(
     "div.trace-result",
     null,
-    h("header.trace-hero", null, title, line, h("div.trace-stage", null, controls.fields.tplace.box, button, shape), wire.element, told),
+    h("header.trace-hero", null, title, line, h("div.trace-stage", null, controls.fields.tplace.box, button, shape), wire.element, comparison),
     rows.element,
     geometry.element,
   );
   root.classList.add("trace");
   root.append(h("h2", null, "One token, every step"), h("div.trace-page", null, controls.element, result));
 
-  /** The last that could be traced: first the first example. @type {{plain: Trace, given: any, preset: number}} */
+  /** The last that could be traced: first the first example. @type {{plain: Trace, call: any, preset: number}} */
   let last = follow(stateOf(presets[0]));
 
   /** @param {State} state */
   function follow(state) {
-    const given = toArguments({ digits: 5, ...state });
-    const plain = trace(given.x, given.sublayer, given.options);
+    const call = toArguments({ digits: 5, ...state });
+    const plain = trace(call.x, call.sublayer, call.options);
     const preset = matching(presets, plain);
-    return { plain: preset ? noted(plain, preset) : plain, given, preset: preset ? presets.indexOf(preset) : -1 };
+    return { plain: preset ? noted(plain, preset) : plain, call, preset: preset ? presets.indexOf(preset) : -1 };
   }
 
   /** @param {State} state @param {Set<string>} [changed] */
@@ -127,13 +127,13 @@ function mount(root, { meta, store, announce }) {
     controls.show(state, { preset: problem ? -1 : last.preset, problem });
     result.classList.toggle("stale", Boolean(problem));
     set(result, { "aria-busy": problem ? "true" : null });
-    const other = trace(last.given.x, last.given.sublayer, { ...last.given.options, placement: plain.placement === "post" ? "pre" : "post", read_grad: undefined });
+    const other = trace(last.call.x, last.call.sublayer, { ...last.call.options, placement: plain.placement === "post" ? "pre" : "post", read_grad: undefined });
     const [post, pre] = plain.placement === "post" ? [plain, other] : [other, plain];
     set(title, { text: plain.title || "Your own numbers" });
     typeset(line, equation(plain));
     set(button, { text: plain.placement === "post" ? "Move the norm before the sublayer" : "Move the norm after the add" });
     wire.show(/** @type {any} */ (plain), state.step);
-    set(told, { text: moral(post, pre, (value) => show(value, 3)) });
+    set(comparison, { text: comparePlacements(post, pre, (value) => show(value, 3)) });
     rows.show(plain, state.step, { flipped: changed.has("tplace") });
     geometry.show(plain, { times: state.times, plus: state.plus });
   }
@@ -153,10 +153,10 @@ function mount(root, { meta, store, announce }) {
   };
 }
 
-/** The Python that prints this trace. @param {{plain: Trace, given: any, preset: number}} last @param {Preset[]} presets */
-function code({ plain, given, preset }, presets) {
+/** The Python that prints this trace. @param {{plain: Trace, call: any, preset: number}} last @param {Preset[]} presets */
+function code({ plain, call, preset }, presets) {
   const vector = (/** @type {any} */ value) => (Array.isArray(value) ? `[${value.map((v) => python(Number(float(String(v))))).join(", ")}]` : python(Number(value)));
-  const { options } = given;
+  const { options } = call;
   const free = ["grad", "read_grad"].filter((name) => options[name] !== undefined).map((name) => `${name}=${vector(options[name])}`);
   if (plain.digits !== 5) free.push(`digits=${plain.digits}`);
   if (preset >= 0) {
