@@ -200,8 +200,8 @@ def test_race_summary_of_unlearned_text():
     loss = TEXT.entropy + 0.001
     first = summarize([ended("a", loss), ended("b", 2.0)], TEXT)[0]
     assert first == (
-        f"a has learned only the frequencies of the characters: its validation loss is {loss:.4g}, and the frequencies alone "
-        f"give {TEXT.entropy:.4g}."
+        f"a has learned no more than the frequencies of the characters: its validation loss is {loss:.4g}, and the "
+        f"frequencies alone give {TEXT.entropy:.4g}."
     )
 
 

@@ -43,18 +43,18 @@ def errors(norm: Norm, dtype: torch.dtype, rows: int, d: int) -> dict[str, dict[
     seed = torch.tensor(SEED)
     keep = philox.keep_mask((rows, d), DROPOUT, seed)
     names = [name for name in COLUMNS if name != "dbias" or norm == "layer"]
-    found = {}
+    errors_by_variant = {}
     for variant, (y, z) in {"addnorm": _ours(norm, args, seed), "eager": _eager(norm, args, keep)}.items():
         gradients = torch.autograd.grad((y, z), differentiable(norm, args), cotangents)
         truth = _truth(norm, args, keep, z.detach(), cotangents)
         pairs = zip((z, y, *gradients), truth, strict=True)
-        found[variant] = dict(zip(names, (distance(*pair) for pair in pairs), strict=True))
-    return found
+        errors_by_variant[variant] = dict(zip(names, (distance(*pair) for pair in pairs), strict=True))
+    return errors_by_variant
 
 
-def distance(found: Tensor, truth: Tensor) -> float:
+def distance(value: Tensor, truth: Tensor) -> float:
     """Return the relative error in the L2 norm."""
-    return float((found.detach().double() - truth).norm() / truth.norm())
+    return float((value.detach().double() - truth).norm() / truth.norm())
 
 
 def _ours(norm: Norm, args: list[Tensor], seed: Tensor) -> tuple[Tensor, Tensor]:

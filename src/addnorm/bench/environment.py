@@ -54,18 +54,18 @@ def cpu_model() -> str:
 
 def caches() -> dict[str, int]:
     """Return the bytes of each cache of the first core, such as `{"L1d": 32768, "L2": 1048576, "L3": 33554432}`."""
-    found = {}
+    sizes = {}
     for cache in sorted(CACHE_DIRECTORY.glob("index*")):
         size = re.fullmatch(r"(\d+)([KM]?)", _text(cache / "size"))
         if size:
             name = f"L{_text(cache / 'level')}" + {"Data": "d", "Instruction": "i"}.get(_text(cache / "type"), "")
-            found[name] = int(size[1]) * {"": 1, "K": 1024, "M": 1024**2}[size[2]]
-    return found
+            sizes[name] = int(size[1]) * {"": 1, "K": 1024, "M": 1024**2}[size[2]]
+    return sizes
 
 
-def last_level_cache(found: dict[str, int]) -> int:
+def last_level_cache(sizes: dict[str, int]) -> int:
     """Return the bytes of the largest cache."""
-    return max(found.values(), default=ASSUMED_CACHE)
+    return max(sizes.values(), default=ASSUMED_CACHE)
 
 
 def commit() -> dict[str, Any]:

@@ -65,28 +65,28 @@ def errors(
     y = reference.normalize(z, w.double(), b.double() if norm == "layer" else None, norm=norm, eps=EPS[norm])
     exact = reference.normalize_backward(dy.double(), z, w.double(), stats, norm=norm)
     truths = (y, exact.z + dz.double(), exact.weight, exact.bias)
-    found = {}
+    errors_by_variant = {}
     for name, call in expressions(norm, "forward_stream", d).items():
         with warnings.catch_warnings():
             # PyTorch's RMSNorm warns that it is slow where the parameters' dtype is not that of the input.
             warnings.filterwarnings("ignore", message="Mismatch dtype")
             outputs = call(*args)
         dx, _, *dparameters = torch.autograd.grad(outputs, differentiable(norm, args), (dy.to(outputs[0].dtype), dz))
-        off = [distance(*pair) for pair in zip((outputs[0], dx, *dparameters), truths, strict=False)]
-        y_off, dx_off, dweight_off, dbias_off = [*off, math.nan][:4]
+        relative = [distance(*pair) for pair in zip((outputs[0], dx, *dparameters), truths, strict=False)]
+        y_off, dx_off, dweight_off, dbias_off = [*relative, math.nan][:4]
         same = torch.equal(outputs[1], x + s)
-        found[name] = Errors(y_off, dx_off, dweight_off, dbias_off, same)
-    return found
+        errors_by_variant[name] = Errors(y_off, dx_off, dweight_off, dbias_off, same)
+    return errors_by_variant
 
 
 def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, float]:
     """Return the bias gradient in bfloat16 where every gradient of y is one; of its features the one furthest from `rows`."""
     args, (dy, dz) = inputs("forward_stream", rows, d, torch.bfloat16, grad=True)
-    found = {}
+    gradients = {}
     for name, call in expressions("layer", "forward_stream", d).items():
         (dbias,) = torch.autograd.grad(call(*args), args[3:], (torch.ones_like(dy), dz))
-        found[name] = float(dbias[(dbias - rows).abs().argmax()])
-    return found
+        gradients[name] = float(dbias[(dbias - rows).abs().argmax()])
+    return gradients
 
 
 def saved_bytes(
@@ -94,7 +94,7 @@ def saved_bytes(
 ) -> dict[str, int]:
     """Return the bytes that autograd saves for backward, without the parameters."""
     args, _ = inputs(job, rows, d, dtype, grad=True)
-    found = {}
+    bytes_by_variant = {}
     for name, call in expressions(norm, job, d).items():
         saved: dict[int, int] = {}
 
@@ -103,45 +103,45 @@ def saved_bytes(
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            kept = call(*args)  # alive while the bytes are counted: freed memory would be reused, and counted again
-        found[name] = sum(saved[pointer] for pointer in saved.keys() - {t.data_ptr() for t in args[2:]})
-        del kept
-    return found
+            outputs = call(*args)  # alive while the bytes are counted: freed memory would be reused, and counted again
+        bytes_by_variant[name] = sum(saved[pointer] for pointer in saved.keys() - {t.data_ptr() for t in args[2:]})
+        del outputs
+    return bytes_by_variant
 
 
 def facts(norms: Sequence[Norm] = tuple(NORMS), dtypes: Sequence[str] = tuple(DTYPES)) -> list[Row]:
     """Return a row for each fact; `torch` is the same number of plain PyTorch (beside a model: of another order of rounding)."""
     ones = bias_gradient_of_ones()
     name = f"dbias of {ONES[0]} bfloat16 rows of ones"
-    found = [Target(name, "==", ONES[0]).row(ones["addnorm"], "layer", torch=ones["eager"])]
+    rows_of_facts = [Target(name, "==", ONES[0]).row(ones["addnorm"], "layer", torch=ones["eager"])]
     for norm, dtype, parameters in itertools.product(norms, dtypes, LIMITS):
         if parameters not in (dtype, "float32"):
             continue
-        off = errors(norm, DTYPES[dtype], DTYPES[parameters])
+        errors_by_variant = errors(norm, DTYPES[dtype], DTYPES[parameters])
         for field in ("dweight", "dbias")[: 2 if norm == "layer" else 1]:
-            ours, theirs = (getattr(off[who], field) for who in ("addnorm", "eager"))
+            ours, theirs = (getattr(errors_by_variant[variant], field) for variant in ("addnorm", "eager"))
             name = f"{field} {parameters}, z {dtype}: relative error"
-            found.append(Target(name, *LIMITS[parameters]).row(ours, norm, torch=theirs))
+            rows_of_facts.append(Target(name, *LIMITS[parameters]).row(ours, norm, torch=theirs))
     if "rms" in norms and "bfloat16" in dtypes:
         for model in MODELS:
             right, other = unlike(model)
             name = f"share of elements unlike {model}'s formula, bfloat16"
-            found.append(Target(name, "<", 1e-4).row(right, "rms", torch=other))
+            rows_of_facts.append(Target(name, "<", 1e-4).row(right, "rms", torch=other))
     rows, d = SAVED
     for norm, dtype, (job, (options, tensors, more)) in itertools.product(norms, dtypes, KEPT.items()):
         saved = saved_bytes(norm, DTYPES[dtype], job)
         name = f"saved bytes, {rows} x {d} {dtype}{options}"
         expected = tensors * rows * d * DTYPES[dtype].itemsize + 8 * rows + more
-        found.append(Target(name, "==", expected).row(saved["addnorm"], norm, torch=saved["eager"]))
-    return found
+        rows_of_facts.append(Target(name, "==", expected).row(saved["addnorm"], norm, torch=saved["eager"]))
+    return rows_of_facts
 
 
 def of_accuracy(errors: Sequence[Row]) -> list[Row]:
     """Return the largest error of `accuracy.table` for each norm and dtype, in roundings of the dtype."""
     largest = {
-        (one["norm"], one["dtype"], one["variant"]): max(one[name] for name in COLUMNS if name in one)
-        / (torch.finfo(getattr(torch, one["dtype"])).eps / 2)
-        for one in errors
+        (row["norm"], row["dtype"], row["variant"]): max(row[name] for name in COLUMNS if name in row)
+        / (torch.finfo(getattr(torch, row["dtype"])).eps / 2)
+        for row in errors
     }
     return [
         Target(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype]).row(
@@ -195,9 +195,9 @@ def unlike(name: str) -> tuple[float, float]:
     weight = torch.randn(MODEL_SHAPE[1:], generator=generator).bfloat16()
     want = formula(x + branch, weight)
     options: NormOptions = {"weight_offset": offset}
-    found = (
-        add_rms_norm(x, branch, weight, eps=MODEL_EPS, casting=one, **options)
-        for one in (casting, OTHER_CASTING[casting])
+    outputs = (
+        add_rms_norm(x, branch, weight, eps=MODEL_EPS, casting=option, **options)
+        for option in (casting, OTHER_CASTING[casting])
     )
-    right, other = (float((y != want).double().mean()) for y in found)
+    right, other = (float((y != want).double().mean()) for y in outputs)
     return right, other

@@ -47,12 +47,12 @@ def bound(case: Case, args: list[Tensor]) -> Call:
     session = onnxruntime.InferenceSession(model(case), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
     tensors_in = dict(zip(_inputs(case), args, strict=False))
-    found = {name: torch.empty_like(args[0]) for name in OUTPUTS[case.job] if name}
-    for bind, tensors in ((binding.bind_input, tensors_in), (binding.bind_output, found)):
+    tensors_out = {name: torch.empty_like(args[0]) for name in OUTPUTS[case.job] if name}
+    for bind, tensors in ((binding.bind_input, tensors_in), (binding.bind_output, tensors_out)):
         for name, t in tensors.items():
             bind(name, "cpu", 0, np.float32, tuple(t.shape), t.data_ptr())
     # The binding holds pointers only: `args` live as long as the case is measured, the outputs in this function.
-    outputs, run = tuple(found.values()), session.run_with_iobinding  # which returns None
+    outputs, run = tuple(tensors_out.values()), session.run_with_iobinding  # which returns None
     result = outputs if len(outputs) > 1 else outputs[0]
     return lambda *_: run(binding) or result
 

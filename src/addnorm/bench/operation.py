@@ -58,8 +58,8 @@ def variants(case: Case, compiled: bool) -> tuple[dict[str, Call], list[Tensor]]
         torch.compiler.reset()  # only this case's graph, without the guards of earlier ones
         calls["compile"] = torch.compile(calls["eager"], dynamic=False, fullgraph=True)
     if job.backward:
-        wanted = differentiable(case.norm, args)
-        calls = {name: _with_gradients(call, wanted, cotangents) for name, call in calls.items()}
+        inputs_with_gradient = differentiable(case.norm, args)
+        calls = {name: _with_gradients(call, inputs_with_gradient, cotangents) for name, call in calls.items()}
     if onnx_peer.applies(case):
         calls["onnxruntime"] = _bound(case, args)
     left, right = args[0].detach(), args[1].detach()
@@ -68,9 +68,9 @@ def variants(case: Case, compiled: bool) -> tuple[dict[str, Call], list[Tensor]]
     return calls, args
 
 
-def _with_gradients(call: Call, wanted: list[Tensor], cotangents: tuple[Tensor, Tensor]) -> Call:
+def _with_gradients(call: Call, inputs_with_gradient: list[Tensor], cotangents: tuple[Tensor, Tensor]) -> Call:
     grad = torch.autograd.grad
-    return lambda *args: grad(call(*args), wanted, cotangents)
+    return lambda *args: grad(call(*args), inputs_with_gradient, cotangents)
 
 
 def _bound(case: Case, args: list[Tensor]) -> Call:

@@ -148,19 +148,19 @@ MARKS: dict[bool | None, Span] = {True: ("yes", "good"), False: ("no", "bad"), N
 def _targets(rows: Sequence[Row]) -> Table:
     """Return the rows of a summary, or the facts, as a table."""
     extra = {
-        name: heading for name, heading in (("versus", ""), ("torch", "PyTorch")) if any(name in one for one in rows)
+        name: heading for name, heading in (("versus", ""), ("torch", "PyTorch")) if any(name in row for row in rows)
     }
     columns = [
         Column(heading, "right" if heading else "left") for heading in ("addnorm", *extra.values(), "target", "met")
     ]
     lines: list[list[Span]] = []
-    for one in rows:
-        value = "-" if one["value"] is None else digits(one["value"])
-        more = [digits(one[name]) if name == "torch" else one.get(name, "") for name in extra]
-        target = "-" if one["target"] is None else f"{one['compare']} {digits(one['target'], trim=True)}"
-        what = one["name"] + (", 1 thread" if one.get("threads") == 1 else "")  # why it has no target
-        norm = NORMS[one["norm"]] if one["norm"] else ""
-        lines.append([value, *more, target, MARKS[one["met"]], norm, what])
+    for row in rows:
+        value = "-" if row["value"] is None else digits(row["value"])
+        more = [digits(row[name]) if name == "torch" else row.get(name, "") for name in extra]
+        target = "-" if row["target"] is None else f"{row['compare']} {digits(row['target'], trim=True)}"
+        what = row["name"] + (", 1 thread" if row.get("threads") == 1 else "")  # why it has no target
+        norm = NORMS[row["norm"]] if row["norm"] else ""
+        lines.append([value, *more, target, MARKS[row["met"]], norm, what])
     return Table([*columns, "norm", "what"], lines)
 
 
@@ -168,10 +168,10 @@ def _accuracy(rows: Sequence[Row]) -> Table:
     # Long names in two lines: the table is as wide as a page.
     columns: list[Column | str] = ["norm", "dtype", *(Column(name.replace("_", "_\n"), "right") for name in ERRORS)]
     lines = []
-    for one in rows:
-        ours = one["variant"] == "addnorm"
-        head = [NORMS[one["norm"]], one["dtype"]] if ours else ["", "PyTorch"]
-        lines.append(TableRow([*head, *(format_number(one.get(name), 2) for name in ERRORS)], "" if ours else "dim"))
+    for row in rows:
+        ours = row["variant"] == "addnorm"
+        head = [NORMS[row["norm"]], row["dtype"]] if ours else ["", "PyTorch"]
+        lines.append(TableRow([*head, *(format_number(row.get(name), 2) for name in ERRORS)], "" if ours else "dim"))
     return Table(columns, lines)
 
 

@@ -63,8 +63,8 @@ class Goal(NamedTuple):
 
     def numbers(self, cases: Mapping[Case, Mapping[str, Row]]) -> dict[Case, float]:
         """Return the number of each case that counts."""
-        found = {case: self.number(rows) for case, rows in cases.items() if self.where(case)}
-        return {case: number for case, number in found.items() if number is not None}
+        numbers = {case: self.number(rows) for case, rows in cases.items() if self.where(case)}
+        return {case: number for case, number in numbers.items() if number is not None}
 
 
 def ratio(ours: str, theirs: str, key: str = "median_us") -> Callable[[Mapping[str, Row]], float | None]:

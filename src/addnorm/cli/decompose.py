@@ -41,21 +41,29 @@ def decompose(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
     inspection = inspect_model(loaded)
     if not inspection.sites:
         return describe_failure(inspection)
-    parts, refused = [], []
+    decompositions, refused = [], []
     with working(f"decompose {inspection.model}"), quiet():
         for stream in inspection.streams:
             try:
-                parts.append(
+                decompositions.append(
                     addnorm.decompose(loaded.model, *loaded.args, stream=stream.name, float64=float64, **loaded.kwargs)
                 )
             except ValueError as error:  # the stream cannot be decomposed; the inputs are right, since the model ran
                 refused.append(str(error))
     mask = token_mask(loaded.kwargs)
-    shares = [{source: _mean(share, mask) for source, share in one.shares().items()} for one in parts]
+    shares = [
+        {source: _mean(share, mask) for source, share in decomposition.shares().items()}
+        for decomposition in decompositions
+    ]
     if as_json:
         streams = [
-            {"name": one.stream.name, "depth": one.depth, "closure": one.closure, "shares": of}
-            for one, of in zip(parts, shares, strict=True)
+            {
+                "name": decomposition.stream.name,
+                "depth": decomposition.depth,
+                "closure": decomposition.closure,
+                "shares": stream_shares,
+            }
+            for decomposition, stream_shares in zip(decompositions, shares, strict=True)
         ]
         facts = {
             "schema": "addnorm.decomposition",
@@ -66,12 +74,12 @@ def decompose(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
         print_json({**facts, "streams": streams, "refused": refused})
     else:
         console = stdout()
-        for k, (one, of) in enumerate(zip(parts, shares, strict=True)):
+        for k, (decomposition, stream_shares) in enumerate(zip(decompositions, shares, strict=True)):
             console.print(end="\n" * bool(k))
-            depth = f"{one.stream.name} after {one.depth} adds"
-            title = f"{inspection.model}, {depth}: the sum of its parts, relative error {one.closure:.1e}"
-            print_shares(console, title, of)
-        if parts:
+            depth = f"{decomposition.stream.name} after {decomposition.depth} adds"
+            title = f"{inspection.model}, {depth}: the sum of its parts, relative error {decomposition.closure:.1e}"
+            print_shares(console, title, stream_shares)
+        if decompositions:
             print_notes(console, NOTE, describe_inputs(loaded), loaded.source)
     return " ".join(refused) or None
 

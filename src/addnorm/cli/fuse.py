@@ -81,5 +81,5 @@ def _describe_nothing(fusion: Fusion) -> str | None:
         return None
     if not fusion.boundaries:
         return f"{fusion.model} is not fused: in its graphs no norm reads a sum."
-    reasons = dict.fromkeys(str(one.reason) for one in fusion.unfused)
+    reasons = dict.fromkeys(str(boundary.reason) for boundary in fusion.unfused)
     return f"{fusion.model} is not fused: {'; '.join(reasons)}."

@@ -68,7 +68,7 @@ def wirings(
                 "NAME is missing, expected the wiring to which the options belong: `addnorm wirings` lists them"
             )
         if as_json:
-            print_json([_summary(one) for one in addnorm.wirings.list_all()])
+            print_json([_summary(wiring) for wiring in addnorm.wirings.list_all()])
         else:
             _print_list(stdout())
         return
@@ -186,17 +186,21 @@ def _print_list(console: Console) -> None:
     """Print a line for each wiring; the source has a column where the terminal is wide enough."""
     width = min(console.width, WIDTH)
     source_width = next(columns for least, columns in SOURCES if width >= least)
-    every = addnorm.wirings.list_all()
-    equation_width = max(width - max(len(one.name) for one in every) - 2 - source_width - 2 * bool(source_width), 24)
+    catalog = addnorm.wirings.list_all()
+    equation_width = max(
+        width - max(len(wiring.name) for wiring in catalog) - 2 - source_width - 2 * bool(source_width), 24
+    )
     columns = [
         Column("wiring", style="accent"),
         Column("equation", fold=True),
         Column("source", style="dim", fold=True),
     ]
     rows = []
-    for one in every:
-        authors = re.sub(r",? arXiv [\d.]+", "", one.source)  # the page of the wiring has the number
-        rows.append([one.name, "\n".join(wrap_equation(one, equation_width)), authors][: 3 if source_width else 2])
+    for wiring in catalog:
+        authors = re.sub(r",? arXiv [\d.]+", "", wiring.source)  # the page of the wiring has the number
+        rows.append(
+            [wiring.name, "\n".join(wrap_equation(wiring, equation_width)), authors][: 3 if source_width else 2]
+        )
     legend = Paragraph(LEGEND, style="dim", space=True)
     more = Paragraph("`addnorm wirings NAME` describes one; with --layers N it shows the constants too.", style="dim")
     print_blocks(console, [Table(columns if source_width else columns[:2], rows), legend, more])

@@ -49,12 +49,12 @@ default_text = cache(python_docs)
 
 def describe() -> dict[str, Any]:
     """Return the parameters, the wirings with equation, description and drawing, and the number of heads, for the page."""
-    made = {name: wirings.get(name) for name in WIRINGS}
+    descriptions = {name: wirings.get(name) for name in WIRINGS}
     return {
         "fields": describe_fields(FIELDS),
         "wirings": {
-            name: {"equation": one.equation(), "description": one.describe(), "drawing": one.draw()}
-            for name, one in made.items()
+            name: {"equation": wiring.equation(), "description": wiring.describe(), "drawing": wiring.draw()}
+            for name, wiring in descriptions.items()
         },
         "heads": HEADS,
     }
@@ -178,22 +178,22 @@ def _end(training: Training) -> Numbers:
 def summarize(ends: list[Numbers], text: Text) -> list[str]:
     """Return the result of a race, as sentences."""
     sentences = []
-    for one in ends:
-        name, loss = one["name"], one["validation"]
+    for end in ends:
+        name, loss = end["name"], end["validation"]
         if not math.isfinite(loss):
             sentences.append(
-                f"{name} diverged: its loss at step {one['steps'] - 1} was {one['loss']:g}, and it stopped there."
+                f"{name} diverged: its loss at step {end['steps'] - 1} was {end['loss']:g}, and it stopped there."
             )
-        elif one["diverged"]:
+        elif end["diverged"]:
             sentences.append(
                 f"{name} diverged: its validation loss, {loss:.4g}, is above that of guessing uniformly, {text.uniform:.4g}."
             )
         elif loss >= text.entropy:
             sentences.append(
-                f"{name} has learned only the frequencies of the characters: its validation loss is {loss:.4g}, and the "
+                f"{name} has learned no more than the frequencies of the characters: its validation loss is {loss:.4g}, and the "
                 f"frequencies alone give {text.entropy:.4g}."
             )
-    ahead, behind = sorted(ends, key=lambda one: one["validation"] if not one["diverged"] else math.inf)
+    ahead, behind = sorted(ends, key=lambda end: end["validation"] if not end["diverged"] else math.inf)
     if not ahead["diverged"]:
         result = f"after {ahead['steps']} steps its validation loss is {ahead['validation']:.4g} nats per character"
         difference = behind["validation"] - ahead["validation"]

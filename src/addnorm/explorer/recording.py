@@ -122,7 +122,7 @@ class Recordings:
             "number": query.number, "path": self.paths[query.number], "stream": stream, "step": step,
             "last": step == rec.steps[-1],
             "metadata": {name: text for name in METADATA if (text := _text(rec.metadata.get(name)))},
-            "sites": [asdict(one) | {"label": label} for one, label in zip(sites, _labels(sites), strict=True)],
+            "sites": [asdict(site) | {"label": label} for site, label in zip(sites, _labels(sites), strict=True)],
             "series": _series(rec, sites, step, stream),
             "badges": _badges(rec, stream),
             "map": _map(rec, stream, sites),
@@ -180,7 +180,11 @@ def _map(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str
     depths = [name for site, name in zip(sites, _labels(sites), strict=True) if site.kind != "final"]
     if len(depths) != len(shares):
         depths = ["x_0", *(f"after add {k}" for k in range(1, len(shares)))]
-    return {"sources": [named.get(one, one) for one in sources], "depths": depths[: len(shares)], "shares": shares}
+    return {
+        "sources": [named.get(source, source) for source in sources],
+        "depths": depths[: len(shares)],
+        "shares": shares,
+    }
 
 
 def _source(site: RecordedSite) -> str:
@@ -236,8 +240,8 @@ def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: 
     """Return a statistic over the steps: at the site, or at the last site that has it, or None."""
     role, statistic = what.split(".")
     places = range(len(sites))
-    wanted = [depth] if depth is not None and depth in places else []
-    curves = ((k, dict(rec.over_time(sites[k], role, statistic))) for k in (*wanted, *reversed(places)))
+    requested = [depth] if depth is not None and depth in places else []
+    curves = ((k, dict(rec.over_time(sites[k], role, statistic))) for k in (*requested, *reversed(places)))
     at, values = next(((k, curve) for k, curve in curves if curve), (-1, {}))
     if not values:
         return None
@@ -354,7 +358,9 @@ def _components(rec: Recording, stream: str) -> Badge:
 def _understood(unknown: list[Any]) -> Badge:
     if not unknown:
         return _badge("understood", PROVED, "everything", "Every operation on the model's streams was understood.")
-    places = [f"{_text(one.get('path')) or 'the model'}: {_text(one.get('reason'))}" for one in map(_as_dict, unknown)]
+    places = [
+        f"{_text(part.get('path')) or 'the model'}: {_text(part.get('reason'))}" for part in map(_as_dict, unknown)
+    ]
     more = f"; and {len(places) - NAMED} more" if len(places) > NAMED else ""
     count = format_count(len(places), "place")
     return _badge("understood", OPEN, f"{count} not understood", "; ".join(places[:NAMED]) + more)

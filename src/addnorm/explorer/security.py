@@ -128,9 +128,9 @@ def _host_name(host: str) -> str:
     return (match[1] or match[2]).lower() if match else ""
 
 
-def _equal(one: str, other: str) -> bool:
+def _equal(secret: str, other: str) -> bool:
     """Compare two secrets in constant time."""
-    return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode())
+    return hmac.compare_digest(secret.encode("utf-8", "replace"), other.encode())
 
 
 async def read_json(request: Request) -> Any:

@@ -278,10 +278,14 @@ class _Server(uvicorn.Server):
     def _close_idle(self) -> None:
         """Close connections that wait for the same request as at the last call: uvicorn waits for a head without limit."""
         connections: Any = self.server_state.connections
-        waiting = {one: one.cycle for one in connections if one.cycle is None or one.cycle.response_complete}
-        for one, cycle in waiting.items():
-            if self._idle.get(one, self) is cycle:
-                one.transport.close()
+        waiting = {
+            connection: connection.cycle
+            for connection in connections
+            if connection.cycle is None or connection.cycle.response_complete
+        }
+        for connection, cycle in waiting.items():
+            if self._idle.get(connection, self) is cycle:
+                connection.transport.close()
         self._idle = waiting
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -297,9 +301,9 @@ def _interruptible() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {one: signal.signal(one, interrupt) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

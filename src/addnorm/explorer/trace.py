@@ -32,8 +32,8 @@ def _to_json(preset: Preset) -> dict[str, Any]:
         "sublayer": list(preset.sublayer),
         "options": {key: list(value) if isinstance(value, tuple) else value for key, value in preset.options.items()},
         "printed": {
-            step: {"values": list(of.values), "because": of.because, "note": of.note(trace[step].value)}
-            for step, of in preset.printed.items()
+            step: {"values": list(printed.values), "because": printed.because, "note": printed.note(trace[step].value)}
+            for step, printed in preset.printed.items()
         },
         "notes": dict(preset.notes),
     }

@@ -153,14 +153,15 @@ def plan(
     if ds and rows:
         lines = itertools.product(dtypes or ("bfloat16",), ds, rows, norms, jobs or JOBS)
         return [case_of(norm, job, n, d, dtype) for dtype, d, n, norm, job in lines]
-    wanted = {"dtype": dtypes, "job": jobs, "d": ds, "rows": rows, "norm": norms}
-    found = [
-        case for case in dict.fromkeys(_whole()) if all(not some or getattr(case, name) in some for name, some in wanted.items())
+    selected = {"dtype": dtypes, "job": jobs, "d": ds, "rows": rows, "norm": norms}
+    cases = [
+        case for case in dict.fromkeys(_whole())
+        if all(not values or getattr(case, name) in values for name, values in selected.items())
     ]  # fmt: skip
-    if not found:
-        words = ", ".join(f"{name} {'/'.join(map(str, some))}" for name, some in wanted.items() if some)
+    if not cases:
+        words = ", ".join(f"{name} {'/'.join(map(str, values))}" for name, values in selected.items() if values)
         raise ValueError(f"no case of the plan has {words}: give both d and rows to measure other sizes")
-    return found
+    return cases
 
 
 def _whole() -> Iterator[Case]:
@@ -212,7 +213,7 @@ def inputs(case: Case, device: torch.device, sets: int) -> list[Set]:
     vectors = [torch.rand(case.d, generator=rng, device=device).add_(0.5).to(dtypes.parameters) for _ in range(2)]
     w, b = (t.requires_grad_(job.backward) for t in vectors)
     bias = b if case.norm == "layer" else None
-    found = []
+    tensor_sets = []
     for _ in range(sets):
         x, s = drawn(dtypes.stream), drawn(dtypes.branch)
         if job.dropout:
@@ -221,27 +222,27 @@ def inputs(case: Case, device: torch.device, sets: int) -> list[Set]:
         args = (x, s, w, bias)
         cotangents = (drawn(dtypes.branch), drawn(dtypes.stream)) if job.backward else ()
         wanted = tuple(t for t in args if t is not None) if job.backward else ()
-        found.append(Set(args, wanted, cotangents))
-    return found
+        tensor_sets.append(Set(args, wanted, cotangents))
+    return tensor_sets
 
 
-def gradients(job: Job, outputs: Any, one: Set) -> tuple[Tensor, ...]:
+def gradients(job: Job, outputs: Any, tensors: Set) -> tuple[Tensor, ...]:
     """Return the gradients of a variant's outputs on a set. The graph of `backward` is retained, from its first run on.
 
     At the first run `torch.compile` decides whether the backward may overwrite saved tensors (`running.retained_graphs`).
     """
-    return torch.autograd.grad(outputs, one.wanted, one.cotangents, retain_graph=not job.forward)
+    return torch.autograd.grad(outputs, tensors.wanted, tensors.cotangents, retain_graph=not job.forward)
 
 
 def timed(case: Case, forward: Call, sets: list[Set]) -> TimedCall:
     """Return the timed function: the job on set i, its result dropped. For `backward` the graphs are made here, and retained."""
     job = JOBS[case.job]
-    args = [one.args for one in sets]
+    args = [tensors.args for tensors in sets]
     if not job.backward:
         return lambda i: forward(*args[i])
     if job.forward:
         return lambda i: gradients(job, forward(*args[i]), sets[i])
-    graphs = [forward(*one) for one in args]
+    graphs = [forward(*tensors) for tensors in args]
     return lambda i: gradients(job, graphs[i], sets[i])
 
 

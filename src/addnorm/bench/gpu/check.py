@@ -43,46 +43,46 @@ def errors(case: Case, forward: Call, tensors: Set) -> tuple[dict[str, float], s
     for name, t, dtype in (("y", y, dtypes.branch), ("z", z, dtypes.stream)):
         if t is not None and (t.dtype != dtype or tuple(t.shape) != (case.rows, case.d)):
             return {}, f"{name} is {t.dtype} {tuple(t.shape)}, expected {dtype} {(case.rows, case.d)}"
-    found = {"y": y.detach()} | ({} if z is None else {"z": z.detach()})
+    results = {"y": y.detach()} | ({} if z is None else {"z": z.detach()})
     if job.backward:
-        found |= dict(zip(GRADIENTS, gradients(job, outputs, tensors), strict=False))  # RMSNorm has no bias
+        results |= dict(zip(GRADIENTS, gradients(job, outputs, tensors), strict=False))  # RMSNorm has no bias
     with torch.no_grad():
-        kept, problem = _kept(case, tensors, found)
-        want = truth(case, tensors, kept)
-        off = {name: _error(t, want[name]) for name, t in found.items()}
+        mask, problem = _kept(case, tensors, results)
+        want = truth(case, tensors, mask)
+        relative = {name: _error(t, want[name]) for name, t in results.items()}
     most = limits(case)
     wrong = [
         f"{name} differs by {value:.2g}, tolerance {most[name]:g}"
-        for name, value in off.items()
+        for name, value in relative.items()
         if not value <= most[name]  # NaN is wrong too
     ]
     if wrong:
         problem = f"{'; '.join(wrong)} (relative, against float64)"
-    return off, problem
+    return relative, problem
 
 
-def truth(case: Case, tensors: Set, kept: Tensor | float = 1.0) -> dict[str, Tensor]:
+def truth(case: Case, tensors: Set, mask: Tensor | float = 1.0) -> dict[str, Tensor]:
     """Return y, z and the gradients in float64, by the written-out derivatives; `kept` is the dropout mask divided by 1 - p."""
     x, s, w, b = (None if t is None else t.detach().double() for t in tensors.args)
     assert x is not None
     assert s is not None
-    z = x + kept * s
-    found = {"y": reference.normalize(z, w, b, norm=case.norm, eps=EPS[case.norm]), "z": z}
+    z = x + mask * s
+    results = {"y": reference.normalize(z, w, b, norm=case.norm, eps=EPS[case.norm]), "z": z}
     if tensors.cotangents:
         dy, dz = (t.double() for t in tensors.cotangents)
         stats = reference.statistics(z, case.norm, EPS[case.norm])
         grads = reference.normalize_backward(dy, z, w, stats, norm=case.norm)
         dx = grads.z + dz
-        found |= {"dresidual": dx, "dbranch": kept * dx, "dweight": grads.weight, "dbias": grads.bias}
-    return found
+        results |= {"dresidual": dx, "dbranch": mask * dx, "dweight": grads.weight, "dbias": grads.bias}
+    return results
 
 
-def _kept(case: Case, tensors: Set, found: dict[str, Tensor]) -> tuple[Tensor | float, str | None]:
+def _kept(case: Case, tensors: Set, results: dict[str, Tensor]) -> tuple[Tensor | float, str | None]:
     """Return the mask that a variant's z shows, divided by 1 - p, and a sentence if the share of kept elements is wrong."""
     p = JOBS[case.job].dropout
     if not p:
         return 1.0, None
-    x, s, z = (t.detach().double() for t in (tensors.wanted[0], tensors.wanted[1], found["z"]))
+    x, s, z = (t.detach().double() for t in (tensors.wanted[0], tensors.wanted[1], results["z"]))
     mask = (z - x - s / (1 - p)).abs() < (z - x).abs()
     share, n = mask.double().mean().item(), mask.numel()
     sigma = math.sqrt(p * (1 - p) / n)

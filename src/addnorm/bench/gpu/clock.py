@@ -62,9 +62,9 @@ class _Order:
         self.sets, self.at = sets, 0
 
     def next(self, repeats: int) -> list[int]:
-        found = [(self.at + i) % self.sets for i in range(repeats)]
+        order = [(self.at + i) % self.sets for i in range(repeats)]
         self.at = (self.at + repeats) % self.sets
-        return found
+        return order
 
 
 class HostClock:
@@ -136,8 +136,8 @@ class _CudaTimer:
         start = time.perf_counter()
         _loop(self.call, self.order.next(repeats))
         torch.cuda.synchronize()
-        whole = time.perf_counter() - start
-        return Sample(device / repeats, host / repeats, whole / repeats, queued)
+        wall = time.perf_counter() - start
+        return Sample(device / repeats, host / repeats, wall / repeats, queued)
 
     def _segment(self, repeats: int) -> tuple[float, float, bool]:
         """Return the seconds of the device and of the host, and whether the host was done before the device began."""
@@ -183,9 +183,9 @@ def repeats_for(timer: Timer) -> int:
 
 def times(samples: list[Sample]) -> Row:
     """Return medians and quartiles in microseconds, and whether every segment was enqueued ahead of the device."""
-    found: Row = {}
+    row: Row = {}
     for part in ("device", "host", "call"):
         values = [getattr(sample, part) * 1e6 for sample in samples]
         q1, median, q3 = quartiles(values)
-        found |= {f"{part}_us": median, f"{part}_q1_us": q1, f"{part}_q3_us": q3}
-    return found | {"rounds": len(samples), "queued": all(sample.queued for sample in samples)}
+        row |= {f"{part}_us": median, f"{part}_q1_us": q1, f"{part}_q3_us": q3}
+    return row | {"rounds": len(samples), "queued": all(sample.queued for sample in samples)}

@@ -27,19 +27,19 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         cache = environment.last_level_cache(environment.caches())
         return {"type": device.type, "name": environment.cpu_model(), "l2_bytes": cache}
-    found = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     return {
-        "type": "cuda", "name": found.name, "capability": f"{found.major}.{found.minor}",
-        "multiprocessors": found.multi_processor_count, "l2_bytes": getattr(found, "L2_cache_size", 0) or ASSUMED_L2,
-        "memory_bytes": found.total_memory, "driver": driver(), "cuda": torch.version.cuda,
+        "type": "cuda", "name": properties.name, "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count, "l2_bytes": getattr(properties, "L2_cache_size", 0) or ASSUMED_L2,
+        "memory_bytes": properties.total_memory, "driver": driver(), "cuda": torch.version.cuda,
     }  # fmt: skip
 
 
 def driver() -> str | None:
     """Return the version of the kernel driver, or None."""
     text = DRIVER.read_text(errors="replace") if DRIVER.exists() else ""
-    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", text)
-    return found[1] if found else None
+    match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)\s", text)
+    return match[1] if match else None
 
 
 def triton_version() -> str | None:

@@ -84,8 +84,8 @@ def measure(
             call = cases.copier(case, device, sets)
         else:
             forward = variants.VARIANTS[name].make(case)
-            off, problem = check.errors(case, forward, inputs[0])
-            finite = {key: value if math.isfinite(value) else None for key, value in off.items()}
+            relative, problem = check.errors(case, forward, inputs[0])
+            finite = {key: value if math.isfinite(value) else None for key, value in relative.items()}
             found["errors"].append(case.row(variant=name, limits=check.limits(case), **finite))
             if problem is not None:
                 return f"wrong: {problem}"
@@ -193,14 +193,14 @@ def run(
     if earlier:
         start = Run(
             {part: earlier[part] for part in PARTS},
-            [Case(**one) for one in earlier["cells"]],
+            [Case(**settings_of_case) for settings_of_case in earlier["cells"]],
             seconds=earlier["seconds"],
         )
     failures = [*start.found["failures"]]
 
     def measured(case: Case, deadline: float | None) -> Found:
         lost = [
-            one["variant"] for one in failures if Case.of(one, FIELDS) == case
+            failure["variant"] for failure in failures if Case.of(failure, FIELDS) == case
         ]  # in a run that the device did not survive
         found = new_found(*PARTS) if EVERY in lost else measure_or_fail(
             case, device, timekeeper, rounds=rounds, requested=requested, without=lost, cache=about["l2_bytes"], deadline=deadline
@@ -289,7 +289,7 @@ def _document(state: Run, head: Document, about: Row, timekeeper: Clock, copies:
         "clock": timekeeper.name,
         "missing": variants.missing(about["type"]),
         "limits": {
-            name: [limit.why for limit in one.limits] for name, one in variants.VARIANTS.items() if one.limits
+            name: [limit.why for limit in variant.limits] for name, variant in variants.VARIANTS.items() if variant.limits
         },
         "protocol": {
             **settings, "segment_seconds": clock.SEGMENT_SECONDS, "times_cache": cases.TIMES_CACHE,
@@ -307,15 +307,15 @@ def _document(state: Run, head: Document, about: Row, timekeeper: Clock, copies:
 
 def with_ratios(rows: Sequence[Row], copied: float) -> list[Row]:
     """Return the rows with bandwidth, its share of the large copy's and of the case's own copy's, and ratios to eager."""
-    found = []
-    for some in by_case(rows, FIELDS).values():
-        eager, copy = some.get("eager"), some.get(COPY)
-        for row in some.values():
+    results = []
+    for case_rows in by_case(rows, FIELDS).values():
+        eager, copy = case_rows.get("eager"), case_rows.get(COPY)
+        for row in case_rows.values():
             rate = row["bytes"] / row["device_us"] * 1e6
-            found.append({
+            results.append({
                 **row, "gb_per_second": rate / 1e9, "share_of_copy": rate / copied,
                 "share_of_cell_copy": copy["device_us"] / row["device_us"] if copy else None,
                 **{f"{part}_ratio_to_eager": eager[f"{part}_us"] / row[f"{part}_us"] if eager else None
                    for part in ("device", "call")},
             })  # fmt: skip
-    return found
+    return results

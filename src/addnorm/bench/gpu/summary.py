@@ -69,18 +69,18 @@ def summarize(rows: Iterable[Row], failures: Sequence[Row], *, judged: bool) -> 
             target = goal.target if judged else goal.target._replace(bound=None)
             if not numbers and target.bound is None:
                 continue
-            one = target.row(goal.statistic([*numbers.values()]) if numbers else None, norm, cells=len(numbers))
+            row = target.row(goal.statistic([*numbers.values()]) if numbers else None, norm, cells=len(numbers))
             if target.bound is not None:
-                one["cells_met"] = sum(map(bool, map(target.met, numbers.values())))
+                row["cells_met"] = sum(map(bool, map(target.met, numbers.values())))
                 worst = min if target.compare == ">=" else max
-                one["worst"] = title(worst(numbers, key=numbers.__getitem__)) if numbers else None
-            summary.append(one)
+                row["worst"] = title(worst(numbers, key=numbers.__getitem__)) if numbers else None
+            summary.append(row)
     return [*summary, Target("cells in which addnorm is wrong or fails", "==", 0).row(failed_cases(failures))]
 
 
 def failed_cases(failures: Iterable[Row]) -> int:
     """Return in how many cases addnorm was wrong or failed, alone or with all others."""
-    return sum(one["variant"] in ("addnorm", EVERY) for one in failures)
+    return sum(row["variant"] in ("addnorm", EVERY) for row in failures)
 
 
 # ------------------------------------------------------------------------------------------------------------- Markdown
@@ -126,26 +126,26 @@ def headline(document: Document) -> str:
 
 def targets(document: Document) -> str:
     """Return the summary: the number beside its target, a column a norm."""
-    norms = [norm for norm in NORMS if any(one["norm"] == norm for one in document["summary"])]
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for one in document["summary"]:
-        if one["norm"]:
-            target = "" if one["target"] is None else f"{one['compare']} {digits(one['target'], trim=True)}"
-            found.setdefault((one["name"], target), {})[one["norm"]] = _judged(one)
+    norms = [norm for norm in NORMS if any(row["norm"] == norm for row in document["summary"])]
+    values_by_target: dict[tuple[str, str], dict[str, str]] = {}
+    for row in document["summary"]:
+        if row["norm"]:
+            target = "" if row["target"] is None else f"{row['compare']} {digits(row['target'], trim=True)}"
+            values_by_target.setdefault((row["name"], target), {})[row["norm"]] = _judged(row)
     columns: list[Column | str] = [
         "measured over the cases",
         "target",
         *(Column(NORMS[norm], "right") for norm in norms),
     ]
-    rows = [[*name, *(values.get(norm, "") for norm in norms)] for name, values in found.items()]
+    rows = [[*name, *(values.get(norm, "") for norm in norms)] for name, values in values_by_target.items()]
     return to_markdown(Table(columns, rows)) if rows else ""
 
 
-def _judged(one: Row) -> str:
-    if one["value"] is None:
+def _judged(row: Row) -> str:
+    if row["value"] is None:
         return "not measured"
-    missed = f" (missed, {one['cells_met']} of {one['cells']} cases reach it)" if one["met"] is False else ""
-    return f"{digits(one['value'])}{missed}"
+    missed = f" (missed, {row['cells_met']} of {row['cells']} cases reach it)" if row["met"] is False else ""
+    return f"{digits(row['value'])}{missed}"
 
 
 def times(cases: Mapping[Case, Mapping[str, Row]], norm: str) -> str:
@@ -180,11 +180,11 @@ def notes(document: Document) -> list[str]:
     """Return sentences about missing variants, failures and cases that are left."""
     notes = []
     if document["missing"]:
-        notes.append(" ".join(f"{one}." for one in document["missing"].values()))
+        notes.append(" ".join(f"{sentence}." for sentence in document["missing"].values()))
     if document["failures"]:
         lines = [
-            [one["variant"], title(Case.of(one, FIELDS)), " ".join(one["error"].split())]
-            for one in document["failures"]
+            [failure["variant"], title(Case.of(failure, FIELDS)), " ".join(failure["error"].split())]
+            for failure in document["failures"]
         ]
         notes.append(f"Failed, and left out of the times:\n\n{to_markdown(Table(['variant', 'case', 'error'], lines))}")
     if document["left"]:

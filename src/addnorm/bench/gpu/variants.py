@@ -188,27 +188,27 @@ VARIANTS = {
 
 def missing(device: str) -> dict[str, str]:
     """Return the variants that cannot be measured here, each with the reason."""
-    found = {}
-    for name, one in VARIANTS.items():
-        if one.module is None:
+    reasons = {}
+    for name, variant in VARIANTS.items():
+        if variant.module is None:
             continue
-        if find_spec(one.module) is None:
-            found[name] = f"{one.title} is not installed: pip install {one.package}"
+        if find_spec(variant.module) is None:
+            reasons[name] = f"{variant.title} is not installed: pip install {variant.package}"
         elif device != "cuda":
-            found[name] = f"{one.title} runs on CUDA alone, and this is a run on {device}"
-    return found
+            reasons[name] = f"{variant.title} runs on CUDA alone, and this is a run on {device}"
+    return reasons
 
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed peers."""
-    found = {}
-    for name, one in VARIANTS.items():
-        if one.module is not None and one.package is not None and find_spec(one.module) is not None:
+    versions = {}
+    for name, variant in VARIANTS.items():
+        if variant.module is not None and variant.package is not None and find_spec(variant.module) is not None:
             try:
-                found[name] = version(one.package)
+                versions[name] = version(variant.package)
             except PackageNotFoundError:  # installed under another name, or a checkout on the path
-                found[name] = "of unknown version"
-    return found
+                versions[name] = "of unknown version"
+    return versions
 
 
 def unfit(name: str, case: Case) -> str | None:

@@ -38,7 +38,9 @@ def print_heading(console: Console, title: str, sentence: str) -> None:
 
 def print_table(console: Console, columns: Iterable[str], rows: Iterable[Row | Sequence[Span]]) -> None:
     """Print a table. A column whose heading begins with ">" is aligned right."""
-    described = [Column(one.removeprefix(">"), "right" if one.startswith(">") else "left") for one in columns]
+    described = [
+        Column(heading.removeprefix(">"), "right" if heading.startswith(">") else "left") for heading in columns
+    ]
     print_blocks(console, [Table(described, rows)])
 
 

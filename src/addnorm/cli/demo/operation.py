@@ -78,7 +78,7 @@ def real_tensors(console: Console) -> bool:
             holds = [error <= limit or math.isnan(error) for error, limit in zip(ours, limits, strict=False)]
             all_hold &= all(holds) and ours.same_stream
             same = mark("same bits" if ours.same_stream else "differs", ours.same_stream)
-            cells = [mark(_format_error(error), one) for error, one in zip(ours, holds, strict=False)]
+            cells = [mark(_format_error(error), is_met) for error, is_met in zip(ours, holds, strict=False)]
             rows.append(Row([NORMS[norm], dtype, "addnorm", same, *cells]))
             rows.append(Row(["", "", "PyTorch", "", *map(_format_error, eager[:4])], "dim"))
     print_table(console, ("norm", "dtype", "", "stream", ">y", ">dresidual", ">dweight", ">dbias"), rows)
