@@ -64,7 +64,7 @@ def ablate(site: Site, mode: Mode = "zero") -> Iterator[None]:
         (True, True)
     """
     check_choice("mode", mode, ("zero", "mean"))
-    with _changed(site, 0.0, _mean if mode == "mean" else None):
+    with _edit_write(site, 0.0, _mean if mode == "mean" else None):
         yield
 
 
@@ -86,12 +86,12 @@ def scale_write(site: Site, s: float) -> Iterator[None]:
         ...     model(x).shape
         torch.Size([2, 5, 16])
     """
-    with _changed(site, check_float("s", s), None):
+    with _edit_write(site, check_float("s", s), None):
         yield
 
 
 @contextmanager
-def _changed(site: Site, s: float, replace: Change | None) -> Iterator[None]:
+def _edit_write(site: Site, s: float, replace: Change | None) -> Iterator[None]:
     if not isinstance(site, Site):
         raise TypeError(f"site is {type(site).__name__}, expected one of the sites of addnorm.inspect.")
     model = site.model
@@ -104,7 +104,7 @@ def _changed(site: Site, s: float, replace: Change | None) -> Iterator[None]:
 
     def end(mode: ObserverMode) -> None:
         if mode.completed and mode.was_missed(edit.op):
-            raise edit.missed()
+            raise edit.build_missed_error()
 
     with disable_checkpoints(), observe_forwards(model, begin, end):
         yield
@@ -114,8 +114,8 @@ class _WriteEdit:
     """Replacement of the write at the operator that adds it."""
 
     def __init__(self, site: Site, s: float, replace: Change | None) -> None:
-        branch: Sublayer = site.sublayer
-        term = [branch.write_path.term, *branch.write_path.sums][-1]
+        sublayer: Sublayer = site.sublayer
+        term = [sublayer.write_path.term, *sublayer.write_path.sums][-1]
         assert term.op is not None
         self.site, self.s, self.replace = site, s, replace
         self.op: Op = term.op
@@ -145,8 +145,8 @@ class _WriteEdit:
                 return args, {**kwargs, "alpha": self.s * arguments.get("alpha", 1)}
             for name in ADDITIVE_OPTIONS:  # a part of the write
                 if arguments.get(name) is not None and self.replace is None:
-                    arguments[name] = self._changed(arguments[name])
-            arguments["branch"] = self._changed(arguments["branch"])
+                    arguments[name] = self._change_write(arguments[name])
+            arguments["branch"] = self._change_write(arguments["branch"])
             return (), arguments
 
     def on_output(self, out: Tensor) -> None:
@@ -160,7 +160,7 @@ class _WriteEdit:
         if node is not None:
             node.register_hook(self._change_gradients)
 
-    def missed(self) -> RuntimeError:
+    def build_missed_error(self) -> RuntimeError:
         """Return the error for a forward that ran other operators than the inspected one."""
         return RuntimeError(
             f"the forward did not reach site {self.site.id!r}, expected the operators of the inspected run: inspect "
@@ -178,7 +178,7 @@ class _WriteEdit:
         return {*names[1:3]} if self.op.name == "addcmul" else {names[self.index]}
 
     def _change_argument(self, args: Any) -> Any:
-        write = self._changed(args[self.index])
+        write = self._change_write(args[self.index])
         if self.in_place and self.index == 0:  # the sum is written over the write
             args[0].copy_(write)
             return args
@@ -188,9 +188,9 @@ class _WriteEdit:
         """Check that the operator is the inspected one: another one may have the same name."""
         write = args[self.index] if self.index < len(args) else None
         if not isinstance(write, Tensor) or write.dim() != len(self.write.shape):
-            raise self.missed()
+            raise self.build_missed_error()
 
-    def _changed(self, write: Tensor) -> Tensor:
+    def _change_write(self, write: Tensor) -> Tensor:
         if self.replace is not None:
             return self.replace(write)
         return self._scale(write)

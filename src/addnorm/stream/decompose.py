@@ -35,8 +35,8 @@ def propagate(
     names: dict[int, str],
     start: Tensor,
     write: Callable[[Sublayer], Tensor],
-    keep: Callable[[Add, Tensor], Tensor],
-    late: Callable[[Add, Tensor], Tensor],
+    scale_residual: Callable[[Add, Tensor], Tensor],
+    scale_sum: Callable[[Add, Tensor], Tensor],
 ) -> Iterator[Components]:
     """Yield the components of each state of a stream, from x_0 to the end.
 
@@ -45,13 +45,13 @@ def propagate(
         names: ids of the sublayers, by `id(sublayer)`.
         start: x_0.
         write: returns the term that a sublayer adds, in the layout of the stream.
-        keep: applies an add's factor to a component of the stream: a * x.
-        late: applies the factors between the norms after the previous add and an add.
+        scale_residual: applies an add's factor to a component of the stream: a * x.
+        scale_sum: applies the factors between the norms after the previous add and an add.
     """
     parts: Components = {"x_0": start}
     yield dict(parts)
     for k, (add, sublayers, norms) in enumerate(zip(chain.adds, chain.sublayers, chain.norms_out, strict=True)):
-        parts = {name: keep(add, part) for name, part in parts.items()}
+        parts = {name: scale_residual(add, part) for name, part in parts.items()}
         for sublayer in sublayers:
             name = names.get(id(sublayer), BIASES)
             new = write(sublayer)
@@ -59,7 +59,7 @@ def propagate(
         for norm in norms:
             parts = _propagate_through(norm, parts)
         if k + 1 < len(chain.adds):
-            parts = {name: late(chain.adds[k + 1], part) for name, part in parts.items()}
+            parts = {name: scale_sum(chain.adds[k + 1], part) for name, part in parts.items()}
         yield dict(parts)
 
 
@@ -198,11 +198,13 @@ class Decomposition:
                 raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
             return compute_operand(sublayer.write_path, raw).expand(shapes[id(sublayer.add)])
 
-        def keep(add: Add, part: Tensor) -> Tensor:
+        def scale_residual(add: Add, part: Tensor) -> Tensor:
             return compute_operand(add.residual_path, part.reshape(add.x.shape)).reshape(add.out.shape)
 
         with torch.no_grad():
-            yield from propagate(self._chain, self._names, self._states[0], write, keep, lambda add, part: part)
+            yield from propagate(
+                self._chain, self._names, self._states[0], write, scale_residual, lambda add, part: part
+            )
 
     def __repr__(self) -> str:
         size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"

@@ -46,7 +46,7 @@ BYTES = {name: find_bytes(view) for name, view in VIEWS.items()}
 @pytest.mark.parametrize("one", VIEWS)
 def test_disjoint_regions_share_no_byte_and_equal_ones_all(one):
     for other in VIEWS:
-        a, b = Region.of(VIEWS[one]), Region.of(VIEWS[other])
+        a, b = Region.from_tensor(VIEWS[one]), Region.from_tensor(VIEWS[other])
         if a.is_disjoint(b):
             assert not BYTES[one] & BYTES[other], other
         if a == b and BYTES[one]:
@@ -55,9 +55,9 @@ def test_disjoint_regions_share_no_byte_and_equal_ones_all(one):
 
 def test_halves_and_slices_are_disjoint():
     apart = [("left", "right"), ("first", "last"), ("middle", "nothing")]
-    assert all(Region.of(VIEWS[one]).is_disjoint(Region.of(VIEWS[other])) for one, other in apart)
+    assert all(Region.from_tensor(VIEWS[one]).is_disjoint(Region.from_tensor(VIEWS[other])) for one, other in apart)
     assert (
-        Region.of(VIEWS["all"]) == Region.of(VIEWS["turned"]) == Region.of(VIEWS["flat"]) == Region.of(VIEWS["split"])
+        Region.from_tensor(VIEWS["all"]) == Region.from_tensor(VIEWS["turned"]) == Region.from_tensor(VIEWS["flat"]) == Region.from_tensor(VIEWS["split"])
     )
 
 

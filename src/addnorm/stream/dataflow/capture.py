@@ -123,7 +123,7 @@ class Capture(TorchDispatchMode):
             self._add(op, list(enumerate(outputs)), NOISE if name in RANDOM else CONSTANT)
         for tensor in written:
             if tensor in self._memory:
-                self._memory.wrote(tensor)
+                self._memory.record_write(tensor)
         return out
 
     def _add(self, op: Op, outputs: Sequence[tuple[int | str, Tensor]], kind: int, bind: bool = True) -> None:

@@ -35,7 +35,7 @@ class Region(NamedTuple):
     steps: tuple[tuple[int, int], ...]  # the longest first, adjacent ones merged
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Region:
+    def from_tensor(cls, tensor: Tensor) -> Region:
         """Return the region of a strided tensor."""
         item = tensor.element_size()
         dims = [(int(n), int(s) * item) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n != 1 and s]
@@ -144,14 +144,16 @@ class Memory:
                 if key in self._initial and key not in self._copies:
                     self._copies[key] = tensor.untyped_storage(), copy
 
-    def wrote(self, tensor: Tensor) -> None:
+    def record_write(self, tensor: Tensor) -> None:
         """Record a write to the memory of a tensor, after `bind` has set its new value."""
         key = _storage_key(tensor)
         writes = self._writes.setdefault(key, [])
         number = writes[-1].number + 1 if writes else 1
         with disable_modes():
             region, layout = (
-                (Region.of(tensor), _get_layout(tensor)) if _is_strided(tensor) else (Region(0, 0, ()), ((), ()))
+                (Region.from_tensor(tensor), _get_layout(tensor))
+                if _is_strided(tensor)
+                else (Region(0, 0, ()), ((), ()))
             )
         writes.append(_Write(number, region, self._values[id(tensor)], layout))
         self._versions[id(tensor)] = number
@@ -171,7 +173,7 @@ class Memory:
         version = self._versions[id(tensor)]
         self._versions[id(tensor)] = writes[-1].number
         with disable_modes():
-            region = Region.of(tensor)
+            region = Region.from_tensor(tensor)
         since: list[_Write] = []
         for write in reversed(writes):
             if write.number <= version:
@@ -218,9 +220,9 @@ class Memory:
         return None
 
 
-def _have_same_bytes(one: Tensor, other: Tensor) -> bool:
+def _have_same_bytes(first: Tensor, second: Tensor) -> bool:
     with disable_modes():
-        return _is_strided(one) and _is_strided(other) and Region.of(one) == Region.of(other)
+        return _is_strided(first) and _is_strided(second) and Region.from_tensor(first) == Region.from_tensor(second)
 
 
 def _is_strided(tensor: Tensor) -> bool:

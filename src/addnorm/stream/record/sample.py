@@ -112,13 +112,13 @@ class TokenSample:
                 part = part * scale.tensor.detach().double()
             return part
 
-        def keep(add: Add, part: Tensor) -> Tensor:
+        def scale_residual(add: Add, part: Tensor) -> Tensor:
             number = _product(add.residual_path.factors) or 1.0
             for term in (add.residual_path.term, *add.residual_path.sums):
                 number *= term.factor
             return part * number
 
-        def late(add: Add, part: Tensor) -> Tensor:
+        def scale_sum(add: Add, part: Tensor) -> Tensor:
             return part * (_product([*add.early_factors, *add.late_factors]) or 1.0)
 
         states = [self._states[value] for value in self.chain.states()]
@@ -127,7 +127,7 @@ class TokenSample:
         depths: list[dict[str, float]] = []
         closure = 0.0
         with torch.no_grad():
-            for k, parts in enumerate(propagate(self.chain, names, states[0], write, keep, late)):
+            for k, parts in enumerate(propagate(self.chain, names, states[0], write, scale_residual, scale_sum)):
                 total = sum_components(parts)
                 closure = max(closure, error := relative_error(states[k], total))
                 if not error <= limit:
