@@ -57,7 +57,10 @@ def test_halves_and_slices_are_disjoint():
     apart = [("left", "right"), ("first", "last"), ("middle", "nothing")]
     assert all(Region.from_tensor(VIEWS[one]).is_disjoint(Region.from_tensor(VIEWS[other])) for one, other in apart)
     assert (
-        Region.from_tensor(VIEWS["all"]) == Region.from_tensor(VIEWS["turned"]) == Region.from_tensor(VIEWS["flat"]) == Region.from_tensor(VIEWS["split"])
+        Region.from_tensor(VIEWS["all"])
+        == Region.from_tensor(VIEWS["turned"])
+        == Region.from_tensor(VIEWS["flat"])
+        == Region.from_tensor(VIEWS["split"])
     )
 
 
