@@ -33,34 +33,34 @@ struct AddNormTrainBackwardArgs {
 };
 struct AddNormForwardArgs {
   enum Index : int {
-    kResidual, kBranch, kWeight, kBias, kEps, kNorm, kResidualFactor, kResidualScale, kBranchFactor, kRowScale,
+    kResidual, kBranch, kWeight, kBias, kEps, kNorm, kResidualFactor, kResidualScale, kRowScale, kBranchFactor,
     kLayerScale, kBranchBias, kDropoutP, kSeed, kOffset, kWeightOffset, kCasting, kResidualDtype, kOutDtype, kOutputs,
   };
   static constexpr int kAddOptions = kResidualFactor;
-  static constexpr const char* kSignature = "Ttttnnntntttntnnnoon";
+  static constexpr const char* kSignature = "Ttttnnnttnttntnnnoon";
 };
 struct AddNormBackwardArgs {
   enum Index : int {
     kDy, kDz, kZ, kStats, kWeight, kNorm, kDresidualDtype, kBranchDtype, kBiasDtype, kGradMask, kWeightOffset,
-    kResidual, kBranch, kResidualFactor, kResidualScale, kBranchFactor, kRowScale, kLayerScale, kBranchBias,
+    kResidual, kBranch, kResidualFactor, kResidualScale, kRowScale, kBranchFactor, kLayerScale, kBranchBias,
     kDropoutP, kSeed, kOffset,
   };
   static constexpr int kAddOptions = kResidualFactor;
-  static constexpr const char* kSignature = "ttTTtnnnnnnttntntttntn";
+  static constexpr const char* kSignature = "ttTTtnnnnnnttnttnttntn";
 };
 struct AddNormOutArgs {
   enum Index : int {
-    kResidual, kBranch, kWeight, kBias, kEps, kNorm, kY, kZ, kResidualFactor, kResidualScale, kBranchFactor,
-    kRowScale, kLayerScale, kBranchBias, kDropoutP, kSeed, kOffset, kWeightOffset, kCasting,
+    kResidual, kBranch, kWeight, kBias, kEps, kNorm, kY, kZ, kResidualFactor, kResidualScale, kRowScale,
+    kBranchFactor, kLayerScale, kBranchBias, kDropoutP, kSeed, kOffset, kWeightOffset, kCasting,
   };
   static constexpr int kAddOptions = kResidualFactor;
-  static constexpr const char* kSignature = "Ttttnnttntntttntnnn";
+  static constexpr const char* kSignature = "Ttttnnttnttnttntnnn";
 };
 
 // Indices of the options before the norm, from the first of them.
 struct AddOptionArgs {
   enum Index : int {
-    kResidualFactor, kResidualScale, kBranchFactor, kRowScale, kLayerScale, kBranchBias, kDropoutP, kSeed, kOffset,
+    kResidualFactor, kResidualScale, kRowScale, kBranchFactor, kLayerScale, kBranchBias, kDropoutP, kSeed, kOffset,
   };
 };
 

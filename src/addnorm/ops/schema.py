@@ -33,10 +33,6 @@ T = TypeVar("T")
 _INPUTS = "Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps"
 _GRADS = "ScalarType dresidual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask"
 _ADD, _NORM = to_schema(ADD_OPTIONS), to_schema(NORM_OPTIONS)
-# Keep the argument order of libraries that are already built. To remove this statement, rebuild csrc/arguments.h and _C.so.
-_ADD = _ADD.replace(
-    "Tensor? row_scale=None, float branch_factor=1.0", "float branch_factor=1.0, Tensor? row_scale=None"
-)
 
 SCHEMAS = {
     "add_norm": f"({_INPUTS}, bool rms) -> Tensor",
