@@ -1,18 +1,16 @@
-"""Fixtures and settings for all tests: a seeded generator, Triton's interpreter, hypothesis profiles, the explorer's pages."""
+"""Fixtures and settings for all tests: a seeded generator, Triton's interpreter, hypothesis profiles."""
 
 import gc
 import hashlib
 import os
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
-from support import explorer_process, explorer_recordings
-from support.browser import ARGUMENTS, Watched, chromium
 from support.order import sort_slowest_first
 
 # Programs that tests start import `support` too.
@@ -32,6 +30,13 @@ if not torch.cuda.is_available():
 settings.register_profile("default", derandomize=True, deadline=None, max_examples=150)
 settings.register_profile("thorough", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Look for doctests in the package only: the tests have none, and looking for them would import every file twice."""
+    collectors = yield
+    return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
 
 
 def pytest_collection_modifyitems(items):
@@ -60,76 +65,3 @@ def frozen_heap():
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-# The explorer: pytest-playwright's fixtures, with the system's Chromium.
-
-
-@pytest.fixture(scope="session")
-def browser_type_launch_args(browser_type_launch_args):
-    """Return the launch arguments with the system's Chromium."""
-    return browser_type_launch_args | {"executable_path": chromium(), "args": ARGUMENTS}
-
-
-@pytest.fixture(scope="session")
-def browser_context_args(browser_context_args):
-    """Return the context arguments with reduced motion: a test must not click where a moving element was."""
-    return browser_context_args | {"reduced_motion": "reduce"}
-
-
-@pytest.fixture(scope="session")
-def base_url():
-    """Return None: tests use absolute addresses, and pytest 9 warns about the plugin's own fixture."""
-
-
-@pytest.fixture(scope="session")
-def recordings(tmp_path_factory):
-    """Return the paths of the recordings in the explorer's second view, in order."""
-    return explorer_recordings.made(tmp_path_factory.mktemp("recordings"))
-
-
-@pytest.fixture(scope="session")
-def served(recordings):
-    """Yield the address of an `addnorm explore` that runs for the whole session."""
-    files = [argument for path in recordings for argument in ("--recording", path)]
-    with explorer_process.running(*files) as address:
-        yield address
-
-
-@pytest.fixture(scope="session")
-def window(browser, browser_context_args):
-    """Yield the browser context in which pages are opened; its pages share a cache."""
-    context = browser.new_context(**browser_context_args)
-    yield context
-    context.close()
-
-
-@contextmanager
-def watched(window, served):
-    page = window.new_page()
-    found = Watched(page, served)
-    found.forget()
-    yield found
-    page.close()
-
-
-@pytest.fixture
-def explorer(served, window):
-    """Yield a new page; after the test, check for foreign requests and console messages."""
-    with watched(window, served) as found:
-        yield found
-    found.unharmed()
-
-
-@pytest.fixture(scope="module")
-def open_explorer(served, window):
-    """Yield one page for all read-only tests of a file."""
-    with watched(window, served) as found:
-        yield found
-
-
-@pytest.fixture
-def looked(open_explorer):
-    """Yield a page that is loaded once per file. A test that uses it edits the address and leaves no other state."""
-    yield open_explorer
-    open_explorer.unharmed()

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertModel
 
 from addnorm.bench.harness import Case
 from addnorm.fusion import benchmark
@@ -25,6 +24,8 @@ def scripts():
 
 def small_bert(name, *, texts, tokens, dtype):
     """Return a BERT of one layer with random weights in place of MiniLM."""
+    from transformers import BertConfig, BertModel  # not at the top: every process collects every file
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertModel(BertConfig(vocab_size=50, **sizes)).eval().to(getattr(torch, dtype or "float32"))

@@ -6,8 +6,6 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from matplotlib.figure import Figure
-
 from addnorm.lab import compare, plot
 from support.lab_runs import TEXT, compared, planted, quick
 
@@ -15,8 +13,15 @@ INF = math.inf
 
 
 @pytest.fixture
-def ax():
-    return Figure().subplots()
+def figure():
+    from matplotlib.figure import Figure  # not at the top: every process collects every file
+
+    return Figure(figsize=(7, 6))
+
+
+@pytest.fixture
+def ax(figure):
+    return figure.subplots()
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +80,9 @@ def test_plot_rates_marks_divergence_with_cross(ax):
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_plot_by_depth_draws_means_over_seeds(comparison, after):
+def test_plot_by_depth_draws_means_over_seeds(comparison, figure, after):
     groups = plot.groups_by_warm_up(comparison, 2)
-    figure = plot.plot_by_depth(groups, plot.BACKWARD, Figure(figsize=(7, 6)), after=after)
+    figure = plot.plot_by_depth(groups, plot.BACKWARD, figure, after=after)
     group = groups[0].group
     values = [run["after"]["gradient"] if after else run["recorded"]["gradient"][0] for run in group.runs]
     assert means(values) in series(figure.axes[0])
@@ -94,7 +99,7 @@ def test_plot_ablation_draws_means_over_seeds(comparison, ax):
 def test_plots_without_numbers_raise(ax):
     groups = plot.groups_by_warm_up(compared(planted("a")), 2)
     with pytest.raises(ValueError, match="nothing was recorded by depth"):
-        plot.plot_by_depth(groups, plot.FORWARD, Figure(), after=False)
+        plot.plot_by_depth(groups, plot.FORWARD, ax.figure, after=False)
     with pytest.raises(ValueError, match="nothing was ablated"):
         plot.plot_ablation(groups, ax)
 

@@ -6,10 +6,6 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-import matplotlib.figure
-from matplotlib import pyplot
-from matplotlib.colors import to_hex
-
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ROLES, RecordedSite
 from support.pairwise import rotate
@@ -24,10 +20,12 @@ STATISTICS = (
 
 
 @pytest.fixture(autouse=True)
-def _no_window(monkeypatch):
+def pyplot(monkeypatch):
+    from matplotlib import pyplot  # not at the top: every process collects every file
+
     pyplot.switch_backend("Agg")
     monkeypatch.setattr(pyplot, "show", lambda: pytest.fail("show was called"))
-    yield
+    yield pyplot
     pyplot.close("all")
 
 
@@ -74,9 +72,9 @@ RECORDINGS = ({}, {"sublayers": 1}, {"sublayers": 130}, {"streams": ("encoder", 
 
 
 @pytest.mark.parametrize(("name", "options"), rotate([*DRAWINGS], RECORDINGS, 1))
-def test_drawings_return_their_axes_and_can_be_saved(name, options, tmp_path):
+def test_drawings_return_their_axes_and_can_be_saved(name, options, tmp_path, pyplot):
     draw = getattr(recorded(**options).plot, name)
-    own = matplotlib.figure.Figure(figsize=(6, 4)).add_subplot()
+    own = pyplot.Figure(figsize=(6, 4)).add_subplot()
     assert draw(ax=own) is own
     new = draw()
     new.figure.savefig(tmp_path / "a.png")
@@ -110,6 +108,8 @@ def test_two_quantities_share_the_depths(name):
 
 @pytest.mark.parametrize("name", BY_DEPTH)
 def test_two_recordings_differ_in_colour_dash_and_fill(name):
+    from matplotlib.colors import to_hex
+
     before, after = recorded(model="A"), recorded(8, model="B", value=lambda k: 300.0 + k)
     ax = getattr(before.plot, name)(label="before")
     count = len(panels(ax))
@@ -212,7 +212,7 @@ def test_step_selects_values():
         ("writes", ("write",), "no values of writes: run the model"),
     ],
 )
-def test_missing_values_raise_and_draw_nothing(name, without, message):
+def test_missing_values_raise_and_draw_nothing(name, without, message, pyplot):
     rec = recorded(without=without)
     with pytest.raises(ValueError, match=message):
         getattr(rec.plot, name)()
@@ -236,8 +236,8 @@ def test_several_norms_are_several_lines():
     assert "of the input" not in texts(upper)
 
 
-def test_axes_without_a_grid_and_cleared_axes():
-    figure = matplotlib.figure.Figure()
+def test_axes_without_a_grid_and_cleared_axes(pyplot):
+    figure = pyplot.Figure()
     ax = figure.add_axes((0.1, 0.2, 0.5, 0.6))
     recorded().plot.gradients(ax=ax)
     upper, lower = panels(ax)
