@@ -23,7 +23,7 @@ def output(tool: str, *arguments: str) -> str:
 
 
 @needs_library
-def test_no_symbol_of_torchs_unstable_abi_is_wanted():
+def test_library_needs_no_unstable_torch_symbol():
     symbols = output("nm", "-DCu", str(cpu.LIBRARY))
     assert "aoti_torch_empty_strided" in symbols  # the stable interface, and a check that the list is not empty
     # Type names of torch's own namespaces (the headers of the stable one are inline).
@@ -31,7 +31,7 @@ def test_no_symbol_of_torchs_unstable_abi_is_wanted():
 
 
 @needs_library
-def test_neither_openmp_nor_python_is_linked():
+def test_library_links_neither_openmp_nor_python():
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output("readelf", "-d", str(cpu.LIBRARY)))
     assert any(name.startswith("libtorch_cpu") for name in needed)
     assert not [name for name in needed if re.match(r"lib(g|i)?omp|libiomp|libpython|libtorch_python|libc10", name)]
@@ -39,13 +39,13 @@ def test_neither_openmp_nor_python_is_linked():
 
 
 @needs_library
-def test_nothing_is_exported_but_the_name_of_the_instruction_set():
+def test_library_exports_only_its_instruction_set():
     exported = [line.split()[-1] for line in output("nm", "-D", "--defined-only", str(cpu.LIBRARY)).splitlines()]
     ours = [name for name in exported if "addnorm" in name]
     assert ours == ["addnorm_isa"]
 
 
-def test_the_abi_target_of_the_build_is_the_torch_floor_of_the_package():
+def test_abi_target_equals_required_torch():
     target = re.search(r'^TORCH_TARGET_VERSION = "(0x[0-9a-f]{16})"$', (ROOT / "setup.py").read_text(), re.MULTILINE)
     major, minor, patch = bytes.fromhex(target[1][2:])[:3]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -55,5 +55,5 @@ def test_the_abi_target_of_the_build_is_the_torch_floor_of_the_package():
     assert torch_floors == {f"torch>={major}.{minor}"}
 
 
-def test_the_version_is_that_of_the_package():
+def test_version_equals_the_package():
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == addnorm.__version__

@@ -27,21 +27,21 @@ def library(tmp_path_factory):
         (4, "outside the range of representable values"),
     ],
 )
-def test_a_fault_ends_the_process_with_a_report(fault, report, library):
-    done = call(library, fault)
-    assert done.returncode < 0, done.stderr
-    assert report in done.stderr
-    assert "planted.cpp" in done.stderr  # by file and line
+def test_fault_ends_the_process_with_a_report(fault, report, library):
+    process = call(library, fault)
+    assert process.returncode < 0, process.stderr
+    assert report in process.stderr
+    assert "planted.cpp" in process.stderr  # by file and line
 
 
-def test_without_a_fault_nothing_is_reported(library):
-    done = call(library, 0)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "C++ kernels for faults\n"
-    assert done.stderr == ""
+def test_correct_library_reports_nothing(library):
+    process = call(library, 0)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "C++ kernels for faults\n"
+    assert process.stderr == ""
 
 
-def test_the_run_fails_when_the_table_does_and_when_the_library_is_not_what_runs(library, monkeypatch, capfd):
+def test_run_fails_with_a_wrong_or_missing_library(library, monkeypatch, capfd):
     assert sanitize.run(library, ["--cases", "1"]) == 1  # y of this library is residual
     output = capfd.readouterr().out
     assert "== faults, AddressSanitizer and UBSan: run_table.py" in output
