@@ -13,9 +13,10 @@ from addnorm import lab
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.race import parse, run_race
 from addnorm.lab.measure import BY_DEPTH
+from support.browser import READY
+from support.explorer_requests import RACE_ADDRESS as ADDRESS
+from support.explorer_requests import SMALL_RACE
 
-SMALL = {"layers": 2, "steps": 6, "d_model": 16, "tokens": 8, "batch": 2}
-ADDRESS = "&L=2&steps=6&rd=16&rT=8&rB=2"
 NAMES = ("post_ln", "pre_ln")
 CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")
 
@@ -24,49 +25,25 @@ CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")
 def trained():
     """Return the lab's results of both runs, as from JSON."""
     text = lab.python_docs()
-    return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, parse(SMALL), strict=True)}
-
-
-@pytest.fixture(scope="module")
-def events():
-    """Return the events of a race, for tests that do not need the server to train."""
-    return [*run_race(parse(SMALL))]
-
-
-def answer_race(explorer, events):
-    """Answer the page's next race with these events."""
-    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-    explorer.page.route("**/api/race", lambda route: route.fulfill(content_type="text/event-stream", body=body))
-
-
-def replayed(explorer, events, more=ADDRESS):
-    answer_race(explorer, events)
-    return explorer.race(more)
-
-
-def last_there(values):
-    """Return the values without missing ones at the end, like the list of marks."""
-    values = [*values]
-    while values and values[-1] is None:
-        values.pop()
-    return values
+    return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, parse(SMALL_RACE), strict=True)}
 
 
 def assert_drawn(explorer, trained, step):
     """Check that every chart by depth shows the lab's numbers at this step, to the last digit."""
-    for name, found in trained.items():
+    marks, _ = explorer.charts()
+    for name, result in trained.items():
         for chart in CHARTS:
-            expected = last_there(found["recorded"][chart][step])
-            assert len(expected) == 5
-            assert explorer.marks(f"race-{chart}", name) == expected, (chart, name, step)
+            expected = result["recorded"][chart][step][:5]  # beyond it no value is recorded
+            assert marks[f"race-{chart}"][name] == expected, (chart, name, step)
 
 
 def test_race_marks_equal_lab(explorer, trained):
     page = explorer.race(ADDRESS)
     assert set(CHARTS) == {*BY_DEPTH}
-    for name, found in trained.items():
-        assert explorer.marks("race-loss", name) == found["losses"]
-        assert explorer.marks("race-logit-change", name) == found["recorded"]["logit_change"]
+    marks, _ = explorer.charts()
+    for name, result in trained.items():
+        assert marks["race-loss"][name] == result["losses"]
+        assert marks["race-logit-change"][name] == result["recorded"]["logit_change"]
     assert_drawn(explorer, trained, 5)
     slider = page.get_by_role("slider", name="Step", exact=True)
     for step in (4, 3):
@@ -74,25 +51,25 @@ def test_race_marks_equal_lab(explorer, trained):
         assert f"at={step}" in explorer.fragment()
         assert_drawn(explorer, trained, step)
     low, high = sorted(NAMES, key=lambda name: trained[name]["losses"][3])
-    said = page.locator(".race-verdict:not(.race-end)").inner_text()
-    assert said.startswith(f"Step 3: {low} has a loss of {trained[low]['losses'][3]:.3g}, {high} of ")
+    verdict = page.locator(".race-verdict:not(.race-end)").inner_text()
+    assert verdict.startswith(f"Step 3: {low} has a loss of {trained[low]['losses'][3]:.3g}, {high} of ")
     ahead = min(NAMES, key=lambda name: trained[name]["validation"])
     ended = page.locator(".race-end").inner_text()
     assert f"{ahead} is ahead: after 6 steps its validation loss is {trained[ahead]['validation']:.4g} nats" in ended
 
 
-def test_race_steps_by_keys_and_chart(explorer, trained, events):
-    page = replayed(explorer, events)
-    here = page.locator("#panel-race")
+def test_race_steps_by_keys_and_chart(explorer, trained, race_events):
+    page = explorer.race(ADDRESS, race_events)
+    panel = page.locator("#panel-race")
     page.locator("h2").click()
     for key, step in (("[", 4), ("[", 3), ("]", 4), ("n", 5)):
         page.keyboard.press(key)
-        assert here.get_attribute("data-step") == str(step)
+        assert panel.get_attribute("data-step") == str(step)
     assert "at=" not in explorer.fragment()
     page.get_by_role("slider", name="Change of the logits in a step: data cursor").focus()
     page.keyboard.press("Home")
     assert_drawn(explorer, trained, 0)
-    page.wait_for_timeout(1100)  # steps within a second are one step for the Back button
+    explorer.pass_time(1100)  # steps within a second are one step for the Back button
     page.get_by_role("button", name="Next step").click()
     assert_drawn(explorer, trained, 1)
     page.go_back()
@@ -106,7 +83,7 @@ def test_race_steps_by_keys_and_chart(explorer, trained, events):
 
 
 def test_stopped_race_keeps_steps(explorer):
-    page = explorer.open("#v=1&view=race&L=1&steps=500&rd=16&rT=8&rB=2", "#panel-race h2")
+    page = explorer.open("#v=1&view=race&L=1&steps=500&rd=16&rT=8&rB=2", READY["race"])
     page.get_by_role("button", name="Start").click()
     page.wait_for_selector("#panel-race[data-phase=running][data-step]")
     assert page.get_by_label("Against").is_disabled(), "it runs with what it was started with"
@@ -119,12 +96,14 @@ def test_stopped_race_keeps_steps(explorer):
     assert page.locator(".race-status").inner_text() == f"Stopped after {done} of 500 steps."
     with page.expect_download() as saved:
         page.get_by_role("button", name="JSON").click()
-    held = json.loads(Path(saved.value.path()).read_text())
-    assert held["phase"] == "stopped"
-    losses = [event["loss"] for event in held["raced"]["events"] if event["event"] == "step" and event["racer"] == 1]
+    document = json.loads(Path(saved.value.path()).read_text())
+    assert document["phase"] == "stopped"
+    losses = [
+        event["loss"] for event in document["raced"]["events"] if event["event"] == "step" and event["racer"] == 1
+    ]
     assert explorer.marks("race-loss", "pre_ln") == losses
     assert len(losses) >= done
-    with contextlib.closing(run_race(parse({**SMALL, "layers": 1, "steps": 500}))) as same:
+    with contextlib.closing(run_race(parse({**SMALL_RACE, "layers": 1, "steps": 500}))) as same:
         first = [event["loss"] for event in islice(same, 1, 7) if event["racer"] == 1]
     assert losses[:3] == first
     assert page.get_by_label("Against").is_enabled()
@@ -132,46 +111,43 @@ def test_stopped_race_keeps_steps(explorer):
     assert page.get_by_text("The settings have changed: Start runs a race with the new ones.").is_visible()
 
 
-def test_failed_race_keeps_steps(explorer, events):
-    page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
-    came = events
-    answer_race(explorer, [*came[:5], {"event": "failed", "error": "The memory is full: take fewer layers."}])
+def test_failed_race_keeps_steps(explorer, race_events):
+    page = explorer.open(ADDRESS, READY["race"])
+    explorer.answer_race([*race_events[:5], {"event": "failed", "error": "The memory is full: take fewer layers."}])
     page.get_by_role("button", name="Start").click()
     page.wait_for_selector("#panel-race[data-phase=failed]")
     assert page.get_by_role("alert").inner_text() == "The memory is full: take fewer layers."
     assert page.locator(".race-status").inner_text() == "2 of 6 steps were finished."
-    assert explorer.marks("race-loss", "pre_ln") == [came[2]["loss"], came[4]["loss"]]
-    page.unroute("**/api/race")
-    answer_race(explorer, came[:3])
+    assert explorer.marks("race-loss", "pre_ln") == [race_events[2]["loss"], race_events[4]["loss"]]
+    explorer.answer_race(race_events[:3])
     page.get_by_role("button", name="Start again").click()
     page.get_by_text("The race ended early.").wait_for()
-    page.unroute("**/api/race")
-    explorer.raced()
+    explorer.answer_race(race_events)
+    explorer.run_race()
     assert not page.get_by_role("alert").is_visible()
 
 
-def test_diverged_racer_is_reported(explorer, events):
-    page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
-    came = [
-        dict(event) for event in events if not (event["event"] == "step" and event["racer"] == 0 and event["step"] > 3)
+def test_diverged_racer_is_reported(explorer, race_events):
+    events = [
+        dict(event)
+        for event in race_events
+        if not (event["event"] == "step" and event["racer"] == 0 and event["step"] > 3)
     ]
-    wrong = next(event for event in came if event["event"] == "step" and (event["racer"], event["step"]) == (0, 3))
-    wrong |= {"loss": "NaN", "logit_change": "NaN"}
-    answer_race(explorer, came)
-    page.get_by_role("button", name="Start").click()
-    page.wait_for_selector("#panel-race[data-phase=over]")
+    diverged = next(event for event in events if event["event"] == "step" and (event["racer"], event["step"]) == (0, 3))
+    diverged |= {"loss": "NaN", "logit_change": "NaN"}
+    page = explorer.race(ADDRESS, events)
     assert page.locator("#panel-race").get_attribute("data-step") == "5"
     assert "post_ln has stopped: its loss at step 3 is nan." in page.locator(".race-verdict").all_inner_texts()[1]
     odd = page.locator("#chart-race-loss .mark.odd")
     assert [odd.get_attribute("data-index"), odd.get_attribute("data-value")] == ["3", "NaN"]
-    assert explorer.marks("race-stream", "post_ln, at its last step 3") == wrong["stream"]
+    assert explorer.marks("race-stream", "post_ln, at its last step 3") == diverged["stream"]
 
 
 # The settings.
 
 
 def test_race_settings(explorer):
-    page = explorer.open("#v=1&view=race&steps=20", "#panel-race h2")
+    page = explorer.open("#v=1&view=race&steps=20", READY["race"])
     page.get_by_role("button", name="with warm-up").click()
     assert "warm=20" in explorer.fragment(), "no longer than the race"
     page.get_by_role("button", name="post-LN, DeepNorm").click()
@@ -180,8 +156,8 @@ def test_race_settings(explorer):
     rate = page.get_by_label("Learning rate")
     rate.fill("fast")
     rate.press("Enter")
-    said = page.locator(f"#{rate.get_attribute('aria-describedby')}")
-    assert said.inner_text() == "Learning rate is 'fast', expected a number from 0.00001 to 1."
+    message = page.locator(f"#{rate.get_attribute('aria-describedby')}")
+    assert message.inner_text() == "Learning rate is 'fast', expected a number from 0.00001 to 1."
     assert rate.get_attribute("aria-invalid") == "true"
     rate.fill("1e-2")
     rate.press("Enter")
@@ -189,30 +165,31 @@ def test_race_settings(explorer):
     assert "lr=0.01" in explorer.fragment()
 
 
-def test_race_address_restores_view(explorer, events):
-    page = replayed(explorer, events, f"&left=rezero&right=deepnorm&lr=0.01&warm=2&rseed=5{ADDRESS}")
+def test_race_address_restores_view(explorer, race_events):
+    page = explorer.race(f"{ADDRESS}&left=rezero&right=deepnorm&lr=0.01&warm=2&rseed=5", race_events)
     page.get_by_role("slider", name="Step", exact=True).press("ArrowLeft")
     fragment = explorer.fragment()
-    shown = page.locator(".race-main").inner_text()
-    page = explorer.race(fragment.removeprefix("#v=1&view=race"))
+    text = page.locator(".race-main").inner_text()
+    page = explorer.race(fragment)
     assert "at=4" in fragment
     assert explorer.fragment() == fragment
-    assert page.locator(".race-main").inner_text() == shown
+    assert page.locator(".race-main").inner_text() == text
     assert page.locator("#notices").inner_text() == ""
 
 
 def test_race_code_trains_the_same(explorer, trained):
-    page = explorer.open(f"#v=1&view=race{ADDRESS}", "#panel-race h2")
+    page = explorer.open(ADDRESS, READY["race"])
     page.get_by_role("button", name="Show code").click()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(page.locator("dialog pre").inner_text(), {})
-    for found in trained.values():
-        assert f"validation loss: {found['validation']}" in printed.getvalue()
-        assert f"stream by depth at the last step: {found['recorded']['stream'][-1]}" in printed.getvalue()
+    page.keyboard.press("Escape")
+    for result in trained.values():
+        assert f"validation loss: {result['validation']}" in printed.getvalue()
+        assert f"stream by depth at the last step: {result['recorded']['stream'][-1]}" in printed.getvalue()
 
 
-def test_race_losses_as_csv(explorer, trained, events):
-    page = replayed(explorer, events)
+def test_race_losses_as_csv(explorer, trained, race_events):
+    page = explorer.race(ADDRESS, race_events)
     with page.expect_download() as saved:
         page.locator("#chart-race-loss").get_by_role("button", name="CSV").click()
     head, *rows = csv.reader(io.StringIO(Path(saved.value.path()).read_text()))

@@ -11,6 +11,7 @@ import pytest
 
 import addnorm
 from addnorm.stream.decompose import BIASES
+from support.browser import READY
 from support.explorer_recordings import STEPS
 
 CHARTS = {
@@ -27,16 +28,16 @@ CHARTS = {
 POST, PRE, SCALED = 0, 1, 2
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def files(recordings):
     """Return the recordings read from their files, by number."""
-    return [(path, addnorm.stream.Recording.load(path)) for path in recordings]
+    return [addnorm.stream.Recording.load(path) for path in recordings]
 
 
 def by_depth(rec, name, step):
     """Return a series by depth, with None for missing values, as long as the list of its marks."""
-    found = {site.id: value for site, value in rec.series(*name.split("."), step=step)}
-    values = [found.get(site.id) for site in rec.sites]
+    series = {site.id: value for site, value in rec.series(*name.split("."), step=step)}
+    values = [series.get(site.id) for site in rec.sites]
     while values and values[-1] is None:
         values.pop()
     return values
@@ -44,25 +45,25 @@ def by_depth(rec, name, step):
 
 def assert_drawn(explorer, rec, step):
     """Check that each chart's marks equal the recording, to the last digit."""
+    marks, _ = explorer.charts()
     drawn = 0
     for chart, lines in CHARTS.items():
         for name, series in lines.items():
             expected = by_depth(rec, series, step)
-            assert explorer.marks(f"recording-{chart}", name) == expected, (chart, name)
+            assert marks.get(f"recording-{chart}", {}).get(name, []) == expected, (chart, name)
             drawn += len(expected) > 0
     assert drawn >= 6
 
 
-@pytest.mark.parametrize("number", [POST, PRE, SCALED])
-def test_recording_marks_equal_file(looked, files, number):
-    looked.look(f"#v=1&view=recording&rec={number}", "recording")
-    rec = files[number][1]
-    assert_drawn(looked, rec, rec.steps[-1])
+def test_recording_marks_equal_file(explorer, files):
+    for number, rec in enumerate(files):
+        explorer.recording(f"&rec={number}")
+        assert_drawn(explorer, rec, rec.steps[-1])
 
 
 def test_recording_step_slider_and_comparison(explorer, files):
     page = explorer.recording("&rwith=first")
-    rec = files[POST][1]
+    rec = files[POST]
     slider = page.get_by_role("slider", name="Step", exact=True)
     assert slider.get_attribute("aria-valuetext") == f"step {STEPS - 1}"
     for step in (2, 1):
@@ -72,7 +73,7 @@ def test_recording_step_slider_and_comparison(explorer, files):
         assert slider.get_attribute("aria-valuetext") == f"step {step}"
     assert explorer.marks("recording-stream", "stream, step 0") == by_depth(rec, "out.rms", 0)
     page.locator("h2").first.click()
-    page.wait_for_timeout(1100)  # steps within a second are one step for the Back button
+    explorer.pass_time(1100)  # steps within a second are one step for the Back button
     explorer.after(lambda: page.keyboard.press("]"), "recording")
     assert_drawn(explorer, rec, 2)
     explorer.after(page.go_back, "recording")
@@ -81,7 +82,7 @@ def test_recording_step_slider_and_comparison(explorer, files):
 
 def test_recording_statistic_over_steps(explorer, files):
     page = explorer.recording("&rdepth=3")
-    rec = files[POST][1]
+    rec = files[POST]
     site = rec.sites[3]
     explorer.after(lambda: page.get_by_label("Statistic").select_option("write.ratio"), "recording")
     expected = [value for _, value in rec.over_time(site, "write", "ratio")]
@@ -100,23 +101,23 @@ def test_recording_cursors_are_linked(explorer):
     page.get_by_role("slider", name="Residual stream: data cursor").focus()
     page.keyboard.press("End")
     page.keyboard.press("ArrowLeft")
-    said = [
-        one.get_attribute("aria-valuetext").split(":")[0] for one in page.locator(".charts .cursor[role=slider]").all()
-    ]
-    assert {text for text in said if text != "no place selected"} == {"attention 3"}
+    places = page.eval_on_selector_all(
+        ".charts .cursor[role=slider]", "all => all.map(one => one.getAttribute('aria-valuetext').split(':')[0])"
+    )
+    assert {place for place in places if place != "no place selected"} == {"attention 3"}
     assert "attention 3" in page.get_by_role("slider", name="Sources of the stream").get_attribute("aria-valuetext")
     assert "rdepth=5" in explorer.fragment()
 
 
-def test_recording_map_equals_file(looked, files):
-    page = looked.look(f"#v=1&view=recording&rec={PRE}", "recording")
-    _, shares = files[PRE][1].memory_maps["stream"]
-    found = page.eval_on_selector_all(
+def test_recording_map_equals_file(explorer, files):
+    page = explorer.recording(f"&rec={PRE}")
+    _, shares = files[PRE].memory_maps["stream"]
+    cells = page.eval_on_selector_all(
         "#chart-recording-map .cell", "all => all.map(c => [Number(c.dataset.index), Number(c.dataset.value)])"
     )
-    assert len(found) > 20
+    assert len(cells) > 20
     for depth, column in enumerate(shares):
-        assert sorted(value for at, value in found if at == depth) == sorted(share for share in column if share)
+        assert sorted(value for at, value in cells if at == depth) == sorted(share for share in column if share)
 
 
 # The balance sheet.
@@ -128,41 +129,40 @@ def number(text):
 
 def sheet(page):
     """Return the rows of the balance sheet: source, deposited, left at the end with every digit, share."""
-    rows = page.locator(".recording-sheet tbody tr").all()
-    return [
-        [
-            row.locator("th span").first.inner_text(),
-            row.locator("td").nth(0).inner_text(),
-            float(row.locator("td").nth(1).get_attribute("data-value")),
-            row.locator("td").nth(2).locator("span").first.inner_text(),
-        ]
-        for row in rows
-    ]
+    return page.eval_on_selector_all(
+        ".recording-sheet tbody tr",
+        """rows => rows.map((row) => {
+          const [deposited, left, share] = row.querySelectorAll('td');
+          const text = (element) => element.innerText;
+          return [text(row.querySelector('th span')), text(deposited), Number(left.dataset.value), text(share.querySelector('span') )];
+        })""",
+    )
 
 
 @pytest.mark.parametrize("which", [POST, PRE])
-def test_balance_table_adds_up(looked, files, which):
-    page = looked.look(f"#v=1&view=recording&rec={which}", "recording")
-    rec = files[which][1]
-    kept = rec.balances["stream"]
+def test_balance_table_adds_up(explorer, files, which):
+    page = explorer.recording(f"&rec={which}")
+    rec = files[which]
+    balance = rec.balances["stream"]
     rows = sheet(page)
-    pairs = sorted(zip(kept.sources, kept.amounts, strict=True), key=lambda pair: pair[0] == BIASES)  # these come last
+    pairs = sorted(
+        zip(balance.sources, balance.amounts, strict=True), key=lambda pair: pair[0] == BIASES
+    )  # these come last
     assert [row[2] for row in rows] == [amount for _, amount in pairs]
     assert [row[0] for row in rows[:3]] == ["x_0", "attention 1", "feed-forward 1"]
     written = {site.id: value for site, value in rec.series("write", "l2", rec.steps[-1])}
     for (source, _), row in zip(pairs, rows, strict=True):
         if source in written:
             assert number(row[1]) == pytest.approx(written[source], rel=5e-4)
-        assert number(row[3]) == pytest.approx(100 * row[2] / kept.stream_norm, rel=6e-3, abs=1e-9)
-    foot = [
-        [cell.inner_text() for cell in row.locator("td, th").all()]
-        for row in page.locator(".recording-sheet tfoot tr").all()
-    ]
+        assert number(row[3]) == pytest.approx(100 * row[2] / balance.stream_norm, rel=6e-3, abs=1e-9)
+    foot = page.eval_on_selector_all(
+        ".recording-sheet tfoot tr", "rows => rows.map((row) => [...row.cells].map((cell) => cell.innerText))"
+    )
     assert [row[0] for row in foot] == ["sum", "norm of the stream", "error"]
-    assert number(foot[0][2]) == pytest.approx(math.fsum(kept.amounts), rel=5e-6)
-    assert number(foot[1][2]) == pytest.approx(kept.stream_norm, rel=5e-6)
+    assert number(foot[0][2]) == pytest.approx(math.fsum(balance.amounts), rel=5e-6)
+    assert number(foot[1][2]) == pytest.approx(balance.stream_norm, rel=5e-6)
     assert number(foot[0][3]) == pytest.approx(100, abs=0.06)
-    assert number(foot[2][2]) <= 1e-5 * kept.stream_norm
+    assert number(foot[2][2]) <= 1e-5 * balance.stream_norm
 
 
 def test_balance_table_sorts_by_keyboard(explorer):
@@ -188,25 +188,20 @@ def test_balance_table_sorts_by_keyboard(explorer):
 
 
 def badges(page):
-    return {
-        one.locator(".name").inner_text().split(":")[0]: (
-            one.get_attribute("data-state"),
-            one.locator(".text").inner_text(),
-        )
-        for one in page.locator(".recording-badge").all()
-    }
+    return page.evaluate("""() => Object.fromEntries([...document.querySelectorAll('.recording-badge')].map((badge) => [
+      badge.querySelector('.name').innerText.split(':')[0], [badge.dataset.state, badge.querySelector('.text').innerText]]))""")
 
 
-def test_recording_badges(looked):
-    found = [badges(looked.look(f"#v=1&view=recording&rec={number}", "recording")) for number in (POST, PRE, SCALED)]
-    assert found[POST]["wiring"] == ("proved", "post-LN")
-    assert found[PRE]["wiring"] == ("proved", "pre-LN")
-    assert found[PRE]["equations"][1].startswith("6 sublayers closed, relative error at most ")
-    assert found[PRE]["x_L = x_0 + all writes"][0] == "proved"
-    assert found[POST]["x_L = x_0 + all writes"] == ("none", "not a plain sum")
-    assert found[SCALED]["wiring"] == ("open", "not a known wiring")
-    assert found[SCALED]["balance"] == ("open", "does not add up")
-    page = looked.page
+def test_recording_badges(explorer):
+    post, pre, scaled = (badges(explorer.recording(f"&rec={number}")) for number in (POST, PRE, SCALED))
+    assert post["wiring"] == ["proved", "post-LN"]
+    assert pre["wiring"] == ["proved", "pre-LN"]
+    assert pre["equations"][1].startswith("6 sublayers closed, relative error at most ")
+    assert pre["x_L = x_0 + all writes"][0] == "proved"
+    assert post["x_L = x_0 + all writes"] == ["none", "not a plain sum"]
+    assert scaled["wiring"] == ["open", "not a known wiring"]
+    assert scaled["balance"] == ["open", "does not add up"]
+    page = explorer.page
     assert not page.locator(".recording-sheet").is_visible()
     assert not page.locator("#chart-recording-map").is_visible()
     assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-summary").inner_text()
@@ -215,14 +210,14 @@ def test_recording_badges(looked):
 # Downloads.
 
 
-def test_recording_address_restores_view(explorer, files):
-    page = explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
-    shown, fragment = page.locator("#panel-recording").inner_text(), explorer.fragment()
-    assert_drawn(explorer, files[POST][1], 1)
-    assert "pre_ln.json has other sublayers and is not drawn." in shown
-    page = explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
-    assert page.locator("#panel-recording").inner_text() == shown
-    assert explorer.fragment() == fragment
+def test_recording_address_restores_view(new_explorer, files):
+    page = new_explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
+    text, fragment = new_explorer.text("recording"), new_explorer.fragment()
+    assert_drawn(new_explorer, files[POST], 1)
+    assert "pre_ln.json has other sublayers and is not drawn." in text
+    page = new_explorer.open(fragment, READY["recording"])
+    new_explorer.wait_for_text("recording", text)
+    assert new_explorer.fragment() == fragment
     assert page.locator("#notices").inner_text() == ""
 
 
@@ -231,8 +226,8 @@ def test_recording_reports_missing_step_and_stream(explorer, more):
     page = explorer.open(f"#v=1&view=recording{more}", "#panel-recording .wrong:not([hidden])")
     assert page.locator("#panel-recording .wrong").inner_text().endswith(".")
     assert not page.locator(".recording-results").is_visible()
-    assert len(explorer.complaints) == 1, "the browser tells of the answer's status itself"
-    explorer.complaints.clear()
+    assert len(explorer.console) == 1, "the browser reports the response's status itself"
+    explorer.console.clear()
     explorer.after(lambda: page.get_by_role("combobox", name="Recording").select_option("1"), "recording")
     assert page.locator(".recording-results").is_visible()
 
@@ -241,25 +236,25 @@ def test_recording_reports_missing_step_and_stream(explorer, more):
 def test_recording_code_prints_page_numbers(explorer, files, number, more):
     page = explorer.recording(f"&rec={number}{more}")
     page.get_by_role("button", name="Show code").click()
+    code = page.locator("dialog pre").inner_text()
+    page.keyboard.press("Escape")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(page.locator("dialog pre").inner_text(), {})
-    said = printed.getvalue()
-    rec = files[number][1]
+        exec(code, {})
+    output = printed.getvalue()
+    rec = files[number]
     step = 1 if more else rec.steps[-1]
-    drawn = 0
-    for lines in CHARTS.values():
-        for series in lines.values():
-            for site, value in rec.series(*series.split("."), step=step):
-                assert f"{site.id:40} {value:.5g}" in said
-                drawn += 1
-    assert drawn >= 12
+    names = [name for lines in CHARTS.values() for name in lines.values()]
+    numbers = [number for name in names for number in rec.series(*name.split("."), step=step)]
+    assert len(numbers) >= 12
+    for site, value in numbers:
+        assert f"{site.id:40} {value:.5g}" in output
     sentence = "no balance:" if number == SCALED else f"norm of the stream {rec.balances['stream'].stream_norm:.6g}"
-    assert sentence in said
+    assert sentence in output
 
 
 def test_recording_downloads_have_all_digits(explorer, files):
     page = explorer.recording(f"&rec={PRE}&rdepth=1")
-    rec = files[PRE][1]
+    rec = files[PRE]
     chart = page.locator("#chart-recording-gradients")
     with page.expect_download() as saved:
         chart.get_by_role("button", name="CSV").click()
@@ -275,5 +270,5 @@ def test_recording_downloads_have_all_digits(explorer, files):
     assert "var(" not in drawing, "it stands for itself outside the page"
     with page.expect_download() as saved:
         page.get_by_role("button", name="JSON").click()
-    held = json.loads(Path(saved.value.path()).read_text())["recording"]
-    assert held["balance"]["rows"][0]["amount"] == rec.balances["stream"].amounts[0]
+    document = json.loads(Path(saved.value.path()).read_text())["recording"]
+    assert document["balance"]["rows"][0]["amount"] == rec.balances["stream"].amounts[0]

@@ -13,12 +13,13 @@ import pytest
 import addnorm
 from addnorm.explorer.trace import list_presets
 from addnorm.trace import PRESETS, show, trace
+from support.trace_variants import SUBLAYER, VARIANTS, X
 
 
 @pytest.fixture
-def within(looked):
+def within(explorer):
     """Yield a page of the explorer that can import its modules."""
-    return looked.look("#v=1&view=trace", "trace")
+    return explorer.show("#v=1&view=trace", "trace")
 
 
 # Numbers are sent as 16 hexadecimal digits, since JSON has no NaN and loses the sign of zero.
@@ -37,16 +38,16 @@ def bits(value):
     return [bits(v) for v in value]
 
 
-def asked(case):
+def pack(case):
     """Return a case in the form that the browser reads."""
     x, sublayer, options = case
     packed = {key: bits(of) if isinstance(of, float | list) else of for key, of in options.items()}
     return [bits(x), bits(sublayer), packed]
 
 
-def told(followed):
-    """Return a trace from the form that the browser writes."""
-    return [[s.name, s.section, s.symbol, s.formula, s.numbers, s.note, bits(s.value)] for s in followed]
+def unpack(steps):
+    """Return a trace in the form that the browser writes."""
+    return [[s.name, s.section, s.symbol, s.formula, s.numbers, s.note, bits(s.value)] for s in steps]
 
 
 TELL = (
@@ -60,13 +61,6 @@ const told = (of) => of.steps.map((s) => [s.name, s.section, s.symbol, s.formula
 
 # Tokens
 
-CHOICES = [
-    {"placement": placement, "norm": norm, "variance": variance, "eps_place": eps_place}
-    for placement, norm, variance, eps_place in itertools.product(
-        ["post", "pre"], ["layer", "rms"], ["biased", "unbiased"], ["inside", "outside"]
-    )
-    if (norm, variance) != ("rms", "unbiased")
-]
 ADVERSARIAL = [
     ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
     ([-0.0, -0.0, -0.0], [-0.0, 0.0, -0.0]),
@@ -90,26 +84,29 @@ ADVERSARIAL = [
 ]  # fmt: skip
 
 
-def tokens():
+def adversarial_cases():
+    """Yield (x, sublayer, options) of each adversarial token with each variant."""
+    for (x, sublayer), variant, eps in itertools.product(ADVERSARIAL, VARIANTS, (1e-5, 0.0)):
+        yield x, sublayer, {**variant, "eps": eps}
+
+
+def random_cases(count):
+    """Yield (x, sublayer, options) with random numbers and options."""
     draw = random.Random(0)
 
     def vector(d, scale):
         return [draw.gauss(0, 1) * scale for _ in range(d)]
 
-    for (x, sublayer), choices in itertools.product(ADVERSARIAL, CHOICES):
-        for eps in (1e-5, 0.0):
-            yield x, sublayer, {**choices, "eps": eps}
-    for k in range(600):
-        d, choices = draw.randint(1, 16), CHOICES[k % len(CHOICES)]
+    for k in range(count):
+        d, variant = draw.randint(1, 16), VARIANTS[k % len(VARIANTS)]
         scale = draw.choice([1.0, 1.0, 1.0, 1e3, 1e-3, 10.0 ** draw.randint(-300, 300)])
-        options = {**choices, "eps": draw.choice([1e-5, 1e-6, 1e-12, 0.0, 0.5]), "digits": draw.randint(1, 17)}
-        if draw.random() < 0.6:
-            options["weight"] = vector(d, 1.0) if draw.random() < 0.8 else draw.gauss(1, 1)
-        if draw.random() < 0.6:
-            options["bias"] = vector(d, 1.0) if draw.random() < 0.8 else draw.gauss(0, 1)
+        options = {**variant, "eps": draw.choice([1e-5, 1e-6, 1e-12, 0.0, 0.5]), "digits": draw.randint(1, 17)}
+        for name, chance in (("weight", 0.6), ("bias", 0.6)):
+            if draw.random() < chance:
+                options[name] = vector(d, 1.0) if draw.random() < 0.8 else draw.gauss(name == "weight", 1)
         if draw.random() < 0.7:
             options["grad"] = vector(d, draw.choice([1.0, 1.0, scale]))
-        if choices["placement"] == "pre" and draw.random() < 0.7:
+        if variant["placement"] == "pre" and draw.random() < 0.7:
             options["read_grad"] = vector(d, 1.0)
         yield vector(d, scale), vector(d, draw.choice([scale, 1.0])), options
 
@@ -117,58 +114,69 @@ def tokens():
 ERRORS = {"they are added element by element"}
 
 
-def test_page_trace_equals_python_bitwise(within):
-    cases = list(tokens())
-    assert len(cases) > 1000
-    found = within.evaluate(
+def compare_traces(page, cases):
+    """Check that the page's traces equal Python's; return the notes in them."""
+    sent = json.dumps([pack(case) for case in cases])  # as text, which playwright sends much faster than objects
+    received = page.evaluate(
         f"""async (cases) => {{ {TELL}
         const {{ trace }} = await import("/static/trace/trace.js");
-        return cases.map(([x, sublayer, options]) => told(trace(given(x), given(sublayer),
-          Object.fromEntries(Object.entries(options).map(([key, of]) => [key, given(of)])))));
+        return JSON.stringify(JSON.parse(cases).map(([x, sublayer, options]) => told(trace(given(x), given(sublayer),
+          Object.fromEntries(Object.entries(options).map(([key, of]) => [key, given(of)]))))));
         }}""",
-        [asked(case) for case in cases],
+        sent,
     )
-    words = set()
-    for (x, sublayer, options), browser in zip(cases, found, strict=True):
-        python = told(trace(x, sublayer, **options))
-        assert browser == python, (x, sublayer, options)
-        words |= {note for step in python for note in step[5].split("; ")}
-    # every sentence of calculation.py must occur in some case, otherwise it is not compared
+    notes = set()
+    for (x, sublayer, options), steps in zip(cases, json.loads(received), strict=True):
+        expected = unpack(trace(x, sublayer, **options))
+        assert steps == expected, (x, sublayer, options)
+        notes |= {note for step in expected for note in step[5].split("; ")}
+    return notes
+
+
+def test_page_trace_equals_python_bitwise(within):
+    cases = [*adversarial_cases()]
+    notes = compare_traces(within, [*cases[::2], *cases[1::8], *random_cases(150)])
+    # Every sentence of calculation.py must occur in some case, otherwise it is not compared.
     source = (Path(addnorm.__file__).parent / "trace" / "calculation.py").read_text()
     sentences = set(re.findall(r'(?:note=|note = |return |why = )f?"([^"{}]{12,})"', source)) - ERRORS
     assert len(sentences) > 12
-    assert [s for s in sentences if not any(part in words for part in (s, *s.split("; ")))] == []
+    assert [s for s in sentences if not any(part in notes for part in (s, *s.split("; ")))] == []
+
+
+@pytest.mark.slow
+def test_page_trace_equals_python_in_all_cases(within):
+    compare_traces(within, [*adversarial_cases(), *random_cases(600)])
 
 
 def test_page_json_equals_command(within):
-    cases = [([1.0, 2.0, 3.0], [0.5, -1.0, 1.5], choices) for choices in CHOICES]
+    cases = [(list(X), list(SUBLAYER), variant) for variant in VARIANTS]
     cases += [([1e300, -1e300, 0.0], [0.0, 0.0, 0.0], {"title": "overflow"})]
-    found = within.evaluate(
+    traces = within.evaluate(
         """async (cases) => {
         const { described, trace } = await import("/static/trace/trace.js");
-        return cases.map(([x, sublayer, options]) => described(trace(x, sublayer, options)));
+        return JSON.stringify(cases.map(([x, sublayer, options]) => described(trace(x, sublayer, options))));
         }""",
         cases,
     )
-    assert found == [json.loads(json.dumps(trace(x, s, **options).to_dict())) for x, s, options in cases]
+    assert json.loads(traces) == [json.loads(json.dumps(trace(x, s, **options).to_dict())) for x, s, options in cases]
 
 
 def test_page_formats_numbers_as_python(within):
     draw = random.Random(1)
-    values = [struct.unpack(">d", draw.randbytes(8))[0] for _ in range(3000)]
-    values += [draw.gauss(0, 1) * 10.0 ** draw.randint(-8, 8) for _ in range(3000)]
+    values = [struct.unpack(">d", draw.randbytes(8))[0] for _ in range(1000)]
+    values += [draw.gauss(0, 1) * 10.0 ** draw.randint(-8, 8) for _ in range(1000)]
     values += [draw.randint(-(10**6), 10**6) / 2**k for k in range(1, 13) for _ in range(100)]  # ties
     values += [0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, 0.5, 1.5, 2.5, 1e22, 99999.5]
     cases = [(value, draw.choice([1, 2, 3, 4, 5, 5, 6, 9, 10, 12, 15, 16, 17])) for value in values]
-    found = within.evaluate(
+    texts = within.evaluate(
         f"""async (cases) => {{ {HEX}
         const {{ show }} = await import("/static/numbers.js");
-        return cases.map(([value, digits]) => show(from(value), digits));
+        return JSON.parse(cases).map(([value, digits]) => show(from(value), digits)).join("|");
         }}""",
-        [(struct.pack(">d", value).hex(), digits) for value, digits in cases],
+        json.dumps([(struct.pack(">d", value).hex(), digits) for value, digits in cases]),
     )
-    for (value, digits), browser in zip(cases, found, strict=True):
-        assert browser == show(value, digits), (value.hex(), digits)
+    for (value, digits), text in zip(cases, texts.split("|"), strict=True):
+        assert text == show(value, digits), (value.hex(), digits)
 
 
 # Presets
@@ -183,18 +191,18 @@ def test_page_presets_equal_python(within, grad):
         f"""async ([presets, more]) => {{ {TELL}
         const {{ trace }} = await import("/static/trace/trace.js");
         const {{ matching, noted }} = await import("/static/trace/presets.js");
-        return presets.map((preset) => {{
+        return JSON.stringify(presets.map((preset) => {{
           const plain = trace(preset.x, preset.sublayer, {{ ...preset.options, ...more }});
           const match = matching(presets, plain);
           const of = noted(plain, match);
           return [match.name, of.title, told(of)];
-        }});
+        }}));
         }}""",
         [presets, options],
     )
-    for browser, preset in zip(found, PRESETS.values(), strict=True):
-        followed = preset.trace(**options)
-        assert browser == [preset.name, followed.title, told(followed)]
+    for browser, preset in zip(json.loads(found), PRESETS.values(), strict=True):
+        expected = preset.trace(**options)
+        assert browser == [preset.name, expected.title, unpack(expected)]
 
 
 def test_preset_notes_are_forward_only():

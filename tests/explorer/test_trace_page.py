@@ -7,13 +7,10 @@ import re
 
 import pytest
 import torch
-from axe_playwright_python.sync_playwright import Axe
 
 from addnorm.trace import PRESETS, trace
-from support.browser import READY as DRAWN
-from support.browser import Watched
+from support.browser import READY, ExplorerPage
 
-READY = DRAWN["trace"]
 CHOICES = [
     ("", {}),
     ("&tplace=pre", {"placement": "pre"}),
@@ -25,9 +22,6 @@ CHOICES = [
 X, SUBLAYER = [3.0, -1.5, 0.25], [0.5, 1.0, -2.0]
 
 
-SETTLED = ".trace-walker:not([data-pending])"
-
-
 def address(x=X, sublayer=SUBLAYER, more=""):
     numbers = [",".join(map(str, of)).replace("+", "%2B") for of in (x, sublayer)]
     return f"#v=1&view=trace&x={numbers[0]}&F={numbers[1]}{more}"
@@ -35,9 +29,9 @@ def address(x=X, sublayer=SUBLAYER, more=""):
 
 def rows(page):
     """Return the text of each step, after the steps that are out of sight are drawn too."""
-    page.wait_for_selector(SETTLED)
+    page.wait_for_selector(READY["trace"])
     return page.eval_on_selector_all(
-        READY,
+        "#panel-trace [data-step]",
         """all => all.map((row) => ({
           name: row.dataset.step,
           math: [...row.querySelectorAll('.trace-math .trace-scroll:not([hidden]) math')].map(m => m.getAttribute('aria-label')).join(' '),
@@ -66,27 +60,27 @@ def assert_shows(page, followed):
 
 
 @pytest.mark.parametrize(("more", "options"), CHOICES)
-def test_trace_page_shows_steps(looked, more, options):
-    page = looked.look(address(more=more), "trace")
+def test_trace_page_shows_steps(explorer, more, options):
+    page = explorer.show(address(more=more), "trace")
     assert_shows(page, trace(X, SUBLAYER, **options))
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 16])
-def test_trace_page_token_lengths(looked, d):
+def test_trace_page_token_lengths(explorer, d):
     x, sublayer = [1.5 * k - 4 for k in range(d)], [(-1.0) ** k for k in range(d)]
-    assert_shows(looked.look(address(x, sublayer), "trace"), trace(x, sublayer))
+    assert_shows(explorer.show(address(x, sublayer), "trace"), trace(x, sublayer))
 
 
-def test_trace_page_shows_non_finite(looked):
-    page = looked.look(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), "trace")
+def test_trace_page_shows_non_finite(explorer):
+    page = explorer.show(address([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]), "trace")
     assert_shows(page, trace([1e200, -1e200, 0.0], [0.0, 0.0, 0.0]))
     assert page.locator("[data-step=variance] .unwell .trace-value").text_content() == "inf"
     assert "cannot be drawn" in page.locator(".trace-geometry").inner_text()
 
 
-def test_formulas_are_mathml(looked):
+def test_formulas_are_mathml(explorer):
     for more, _ in CHOICES:
-        page = looked.look(address(more=more), "trace")
+        page = explorer.show(address(more=more), "trace")
         found = page.eval_on_selector_all(
             "#panel-trace math",
             """all => all.map(m => ({
@@ -109,8 +103,8 @@ def test_formulas_are_mathml(looked):
 # Moving the norm
 
 
-def test_trace_norm_moves_by_keyboard(explorer):
-    page = explorer.open(address(), READY)
+def test_trace_norm_moves_by_keyboard(new_explorer):
+    page = new_explorer.show(address(), "trace")
     post, pre = trace(X, SUBLAYER), trace(X, SUBLAYER, placement="pre")
     assert_shows(page, post)
     for _ in range(60):
@@ -119,7 +113,7 @@ def test_trace_norm_moves_by_keyboard(explorer):
             break
     page.keyboard.press("ArrowRight")
     assert_shows(page, pre)
-    assert "tplace=pre" in explorer.fragment()
+    assert "tplace=pre" in new_explorer.fragment()
     straight = page.locator("[data-step=straight]")
     assert "straight" in straight.get_attribute("class")
     assert [float(bar.get_attribute("data-value")) for bar in straight.locator("li").all()] == [1, 0, 0]
@@ -129,7 +123,7 @@ def test_trace_norm_moves_by_keyboard(explorer):
 
 
 def test_trace_norm_moves_by_mouse(explorer):
-    page = explorer.open(address(), READY)
+    page = explorer.show(address(), "trace")
     picture = page.locator(".trace-diagram")
     assert "after the add" in picture.get_attribute("aria-label")
     picture.click()
@@ -139,8 +133,8 @@ def test_trace_norm_moves_by_mouse(explorer):
     assert_shows(page, trace(X, SUBLAYER))
 
 
-def test_trace_compares_gradients(looked):
-    page = looked.look(address(more="&g=0,3,4"), "trace")
+def test_trace_compares_gradients(explorer):
+    page = explorer.show(address(more="&g=0,3,4"), "trace")
     arrives = math.hypot(*trace(X, SUBLAYER, grad=[0, 3, 4])["dx"].value)
     assert f"its L2 norm changes from 5 to {arrives:.3g}" in page.locator(".trace-comparison").inner_text()
 
@@ -149,13 +143,13 @@ def test_trace_compares_gradients(looked):
 
 
 def test_trace_reports_length_mismatch(explorer):
-    page = explorer.open(address(), READY)
+    page = explorer.show(address(), "trace")
     field = page.get_by_role("textbox", name="Sublayer(x)")
     field.fill("0.5, 1")
     with pytest.raises(ValueError) as rule:  # noqa: PT011 the sentence is compared
         trace(X, [0.5, 1])
-    said = page.locator(f"#{field.get_attribute('aria-describedby')}")
-    assert said.inner_text() == str(rule.value)
+    message = page.locator(f"#{field.get_attribute('aria-describedby')}")
+    assert message.inner_text() == str(rule.value)
     assert field.get_attribute("aria-invalid") == "true"
     assert page.locator(".trace-result.stale").count() == 1
     assert_shows(page, trace(X, SUBLAYER))
@@ -165,31 +159,32 @@ def test_trace_reports_length_mismatch(explorer):
     assert page.locator(".trace-result.stale").count() == 0
 
 
-@pytest.mark.parametrize(
-    ("more", "name", "sentence"),
-    [
-        ("&eps=-1", "eps", "eps is -1, expected a number >= 0"),
-        ("&gamma=1,2", "gamma", "weight has 2 numbers, expected 3"),
-        ("&g=a,b,c", "g", "grad[0] is 'a', expected a number"),
-        ("&tplace=pre&rg=1", "rg", "read_grad has 1 number, expected 3"),
-        ("&tnorm=rms&var=unbiased", "trace-var", "RMSNorm has no variance"),
-    ],
-)
-def test_trace_reports_bad_address(looked, more, name, sentence):
-    page = looked.look(address(more=more), "trace")
-    field = page.locator(f"[name='{name}'][aria-invalid=true]")
-    assert field.count() == 1
-    assert sentence in page.locator(".trace-problem:not([hidden])").inner_text()
+WRONG = [
+    ("&eps=-1", "eps", "eps is -1, expected a number >= 0"),
+    ("&gamma=1,2", "gamma", "weight has 2 numbers, expected 3"),
+    ("&g=a,b,c", "g", "grad[0] is 'a', expected a number"),
+    ("&tplace=pre&rg=1", "rg", "read_grad has 1 number, expected 3"),
+    ("&tnorm=rms&var=unbiased", "trace-var", "RMSNorm has no variance"),
+]
+
+
+def test_trace_reports_bad_address(explorer):
+    for more, name, sentence in WRONG:
+        page = explorer.show(address(more=more), "trace")
+        assert page.locator(f"[name='{name}'][aria-invalid=true]").count() == 1
+        assert sentence in page.locator(".trace-problem:not([hidden])").inner_text()
+        assert_shows(page, trace([99], [1]))  # the trace before it
+    page = explorer.open(address(more=WRONG[0][0]), READY["trace"])
     assert_shows(page, PRESETS["lesson-000"].trace())
 
 
-def test_trace_limits_numbers(looked):
-    page = looked.look(address([1.0] * 17, [1.0] * 17), "trace")
+def test_trace_limits_numbers(explorer):
+    page = explorer.show(address([1.0] * 17, [1.0] * 17), "trace")
     assert "x has 17 numbers, expected 1 to 16" in page.locator(".trace-problem:not([hidden])").inner_text()
 
 
 def test_trace_sliders(explorer):
-    page = explorer.open(address([1, 2, 3], [0, 0, 0]), READY)
+    page = explorer.show(address([1, 2, 3], [0, 0, 0]), "trace")
     slider = page.get_by_role("slider", name="x, feature 2")
     slider.focus()
     for _ in range(3):
@@ -205,14 +200,14 @@ def test_trace_sliders(explorer):
     "name", [*[*PRESETS][:3], *(pytest.param(name, marks=pytest.mark.slow) for name in [*PRESETS][3:])]
 )
 def test_trace_examples(explorer, name):
-    page = explorer.open(address(), READY)
+    page = explorer.show(address(), "trace")
     choose = page.get_by_label("Example")
     assert choose.locator("option:checked").inner_text() == "Your own numbers"
     choose.select_option(label=PRESETS[name].title)
     assert_shows(page, PRESETS[name].trace())
     assert choose.locator("option:checked").inner_text() == PRESETS[name].title
     page.get_by_role("textbox", name="Token x").fill("9,8,7")
-    page.wait_for_selector(SETTLED)
+    page.wait_for_selector(READY["trace"])
     assert "lesson" not in page.locator(".trace-steps").first.inner_text()
 
 
@@ -220,7 +215,7 @@ def test_trace_examples(explorer, name):
 
 
 def test_trace_steps_by_keys(explorer):
-    page = explorer.open(address(), READY)
+    page = explorer.show(address(), "trace")
     page.locator(".trace-walk").focus()
     here = page.locator("[aria-current=step]")
     names = [step.name for step in trace(X, SUBLAYER)]
@@ -239,10 +234,11 @@ def test_trace_steps_by_keys(explorer):
     assert page.get_by_role("button", name="Next step").is_disabled()
 
 
-def test_trace_player(served, page):
-    explorer = Watched(page, served)  # in a new window, since the clock belongs to the window
+def test_trace_player(server_address, browser):
+    page = browser.new_page()  # in a context of its own, which the clock belongs to
+    explorer = ExplorerPage(page, server_address)
     page.clock.install()
-    explorer.open(address(more="&step=dsublayer"), READY)
+    explorer.show(address(more="&step=dsublayer"), "trace")
     page.get_by_role("button", name="Play").click()
     here = page.locator("[aria-current=step]")
     assert here.get_attribute("data-step") == "dweight"
@@ -251,7 +247,8 @@ def test_trace_player(served, page):
     assert page.locator(".trace-play").inner_text() == "Play"
     page.clock.run_for(5000)
     assert here.get_attribute("data-step") == "dbias"
-    explorer.unharmed()
+    explorer.assert_clean()
+    page.context.close()
 
 
 # Downloads
@@ -264,33 +261,30 @@ def test_trace_player(served, page):
         *(pytest.param(more, marks=pytest.mark.slow) for more, _ in CHOICES),
     ],
 )
-def test_trace_address_restores_view(explorer, more):
-    page = explorer.open(address(more=more), READY)
+def test_trace_address_restores_view(new_explorer, more):
+    page = new_explorer.show(address(more=more), "trace")
     page.locator("#panel-trace [name=eps]").evaluate(
         "input => { input.value = '1e-4'; input.dispatchEvent(new Event('change')); }"
     )
-    page.wait_for_selector(SETTLED)
-    shown, fragment = page.locator("#panel-trace").inner_text(), explorer.fragment()
-    page = explorer.open(fragment, READY)
-    assert page.locator("#panel-trace").inner_text() == shown
-    assert explorer.fragment() == fragment
+    page.wait_for_selector(READY["trace"])
+    text, fragment = new_explorer.text("trace"), new_explorer.fragment()
+    page = new_explorer.open(fragment, READY["trace"])
+    new_explorer.wait_for_text("trace", text)
+    assert new_explorer.fragment() == fragment
     assert page.locator("#notices").inner_text() == ""
 
 
-@pytest.mark.parametrize(
-    ("fragment", "followed"),
-    [
-        *((address(more=more), trace(X, SUBLAYER, **options)) for more, options in CHOICES),
-        ("#v=1&view=trace&g=0,0,1", PRESETS["lesson-000"].trace(grad=[0, 0, 1])),
-    ],
-)
-def test_trace_code_prints_the_same(explorer, fragment, followed):
-    page = explorer.open(fragment, READY)
-    page.get_by_role("button", name="Show code").click()
-    code = page.locator("dialog pre").inner_text()
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, {})
-    assert printed.getvalue() == f"{followed}\n"
+def test_trace_code_prints_the_same(explorer):
+    traces = {address(more=more): trace(X, SUBLAYER, **options) for more, options in CHOICES}
+    traces["#v=1&view=trace&g=0,0,1"] = PRESETS["lesson-000"].trace(grad=[0, 0, 1])
+    for fragment, expected in traces.items():
+        page = explorer.show(fragment, "trace")
+        page.get_by_role("button", name="Show code").click()
+        code = page.locator("dialog pre").inner_text()
+        page.keyboard.press("Escape")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, {})
+        assert printed.getvalue() == f"{expected}\n"
 
 
 # The geometry
@@ -298,23 +292,19 @@ def test_trace_code_prints_the_same(explorer, fragment, followed):
 
 def jacobian(z, norm):
     z = torch.tensor(z, dtype=torch.float64)
-    function = (
-        (lambda v: torch.nn.functional.layer_norm(v, (len(z),), eps=1e-5))
-        if norm == "layer"
-        else (lambda v: torch.nn.functional.rms_norm(v, (len(z),), eps=1e-5))
-    )
-    return torch.autograd.functional.jacobian(function, z)
+    function = {"layer": torch.nn.functional.layer_norm, "rms": torch.nn.functional.rms_norm}[norm]
+    return torch.autograd.functional.jacobian(lambda v: function(v, (len(z),), eps=1e-5), z)
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_eigenvalues_equal_autograd(looked, norm):
-    page = looked.look(address(more=f"&tnorm={norm}"), "trace")
+def test_eigenvalues_equal_autograd(explorer, norm):
+    page = explorer.show(address(more=f"&tnorm={norm}"), "trace")
     z = [a + b for a, b in zip(X, SUBLAYER, strict=True)]
     values = sorted(torch.linalg.eigvalsh(jacobian(z, norm)).tolist())
-    said = re.search(r"eigenvalues are (.*?):", page.locator(".trace-geometry").inner_text())
-    found = [float(text.replace("−", "-")) for text in said[1].split(", ")]
-    assert found == pytest.approx(values, rel=5e-3, abs=1e-9)
-    assert len([value for value in found if value > 0.1]) == (1 if norm == "layer" else 2)
+    sentence = re.search(r"eigenvalues are (.*?):", page.locator(".trace-geometry").inner_text())
+    eigenvalues = [float(text.replace("−", "-")) for text in sentence[1].split(", ")]
+    assert eigenvalues == pytest.approx(values, rel=5e-3, abs=1e-9)
+    assert len([value for value in eigenvalues if value > 0.1]) == (1 if norm == "layer" else 2)
 
 
 def dots(page, name):
@@ -324,31 +314,31 @@ def dots(page, name):
     ]
 
 
-def test_normalized_token_is_on_circle(looked):
-    page = looked.look(address(), "trace")
+def test_normalized_token_is_on_circle(explorer):
+    page = explorer.show(address(), "trace")
     [point] = dots(page, "landed")
     assert math.hypot(*point) == pytest.approx(float(page.locator("circle.circle").get_attribute("r")), rel=1e-3)
     landed = page.locator("circle.dot[data-series=landed]").get_attribute("data-value").split(",")
     assert [float(value) for value in landed] == pytest.approx(trace(X, SUBLAYER)["normalized"].value, rel=1e-12)
 
 
-def test_scaling_and_shifting_the_token(looked):
+def test_scaling_and_shifting_the_token(explorer):
     for norm, more, stays in (
         ("layer", "&times=3", True),
         ("layer", "&plus=4", True),
         ("rms", "&times=3", True),
         ("rms", "&plus=4", False),
     ):
-        page = looked.look(address(more=f"&tnorm={norm}"), "trace")
+        page = explorer.show(address(more=f"&tnorm={norm}"), "trace")
         before = dots(page, "landed")
-        page = looked.look(address(more=f"&tnorm={norm}{more}"), "trace")
+        page = explorer.show(address(more=f"&tnorm={norm}{more}"), "trace")
         moved = max(math.dist(a, b) for a, b in zip(before, dots(page, "landed"), strict=True))
         assert (moved < 0.05) == stays
-        assert ("its normalized point does not move" in page.locator(".trace-logit-change").inner_text()) == stays
+        assert ("its normalized point does not move" in page.locator(".trace-moved").inner_text()) == stays
 
 
-def test_remaining_gradient_is_tangent(looked):
-    page = looked.look(address(), "trace")
+def test_remaining_gradient_is_tangent(explorer):
+    page = explorer.show(address(), "trace")
     [(x, y)] = dots(page, "landed")
     path = page.locator("path.rest").first.get_attribute("d")
     (x0, y0), (x1, y1) = (map(float, pair.split()) for pair in re.match(r"M(\S+ \S+)L(\S+ \S+)M", path).groups())
@@ -357,36 +347,12 @@ def test_remaining_gradient_is_tangent(looked):
     assert abs(cosine) < 0.01
 
 
-def test_geometry_of_other_lengths(looked):
-    said = {
-        d: looked.look(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace").locator(".trace-geometry").inner_text()
-        for d in (1, 2, 4)
+def test_geometry_of_other_lengths(explorer):
+    sentences = {
+        1: "One feature equals its own mean",
+        2: "only a sign is left",
+        4: "2 of the gradient's 4 dimensions remain",
     }
-    assert "One feature equals its own mean" in said[1]
-    assert "only a sign is left" in said[2]
-    assert "2 of the gradient's 4 dimensions remain" in said[4]
-
-
-# Accessibility
-
-
-@pytest.mark.slow  # axe is run on this view in test_pages too
-@pytest.mark.parametrize(
-    ("width", "scheme", "more"),
-    [
-        (360, "dark", ""),
-        (1440, "light", ""),
-        (360, "light", "&tplace=pre&tnorm=rms&step=straight"),
-        (1440, "dark", "&tplace=pre&rg=1,2,3&var=unbiased&epsat=outside&step=dx"),
-        (800, "dark", "&tnorm=rms&var=unbiased"),
-    ],
-)
-def test_trace_page_is_accessible(explorer, width, scheme, more):
-    page = explorer.page
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)
-    explorer.open(address(more=more), READY)
-    page.wait_for_timeout(100)  # the boxes of wide formulas are marked after the layout
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    found = Axe().run(page).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")] == []
+    for d, sentence in sentences.items():
+        page = explorer.show(address([1.0, 4.0, 2.0, 8.0][:d], [0.0] * d), "trace")
+        assert sentence in page.locator(".trace-geometry").inner_text()

@@ -1,5 +1,6 @@
-"""Helpers that run the explorer in the system's Chromium and record a page's requests and console messages."""
+"""The explorer's page in the system's Chromium: it shows addresses, reads charts, and records requests and console messages."""
 
+import json
 import os
 import shutil
 
@@ -14,53 +15,101 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"
 
 def chromium():
     """Return the path of Chromium. Without it the test is skipped; on CI it fails."""
-    found = os.environ.get("ADDNORM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
+    path = os.environ.get("ADDNORM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(MISSING)
-    return found
+    return path
 
 
 HOME = {
     "stack": "#v=1&S=2&d=8&T=1&seed=99",
-    "trace": "#v=1&view=trace",
+    "trace": "#v=1&view=trace&x=99&F=1",
     "recording": "#v=1&view=recording&rstep=0&rdepth=1",
 }
-"""Addresses to which a shared page returns between tests; no test uses them otherwise."""
+"""Addresses that a shared page shows between tests; no test uses them otherwise."""
 READY = {
     "stack": "#panel-stack[data-ready]",
-    "trace": "#panel-trace [data-step]",
+    "trace": "#panel-trace .trace-walker:not([data-pending])",
     "recording": "#panel-recording[data-ready]",
+    "race": "#panel-race h2",
 }
 
-EDIT = """fragment => new Promise(done => {
-  const before = location.href;
-  addEventListener('hashchange', () => done(), { once: true });  // the page's own listener was there before
-  location.hash = fragment;
-  if (location.href === before) done();
-})"""
+# Show addresses one after another without loading the page. The counters are read directly before the page reads the address,
+# so that an earlier request which is still computed does not count.
+SHOW = """async ([view, addresses]) => {
+  const panel = document.getElementById(`panel-${view}`);
+  const counter = view === 'stack' ? 'drawn' : 'ready';
+  const read = (name) => Number(panel.dataset[name] ?? 0);
+  const until = async (condition) => {
+    for (const end = performance.now() + 15000; !condition(); await new Promise((done) => setTimeout(done, 5))) {
+      if (performance.now() > end) throw new Error(`the view ${view} is not drawn at ${location.hash}`);
+    }
+  };
+  for (const address of addresses) {
+    if (location.hash === address) continue;
+    let before;
+    addEventListener('popstate', () => { before = read(counter); }, { capture: true, once: true });
+    const changed = new Promise((done) => addEventListener('hashchange', done, { once: true }));
+    location.hash = address;
+    await changed;
+    if (view === 'trace') await until(() => !panel.querySelector('.trace-walker[data-pending]'));
+    else await until(() => read(counter) > before && (view !== 'stack' || read('ready') === read('drawn')));
+  }
+}"""
+
+CHARTS = """() => Object.fromEntries([...document.querySelectorAll('main figure.chart:not([hidden])')].map((chart) => {
+  const series = {};
+  for (const mark of chart.querySelectorAll('.mark[data-series]')) {
+    (series[mark.dataset.series] ??= []).push([Number(mark.dataset.index), mark.dataset.value]);
+  }
+  return [chart.id.replace('chart-', ''), { summary: chart.querySelector('.summary').textContent, series }];
+}))"""
 
 
-class Watched:
-    """Page of the explorer that records foreign requests, console errors and warnings."""
+VIOLATIONS = """async (contrast) => {
+  const rules = { 'color-contrast': { enabled: contrast } };
+  const { violations } = await axe.run({ exclude: [['tbody tr:nth-child(n+3)']] }, { resultTypes: ['violations'], rules });
+  return violations.filter((one) => ['serious', 'critical'].includes(one.impact))
+    .map((one) => [one.id, one.nodes[0].html, one.nodes[0].failureSummary]);
+}"""
 
-    def __init__(self, page, address):
-        self.page, self.address = page, address
-        self.complaints, self.elsewhere = [], []
-        page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("request", self._asked)
+
+TEXT = """(view) => {
+  const panel = document.getElementById(`panel-${view}`);
+  for (const bars of panel.querySelectorAll('.trace-bars')) bars.style.contentVisibility = 'visible';
+  return panel.innerText;
+}"""
+
+
+class ExplorerPage:
+    """Page of the explorer that records foreign requests, console errors and warnings.
+
+    Args:
+        page: an empty tab.
+        address: address of the server.
+        is_shared: the tests of a file share the page: `show` edits the address instead of loading the page.
+    """
+
+    def __init__(self, page, address, *, is_shared=False):
+        self.page, self.address, self.is_shared = page, address, is_shared
+        self.console, self.foreign_requests = [], []
+        page.on("console", lambda line: line.type in ("error", "warning") and self.console.append(line.text))
+        page.on("pageerror", lambda error: self.console.append(str(error)))
+        page.on("request", self._record_request)
         page.set_default_timeout(15_000)
 
-    def _asked(self, request):
+    def _record_request(self, request):
         if not request.url.startswith((self.address, "data:", "blob:")):
-            self.elsewhere.append(request.url)
+            self.foreign_requests.append(request.url)
 
-    def forget(self):
-        """Reset preferences and permissions that earlier pages left in the browser."""
+    def reset(self):
+        """Reset permissions, preferences, routes and dialogs that a test left."""
         self.page.context.clear_permissions()
-        session = self.page.context.new_cdp_session(self.page)
-        session.send("Storage.clearDataForOrigin", {"origin": self.address, "storageTypes": "local_storage"})
-        session.detach()
+        if self.page.url.startswith(self.address):
+            self.page.unroute_all()
+            self.page.evaluate(
+                "localStorage.clear(); document.querySelectorAll('dialog').forEach((box) => box.close())"
+            )
 
     def open(self, fragment="", ready="body"):
         """Load the page at an address."""
@@ -69,41 +118,36 @@ class Watched:
         self.page.wait_for_selector(ready)
         return self.page
 
-    def edit(self, fragment):
-        """Change the address of the open page without loading it."""
-        self.page.evaluate(EDIT, fragment)
-
-    def look(self, fragment, view="stack"):
-        """Show a view at an address in a shared page. The view's home address is loaded first to reset its state."""
-
-        def to(address):
-            if view == "trace":  # the view is drawn at once
-                self.edit(address)
-            else:
-                self.after(lambda: self.edit(address), view)
-
-        if not self.page.url.startswith(self.address):
-            self.open(HOME[view], READY[view])
-        elif self.fragment() != HOME[view]:
-            to(HOME[view])
-        to(fragment)
+    def show(self, fragment, view="stack"):
+        """Show a view at an address until it is drawn. A shared page goes home first, which resets its state."""
+        if not self.is_shared or not self.page.url.startswith(self.address):
+            return self.open(fragment, READY[view])
+        self.page.evaluate(SHOW, [view, [HOME[view], fragment]])
         return self.page
 
-    def stack(self, fragment=""):
-        """Load the stack view and wait until it is drawn."""
-        return self.open(fragment, READY["stack"])
+    def stack(self, fragment="#v=1"):
+        """Show the stack view."""
+        return self.show(fragment)
 
     def recording(self, more=""):
-        """Load the recording view and wait until it is drawn."""
-        return self.open(f"#v=1&view=recording{more}", READY["recording"])
+        """Show the recording view."""
+        return self.show(f"#v=1&view=recording{more}", "recording")
 
-    def race(self, more=""):
-        """Load the race view and run a race."""
-        page = self.open(f"#v=1&view=race{more}", "#panel-race h2")
-        self.raced()
+    def race(self, fragment, events=None):
+        """Load the race view and run a race, or replay one from its events."""
+        if events is not None:
+            self.answer_race(events)
+        page = self.open(fragment, READY["race"])
+        self.run_race()
         return page
 
-    def raced(self):
+    def answer_race(self, events):
+        """Answer the page's next races with these events, without training."""
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        self.page.unroute("**/api/race")
+        self.page.route("**/api/race", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+    def run_race(self):
         """Start a race and wait for its end."""
         self.page.locator("#panel-race").get_by_role("button", name="Start").click()
         self.page.wait_for_selector("#panel-race[data-phase=over]")
@@ -116,26 +160,56 @@ class Watched:
             "([view, n]) => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0) > n", arg=[view, before]
         )
 
+    def text(self, view):
+        """Return the text of a view, including parts that are out of sight."""
+        return self.page.evaluate(TEXT, view)
+
+    def wait_for_text(self, view, text):
+        """Wait until a view has this text: some charts draw their axes a moment after they are shown."""
+        self.page.wait_for_function(f"([view, text]) => ({TEXT})(view) === text", arg=[view, text])
+
+    def pass_time(self, milliseconds):
+        """Move the page's clock forward, as if the user had waited."""
+        self.page.evaluate(
+            "ms => { const now = performance.now.bind(performance); performance.now = () => now() + ms; }", milliseconds
+        )
+
     def ready(self, view="stack"):
         """Return how often the view was drawn."""
         return self.page.evaluate("view => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0)", view)
 
+    def charts(self):
+        """Return {chart: {series: values}} with None for missing marks, and {chart: summary}, without hidden charts."""
+        charts = self.page.evaluate(CHARTS)
+        marks = {chart: {name: _values(pairs) for name, pairs in of["series"].items()} for chart, of in charts.items()}
+        return marks, {chart: of["summary"] for chart, of in charts.items()}
+
     def marks(self, chart, series):
         """Return the values of a series' marks, with None where a mark is missing. A hidden chart has no marks."""
-        found = self.page.eval_on_selector_all(
-            f'#chart-{chart}:not([hidden]) .mark[data-series="{series}"]',
-            "all => all.map(m => [Number(m.dataset.index), m.dataset.value])",
-        )
-        values = [None] * (1 + max((index for index, _ in found), default=-1))
-        for index, text in found:
-            values[index] = float(text.replace("Infinity", "inf"))
-        return values
+        return self.charts()[0].get(chart, {}).get(series, [])
+
+    def violations(self, *, contrast=True):
+        """Return the serious and critical violations that axe reports. Of a table only the first rows are checked."""
+        if not self.page.evaluate("'axe' in window"):
+            from axe_playwright_python.base import AXE_SCRIPT
+
+            self.page.evaluate(AXE_SCRIPT)
+        return self.page.evaluate(VIOLATIONS, contrast)
 
     def fragment(self):
         """Return the fragment of the address."""
         return self.page.evaluate("location.hash")
 
-    def unharmed(self):
+    def assert_clean(self):
         """Check that the page sent no foreign request and that the console is empty."""
-        assert self.elsewhere == []
-        assert self.complaints == []
+        lines = [*self.foreign_requests, *self.console]
+        self.foreign_requests.clear()
+        self.console.clear()
+        assert lines == []
+
+
+def _values(pairs):
+    values = [None] * (1 + max(index for index, _ in pairs))
+    for index, text in pairs:
+        values[index] = float(text.replace("Infinity", "inf"))
+    return values

@@ -27,15 +27,15 @@ def encoder(norm_first):
     return nn.TransformerEncoder(layer, 3, final, enable_nested_tensor=False)
 
 
-def made(folder):
-    """Write and return recordings by path: several steps of post-LN, one of pre-LN with a final norm, one that does not close."""
+def write_recordings(folder):
+    """Write recordings and return them by path: several steps of post-LN, one of pre-LN with a final norm, one that does not close."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         models = {"post_ln": (encoder(False), STEPS), "pre_ln": (encoder(True), 1), "scaled": (Scaled(), 1)}
-        found = {}
+        recordings = {}
         for name, (model, steps) in models.items():
             with addnorm.record(model) as rec:
                 for step in range(steps):
                     (model(torch.randn(2, 5, D) * (1 + step)).square().mean()).backward()
-            found[rec.save(folder / f"{name}.json")] = rec
-    return found
+            recordings[rec.save(folder / f"{name}.json")] = rec
+    return recordings

@@ -10,6 +10,10 @@ from addnorm.explorer import race, stack
 from addnorm.explorer.params import Choice, Flag, Number
 from addnorm.lab.init_probe import InitProbe
 
+SMALL_RACE = {"layers": 2, "steps": 6, "d_model": 16, "tokens": 8, "batch": 2}
+RACE_ADDRESS = "#v=1&view=race&L=2&steps=6&rd=16&rT=8&rB=2"
+"""The same race as the server and the page name it."""
+
 JSON = {"Content-Type": "application/json"}
 
 

@@ -12,7 +12,7 @@ SLOWEST = (
     "ops/triton/test_kernels",
     "cli/test_demo",
     "functional/test_compile",
-    "explorer/test_pages",
+    "explorer/test_views",
     "functional/test_memory",
     "ops/test_compile_mode",
     "fusion/test_families",

@@ -1,0 +1,226 @@
+"""Tests of the page around the views in Chromium: tabs, skip link, keys, themes, links, missing server, source files."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from addnorm import explorer as package
+from support.browser import READY
+from support.explorer_requests import RACE_ADDRESS
+
+STATIC = Path(package.__file__).parent / "static"
+
+
+TAB = """() => {
+  const all = (css) => [...document.querySelectorAll(css)];
+  return [
+    all('[role=tab][aria-selected=true]').map(tab => tab.textContent), document.activeElement.textContent,
+    all('[role=tabpanel]').filter(one => one.checkVisibility()).map(one => document.getElementById(one.getAttribute('aria-labelledby')).textContent),
+    all('[role=tab]').map(tab => tab.getAttribute('tabindex')).filter(value => value !== '-1'), document.title,
+  ];
+}"""
+
+
+def test_tabs_by_arrow_keys(explorer):
+    page = explorer.stack()
+    page.get_by_role("tab").first.focus()
+    for key, name in (("ArrowRight", "Trace"), ("End", "Race"), ("ArrowRight", "Stack"), ("ArrowLeft", "Race"), ("ArrowLeft", "Recording"), ("Home", "Stack")):  # fmt: skip
+        page.keyboard.press(key)
+        assert page.evaluate(TAB) == [[name], name, [name], ["0"], f"{name} · addnorm explorer"]
+        assert page.get_by_role("tabpanel", name=name).is_visible()
+    page.go_back()
+    assert page.get_by_role("tab", selected=True).inner_text() == "Recording"
+
+
+def test_skip_link_focuses_content(new_explorer):
+    page = new_explorer.stack("#v=1&place=pre&S=4&d=8&T=2")
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to the content")
+    assert skip.evaluate("link => link.getBoundingClientRect().left") >= 0
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert page.locator("#notices").inner_text() == ""
+    assert new_explorer.fragment() == "#v=1&place=pre&S=4&d=8&T=2", "the address holds the state"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('main') !== null")
+
+
+def test_chart_cursor_by_keyboard(explorer, race_events):
+    page = explorer.race(RACE_ADDRESS, race_events)
+    slider = page.get_by_role("slider", name="Loss: data cursor")
+    slider.focus()
+    places = []
+    for key in ("Home", "ArrowRight", "End", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+        places.append((slider.get_attribute("aria-valuenow"), slider.get_attribute("aria-valuetext").split(":")[0]))
+    assert places == [("1", "step 0"), ("2", "step 1"), ("6", "step 5"), ("6", "step 5"), ("5", "step 4")]
+    first = slider.get_attribute("aria-valuetext")
+    page.keyboard.press("ArrowDown")
+    assert first.index("post_ln") < first.index("pre_ln")
+    assert slider.get_attribute("aria-valuetext").startswith("step 4: pre_ln")
+    page.wait_for_function("() => document.getElementById('live').textContent.startsWith('step 4: pre_ln')")
+    assert "at=4" in explorer.fragment()
+
+
+def test_help_and_keys(explorer):
+    page = explorer.stack()
+    page.keyboard.press("?")
+    box = page.get_by_role("dialog")
+    assert box.get_by_role("heading", name="Keys").is_visible()
+    assert {"1", "6", "p", "←", "→", "?"} <= {*box.locator("kbd").all_inner_texts()}
+    assert explorer.violations() == []
+    for _ in range(6):  # the focus stays in the dialog or moves to the browser
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    page.keyboard.press("2")
+    assert "place" not in explorer.fragment(), "keys mean nothing behind a dialog"
+    box.get_by_label("Enable single-key shortcuts").uncheck()
+    page.keyboard.press("Escape")
+    assert box.count() == 0
+    page.keyboard.press("2")
+    assert "place" not in explorer.fragment()
+    page.get_by_role("button", name="Help and keys").click()
+    page.get_by_label("Enable single-key shortcuts").check()
+    page.keyboard.press("Escape")
+    page.keyboard.press("2")
+    assert "place=pre" in explorer.fragment()
+
+
+# Saved state, and state in the address.
+
+
+def test_theme_is_kept(new_explorer):
+    page = new_explorer.stack()
+    page.emulate_media(color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    theme = page.get_by_role("button", name="Theme")
+    theme.click()
+    theme.click()
+    assert theme.inner_text() == "Theme: dark"
+    dark = page.evaluate(paper)
+    assert dark != light
+    new_explorer.stack()
+    assert page.evaluate(paper) == dark
+    assert theme.inner_text() == "Theme: dark"
+    theme.click()
+    assert (theme.inner_text(), page.evaluate(paper)) == ("Theme: auto", light)
+
+
+CHANGES = {
+    "stack": (lambda page: page.get_by_role("radio", name="DeepNorm").check(), lambda page: page.get_by_role("radio", name="DeepNorm").is_checked()),
+    "trace": (lambda page: page.get_by_label("Token x").fill("4,-5,6.5"), lambda page: page.get_by_label("Token x").input_value() == "4,-5,6.5"),
+    "recording": (lambda page: page.get_by_role("combobox", name="Recording").select_option("2"), lambda page: page.get_by_role("combobox", name="Recording").input_value() == "2"),
+    "race": (lambda page: page.get_by_label("Against").select_option("deepnorm"), lambda page: page.get_by_label("Against").input_value() == "deepnorm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["stack", "recording", *(pytest.param(one, marks=pytest.mark.slow) for one in ("trace", "race"))]
+)
+def test_copied_link_restores_view(explorer, name):
+    change, changed = CHANGES[name]
+    fragment = "#v=1&S=8&T=4" if name == "stack" else f"#v=1&view={name}"
+    page = explorer.open(fragment, READY["race"]) if name == "race" else explorer.show(fragment, name)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    assert not changed(page)
+    change(page)
+    page.get_by_role("button", name="Copy link").click()
+    page.wait_for_function("() => document.getElementById('notices').textContent.startsWith('The link copied')")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert link.startswith(explorer.address)
+    explorer.open(link.removeprefix(f"{explorer.address}/"), READY[name])
+    assert changed(page)
+    assert explorer.fragment() == f"#{link.split('#')[1]}"
+    assert page.locator("#notices").inner_text() == ""
+
+
+def test_foreign_address_is_reported(explorer):
+    page = explorer.stack("#v=9&view=nope&place=<b>&S=1e9&%zz&pins=a:b;c&view=race&rec=-1&constructor=1&__proto__=2")
+    notices = page.locator("#notices p > span").all_inner_texts()
+    assert len(notices) == 9
+    assert notices[-1] == "And 2 more."
+    assert "The address has version '9', expected 1: known settings were used." in notices
+    assert "view is 'nope' in the address, expected one of stack, trace, recording, race: stack was used." in notices
+    assert "'view' occurs more than once in the address: the first value was used." in notices
+    for line in page.get_by_role("button", name="Dismiss").all()[::-1]:
+        line.click()
+    assert page.locator("#notices").inner_text() == ""
+
+
+# Missing features.
+
+
+def test_recording_view_without_files(new_explorer):
+    page = new_explorer.page
+
+    def without(route):
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"recordings": []})
+
+    page.route("**/api/meta", without)
+    new_explorer.open("#v=1&view=recording", "#panel-recording h2")
+    assert "addnorm explore --recording" in page.locator("#panel-recording pre").inner_text()
+    assert new_explorer.violations() == []
+    page.get_by_role("button", name="Show code").click()
+    assert page.get_by_role("dialog").locator("pre").inner_text().startswith("#")
+    page.keyboard.press("Escape")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="JSON").click()
+    assert json.loads(Path(saved.value.path()).read_text()) is None
+    page.get_by_role("tab", name="Stack").click()
+    page.wait_for_selector("#panel-stack[data-ready]")
+
+
+def test_missing_server_is_reported(new_explorer):
+    page = new_explorer.stack("#v=1&S=4&d=16&T=4")
+    page.route("**/api/stack", lambda route: route.abort())
+    page.get_by_role("radio", name="sandwich").check()
+    alert = page.locator("#panel-stack .wrong")
+    alert.wait_for()
+    sentence = "The server does not answer. Is `addnorm explore` still running in its terminal?"
+    assert alert.inner_text() == sentence
+    with page.expect_download() as document:
+        page.get_by_role("button", name="JSON").click()
+    measured = json.loads(document.value.path().read_text())["params"]
+    assert measured["placement"] == "post", "the file holds what was measured, not what was requested"
+    page.unroute("**/api/stack")
+    new_explorer.after(lambda: page.get_by_role("radio", name="reordered").check())
+    assert not alert.is_visible()
+    page.route("**/api/meta", lambda route: route.abort())
+    new_explorer.open("", "main .wrong")
+    assert page.locator("main .wrong").inner_text() == sentence
+    assert all("ERR_FAILED" in line for line in new_explorer.console)
+    new_explorer.console.clear()
+
+
+# Source files.
+
+FORBIDDEN = re.compile(
+    r"""https?:// | \beval\( | new\ Function | innerHTML | outerHTML | insertAdjacentHTML | document\.write | srcdoc | javascript:
+    | setAttribute\("style" | [{,]\s*style: | \sstyle= | import\((?!"\.) | set(?:Timeout|Interval)\(\s*["'`]""",
+    re.VERBOSE,
+)
+NAMESPACES = re.compile(r"http://www\.w3\.org/(2000/svg|1999/xhtml|1998/Math/MathML)\b")
+
+
+def test_static_files_load_nothing_foreign():
+    files = [path for path in STATIC.rglob("*") if path.is_file()]
+    assert len(files) > 30
+    for path in files:
+        text = path.read_text()
+        assert FORBIDDEN.findall(NAMESPACES.sub("", text)) == [], path
+        if path.suffix == ".js":
+            assert text.startswith("// @ts-check"), path
+            assert all(name.startswith(".") for name in re.findall(r'from "([^"]+)"', text)), path
+    page = (STATIC / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*\ssrc=)|\son\w+=|<style", page)
+    linked = {*re.findall(r'(?:href|src)="/static/([^"]+)"', page)}
+    assert {path.relative_to(STATIC).as_posix() for path in files if path.suffix == ".css"} <= linked
+
+
+def test_forbidden_patterns_match():
+    for text in ('fetch("https://a.b")', "x.innerHTML = y", 'h("p", { style: "color: red" })', 'import("https:x")', "setTimeout('f()')", "eval(x)"):  # fmt: skip
+        assert FORBIDDEN.search(text), text
