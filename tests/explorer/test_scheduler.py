@@ -188,6 +188,8 @@ def test_cancelled_request_releases_slot(when):
         cancelled = first if when == "computing" else second
         cancelled.cancel()
         assert await asyncio.gather(cancelled, return_exceptions=True) != ["first"]
+        if when == "its turn has just come":
+            assert not scheduler._computations.holders
         if when == "computing":  # the thread holds the slot: the second does not start beside it
             await asyncio.sleep(0.05)
             assert work.most == {"page": 1, "all": 1}
