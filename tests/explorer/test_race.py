@@ -368,7 +368,7 @@ def test_page_keeps_race_events(modules, diverging_race):
           const { decoded } = await import("/numbers.js");
           const { BY_DEPTH, History } = await import("/race/history.js");
           const race = new History({ steps: 4 });
-          const newest = events.map((event) => (race.take(decoded(event)), race.newest));
+          const newest = events.map((event) => (race.add(decoded(event)), race.newest));
           return {
             newest, names: BY_DEPTH, places: race.places, range: race.range("gradient"), losses: race.byStep("loss"),
             stream: race.series("stream", 3), sentences: race.sentences(3), stopped: [race.stopped(0), race.stopped(1)],
