@@ -17,8 +17,9 @@ SECONDS ?= 60
 PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# A thread that waits for another thread gives its core to other processes instead of spinning.
-PYTEST = OMP_WAIT_POLICY=passive $(BIN)/pytest $(PARALLEL)
+# A thread that waits for another thread gives its core to other processes instead of spinning. Bytecode files are written, whatever
+# the environment says: without them every process of a run compiles the package and all tests again.
+PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PARALLEL)
 
 .PHONY: demo test test-all lint fuzz sanitize mutants bench gpu clean
 

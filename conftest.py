@@ -1,16 +1,9 @@
-"""Names for the examples in docstrings, and bytecode files for all tests."""
-
-import os
-import sys
+"""Names for the examples in docstrings."""
 
 import pytest
 import torch
 
 import addnorm
-
-# Without bytecode files every process of a run would compile the package and rewrite all tests again, a third of its start-up.
-sys.dont_write_bytecode = False
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(autouse=True)
