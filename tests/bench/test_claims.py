@@ -193,7 +193,8 @@ def test_script_measures_judges_and_writes(bench_claims, tmp_path, monkeypatch, 
     assert json.loads(path.read_text())["claims"] == document["claims"]
 
 
-@pytest.mark.parametrize("name", ["post_ln", pytest.param("pre_ln", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
 def test_losses_removals_and_gradients_are_those_of_the_lab(bench_claims, monkeypatch, threads, name):
     threads(1)
     monkeypatch.setattr(bench_claims, "STEPS", 12)

@@ -10,6 +10,7 @@ import pytest
 
 from addnorm.ops import cpu
 from support import SUPPORT
+from support.capabilities import CAPABILITIES
 from support.pairwise import mark_slow
 
 pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
@@ -23,9 +24,7 @@ def run(capability, *arguments):
 
 @pytest.mark.parametrize(
     ("capability", "extent"),
-    mark_slow(
-        itertools.product(["default", "avx2", "avx512"], ["cover", "full"]), [("avx2", "cover"), ("avx512", "cover")]
-    ),
+    mark_slow(itertools.product(CAPABILITIES, ["cover", "full"]), [("avx2", "cover"), ("avx512", "cover")]),
 )
 def test_kernels_access_no_byte_outside_a_tensor(capability, extent):
     """The kernels without vectors (`default`) have ordinary accesses, which AddressSanitizer detects: `make sanitize`."""

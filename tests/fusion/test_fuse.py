@@ -127,6 +127,7 @@ def test_inspect_and_record_see_the_original():
     assert [site.kind for site in rec.sites].count("start") == len(rec.sites) - 2 == 1
 
 
+@pytest.mark.slow  # test_backend compiles by Inductor by default
 def test_fuse_with_inductor_keeps_random_numbers():
     model = Model(p=0.2).train()
     fusion = fuse(model, X, compile=True)
