@@ -60,13 +60,13 @@ def depth() -> Iterator[Row]:
     for name, wiring in WIRINGS.items():
         for n in DEPTHS:
             models = [ToyModel(n, wiring, seed, sequences=4, init=name == "deepnorm") for seed in SEEDS]
-            found = [model.measure_stream() for model in models]
+            results = [model.measure_stream() for model in models]
             row = {
                 "wiring": name, "num_layers": n,
-                "scale": geometric_mean(one.variances()[-1] ** 0.5 for one in found),
-                "gradient": geometric_mean(one.gradient_ratio() for one in found),
-                "similarity": statistics.fmean(token_similarity(one.streams[-1].double()) for one in found),
-                "memory": statistics.fmean(one.input_similarity() for one in found),
+                "scale": geometric_mean(one.variances()[-1] ** 0.5 for one in results),
+                "gradient": geometric_mean(one.gradient_ratio() for one in results),
+                "similarity": statistics.fmean(token_similarity(one.streams[-1].double()) for one in results),
+                "memory": statistics.fmean(one.input_similarity() for one in results),
             }  # fmt: skip
             if not name.startswith("no_residual"):  # without a residual nothing passes along it
                 alone = (model.measure_stream(residual_alone=True).gradient_ratio() for model in models)
@@ -85,10 +85,10 @@ def training(text: Text) -> Iterator[tuple[Row, list[CharLM]]]:
             before = geometric_mean(through(model, text).gradient_ratio() for model in models)
             for one in made:
                 one.finish()
-            found = [finite(held_out(model, text)) for model in models]
+            results = [finite(held_out(model, text)) for model in models]
             yield {
-                "wiring": name, "num_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(found),
-                "losses": found, "gradient_before": before,
+                "wiring": name, "num_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(results),
+                "losses": results, "gradient_before": before,
                 "gradient_after": finite(geometric_mean(through(model, text).gradient_ratio() for model in models)),
             }, models  # fmt: skip
 
@@ -120,7 +120,7 @@ def finite(value: float) -> float:
 
 def moves(wiring: Wiring) -> float:
     """Return how far an untrained output moves without one sublayer: 1 is as far as another input would move it."""
-    found = []
+    results = []
     for seed in SEEDS:
         model = ToyModel(12, wiring, seed, sequences=4)
         modules: list[Any] = [connection.sublayer for connection in model.stack.connections]
@@ -128,20 +128,20 @@ def moves(wiring: Wiring) -> float:
             rest = ResidualStack(
                 modules[:i] + modules[i + 1 :], D, wiring, sublayers_per_layer=1, elementwise_affine=False
             )
-            found.append(moved(model, rest))
-    return statistics.fmean(found)
+            results.append(moved(model, rest))
+    return statistics.fmean(results)
 
 
 def distorted(wiring: Wiring, factor: float = 100.0) -> float:
     """Return the same distance when the output of a sublayer in the middle is `factor` times as large."""
-    found = []
+    results = []
     for seed in SEEDS:
         model = ToyModel(12, wiring, seed, sequences=4)
         modules: list[Any] = [connection.sublayer for connection in model.stack.connections]
         louder = modules[11]
         modules[11] = lambda x, louder=louder: factor * louder(x)
-        found.append(moved(model, ResidualStack(modules, D, wiring, elementwise_affine=False)))
-    return statistics.fmean(found)
+        results.append(moved(model, ResidualStack(modules, D, wiring, elementwise_affine=False)))
+    return statistics.fmean(results)
 
 
 @torch.no_grad()
@@ -178,7 +178,7 @@ def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
 
 def exact() -> Row:
     """Return single numbers that need no statistics."""
-    found: Row = {}
+    results: Row = {}
     torch.manual_seed(0)
     x = torch.randn(4, 32, D)
     linears = [nn.Sequential(nn.Linear(D, D), nn.GELU()) for _ in range(24)]
@@ -186,45 +186,45 @@ def exact() -> Row:
     detached: list[Any] = [lambda read, f=f: f(read).detach() for f in linears]
     start, cotangent = x.clone().requires_grad_(), torch.randn_like(x)
     (gradient,) = torch.autograd.grad(ResidualStack(detached, D, "pre_ln", final_norm=False)(start), start, cotangent)
-    found["bits changed along pre-LN's residual"] = changed(gradient, cotangent)
+    results["bits changed along pre-LN's residual"] = changed(gradient, cotangent)
 
     with torch.no_grad():
         x_0, writes, x_L, _ = ResidualStack(linears, D, "pre_ln").unroll(x)
         total = x_0.double() + sum(write.double() for write in writes)
-        found["closure of pre-LN"] = float((x_L - total).norm() / total.norm())
+        results["closure of pre-LN"] = float((x_L - total).norm() / total.norm())
         for name, wiring in (("pre-LN", "pre_ln"), ("post-LN", "post_ln")):
             after = ResidualStack([torch.zeros_like] * 24, D, wiring, final_norm=False)(3 * x + 1)
-            found[f"change by zeros, {name}"] = float((after - (3 * x + 1)).norm() / (3 * x + 1).norm())
+            results[f"change by zeros, {name}"] = float((after - (3 * x + 1)).norm() / (3 * x + 1).norm())
     for name in ("pre_ln", "post_ln", "reordered", "no_norm"):
-        found[f"distorted, {name}"] = distorted(wirings.get(name))
+        results[f"distorted, {name}"] = distorted(wirings.get(name))
 
     token = F.layer_norm(torch.randn(D, dtype=torch.float64), (D,), eps=0.0)
-    found["mean after the norm"] = float(addnorm.layer_norm(token + 3).mean())
-    found["variance after the norm"] = {
+    results["mean after the norm"] = float(addnorm.layer_norm(token + 3).mean())
+    results["variance after the norm"] = {
         f"1e-{k}": float(addnorm.layer_norm(10 ** (-k / 2) * token).var(correction=0)) for k in range(8)
     }
     for name, scale, in_gamma in (
         ("sqrt(var + eps)", 1e-5, EPS), ("sqrt(var), variance 1", 1.0, 0.0), ("sqrt(var), variance 1e-5", 1e-5, 0.0),
     ):  # fmt: skip
         one = 2 + scale**0.5 * token
-        found[f"undone, {name}"] = undone(one, one, in_gamma)
-    found["undone, two tokens"] = undone(2 + token, 3 * token - 1, EPS)
+        results[f"undone, {name}"] = undone(one, one, in_gamma)
+    results["undone, two tokens"] = undone(2 + token, 3 * token - 1, EPS)
 
     rows, norm = torch.randn(256, D), nn.BatchNorm1d(D)
     with torch.no_grad():  # and in training mode: that is when BatchNorm takes its statistics from the batch
         alone = torch.cat([addnorm.layer_norm(row[None]) for row in rows])
-        found["tokens changed by their batch, LayerNorm"] = changed(alone, addnorm.layer_norm(rows), rows=True)
+        results["tokens changed by their batch, LayerNorm"] = changed(alone, addnorm.layer_norm(rows), rows=True)
         halves = torch.cat([norm(half) for half in rows.chunk(2)])  # BatchNorm refuses a single row
-        found["tokens changed by their batch, BatchNorm"] = changed(halves, norm(rows), rows=True)
-    found["tokens"] = len(rows)
+        results["tokens changed by their batch, BatchNorm"] = changed(halves, norm(rows), rows=True)
+    results["tokens"] = len(rows)
 
     constant = torch.full((1, D), 3.0)
-    found["numbers not finite with eps"] = int((~addnorm.layer_norm(constant).isfinite()).sum())
-    found["numbers not finite without eps"] = int((~F.layer_norm(constant, (D,), eps=0.0).isfinite()).sum())
+    results["numbers not finite with eps"] = int((~addnorm.layer_norm(constant).isfinite()).sum())
+    results["numbers not finite without eps"] = int((~F.layer_norm(constant, (D,), eps=0.0).isfinite()).sum())
 
     wrong = [x[..., :-1], x[:, :-1], x[:-1], x[None], x[:, :1], x[..., :1]]
-    found["wrong shapes"], found["wrong shapes refused"] = len(wrong), sum(refused(x, branch) for branch in wrong)
-    return found
+    results["wrong shapes"], results["wrong shapes refused"] = len(wrong), sum(refused(x, branch) for branch in wrong)
+    return results
 
 
 def changed(one: Tensor, other: Tensor, *, rows: bool = False) -> int:
@@ -292,26 +292,26 @@ def count(modules: list[Any]) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
-def measured(say: Callable[[str], None]) -> claims.Found:
+def measured(say: Callable[[str], None]) -> claims.Results:
     """Return all raw numbers."""
     text = python_docs()
-    found: claims.Found = {"unigram": text.entropy, "training": []}
+    results: claims.Results = {"unigram": text.entropy, "training": []}
     say("single numbers, and the share of time")
-    found["exact"], found["cost"] = exact(), list(cost())
+    results["exact"], results["cost"] = exact(), list(cost())
     say("untrained stacks")
-    found["depth"] = list(depth())
+    results["depth"] = list(depth())
     trained: dict[str, tuple[float, list[CharLM]]] = {}
     for row, models in training(text):
         say(
             f"trained {row['wiring']}, {row['num_layers']} layers, lr {row['lr']:g}, warm-up {row['warm_up']}: {row['loss']:.3f}"
         )
-        found["training"].append(row)
-        known = row["loss"] < found["unigram"] - claims.LEARNED
+        results["training"].append(row)
+        known = row["loss"] < results["unigram"] - claims.LEARNED
         if known and row["loss"] < trained.get(row["wiring"], (float("inf"),))[0]:
             trained[row["wiring"]] = row["loss"], models
     say("taking sublayers out")
-    found["removal"] = list(removal({name: models for name, (_, models) in trained.items()}, text))
-    return found
+    results["removal"] = list(removal({name: models for name, (_, models) in trained.items()}, text))
+    return results
 
 
 def main() -> int:
@@ -321,7 +321,7 @@ def main() -> int:
     path = RESULTS / "claims.json"
     if parser.parse_args().judge:
         stored = read(path)
-        write({**stored, "claims": claims.judge_all(stored["found"])}, path)
+        write({**stored, "claims": claims.judge_all(stored["results"])}, path)
         return 0
     begin = time.monotonic()
     torch.set_num_threads(1)
@@ -330,7 +330,7 @@ def main() -> int:
     def say(what: str) -> None:
         print(f"{time.monotonic() - begin:5.0f} s  {what}", flush=True)
 
-    found = measured(say)
+    results = measured(say)
     document = {
         **header(SCHEMA, Measured({}, ended="done")),
         **where,
@@ -342,8 +342,8 @@ def main() -> int:
             "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
             "seconds": round(time.monotonic() - begin),
         },
-        "claims": claims.judge_all(found),
-        "found": found,
+        "claims": claims.judge_all(results),
+        "results": results,
     }  # fmt: skip
     for one in document["claims"]:
         print(f"{one['claim']}\n    {one['verdict']}")
@@ -375,7 +375,7 @@ def depth_section(document: Document) -> str:
         "gradient_residual_alone": "the same, along the residual alone", "similarity": "cosine of two tokens of x_L",
         "memory": "cosine of a token's x_L and x_0",
     }  # fmt: skip
-    rows = document["found"]["depth"]
+    rows = document["results"]["depth"]
     depths = list(dict.fromkeys(row["num_layers"] for row in rows))
     lines = []
     for key, title in titles.items():
@@ -390,11 +390,11 @@ def training_section(document: Document) -> str:
     lines = [
         [f"`{row['wiring']}`", f"{row['num_layers']}", f"{row['lr']:g}", f"{row['warm_up']}", f"{row['loss']:.3f}",
          short(row["gradient_before"]), short(row["gradient_after"])]
-        for row in document["found"]["training"]
+        for row in document["results"]["training"]
     ]  # fmt: skip
     head = right("L", "learning rate", "warm-up", "loss", "gradient at x_0 over x_L: before", "after")
     steps, seeds = document["protocol"]["steps"], len(document["protocol"]["trained_seeds"])
-    baseline = f"a model that knows only how often each character occurs has {document['found']['unigram']:.3f}"
+    baseline = f"a model that knows only how often each character occurs has {document['results']['unigram']:.3f}"
     return (
         f"{markdown(['wiring', *head], lines)}\n\nLoss in nats a character after {steps} steps, the mean of {seeds} seeds; "
         f"{baseline}."

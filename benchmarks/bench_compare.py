@@ -21,12 +21,12 @@ SCHEMA = 1
 def main() -> int:
     """Compare, print, write."""
     start, load = time.monotonic(), environment.load()
-    found = lab.compare(COMPARED, progress=Console(stderr=True))
+    results = lab.compare(COMPARED, progress=Console(stderr=True))
     document = {
         **header(SCHEMA, Run({}, ended="done")), **environment.describe(), "load": load,
-        "seconds": time.monotonic() - start, "comparison": found.to_dict(), "rows": list(found.runs),
+        "seconds": time.monotonic() - start, "comparison": results.to_dict(), "rows": list(results.runs),
     }  # fmt: skip
-    Console().print(found)
+    Console().print(results)
     print(f"Written: {write(document, RESULTS / 'compare.json')}")
     return 0
 

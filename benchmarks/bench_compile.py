@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import harness
 import torch
 import torch.nn.functional as F
-from harness import Case, Column, Document, Found, Row, by_case, digits, headline, markdown, right
+from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, right
 from torch import Tensor
 
 from addnorm import reference, set_compile_mode
@@ -206,11 +206,11 @@ def variants(case: Case) -> dict[str, Callable[..., Any]]:
     return {name: variant(name) for name in VARIANTS}
 
 
-def measure(case: Case, *, rounds: int) -> Found:
+def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each variant; for training the errors and, at one shape, the bits; the variants that did not compile."""
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
     tensors, calls = inputs(case), variants(case)
-    found: Found = {part: [] for part in PARTS}
+    results: Results = {part: [] for part in PARTS}
     try:
         for name in VARIANTS:
             try:
@@ -218,19 +218,19 @@ def measure(case: Case, *, rounds: int) -> Found:
             except Exception as error:  # this machine cannot compile it
                 if name == "eager":
                     raise
-                found["failures"].append(harness.failure(case, name, error))
+                results["failures"].append(harness.failure(case, name, error))
                 del calls[name]
         for name, row in interleaved(
             {name: synchronized(case, call) for name, call in calls.items()}, tensors, rounds
         ).items():
-            found["rows"].append(case.row(variant=name, **row))
+            results["rows"].append(case.row(variant=name, **row))
         if case.job == "training":
-            found["errors"] = errors(case, calls, tensors)
+            results["errors"] = errors(case, calls, tensors)
             if (case.norm, case.rows, case.d) == BITS:
-                found["bits"] = [case.row(variant=name, **bits(case, call)) for name, call in calls.items()]
+                results["bits"] = [case.row(variant=name, **bits(case, call)) for name, call in calls.items()]
     finally:
         set_compile_mode(None)
-    return found
+    return results
 
 
 def synchronized(case: Case, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,16 +286,16 @@ def distances(
     total = grads.z + dz
     y = reference.normalize(z, w, b if norm == "layer" else None, norm=norm, eps=EPS)
     truth = {"z": x + s, "y": y, "residual": total, "branch": total, "weight": grads.weight, "bias": grads.bias}
-    found = {}
+    results = {}
     for name, t in got.items():
         exact = truth[name]
         size = exact.norm()
-        found[name] = (
+        results[name] = (
             float((t.double() - exact).norm() / size),
             float((exact.to(t.dtype).double() - exact).norm() / size),
             UNIT * float(terms.get(name, exact).norm() / size),
         )
-    return found
+    return results
 
 
 def bits(case: Case, call: Callable[..., Any]) -> Row:
@@ -326,15 +326,15 @@ def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str]
 # ------------------------------------------------------------------------------------------------------------- the rule
 
 
-def choose(found: Found) -> Row:
+def choose(results: Results) -> Row:
     """Return the entry for `DEFAULT_MODES`: the operator, unless the formula is faster in most cases and keeps the contract.
 
     The contract is that of docs/numerics.md: every error within its limit, and the same bits whatever the run, the threads and
     the other rows. A contract that was not compared counts as broken.
     """
-    ratios = [ratio("formula", "op")(rows) for rows in by_case(found["rows"], FIELDS).values()]
+    ratios = [ratio("formula", "op")(rows) for rows in by_case(results["rows"], FIELDS).values()]
     fast = sum(value is not None and value > FASTER for value in ratios)
-    compared = {part: [row for row in found[part] if row["variant"] == "formula"] for part in ("errors", "bits")}
+    compared = {part: [row for row in results[part] if row["variant"] == "formula"] for part in ("errors", "bits")}
     within = sum(row["error"] <= row["limit"] for row in compared["errors"])
     same = sum(row["run"] and row["threads_kept"] and row["rows_kept"] for row in compared["bits"])
     keeps = len(compared["errors"]) == within > 0 and len(compared["bits"]) == same > 0
@@ -350,9 +350,9 @@ def choose(found: Found) -> Row:
     }
 
 
-def summarize(found: Found) -> list[Row]:
+def summarize(results: Results) -> list[Row]:
     """Return for each job the mean ratio of the operator to the other variants. There are no targets: `choose` follows."""
-    table, summary = by_case(found["rows"], FIELDS), []
+    table, summary = by_case(results["rows"], FIELDS), []
     for job, peer in itertools.product(JOBS, VARIANTS[1:]):
         target = Target(f"op, {job}: times as fast as {peer}", ">=", None)
         of_job = {case: rows for case, rows in table.items() if case.job == job}
@@ -363,13 +363,13 @@ def summarize(found: Found) -> list[Row]:
     return summary
 
 
-def extra(found: Found) -> Document:
+def extra(results: Results) -> Document:
     """Return the device, its name and the choice, for the document."""
-    device = found["rows"][0]["device"] if found["rows"] else None
+    device = results["rows"][0]["device"] if results["rows"] else None
     return {
         "device": device,
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        "choice": choose(found),
+        "choice": choose(results),
     }
 
 

@@ -78,9 +78,9 @@ def served() -> Iterator[str]:
     command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            found = re.search(r"http://[\w.:]+", process.stdout.readline() if process.stdout else "")
-            assert found, "the explorer did not start"
-            yield found[0]
+            results = re.search(r"http://[\w.:]+", process.stdout.readline() if process.stdout else "")
+            assert results, "the explorer did not start"
+            yield results[0]
         finally:
             process.terminate()
 
@@ -88,7 +88,7 @@ def served() -> Iterator[str]:
 def flips(page: Page, address: str, rounds: int) -> dict[str, list[float]]:
     """Return the times of every placement of `rounds` seeds, each for the first time; the first seed does not count."""
     names = [*PLACEMENTS]
-    found: dict[str, list[float]] = {"total": [], "compute": [], "hand": []}
+    results: dict[str, list[float]] = {"total": [], "compute": [], "hand": []}
     for seed in track(range(rounds + 1), "flip", console=Console(stderr=True)):
         page.goto("about:blank")
         page.goto(f"{address}/#v=1&S={STACK['S']}&d={STACK['d']}&T={STACK['T']}&seed={seed}")
@@ -102,10 +102,10 @@ def flips(page: Page, address: str, rounds: int) -> dict[str, list[float]]:
             )
             by_hand = hand(InitProbe(name, STACK["S"], STACK["d"], STACK["T"], seed=seed))
             if seed:
-                found["total"].append(total)
-                found["compute"].append(timing)
-                found["hand"].append(by_hand)
-    return found
+                results["total"].append(total)
+                results["compute"].append(timing)
+                results["hand"].append(by_hand)
+    return results
 
 
 def hand(flip: InitProbe) -> float:
@@ -119,7 +119,7 @@ def hand(flip: InitProbe) -> float:
 
 def typed(page: Page, address: str, count: int) -> dict[str, list[float]]:
     """Return the times of typing into tokens of three and of sixteen numbers."""
-    found = {}
+    results = {}
     for d in (3, 16):
         ones = ",".join(["1"] * d)
         page.goto("about:blank")
@@ -130,8 +130,8 @@ def typed(page: Page, address: str, count: int) -> dict[str, list[float]]:
             page.wait_for_timeout(PAUSE)
             times.append(page.evaluate(TYPE, f"{k / 7:.3f},{','.join(str((j * k) % 11 - 5) for j in range(1, d))}"))
         assert page.evaluate(SHOWN) > 15, "the trace is not shown"
-        found[f"d = {d}"] = times[WARM_UP:]
-    return found
+        results[f"d = {d}"] = times[WARM_UP:]
+    return results
 
 
 def stale(page: Page, address: str) -> dict[str, Any]:

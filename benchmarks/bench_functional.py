@@ -155,12 +155,12 @@ def targets(rows: list[Row]) -> str:
     """Return a table of the summary: the number beside its target, a column a norm."""
     rows = [one for one in rows if one["norm"] and one["value"] is not None]
     norms = dict.fromkeys(one["norm"] for one in rows)
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    results: dict[tuple[str, str], dict[str, str]] = {}
     for one in rows:
         missed = " (missed)" if one["met"] is False else ""
         name = f"{one['name']} ({one['versus']})"
-        found.setdefault((name, harness.bound(one)), {})[one["norm"]] = digits(one["value"]) + missed
-    lines = [[*name, *(values.get(norm, "") for norm in norms)] for name, values in found.items()]
+        results.setdefault((name, harness.bound(one)), {})[one["norm"]] = digits(one["value"]) + missed
+    lines = [[*name, *(values.get(norm, "") for norm in norms)] for name, values in results.items()]
     return markdown(["measured over the cases", "target", *right(*(NORMS[norm] for norm in norms))], lines)
 
 
@@ -171,11 +171,11 @@ def by_size(document: Document, threads: int) -> Sizes:
         rows, d = item[0].rows, item[0].d
         return (SHAPES.index((rows, d)) if (rows, d) in SHAPES else len(SHAPES)), rows, d
 
-    found: Sizes = {}
+    results: Sizes = {}
     for case, row in sorted(by_case(document["rows"], FIELDS).items(), key=order):
         if case.threads == threads:
-            found.setdefault((case.rows, case.d, case.dtype), {})[case.norm, case.job] = row
-    return found
+            results.setdefault((case.rows, case.d, case.dtype), {})[case.norm, case.job] = row
+    return results
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 import harness
 import minilm
 import torch
-from harness import Case, Column, Document, Found, Row, by_case, digits, headline, markdown, right
+from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, right
 from torch import Tensor, nn
 
 from addnorm import fuse
@@ -70,7 +70,7 @@ def call_of(case: Case, model: nn.Module, kwargs: Mapping[str, Any]) -> Callable
     return infer
 
 
-def measure(case: Case, *, rounds: int, inductor: bool = True) -> Found:
+def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     """Return a row for each variant, how each fused model was made, and the variants that could not be made."""
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
     torch.manual_seed(0)  # the dropout masks of the proof
@@ -80,7 +80,7 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Found:
     calls: dict[str, Callable[[], Tensor]] = {}
     models: dict[str, nn.Module] = {}
     share: float | None = None
-    found: Found = {"fusions": [], "failures": [], "rows": []}
+    results: Results = {"fusions": [], "failures": [], "rows": []}
     for name, make in MAKE.items():
         if "inductor" in name and not (inductor and (case.job, case.batch, case.tokens, case.dtype) in INDUCTOR):
             continue
@@ -93,20 +93,20 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Found:
         except Exception as error:  # of a variant; a fused one may raise VerificationError
             if name == "plain":
                 raise
-            found["failures"].append(harness.failure(case, name, error))
+            results["failures"].append(harness.failure(case, name, error))
             continue
         calls[name], models[name] = call, model
         if fusion is not None:
             share = fusion.share if name == "fused" else share
-            found["fusions"].append(case.row(variant=name, seconds=seconds, **proof_of(fusion)))
+            results["fusions"].append(case.row(variant=name, seconds=seconds, **proof_of(fusion)))
     for name, row in interleaved(calls, [], rounds, seconds=SECONDS).items():
         model = models[name]
         if case.job == "training":
             row["saved_bytes"] = saved_bytes(partial(model, **kwargs), model, kwargs)
         if name == "plain":
             row["share"] = share
-        found["rows"].append(case.row(variant=name, **row))
-    return found
+        results["rows"].append(case.row(variant=name, **row))
+    return results
 
 
 def proof_of(fusion: Fusion) -> Row:
@@ -124,9 +124,9 @@ def worst(differences: Sequence[Difference]) -> Row | None:
     return None if not comparable else {"times_error": max(comparable), **comparable[max(comparable)].to_dict()}
 
 
-def summarize(found: Found) -> list[Row]:
+def summarize(results: Results) -> list[Row]:
     """Return the speed of each fused model beside its target, and in how many cases the fused model is proven."""
-    table = by_case(found["rows"], FIELDS)
+    table = by_case(results["rows"], FIELDS)
     speeds = [
         Target(f"fused, {title(case)}: times as fast as the model as it was", ">=", LEAST).row(
             ratio("fused", "plain")(rows)

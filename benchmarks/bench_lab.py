@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import harness
 import torch
 import torch.nn.functional as F
-from harness import Case, Column, Document, Found, Row, by_case, digits, headline, markdown, right
+from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, right
 from torch import Tensor, nn
 
 from addnorm import wirings
@@ -197,7 +197,7 @@ def check_losses(case: Case, text: Text) -> Row:
 text_of_the_lab = cache(python_docs)
 
 
-def measure(case: Case, *, rounds: int, text: Text | None = None, windows: int = WINDOWS) -> Found:
+def measure(case: Case, *, rounds: int, text: Text | None = None, windows: int = WINDOWS) -> Results:
     """Return for each variant the time of a step in a window, of the first step, and of the last step of a window."""
     text = text or text_of_the_lab()
     losses = check_losses(case, text)
@@ -205,9 +205,9 @@ def measure(case: Case, *, rounds: int, text: Text | None = None, windows: int =
     def sampler(name: str) -> Callable[[], list[float]]:
         return lambda: timed(prepare(case, name, text, 1 + windows * EVERY)).seconds
 
-    found = interleave({name: sampler(name) for name in VARIANTS}, rounds, collector=True)
+    results = interleave({name: sampler(name) for name in VARIANTS}, rounds, collector=True)
     rows = []
-    for name, each in found.items():
+    for name, each in results.items():
         cut = [seconds[1 + k * EVERY : 1 + (k + 1) * EVERY] for seconds in each for k in range(windows)]
         rows.append(case.row(
             variant=name, **spread([sum(window) / EVERY * 1e6 for window in cut]), steps=EVERY,
@@ -222,10 +222,10 @@ def first_step(rows: dict[str, Row]) -> float:
     return float(rows["recorded"]["first_us"] - rows["addnorm"]["first_us"]) / 1e6
 
 
-def summarize(found: Found) -> list[Row]:
+def summarize(results: Results) -> list[Row]:
     """Return each number beside its target."""
     summary = []
-    for case, rows in by_case(found["rows"], FIELDS).items():
+    for case, rows in by_case(results["rows"], FIELDS).items():
         name = title(case)
         summary += [
             Target(f"{name}: times as fast as plain PyTorch", ">=", LEAST).row(ratio("addnorm", "plain")(rows)),

@@ -16,7 +16,7 @@ from typing import Any
 
 import harness
 import torch
-from harness import Case, Column, Document, Found, Row, by_case, digits, headline, markdown, times_as_fast
+from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, times_as_fast
 from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
@@ -107,7 +107,7 @@ def call_of(module: nn.Module, job: str, dy: Tensor) -> Callable[..., Any]:
     return lambda x: torch.autograd.grad(module(x), [x, *parameters], dy)
 
 
-def measure(case: Case, *, rounds: int) -> Found:
+def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each variant. Their outputs are compared first.
 
     Raises:
@@ -127,9 +127,9 @@ def measure(case: Case, *, rounds: int) -> Found:
     return {"rows": rows}
 
 
-def summarize(found: Found) -> list[Row]:
+def summarize(results: Results) -> list[Row]:
     """Return for each job and peer the lowest ratio, which has a target, the mean, and the highest share of saved bytes."""
-    table, summary = by_case(found["rows"], FIELDS), []
+    table, summary = by_case(results["rows"], FIELDS), []
     for job, peer in itertools.product(JOBS, PEERS):
         of_job = {case: rows for case, rows in table.items() if case.job == job}
         if not of_job:
@@ -159,13 +159,13 @@ BENCHMARK = harness.Benchmark(
 
 def speed_section(document: Document) -> str:
     """Return the table of speeds: a line a size, a column a wiring and job."""
-    found = by_case(document["rows"], FIELDS)
-    columns = list(dict.fromkeys((case.wiring, case.job) for case in found))
+    results = by_case(document["rows"], FIELDS)
+    columns = list(dict.fromkeys((case.wiring, case.job) for case in results))
     lines = []
     for size, (peer, name) in itertools.product(
-        dict.fromkeys((case.batch, case.tokens, case.d) for case in found), PEERS.items()
+        dict.fromkeys((case.batch, case.tokens, case.d) for case in results), PEERS.items()
     ):
-        rows = {(c.wiring, c.job): row for c, row in found.items() if (c.batch, c.tokens, c.d) == size}
+        rows = {(c.wiring, c.job): row for c, row in results.items() if (c.batch, c.tokens, c.d) == size}
         lines.append([" x ".join(map(str, size)), name, *(times_as_fast(rows.get(one, {}), peer) for one in columns)])
     head: list[str | Column] = [*harness.right("batch x tokens x d"), "compared with"]
     titles = harness.right(*(f"{wiring}, {JOBS[job]}" for wiring, job in columns))

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import harness
 import minilm
-from harness import Case, Document, Found, Row, by_case, headline, markdown, right
+from harness import Case, Document, Results, Row, by_case, headline, markdown, right
 
 from addnorm import decompose, inspect, record
 from addnorm.bench.targets import Target, ratio
@@ -31,7 +31,7 @@ def cases(threads: int) -> list[Case]:
     return [Case(batch=batch, tokens=tokens, threads=threads) for batch, tokens in SIZES]
 
 
-def measure(case: Case, *, rounds: int) -> Found:
+def measure(case: Case, *, rounds: int) -> Results:
     """Return the times of a forward and backward, plain and recorded, and those of the whole calls."""
     loaded = minilm.load_model(case)
     models = {name: copy.deepcopy(loaded.model) for name in ("plain", *RECORDED)}
@@ -52,13 +52,13 @@ def measure(case: Case, *, rounds: int) -> Found:
     return {"calls": calls, "rows": [case.row(variant=name, **row) for name, row in times.items()]}
 
 
-def summarize(found: Found) -> list[Row]:
+def summarize(results: Results) -> list[Row]:
     """Return each number beside its target."""
     summary = []
-    for case, rows in by_case(found["rows"], FIELDS).items():
+    for case, rows in by_case(results["rows"], FIELDS).items():
         target = Target(f"recording, {size(case)}: times the plain step", "<=", MOST_TIMES)
         summary.append(target.row(ratio("plain", "recorded")(rows)))
-    for row in found["calls"]:
+    for row in results["calls"]:
         what = f"{row['call']}, {size(Case(**row))}"
         seconds = Target(
             f"{what}: seconds, the slowest of {CALLS}", "<=", MOST_SECONDS if row["call"] == "inspect" else None

@@ -1,7 +1,7 @@
 """Claims about Add & Norm from the lessons, each with a criterion that computes its verdict from measured numbers.
 
-bench_claims.py measures the numbers (`Found`) and writes the document; `judge_all` returns an entry for each claim. A verdict is
-"holds", "refuted", or both with the parts to which each applies. Statements that no number decides are not here.
+bench_claims.py measures the numbers (`Results`) and writes the document; `judge_all` returns an entry for each claim. A verdict
+is "holds", "refuted", or both with the parts to which each applies. Statements that no number decides are not here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 Measured = dict[str, Any]
 
 # The lessons, by topic.
@@ -31,21 +31,21 @@ class Claim:
     claim: str
     lesson: str
     criterion: str
-    measure: Callable[[Found], Measured]
+    measure: Callable[[Results], Measured]
     verdict: Callable[[Measured], str]
 
-    def judge(self, found: Found) -> dict[str, Any]:
+    def judge(self, results: Results) -> dict[str, Any]:
         """Return the entry of a document."""
-        measured = self.measure(found)
+        measured = self.measure(results)
         return {
             "claim": self.claim, "lesson": self.lesson, "criterion": self.criterion, "measured": measured,
             "verdict": self.verdict(measured),
         }  # fmt: skip
 
 
-def judge_all(found: Found) -> list[dict[str, Any]]:
+def judge_all(results: Results) -> list[dict[str, Any]]:
     """Return every claim with its numbers and its verdict."""
-    return [claim.judge(found) for claim in CLAIMS]
+    return [claim.judge(results) for claim in CLAIMS]
 
 
 # -------------------------------------------------------------------------------------------------------------- verdicts
@@ -75,13 +75,13 @@ def reach(values: dict[str, float], holds: Callable[[float], bool]) -> tuple[int
 
 def by_depth(measured: Measured, holds: Callable[[float], bool], names: Sequence[str]) -> str:
     """Return the verdict of a claim that may hold to some depth only, for each wiring."""
-    found = {name: reach(measured[name], holds) for name in names}
-    if all(deepest == last for deepest, last in found.values()):
+    results = {name: reach(measured[name], holds) for name in names}
+    if all(deepest == last for deepest, last in results.values()):
         return "holds"
-    if not any(deepest for deepest, _ in found.values()):
+    if not any(deepest for deepest, _ in results.values()):
         return "refuted"
     lines = []
-    for name, (deepest, last) in found.items():
+    for name, (deepest, last) in results.items():
         to = f"to L = {deepest}" + (", all measured" if deepest == last else "")
         lines.append(f"{name} {to if deepest else 'nowhere'}")
     return f"holds: {' / '.join(lines)}"
@@ -95,34 +95,34 @@ def passes(ratio: float) -> bool:
 # --------------------------------------------------------------------------------------------------------- measured numbers
 
 
-def depths(key: str, *wirings: str) -> Callable[[Found], Measured]:
+def depths(key: str, *wirings: str) -> Callable[[Results], Measured]:
     """Return the function that selects a number of the untrained stacks by wiring and depth."""
-    return lambda found: {
-        wiring: {str(row["num_layers"]): row[key] for row in found["depth"] if row["wiring"] == wiring}
+    return lambda results: {
+        wiring: {str(row["num_layers"]): row[key] for row in results["depth"] if row["wiring"] == wiring}
         for wiring in wirings
     }
 
 
-def exact(*keys: str) -> Callable[[Found], Measured]:
+def exact(*keys: str) -> Callable[[Results], Measured]:
     """Return the function that selects single numbers."""
-    return lambda found: {key: found["exact"][key] for key in keys}
+    return lambda results: {key: results["exact"][key] for key in keys}
 
 
-def best(found: Found, wiring: str, num_layers: int, warm_up: bool = False) -> dict[str, Any]:
+def best(results: Results, wiring: str, num_layers: int, warm_up: bool = False) -> dict[str, Any]:
     """Return the training with the best learning rate."""
     rows = [
-        row for row in found["training"]
+        row for row in results["training"]
         if (row["wiring"], row["num_layers"], row["warm_up"] > 0) == (wiring, num_layers, warm_up)
     ]  # fmt: skip
     return min(rows, key=lambda row: row["loss"])
 
 
-def losses(num_layers: int, **runs: tuple[str, bool]) -> Callable[[Found], Measured]:
+def losses(num_layers: int, **runs: tuple[str, bool]) -> Callable[[Results], Measured]:
     """Return the function that selects the best losses of some runs (wiring, warm-up), and the loss without learning."""
 
-    def measure(found: Found) -> Measured:
-        named = {name: best(found, wiring, num_layers, warm_up)["loss"] for name, (wiring, warm_up) in runs.items()}
-        return {"num_layers": num_layers, "nothing learned": found["unigram"], **named}
+    def measure(results: Results) -> Measured:
+        named = {name: best(results, wiring, num_layers, warm_up)["loss"] for name, (wiring, warm_up) in runs.items()}
+        return {"num_layers": num_layers, "nothing learned": results["unigram"], **named}
 
     return measure
 
@@ -132,25 +132,25 @@ def learned(measured: Measured, name: str) -> bool:
     return bool(measured[name] < measured["nothing learned"] - LEARNED)
 
 
-def chain(found: Found) -> Measured:
+def chain(results: Results) -> Measured:
     """Return post-LN's gradient at x_0 over that at x_L, whole and along the residual alone, and the share of one norm."""
-    before = depths("gradient", "post_ln")(found)["post_ln"]
-    alone = depths("gradient_residual_alone", "post_ln")(found)["post_ln"]
+    before = depths("gradient", "post_ln")(results)["post_ln"]
+    alone = depths("gradient_residual_alone", "post_ln")(results)["post_ln"]
     layers = max(map(int, before))
     ratios = {
         f"untrained, L = {layers}, the residual with its norms alone": (alone[str(layers)], layers),
         f"untrained, L = {layers}": (before[str(layers)], layers),
     }
-    for row in found["training"]:
+    for row in results["training"]:
         if (row["wiring"], row["num_layers"], row["warm_up"]) == ("post_ln", 12, 0):
             ratios["untrained, L = 12"] = row["gradient_before"], 12
             ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"], 12
     return {name: {"in all": ratio, "a norm": ratio ** (1 / (2 * n))} for name, (ratio, n) in ratios.items()}
 
 
-def removal(found: Found) -> Measured:
+def removal(results: Results) -> Measured:
     """Return the effect of removing one sublayer: how far the output moves before training, how many break the model after it."""
-    rows = {row["wiring"]: row for row in found["removal"]}
+    rows = {row["wiring"]: row for row in results["removal"]}
     keys = {
         "moves at init": "moves", "layers trained": "num_layers", "broken after training": "broken", "of": "of", "loss": "loss",
         "median rise": "median_rise", "largest rise": "largest_rise",
@@ -158,9 +158,9 @@ def removal(found: Found) -> Measured:
     return {wiring: {name: row[key] for name, key in keys.items()} for wiring, row in rows.items()}
 
 
-def cost(found: Found) -> Measured:
+def cost(results: Results) -> Measured:
     """Return the share of Add & Norm in an encoder block."""
-    return {f"d {row['d']}": {key: row[key] for key in ("parameters", "eager", "addnorm")} for row in found["cost"]}
+    return {f"d {row['d']}": {key: row[key] for key in ("parameters", "eager", "addnorm")} for row in results["cost"]}
 
 
 # --------------------------------------------------------------------------------------------------- the claims
@@ -274,8 +274,8 @@ CLAIMS: tuple[Claim, ...] = (
         "Post-LN is fragile in deep stacks, pre-LN is not.", STREAM,
         "without warm-up, each at its best learning rate, pre-LN learns at 6 and at 12 layers; post-LN learns less at 12 "
         "than at 6",
-        lambda found: {f"{wiring}, {n}": best(found, wiring, n)["loss"] for wiring in ("pre_ln", "post_ln") for n in (6, 12)}
-        | {"nothing learned": found["unigram"]},
+        lambda results: {f"{wiring}, {n}": best(results, wiring, n)["loss"] for wiring in ("pre_ln", "post_ln") for n in (6, 12)}
+        | {"nothing learned": results["unigram"]},
         lambda m: parts({
             "pre_ln learns": learned(m, "pre_ln, 6") and learned(m, "pre_ln, 12"),
             "post_ln fades": m["post_ln, 12"] > m["post_ln, 6"] + 0.05,

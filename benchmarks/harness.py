@@ -21,13 +21,13 @@ from addnorm.bench import environment, timing
 from addnorm.bench.harness import (
     Case,
     Document,
-    Found,
     Progress,
+    Results,
     Row,
     Run,
     by_case,
     header,
-    new_found,
+    new_results,
     partial_path,
     read,
     resumable,
@@ -42,7 +42,7 @@ __all__ = [
     "Case",
     "Column",
     "Document",
-    "Found",
+    "Results",
     "Row",
     "by_case",
     "digits",
@@ -83,12 +83,12 @@ class Benchmark:
     about: str
     fields: tuple[str, ...]
     cases: Callable[[int], Sequence[Case]]
-    measure: Callable[..., Found]
-    summarize: Callable[[Found], list[Row]]
+    measure: Callable[..., Results]
+    summarize: Callable[[Results], list[Row]]
     title: Callable[[Case], str]
     parts: tuple[str, ...] = ("rows",)
     protocol: Row = field(default_factory=dict)
-    extra: Callable[[Found], Document] = lambda found: {}
+    extra: Callable[[Results], Document] = lambda results: {}
     threads: int = 2
     rounds: int = timing.ROUNDS
     schema: int = 1
@@ -112,13 +112,13 @@ def run(
     chosen = benchmark.cases(threads or benchmark.threads) if cases is None else [*cases]
     rounds = benchmark.rounds if rounds is None else rounds
     load, before = environment.load(), torch.get_num_threads()
-    start = Run(new_found(*benchmark.parts))
+    start = Run(new_results(*benchmark.parts))
     if earlier is not None:
-        start.found = {part: earlier[part] for part in benchmark.parts}
+        start.results = {part: earlier[part] for part in benchmark.parts}
         start.done = [Case.of(row, benchmark.fields) for part in benchmark.parts for row in earlier[part]]
         start.done = [*dict.fromkeys(start.done)]
 
-    def measured(case: Case, _: float | None) -> Found:
+    def measured(case: Case, _: float | None) -> Results:
         torch.set_num_threads(case.threads)
         return benchmark.measure(case, rounds=rounds, **options)
 
@@ -133,16 +133,16 @@ def run(
         "threads": max((case.threads for case in chosen), default=before),
         "load": load,
         "protocol": protocol(benchmark, rounds, options),
-        "summary": benchmark.summarize(done.found),
-        **benchmark.extra(done.found),
-        **done.found,
+        "summary": benchmark.summarize(done.results),
+        **benchmark.extra(done.results),
+        **done.results,
     }
 
 
 def protocol(benchmark: Benchmark, rounds: int, options: Mapping[str, Any]) -> Row:
     """Return how a benchmark is measured, for the document."""
-    found = {**timing.protocol(rounds), **benchmark.protocol, **options}
-    return found if found["cell_seconds"] else {**found, "fewest_rounds": rounds}  # no time limit: all rounds run
+    results = {**timing.protocol(rounds), **benchmark.protocol, **options}
+    return results if results["cell_seconds"] else {**results, "fewest_rounds": rounds}  # no time limit: all rounds run
 
 
 def main(
@@ -186,10 +186,10 @@ def unfinished(benchmark: Benchmark, path: Path, rounds: int, options: Mapping[s
     here = {**environment.describe(), "protocol": protocol(benchmark, rounds, options)}
     keys = ("commit", "dirty", "versions", "protocol")
     try:
-        found = resumable([partial_path(path)], here, lambda document: {key: document[key] for key in keys})
+        results = resumable([partial_path(path)], here, lambda document: {key: document[key] for key in keys})
     except ValueError:
         return None
-    return None if found is None or found["dirty"] else found
+    return None if results is None or results["dirty"] else results
 
 
 def report(benchmark: Benchmark, document: Document) -> Iterator[str]:

@@ -37,8 +37,8 @@ class Row(NamedTuple):
 
 def document(name: str) -> Measured:
     """Return the results of a benchmark."""
-    found: Measured = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    results: Measured = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return results
 
 
 def entry(claim: str) -> Measured:
@@ -212,20 +212,20 @@ def cons() -> str:
 
 def where() -> str:
     """Return the machine, the versions, the date and the commit."""
-    found = document("claims")
-    return f"{found['machine']['cpu']}, torch {found['versions']['torch']}, {found['date'][:10]}, commit {found['commit'][:10]}."
+    head = document("claims")
+    return f"{head['machine']['cpu']}, torch {head['versions']['torch']}, {head['date'][:10]}, commit {head['commit'][:10]}."
 
 
 def stream() -> str:
     """Return measurements of the residual stream."""
     closed = entry("Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs.")["measured"]["closure of pre-LN"]
     bits = entry("Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.")["measured"]
-    found = entry("Removing one sublayer rarely breaks the model.")["measured"]["pre_ln"]
+    loss = entry("Removing one sublayer rarely breaks the model.")["measured"]["pre_ln"]
     return (
         f"Measured: after 24 sublayers x_L and the sum differ by {n(closed)} of the stream's length, which is rounding. On the "
-        f"way back along the residual, {count(bits[next(iter(bits))])} of a gradient's numbers is changed. Of the {found['of']} "
-        f"sublayers of two small trained pre-LN models, {count(found['broken after training'])} breaks the model by its absence; "
-        f"the loss rises by {found['median rise']:.2f} in the median, and by {found['largest rise']:.2f} at most "
+        f"way back along the residual, {count(bits[next(iter(bits))])} of a gradient's numbers is changed. Of the {loss['of']} "
+        f"sublayers of two small trained pre-LN models, {count(loss['broken after training'])} breaks the model by its absence; "
+        f"the loss rises by {loss['median rise']:.2f} in the median, and by {loss['largest rise']:.2f} at most "
         "([claims](claims.md#the-claims))."
     )
 

@@ -77,19 +77,19 @@ class Name(NamedTuple):
 
 def names() -> dict[Module, list[Name]]:
     """Return every public name once, in the section of the module that defines it."""
-    found: dict[Module, list[Name]] = {one: [] for one in MODULES}
+    results: dict[Module, list[Name]] = {one: [] for one in MODULES}
     for short in addnorm.__all__:
         value = getattr(addnorm, short)
         home = section(short, value)
         also = f"{home.module}.{short}" if home.alone and short in importlib.import_module(home.module).__all__ else ""
-        found[home].append(Name(f"addnorm.{short}", also, value))
+        results[home].append(Name(f"addnorm.{short}", also, value))
     for home in MODULES:
         if home.alone:
             module = importlib.import_module(home.module)
-            known = {one.also for one in found[home]}
+            known = {one.also for one in results[home]}
             own = (Name(f"{home.module}.{short}", "", getattr(module, short)) for short in module.__all__)
-            found[home] += [one for one in own if one.path not in known]
-    return found
+            results[home] += [one for one in own if one.path not in known]
+    return results
 
 
 def section(short: str, value: Any) -> Module:
@@ -140,18 +140,18 @@ def signature(path: str, value: Any) -> str:
     """Return the signature, with a function's return type, in lines of at most 100 characters."""
     if isinstance(value, type) and issubclass(value, BaseException) and "__init__" not in vars(value):
         return f"{path}(message)"
-    found = inspect.signature(value)
+    results = inspect.signature(value)
     words, named = [], False
-    for one in found.parameters.values():
+    for one in results.parameters.values():
         if one.kind is one.KEYWORD_ONLY and not named:
             words.append("*")
         named = named or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
         words.append(parameter(one))
-    returned = found.return_annotation
+    returned = results.return_annotation
     text = f"{path}({', '.join(words)})"
     if inspect.isgeneratorfunction(inspect.unwrap(value)):
         text = f"with {text}:"
-    elif returned is not found.empty and not isinstance(value, type):
+    elif returned is not results.empty and not isinstance(value, type):
         text += f" -> {str(returned).strip(chr(39))}".replace(" ", GLUE)
     if " at 0x" in text:
         raise SystemExit(f"{path} has a default that is another in every run: {text}")

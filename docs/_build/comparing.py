@@ -22,8 +22,8 @@ SHORT = ("loss", "warm-up", "gradient", "memory")  # topics of the sentences in 
 
 def document() -> dict[str, Any]:
     """Return the results."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return found
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return results
 
 
 def verdict() -> str:
@@ -33,18 +33,18 @@ def verdict() -> str:
 
 def table() -> str:
     """Return a table of the runs, and where they were measured."""
-    found = document()
+    results = document()
     rows = [
         [
             f"`{run['settings']['wiring']}`", str(run["settings"]["warm_up"] or "none"), f"{run['test']:.3f}",
             f"{run['recorded']['logit_change'][0]:.3f}", f"{run['seconds']:.0f}",
         ]
-        for run in found["rows"]
+        for run in results["rows"]
     ]  # fmt: skip
     made = page.table(["wiring", "warm-up", "test loss", "first step moves the logits by", "seconds"], rows)
-    machine = f"{found['machine']['cpu']}, {found['machine']['cores']} cores"
-    versions = f"torch {found['versions']['torch']}, commit {found['commit'][:10]}, {found['date'][:10]}"
-    return f"{made}\n\n{found['seconds']:.0f} seconds in all, stacks before training included. {machine}, {versions}."
+    machine = f"{results['machine']['cpu']}, {results['machine']['cores']} cores"
+    versions = f"torch {results['versions']['torch']}, commit {results['commit'][:10]}, {results['date'][:10]}"
+    return f"{made}\n\n{results['seconds']:.0f} seconds in all, stacks before training included. {machine}, {versions}."
 
 
 def short() -> str:

@@ -26,10 +26,10 @@ ROWS = {
 
 def speed() -> str:
     """Return the times, the targets, and how many of the answers to a burst of flips were drawn."""
-    found = add_norm.document("explorer")
-    stack, overtaken = found["stack"], found["stale"]
+    results = add_norm.document("explorer")
+    stack, overtaken = results["stack"], results["stale"]
     rows = [
-        [name, *(f"{found[kind][key][column]:.1f}" for column in ("median", "p95", "most")), _target(found, kind, key)]
+        [name, *(f"{results[kind][key][column]:.1f}" for column in ("median", "p95", "most")), _target(results, kind, key)]
         for kind, names in ROWS.items() for key, name in names.items()
     ]  # fmt: skip
     last = (
@@ -43,18 +43,18 @@ def speed() -> str:
     )
     after = (
         f"Of {overtaken['asked']} flips within a fifth of a second {overtaken['drawn']} were drawn, and {last}. "
-        f"{found['machine']['cpu']}, {found['machine']['cores']} cores, Chromium {found['chromium'].partition('.')[0]}; "
+        f"{results['machine']['cpu']}, {results['machine']['cores']} cores, Chromium {results['chromium'].partition('.')[0]}; "
         "`python benchmarks/bench_explorer.py`."
     )
     return "\n\n".join([head, page.table(["what", "median", "95 of 100", "most", "target"], rows), after])
 
 
-def _target(found: dict[str, Any], kind: str, key: str) -> str:
+def _target(results: dict[str, Any], kind: str, key: str) -> str:
     """Return the target of the 95th percentile, or empty text."""
     if key in ("compute", "hand"):
         return ""
-    most = found["targets"][kind]["target"]
-    return f"{most:g}" if found[kind][key]["p95"] < most else f"{most:g} (missed)"
+    most = results["targets"][kind]["target"]
+    return f"{most:g}" if results[kind][key]["p95"] < most else f"{most:g} (missed)"
 
 
 SECTIONS = {"explorer:speed": speed}

@@ -61,10 +61,10 @@ class Flow(NamedTuple):
 def comparison() -> Comparison:
     """Return the default comparison in benchmarks/results/compare.json."""
     document = jsonio.loads(COMPARED.read_text(encoding="utf-8"))
-    found = document["comparison"]
-    fields = found["protocol"].items()
+    results = document["comparison"]
+    fields = results["protocol"].items()
     protocol: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields}
-    return Comparison(tuple(found["compared"]), Protocol(**protocol), document["rows"], [], found["text"])
+    return Comparison(tuple(results["compared"]), Protocol(**protocol), document["rows"], [], results["text"])
 
 
 def by_depth() -> dict[str, Depth]:
@@ -73,11 +73,11 @@ def by_depth() -> dict[str, Depth]:
 
 
 def _stack(wiring: str, name: str) -> Depth:
-    found = [ToyModel(LAYERS, wiring, seed).measure_stream().streams for seed in SEEDS]
+    results = [ToyModel(LAYERS, wiring, seed).measure_stream().streams for seed in SEEDS]
     places = range(2 * LAYERS + 1)
 
     def mean(of: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
-        return [statistics.fmean(float(of(streams[0], streams[place])) for streams in found) for place in places]
+        return [statistics.fmean(float(of(streams[0], streams[place])) for streams in results) for place in places]
 
     cosine = mean(lambda x_0, x: F.cosine_similarity(x_0, x, dim=-1).mean())
     return Depth(name, cosine, mean(lambda _, x: x.square().mean().sqrt()))

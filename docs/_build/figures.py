@@ -200,15 +200,15 @@ def heat(ax: Axes, values: Tensor, limit: float) -> Any:
 
 def comparison() -> Figure:
     """Draw the training of two wirings: the loss by step, and the gradient by depth after training."""
-    found = numbers.comparison()
-    n = found.protocol.num_layers[0]
+    results = numbers.comparison()
+    n = results.protocol.num_layers[0]
     made = figure(9.6, 3.9)
     gridspec = made.add_gridspec(1, 2)
     left, right = made.add_subfigure(gridspec[0]), made.add_subfigure(gridspec[1])
-    plot.plot_learning(found, n, left.subplots())
+    plot.plot_learning(results, n, left.subplots())
     gradient = [panel for panel in plot.BACKWARD if panel[0] == "gradient"]
     gradients: Any = right  # a part of a figure draws as a figure does
-    plot.plot_by_depth(plot.groups_by_warm_up(found, n), gradient, gradients, after=True)
+    plot.plot_by_depth(plot.groups_by_warm_up(results, n), gradient, gradients, after=True)
     for ax, title in ((left.axes[0], "Learning"), (right.axes[0], "The gradient after training")):
         ax.set_title(title, loc="left", pad=34)
     return made

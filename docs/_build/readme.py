@@ -44,11 +44,11 @@ def limits() -> str:
 
 def _speeds(rows: int) -> list[float]:
     """Return the speed relative to eager of LayerNorm, forward and backward, for a number of rows, on all threads."""
-    found = add_norm.document("functional")
+    results = add_norm.document("functional")
     kept: list[dict[str, Any]] = [
-        row for row in found["rows"]
+        row for row in results["rows"]
         if (row["rows"], row["norm"], row["variant"], row["job"]) == (rows, "layer", "addnorm", "forward_backward")
-        and row["threads"] == found["threads"]
+        and row["threads"] == results["threads"]
     ]  # fmt: skip
     return [row["ratio_to_eager"] for row in kept]
 

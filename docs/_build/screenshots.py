@@ -23,14 +23,14 @@ def main() -> int:
     command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, sync_playwright() as playwright:
         try:
-            found = re.search(r"http://[\w.:]+", process.stdout.readline() if process.stdout else "")
-            if found is None:
+            results = re.search(r"http://[\w.:]+", process.stdout.readline() if process.stdout else "")
+            if results is None:
                 return 1
             browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page(
                 viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light", reduced_motion="reduce"
             )
-            page.goto(f"{found[0]}/{STATE}")
+            page.goto(f"{results[0]}/{STATE}")
             page.wait_for_selector("#panel-stack[data-ready]")
             page.wait_for_timeout(500)
             page.screenshot(path=FIGURES / "explorer.png")

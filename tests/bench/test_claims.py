@@ -162,7 +162,7 @@ def test_stored_verdicts_follow_from_the_stored_numbers():
     stored = json.loads((ROOT / "benchmarks/results/claims.json").read_text())
     assert stored["complete"]
     assert stored.keys() >= {"schema", "date", "machine", "commit", "versions", "protocol"}
-    assert json.loads(json.dumps(claims.judge_all(stored["found"]))) == stored["claims"]
+    assert json.loads(json.dumps(claims.judge_all(stored["results"]))) == stored["claims"]
     assert "not measured" not in {one["verdict"] for one in stored["claims"]}
 
 
@@ -183,7 +183,7 @@ def test_script_measures_judges_and_writes(bench_claims, tmp_path, monkeypatch, 
     assert document["claims"][0]["verdict"] in capsys.readouterr().out
     for section in (bench_claims.claims_section, bench_claims.depth_section, bench_claims.training_section):
         assert section(document).startswith("| ")
-    (share,) = document["found"]["cost"]
+    (share,) = document["results"]["cost"]
     assert share["parameters"] == pytest.approx(4 * 256 / (4 * 256 + 12 * 256**2 + 9 * 256))
     assert 0 < share["eager"] < 1
     assert 0 < share["addnorm"] < 1
@@ -223,7 +223,7 @@ def test_losses_removals_and_gradients_are_those_of_the_lab(bench_claims, monkey
 def test_sections_have_claims_depths_and_trainings(bench_claims):
     document = {
         "machine": {"cpu": "A CPU"}, "versions": {"torch": "2", "python": "3"}, "commit": "0" * 40, "dirty": False,
-        "date": "2026-01-01T00", "claims": claims.judge_all(GOOD), "found": GOOD, "protocol": {"steps": 300, "trained_seeds": [0]},
+        "date": "2026-01-01T00", "claims": claims.judge_all(GOOD), "results": GOOD, "protocol": {"steps": 300, "trained_seeds": [0]},
     }  # fmt: skip
     text = bench_claims.claims_section(document)
     claim = "Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs. (Placements and the residual stream)"

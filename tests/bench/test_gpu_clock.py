@@ -125,7 +125,7 @@ def test_copy_bandwidth_is_that_of_the_faster_method(monkeypatch, seconds):
             return timer
 
     monkeypatch.setitem(device.COPY_BYTES, "cpu", 1000)
-    copies = device.Copies(torch.device("cpu"), Clock(), found=[3e5])
+    copies = device.Copies(torch.device("cpu"), Clock(), results=[3e5])
     copies.measure()
     copies.measure()
     assert copies.document() == {

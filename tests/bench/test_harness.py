@@ -10,7 +10,7 @@ import torch
 
 from addnorm._util.timing import interleave
 from addnorm.bench import harness, timing
-from addnorm.bench.harness import Case, Run, Stop, by_case, new_found, partial_path, run_cases
+from addnorm.bench.harness import Case, Run, Stop, by_case, new_results, partial_path, run_cases
 from addnorm.bench.targets import Target, ratio
 from support.loading import load
 
@@ -38,16 +38,16 @@ def stop_at(index, error):
 def test_run_measures_saves_and_reports_every_case():
     lines, saved = [], []
     run = run_cases(
-        CASES, measure, Run(new_found("rows")), progress=lines.append, save=lambda run: saved.append(len(run.done))
+        CASES, measure, Run(new_results("rows")), progress=lines.append, save=lambda run: saved.append(len(run.done))
     )
     assert (run.ended, run.complete, run.done, run.left) == ("done", True, CASES, [])
-    assert [*by_case(run.found["rows"], FIELDS)] == CASES
+    assert [*by_case(run.results["rows"], FIELDS)] == CASES
     assert saved == [1, 2, 3]
     assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
-    run = run_cases(CASES, measure, Run(new_found("rows")), budget=1e-9)
+    run = run_cases(CASES, measure, Run(new_results("rows")), budget=1e-9)
     assert (run.ended, run.complete, run.done, run.left) == ("budget", True, CASES[:1], CASES[1:])
     with pytest.raises(ZeroDivisionError):
-        run_cases(CASES, stop_at(0, ZeroDivisionError()), Run(new_found("rows")))
+        run_cases(CASES, stop_at(0, ZeroDivisionError()), Run(new_results("rows")))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_run_measures_saves_and_reports_every_case():
     [(KeyboardInterrupt(), "interrupt", 4), (Stop("lost", {"rows": [{"variant": "a"}]}), "lost", 5)],
 )
 def test_stopped_run_keeps_its_cases_and_continues(error, ended, rows):
-    run = run_cases(CASES, stop_at(2, error), Run(new_found("rows")))
+    run = run_cases(CASES, stop_at(2, error), Run(new_results("rows")))
     assert (run.ended, run.complete, run.done, run.left) == (ended, False, CASES[:2], CASES[2:])
-    assert len(run.found["rows"]) == rows
-    again = run_cases(CASES, measure, Run({"rows": run.found["rows"][:4]}, run.done))
+    assert len(run.results["rows"]) == rows
+    again = run_cases(CASES, measure, Run({"rows": run.results["rows"][:4]}, run.done))
     assert (again.complete, again.done) == (True, CASES)
-    assert again.found["rows"][:4] == run.found["rows"][:4]
+    assert again.results["rows"][:4] == run.results["rows"][:4]
 
 
 # Documents.

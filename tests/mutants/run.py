@@ -189,8 +189,8 @@ def main() -> int:
             test = copy.find_test(fault, runs, limit)
             seconds = time.monotonic() - start
             results.add(fault, test, stage, seconds)
-            said = f"found by {test}" if test else f"SURVIVES the {stage}"
-            print(f"{number}/{len(faults)} {fault.id}: {said} ({seconds:.0f} s)", file=sys.stderr)
+            outcome = f"found by {test}" if test else f"SURVIVES the {stage}"
+            print(f"{number}/{len(faults)} {fault.id}: {outcome} ({seconds:.0f} s)", file=sys.stderr)
         results.drop_broken(copy)
     survivors = [name for name, row in results.rows.items() if row["survives"]]
     summary = f"{len(results.rows) - len(survivors)} of {len(results.rows)} faults are found."

@@ -30,10 +30,10 @@ SEED = 2026
 def table(norms: Sequence[Norm] = tuple(NORMS), dtypes: Sequence[str] = tuple(DTYPES)) -> list[Row]:
     """Return relative RMS errors: a row for each norm, dtype and variant, with a key for each of `COLUMNS` that applies."""
     return [
-        {"norm": norm, "dtype": dtype, "variant": variant, **found}
+        {"norm": norm, "dtype": dtype, "variant": variant, **results}
         for norm in norms
         for dtype in dtypes
-        for variant, found in errors(norm, DTYPES[dtype], *SHAPE).items()
+        for variant, results in errors(norm, DTYPES[dtype], *SHAPE).items()
     ]
 
 

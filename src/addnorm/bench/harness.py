@@ -1,7 +1,7 @@
 """Code that every benchmark shares: cases as data, a run of one case after the other, resuming, and the JSON document.
 
-A benchmark has cases (`Case`), a function that measures one of them (`Found`: lists of rows by part), and a document. `run_cases`
-measures the cases; `write` saves a document; `resumable` reads an unfinished one, so that the next run continues.
+A benchmark has cases (`Case`), a function that measures one of them (`Results`: lists of rows by part), and a document.
+`run_cases` measures the cases; `write` saves a document; `resumable` reads an unfinished one, so that the next run continues.
 """
 
 from __future__ import annotations
@@ -17,12 +17,25 @@ from typing import Any
 from addnorm._util import files, jsonio
 
 __all__ = [
-    "Case", "Document", "Found", "Progress", "Row", "Run", "Stop", "by_case", "header", "new_found", "partial_path", "read",
-    "resumable", "run_cases", "write",
+    "Case",
+    "Document",
+    "Progress",
+    "Results",
+    "Row",
+    "Run",
+    "Stop",
+    "by_case",
+    "header",
+    "new_results",
+    "partial_path",
+    "read",
+    "resumable",
+    "run_cases",
+    "write",
 ]  # fmt: skip
 
 Row = dict[str, Any]
-Found = dict[str, list[Row]]
+Results = dict[str, list[Row]]
 Document = dict[str, Any]
 Progress = Callable[[str], None]
 
@@ -59,12 +72,12 @@ class Stop(RuntimeError):  # it ends a run, which need not be an error
 
     Args:
         ended: reason, for the document.
-        found: rows of the unfinished case that the document keeps.
+        results: rows of the unfinished case that the document keeps.
     """
 
-    def __init__(self, ended: str, found: Found | None = None) -> None:
+    def __init__(self, ended: str, results: Results | None = None) -> None:
         super().__init__(ended)
-        self.ended, self.found = ended, found or {}
+        self.ended, self.results = ended, results or {}
 
 
 @dataclass
@@ -72,14 +85,14 @@ class Run:
     """State of a run: rows by part, the cases that are measured, and those that are left.
 
     Attributes:
-        found: rows by part.
+        results: rows by part.
         done: cases that are measured.
         left: cases that are not.
         ended: None while it runs; then "done", "budget", "interrupt" or another reason.
         seconds: duration, with that of the runs that it continues.
     """
 
-    found: Found
+    results: Results
     done: list[Case] = field(default_factory=list)
     left: list[Case] = field(default_factory=list)
     ended: str | None = None
@@ -91,13 +104,13 @@ class Run:
         return self.ended in ("done", "budget")
 
 
-def new_found(*parts: str) -> Found:
+def new_results(*parts: str) -> Results:
     """Return an empty list of rows for each part."""
     return {part: [] for part in parts}
 
 
 def run_cases(
-    cases: Sequence[Case], measure: Callable[[Case, float | None], Found], earlier: Run, *,
+    cases: Sequence[Case], measure: Callable[[Case, float | None], Results], earlier: Run, *,
     title: Callable[[Case], str] = str, budget: float | None = None, progress: Progress | None = None,
     save: Callable[[Run], object] | None = None,
 ) -> Run:  # fmt: skip
@@ -115,7 +128,7 @@ def run_cases(
         save: called with the run after each case.
     """
     start, before, longest = time.monotonic(), earlier.seconds, 0.0
-    run = Run({part: [*rows] for part, rows in earlier.found.items()}, [*earlier.done])
+    run = Run({part: [*rows] for part, rows in earlier.results.items()}, [*earlier.done])
     measured = {*run.done}
     run.left = [case for case in cases if case not in measured]
     total = len(run.left)
@@ -126,9 +139,9 @@ def run_cases(
                 raise Stop("budget")
             if progress is not None:
                 progress(f"{i + 1:3}/{total}  {begun - start:5.0f} s  {title(case)}")
-            found = measure(case, start + budget if budget is not None and i else None)
-            for part, rows in found.items():
-                run.found[part] += rows
+            results = measure(case, start + budget if budget is not None and i else None)
+            for part, rows in results.items():
+                run.results[part] += rows
             run.done.append(case)
             run.left.remove(case)
             run.seconds = before + time.monotonic() - start
@@ -139,8 +152,8 @@ def run_cases(
         run.ended = "done"
     except Stop as stop:
         run.ended = stop.ended
-        for part, rows in stop.found.items():
-            run.found[part] += rows
+        for part, rows in stop.results.items():
+            run.results[part] += rows
     except KeyboardInterrupt:
         run.ended = "interrupt"
     run.seconds = before + time.monotonic() - start
@@ -156,10 +169,10 @@ def header(schema: int, run: Run) -> Document:
 
 def by_case(rows: Iterable[Row], fields: Sequence[str]) -> dict[Case, dict[str, Row]]:
     """Return the rows by case, then by variant."""
-    found: dict[Case, dict[str, Row]] = {}
+    results: dict[Case, dict[str, Row]] = {}
     for row in rows:
-        found.setdefault(Case.of(row, fields), {})[row["variant"]] = row
-    return found
+        results.setdefault(Case.of(row, fields), {})[row["variant"]] = row
+    return results
 
 
 def partial_path(path: Path) -> Path:

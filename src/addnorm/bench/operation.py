@@ -30,7 +30,7 @@ from addnorm.bench.cases import (
     output_bytes,
     whole,
 )
-from addnorm.bench.harness import Case, Document, Found, Row, Run, by_case, header, new_found, run_cases
+from addnorm.bench.harness import Case, Document, Results, Row, Run, by_case, header, new_results, run_cases
 from addnorm.bench.tables import printed_progress
 from addnorm.bench.targets import Goal, Target, ratio
 from addnorm.bench.timing import ROUNDS, SEGMENT_MS, interleaved, protocol, settle_allocator
@@ -86,7 +86,7 @@ def _bound(case: Case, args: list[Tensor]) -> Call:
     return call
 
 
-def measure(case: Case, *, rounds: int = ROUNDS, compiled: bool = False) -> Found:
+def measure(case: Case, *, rounds: int = ROUNDS, compiled: bool = False) -> Results:
     """Return the rows of one case, one a variant, and the variants that this machine cannot run, with the error."""
     calls, args = variants(case, compiled)
     errors: dict[str, Exception] = {}
@@ -191,7 +191,7 @@ def summarize(rows: Sequence[Row], cache: float) -> list[Row]:
     counts = sorted({case.threads for case in cases}, reverse=True)
     for threads in counts:
         for norm in dict.fromkeys(case.norm for case in cases):
-            chosen = {case: found for case, found in cases.items() if (case.threads, case.norm) == (threads, norm)}
+            chosen = {case: results for case, results in cases.items() if (case.threads, case.norm) == (threads, norm)}
             for versus, goal in goals(cache):
                 numbers = [*goal.numbers(chosen).values()]
                 target = goal.target if threads == counts[0] else goal.target._replace(bound=None)
@@ -224,16 +224,16 @@ def run(
     cases = whole() if cases is None else [*cases]
     before = torch.get_num_threads()
     threads = max((case.threads for case in cases), default=before)
-    proven: Found = {"facts": [], "accuracy": [], "import": []}
+    proven: Results = {"facts": [], "accuracy": [], "import": []}
     load = environment.load()
 
-    def measured(case: Case, _: float | None) -> Found:
+    def measured(case: Case, _: float | None) -> Results:
         torch.set_num_threads(case.threads)
         return measure(case, rounds=rounds, compiled=compiled and case.threads == threads)
 
     settle_allocator()
     torch.set_num_threads(threads)
-    done = Run(new_found("failures", "rows"))
+    done = Run(new_results("failures", "rows"))
     try:
         with printed_progress(progress) as show:
             if proofs:
@@ -253,14 +253,14 @@ def run(
         "threads": threads,
         "load": load,
         "protocol": protocol(rounds, segment_ms=SEGMENT_MS, compiled=compiled, cells=len(cases)),
-        "summary": summarize(done.found["rows"], cache) + proven["import"],
+        "summary": summarize(done.results["rows"], cache) + proven["import"],
         "facts": proven["facts"],
         "accuracy": proven["accuracy"],
-        **done.found,
+        **done.results,
     }
 
 
-def _proofs(cases: Sequence[Case]) -> Found:
+def _proofs(cases: Sequence[Case]) -> Results:
     """Return the measurements besides times, for the norms and dtypes of the cases."""
     norms = tuple(norm for norm in NORMS if any(case.norm == norm for case in cases))
     dtypes = tuple(dtype for dtype in DTYPES if any(case.dtype == dtype for case in cases))

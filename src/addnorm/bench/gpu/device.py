@@ -64,9 +64,9 @@ COPIES: dict[str, Method] = {
 class Copies:
     """Bandwidth of a large copy within the device, bytes read and written, measured repeatedly; the faster method counts."""
 
-    def __init__(self, device: torch.device, clock: Clock, found: list[float] | None = None) -> None:
+    def __init__(self, device: torch.device, clock: Clock, results: list[float] | None = None) -> None:
         self.bytes = COPY_BYTES[device.type]
-        self.found = list(found or [])  # bytes a second, one for each measurement
+        self.results = list(results or [])  # bytes a second, one for each measurement
         self.methods: dict[str, float] = {}  # of the last measurement
         source = torch.randint(-(2**31), 2**31, (self.bytes // 4,), dtype=torch.int32, device=device)
         target = torch.empty_like(source)
@@ -79,12 +79,12 @@ class Copies:
         for name, timer in self._timers.items():
             seconds = statistics.median(timer.sample(FEWEST).device for _ in range(COPY_ROUNDS))
             self.methods[name] = 2 * self.bytes / seconds
-        self.found.append(max(self.methods.values()))
+        self.results.append(max(self.methods.values()))
 
     def document(self) -> dict[str, Any]:
         """Return the entry of the document. Shares of bandwidth are relative to the median."""
         return {
-            "bytes": self.bytes, "median": statistics.median(self.found), "bytes_per_second": self.found,
+            "bytes": self.bytes, "median": statistics.median(self.results), "bytes_per_second": self.results,
             "last": dict(self.methods),
         }  # fmt: skip
 

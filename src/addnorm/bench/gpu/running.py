@@ -27,14 +27,14 @@ from addnorm.bench.gpu.variants import COPY, EVERY
 from addnorm.bench.harness import (
     Case,
     Document,
-    Found,
     Progress,
+    Results,
     Row,
     Run,
     Stop,
     by_case,
     header,
-    new_found,
+    new_results,
     partial_path,
     run_cases,
 )
@@ -53,7 +53,7 @@ def measure(
     case: Case, device: torch.device, timekeeper: Clock, *,
     rounds: int = clock.ROUNDS, requested: Sequence[str] | None = None, without: Sequence[str] = (), cache: int | None = None,
     deadline: float | None = None,
-) -> Found:  # fmt: skip
+) -> Results:  # fmt: skip
     """Return a row for each variant of a case that is right, the errors of all, and the failures.
 
     Args:
@@ -73,7 +73,7 @@ def measure(
     cache = describe(device)["l2_bytes"] if cache is None else cache
     sets = cases.set_count(case, cache)
     inputs = cases.inputs(case, device, sets)
-    found = new_found(*PARTS)
+    results = new_results(*PARTS)
     timers: dict[str, Timer] = {}
     repeats: dict[str, int] = {}
     ready: dict[str, float] = {}
@@ -86,7 +86,7 @@ def measure(
             forward = variants.VARIANTS[name].make(case)
             relative, problem = check.errors(case, forward, inputs[0])
             finite = {key: value if math.isfinite(value) else None for key, value in relative.items()}
-            found["errors"].append(case.row(variant=name, limits=check.limits(case), **finite))
+            results["errors"].append(case.row(variant=name, limits=check.limits(case), **finite))
             if problem is not None:
                 return f"wrong: {problem}"
             call = cases.timed(case, forward, inputs)
@@ -98,9 +98,9 @@ def measure(
 
     def failed(name: str, error: Exception | str) -> None:
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        found["failures"].append(case.row(variant=name, error=text[:300]))
+        results["failures"].append(case.row(variant=name, error=text[:300]))
         if not isinstance(error, str):
-            check_alive(timekeeper, found)
+            check_alive(timekeeper, results)
 
     names = [name for name in (*variants.chosen(case, device.type, requested), COPY) if name not in without]
     with retained_graphs(case):
@@ -127,17 +127,17 @@ def measure(
     cold = cases.is_cold(case, cache, sets)
     for name, some in samples.items():
         more = {"repeats": repeats[name], "sets": sets, "cold": cold, "bytes": cases.moved_bytes(case)}
-        found["rows"].append(case.row(variant=name, **clock.times(some), **more, ready_s=ready[name]))
-    return found
+        results["rows"].append(case.row(variant=name, **clock.times(some), **more, ready_s=ready[name]))
+    return results
 
 
-def check_alive(timekeeper: Clock, found: Found) -> None:
+def check_alive(timekeeper: Clock, results: Results) -> None:
     """Raise DeviceLost if waiting for the device fails."""
     try:
         timekeeper.wait()
     except Exception as error:
         # The case is measured again in the next run, without the variant that failed here.
-        kept = {"failures": found["failures"]}
+        kept = {"failures": results["failures"]}
         raise DeviceLost(f"the device was lost: {type(error).__name__}: {error}"[:300], kept) from error
 
 
@@ -189,24 +189,24 @@ def run(
     timekeeper, about, head = clock.clock_of(device), describe(device), identity(device, commit)
     copies = Copies(device, timekeeper, earlier["copy"]["bytes_per_second"] if earlier else None)
     settings = {"rounds": rounds, "budget": budget, "variants": list(requested) if requested else None}
-    start = Run(new_found(*PARTS))
+    start = Run(new_results(*PARTS))
     if earlier:
         start = Run(
             {part: earlier[part] for part in PARTS},
             [Case(**settings_of_case) for settings_of_case in earlier["cells"]],
             seconds=earlier["seconds"],
         )
-    failures = [*start.found["failures"]]
+    failures = [*start.results["failures"]]
 
-    def measured(case: Case, deadline: float | None) -> Found:
+    def measured(case: Case, deadline: float | None) -> Results:
         lost = [
             failure["variant"] for failure in failures if Case.of(failure, FIELDS) == case
         ]  # in a run that the device did not survive
-        found = new_found(*PARTS) if EVERY in lost else measure_or_fail(
+        results = new_results(*PARTS) if EVERY in lost else measure_or_fail(
             case, device, timekeeper, rounds=rounds, requested=requested, without=lost, cache=about["l2_bytes"], deadline=deadline
         )  # fmt: skip
         copies.measure()
-        return found
+        return results
 
     def document(state: Run) -> Document:
         return _document(state, head, about, timekeeper, copies, settings)
@@ -227,7 +227,7 @@ def run(
 def measure_or_fail(
     case: Case, device: torch.device, timekeeper: Clock, *, rounds: int, requested: Sequence[str] | None, without: Sequence[str],
     cache: int, deadline: float | None,
-) -> Found:  # fmt: skip
+) -> Results:  # fmt: skip
     """Return the result of `measure`; if it fails as a whole, such as for memory, report that as the case's failure."""
     try:
         return measure(
@@ -244,10 +244,10 @@ def measure_or_fail(
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"[:300]
-        found: Found = {**new_found(*PARTS), "failures": [case.row(variant=EVERY, error=text)]}
-        check_alive(timekeeper, found)
+        results: Results = {**new_results(*PARTS), "failures": [case.row(variant=EVERY, error=text)]}
+        check_alive(timekeeper, results)
     free(device)  # here the error no longer keeps its tensors alive
-    return found
+    return results
 
 
 def identity(device: torch.device, commit: str | None = None) -> Document:
@@ -280,7 +280,7 @@ def resumable(path: Path, device: torch.device, commit: str | None = None) -> Do
 
 def _document(state: Run, head: Document, about: Row, timekeeper: Clock, copies: Copies, settings: Row) -> Document:
     copied = copies.document()
-    rows = with_ratios(state.found["rows"], copied["median"])
+    rows = with_ratios(state.results["rows"], copied["median"])
     return {
         **header(SCHEMA, state),
         "ended": state.ended,
@@ -296,11 +296,11 @@ def _document(state: Run, head: Document, about: Row, timekeeper: Clock, copies:
             "most_sets": cases.MOST_SETS,
         },
         "copy": copied,
-        "summary": summarize(rows, state.found["failures"], judged=about["type"] == "cuda"),
+        "summary": summarize(rows, state.results["failures"], judged=about["type"] == "cuda"),
         "cells": [vars(case) for case in state.done],
         "left": [vars(case) for case in state.left],
-        "errors": state.found["errors"],
-        "failures": state.found["failures"],
+        "errors": state.results["errors"],
+        "failures": state.results["failures"],
         "rows": rows,
     }  # fmt: skip
 

@@ -63,7 +63,7 @@ def summarize(rows: Iterable[Row], failures: Sequence[Row], *, judged: bool) -> 
     """
     cases, summary = by_case(rows, FIELDS), []
     for norm in dict.fromkeys(case.norm for case in cases):
-        chosen = {case: found for case, found in cases.items() if case.norm == norm}
+        chosen = {case: results for case, results in cases.items() if case.norm == norm}
         for goal in GOALS:
             numbers = goal.numbers(chosen)
             target = goal.target if judged else goal.target._replace(bound=None)
