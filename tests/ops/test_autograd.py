@@ -143,6 +143,17 @@ def test_gradient_of_one_output_alone_is_accurate(variant, used):
             ), name
 
 
+@pytest.mark.parametrize("rows", [1024 + 37, 2048 + 5])
+def test_parameter_gradients_of_many_rows_are_accurate(rows):
+    """The sums over rows are computed in blocks, from 1024 rows on of several chunks each."""
+    call = make("everything, LayerNorm", "float32", (rows, 24))
+    outputs = call()
+    grad_outputs = cotangents(outputs)
+    got, want = gradients(call, grad_outputs), truth(call, outputs["z"], grad_outputs)
+    for name, grad in got.items():
+        assert relative(grad, want[name]) < 1e-5, name
+
+
 class Recorder(TorchDispatchMode):
     """Mode that records the calls of the library's operators."""
 
