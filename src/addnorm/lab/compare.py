@@ -110,7 +110,7 @@ def compare(
         _run_jobs([job for job in todo if job.key not in store.results], store, jobs, cluster, seconds, console)
         results = [job.renamed(store.results[job.key]) for job in todo]
     return Comparison(
-        tuple(wiring_label(wiring) for wiring in chosen), protocol, [wiring for wiring in results if wiring["kind"] == "run"],
+        tuple(wiring_label(wiring) for wiring in chosen), protocol, [result for result in results if result["kind"] == "run"],
         [{**_provenance_of(result), **row} for result in results if result["kind"] == "init" for row in result["found"]],
         {"name": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
          "entropy": text.entropy, "uniform": text.uniform},
