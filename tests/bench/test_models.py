@@ -137,10 +137,9 @@ def fuse(scripts, monkeypatch):
     return scripts.fuse
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "mode"),
-    [pytest.param(INFERENCE, "evaluation", marks=pytest.mark.slow), (TRAINING, "training")],
-    ids=["inference", "training"],
+    ("case", "mode"), [(INFERENCE, "evaluation"), (TRAINING, "training")], ids=["inference", "training"]
 )
 def test_fuse_has_rows_and_the_proof(fuse, monkeypatch, case, mode):
     models = []

@@ -47,7 +47,7 @@ def build(name, dtype):
 # By default few families whose norms differ, each in one dtype; `make test-all` runs all in both dtypes. test_pattern.py has
 # every spelling of the add and of the norm, and the tests of `addnorm fuse` have llama and BERT.
 LOW = {"gemma2"}
-HIGH = {"gpt2", "torch Encoder post_ln"}
+HIGH = {"torch Encoder post_ln"}
 CASES = [
     pytest.param(name, dtype, id=f"{name}-{str(dtype)[6:]}", marks=() if name in chosen else pytest.mark.slow)
     for name in FAMILIES
