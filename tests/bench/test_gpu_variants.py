@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from addnorm.bench.gpu import cases, check, variants
 from addnorm.bench.gpu.cases import DTYPES, JOBS, case_of
 from support.pairwise import product
+from support.wrong_gradient import scale_gradient
 
 CPU = torch.device("cpu")
 PEERS = ("liger", "flash_attn", "quack")
@@ -121,25 +122,13 @@ def test_variant_computes_the_operation(name, norm, job, dtype):
     assert errors.keys() == outputs | (gradients if JOBS[job].backward else set())
 
 
-class WrongGradient(torch.autograd.Function):
-    """Identity whose gradient is 10 % off."""
-
-    @staticmethod
-    def forward(ctx, t):
-        return t.clone()
-
-    @staticmethod
-    def backward(ctx, dt):
-        return dt * 1.1
-
-
 WRONG = {
     "y": lambda f, x, s, w, b: (f(x, s, w, b)[0] * 1.1, f(x, s, w, b)[1]),
     "z": lambda f, x, s, w, b: (f(x, s, w, b)[0], f(x, s, w, b)[1] * 1.1),
-    "dresidual": lambda f, x, s, w, b: f(WrongGradient.apply(x), s, w, b),
-    "dbranch": lambda f, x, s, w, b: f(x, WrongGradient.apply(s), w, b),
-    "dweight": lambda f, x, s, w, b: f(x, s, WrongGradient.apply(w), b),
-    "dbias": lambda f, x, s, w, b: f(x, s, w, WrongGradient.apply(b)),
+    "dresidual": lambda f, x, s, w, b: f(scale_gradient(x, 1.1), s, w, b),
+    "dbranch": lambda f, x, s, w, b: f(x, scale_gradient(s, 1.1), w, b),
+    "dweight": lambda f, x, s, w, b: f(x, s, scale_gradient(w, 1.1), b),
+    "dbias": lambda f, x, s, w, b: f(x, s, w, scale_gradient(b, 1.1)),
 }  # fmt: skip
 
 
