@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from addnorm import wirings
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
+from addnorm.lab.toy_model import compute_write, token_similarities
 from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
 from addnorm.nn.norm import NormKind
@@ -199,7 +200,7 @@ class InitProbe:
     ) -> dict[str, Any]:  # fmt: skip
         x = torch.cat(stream).double()  # (places, tokens, d_model)
         writes = torch.cat(
-            [_write(connection, branch) for connection, branch in zip(connections, branches, strict=True)]
+            [compute_write(connection, branch) for connection, branch in zip(connections, branches, strict=True)]
         ).double()
         lengths = x.norm(dim=-1)
         rms = lengths / self.d_model**0.5
@@ -216,7 +217,7 @@ class InitProbe:
             "parameters": [None, *map(_norm, weight_gradients)],
             "ratio": [None, *ratio.tolist()],
             "cosine": [None, *cosine.tolist()],
-            "similarity": _similarities(x),
+            "similarity": [None] * len(x) if self.tokens == 1 else token_similarities(x).tolist(),
             "map": shares, "closure": closure,
         }  # fmt: skip
 
@@ -250,21 +251,6 @@ def _draw(sublayers: Modules, seed: int, tokens: int, gain: float, deepnorm: boo
 def _norm(tensors: list[Tensor]) -> float:
     """Return the norm of tensors as one vector, in float64 without float64 copies."""
     return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
-
-
-def _write(connection: SublayerConnection, branch: Tensor) -> Tensor:
-    """Return the write, b * N_branch(f(...))."""
-    return connection.b * (branch if connection.norm_branch is None else connection.norm_branch(branch))  # type: ignore[no-any-return,operator]  # torch does not type attributes
-
-
-def _similarities(x: Tensor) -> list[float | None]:
-    """Return the mean cosine of two different tokens at every place; see `addnorm.lab.toy_model.token_similarity`."""
-    places, n, _ = x.shape
-    if n == 1:
-        return [None] * places
-    unit = x / x.norm(dim=-1, keepdim=True)
-    cosines: list[float | None] = ((unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))).tolist()
-    return cosines
 
 
 def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) -> tuple[list[list[float | None]], float]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
-from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
+from addnorm.lab.toy_model import ToyModel, compute_write, geometric_mean, token_similarity
 from addnorm.nn import Wiring
 
 __all__ = [
@@ -141,9 +141,7 @@ def norm(x: Tensor) -> float:
 def write(connection: Any, x: Tensor) -> Tensor:
     """Return the write of a `SublayerConnection` at the stream x: b * N_branch(f(c * N_in(x)))."""
     read = x if connection.norm_in is None else connection.norm_in(x)
-    branch = connection.sublayer(connection.c * read)
-    scaled: Tensor = connection.b * (branch if connection.norm_branch is None else connection.norm_branch(branch))
-    return scaled
+    return compute_write(connection, connection.sublayer(connection.c * read))
 
 
 def first_steps(job: InitStack) -> dict[str, float]:

@@ -25,11 +25,13 @@ __all__ = [
     "StreamMeasurement",
     "ToyModel",
     "UniformAttention",
+    "compute_write",
     "geometric_mean",
     "log_slope",
     "measure_stream",
     "r_squared",
     "stream_states",
+    "token_similarities",
     "token_similarity",
 ]
 
@@ -192,11 +194,23 @@ def measure_stream(
     return StreamMeasurement([state.detach() for state in states], list(gradients))
 
 
-def token_similarity(x: Tensor) -> float:
-    """Return the mean cosine of two different tokens of a sequence `(*, n, d_model)`: 1 if all are equal."""
+def compute_write(connection: SublayerConnection, branch: Tensor) -> Tensor:
+    """Return the write of a sublayer's output: b * N_branch(branch)."""
+    norm: Any = connection.norm_branch
+    scaled: Tensor = connection.b * (branch if norm is None else norm(branch))
+    return scaled
+
+
+def token_similarities(x: Tensor) -> Tensor:
+    """Return the mean cosine of two different tokens, `(*)`, for each sequence `(*, n, d_model)`: 1 if all are equal."""
     n = x.shape[-2]
-    unit = x / x.norm(dim=-1, keepdim=True)
-    return float(((unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))).mean())
+    unit: Tensor = x / x.norm(dim=-1, keepdim=True)
+    return (unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))
+
+
+def token_similarity(x: Tensor) -> float:
+    """Return the mean of `token_similarities` over the sequences."""
+    return float(token_similarities(x).mean())
 
 
 def geometric_mean(values: Iterable[float]) -> float:
