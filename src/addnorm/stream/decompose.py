@@ -24,7 +24,7 @@ from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.record.statistics import features_last
 
-__all__ = ["BIASES", "Decomposition", "decompose", "propagate", "source_shares", "sum_components"]
+__all__ = ["BIASES", "Decomposition", "decompose", "find_step_obstacle", "propagate", "source_shares", "sum_components"]
 
 BIASES = "norm biases"
 Components = dict[str, Tensor]
@@ -61,6 +61,23 @@ def propagate(
         if k + 1 < len(chain.adds):
             parts = {name: scale_sum(chain.adds[k + 1], part) for name, part in parts.items()}
         yield dict(parts)
+
+
+def find_step_obstacle(k: int, add: Add, factor_kind: str) -> str:
+    """Return why components cannot be propagated from add k to the next one, or an empty string.
+
+    Args:
+        k: number of the adds before `add`.
+        add: the next add.
+        factor_kind: kind of the factors between the two that the caller can apply to components.
+    """
+    if add.changes_tokens:
+        return f"tokens join or leave the stream before add {k + 1}"
+    if any(factor.kind != factor_kind for factor in (*add.early_factors, *add.late_factors)):
+        return f"the stream is multiplied or masked between add {k} and add {k + 1}"
+    if add.branch_input is not None:
+        return f"add {k + 1} adds to a norm what was read before it"
+    return ""
 
 
 def _propagate_through(norm: Norm, parts: Components) -> Components:
@@ -101,8 +118,9 @@ class Decomposition:
         chain: Chain = stream.chain
         self._chain = chain
         self._names = {id(site.sublayer): site.id for site in stream.sites}
-        if reason := _find_obstacle(chain):
-            raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
+        for k, add in enumerate(chain.adds[1:], 1):
+            if reason := find_step_obstacle(k, add, "noise"):
+                raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [state.tensor.detach().double() for state in chain.states()]
         self.depth = len(chain.adds)
         self.closures: list[float] = []
@@ -209,18 +227,6 @@ class Decomposition:
     def __repr__(self) -> str:
         size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"
         return f"<Decomposition of {self.stream.name}: {size}>"
-
-
-def _find_obstacle(chain: Chain) -> str:
-    """Return why components cannot be propagated, or an empty string."""
-    for k, add in enumerate(chain.adds[1:], 1):
-        if add.changes_tokens:
-            return f"tokens join or leave the stream before add {k + 1}"
-        if any(f.kind != "noise" for f in (*add.early_factors, *add.late_factors)):
-            return f"the stream is multiplied or masked between add {k} and add {k + 1}"
-        if add.branch_input is not None:
-            return f"add {k + 1} adds to a norm what was read before it"
-    return ""
 
 
 def decompose(

@@ -175,6 +175,15 @@ def test_balance_gives_the_reason_without_amounts(between: Any, reason: str) -> 
     assert (rec.memory_maps, sheet.sources, sheet.amounts) == ({}, (), ())
 
 
+def test_balance_of_a_stream_times_zero() -> None:
+    model = Interrupted(lambda model, x: x * 0.0)
+    with addnorm.record(model) as rec:
+        model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
+    (sheet,) = rec.balances.values()
+    assert sheet.reason == ""
+    assert sheet.amounts == pytest.approx((0.0, 0.0, sheet.stream_norm), abs=1e-6)
+
+
 class SmallWrite(nn.Module):
     """bfloat16 stream with a write below the round-off of most elements."""
 

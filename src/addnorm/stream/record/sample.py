@@ -5,6 +5,7 @@ At most `TOKENS` evenly spaced tokens of every state and every write are kept, f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
-from addnorm.stream.decompose import propagate, source_shares, sum_components
+from addnorm.stream.decompose import find_step_obstacle, propagate, source_shares, sum_components
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import get_tolerance, relative_error
@@ -69,14 +70,10 @@ class TokenSample:
     def find_obstacle(self) -> str:
         """Return why components cannot be propagated: a step on the stream that is not a constant factor; else empty text."""
         for k, add in enumerate(self.chain.adds):
-            if _product(add.residual_path.factors) is None:
+            if any(factor.kind != "constant" for factor in add.residual_path.factors):
                 return f"add {k + 1} multiplies the stream by more than a constant"
-            if k and add.changes_tokens:
-                return f"tokens join or leave the stream before add {k + 1}"
-            if k and add.branch_input is not None:
-                return f"add {k + 1} adds to a norm what was read before it"
-            if k and _product([*add.early_factors, *add.late_factors]) is None:
-                return f"the stream is multiplied or masked between add {k} and add {k + 1}"
+            if k and (reason := find_step_obstacle(k, add, "constant")):
+                return reason
         return ""
 
     def compute(self) -> tuple[MemoryMap | None, Balance]:
@@ -113,13 +110,13 @@ class TokenSample:
             return part
 
         def scale_residual(add: Add, part: Tensor) -> Tensor:
-            number = _product(add.residual_path.factors) or 1.0
+            number = _product(add.residual_path.factors)
             for term in (add.residual_path.term, *add.residual_path.sums):
                 number *= term.factor
             return part * number
 
         def scale_sum(add: Add, part: Tensor) -> Tensor:
-            return part * (_product([*add.early_factors, *add.late_factors]) or 1.0)
+            return part * _product([*add.early_factors, *add.late_factors])
 
         states = [self._states[value] for value in self.chain.states()]
         limit = get_tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
@@ -167,11 +164,5 @@ class TokenSample:
         gain.tensor = tensor.detach().clone()  # it may be a view of a parameter
 
 
-def _product(factors: list[Factor]) -> float | None:
-    """Return the product of constant factors; None if a factor is not constant."""
-    number = 1.0
-    for factor in factors:
-        if factor.kind != "constant":
-            return None
-        number *= factor.number
-    return number
+def _product(factors: list[Factor]) -> float:
+    return math.prod((factor.number for factor in factors), start=1.0)
