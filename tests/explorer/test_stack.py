@@ -208,6 +208,37 @@ def test_back_after_cursor_keeps_history(explorer):
     assert explorer.fragment() == "#v=1&S=8&d=8&T=2"
 
 
+def assert_no_cursor(page):
+    assert page.locator("#panel-stack g.cursor > *").count() == 0
+    texts = [
+        slider.get_attribute("aria-valuetext") for slider in page.locator("#panel-stack .cursor[role=slider]").all()
+    ]
+    assert texts == ["no place selected"] * 7
+
+
+def test_back_to_no_depth_removes_cursors(explorer):
+    page = explorer.stack("#v=1&S=8&d=8&T=2")
+    explorer.after(lambda: page.keyboard.press("2"))
+    page.get_by_role("slider", name="Residual stream: data cursor", exact=True).focus()
+    page.keyboard.press("End")
+    assert page.locator("#panel-stack g.cursor > *").count() == 7
+    explorer.after(page.go_back)
+    assert explorer.fragment() == "#v=1&S=8&d=8&T=2"
+    assert_no_cursor(page)
+    explorer.after(page.go_forward)
+    assert page.locator("#panel-stack g.cursor > *").count() == 7
+
+
+def test_depth_removed_in_another_view(new_explorer):
+    page = new_explorer.stack("#v=1&S=8&d=8&T=2&depth=3")
+    page.get_by_role("tab", name="Trace").click()
+    page.evaluate("location.hash = '#v=1&view=trace&S=8&d=8&T=2'")
+    page.wait_for_selector("#panel-trace")
+    new_explorer.after(page.get_by_role("tab", name="Stack").click)
+    assert new_explorer.fragment() == "#v=1&S=8&d=8&T=2"
+    assert_no_cursor(page)
+
+
 def test_drag_is_drawn_and_one_history_entry(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2&pins=place:pre,S:4,d:8,T:2")
     ready = explorer.ready()

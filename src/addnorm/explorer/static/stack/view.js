@@ -300,10 +300,16 @@ function mount(root, app) {
       lines[k].show({ labels: longest.labels, kinds: longest.kinds, series, summary: texts[id] });
     });
     map.show({ columns: result.labels, rows: result.labels, values: result.map, summary: texts.map });
-    for (const chart of all) if (state.depth >= 0) chart.cursor(state.depth);
+    if (store.state.depth >= 0) moveCursors(); // now there are as many places as the new stack has
     showVerdict(state);
     set(equation, { text: result.equation });
     controls(state);
+  }
+
+  /** Moves the cursors of all charts to the depth of the state, or removes them. */
+  function moveCursors() {
+    const { depth } = store.state;
+    for (const chart of all) chart.cursor(depth < 0 ? null : depth);
   }
 
   /** The verdict, and of the survey what is of this setting. @param {import("../state.js").State} state */
@@ -349,11 +355,8 @@ function mount(root, app) {
   return {
     show(state, changed) {
       controls(state);
-      if (![...changed].some((key) => key in KEYS || key === "pins" || key === "view")) {
-        if (changed.has("depth")) for (const chart of all) chart.cursor(state.depth < 0 ? null : state.depth);
-        return;
-      }
-      refresh();
+      if (changed.has("depth") || changed.has("view")) moveCursors();
+      if ([...changed].some((key) => key in KEYS || key === "pins" || key === "view")) refresh();
     },
     code() {
       const { state } = store;
