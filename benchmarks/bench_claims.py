@@ -18,15 +18,16 @@ from functools import partial
 from typing import Any
 
 import claims
+import exact_numbers
 import torch
-import torch.nn.functional as F
 from harness import RESULTS, Document, markdown, read, right
-from torch import Tensor, nn
+from torch import Tensor
 
 import addnorm
 from addnorm import ResidualStack, Wiring, wirings
 from addnorm._util.numbers import format_number
 from addnorm.bench import environment
+from addnorm.bench.cases import expressions
 from addnorm.bench.harness import Run as Measured
 from addnorm.bench.harness import header, write
 from addnorm.bench.timing import interleaved
@@ -42,7 +43,7 @@ SEEDS = tuple(range(4))
 TRAINED_SEEDS = (0, 1)
 STEPS, WARM_UP = 300, 100
 RATES = {6: (3e-4, 1e-3, 3e-3), 12: (3e-4, 1e-3)}
-D, EPS = 64, 1e-5
+D = 64
 HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained stacks
 PROBED = 32  # sequences of the test part on which a trained model's gradient is taken
 DIVERGED = 1e30  # in place of a loss that is not finite
@@ -176,79 +177,6 @@ def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
         yield row
 
 
-def exact() -> Row:
-    """Return single numbers that need no statistics."""
-    results: Row = {}
-    torch.manual_seed(0)
-    x = torch.randn(4, 32, D)
-    linears = [nn.Sequential(nn.Linear(D, D), nn.GELU()) for _ in range(24)]
-
-    detached: list[Any] = [lambda read, f=f: f(read).detach() for f in linears]
-    start, cotangent = x.clone().requires_grad_(), torch.randn_like(x)
-    (gradient,) = torch.autograd.grad(ResidualStack(detached, D, "pre_ln", final_norm=False)(start), start, cotangent)
-    results["bits changed along pre-LN's residual"] = changed(gradient, cotangent)
-
-    with torch.no_grad():
-        x_0, writes, x_L, _ = ResidualStack(linears, D, "pre_ln").unroll(x)
-        total = x_0.double() + sum(write.double() for write in writes)
-        results["closure of pre-LN"] = float((x_L - total).norm() / total.norm())
-        for name, wiring in (("pre-LN", "pre_ln"), ("post-LN", "post_ln")):
-            after = ResidualStack([torch.zeros_like] * 24, D, wiring, final_norm=False)(3 * x + 1)
-            results[f"change by zeros, {name}"] = float((after - (3 * x + 1)).norm() / (3 * x + 1).norm())
-    for name in ("pre_ln", "post_ln", "reordered", "no_norm"):
-        results[f"distorted, {name}"] = distorted(wirings.get(name))
-
-    token = F.layer_norm(torch.randn(D, dtype=torch.float64), (D,), eps=0.0)
-    results["mean after the norm"] = float(addnorm.layer_norm(token + 3).mean())
-    results["variance after the norm"] = {
-        f"1e-{k}": float(addnorm.layer_norm(10 ** (-k / 2) * token).var(correction=0)) for k in range(8)
-    }
-    for name, scale, in_gamma in (
-        ("sqrt(var + eps)", 1e-5, EPS), ("sqrt(var), variance 1", 1.0, 0.0), ("sqrt(var), variance 1e-5", 1e-5, 0.0),
-    ):  # fmt: skip
-        one = 2 + scale**0.5 * token
-        results[f"undone, {name}"] = undone(one, one, in_gamma)
-    results["undone, two tokens"] = undone(2 + token, 3 * token - 1, EPS)
-
-    rows, norm = torch.randn(256, D), nn.BatchNorm1d(D)
-    with torch.no_grad():  # and in training mode: that is when BatchNorm takes its statistics from the batch
-        alone = torch.cat([addnorm.layer_norm(row[None]) for row in rows])
-        results["tokens changed by their batch, LayerNorm"] = changed(alone, addnorm.layer_norm(rows), rows=True)
-        halves = torch.cat([norm(half) for half in rows.chunk(2)])  # BatchNorm refuses a single row
-        results["tokens changed by their batch, BatchNorm"] = changed(halves, norm(rows), rows=True)
-    results["tokens"] = len(rows)
-
-    constant = torch.full((1, D), 3.0)
-    results["numbers not finite with eps"] = int((~addnorm.layer_norm(constant).isfinite()).sum())
-    results["numbers not finite without eps"] = int((~F.layer_norm(constant, (D,), eps=0.0).isfinite()).sum())
-
-    wrong = [x[..., :-1], x[:, :-1], x[:-1], x[None], x[:, :1], x[..., :1]]
-    results["wrong shapes"], results["wrong shapes refused"] = len(wrong), sum(refused(x, branch) for branch in wrong)
-    return results
-
-
-def changed(one: Tensor, other: Tensor, *, rows: bool = False) -> int:
-    """Return how many numbers (or rows) differ in a bit."""
-    differ = one.view(torch.int32) != other.view(torch.int32)
-    return int((differ.any(-1) if rows else differ).sum())
-
-
-def undone(known: Tensor, token: Tensor, eps: float) -> float:
-    """Return the error of the norm of `token` with gamma and beta that undo the norm of `known`, over the token's spread."""
-    gamma, beta = (known.var(correction=0) + eps).sqrt().expand(D), known.mean().expand(D)
-    back = addnorm.layer_norm(token, gamma.contiguous(), beta.contiguous(), EPS)
-    return float((back - token).norm() / (token - token.mean()).norm())
-
-
-def refused(x: Tensor, branch: Tensor) -> bool:
-    """Return whether the operation refuses the shapes."""
-    try:
-        addnorm.add_layer_norm(x, branch)
-    except ValueError:
-        return True
-    return False
-
-
 def cost(rounds: int = 21, tokens: int = 512) -> Iterator[Row]:
     """Yield the share of Add & Norm in an encoder block: of the parameters, and of the time of a forward and backward.
 
@@ -268,7 +196,7 @@ def cost(rounds: int = 21, tokens: int = 512) -> Iterator[Row]:
             "sublayers": [(sublayer, (x,), [x, *sublayer.parameters()]) for sublayer in sublayers],
             **{
                 name: [(op, tensors := (x, branch, norm.weight, norm.bias), tensors) for norm in norms]
-                for name, op in (("eager", eager), ("addnorm", addnorm.add_layer_norm))
+                for name, op in expressions("layer", "forward", d).items()
             },
         }
         times = interleaved({name: partial(step, calls) for name, calls in runs.items()}, [], rounds)
@@ -282,11 +210,6 @@ def cost(rounds: int = 21, tokens: int = 512) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def eager(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return Add & Norm in plain PyTorch."""
-    return F.layer_norm(x + branch, x.shape[-1:], weight, bias)
-
-
 def count(modules: list[Any]) -> int:
     """Return the number of parameters."""
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
@@ -297,7 +220,10 @@ def measured(say: Callable[[str], None]) -> claims.Results:
     text = python_docs()
     results: claims.Results = {"unigram": text.entropy, "training": []}
     say("single numbers, and the share of time")
-    results["exact"], results["cost"] = exact(), list(cost())
+    results["exact"] = exact_numbers.measure(D)
+    for name in ("pre_ln", "post_ln", "reordered", "no_norm"):
+        results["exact"][f"distorted, {name}"] = distorted(wirings.get(name))
+    results["cost"] = list(cost())
     say("untrained stacks")
     results["depth"] = list(depth())
     trained: dict[str, tuple[float, list[CharLM]]] = {}
