@@ -7,24 +7,27 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from rich.console import Console
 
 import addnorm
 from addnorm import bench, lab
 from addnorm.bench import facts, timing
 from addnorm.cli import demo, main
-from addnorm.cli.demo import model, operation, training
+from addnorm.cli.demo import _parts, model, operation, training
 from addnorm.fusion.proof import Proof
 from addnorm.fusion.tolerance import Difference
 from addnorm.lab.published import PUBLISHED
 from addnorm.ops import cpu
 from addnorm.report import Page
 from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.models.load import load
 from support.report_pages import check_page
+from support.undrawn_figures import draw_only
 
 SMALL = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d_model=16, nhead=2, tokens=8, batch=2, every=2)
 SIZES = (
@@ -52,12 +55,29 @@ def current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def whole_demo(tmp_path_factory):
-    """Return the result of the whole demonstration, and the folder in which it ran."""
-    folder = tmp_path_factory.mktemp("demo")
-    with contextlib.chdir(folder):
-        return CliRunner().invoke(main, ["demo"], env={"COLUMNS": "100"}), folder
+class WholeDemo(NamedTuple):
+    """Result of the whole demonstration, the folder in which it ran, and the number of MiniLM's layers."""
+
+    result: Result
+    folder: Path
+    layers: int
+
+
+@pytest.fixture(scope="module", params=[3, pytest.param(6, marks=pytest.mark.slow)], ids="{} layers".format)
+def whole_demo(request, tmp_path_factory):
+    """Run all parts, with half of MiniLM's layers and without drawings or, slow, with all of both."""
+    folder, layers = tmp_path_factory.mktemp("demo"), request.param
+
+    def load_first_layers(*arguments, **options):
+        loaded = load(*arguments, **options)
+        loaded.model.encoder.layer = loaded.model.encoder.layer[:layers]
+        return loaded
+
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_parts, "load", load_first_layers)
+        if layers < 6:
+            draw_only(patch)
+        return WholeDemo(CliRunner().invoke(main, ["demo"], env={"COLUMNS": "100"}), folder, layers)
 
 
 def section(result, number):
@@ -78,7 +98,7 @@ def run_parts(monkeypatch, *parts):
 
 
 def test_demo_proofs_hold(whole_demo):
-    result, folder = whole_demo
+    result, folder, _ = whole_demo
     assert result.exit_code == 0, result.output
     for words in ("Every proof held.", "Add & Norms are fused", "Proven equal", "of the forward pass",
                   "This is an illustration, not evidence"):  # fmt: skip
@@ -92,7 +112,7 @@ def test_demo_proofs_hold(whole_demo):
 
 
 def test_demo_proves_the_operation(whole_demo):
-    one_token, bias_gradient, speed = (section(whole_demo[0], number) for number in (1, 3, 4))
+    one_token, bias_gradient, speed = (section(whole_demo.result, number) for number in (1, 3, 4))
     for number in ("[1.5, 1, 4.5]", "2.3333", "2.3889", "[-0.53916, -0.86266, 1.4018]", "[3.16, 0.61, 1.87]", "1.0838"):
         assert one_token.count(number) >= 2, number  # step by step, and by the operation
     assert bias_gradient.count("16,384") == 2
@@ -101,19 +121,19 @@ def test_demo_proves_the_operation(whole_demo):
 
 
 def test_demo_inspects_and_records_minilm(whole_demo):
-    result, folder = whole_demo
+    result, folder, layers = whole_demo
     streams, depth = section(result, 5), section(result, 6)
     for words in (
-        "post_ln, 12 sublayers, 12 of them proved",
+        f"post_ln, {2 * layers} sublayers, {2 * layers} of them proved",
         "encoder.layer.0.attention",
         "LayerNorm 1e-12",
-        "and 8 more",
+        f"and {2 * layers - 4} more",
     ):
         assert words in streams
     parts, error = re.search(r"sum of (\d+) parts, relative error (\S+);", streams).groups()
-    assert int(parts) == 14  # x_0, twelve writes, the norms' biases
+    assert int(parts) == 2 * layers + 2  # x_0, two writes a layer, the norms' biases
     assert float(error) <= model.LIMIT
-    assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", depth, re.M)) == 12
+    assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", depth, re.M)) == 2 * layers
     recording = addnorm.stream.Recording.load(folder / "addnorm-demo/minilm.json")
     assert recording.metadata["streams"]["stream"]["wiring"] == "post_ln"
     assert recording.balances["stream"].error < 1e-6
