@@ -37,10 +37,16 @@ def comparison():
     return lab.Comparison(WIRINGS, protocol, runs, stacks, facts)
 
 
+# Each drawing function runs by default: these for the page, the others for the tests of partial comparisons and other wirings.
+DRAWN = ("Learning", "During training", "Gradients against depth", "4 layers")
+
+
 @pytest.fixture(scope="module")
 def page(comparison):
-    """Return the page of the whole comparison, with all its drawings."""
-    return report.build_comparison_page(comparison, {"command": "addnorm compare <here>"})
+    """Return the page of the whole comparison, with the drawings of `DRAWN`."""
+    with pytest.MonkeyPatch.context() as patch:
+        draw_only(patch, *DRAWN)
+        return report.build_comparison_page(comparison, {"command": "addnorm compare <here>"})
 
 
 def blocks_of(page, kind):
@@ -71,8 +77,18 @@ def test_comparison_page_is_self_contained(page):
     assert "addnorm compare <here>" in [one["text"] for one in document.all("dd")], "facts are escaped"
     figures = blocks_of(page, Figure)
     assert len(figures) == 10
-    assert all(one.table.rows and one.svg != one.narrow for one in figures)
+    assert all(one.table.rows for one in figures)
+    assert sum(one.svg != one.narrow for one in figures) == len(DRAWN)
     assert len(tables(document)) >= len(figures)
+
+
+@pytest.mark.slow
+def test_page_with_every_drawing_is_self_contained(comparison):
+    page = report.build_comparison_page(comparison, {"command": "addnorm compare"})
+    check_page(report.render(page))
+    figures = blocks_of(page, Figure)
+    assert len(figures) == 10
+    assert all(one.svg != one.narrow for one in figures)
 
 
 def test_page_has_every_sentence_of_the_verdict(comparison, page):
