@@ -16,8 +16,9 @@ IDS = [str(path.relative_to(ROOT)) for path in PAGES]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
-def test_examples_of_a_page_run(path, monkeypatch):
-    """Run the examples with short measurements and without drawings, which have tests of their own."""
+def test_examples_of_a_page_run(path, monkeypatch, threads):
+    """Run the examples on one thread, with short measurements and without drawings, which have tests of their own."""
+    threads(1)
     monkeypatch.setattr(benchmark, "SECONDS", 0.0)
     monkeypatch.setattr(benchmark, "SHARE_SECONDS", 0.0)
     draw_only(monkeypatch)
