@@ -10,10 +10,10 @@ TESTS = Path(__file__).resolve().parent.parent
 
 SLOWEST = (
     "functional/test_compile",
-    "cli/test_demo",
     "ops/triton/test_kernels",
     "report/test_comparison",
     "ops/triton/test_compiled",
+    "cli/test_demo",
     "explorer/test_stack",
     "ops/test_compile_mode",
     "lab/test_compare",
