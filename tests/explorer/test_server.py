@@ -78,9 +78,9 @@ def test_page_files_and_meta(client):
 
 @pytest.mark.parametrize("path", ["/", "/healthz", "/api/meta", "/static/app.js"])
 def test_head_equals_get_without_body(client, path):
-    got, head = client.get(path), client.head(path)
+    actual, head = client.get(path), client.head(path)
     assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["content-length"] == got.headers["content-length"]
+    assert head.headers["content-length"] == actual.headers["content-length"]
 
 
 def test_responses_have_security_headers(client):

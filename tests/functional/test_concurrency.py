@@ -38,7 +38,7 @@ def everything(call, grad_outputs):
 def test_calls_of_many_threads_at_once_have_the_bits_of_one():
     calls = [make(*arguments) for arguments in CALLS]
     grad_outputs = [cotangents(call()) for call in calls]
-    want = [everything(call, g) for call, g in zip(calls, grad_outputs, strict=True)]
+    expected = [everything(call, g) for call, g in zip(calls, grad_outputs, strict=True)]
     together = Barrier(THREADS)
 
     def work(thread):
@@ -46,8 +46,8 @@ def test_calls_of_many_threads_at_once_have_the_bits_of_one():
         wrong = []
         for turn in range(ROUNDS):
             i = (thread + turn) % len(calls)
-            got = everything(calls[i], grad_outputs[i])
-            wrong += [(CALLS[i], name) for name, t in want[i].items() if not t.equal(got[name])]
+            actual = everything(calls[i], grad_outputs[i])
+            wrong += [(CALLS[i], name) for name, t in expected[i].items() if not t.equal(actual[name])]
         return wrong
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -83,13 +83,13 @@ def test_backward_hook_may_call_the_function_again(dtype):
         again.backward(branch)
         return again, residual.grad, gamma.grad
 
-    want, inner = once(None), []
+    expected, inner = once(None), []
 
     def hook(grad):
         with torch.enable_grad():
             inner.append(once(None))
 
-    got = once(hook)
+    actual = once(hook)
     assert len(inner) == 3
-    for results in (got, *inner):
-        assert all(a.equal(b) for a, b in zip(results, want, strict=True))
+    for results in (actual, *inner):
+        assert all(a.equal(b) for a, b in zip(results, expected, strict=True))

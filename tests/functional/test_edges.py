@@ -38,8 +38,8 @@ def test_constant_row_gives_exactly_the_bias(value, d):
     y.backward(dy)
     # x_hat is 0: dz = rstd (g - mean(g)), as in torch.
     g = (dy * weight).to(f64)
-    want = (g - g.mean(-1, keepdim=True)) / math.sqrt(1e-5)
-    assert relative(residual.grad, want) < 8 * UNIT[f32]
+    expected = (g - g.mean(-1, keepdim=True)) / math.sqrt(1e-5)
+    assert relative(residual.grad, expected) < 8 * UNIT[f32]
 
 
 @pytest.mark.parametrize("d", WIDTHS)
@@ -62,8 +62,8 @@ def test_one_feature_has_a_stated_norm(norm, eps):
     residual = torch.tensor([[3.0], [-5.0], [0.0]], requires_grad=True)
     weight, bias = torch.tensor([2.0]), torch.tensor([7.0])
     y = NORMS[norm](residual, torch.zeros(3, 1), weight, bias, eps)
-    want = [7.0, 7.0, 7.0] if norm == "LayerNorm" else [9.0, 5.0, 7.0]
-    torch.testing.assert_close(y.flatten(), torch.tensor(want), rtol=1e-5, atol=0)
+    expected = [7.0, 7.0, 7.0] if norm == "LayerNorm" else [9.0, 5.0, 7.0]
+    torch.testing.assert_close(y.flatten(), torch.tensor(expected), rtol=1e-5, atol=0)
     y.backward(torch.randn(3, 1))
     if norm == "LayerNorm":
         assert residual.grad.tolist() == [[0.0], [0.0], [0.0]]
@@ -92,9 +92,9 @@ def test_mean_of_10000_is_as_accurate_as_torch(dtype):
     """E[z^2] - E[z]^2 in float32 would give a variance of 16 or of -8 here."""
     residual, branch = torch.full((200, 1024), 1e4), torch.randn(200, 1024).to(dtype)
     z = residual + branch
-    want = F.layer_norm(z.to(f64), (1024,))
-    ours = relative(addnorm.add_layer_norm(residual, branch), want)
-    assert ours <= 1.02 * relative(F.layer_norm(z, (1024,)).to(dtype), want) + 4 * UNIT[f32]
+    expected = F.layer_norm(z.to(f64), (1024,))
+    ours = relative(addnorm.add_layer_norm(residual, branch), expected)
+    assert ours <= 1.02 * relative(F.layer_norm(z, (1024,)).to(dtype), expected) + 4 * UNIT[f32]
     # The mean is rounded to float32: in the worst case an error of 2^-24 * 1e4 = 6e-4 of a standard deviation.
     assert ours < 6e-4 + (UNIT[bf16] if dtype == bf16 else 0.0)
 
@@ -104,8 +104,10 @@ def test_variance_with_an_unusual_first_block_is_accurate():
     z = torch.randn(64, 1000)
     z[:32, :64] += 1e5
     z[32:, 0] -= 1e6
-    want = F.layer_norm(z.to(f64), (1000,))
-    assert relative(addnorm.layer_norm(z), want) < 1.02 * relative(F.layer_norm(z, (1000,)), want) + 4 * UNIT[f32]
+    expected = F.layer_norm(z.to(f64), (1000,))
+    assert (
+        relative(addnorm.layer_norm(z), expected) < 1.02 * relative(F.layer_norm(z, (1000,)), expected) + 4 * UNIT[f32]
+    )
 
 
 @pytest.mark.parametrize("d", WIDTHS)
@@ -135,11 +137,11 @@ def test_subnormal_inputs_are_accurate(variant, scale, dtypes):
     z = call()["z"]
     assert z.any()  # subnormal numbers are not flushed
     grad_outputs = cotangents(call())
-    want = truth(call, z, grad_outputs)
-    assert relative(call()["y"], want["y"]) < 2 * UNIT[z.dtype]
-    got = gradients(call, grad_outputs)
+    expected = truth(call, z, grad_outputs)
+    assert relative(call()["y"], expected["y"]) < 2 * UNIT[z.dtype]
+    actual = gradients(call, grad_outputs)
     for name in ("residual", "branch", "bias"):
-        assert relative(got[name], want[name]) < 8 * UNIT[z.dtype], name
+        assert relative(actual[name], expected[name]) < 8 * UNIT[z.dtype], name
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-38])
@@ -212,24 +214,24 @@ def test_expanded_gradient_equals_its_copy(variant, dtypes):
 def test_gradients_in_any_layout_give_the_same_bits(variant, dtypes):
     call = make(variant, dtypes, (12, 33))
     grad_outputs = cotangents(call())
-    want = gradients(call, grad_outputs)
+    expected = gradients(call, grad_outputs)
     for layout in LAYOUTS.values():
         strided = {name: layout(t) for name, t in grad_outputs.items()}
-        got = gradients(call, strided)
-        assert all(got[name].equal(want[name]) for name in want)
+        actual = gradients(call, strided)
+        assert all(actual[name].equal(expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "everything, LayerNorm"])
 def test_lazily_negated_views_are_resolved(variant):
     """`t.conj().imag` is a float view whose memory has the opposite sign."""
     call = make(variant, "float32", (9, 33))
-    want = call()
+    expected = call()
     branch = call.tensors["branch"]
     call.tensors["branch"] = torch.complex(branch, -branch).conj().imag
     assert call.tensors["branch"].is_neg()
-    got = call()
-    assert got["y"].equal(want["y"])
-    assert got["z"].equal(want["z"])
+    actual = call()
+    assert actual["y"].equal(expected["y"])
+    assert actual["z"].equal(expected["z"])
 
 
 @pytest.mark.parametrize("rank", [1, 5, 9, 12])
@@ -310,9 +312,9 @@ def test_large_constant_row_has_a_gradient_at_any_width(dtype, value, d):
     y = addnorm.add_layer_norm(torch.full((2, d), value, dtype=dtype), branch, eps=1e-5)
     assert y.eq(0).all()
     y.backward(dy)
-    want = (dy.to(f64) - dy.to(f64).mean(-1, keepdim=True)) / 1e-5**0.5
+    expected = (dy.to(f64) - dy.to(f64).mean(-1, keepdim=True)) / 1e-5**0.5
     torch.testing.assert_close(
-        branch.grad.to(f64), want, rtol=2e-2 if dtype == bf16 else 1e-5, atol=1e-4 if d == 1 else 1e-3
+        branch.grad.to(f64), expected, rtol=2e-2 if dtype == bf16 else 1e-5, atol=1e-4 if d == 1 else 1e-3
     )
 
 
@@ -323,7 +325,7 @@ def test_one_massive_activation_keeps_accuracy(place):
     z[:, place] += 1e5
     y = addnorm.layer_norm(z, eps=1e-5).to(f64)
     wide = z.to(f64)
-    want = (wide - wide.mean(-1, keepdim=True)) / (wide.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    expected = (wide - wide.mean(-1, keepdim=True)) / (wide.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
     theirs = torch.nn.functional.layer_norm(z, (4096,)).to(f64)
     # The value is 64 after the norm: the bound is eight roundings of it, or PyTorch's error.
-    assert (y - want).abs().max() <= max(2 * (theirs - want).abs().max(), 8 * 2**-24 * 64)
+    assert (y - expected).abs().max() <= max(2 * (theirs - expected).abs().max(), 8 * 2**-24 * 64)

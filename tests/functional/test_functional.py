@@ -40,10 +40,10 @@ def test_error_on_many_elements_is_at_most_torchs(variant, dtypes):
     ours = forward_and_backward(call, call, grad_outputs)
     theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, grad_outputs)
     assert ours["z"].equal(theirs["z"])
-    want = truth(call, ours["z"], grad_outputs)
+    expected = truth(call, ours["z"], grad_outputs)
     for name in ("y", "residual", "branch"):
-        assert rms(ours[name].to(f64) - want[name]) <= 1.02 * rms(theirs[name].to(f64) - want[name]), name
-        assert worst(ours[name].to(f64) - want[name]) <= 2 * worst(theirs[name].to(f64) - want[name]), name
+        assert rms(ours[name].to(f64) - expected[name]) <= 1.02 * rms(theirs[name].to(f64) - expected[name]), name
+        assert worst(ours[name].to(f64) - expected[name]) <= 2 * worst(theirs[name].to(f64) - expected[name]), name
 
 
 @pytest.mark.parametrize(("variant", "dtypes"), rotate(list(VARIANTS), list(DTYPES), 2))
@@ -72,12 +72,12 @@ def test_parameter_gradients_are_accumulated_in_float32(variant, stream, paramet
     call = make(variant, DTYPES["bfloat16"]._replace(residual=stream, parameter=parameter), (4096, 96))
     grad_outputs = cotangents(call())
     ours = forward_and_backward(call, call, grad_outputs)
-    want = truth(call, ours["z"], grad_outputs)
+    expected = truth(call, ours["z"], grad_outputs)
     # float32 sums over fixed chunks, and for bfloat16 parameters one rounding, whose relative L2 error over many elements
     # is at most 2^-9 = 2e-3 (its largest is 2^-8).
     bound = 1e-6 if parameter == f32 else 2e-3
-    assert relative(ours["weight"], want["weight"]) < bound
-    assert relative(ours["bias"], want["bias"]) < bound
+    assert relative(ours["weight"], expected["weight"]) < bound
+    assert relative(ours["bias"], expected["bias"]) < bound
 
 
 def test_bias_gradient_of_16384_rows_of_ones_is_16384():
@@ -119,9 +119,9 @@ def test_norm_alone_equals_add_norm_of_zeros(name, function, dtypes):
     )
     grad_outputs = cotangents({"y": y})
     assert y.equal(nothing.y_alone())
-    got = torch.autograd.grad(y, (x, weight, bias), grad_outputs["y"])
+    actual = torch.autograd.grad(y, (x, weight, bias), grad_outputs["y"])
     expected = torch.autograd.grad(nothing.y_alone(), (x, weight, bias), grad_outputs["y"])
-    assert all(a.equal(b) for a, b in zip(got, expected, strict=True))
+    assert all(a.equal(b) for a, b in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("normalized_shape", [6, (6,), (5, 6), [4, 5, 6], torch.Size((5, 6))])
@@ -134,12 +134,12 @@ def test_normalized_shape_is_as_in_torch(normalized_shape):
     y, z = addnorm.add_layer_norm(
         residual, branch, weight, bias, normalized_shape=normalized_shape, branch_bias=branch_bias, return_residual=True
     )
-    got = torch.autograd.grad(y, (weight, bias, branch_bias), dy)
+    actual = torch.autograd.grad(y, (weight, bias, branch_bias), dy)
 
     sum_ = residual + branch + branch_bias
     expected_y = F.layer_norm(sum_, shape, weight, bias)
     expected = torch.autograd.grad(expected_y, (weight, bias, branch_bias), dy)
-    torch.testing.assert_close((y, z, got), (expected_y, sum_, expected))
+    torch.testing.assert_close((y, z, actual), (expected_y, sum_, expected))
     y = addnorm.add_rms_norm(residual, branch, weight, normalized_shape=normalized_shape)
     torch.testing.assert_close(y, F.rms_norm(residual + branch, shape, weight))
 
@@ -147,10 +147,10 @@ def test_normalized_shape_is_as_in_torch(normalized_shape):
 @pytest.mark.parametrize("dtype", [f32, bf16, torch.float16, f64])
 def test_rms_norm_without_eps_takes_torchs(dtype):
     x = 1e-3 * torch.randn(4, 50).to(dtype)  # values small enough for eps to matter
-    want = F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64 if dtype == f64 else f32).eps)
-    assert relative(F.rms_norm(x, (50,)), want) < 2 * UNIT[dtype]
-    assert relative(addnorm.add_rms_norm(x, torch.zeros_like(x)), want) < 2 * UNIT[dtype]
-    assert relative(addnorm.rms_norm(x), want) < 2 * UNIT[dtype]
+    expected = F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64 if dtype == f64 else f32).eps)
+    assert relative(F.rms_norm(x, (50,)), expected) < 2 * UNIT[dtype]
+    assert relative(addnorm.add_rms_norm(x, torch.zeros_like(x)), expected) < 2 * UNIT[dtype]
+    assert relative(addnorm.rms_norm(x), expected) < 2 * UNIT[dtype]
 
 
 def test_rms_norm_default_eps_follows_residual_dtype():
@@ -192,11 +192,11 @@ def test_casting_rounds_where_the_model_rounds(model, options, dtypes):
     residual, branch, weight = (call.tensors[name] for name in ("residual", "branch", "weight"))
     residual, branch, weight = residual.to(dtypes[0]), branch.to(dtypes[0]), weight.to(dtypes[1])
     y = addnorm.add_rms_norm(residual, branch, weight, eps=1e-6, **options)
-    want = model(residual + branch, weight, 1e-6)
+    expected = model(residual + branch, weight, 1e-6)
     other = addnorm.add_rms_norm(residual, branch, weight, eps=1e-6, casting="float32", out_dtype=y.dtype)
     # Another order of summation may round one or two of ten thousand elements the other way.
-    assert (y != want).float().mean() < 1e-3
-    assert (other != want).float().mean() > 1e-2, "the order of rounding should matter here"
+    assert (y != expected).float().mean() < 1e-3
+    assert (other != expected).float().mean() > 1e-2, "the order of rounding should matter here"
 
 
 def test_dropout_is_off_when_not_training():

@@ -31,18 +31,18 @@ def test_out_has_the_bits_of_the_function_and_is_returned(variant, dtypes):
     for shape in SHAPES if variant in BASIC else SHAPES[:3]:
         call = make(variant, dtypes, shape)
         before = {name: t.clone() for name, t in call.tensors.items()}
-        want = call()
-        out = tuple(map(nan, want.values()))
+        expected = call()
+        out = tuple(map(nan, expected.values()))
         if call.norm == "none":
             assert into(call, out[0]) is out[0]
         else:
             y, z = into(call, out)
             assert y is out[0]
             assert z is out[1]
-            alone = nan(want["y"])
+            alone = nan(expected["y"])
             assert into(call, alone) is alone
             assert alone.equal(call.y_alone())
-        assert same(dict(zip(want, out, strict=True)), want), shape
+        assert same(dict(zip(expected, out, strict=True)), expected), shape
         assert same(call.tensors, before)
 
 
@@ -55,10 +55,10 @@ def test_out_dtypes_choose_the_result_dtypes(norm, stream, dtype):
     with_dtypes = Call(
         norm, call.eps, call.tensors, {"residual_dtype": stream} | ({"out_dtype": dtype} if norm != "none" else {})
     )
-    want = with_dtypes()
-    out = tuple(map(nan, want.values()))
+    expected = with_dtypes()
+    out = tuple(map(nan, expected.values()))
     into(call, out if norm != "none" else out[0])
-    assert same(dict(zip(want, out, strict=True)), want)
+    assert same(dict(zip(expected, out, strict=True)), expected)
 
 
 def test_default_eps_follows_the_dtype_of_outs_z():
@@ -68,8 +68,8 @@ def test_default_eps_follows_the_dtype_of_outs_z():
     addnorm.add_rms_norm(x, b, return_residual=True, out=out)
     assert same({"y": out[0], "z": out[1]}, {"y": y, "z": z})
     x64, y64 = x.to(f64), b.to(f64)
-    want = addnorm.add_rms_norm(x64, y64)
-    assert addnorm.add_rms_norm_(x64, y64).equal(want)
+    expected = addnorm.add_rms_norm(x64, y64)
+    assert addnorm.add_rms_norm_(x64, y64).equal(expected)
 
 
 @pytest.mark.parametrize("casting", ["llama", "t5"])
@@ -86,10 +86,10 @@ def test_in_place_dropout_equals_the_functions(norm):
     undropped = call()
     call.options = {"dropout_p": 0.5}
     torch.manual_seed(7)
-    want = call()
+    expected = call()
     torch.manual_seed(7)
-    assert same(in_place(call), want)
-    assert not want["z"].equal(undropped["z"])
+    assert same(in_place(call), expected)
+    assert not expected["z"].equal(undropped["z"])
     call.options["training"] = False
     assert same(in_place(call), undropped)
 
@@ -133,11 +133,11 @@ def test_out_may_be_exactly_residual_or_branch(alias, variant, dtypes):
     y, z = alias
     for shape in [(300, 65), (1, 9)]:
         call = make(variant, dtypes, shape)
-        want = call()
-        out = tuple(call.tensors.get(name, nan(t)) for name, t in zip((y, z), want.values(), strict=True))
+        expected = call()
+        out = tuple(call.tensors.get(name, nan(t)) for name, t in zip((y, z), expected.values(), strict=True))
         into(call, out if z is not None else out[0])
-        assert out[0].equal(want["y"])
-        assert z is None or out[1].equal(want["z"])
+        assert out[0].equal(expected["y"])
+        assert z is None or out[1].equal(expected["z"])
 
 
 @pytest.mark.parametrize(
@@ -149,25 +149,25 @@ def test_norm_alone_may_overwrite_its_input(norm, dtypes, options):
     for shape in SHAPES:
         call = make("RMSNorm with bias", dtypes, shape)
         x, weight, bias = (call.tensors[name] for name in ("residual", "weight", "bias"))
-        want = ALONE[norm](x, weight, bias, **options)
+        expected = ALONE[norm](x, weight, bias, **options)
         other = nan(x)
         assert ALONE[norm](x, weight, bias, **options, out=other) is other
         assert ALONE[norm](x, weight, bias, **options, out=x) is x
-        assert x.equal(want)
-        assert other.equal(want)
+        assert x.equal(expected)
+        assert other.equal(expected)
 
 
 def test_out_may_reuse_memory_of_equal_element_size():
     x, b = torch.randn(6, 8).to(bf16), torch.randn(6, 8).to(bf16)
-    want = addnorm.add_layer_norm(x, b, out_dtype=torch.float16)
-    assert addnorm.add_layer_norm(x, b, out=b.view(torch.float16)).equal(want)
+    expected = addnorm.add_layer_norm(x, b, out_dtype=torch.float16)
+    assert addnorm.add_layer_norm(x, b, out=b.view(torch.float16)).equal(expected)
 
 
 def test_add_residual_may_add_a_tensor_to_itself():
     x = torch.randn(3, 8)
-    want = 2 * x
+    expected = 2 * x
     assert addnorm.add_residual_(x, x) is x
-    assert x.equal(want)
+    assert x.equal(expected)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,12 @@ def test_add_residual_may_add_a_tensor_to_itself():
 )
 def test_strided_memory_is_written_and_nothing_beside_it(layout, variant, dtypes):
     call = make(variant, dtypes, (70, 37))
-    want = call()
+    expected = call()
     tensors = {name: LAYOUTS[layout](t) if name in ("residual", "branch") else t for name, t in call.tensors.items()}
     pairs = {name: (tensors[name], t._base.clone()) for name, t in tensors.items() if t._base is not None}
     assert pairs
-    got = in_place(call, tensors)
-    assert same(got, want)
+    actual = in_place(call, tensors)
+    assert same(actual, expected)
     for name, (t, base) in pairs.items():
         unwritten = base.as_strided(t.shape, t.stride(), t.storage_offset())
         unwritten.copy_(t)

@@ -188,8 +188,8 @@ def test_required_gradients_raise_except_under_no_grad(name):
         addnorm.add_layer_norm(**arguments, out=torch.empty(4, 8))
     assert same(call.tensors, before)
     with torch.no_grad():
-        want = call()
-        assert same({"y": addnorm.add_layer_norm_(**arguments), "z": call.tensors["residual"]}, want)
+        expected = call()
+        assert same({"y": addnorm.add_layer_norm_(**arguments), "z": call.tensors["residual"]}, expected)
 
 
 def test_out_that_requires_a_gradient_raises():
@@ -245,8 +245,8 @@ def test_tensors_of_inference_mode_are_written(options):
         assert same({"y": s, "z": t}, {"y": y, "z": z})
         outside = torch.randn(4, 8).clone()
     with torch.no_grad():
-        want = addnorm.layer_norm(outside)
-        assert addnorm.layer_norm(outside, out=outside).equal(want)
+        expected = addnorm.layer_norm(outside)
+        assert addnorm.layer_norm(outside, out=outside).equal(expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}])

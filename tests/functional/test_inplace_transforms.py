@@ -24,24 +24,24 @@ x, b = torch.randn(4, 8), torch.randn(4, 8)
 def test_under_autocast_y_has_the_dtype_of_its_memory(options):
     call = make("LayerNorm", "float32 stream, bfloat16 branch", (5, 33))
     call.options |= options
-    want = call()
+    expected = call()
     with torch.autocast("cpu", dtype=bf16):
         assert call()["y"].dtype == f32  # the dtype of F.layer_norm of the stream
-        assert same(in_place(call), want)
-        out = nan(want["y"])
-        assert into(call, out).equal(want["y"])
+        assert same(in_place(call), expected)
+        out = nan(expected["y"])
+        assert into(call, out).equal(expected["y"])
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "row_scale and layer_scale", "the add alone"])
 def test_inside_vmap_every_sample_is_written(variant):
     call = make(variant, "float64", (6, 5, 8))
-    want = call()
+    expected = call()
     tensors = {name: t.clone() for name, t in call.tensors.items()}
     batched = {name: 0 if t.dim() > 1 else None for name, t in tensors.items()}
     vmap(lambda arguments: IN_PLACE[call.norm](**arguments), in_dims=(batched,))(tensors)
-    torch.testing.assert_close(tensors["residual"], want["z"])
-    if "y" in want:
-        torch.testing.assert_close(tensors["branch"], want["y"])
+    torch.testing.assert_close(tensors["residual"], expected["z"])
+    if "y" in expected:
+        torch.testing.assert_close(tensors["branch"], expected["y"])
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
@@ -93,12 +93,12 @@ def test_compiled_graph_writes_the_same_memory(backend, dtypes):
     torch._dynamo.reset()
     call = make("RMSNorm", dtypes, (6, 40))
     with torch.no_grad():
-        want_inputs, inputs = ([t.clone() for t in call.tensors.values()] for _ in range(2))
-        want = stack(*want_inputs)
+        expected_inputs, inputs = ([t.clone() for t in call.tensors.values()] for _ in range(2))
+        expected = stack(*expected_inputs)
         versions = [t._version for t in inputs]
-        got = torch.compile(stack, fullgraph=True, backend=backend)(*inputs)
-    assert all(a.equal(b) for a, b in zip((*got, *inputs), (*want, *want_inputs), strict=True))
-    assert got[0] is inputs[1]
+        actual = torch.compile(stack, fullgraph=True, backend=backend)(*inputs)
+    assert all(a.equal(b) for a, b in zip((*actual, *inputs), (*expected, *expected_inputs), strict=True))
+    assert actual[0] is inputs[1]
     if backend != "eager":  # eager runs the graph as traced; the other backends bump the version counters
         assert [t._version > version for t, version in zip(inputs, versions, strict=True)] == [True, True, False]
 
@@ -120,9 +120,11 @@ def test_compiled_in_place_has_the_bits_of_eager(variant):
     def function(tensors):
         return IN_PLACE[call.norm](**tensors, **call.options, **eps)
 
-    want = call()
+    expected = call()
     torch.compile(function, fullgraph=True, backend="aot_eager")(tensors)
-    assert same({"y": tensors["branch"], "z": tensors["residual"]} if "y" in want else {"z": tensors["residual"]}, want)
+    assert same(
+        {"y": tensors["branch"], "z": tensors["residual"]} if "y" in expected else {"z": tensors["residual"]}, expected
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -134,7 +136,7 @@ def test_compiled_overlap_raises_or_is_computed_aside(backend):
     with pytest.raises((ValueError, RuntimeError), match=r"shares memory with y, expected .*: pass z\.clone\(\)\.$"):
         torch.compile(addnorm.add_layer_norm_, fullgraph=True, backend=backend)(one, one)
     rows = torch.randn(5, 8)
-    before, want = rows.clone(), addnorm.layer_norm(rows[1:])
+    before, expected = rows.clone(), addnorm.layer_norm(rows[1:])
     raised = False
     try:
         torch.compile(lambda t, out: addnorm.layer_norm(t, out=out), fullgraph=True, backend=backend)(
@@ -142,7 +144,7 @@ def test_compiled_overlap_raises_or_is_computed_aside(backend):
         )
     except (ValueError, RuntimeError):
         raised = True
-    assert rows.equal(before) if raised else rows[:4].equal(want)
+    assert rows.equal(before) if raised else rows[:4].equal(expected)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

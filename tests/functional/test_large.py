@@ -84,8 +84,8 @@ def test_backward_beyond_2_to_the_31_elements():
     # Compare sums over two million rows with those of smaller parts.
     parts = [gradients(part) for part in z.split(2**19)]
     for full, index in ((dweight, 2), (dbias, 3)):
-        want = torch.stack([part[index].to(f64) for part in parts]).sum(0)
-        assert relative(full, want) < 1e-5
+        expected = torch.stack([part[index].to(f64) for part in parts]).sum(0)
+        assert relative(full, expected) < 1e-5
 
 
 def test_dropout_mask_beyond_2_to_the_31_elements():

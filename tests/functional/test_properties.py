@@ -77,20 +77,20 @@ def calls(draw, dtypes=tuple(DTYPES), options=OPTIONS, min_rank: int = 1) -> Cal
 def test_any_call_is_accurate(call, layout, used):
     outputs = call()
     cot = {name: _moved(t, *layout) for name, t in cotangents(outputs).items() if name in used}
-    want, terms = truth(call, outputs["z"], cot), magnitudes(call, outputs["z"], cot)
+    expected, terms = truth(call, outputs["z"], cot), magnitudes(call, outputs["z"], cot)
     # The norm's arithmetic has the stream's dtype; the add has the widest dtype of all.
     unit = arithmetic(call)
-    got = {"y": outputs["y"]} | gradients(call, cot)
-    for name, value in got.items():
-        if want[name] is None or not want[name].any():
+    actual = {"y": outputs["y"]} | gradients(call, cot)
+    for name, value in actual.items():
+        if expected[name] is None or not expected[name].any():
             assert value is None or worst(value) <= 8 * unit * worst(terms.get(name, torch.zeros(1))), name
             continue
         # A rounding to the result's dtype (two for a broadcast row_scale), absolute for subnormals, and a few of
         # the arithmetic.
         smallest = torch.finfo(value.dtype).smallest_normal * UNIT[value.dtype]
-        bound = 2.02 * UNIT[value.dtype] * worst(want[name]) + 16 * unit * worst(terms[name]) + smallest
-        assert value.shape == want[name].shape
-        assert worst(value.to(f64) - want[name]) <= bound, name
+        bound = 2.02 * UNIT[value.dtype] * worst(expected[name]) + 16 * unit * worst(terms[name]) + smallest
+        assert value.shape == expected[name].shape
+        assert worst(value.to(f64) - expected[name]) <= bound, name
 
 
 @given(calls(options=st.just({})))
@@ -101,10 +101,10 @@ def test_input_layout_never_changes_a_bit(call):
         {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()},
         {},
     )
-    got, want = call(), copy()
-    assert got["y"].equal(want["y"])
-    assert got["z"].equal(want["z"])
-    assert call.y_alone().equal(want["y"])
+    actual, expected = call(), copy()
+    assert actual["y"].equal(expected["y"])
+    assert actual["z"].equal(expected["z"])
+    assert call.y_alone().equal(expected["y"])
 
 
 @given(calls(min_rank=2), st.data())

@@ -29,8 +29,8 @@ def test_layer_norm_of_1_2_3_by_hand():
 def test_rms_norm_of_3_4_by_hand():
     """The mean of the squares is 12.5."""
     z = torch.tensor([[3.0, 4.0]], dtype=f64)
-    want = torch.tensor([[3.0, 4.0]], dtype=f64) / math.sqrt(12.5)
-    assert_close(reference.normalize(z, None, None, norm="rms", eps=0.0), want)
+    expected = torch.tensor([[3.0, 4.0]], dtype=f64) / math.sqrt(12.5)
+    assert_close(reference.normalize(z, None, None, norm="rms", eps=0.0), expected)
 
 
 def test_eps_is_inside_the_root():
@@ -59,15 +59,15 @@ def test_add_equals_the_equation():
 
 
 @pytest.mark.parametrize(
-    ("tensors", "dtype", "want"),
+    ("tensors", "dtype", "expected"),
     [
         ((f32,), None, f32), ((bf16, f16), None, f32), ((f32, bf16), None, f32), ((f64, bf16), None, f64),
         ((bf16,), f64, f64), ((bf16, bf16), f32, f32),
     ],
 )  # fmt: skip
-def test_arithmetic_is_float32_or_float64(tensors, dtype, want):
-    assert reference.compute_dtype(*(torch.zeros(1, dtype=t) for t in tensors), dtype=dtype) == want
-    assert reference.compute_dtype(None, torch.zeros(1, dtype=tensors[0]), dtype=dtype) in (want, f32, f64)
+def test_arithmetic_is_float32_or_float64(tensors, dtype, expected):
+    assert reference.compute_dtype(*(torch.zeros(1, dtype=t) for t in tensors), dtype=dtype) == expected
+    assert reference.compute_dtype(None, torch.zeros(1, dtype=tensors[0]), dtype=dtype) in (expected, f32, f64)
 
 
 @pytest.mark.parametrize("dtype", [bf16, f16])
@@ -101,11 +101,11 @@ def test_normalize_backward_is_its_derivative(norm, weight, offset):
     y = reference.normalize(z, leaf, bias, norm=norm, eps=1e-3, weight_offset=offset)
     y.backward(DY)
     stats = reference.statistics(R, norm, 1e-3)
-    got = reference.normalize_backward(DY, R, weight, stats, norm=norm, weight_offset=offset)
-    assert_close(got.z, z.grad)
-    assert_close(got.bias, bias.grad)
+    actual = reference.normalize_backward(DY, R, weight, stats, norm=norm, weight_offset=offset)
+    assert_close(actual.z, z.grad)
+    assert_close(actual.bias, bias.grad)
     if leaf is not None:
-        assert_close(got.weight, leaf.grad)
+        assert_close(actual.weight, leaf.grad)
 
 
 @pytest.mark.parametrize("scale", ["number", "()", "(d,)"])
@@ -120,18 +120,18 @@ def test_add_backward_is_its_derivative(scale, rows, dropped):
     leaves = {name: t.clone().requires_grad_() for name, t in tensors.items()}
     rest = {"keep": keep} | ({} if scale != "number" else {"residual_scale": scales[0], "layer_scale": scales[1]})
     reference.add(**leaves, **rest).backward(DZ)
-    got = reference.add_backward(DZ, **tensors, **rest)._asdict()
+    actual = reference.add_backward(DZ, **tensors, **rest)._asdict()
     for name, leaf in leaves.items():
-        assert_close(got[name], leaf.grad, msg=lambda text, name=name: f"{name}: {text}")
-    assert {name for name, grad in got.items() if grad is None} == {
+        assert_close(actual[name], leaf.grad, msg=lambda text, name=name: f"{name}: {text}")
+    assert {name for name, grad in actual.items() if grad is None} == {
         name for name in ("residual_scale", "row_scale", "layer_scale") if name not in tensors
     }
 
 
 def test_add_backward_skips_scales_without_their_factor():
-    got = reference.add_backward(DZ, residual_scale=WEIGHT, row_scale=ROWS, layer_scale=BIAS)
-    assert got.residual_scale is got.row_scale is got.layer_scale is None
-    assert_close(got.branch, DZ * ROWS[..., None] * BIAS)
+    actual = reference.add_backward(DZ, residual_scale=WEIGHT, row_scale=ROWS, layer_scale=BIAS)
+    assert actual.residual_scale is actual.row_scale is actual.layer_scale is None
+    assert_close(actual.branch, DZ * ROWS[..., None] * BIAS)
 
 
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 3, 6), (0, 6), (3, 0), (2, 0, 6)], ids=str)

@@ -79,9 +79,9 @@ def test_masks_of_any_shape_match_the_formula(kind, shape, dtype, key_mask):
         scores = scores + (torch.zeros(()).masked_fill(~keys, -INF) if key_mask == torch.bool else bias)[:, None, None]
     if kind is CrossAttention:
         named = {f"memory_{name}": value for name, value in named.items()}
-    got = compute_gradients(lambda *t: attention(*t, **named), attention, tensors)
+    actual = compute_gradients(lambda *t: attention(*t, **named), attention, tensors)
     assert_close(
-        got, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t)), scores), attention, tensors)
+        actual, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t)), scores), attention, tensors)
     )
 
 
@@ -89,8 +89,10 @@ def test_masks_of_any_shape_match_the_formula(kind, shape, dtype, key_mask):
 def test_without_masks_every_query_attends_to_every_key(kind):
     attention = kind(D, HEADS, dtype=f64)
     tensors = make_inputs(attention)
-    got = compute_gradients(attention, attention, tensors)
-    assert_close(got, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t))), attention, tensors))
+    actual = compute_gradients(attention, attention, tensors)
+    assert_close(
+        actual, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t))), attention, tensors)
+    )
 
 
 @pytest.mark.parametrize("mask", [None, torch.bool, f64], ids=str)
@@ -110,8 +112,8 @@ def test_causal_adds_to_masks(mask, keys):
         elif kind == f64:
             named[name] = torch.randn(shape, dtype=f64)
             scores = scores + named[name][lift]
-    got = compute_gradients(lambda x: attention(x, **named), attention, (x,))
-    assert_close(got, compute_gradients(lambda x: formula(attention, x, None, scores), attention, (x,)))
+    actual = compute_gradients(lambda x: attention(x, **named), attention, (x,))
+    assert_close(actual, compute_gradients(lambda x: formula(attention, x, None, scores), attention, (x,)))
 
 
 def test_bool_mask_is_inverse_of_multihead_attentions():
@@ -121,11 +123,11 @@ def test_bool_mask_is_inverse_of_multihead_attentions():
     ours.out_proj = theirs.out_proj
     (x,) = make_inputs(ours)
     hidden, padding = ~random_mask(N, N), ~random_mask(BATCH, N)
-    want = theirs(x, x, x, key_padding_mask=padding, attn_mask=hidden, need_weights=False)[0]
-    torch.testing.assert_close(ours(x, ~hidden, ~padding), want, rtol=1e-12, atol=1e-12)
+    expected = theirs(x, x, x, key_padding_mask=padding, attn_mask=hidden, need_weights=False)[0]
+    torch.testing.assert_close(ours(x, ~hidden, ~padding), expected, rtol=1e-12, atol=1e-12)
     of_each_head = torch.randn(BATCH * HEADS, N, N, dtype=f64)
-    want = theirs(x, x, x, attn_mask=of_each_head, need_weights=False)[0]
-    torch.testing.assert_close(ours(x, of_each_head.unflatten(0, (BATCH, HEADS))), want, rtol=1e-12, atol=1e-12)
+    expected = theirs(x, x, x, attn_mask=of_each_head, need_weights=False)[0]
+    torch.testing.assert_close(ours(x, of_each_head.unflatten(0, (BATCH, HEADS))), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -170,9 +172,9 @@ def test_dropout_of_weights_keeps_their_mean(kind):
     attention = kind(D, HEADS, dropout=0.4, dtype=f64)
     tensors = make_inputs(attention)
     many = attention(*(t[:1].expand(4000, -1, -1) for t in tensors))
-    want = attention.eval()(*(t[:1] for t in tensors))[0]
+    expected = attention.eval()(*(t[:1] for t in tensors))[0]
     assert many.std(0).min() > 0
-    assert ((many.mean(0) - want).abs() / many.std(0)).max() < 5 / 4000**0.5
+    assert ((many.mean(0) - expected).abs() / many.std(0)).max() < 5 / 4000**0.5
     assert torch.equal(attention(*tensors), attention(*tensors))
 
 
@@ -180,10 +182,10 @@ def test_bfloat16_error_is_bounded_and_masks_may_be_float32():
     attention = SelfAttention(D, HEADS, dtype=torch.bfloat16)
     x, mask = torch.randn(BATCH, N, D, dtype=torch.bfloat16), torch.randn(N, N)
     exact = copy.deepcopy(attention).double()
-    want = exact(x.double(), mask.double())
+    expected = exact(x.double(), mask.double())
     assert attention(x, mask).dtype == torch.bfloat16
     # One rounding each for the projections, the weights, the values and the output.
-    assert relative(attention(x, mask), want) < 4 * 2.0**-8
+    assert relative(attention(x, mask), expected) < 4 * 2.0**-8
     with torch.autocast("cpu", torch.bfloat16):
         y = copy.deepcopy(attention).float()(x.float(), mask, random_mask(BATCH, N))
     assert y.dtype == torch.bfloat16

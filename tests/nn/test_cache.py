@@ -47,19 +47,19 @@ def test_decoding_in_chunks_matches_the_whole_sequence(chunks, batch_first, cros
     named = {"memory": memory, "memory_key_mask": random_mask(BATCH, M)} if cross else {}
     cache = KeyValueCache(capacity=4)
     with torch.set_grad_enabled(grad):
-        want = module(x, **named)
-        got = torch.cat([module(step, cache=cache, **named) for step in x.split(chunks, dim=along)], dim=along)
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+        expected = module(x, **named)
+        actual = torch.cat([module(step, cache=cache, **named) for step in x.split(chunks, dim=along)], dim=along)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     assert cache.length == 9
 
 
 def test_masks_with_cache_have_an_entry_for_every_key():
     module = decoder(cross=False)
     x, keys, mask = torch.randn(BATCH, 9, D, dtype=f64), random_mask(BATCH, 9), torch.randn(9, 9, dtype=f64)
-    want, cache, steps = module(x, mask=mask, key_mask=keys), KeyValueCache(), []
+    expected, cache, steps = module(x, mask=mask, key_mask=keys), KeyValueCache(), []
     for begin, end in ((0, 3), (3, 4), (4, 9)):
         steps.append(module(x[:, begin:end], mask=mask[begin:end, :end], key_mask=keys[:, :end], cache=cache))
-    torch.testing.assert_close(torch.cat(steps, 1), want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat(steps, 1), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_reach_cached_keys_and_values():
@@ -79,8 +79,8 @@ def test_attention_alone_uses_the_cache():
     (x,) = make_inputs(attention)
     cache = KeyValueCache()
     with torch.no_grad():
-        got = torch.cat([attention(step, cache=cache) for step in x.split([2, 3], 1)], 1)
-        torch.testing.assert_close(got, attention(x), rtol=1e-12, atol=1e-12)
+        actual = torch.cat([attention(step, cache=cache) for step in x.split([2, 3], 1)], 1)
+        torch.testing.assert_close(actual, attention(x), rtol=1e-12, atol=1e-12)
 
 
 def test_without_causality_queries_see_all_cached_keys():
@@ -104,7 +104,7 @@ def test_cache_without_grad_writes_in_place():
 def test_grad_modes_may_alternate():
     module = decoder(cross=False)
     x = torch.randn(BATCH, 9, D, dtype=f64)
-    cache, want = KeyValueCache(), module(x).detach()
+    cache, expected = KeyValueCache(), module(x).detach()
     with torch.inference_mode():
         steps = [module(x[:, :2], cache=cache)]
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_grad_modes_may_alternate():
     kept = steps[-1]
     with torch.no_grad():
         steps.append(module(x[:, 6:], cache=cache))
-    torch.testing.assert_close(torch.cat([s.detach().clone() for s in steps], 1), want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat([s.detach().clone() for s in steps], 1), expected, rtol=1e-12, atol=1e-12)
     kept.sum().backward()  # saved tensors were not overwritten
 
 
@@ -164,23 +164,23 @@ def test_reorder_selects_samples(index):
     cache = KeyValueCache(capacity=4)
     decoded(module, x, [3, 1], cache, memory)
     cache.reorder(index)
-    got = decoded(module, new, [1, 2], cache)
-    want = module(torch.cat([x[index], new], 1), memory[index])[:, 4:]
-    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    actual = decoded(module, new, [1, 2], cache)
+    expected = module(torch.cat([x[index], new], 1), memory[index])[:, 4:]
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
 def test_truncate_drops_last_tokens_and_clear_drops_all():
     module = decoder(cross=False)
     x = torch.randn(BATCH, 9, D, dtype=f64)
-    cache, want = KeyValueCache(), module(x)
+    cache, expected = KeyValueCache(), module(x)
     module(torch.cat([x[:, :4], torch.randn(BATCH, 3, D, dtype=f64)], 1), cache=cache)
     cache.truncate(4)
     assert repr(cache) == "KeyValueCache(length=4)"
-    torch.testing.assert_close(module(x[:, 4:], cache=cache), want[:, 4:], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(module(x[:, 4:], cache=cache), expected[:, 4:], rtol=1e-12, atol=1e-12)
     cache.clear()
     assert cache.length == 0
-    torch.testing.assert_close(module(x, cache=cache), want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(module(x, cache=cache), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("grad", [True, False])

@@ -108,9 +108,9 @@ def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
         y.backward(torch.randn(y.shape, dtype=y.dtype))
         own = [p.grad for p in module.parameters()] if module is theirs else gradients(module)
         results.append([y.detach(), *(leaf.grad for leaf in leaves), *own])
-    want, got = results
-    assert len(got) == len(want) == len(names) + 1
-    for name, a, b in zip(["output", *names], got, want, strict=True):
+    expected, actual = results
+    assert len(actual) == len(expected) == len(names) + 1
+    for name, a, b in zip(["output", *names], actual, expected, strict=True):
         assert a.shape == b.shape, name
         assert relative(a, b) < limit, name
 
@@ -202,8 +202,8 @@ def test_torch_fast_path_gives_the_same(kind, heads_even, norm_first):
     (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, torch.float32)
     x = torch.randn(BATCH, SOURCE, d)
     with torch.no_grad():
-        want, got = theirs(x, mask, pad), ours(x, our_mask, our_pad)
-    assert relative(got, want) < 1e-6
+        expected, actual = theirs(x, mask, pad), ours(x, our_mask, our_pad)
+    assert relative(actual, expected) < 1e-6
 
 
 # torch warns that nested tensors are a prototype.
@@ -213,9 +213,9 @@ def test_torch_nested_tensors_differ_only_at_padding():
     theirs = randomize(nn.TransformerEncoder(one, 2)).eval()
     x, pad = torch.randn(BATCH, SOURCE, 24), padding(SOURCE)
     with torch.no_grad():
-        want, got = theirs(x, None, pad), from_torch(theirs)(x, key_mask=~pad)
-    assert want[pad].eq(0).all()
-    assert relative(got[~pad], want[~pad]) < 1e-6
+        expected, actual = theirs(x, None, pad), from_torch(theirs)(x, key_mask=~pad)
+    assert expected[pad].eq(0).all()
+    assert relative(actual[~pad], expected[~pad]) < 1e-6
 
 
 def test_causal_encoder_becomes_decoder_with_cache():
@@ -223,11 +223,11 @@ def test_causal_encoder_becomes_decoder_with_cache():
     ours = from_torch(theirs, causal=True)
     assert type(ours) is Decoder
     x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
-    want = theirs(x, later(SOURCE))
-    torch.testing.assert_close(ours(x), want, rtol=1e-12, atol=1e-12)
+    expected = theirs(x, later(SOURCE))
+    torch.testing.assert_close(ours(x), expected, rtol=1e-12, atol=1e-12)
     cache = addnorm.nn.KeyValueCache()
     steps = torch.cat([ours(step, cache=cache) for step in x.split(2, dim=1)], dim=1)
-    torch.testing.assert_close(steps, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(steps, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("make", [make_decoder, make_transformer])

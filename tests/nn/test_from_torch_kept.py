@@ -69,11 +69,11 @@ def test_dropout_has_torchs_mean_and_spread():
     ours = from_torch(theirs)
     x = torch.randn(1, SOURCE, D).expand(4000, -1, -1)
     with torch.no_grad():
-        want, got = theirs(x), ours(x)
-    spread = want.std(0)
+        expected, actual = theirs(x), ours(x)
+    spread = expected.std(0)
     # With 4000 samples the standard error of the mean is 1/sqrt(4000), of the spread 1/sqrt(8000), of the spread; times five.
-    assert ((got.mean(0) - want.mean(0)).abs() / spread).max() < 5 * (2 / 4000) ** 0.5
-    assert (got.std(0) / spread - 1).abs().max() < 7 * (1 / 4000) ** 0.5
+    assert ((actual.mean(0) - expected.mean(0)).abs() / spread).max() < 5 * (2 / 4000) ** 0.5
+    assert (actual.std(0) / spread - 1).abs().max() < 7 * (1 / 4000) ** 0.5
 
 
 def test_copy_keeps_dtype_and_random_state():

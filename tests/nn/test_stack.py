@@ -76,17 +76,17 @@ def test_norm_after_norm_is_a_separate_call():  # where post-LN layers end and p
 
 
 def test_keyword_reaches_sublayers_that_name_it():
-    masked, plain, got = Masked(), Mlp(), {}
+    masked, plain, received = Masked(), Mlp(), {}
 
     def anything(x, **keywords):
-        got.update(keywords)
+        received.update(keywords)
         return x
 
     stack = ResidualStack([masked, plain, anything], D)
     mask = torch.ones(3)
     stack(torch.randn(3, D), mask=mask, scale=0.5, whatever=1)
-    assert masked.got == (mask, 0.5)
-    assert got == {"mask": mask, "scale": 0.5, "whatever": 1}
+    assert masked.received == (mask, 0.5)
+    assert received == {"mask": mask, "scale": 0.5, "whatever": 1}
 
 
 def test_unknown_keyword_raises():
@@ -107,15 +107,15 @@ def test_keyword_passes_nested_stacks_and_compiled_modules():
         [plain, inner, Mlp(), torch.compile(Mlp(), backend="eager"), addnorm.SublayerConnection(Masked(), D)], D
     )
     outer(x, mask=mask)
-    assert inner.connections[0].sublayer.got[0] is mask
-    assert outer.connections[4].sublayer.sublayer.got[0] is mask
+    assert inner.connections[0].sublayer.received[0] is mask
+    assert outer.connections[4].sublayer.sublayer.received[0] is mask
 
 
 def test_replaced_sublayer_receives_its_own_keywords():
     stack, x, mask = stack_of(2), torch.randn(3, D), torch.ones(3)
     stack.connections[0].sublayer = Masked()
     stack(x, mask=mask)
-    assert stack.connections[0].sublayer.got[0] is mask
+    assert stack.connections[0].sublayer.received[0] is mask
     stack.connections[0].sublayer = Mlp()
     with pytest.raises(TypeError, match="'mask', expected none"):
         stack(x, mask=mask)

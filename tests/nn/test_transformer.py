@@ -47,12 +47,12 @@ def test_encoder_is_a_stack_of_blocks_with_merged_masks(wiring, monkeypatch):
     encoder = make_module(Encoder, ALL[wiring])
     (x,) = make_inputs(Encoder)
     mask, keys = torch.randn(N, N, dtype=f64), padding_mask(N)
-    want = encoder.stack(x, mask=mask, key_mask=keys)  # each attention merges its masks
+    expected = encoder.stack(x, mask=mask, key_mask=keys)  # each attention merges its masks
     masks, sdpa = [], F.scaled_dot_product_attention
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda q, k, v, m, *rest: masks.append(m) or sdpa(q, k, v, m, *rest)
     )
-    assert torch.equal(encoder(x, mask, keys), want)
+    assert torch.equal(encoder(x, mask, keys), expected)
     assert len(masks) == 3
     assert all(m is masks[0] for m in masks)
 
@@ -63,8 +63,8 @@ def test_decoding_with_cache_works_for_every_wiring(wiring):
     x, memory = make_inputs(Decoder)
     with torch.no_grad():
         cache = KeyValueCache()
-        got = torch.cat([decoder(step, memory, cache=cache) for step in x.split([2, 1, 2], 1)], 1)
-        torch.testing.assert_close(got, decoder(x, memory), rtol=1e-12, atol=1e-12)
+        actual = torch.cat([decoder(step, memory, cache=cache) for step in x.split([2, 1, 2], 1)], 1)
+        torch.testing.assert_close(actual, decoder(x, memory), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "resi_dual", "parallel"])
@@ -81,9 +81,9 @@ def test_output_has_same_bits_without_grad(kind, wiring):
     module = make_module(kind, ALL[wiring]).eval()
     x = torch.randn(BATCH, N, D, dtype=f64)
     tensors = (x,) if kind is Encoder else (x, x)  # the memory is x_0
-    want, before = module(*tensors).detach(), x.clone()
+    expected, before = module(*tensors).detach(), x.clone()
     with torch.no_grad():
-        assert torch.equal(module(*tensors), want)
+        assert torch.equal(module(*tensors), expected)
     assert torch.equal(x, before)
 
 
@@ -108,9 +108,9 @@ def test_batch_first_changes_only_the_layout(kind):
     other = kind(*get_sizes(kind), dtype=f64, batch_first=False)
     other.load_state_dict(module.state_dict())
     keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_mask(M if kind is Transformer else N)}
-    want = module(*tensors, **keep)
-    got = other(*(t.transpose(0, 1) for t in tensors), **keep)
-    torch.testing.assert_close(got.transpose(0, 1), want, rtol=1e-13, atol=1e-13)
+    expected = module(*tensors, **keep)
+    actual = other(*(t.transpose(0, 1) for t in tensors), **keep)
+    torch.testing.assert_close(actual.transpose(0, 1), expected, rtol=1e-13, atol=1e-13)
 
 
 # Dependence between tokens

@@ -72,8 +72,8 @@ def test_gpt2_scales_last_projections_by_depth():
     sandwich = Encoder(8, 256, 4, wiring="sandwich")
     for connection in sandwich.stack.connections:
         for role, weight in weight_roles(connection.sublayer):
-            want = 0.02 / 4 if role in ("out", "down") else 0.02
-            assert weight.std().item() == pytest.approx(want, rel=0.03), role
+            expected = 0.02 / 4 if role in ("out", "down") else 0.02
+            assert weight.std().item() == pytest.approx(expected, rel=0.03), role
     pre_ln = Encoder(2, 64, 4)
     for connection in pre_ln.stack.connections:
         for _, weight in weight_roles(connection.sublayer):

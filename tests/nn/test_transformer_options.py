@@ -68,13 +68,13 @@ def test_checkpointing_keeps_numbers_with_masks_and_dropout(kind):
 def test_float32_stream_is_more_accurate_than_bfloat16():
     exact = make_module(Encoder)
     (x,) = make_inputs(Encoder, torch.bfloat16)
-    want, errors = exact(x.double()), []
+    expected, errors = exact(x.double()), []
     for stream in (None, torch.float32):
         encoder = Encoder(*get_sizes(Encoder), dtype=torch.bfloat16, residual_dtype=stream)
         encoder.load_state_dict(exact.state_dict())
         y = encoder(x)
         assert y.dtype == torch.bfloat16
-        errors.append(relative(y, want))
+        errors.append(relative(y, expected))
     assert errors[1] < errors[0] < 0.05
 
 

@@ -25,9 +25,9 @@ def test_on_cpu_y_has_the_dtype_of_torchs_norm_of_the_stream(variant, dtypes, gr
     with torch.autocast("cpu", dtype=bf16):
         y, z = call(tensors).values()
         y_alone = call.y_alone(tensors)
-        want = theirs(call.norm, z, None)
+        expected = theirs(call.norm, z, None)
     assert z.dtype == call.residual_dtype
-    assert y.dtype == y_alone.dtype == want.dtype
+    assert y.dtype == y_alone.dtype == expected.dtype
     assert y.equal(y_alone)
     if grad:
         y.backward(torch.randn_like(y))
@@ -41,12 +41,12 @@ def test_block_under_autocast_has_the_dtypes_of_plain_torch():
     with torch.autocast("cpu", dtype=bf16):
         branch = linear(x)
         y, z = addnorm.add_layer_norm(x, branch, weight, return_residual=True)
-        want_z = x + branch
-        want_y = F.layer_norm(want_z, (16,), weight)
-    assert (branch.dtype, z.dtype, y.dtype) == (bf16, want_z.dtype, want_y.dtype) == (bf16, f32, f32)
+        expected_z = x + branch
+        expected_y = F.layer_norm(expected_z, (16,), weight)
+    assert (branch.dtype, z.dtype, y.dtype) == (bf16, expected_z.dtype, expected_y.dtype) == (bf16, f32, f32)
     dy = torch.randn(4, 16)
-    got = torch.autograd.grad(y, (weight, linear.weight), dy, retain_graph=True)
-    assert_close(got, torch.autograd.grad(want_y, (weight, linear.weight), dy))
+    actual = torch.autograd.grad(y, (weight, linear.weight), dy, retain_graph=True)
+    assert_close(actual, torch.autograd.grad(expected_y, (weight, linear.weight), dy))
     assert addnorm.add_layer_norm(x, branch, weight).dtype == bf16  # outside autocast, y has the branch's dtype
 
 

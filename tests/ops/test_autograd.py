@@ -71,15 +71,15 @@ def test_double_backward_in_float32_agrees_with_float64(variant, dtypes):
         return dict(zip(tensors, torch.autograd.grad(loss, list(tensors.values()), allow_unused=True), strict=True))
 
     tensors = leaves(call)
-    got = penalty(call(tensors), tensors, None)
+    actual = penalty(call(tensors), tensors, None)
     tensors = {name: t.to(f64).requires_grad_() for name, t in call.tensors.items()}
-    want = penalty(exact(call, tensors, outputs["z"]), tensors, f64)
+    expected = penalty(exact(call, tensors, outputs["z"]), tensors, f64)
     # The first gradients are rounded to their dtypes, bfloat16 in the worst case, and are used twice.
     bound = 2e-5 if dtypes == "float32" else 3e-2
-    for name, value in want.items():
-        assert (got[name] is None) == (value is None) or not value.any(), name
+    for name, value in expected.items():
+        assert (actual[name] is None) == (value is None) or not value.any(), name
         if value is not None and value.any():
-            assert relative(got[name], value) < bound, name
+            assert relative(actual[name], value) < bound, name
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "everything, LayerNorm"])
@@ -133,12 +133,12 @@ def test_gradient_of_one_output_alone_is_accurate(variant, used):
     grad_outputs = {name: g for name, g in cotangents(outputs).items() if name in USED[used]}
     if not grad_outputs:
         return
-    got, want = gradients(call, grad_outputs), truth(call, outputs["z"], grad_outputs)
-    for name, grad in got.items():
-        if want[name] is None or not want[name].any():
+    actual, expected = gradients(call, grad_outputs), truth(call, outputs["z"], grad_outputs)
+    for name, grad in actual.items():
+        if expected[name] is None or not expected[name].any():
             assert grad is None or not grad.any(), name
         else:
-            assert relative(grad, want[name]) < (
+            assert relative(grad, expected[name]) < (
                 1e-5 if grad.dtype == f32 == call.residual_dtype == call.out_dtype else 2e-2
             ), name
 
@@ -149,9 +149,9 @@ def test_parameter_gradients_of_many_rows_are_accurate(rows):
     call = make("everything, LayerNorm", "float32", (rows, 24))
     outputs = call()
     grad_outputs = cotangents(outputs)
-    got, want = gradients(call, grad_outputs), truth(call, outputs["z"], grad_outputs)
-    for name, grad in got.items():
-        assert relative(grad, want[name]) < 1e-5, name
+    actual, expected = gradients(call, grad_outputs), truth(call, outputs["z"], grad_outputs)
+    for name, grad in actual.items():
+        assert relative(grad, expected[name]) < 1e-5, name
 
 
 class Recorder(TorchDispatchMode):
@@ -272,8 +272,8 @@ def test_gradients_that_accumulate_do_not_share_memory():
 def test_residual_as_branch_gets_the_sum_of_both_gradients():
     x, dy = torch.randn(9, 33, dtype=f64, requires_grad=True), torch.randn(9, 33, dtype=f64)
     addnorm.add_layer_norm(x, x).backward(dy)
-    (want,) = torch.autograd.grad(torch.nn.functional.layer_norm(x + x, (33,)), x, dy)
-    torch.testing.assert_close(x.grad, want)
+    (expected,) = torch.autograd.grad(torch.nn.functional.layer_norm(x + x, (33,)), x, dy)
+    torch.testing.assert_close(x.grad, expected)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -308,9 +308,9 @@ def test_vectorized_jacobian_equals_jacobian():
     call = make("LayerNorm", "float32", (3, 5))
     residual, branch = call.tensors["residual"], call.tensors["branch"]
     jacobian = torch.autograd.functional.jacobian
-    want = jacobian(addnorm.add_layer_norm, (residual, branch))
-    got = jacobian(addnorm.add_layer_norm, (residual, branch), vectorize=True)
-    torch.testing.assert_close(got, want)
+    expected = jacobian(addnorm.add_layer_norm, (residual, branch))
+    actual = jacobian(addnorm.add_layer_norm, (residual, branch), vectorize=True)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}, {"dropout_p": 0.5}])

@@ -102,14 +102,16 @@ def test_formula_is_one_graph_with_the_operators_results(variant, dtypes):
 
     outputs, grads = compute_results(function, call.tensors.values())
     addnorm.set_compile_mode("formula")
-    got = compute_results(torch.compile(function, fullgraph=True, backend="aot_eager"), call.tensors.values())
-    for name, mine, want in zip([*"yz"[-len(outputs) :], *names], got[0] + got[1], outputs + grads, strict=True):
-        assert mine.dtype == want.dtype, name
-        if want.dtype == f32:  # sums have another order
-            assert relative(mine, want) < 8 * UNIT[f32] or mine.equal(want), name
+    actual = compute_results(torch.compile(function, fullgraph=True, backend="aot_eager"), call.tensors.values())
+    for name, mine, expected in zip(
+        [*"yz"[-len(outputs) :], *names], actual[0] + actual[1], outputs + grads, strict=True
+    ):
+        assert mine.dtype == expected.dtype, name
+        if expected.dtype == f32:  # sums have another order
+            assert relative(mine, expected) < 8 * UNIT[f32] or mine.equal(expected), name
         else:  # and sometimes an element is at the edge of a rounding
-            torch.testing.assert_close(mine, want, rtol=2 * UNIT[bf16], atol=1e-6, msg=name)
-            assert (mine != want).float().mean() < 0.05, name
+            torch.testing.assert_close(mine, expected, rtol=2 * UNIT[bf16], atol=1e-6, msg=name)
+            assert (mine != expected).float().mean() < 0.05, name
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(f32, marks=pytest.mark.slow), bf16], ids=str)
@@ -126,8 +128,8 @@ def test_inductor_formula_is_accurate(dtype):
     assert z.equal(function(*call.tensors.values())[1])
     grad_outputs = dict(zip("yz", cotangents({"0": y, "1": z}).values(), strict=True))
     exact = truth(call, z, grad_outputs)
-    for name, got in {"y": y, **dict(zip(names, grads, strict=True))}.items():
-        assert relative(got, exact[name]) < (1.02 if dtype == bf16 else 4) * UNIT[dtype], name
+    for name, actual in {"y": y, **dict(zip(names, grads, strict=True))}.items():
+        assert relative(actual, exact[name]) < (1.02 if dtype == bf16 else 4) * UNIT[dtype], name
 
 
 def test_formula_dropout_draws_the_operators_seed():
@@ -156,11 +158,11 @@ def test_dtypes_under_autocast_are_the_operators():
 
 def test_normalized_shape_is_the_operators():
     x, branch, weight = torch.randn(2, 3, 4), torch.randn(2, 3, 4), torch.randn(3, 4)
-    want = addnorm.add_layer_norm(x, branch, weight, normalized_shape=(3, 4), return_residual=True)
+    expected = addnorm.add_layer_norm(x, branch, weight, normalized_shape=(3, 4), return_residual=True)
     addnorm.set_compile_mode("formula")
     function = torch.compile(addnorm.add_layer_norm, fullgraph=True, backend="aot_eager")
-    got = function(x, branch, weight, normalized_shape=(3, 4), return_residual=True)
-    torch.testing.assert_close(got, want)
+    actual = function(x, branch, weight, normalized_shape=(3, 4), return_residual=True)
+    torch.testing.assert_close(actual, expected)
 
 
 # A branch that does not fit a residual of shape (3, 8) and dtype float32.

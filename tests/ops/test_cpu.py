@@ -112,8 +112,8 @@ def test_row_bits_do_not_depend_on_the_batch(variant, dtypes, shape):
     }
     for rows in (slice(0, 1), slice(1, 4), slice(2, 71), slice(66, 67), slice(60, 70)):
         part = call.rows(rows)
-        got = part() | gradients(part, {name: g[rows] for name, g in grad_outputs.items()})
-        assert [name for name, value in full.items() if not got[name].equal(value[rows])] == [], rows
+        actual = part() | gradients(part, {name: g[rows] for name, g in grad_outputs.items()})
+        assert [name for name, value in full.items() if not actual[name].equal(value[rows])] == [], rows
 
 
 @pytest.mark.parametrize("dtypes", ["float32", "float16", "float64"])
@@ -148,12 +148,12 @@ def test_inputs_in_any_layout_give_the_same_bits(layout, variant, dtypes):
     for name, t in call.tensors.items():
         strided.tensors[name] = LAYOUTS[layout](t) if t.dim() == 2 else torch.stack([t, -t], -1)[:, 0]
     grad_outputs = cotangents(call())
-    want = call() | gradients(call, grad_outputs)
+    expected = call() | gradients(call, grad_outputs)
     tensors = {name: t.detach().requires_grad_() for name, t in strided.tensors.items()}
     outputs = strided(tensors)
     torch.autograd.backward([outputs[name] for name in grad_outputs], list(grad_outputs.values()))
-    got = strided() | {name: t.grad for name, t in tensors.items()}
-    assert [name for name, value in want.items() if not got[name].equal(value)] == []
+    actual = strided() | {name: t.grad for name, t in tensors.items()}
+    assert [name for name, value in expected.items() if not actual[name].equal(value)] == []
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
@@ -161,11 +161,11 @@ def test_expanded_inputs_act_like_their_copies(dtype):
     row, column = torch.randn(1, 33).to(dtype), torch.randn(20, 1).to(dtype)
     call = make("LayerNorm", "float32" if dtype == f32 else "bfloat16", (20, 33))
     call.tensors |= {"residual": row.expand(20, 33), "branch": column.expand(20, 33), "weight": row[0, :1].expand(33)}
-    want = make("LayerNorm", "float32", (20, 33))
-    want.tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()}
-    assert call()["y"].equal(want()["y"])
-    tensors = leaves(want)
-    y = want(tensors)["y"]
+    expected = make("LayerNorm", "float32", (20, 33))
+    expected.tensors = {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()}
+    assert call()["y"].equal(expected()["y"])
+    tensors = leaves(expected)
+    y = expected(tensors)["y"]
     assert y.grad_fn is not None
     row.requires_grad_()
     call.tensors["residual"] = row.expand(20, 33)

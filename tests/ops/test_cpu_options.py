@@ -75,16 +75,16 @@ def test_option_kernels_agree_with_the_reference(variant, dtypes, shape):
     )
     options = schema_options(call)
     y, z, stats = ops.add_norm_forward(*inputs, **options)
-    y_want, z_want, stats_want = ops.add_norm_forward_reference(*inputs, **options)
-    assert z.equal(z_want)  # the same products and sums, the same mask
+    expected_y, expected_z, expected_stats = ops.add_norm_forward_reference(*inputs, **options)
+    assert z.equal(expected_z)  # the same products and sums, the same mask
     outputs = {"z": z} if call.norm == "none" else {"y": y, "z": z}
     grad_outputs = cotangents(outputs)
     terms, unit = magnitudes(call, z, grad_outputs), arithmetic(call)
-    assert stats.dtype == stats_want.dtype
-    assert stats.shape == stats_want.shape
+    assert stats.dtype == expected_stats.dtype
+    assert stats.shape == expected_stats.shape
     if call.norm != "none":
-        assert agree(y, y_want, unit, terms["y"])
-    wants = sum(1 << bit for bit, name in enumerate(GRADIENTS) if name in call.tensors)
+        assert agree(y, expected_y, unit, terms["y"])
+    all_gradients = sum(1 << bit for bit, name in enumerate(GRADIENTS) if name in call.tensors)
     for name in ("residual_dtype", "out_dtype"):
         options.pop(name, None)
     backward = (grad_outputs.get("y"), grad_outputs["z"], z, stats, call.tensors.get("weight"), NORMS[call.norm])
@@ -93,16 +93,16 @@ def test_option_kernels_agree_with_the_reference(variant, dtypes, shape):
         "bias_dtype": DTYPES[dtypes].parameter, "residual": call.tensors["residual"], "branch": call.tensors["branch"],
     }  # fmt: skip
     # All gradients at once, and each alone: the kernels write only the requested ones.
-    for grad_mask in (wants, *(1 << bit for bit in range(len(GRADIENTS)) if wants >> bit & 1)):
+    for grad_mask in (all_gradients, *(1 << bit for bit in range(len(GRADIENTS)) if all_gradients >> bit & 1)):
         grads = ops.add_norm_backward(*backward, **named, grad_mask=grad_mask)
-        want = ops.add_norm_backward_reference(*backward, **named, grad_mask=grad_mask)
+        expected = ops.add_norm_backward_reference(*backward, **named, grad_mask=grad_mask)
         for bit, name in enumerate(GRADIENTS):
             if not grad_mask >> bit & 1:
-                assert grads[bit].numel() == want[bit].numel() == 0
+                assert grads[bit].numel() == expected[bit].numel() == 0
                 continue
-            assert grads[bit].shape == want[bit].shape
+            assert grads[bit].shape == expected[bit].shape
             # The terms of a 0-d scale are those of all features.
-            assert agree(grads[bit], want[bit], unit, terms[name].reshape(want[bit].shape)), (name, grad_mask)
+            assert agree(grads[bit], expected[bit], unit, terms[name].reshape(expected[bit].shape)), (name, grad_mask)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_all_16_bit_numbers_convert_as_in_torch(dtype):
     zero = torch.zeros_like(every)
     for stream in (dtype, f32, f64):
         z = addnorm.add_residual(every, zero, residual_scale=1.0, residual_dtype=stream)
-        want = every.to(stream)
-        assert z.isnan().equal(want.isnan())
-        assert z.nan_to_num(7.0).equal(want.nan_to_num(7.0))
+        expected = every.to(stream)
+        assert z.isnan().equal(expected.isnan())
+        assert z.nan_to_num(7.0).equal(expected.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("stream", [f16, bf16])
@@ -164,8 +164,8 @@ def test_rounding_to_16_bits_is_torchs_at_every_tie_and_beyond(wide, stream):
 def test_parameters_of_any_dtype_are_upcast(parameter, dtype):
     x, s = torch.randn(6, 21), torch.randn(6, 21)
     value = torch.randn(6 if parameter == "row_scale" else 21).to(dtype)
-    got = addnorm.add_layer_norm(x, s, **{parameter: value})
-    assert got.equal(addnorm.add_layer_norm(x, s, **{parameter: value.to(f32)}))
+    actual = addnorm.add_layer_norm(x, s, **{parameter: value})
+    assert actual.equal(addnorm.add_layer_norm(x, s, **{parameter: value.to(f32)}))
 
 
 @pytest.mark.parametrize("casting", ["llama", "t5"])
@@ -173,14 +173,14 @@ def test_parameters_of_any_dtype_are_upcast(parameter, dtype):
 @pytest.mark.parametrize("stream", [f32, bf16, f16, f64])
 def test_casting_is_that_of_the_reference(casting, stream, parameter):
     x, s, w = torch.randn(65, 77).to(stream), torch.randn(65, 77).to(stream), torch.randn(77).to(parameter)
-    got = ops.add_norm_forward(x, s, w, None, 1e-6, 1, casting=1 if casting == "llama" else 2)
-    want = ops.add_norm_forward_reference(x, s, w, None, 1e-6, 1, casting=1 if casting == "llama" else 2)
-    assert got[1].equal(want[1])
+    actual = ops.add_norm_forward(x, s, w, None, 1e-6, 1, casting=1 if casting == "llama" else 2)
+    expected = ops.add_norm_forward_reference(x, s, w, None, 1e-6, 1, casting=1 if casting == "llama" else 2)
+    assert actual[1].equal(expected[1])
     # The last bit of rstd differs between the two, and with it one rounding in some thousands.
-    assert (got[0] != want[0]).double().mean() < (0.01 if stream not in (f32, f64) else 0.6)
-    narrow = max(UNIT[stream], UNIT[parameter] if casting == "t5" else 0, UNIT[got[0].dtype])
+    assert (actual[0] != expected[0]).double().mean() < (0.01 if stream not in (f32, f64) else 0.6)
+    narrow = max(UNIT[stream], UNIT[parameter] if casting == "t5" else 0, UNIT[actual[0].dtype])
     # The bound is two roundings of rstd and two products, on either side.
-    torch.testing.assert_close(got[0].to(f64), want[0].to(f64), rtol=6 * narrow, atol=0)
+    torch.testing.assert_close(actual[0].to(f64), expected[0].to(f64), rtol=6 * narrow, atol=0)
     plain = addnorm.add_rms_norm(x, s, w, eps=1e-6)
     rounds = UNIT[stream if casting == "llama" else parameter] > UNIT[f64 if stream == f64 else f32]
     assert plain.equal(addnorm.add_rms_norm(x, s, w, eps=1e-6, casting=casting)) == (not rounds)
@@ -192,8 +192,8 @@ def test_lean_operators_have_the_full_ones_bits(variant, dtypes):
     call = make(variant, dtypes, (33, 70))
     lean = (*(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")), call.eps)
     rms = call.norm == "rms"
-    for got, want in zip(ops.add_norm_train(*lean, rms), ops.add_norm_forward(*lean, int(rms)), strict=True):
-        assert got.equal(want)
+    for actual, expected in zip(ops.add_norm_train(*lean, rms), ops.add_norm_forward(*lean, int(rms)), strict=True):
+        assert actual.equal(expected)
     y, z, _ = ops.add_norm_forward(*lean, int(rms), outputs=1)
     assert y.equal(ops.add_norm(*lean, rms))
     assert z.numel() == 0
@@ -205,12 +205,12 @@ def test_lean_operators_have_the_full_ones_bits(variant, dtypes):
 def test_float16_subnormals_survive_flush_to_zero():
     """They are normal numbers in float32, and torch reads them so too."""
     half = torch.arange(-1200, 1200, dtype=torch.float64).mul(2**-24).to(f16)
-    want = half.to(f64)
+    expected = half.to(f64)
     assert torch.set_flush_denormal(True)
     try:
         wide = addnorm.add_residual(half, torch.zeros_like(half, dtype=f64), residual_dtype=f64)
         single = addnorm.add_residual(half, torch.zeros_like(half), residual_dtype=f32)
     finally:
         torch.set_flush_denormal(False)
-    assert wide.equal(want)
-    assert single.equal(want.to(f32))
+    assert wide.equal(expected)
+    assert single.equal(expected.to(f32))

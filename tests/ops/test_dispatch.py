@@ -42,10 +42,10 @@ def loss(function, call, tensors, grad_outputs):
 
 def test_func_grad_is_the_gradient(call):
     grad_outputs = cotangents(call())
-    got = grad(lambda tensors: loss(call, call, tensors, grad_outputs))(call.tensors)
+    actual = grad(lambda tensors: loss(call, call, tensors, grad_outputs))(call.tensors)
     tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
     loss(functools.partial(formula, call), call, tensors, grad_outputs).backward()
-    assert_close(got, {name: t.grad for name, t in tensors.items()})
+    assert_close(actual, {name: t.grad for name, t in tensors.items()})
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -54,30 +54,30 @@ def test_grad_and_value_agrees_with_backward(variant):
     grad_outputs = cotangents(call())
     grads, value = grad_and_value(lambda tensors: loss(call, call, tensors, grad_outputs))(call.tensors)
     tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
-    want = loss(call, call, tensors, grad_outputs)
-    want.backward()
+    expected = loss(call, call, tensors, grad_outputs)
+    expected.backward()
     # A bfloat16 z in between may be rounded the other way.
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if "bfloat16" in variant else {"rtol": 2e-5, "atol": 2e-5}
-    assert_close(value, want.detach(), **tolerance)
+    assert_close(value, expected.detach(), **tolerance)
     assert_close(grads, {name: t.grad for name, t in tensors.items()}, **tolerance)
 
 
 def test_jvp_is_the_directional_derivative(call):
     tangents = {name: torch.randn_like(t) for name, t in call.tensors.items()}
-    got = jvp(call, (call.tensors,), (tangents,))
-    want = jvp(functools.partial(formula, call), (call.tensors,), (tangents,))
-    assert_close(got, want)
+    actual = jvp(call, (call.tensors,), (tangents,))
+    expected = jvp(functools.partial(formula, call), (call.tensors,), (tangents,))
+    assert_close(actual, expected)
 
 
 def test_forward_ad_carries_the_tangent(call):
     tangents = {name: torch.randn_like(t) for name, t in call.tensors.items()}
     with forward_ad.dual_level():
         duals = {name: forward_ad.make_dual(t, tangents[name]) for name, t in call.tensors.items()}
-        got = {name: forward_ad.unpack_dual(out).tangent for name, out in call(duals).items()}
+        actual = {name: forward_ad.unpack_dual(out).tangent for name, out in call(duals).items()}
         y_alone = forward_ad.unpack_dual(call.y_alone(duals)).tangent
-    _, want = jvp(functools.partial(formula, call), (call.tensors,), (tangents,))
-    assert_close(got, want)
-    assert_close(y_alone, want["y"])
+    _, expected = jvp(functools.partial(formula, call), (call.tensors,), (tangents,))
+    assert_close(actual, expected)
+    assert_close(y_alone, expected["y"])
 
 
 def test_forward_over_reverse_is_the_hessian_vector_product(call):
@@ -102,9 +102,9 @@ def test_hessian_is_that_of_the_formula():
             call.tensors["branch"]
         )
 
-    want = of(functools.partial(formula, call))
-    assert want.abs().max() > 0.1
-    assert_close(of(call), want)
+    expected = of(functools.partial(formula, call))
+    assert expected.abs().max() > 0.1
+    assert_close(of(call), expected)
 
 
 def test_vmap_over_the_rows_is_the_batch(call):
@@ -123,9 +123,9 @@ def test_vmap_over_parameters_alone_is_an_ensemble():
 @pytest.mark.parametrize("in_dim", [0, 1, -1])
 def test_vmap_takes_any_dimension(in_dim):
     x, b = torch.randn(3, 3, 3), torch.randn(3, 3, 3)
-    got = vmap(addnorm.add_rms_norm, in_dims=in_dim, out_dims=in_dim)(x, b)
-    want = addnorm.add_rms_norm(x.movedim(in_dim, 0), b.movedim(in_dim, 0)).movedim(0, in_dim)
-    assert_close(got, want)
+    actual = vmap(addnorm.add_rms_norm, in_dims=in_dim, out_dims=in_dim)(x, b)
+    expected = addnorm.add_rms_norm(x.movedim(in_dim, 0), b.movedim(in_dim, 0)).movedim(0, in_dim)
+    assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm])
@@ -144,17 +144,17 @@ def test_vmap_of_grad_gives_the_gradient_of_every_sample(function):
         gradient = grad(lambda w, r, b, g: (norm(r, b, w) * g).sum(), argnums=(0, 1))
         return vmap(gradient, in_dims=(None, 0, 0, 0))(weight, residual, branch, dy)
 
-    got = per_sample(function)
-    assert got[0].shape == (6, 5)
-    assert_close(got, per_sample(plain))
+    actual = per_sample(function)
+    assert actual[0].shape == (6, 5)
+    assert_close(actual, per_sample(plain))
 
 
 def test_jacrev_and_vjp_agree_with_the_formula():
     x, b = torch.randn(2, 4, dtype=f64), torch.randn(2, 4, dtype=f64)
     assert_close(jacrev(addnorm.add_layer_norm)(x, b), jacrev(lambda x, b: F.layer_norm(x + b, (4,)))(x, b))
     _, pullback = vjp(addnorm.add_layer_norm, x, b)
-    _, want = vjp(lambda x, b: F.layer_norm(x + b, (4,)), x, b)
-    assert_close(pullback(b), want(b))
+    _, expected = vjp(lambda x, b: F.layer_norm(x + b, (4,)), x, b)
+    assert_close(pullback(b), expected(b))
 
 
 def test_vmap_randomness_different_drops_per_sample():
@@ -185,8 +185,8 @@ def test_functional_call_of_a_module_reaches_the_parameters():
             return addnorm.add_layer_norm(x, b, self.weight)
 
     x, weight = torch.randn(3, 5, dtype=f64), torch.randn(5, dtype=f64)
-    got = grad(lambda w: functional_call(Norm(), {"weight": w}, (x, x)).pow(2).sum())(weight)
-    assert_close(got, grad(lambda w: F.layer_norm(x + x, (5,), w).pow(2).sum())(weight))
+    actual = grad(lambda w: functional_call(Norm(), {"weight": w}, (x, x)).pow(2).sum())(weight)
+    assert_close(actual, grad(lambda w: F.layer_norm(x + x, (5,), w).pow(2).sum())(weight))
 
 
 @pytest.mark.parametrize("wrong", [torch.randn(3, 4), torch.randn(5), torch.randn(3, 5).long()])

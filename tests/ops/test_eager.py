@@ -19,35 +19,35 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
     rms, unit = call.norm == "rms", arithmetic(call)
     inputs = (*(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")), call.eps, rms)
     y, z, stats = ops.add_norm_train(*inputs)
-    y_want, z_want, stats_want = ops.add_norm_train_reference(*inputs)
-    assert z.equal(z_want)
+    expected_y, expected_z, expected_stats = ops.add_norm_train_reference(*inputs)
+    assert z.equal(expected_z)
     terms = magnitudes(call, z, grad_outputs := cotangents({"y": y, "z": z}))
-    assert agree(y, y_want, unit, terms["y"])
+    assert agree(y, expected_y, unit, terms["y"])
     # The mean's error is relative to the averaged values, that of rstd to rstd.
-    assert agree(stats[..., 0], stats_want[..., 0], unit, z.to(f64).abs().mean(-1))
-    spread = 1 + (z.to(f64).abs().mean(-1) * stats_want[..., 1]) ** 2  # a rounded mean's effect on a small variance
-    assert agree(stats[..., 1], stats_want[..., 1], unit, stats_want[..., 1] * spread)
-    for one, want in [(ops.add_norm, (y_want,)), (ops.add_norm_stream, (y_want, z))]:
-        got = one(*inputs)
-        got = (got,) if isinstance(got, torch.Tensor) else got
-        assert got[0].equal(y)
-        assert len(got) == len(want)
+    assert agree(stats[..., 0], expected_stats[..., 0], unit, z.to(f64).abs().mean(-1))
+    spread = 1 + (z.to(f64).abs().mean(-1) * expected_stats[..., 1]) ** 2  # a rounded mean's effect on a small variance
+    assert agree(stats[..., 1], expected_stats[..., 1], unit, expected_stats[..., 1] * spread)
+    for one, expected in [(ops.add_norm, (expected_y,)), (ops.add_norm_stream, (expected_y, z))]:
+        actual = one(*inputs)
+        actual = (actual,) if isinstance(actual, torch.Tensor) else actual
+        assert actual[0].equal(y)
+        assert len(actual) == len(expected)
 
     absent = 4 * (call.tensors.get("weight") is None) | 8 * (call.tensors.get("bias") is None)
-    for wants in range(1, 16):
-        if wants & absent:  # an absent tensor has no gradient
+    for grad_mask in range(1, 16):
+        if grad_mask & absent:  # an absent tensor has no gradient
             continue
         arguments = (
-            grad_outputs["y"], grad_outputs["z"] if wants % 2 else None, z, stats, call.tensors.get("weight"), rms,
-            *DTYPES[dtypes], wants,
+            grad_outputs["y"], grad_outputs["z"] if grad_mask % 2 else None, z, stats, call.tensors.get("weight"), rms,
+            *DTYPES[dtypes], grad_mask,
         )  # fmt: skip
         grads = ops.add_norm_train_backward(*arguments)
-        want = ops.add_norm_train_backward_reference(*arguments)
+        expected = ops.add_norm_train_backward_reference(*arguments)
         for bit, name in enumerate(("residual", "branch", "weight", "bias")):
-            if wants >> bit & 1:
-                assert agree(grads[bit], want[bit], unit, terms[name]), (name, wants)
+            if grad_mask >> bit & 1:
+                assert agree(grads[bit], expected[bit], unit, terms[name]), (name, grad_mask)
             else:
-                assert grads[bit].numel() == want[bit].numel() == 0
+                assert grads[bit].numel() == expected[bit].numel() == 0
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,24 @@ def test_backward_supports_every_combination_of_dtypes(stream, out, dresidual_dt
     dy = cotangents({"y": z})["y"].to(out)
     _, _, stats = ops.add_norm_train_reference(z, torch.zeros_like(z), None, None, 1e-5, False)
     terms = magnitudes(call, z, {"y": dy, "z": dz})
-    for wants in range(1, 16):
-        arguments = (dy, dz, z, stats, call.tensors["weight"], False, dresidual_dtype, branch_dtype, bias_dtype, wants)
-        got = ops.add_norm_train_backward(*arguments)
-        want = ops.add_norm_train_backward_reference(*arguments)
+    for grad_mask in range(1, 16):
+        arguments = (
+            dy,
+            dz,
+            z,
+            stats,
+            call.tensors["weight"],
+            False,
+            dresidual_dtype,
+            branch_dtype,
+            bias_dtype,
+            grad_mask,
+        )
+        actual = ops.add_norm_train_backward(*arguments)
+        expected = ops.add_norm_train_backward_reference(*arguments)
         for bit, name in enumerate(("residual", "branch", "weight", "bias")):
-            if wants >> bit & 1:
-                assert agree(got[bit], want[bit], UNIT[f32], terms[name]), (name, wants)
+            if grad_mask >> bit & 1:
+                assert agree(actual[bit], expected[bit], UNIT[f32], terms[name]), (name, grad_mask)
 
 
 @pytest.mark.parametrize("variant", [*BASIC, "everything, LayerNorm", "everything, RMSNorm", "the add alone"])

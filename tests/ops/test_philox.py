@@ -81,10 +81,10 @@ def test_dropout_p_0_keeps_all_and_p_1_drops_all():
 
 
 def test_dropout_mask_is_the_same_for_every_dtype_and_norm():
-    want = keep_mask_in_integers((9, 33), 0.3, -1234567890123456789, 5)
+    expected = keep_mask_in_integers((9, 33), 0.3, -1234567890123456789, 5)
     for variant in ("everything, LayerNorm", "everything, RMSNorm", "everything, the add alone"):
         for dtypes in ("float32", "bfloat16", "float64"):
             call = make(variant, dtypes, (9, 33))
             call.tensors["residual"].zero_()
             call.tensors["branch"].fill_(9.0)
-            assert (call()["z"] != 0).equal(want)
+            assert (call()["z"] != 0).equal(expected)

@@ -31,7 +31,7 @@ def backward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tup
     (residual, branch, weight, bias, eps, norm), options = forward_arguments(variant, dtypes, shape)
     y, z, stats = ops.add_norm_forward_reference(residual, branch, weight, bias, eps, norm, **options)
     grad_outputs = cotangents({"y": y, "z": z})
-    wants = sum(
+    grad_mask = sum(
         1 << bit
         for bit, t in enumerate(
             (
@@ -50,7 +50,7 @@ def backward_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tup
         "dresidual_dtype": residual.dtype, "branch_dtype": branch.dtype, "bias_dtype": f32 if bias is None else bias.dtype
     }  # fmt: skip
     arguments = (grad_outputs["y"] if norm < 2 else None, grad_outputs["z"], z, stats, weight, norm)
-    return arguments, options | {"residual": residual, "branch": branch, "grad_mask": wants} | dtypes
+    return arguments, options | {"residual": residual, "branch": branch, "grad_mask": grad_mask} | dtypes
 
 
 def out_arguments(variant: str, dtypes: str, shape: tuple[int, ...]) -> tuple[tuple, dict]:
@@ -88,9 +88,18 @@ def samples() -> dict[str, tuple[str, tuple, dict]]:
         y, z, stats = ops.add_norm_train_reference(*inputs)
         grad_outputs = cotangents({"y": y, "z": z})
         present = 3 | 4 * (inputs[2] is not None) | 8 * (inputs[3] is not None)
-        for wants in {1, 2, 3, present, 4 & present, 8 & present} - {0}:
-            arguments = (grad_outputs["y"], grad_outputs["z"], z, stats, inputs[2], inputs[5], *DTYPES[dtypes], wants)
-            found[f"add_norm_train_backward of {wants}: {label}"] = ("add_norm_train_backward", arguments, {})
+        for grad_mask in {1, 2, 3, present, 4 & present, 8 & present} - {0}:
+            arguments = (
+                grad_outputs["y"],
+                grad_outputs["z"],
+                z,
+                stats,
+                inputs[2],
+                inputs[5],
+                *DTYPES[dtypes],
+                grad_mask,
+            )
+            found[f"add_norm_train_backward of {grad_mask}: {label}"] = ("add_norm_train_backward", arguments, {})
     for i, variant in enumerate(VARIANTS):
         opchecked = variant in OPCHECKED_OPTIONS
         for dtypes in dict.fromkeys(["float32"] * opchecked + [("float32", "bfloat16", "float64")[i % 3]]):
@@ -200,13 +209,13 @@ WRITTEN = [name for name in SAMPLES if name.startswith("add_norm_out")]
 def test_add_norm_out_writes_what_add_norm_forward_returns(sample, suffix):
     _, (*arguments, y, z), options = SAMPLES[sample]
     out_dtype = None if y is None else y.dtype
-    want = ops.add_norm_forward(*arguments, **options, residual_dtype=z.dtype, out_dtype=out_dtype)
+    expected = ops.add_norm_forward(*arguments, **options, residual_dtype=z.dtype, out_dtype=out_dtype)
     for target in (y, z):
         if target is not None:
             target.fill_(float("nan"))
     assert getattr(ops, "add_norm_out" + suffix)(*arguments, y, z, **options) is None
-    assert z.equal(want[1])
-    assert y is None or y.equal(want[0])
+    assert z.equal(expected[1])
+    assert y is None or y.equal(expected[0])
 
 
 @pytest.mark.parametrize("suffix", ["", "_reference"])

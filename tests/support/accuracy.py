@@ -29,20 +29,20 @@ def assert_accurate(call: Call, ours: dict[str, Tensor], grad_outputs: dict[str,
     """Check that outputs and gradients keep the bounds above, relative to the z in `ours`."""
     theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, grad_outputs)
     # Compare each result with the exact result at its own z, which is the z that it normalized.
-    want, want_theirs = truth(call, ours["z"], grad_outputs), truth(call, theirs["z"], grad_outputs)
+    expected, expected_theirs = truth(call, ours["z"], grad_outputs), truth(call, theirs["z"], grad_outputs)
     terms, unit = magnitudes(call, ours["z"], grad_outputs), arithmetic(call)
     for name in ours.keys() - {"z"}:
-        error, error_theirs = ours[name].to(f64) - want[name], theirs[name].to(f64) - want_theirs[name]
-        best = want[name].to(ours[name].dtype).to(f64) - want[name]
-        assert ours[name].shape == want[name].shape, name
+        error, error_theirs = ours[name].to(f64) - expected[name], theirs[name].to(f64) - expected_theirs[name]
+        best = expected[name].to(ours[name].dtype).to(f64) - expected[name]
+        assert ours[name].shape == expected[name].shape, name
         assert ours[name].dtype == (call.out_dtype if name == "y" else call.tensors[name].dtype), name
         assert rms(error) <= 1.02 * max(rms(error_theirs), rms(best)) + unit * rms(terms[name]), name
         assert worst(error) <= 2 * max(worst(error_theirs), worst(best)) + 2 * unit * worst(terms[name]), name
 
 
-def agree(got: torch.Tensor, want: torch.Tensor, unit: float, terms: torch.Tensor | float) -> bool:
+def agree(actual: torch.Tensor, expected: torch.Tensor, unit: float, terms: torch.Tensor | float) -> bool:
     """Return whether two results agree within a few roundings of the arithmetic and one rounding of the dtype on either side."""
-    assert got.dtype == want.dtype
-    assert got.shape == want.shape
-    bound = 8 * unit * terms + 2.01 * UNIT[got.dtype] * want.to(f64).abs() * (got.dtype not in (f32, f64))
-    return bool(((got.to(f64) - want.to(f64)).abs() <= bound).all())
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    bound = 8 * unit * terms + 2.01 * UNIT[actual.dtype] * expected.to(f64).abs() * (actual.dtype not in (f32, f64))
+    return bool(((actual.to(f64) - expected.to(f64)).abs() <= bound).all())

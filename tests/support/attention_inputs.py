@@ -29,6 +29,6 @@ def compute_gradients(call, attention, tensors):
     return [y, *torch.autograd.grad(y, [*leaves, *attention.parameters()], grad_outputs)]
 
 
-def assert_close(got, want, limit=1e-12):
-    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+def assert_close(actual, expected, limit=1e-12):
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert relative(a, b) < limit, i

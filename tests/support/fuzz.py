@@ -25,12 +25,12 @@ def run(seed: int) -> tuple[str, list[str]]:
     try:
         case = fuzz_calls.make(seed)
         what = str(case)
-        got = fuzz_bits.compute_results(case)
-        outputs = {name: got[name] for name in ("y", "z") if name in got}
-        grads = {name.removeprefix("d"): t for name, t in got.items() if name not in outputs}
+        actual = fuzz_bits.compute_results(case)
+        outputs = {name: actual[name] for name in ("y", "z") if name in actual}
+        grads = {name.removeprefix("d"): t for name, t in actual.items() if name not in outputs}
         lines = fuzz_accuracy.find_errors(case.call, outputs, grads, case.grad_outputs)
         lines += (
-            fuzz_bits.find_differences(case, got) + fuzz_bits.check_norm_alone(case) + fuzz_invalid.check_error(case)
+            fuzz_bits.find_differences(case, actual) + fuzz_bits.check_norm_alone(case) + fuzz_invalid.check_error(case)
         )
         fuzz_invalid.call_operators(case)
     except Exception:

@@ -55,18 +55,18 @@ def truth(
     tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
     exact = added(call, tensors)
     stream = z.detach().to(f64).requires_grad_()
-    want: dict[str, Tensor | None] = {"z": exact.detach()}
+    expected: dict[str, Tensor | None] = {"z": exact.detach()}
     judged, x_hat = torch.ones((*z.shape[:-1], 1), dtype=torch.bool), None
     total = grad_outputs["z"].to(f64) if "z" in grad_outputs else torch.zeros_like(stream)
     if call.norm != "none":
         y, x_hat, judged = normalize(call, stream, tensors)
-        want["y"] = y.detach()
+        expected["y"] = y.detach()
         if "y" in grad_outputs:
             # Where a row's squares overflow, the norm passes no gradient: x_hat is constant there.
             y.backward(grad_outputs["y"].to(f64))
             total = total + stream.grad
     exact.backward(total)
-    return want | {name: t.grad for name, t in tensors.items()}, judged, x_hat
+    return expected | {name: t.grad for name, t in tensors.items()}, judged, x_hat
 
 
 def find_errors(
@@ -82,10 +82,10 @@ def find_errors(
         terms = magnitudes(call, z, grad_outputs)
         # A NaN that dropout dropped is no term of the sum over rows.
         terms["branch_bias"] = sum_rows(terms["branch"].nan_to_num(nan=0.0, posinf=0.0))
-    want, judged, x_hat = truth(call, z, grad_outputs)
+    expected, judged, x_hat = truth(call, z, grad_outputs)
     unit = arithmetic(call)
     for name, value in (outputs | grads).items():
-        here, exact, near = terms.get(name), want[name], 16 * unit
+        here, exact, near = terms.get(name), expected[name], 16 * unit
         if exact is None or value is None:
             if any(t is not None and t.any() for t in (exact, value)):
                 lines.append(f"{name} is {value}, expected {exact}")
@@ -128,22 +128,22 @@ def _casting(call: Call, x_hat: Tensor) -> Tensor | float:
     return 1.01 * UNIT[dtype] * (x_hat.detach().abs() + torch.finfo(dtype).smallest_normal) * gain
 
 
-def _compare(name: str, got: Tensor, want: Tensor, near: Tensor) -> list[str]:
+def _compare(name: str, actual: Tensor, expected: Tensor, near: Tensor) -> list[str]:
     """Compare NaN and infinities exactly, and other elements within a rounding to their dtype plus `near`."""
-    unit, info = UNIT[got.dtype], torch.finfo(got.dtype)
-    got = got.detach().to(f64)
+    unit, info = UNIT[actual.dtype], torch.finfo(actual.dtype)
+    actual = actual.detach().to(f64)
     # Subnormal numbers have an absolute rounding error: in their own dtype, and in float32 on the way there.
-    bound = 1.01 * unit * want.abs() + near + info.smallest_normal * unit + 8 * 2.0**-149
+    bound = 1.01 * unit * expected.abs() + near + info.smallest_normal * unit + 8 * 2.0**-149
     # A broadcast row_scale and a summed gradient are rounded twice.
-    bound = bound + 1.01 * unit * want.abs() if name not in ("y", "z") else bound
-    fits = want.abs() + bound < info.max
-    ends = want.isinf() | (want.abs() - bound > info.max * (1 + 2 * unit))
-    good = torch.where(fits, (got - want).abs() <= bound, ~ends | (got == want.sign() * torch.inf))
-    good = torch.where(want.isnan(), got.isnan(), good)
+    bound = bound + 1.01 * unit * expected.abs() if name not in ("y", "z") else bound
+    fits = expected.abs() + bound < info.max
+    ends = expected.isinf() | (expected.abs() - bound > info.max * (1 + 2 * unit))
+    good = torch.where(fits, (actual - expected).abs() <= bound, ~ends | (actual == expected.sign() * torch.inf))
+    good = torch.where(expected.isnan(), actual.isnan(), good)
     if bool(good.all()):
         return []
     at = int((~good).flatten().nonzero()[0])
-    got, want, bound = (t.expand(good.shape).flatten()[at].item() for t in (got, want, bound))
+    actual, expected, bound = (t.expand(good.shape).flatten()[at].item() for t in (actual, expected, bound))
     return [
-        f"{name}: {int((~good).sum())} of {good.numel()} wrong; element {at} is {got}, expected {want} +- {bound:.3g}"
+        f"{name}: {int((~good).sum())} of {good.numel()} wrong; element {at} is {actual}, expected {expected} +- {bound:.3g}"
     ]

@@ -26,8 +26,8 @@ def is_same(a: Tensor | None, b: Tensor | None) -> bool:
     return bool(((a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())).all())
 
 
-def list_differing(got: dict, want: dict) -> list[str]:
-    return [name for name in got if not is_same(got[name], want[name])]
+def list_differing(actual: dict, expected: dict) -> list[str]:
+    return [name for name in actual if not is_same(actual[name], expected[name])]
 
 
 def compute_results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
@@ -35,12 +35,12 @@ def compute_results(case: Case, call: Call | None = None) -> dict[str, Tensor | 
     call = call or case.call
     tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
     outputs = call(tensors)
-    got = {name: t.detach() for name, t in outputs.items()}
+    actual = {name: t.detach() for name, t in outputs.items()}
     used = {name: g for name, g in case.grad_outputs.items() if outputs[name].requires_grad}
     if used:
         torch.autograd.backward([outputs[name] for name in used], list(used.values()))
-        got |= {f"d{name}": tensors[name].grad for name in case.wants}
-    return got
+        actual |= {f"d{name}": tensors[name].grad for name in case.wants}
+    return actual
 
 
 def find_differences(case: Case, first: dict[str, Tensor | None]) -> list[str]:
@@ -54,14 +54,14 @@ def find_differences(case: Case, first: dict[str, Tensor | None]) -> list[str]:
         "in place": _in_place,
         "with out=": _out,
     }
-    got = {name: variant(case, outputs) for name, variant in variants.items()}
+    actual = {name: variant(case, outputs) for name, variant in variants.items()}
     if call.norm != "none":
         tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
-        got["y alone"] = {"y": call.y_alone(tensors)}
+        actual["y alone"] = {"y": call.y_alone(tensors)}
         with torch.no_grad():
-            got["y alone without gradients"] = {"y": call.y_alone()}
+            actual["y alone without gradients"] = {"y": call.y_alone()}
     lines += [
-        f"{variant}: other bits of {names}" for variant, t in got.items() if (names := list_differing(t, outputs))
+        f"{variant}: other bits of {names}" for variant, t in actual.items() if (names := list_differing(t, outputs))
     ]
 
     before = torch.get_num_threads()
@@ -115,8 +115,8 @@ def _dimensions(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
         name: t if name == "row_scale" or t.dim() == 0 else t.reshape(*t.shape[:-1], *shape)
         for name, t in call.tensors.items()
     }
-    got = Call(call.norm, call.eps, tensors, call.options | {"normalized_shape": shape})()
-    return {name: t.flatten(-2) for name, t in got.items()}
+    actual = Call(call.norm, call.eps, tensors, call.options | {"normalized_shape": shape})()
+    return {name: t.flatten(-2) for name, t in actual.items()}
 
 
 def _in_place(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:

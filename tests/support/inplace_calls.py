@@ -33,8 +33,10 @@ def into(call: Call, out, **options):
     return FUNCTIONS[call.norm](**arguments, eps=call.eps, return_residual=isinstance(out, tuple), out=out)
 
 
-def same(got: dict[str, Tensor], want: dict[str, Tensor]) -> bool:
-    return all(got[name].equal(t) and got[name].dtype == t.dtype for name, t in want.items()) and len(got) == len(want)
+def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return all(actual[name].equal(t) and actual[name].dtype == t.dtype for name, t in expected.items()) and len(
+        actual
+    ) == len(expected)
 
 
 def nan(like: Tensor) -> Tensor:

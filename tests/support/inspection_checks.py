@@ -15,51 +15,51 @@ CLOSURE = 1e-5  # tolerance in float32
 AFAF = ["attention", "feed-forward"] * 2
 
 
-def find_differences(found: Inspection, expected: tuple[Stream, ...], closure: float = CLOSURE) -> list[str]:
+def find_differences(result: Inspection, expected: tuple[Stream, ...], closure: float = CLOSURE) -> list[str]:
     """Return the differences of an inspection from the expected streams."""
-    return [*_compare_inspection(found, expected, closure)]
+    return [*_compare_inspection(result, expected, closure)]
 
 
-def _compare_inspection(found: Inspection, expected: tuple[Stream, ...], closure: float) -> Iterator[str]:
-    if len(found.streams) != len(expected):
-        yield f"{len(found.streams)} streams, expected {len(expected)}: {found.streams}"
+def _compare_inspection(result: Inspection, expected: tuple[Stream, ...], closure: float) -> Iterator[str]:
+    if len(result.streams) != len(expected):
+        yield f"{len(result.streams)} streams, expected {len(expected)}: {result.streams}"
         return
-    for stream, want in zip(found.streams, expected, strict=True):
-        for difference in _compare_stream(stream, want):
+    for stream, reference in zip(result.streams, expected, strict=True):
+        for difference in _compare_stream(stream, reference):
             yield f"{stream.name}: {difference}"
-    if expected and not found.closure <= closure:
-        yield f"closure {found.closure}, expected at most {closure}"
-    if expected and not found.closes:
-        yield f"these do not close: {[site.id for site in found.sites if not site.closes]}"
-    if expected and all(want.wiring or want.rows for want in expected):
-        yield from (f"not understood: {unknown}" for unknown in found.unknown)
-    elif not found.unknown:
+    if expected and not result.closure <= closure:
+        yield f"closure {result.closure}, expected at most {closure}"
+    if expected and not result.closes:
+        yield f"these do not close: {[site.id for site in result.sites if not site.closes]}"
+    if expected and all(stream.wiring or stream.rows for stream in expected):
+        yield from (f"not understood: {unknown}" for unknown in result.unknown)
+    elif not result.unknown:
         yield "unknown is empty, though no row expresses this model"
 
 
-def _compare_stream(stream: inspection.Stream, want: Stream) -> Iterator[str]:
+def _compare_stream(stream: inspection.Stream, reference: Stream) -> Iterator[str]:
     name = stream.wiring.name if stream.wiring else None
-    if name != want.wiring:
-        yield f"wiring {name}, expected {want.wiring}; rows {[str(s.row) for s in stream.sites]}, remarks {stream.remarks}"
+    if name != reference.wiring:
+        yield f"wiring {name}, expected {reference.wiring}; rows {[str(s.row) for s in stream.sites]}, remarks {stream.remarks}"
     options = dict(stream.wiring.options) if stream.wiring else {}
-    for option, value in want.options.items():
+    for option, value in reference.options.items():
         if not are_equal(options.get(option), value):
             yield f"option {option} {options.get(option)}, expected {value}"
     sites = [site for site in stream.sites if site.role != "skip"]
     facts = (
-        ("kinds", [site.kind for site in sites], [*want.sublayers]),
-        ("norm", stream.norm, want.norm),
-        ("embedding norm", stream.embedding_norm is not None, want.embedding_norm),
-        ("final norm", stream.final_norm is not None, want.final_norm),
-        ("width", stream.width, want.width),
-        ("shared layers", _count_shared_layers(stream), want.shared),
+        ("kinds", [site.kind for site in sites], [*reference.sublayers]),
+        ("norm", stream.norm, reference.norm),
+        ("embedding norm", stream.embedding_norm is not None, reference.embedding_norm),
+        ("final norm", stream.final_norm is not None, reference.final_norm),
+        ("width", stream.width, reference.width),
+        ("shared layers", _count_shared_layers(stream), reference.shared),
     )
     for fact, actual, expected in facts:
         if actual != expected:
             yield f"{fact} {actual}, expected {expected}"
-    if want.eps is not None and not are_equal(stream.eps, want.eps):
-        yield f"eps {stream.eps}, expected {want.eps}: {[norm.eps for norm in stream.norms()]}"
-    for k, row in want.rows.items():
+    if reference.eps is not None and not are_equal(stream.eps, reference.eps):
+        yield f"eps {stream.eps}, expected {reference.eps}: {[norm.eps for norm in stream.norms()]}"
+    for k, row in reference.rows.items():
         if k < len(sites) and not rows_match(sites[k].row, row):
             yield f"row {k} {sites[k].row}, expected {row}"
 
@@ -93,16 +93,16 @@ def find_row_differences(stream: inspection.Stream, rows: list[Row]) -> list[str
     """Return the differences of a stream's rows from the expected ones."""
     pairs = zip_longest([site.row for site in stream.sites if site.role != "skip"], rows)
     return [
-        f"row {k}: {row}, expected {want}"
-        for k, (row, want) in enumerate(pairs)
-        if row is None or want is None or not rows_match(row, want)
+        f"row {k}: {row}, expected {expected}"
+        for k, (row, expected) in enumerate(pairs)
+        if row is None or expected is None or not rows_match(row, expected)
     ]
 
 
-def check_tiny(found: Inspection, wiring: str = "pre_ln", closure: float = CLOSURE) -> None:
+def check_tiny(result: Inspection, wiring: str = "pre_ln", closure: float = CLOSURE) -> None:
     """Check the inspection of a `handwritten_models.tiny` model."""
-    assert found.wiring == wiring
-    assert [site.kind for site in found.sites if site.role != "skip"] == AFAF
-    assert found.unknown == ()
-    assert found.closes
-    assert found.closure <= closure
+    assert result.wiring == wiring
+    assert [site.kind for site in result.sites if site.role != "skip"] == AFAF
+    assert result.unknown == ()
+    assert result.closes
+    assert result.closure <= closure

@@ -147,9 +147,9 @@ def worst(t: Tensor) -> float:
     return t.to(f64).abs().max().item() if t.numel() else 0.0
 
 
-def relative(got: Tensor, want: Tensor) -> float:
+def relative(actual: Tensor, expected: Tensor) -> float:
     """Return the relative error in the L2 norm."""
-    return ((got.to(f64) - want.to(f64)).norm() / want.to(f64).norm()).item()
+    return ((actual.to(f64) - expected.to(f64)).norm() / expected.to(f64).norm()).item()
 
 
 def arithmetic(call: Call) -> float:

@@ -51,16 +51,16 @@ class Calls(Dataset):
 def main(name: str, how: str) -> None:
     torch.set_num_threads(2)
     operation = OPERATIONS[name]
-    want = operation()
+    expected = operation()
 
     def child() -> None:
         if "one thread" in how:
             torch.set_num_threads(1)
-        os._exit(0 if operation().equal(want) else 3)
+        os._exit(0 if operation().equal(expected) else 3)
 
     if how == "DataLoader":
         items = list(DataLoader(Calls(operation), batch_size=None, num_workers=2, multiprocessing_context="fork"))
-        print("same" if len(items) == 4 and all(item.equal(want) for item in items) else "other")
+        print("same" if len(items) == 4 and all(item.equal(expected) for item in items) else "other")
     elif how.startswith("multiprocessing"):
         process = multiprocessing.get_context("fork").Process(target=child)
         process.start()
@@ -72,7 +72,7 @@ def main(name: str, how: str) -> None:
             child()
         print({0: "same", 3: "other"}[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])])
     # The parent's threads still exist.
-    print("same" if operation().equal(want) else "other")
+    print("same" if operation().equal(expected) else "other")
 
 
 if __name__ == "__main__":

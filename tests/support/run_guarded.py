@@ -87,14 +87,14 @@ def main() -> int:
     for variant, dtypes, shape in table:
         call = make(variant, dtypes, shape)
         grad_outputs = cotangents(call())
-        want = results(call, leaves(call), grad_outputs)
-        want += in_given_memory(call, Tensor.clone)
+        expected = results(call, leaves(call), grad_outputs)
+        expected += in_given_memory(call, Tensor.clone)
         for end in (True, False):
             print(f"{variant}, {dtypes}, {shape}, {'end' if end else 'begin'}", file=sys.stderr, flush=True)
             tensors = {name: guarded(t, end).requires_grad_() for name, t in call.tensors.items()}
-            got = results(call, tensors, {name: guarded(t, end) for name, t in grad_outputs.items()})
-            got += in_given_memory(call, partial(guarded, end=end))
-            if not all(torch.equal(a, b) for a, b in zip(got, want, strict=True)):
+            actual = results(call, tensors, {name: guarded(t, end) for name, t in grad_outputs.items()})
+            actual += in_given_memory(call, partial(guarded, end=end))
+            if not all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True)):
                 print(f"{variant}, {dtypes}, {shape}: other bits")
                 return 1
     print(f"{len(table)} calls")

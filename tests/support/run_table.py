@@ -43,19 +43,19 @@ def main() -> int:
         outputs = call(tensors)
         grad_outputs = cotangents(outputs)
         torch.autograd.backward(list(outputs.values()), list(grad_outputs.values()))
-        want = truth(call, outputs["z"], grad_outputs)
+        expected = truth(call, outputs["z"], grad_outputs)
         terms, unit = magnitudes(call, outputs["z"], grad_outputs), arithmetic(call)
         with torch.no_grad():
             again = call(tensors)
             same = all(again[name].equal(value) for name, value in outputs.items())
             same = same and (call.norm == "none" or call.y_alone(tensors).equal(outputs["y"]))
         wrong = [] if same else ["bits without grad"]
-        got = {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
-        for name, value in got.items():
+        actual = {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
+        for name, value in actual.items():
             # One rounding to the dtype, and a few of the arithmetic: the bound of test_functional.py without PyTorch's error.
-            error, round_off = value.to(f64) - want[name], UNIT[value.dtype]
-            rms_bound = round_off * rms(want[name]) + 3 * unit * rms(terms[name])
-            worst_bound = 1.01 * round_off * worst(want[name]) + 6 * unit * worst(terms[name])
+            error, round_off = value.to(f64) - expected[name], UNIT[value.dtype]
+            rms_bound = round_off * rms(expected[name]) + 3 * unit * rms(terms[name])
+            worst_bound = 1.01 * round_off * worst(expected[name]) + 6 * unit * worst(terms[name])
             if not (rms(error) <= rms_bound and worst(error) <= worst_bound):
                 wrong.append(f"{name}: {rms(error):.3g} > {rms_bound:.3g} or {worst(error):.3g} > {worst_bound:.3g}")
         for what in wrong:

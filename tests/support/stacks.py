@@ -37,5 +37,5 @@ each_wiring = pytest.mark.parametrize("wiring", ALL, ids=lambda wiring: wiring.n
 
 class Masked(nn.Module):
     def forward(self, x, mask=None, *, scale=1.0):
-        self.got = (mask, scale)
+        self.received = (mask, scale)
         return x * scale

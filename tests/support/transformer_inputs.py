@@ -38,8 +38,8 @@ def compute_gradients(call, parameters, tensors, seed=5):
     return [y.detach(), *torch.autograd.grad(y, [*leaves, *parameters], torch.randn(y.shape, dtype=y.dtype))]
 
 
-def assert_close(got, want, limit=1e-12):
-    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+def assert_close(actual, expected, limit=1e-12):
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert relative(a, b) < limit, i
 
 

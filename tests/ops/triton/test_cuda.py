@@ -89,9 +89,9 @@ def test_row_has_the_same_bits_in_any_batch_and_run(variant, d):
     assert all(again[name].equal(t) for name, t in full.items())
     for rows in (1, 2, 17):
         part = call.rows(slice(300 - rows, 300))
-        got = forward_and_backward(part, part, {name: t[300 - rows :] for name, t in grad_outputs.items()})
+        actual = forward_and_backward(part, part, {name: t[300 - rows :] for name, t in grad_outputs.items()})
         for name in ("y", "z", "residual", "branch"):
-            assert got[name].equal(full[name][300 - rows :]), (name, rows)
+            assert actual[name].equal(full[name][300 - rows :]), (name, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 1000, 40_000])
@@ -116,20 +116,20 @@ def test_more_elements_than_32_bits_count():
     assert y[-8:].equal(addnorm.add_layer_norm(x[-8:], branch[-8:]))
     seed = torch.tensor(7, device=CUDA)
     z = addnorm.add_residual(torch.zeros_like(x), torch.ones_like(x), dropout_p=0.5, seed=seed, out=y)
-    want = philox.keep_mask((8, d), 0.5, torch.tensor(7), (rows - 8) * d // 4)
-    assert (z[-8:] != 0).cpu().equal(want)
+    expected = philox.keep_mask((8, d), 0.5, torch.tensor(7), (rows - 8) * d // 4)
+    assert (z[-8:] != 0).cpu().equal(expected)
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
 def test_in_place_and_out_have_the_bits_of_the_function(variant):
     for d in (100, 20000):
         call = moved(make(variant, "bfloat16", (33, d)))
-        want = call()
+        expected = call()
         tensors = {name: t.clone() for name, t in call.tensors.items()}
         function = addnorm.add_layer_norm_ if call.norm == "layer" else addnorm.add_rms_norm_
         function(**tensors, **call.options, eps=call.eps)
-        assert tensors["residual"].equal(want["z"])
-        assert tensors["branch"].equal(want["y"])
+        assert tensors["residual"].equal(expected["z"])
+        assert tensors["branch"].equal(expected["y"])
 
 
 @pytest.mark.parametrize("d", [96, 100, 768])
@@ -137,14 +137,16 @@ def test_in_place_and_out_have_the_bits_of_the_function(variant):
 def test_memory_layouts_change_no_bit(variant, d):
     call = moved(make(variant, "bfloat16 with float32 parameters", (33, d)))
     grad_outputs = make_grad_outputs(call)
-    want, alone = forward_and_backward(call, call, grad_outputs), call.y_alone()
+    expected, alone = forward_and_backward(call, call, grad_outputs), call.y_alone()
     for name, t in {**call.tensors, **grad_outputs}.items():
         for place, elsewhere in make_layouts(t).items():
             other = Call(
                 call.norm, call.eps, call.tensors | ({name: elsewhere} if name in call.tensors else {}), call.options
             )
-            got = forward_and_backward(other, other, grad_outputs | ({name: elsewhere} if name in grad_outputs else {}))
-            assert all(got[key].equal(t) for key, t in want.items()), (name, place)
+            actual = forward_and_backward(
+                other, other, grad_outputs | ({name: elsewhere} if name in grad_outputs else {})
+            )
+            assert all(actual[key].equal(t) for key, t in expected.items()), (name, place)
             assert other.y_alone().equal(alone), (name, place)
 
 
@@ -156,13 +158,13 @@ def test_one_row_for_all_has_the_bits_of_its_copies():
 
 def test_cuda_streams_and_graphs_give_the_same_bits():
     call = moved(make("LayerNorm", "bfloat16", (64, 512)))
-    want = call()
+    expected = call()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        got = call()
+        actual = call()
     stream.synchronize()
-    assert all(got[name].equal(t) for name, t in want.items())
+    assert all(actual[name].equal(t) for name, t in expected.items())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call()
@@ -170,15 +172,15 @@ def test_cuda_streams_and_graphs_give_the_same_bits():
         t.fill_(torch.nan)
     graph.replay()
     torch.cuda.synchronize()
-    assert all(captured[name].equal(t) for name, t in want.items())
+    assert all(captured[name].equal(t) for name, t in expected.items())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
 def test_tensors_on_another_device_than_the_current_one():
     call = make("LayerNorm", "bfloat16", (5, 64))
-    want = cases.gradients(moved(call, "cuda:0"))
-    got = cases.gradients(moved(call, "cuda:1"))
-    assert all(got[name].device.index == 1 and got[name].cpu().equal(t.cpu()) for name, t in want.items())
+    expected = cases.gradients(moved(call, "cuda:0"))
+    actual = cases.gradients(moved(call, "cuda:1"))
+    assert all(actual[name].device.index == 1 and actual[name].cpu().equal(t.cpu()) for name, t in expected.items())
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm"])
@@ -193,11 +195,13 @@ def test_compiled_graph_has_eager_bits_at_any_batch_size(variant):
     compiled = torch.compile(function, fullgraph=True)
     for call in calls:
         tensors = [t.clone().requires_grad_() for t in call.tensors.values()]
-        outputs, want = compiled(*tensors), function(*tensors)
-        assert all(a.equal(b) for a, b in zip(outputs, want, strict=True))
-        grad_outputs = [torch.randn_like(t) for t in want]
-        got = torch.autograd.grad(outputs, tensors, grad_outputs)
-        assert all(a.equal(b) for a, b in zip(got, torch.autograd.grad(want, tensors, grad_outputs), strict=True))
+        outputs, expected = compiled(*tensors), function(*tensors)
+        assert all(a.equal(b) for a, b in zip(outputs, expected, strict=True))
+        grad_outputs = [torch.randn_like(t) for t in expected]
+        actual = torch.autograd.grad(outputs, tensors, grad_outputs)
+        assert all(
+            a.equal(b) for a, b in zip(actual, torch.autograd.grad(expected, tensors, grad_outputs), strict=True)
+        )
     torch._dynamo.reset()
 
 

@@ -141,31 +141,31 @@ def test_each_gradient_alone_equals_all_at_once(on_triton, variant, dtypes):
     options = schema_options(call)
     _, z, stats = ops.add_norm_forward(*tensors.values(), call.eps, NORMS[call.norm], **options)
     grad_outputs = cotangents({"z": z} if call.norm == "none" else {"y": z.to(call.out_dtype), "z": z})
-    wants = sum(1 << bit for bit, name in enumerate(GRADIENTS) if name in call.tensors)
+    grad_mask = sum(1 << bit for bit, name in enumerate(GRADIENTS) if name in call.tensors)
     named = {name: option for name, option in options.items() if name not in ("residual_dtype", "out_dtype")} | {
         "dresidual_dtype": DTYPES[dtypes].residual, "branch_dtype": DTYPES[dtypes].branch,
         "bias_dtype": DTYPES[dtypes].parameter, "residual": tensors["residual"], "branch": tensors["branch"],
     }  # fmt: skip
     backward = (grad_outputs.get("y"), grad_outputs["z"], z, stats, tensors["weight"], NORMS[call.norm])
-    full = ops.add_norm_backward(*backward, **named, grad_mask=wants)
+    full = ops.add_norm_backward(*backward, **named, grad_mask=grad_mask)
     alone = {
         bit: ops.add_norm_backward(*backward, **named, grad_mask=1 << bit)
         for bit in range(len(GRADIENTS))
-        if wants >> bit & 1
+        if grad_mask >> bit & 1
     }
     assert set(on_triton.ran) == {"add_norm_forward", "add_norm_backward"}
     with on_triton.off():
-        _, z_want, stats_want = ops.add_norm_forward(*tensors.values(), call.eps, NORMS[call.norm], **options)
-        want = ops.add_norm_backward(*backward, **named, grad_mask=wants)
-    assert z.equal(z_want)
-    assert stats.shape == stats_want.shape
-    assert stats.dtype == stats_want.dtype
+        _, expected_z, expected_stats = ops.add_norm_forward(*tensors.values(), call.eps, NORMS[call.norm], **options)
+        expected = ops.add_norm_backward(*backward, **named, grad_mask=grad_mask)
+    assert z.equal(expected_z)
+    assert stats.shape == expected_stats.shape
+    assert stats.dtype == expected_stats.dtype
     terms, unit = magnitudes(call, z, grad_outputs), arithmetic(call)
     for bit, name in enumerate(GRADIENTS):
-        assert full[bit].shape == want[bit].shape
-        assert full[bit].dtype == want[bit].dtype
+        assert full[bit].shape == expected[bit].shape
+        assert full[bit].dtype == expected[bit].dtype
         if name in call.tensors:
-            assert agree(full[bit], want[bit], unit, terms[name].reshape(want[bit].shape)), name
+            assert agree(full[bit], expected[bit], unit, terms[name].reshape(expected[bit].shape)), name
             assert [other.numel() > 0 for other in alone[bit]] == [place == bit for place in range(len(GRADIENTS))]
             assert alone[bit][bit].equal(full[bit]), name
 
@@ -212,14 +212,14 @@ def test_dropout_p_0_and_1_are_exact(p):
 def test_memory_layouts_change_no_bit(variant):
     call = make(variant, "bfloat16", (5, 24))
     grad_outputs = cotangents(call())
-    want = forward_and_backward(call, call, grad_outputs)
+    expected = forward_and_backward(call, call, grad_outputs)
     for place in make_layouts(call.tensors["residual"]):
         tensors, gradient = (
             {key: make_layouts(t).get(place, t) for key, t in some.items()} for some in (call.tensors, grad_outputs)
         )
         other = Call(call.norm, call.eps, tensors, call.options)
-        got = forward_and_backward(other, other, gradient)
-        assert all(got[key].equal(t) for key, t in want.items()), place
+        actual = forward_and_backward(other, other, gradient)
+        assert all(actual[key].equal(t) for key, t in expected.items()), place
 
 
 @pytest.mark.parametrize(("d", "in_place"), [(24, True), (8, True), (20, False), (3, False)])
@@ -240,9 +240,9 @@ def test_aligned_rows_are_read_in_place(d, in_place):
 def test_expanded_gradient_equals_its_copy():
     call = make("LayerNorm", "float32", (7, 24))
     one = torch.randn(24)
-    want = cases.gradients(call, {"y": one.expand(7, 24).clone()})
-    got = cases.gradients(call, {"y": one.expand(7, 24)})
-    assert all(got[name].equal(t) for name, t in want.items())
+    expected = cases.gradients(call, {"y": one.expand(7, 24).clone()})
+    actual = cases.gradients(call, {"y": one.expand(7, 24)})
+    assert all(actual[name].equal(t) for name, t in expected.items())
 
 
 def test_row_stride_may_exceed_32_bits():
@@ -260,9 +260,9 @@ def test_row_does_not_depend_on_its_neighbours(variant, rows):
     call.options.pop("dropout_p", None)  # whose mask depends on the row's position
     full = forward_and_backward(call, call, grad_outputs := cotangents(call()))
     part = call.rows(slice(64 - rows, 64))
-    got = forward_and_backward(part, part, {name: t[64 - rows :] for name, t in grad_outputs.items()})
+    actual = forward_and_backward(part, part, {name: t[64 - rows :] for name, t in grad_outputs.items()})
     for name in ("y", "z", "residual", "branch"):
-        assert got[name].equal(full[name][64 - rows :]), name
+        assert actual[name].equal(full[name][64 - rows :]), name
 
 
 @pytest.mark.parametrize(
@@ -307,11 +307,11 @@ def test_non_finite_parameters_act_as_on_the_cpu(on_triton, variant, value):
         call = make(variant, "float32", (3, 8))
         call.tensors[name].view(-1)[0] = value
         grad_outputs = cotangents(call())
-        got = cases.gradients(call, grad_outputs)
+        actual = cases.gradients(call, grad_outputs)
         with on_triton.off():
-            want = cases.gradients(call, grad_outputs)
-        for key, t in want.items():
-            torch.testing.assert_close(got[key], t, rtol=1e-4, atol=1e-5, equal_nan=True, msg=f"{key} of {name}")
+            expected = cases.gradients(call, grad_outputs)
+        for key, t in expected.items():
+            torch.testing.assert_close(actual[key], t, rtol=1e-4, atol=1e-5, equal_nan=True, msg=f"{key} of {name}")
 
 
 @pytest.mark.parametrize(
@@ -324,14 +324,14 @@ def test_non_finite_parameters_act_as_on_the_cpu(on_triton, variant, value):
 )
 def test_in_place_has_the_bits_of_the_function(variant, dtypes):
     call = make(variant, dtypes, (5, 19))
-    want = call()
+    expected = call()
     tensors = {name: t.clone() for name, t in call.tensors.items()}
     names = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
     eps = {} if call.norm == "none" else {"eps": call.eps}
     with torch.no_grad():
         names[call.norm](**tensors, **call.options, **eps)
-    assert tensors["residual"].equal(want["z"])
-    assert tensors["branch"].equal(want.get("y", call.tensors["branch"]))
+    assert tensors["residual"].equal(expected["z"])
+    assert tensors["branch"].equal(expected.get("y", call.tensors["branch"]))
 
 
 def test_overlap_raises_and_writes_nothing():
@@ -368,21 +368,21 @@ def test_unused_output_adds_no_gradient(variant, used):
     call = make(variant, "float32", (5, 30))
     grad_outputs = cotangents(call())
     zeros = {name: t if name in used else torch.zeros_like(t) for name, t in grad_outputs.items()}
-    got, want = cases.gradients(call, {name: grad_outputs[name] for name in used}), cases.gradients(call, zeros)
+    actual, expected = cases.gradients(call, {name: grad_outputs[name] for name in used}), cases.gradients(call, zeros)
     for name in leaves(call):
-        expected = torch.zeros_like(want[name]) if name in ("weight", "bias") and used == ("z",) else want[name]
-        assert (got[name] if got[name] is not None else torch.zeros_like(expected)).equal(expected), name
+        gradient = torch.zeros_like(expected[name]) if name in ("weight", "bias") and used == ("z",) else expected[name]
+        assert (actual[name] if actual[name] is not None else torch.zeros_like(gradient)).equal(gradient), name
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm", "the add alone"])
 def test_rows_beyond_the_grid_use_the_reference(monkeypatch, variant):
     call = make(variant, "float32", (2, 20))
-    want = forward_and_backward(call, call, grad_outputs := cotangents(call()))
+    expected = forward_and_backward(call, call, grad_outputs := cotangents(call()))
     monkeypatch.setattr(plan, "MAX_ROW", 19)
     for module in (operators, gradients):
         monkeypatch.setattr(module, "launch", None)  # nothing is launched
-    got = forward_and_backward(call, call, grad_outputs)
-    assert all(torch.allclose(got[name], t, rtol=1e-4, atol=1e-5) for name, t in want.items())
+    actual = forward_and_backward(call, call, grad_outputs)
+    assert all(torch.allclose(actual[name], t, rtol=1e-4, atol=1e-5) for name, t in expected.items())
 
 
 @pytest.mark.parametrize("d", [plan.MAX_ROW, 2**20, 2**16])
