@@ -135,7 +135,7 @@ CASES = {
 
 def judge(start, numbers):
     """Return the verdict of the claim that begins with these words."""
-    (claim,) = (one for one in claims.CLAIMS if one.claim.startswith(start))
+    (claim,) = (claim for claim in claims.CLAIMS if claim.claim.startswith(start))
     return claim.judge(numbers)["verdict"]
 
 
@@ -163,7 +163,7 @@ def test_stored_verdicts_follow_from_the_stored_numbers():
     assert stored["complete"]
     assert stored.keys() >= {"schema", "date", "machine", "commit", "versions", "protocol"}
     assert json.loads(json.dumps(claims.judge_all(stored["results"]))) == stored["claims"]
-    assert "not measured" not in {one["verdict"] for one in stored["claims"]}
+    assert "not measured" not in {entry["verdict"] for entry in stored["claims"]}
 
 
 def test_script_measures_judges_and_writes(bench_claims, tmp_path, monkeypatch, threads, capsys):
@@ -179,7 +179,7 @@ def test_script_measures_judges_and_writes(bench_claims, tmp_path, monkeypatch, 
     monkeypatch.setattr("sys.argv", ["bench_claims.py"])
     assert bench_claims.main() == 0
     document = json.loads(path.read_text())
-    assert [one["claim"] for one in document["claims"]] == [claim.claim for claim in claims.CLAIMS]
+    assert [entry["claim"] for entry in document["claims"]] == [claim.claim for claim in claims.CLAIMS]
     assert document["claims"][0]["verdict"] in capsys.readouterr().out
     for section in (bench_claims.claims_section, bench_claims.depth_section, bench_claims.training_section):
         assert section(document).startswith("| ")
@@ -206,11 +206,13 @@ def test_losses_removals_and_gradients_are_those_of_the_lab(bench_claims, monkey
     loss = bench_claims.held_out(model, TEXT)
     assert loss == pytest.approx(measure.held_out_loss(model, TEXT, "test", tokens), rel=1e-5)
     assert loss < before - 0.1
-    row = next(one for one in bench_claims.removal({name: [model]}, TEXT) if one["wiring"] == name)
+    row = next(entry for entry in bench_claims.removal({name: [model]}, TEXT) if entry["wiring"] == name)
     assert (row["num_layers"], row["of"], row["loss"]) == (2, 4, loss)
     monkeypatch.setattr(measure, "EVALUATED", measure.PROBE)  # the lab removes sublayers on fewer sequences
-    rises = next(one for one in bench_claims.removal({name: [model]}, TEXT) if one["wiring"] == name)["rises"][0]
-    assert rises == pytest.approx([one["rise"] for one in measure.measure_ablation(model, TEXT, tokens)], abs=1e-5)
+    rises = next(entry for entry in bench_claims.removal({name: [model]}, TEXT) if entry["wiring"] == name)["rises"][0]
+    assert rises == pytest.approx(
+        [ablation["rise"] for ablation in measure.measure_ablation(model, TEXT, tokens)], abs=1e-5
+    )
     read, following = TEXT.held_out("test", bench_claims.PROBED, tokens)
     with addnorm.record(model) as recording:
         measure.cross_entropy(model(read), following).backward()

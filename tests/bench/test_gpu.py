@@ -65,7 +65,7 @@ def test_document_has_a_row_for_each_variant_and_case(document):
         assert (row["rounds"], row["sets"]) == (2, 3)
         assert row["share_of_copy"] > 0 < row["ready_s"]
     assert document["failures"] == document["left"] == []
-    assert all(one["met"] is None for one in document["summary"] if one["norm"])
+    assert all(row["met"] is None for row in document["summary"] if row["norm"])
     assert document["missing"].keys() == {"liger", "flash_attn", "quack"}
     assert document["limits"]["quack"] == ["has no dropout", "adds no residual in its LayerNorm"]
     assert document["versions"].keys() >= {"torch", "triton", "cuda", "addnorm"}
@@ -115,7 +115,7 @@ def test_interrupted_run_is_saved_and_resumed(tmp_path, monkeypatch):
     assert (document["complete"], document["ended"]) == (False, "interrupt")
     assert list(tmp_path.iterdir()) == [partial_path(path)]  # saved after each case
     earlier = gpu.resumable(path, CPU)
-    assert [Case(**one) for one in earlier["cells"]] == plan[:2]
+    assert [Case(**cell) for cell in earlier["cells"]] == plan[:2]
     resumed = run(plan, earlier=earlier, progress=progress.append)
     assert len(progress) == 2
     assert list(by_case(resumed["rows"], gpu.FIELDS)) == plan
@@ -157,8 +157,10 @@ def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured)
     plant(monkeypatch, slow)
     document = run(PLAN[:4], budget=budget)
     assert (document["complete"], document["ended"]) == (True, "done" if measured == 4 else "budget")
-    assert [Case(**one) for one in document["cells"]] == list(by_case(document["rows"], gpu.FIELDS)) == PLAN[:measured]
-    assert [Case(**one) for one in document["left"]] == PLAN[measured:4]
+    assert (
+        [Case(**cell) for cell in document["cells"]] == list(by_case(document["rows"], gpu.FIELDS)) == PLAN[:measured]
+    )
+    assert [Case(**cell) for cell in document["left"]] == PLAN[measured:4]
 
 
 @pytest.mark.parametrize("lost_by", ["variant", "case"])

@@ -54,7 +54,7 @@ def rows_of(case, times, share=0.5):
 
 
 def summarize(rows, failures=()):
-    return {one["name"]: one for one in summary.summarize(rows, failures, judged=True)}
+    return {row["name"]: row for row in summary.summarize(rows, failures, judged=True)}
 
 
 def test_bandwidth_goal_takes_the_lowest_share():

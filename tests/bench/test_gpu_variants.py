@@ -23,8 +23,8 @@ def case(norm="rms", job="forward_stream", dtype="bfloat16", rows=16, d=64):
     return case_of(norm, job, rows, d, dtype)
 
 
-def check_call(one, forward):
-    return check.errors(one, forward, cases.inputs(one, CPU, 1)[0])
+def check_call(item, forward):
+    return check.errors(item, forward, cases.inputs(item, CPU, 1)[0])
 
 
 # Signatures of the real peers: liger-kernel 0.8.5, flash-attn's main branch, quack-kernels 0.6.5. The implementations here are
@@ -109,13 +109,13 @@ FITS += [("liger", "layer", "backward", "bfloat16")]
     ("name", "norm", "job", "dtype"), product([*MAKE], ("layer", "rms"), [*JOBS], [*DTYPES], always=FITS)
 )
 def test_variant_computes_the_operation(name, norm, job, dtype):
-    one = case(norm, job, dtype)
-    limit = variants.unfit(name, one)
+    item = case(norm, job, dtype)
+    limit = variants.unfit(name, item)
     if limit is not None:
         assert name not in ("eager", "addnorm")
         assert limit in [each.why for each in variants.VARIANTS[name].limits]
         return
-    errors, problem = check_call(one, MAKE[name](one))
+    errors, problem = check_call(item, MAKE[name](item))
     assert problem is None
     gradients = {"dresidual", "dbranch", "dweight"} | ({"dbias"} if norm == "layer" else set())
     outputs = {"y", "z"} if JOBS[job].stream else {"y"}
@@ -134,34 +134,34 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "job"), list(itertools.product(WRONG, ("backward", "dropout"))))
 def test_check_names_the_wrong_tensor(name, job):
-    one = case("layer", job, "float32")
-    right = variants.ours(one)
-    _, problem = check_call(one, lambda *args: WRONG[name](right, *args))
+    item = case("layer", job, "float32")
+    right = variants.ours(item)
+    _, problem = check_call(item, lambda *args: WRONG[name](right, *args))
     # Under dropout, a z that is 10 % off implies another mask; the check detects it in the results that depend on the mask.
     assert f"{name} differs by" in problem
 
 
 def test_check_refuses_nan_dtype_shape_and_rounded_stream():
-    one = case(job="forward", dtype="mixed")
-    assert "y differs by nan" in check_call(one, lambda x, s, w, b: torch.full_like(s, torch.nan))[1]
+    item = case(job="forward", dtype="mixed")
+    assert "y differs by nan" in check_call(item, lambda x, s, w, b: torch.full_like(s, torch.nan))[1]
     message = "y is torch.float32 (16, 64), expected torch.bfloat16 (16, 64)"
-    assert check_call(one, lambda x, s, w, b: F.rms_norm(x + s, (64,), w)) == ({}, message)
-    assert "y is torch.bfloat16 (8, 64)" in check_call(one, lambda x, s, w, b: s[:8])[1]
-    one = case(dtype="mixed")
-    right = variants.eager(one)
-    assert "z differs by" in check_call(one, lambda x, s, w, b: right(x.to(s.dtype).float(), s, w, b))[1]
+    assert check_call(item, lambda x, s, w, b: F.rms_norm(x + s, (64,), w)) == ({}, message)
+    assert "y is torch.bfloat16 (8, 64)" in check_call(item, lambda x, s, w, b: s[:8])[1]
+    item = case(dtype="mixed")
+    right = variants.eager(item)
+    assert "z differs by" in check_call(item, lambda x, s, w, b: right(x.to(s.dtype).float(), s, w, b))[1]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_check_refuses_another_share_of_dropout(p):
-    one = case(job="dropout", dtype="float32")
+    item = case(job="dropout", dtype="float32")
     scale = (1 - p) / 0.9  # so that the kept elements have the right values, and only their number is wrong
 
     def other(x, s, w, b):
         z = x + scale * F.dropout(s, p)
         return F.rms_norm(z, (64,), w, 1e-6), z
 
-    errors, problem = check_call(one, other)
+    errors, problem = check_call(item, other)
     assert errors["z"] < 1e-6
     share = re.fullmatch(r"dropout 0.1 kept (\d\.\d+) of the elements", problem)
     assert float(share[1]) == pytest.approx(1 - p, abs=0.06)
@@ -204,22 +204,22 @@ def test_missing_peers_have_a_reason(monkeypatch):
 
 @pytest.mark.parametrize("job", ["forward", "backward", "dropout"])
 def test_timed_call_runs_the_job_on_its_set(job):
-    one = case("layer", job, "mixed" if job == "dropout" else "float32")
-    sets, again = cases.inputs(one, CPU, 2), cases.inputs(one, CPU, 1)[0]
+    item = case("layer", job, "mixed" if job == "dropout" else "float32")
+    sets, again = cases.inputs(item, CPU, 2), cases.inputs(item, CPU, 1)[0]
     assert all(map(torch.equal, sets[0].args, again.args))
     assert not torch.equal(sets[0].args[0], sets[1].args[0])
     order = []
 
     def forward(*args):
         order.append(next(i for i, other in enumerate(sets) if other.args[0] is args[0]))
-        return variants.eager(one)(*args)
+        return variants.eager(item)(*args)
 
-    call = cases.timed(one, forward, sets)
+    call = cases.timed(item, forward, sets)
     assert order == ([0, 1] if job == "backward" else [])  # the graphs are captured before
     results = [call(1), call(1)]
     assert order == ([0, 1] if job == "backward" else [1, 1])
     if job == "backward":
-        truth = check.truth(one, sets[1])
+        truth = check.truth(item, sets[1])
         for gradient, name in zip(results[1], check.GRADIENTS, strict=True):
             torch.testing.assert_close(gradient.double(), truth[name], rtol=1e-4, atol=1e-4)
     if job == "dropout":

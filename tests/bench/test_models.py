@@ -37,7 +37,7 @@ def small_bert(name, *, texts, tokens, dtype):
 def assert_separate_weights(*modules):
     """Check that no two modules share a parameter: the second would find it in the cache."""
     storages = [{parameter.data_ptr() for parameter in module.parameters()} for module in modules]
-    assert all(not one & other for one, other in itertools.combinations(storages, 2))
+    assert all(not storage & other for storage, other in itertools.combinations(storages, 2))
     assert len({sum(parameter.numel() for parameter in module.parameters()) for module in modules}) == 1
 
 
@@ -51,7 +51,7 @@ def rows_of(case, **times):
 
 
 def values(summary):
-    return {one["name"]: (one["value"], one["met"]) for one in summary}
+    return {row["name"]: (row["value"], row["met"]) for row in summary}
 
 
 # Stacks.
@@ -68,7 +68,7 @@ def test_stack_variants_are_equal_and_have_rows(scripts, wiring, job):
     assert all(("saved_bytes" in row) == (job == "training") for row in rows)
     modules = scripts.stack.variants(stack_case(wiring, job))[0]
     assert_separate_weights(*modules.values())
-    assert {type(one) for one in modules["plain"].modules() if isinstance(one, nn.LayerNorm)} == {nn.LayerNorm}
+    assert {type(module) for module in modules["plain"].modules() if isinstance(module, nn.LayerNorm)} == {nn.LayerNorm}
 
 
 def test_stack_with_different_outputs_is_an_error(scripts, monkeypatch):
@@ -89,7 +89,7 @@ def test_stack_summary_follows_from_the_rows(scripts):
     saved = {"addnorm": 50, "plain": 100, "torch": 200}
     rows = [row for case in cases for row in rows_of(case, addnorm=10.0, plain=9.0, torch=20.0)]
     summary = scripts.stack.summarize({"rows": [{**row, "saved_bytes": saved[row["variant"]]} for row in rows]})
-    assert [(one["cells"], one["cells_met"]) for one in summary if one["met"] is False] == [(1, 0), (2, 0)]
+    assert [(row["cells"], row["cells_met"]) for row in summary if row["met"] is False] == [(1, 0), (2, 0)]
     assert (
         values(summary).items()
         >= {
@@ -223,7 +223,7 @@ def test_lab_has_equal_losses_and_rows_of_windows(lab, monkeypatch, wiring):
     assert trainings[0, 5].recorded["steps"] == []
     ours = trainings[0, 5].model
     plain = lab.Plain(ours, 4)
-    assert {type(one) for one in plain.modules() if isinstance(one, nn.LayerNorm)} == {nn.LayerNorm}
+    assert {type(module) for module in plain.modules() if isinstance(module, nn.LayerNorm)} == {nn.LayerNorm}
     assert_separate_weights(plain, ours)
 
 

@@ -39,15 +39,15 @@ def small(monkeypatch):
 @pytest.mark.parametrize(("norm", "job", "dtype"), product([*bench.NORMS], [*JOBS], [*DTYPES]))
 def test_variants_compute_the_same(norm, job, dtype, monkeypatch):
     monkeypatch.setattr(cases, "DROPOUT", 0.0)  # the masks differ; without dropout everything else is equal
-    one, results = case(norm, job, 5, 16, dtype), {}
-    for name in operation.variants(one, compiled=False)[0]:
-        calls, args = operation.variants(one, compiled=False)  # new tensors: in-place calls change them
+    item, results = case(norm, job, 5, 16, dtype), {}
+    for name in operation.variants(item, compiled=False)[0]:
+        calls, args = operation.variants(item, compiled=False)  # new tensors: in-place calls change them
         results[name] = calls[name](*args)
         if (name, job) == ("addnorm", "reuse"):
             assert results[name].data_ptr() == args[4].data_ptr()
     eager = results.pop("eager")
     del results["add"]
-    assert results.keys() == {"addnorm"} | ({"onnxruntime"} if onnx_peer.applies(one) else set())
+    assert results.keys() == {"addnorm"} | ({"onnxruntime"} if onnx_peer.applies(item) else set())
     for result in results.values():
         torch.testing.assert_close(result, eager, rtol=2e-2, atol=5e-2 if dtype == "bfloat16" else 1e-5)
     outputs = {"forward_backward": 4, "dropout": 4, "everything": 6}.get(job)
@@ -82,7 +82,7 @@ def test_onnxruntime_applies_to_float32_without_gradients(monkeypatch):
     tiny = bench.matrix(shapes=((5, 16),))
     assert not any(map(onnx_peer.applies, tiny))
     monkeypatch.setattr(onnx_peer, "status", lambda: "1.30")
-    applies = {(one.job, one.dtype) for one in tiny if onnx_peer.applies(one)}
+    applies = {(item.job, item.dtype) for item in tiny if onnx_peer.applies(item)}
     assert applies == {(job, "float32") for job in ("forward", "forward_stream", "reuse")}
     monkeypatch.setitem(sys.modules, "onnxruntime", types.ModuleType("onnxruntime"))
     with pytest.raises(AttributeError):
@@ -111,10 +111,10 @@ def test_document_has_a_row_for_each_variant_and_case(document):
     assert (document["schema"], document["complete"], document["threads"]) == (2, True, 2)
     assert document["peers"] == {"onnxruntime": onnx_peer.status()}
     assert [*by_case(document["rows"], FIELDS)] == MATRIX
-    for one, rows in by_case(document["rows"], FIELDS).items():
+    for item, rows in by_case(document["rows"], FIELDS).items():
         assert rows.keys() == {"eager", "addnorm", "add"}
-        size = one.rows * one.d * DTYPES[one.dtype].itemsize
-        assert (rows["addnorm"]["bytes"], rows["add"]["bytes"]) == (MOVED[one.job] * size, 3 * size)
+        size = item.rows * item.d * DTYPES[item.dtype].itemsize
+        assert (rows["addnorm"]["bytes"], rows["add"]["bytes"]) == (MOVED[item.job] * size, 3 * size)
         assert rows["eager"]["ratio_to_eager"] == rows["add"]["share_of_add_bandwidth"] == 1.0
         rate = {name: row["bytes"] / row["median_us"] for name, row in rows.items()}
         assert rows["addnorm"]["share_of_add_bandwidth"] == pytest.approx(rate["addnorm"] / rate["add"])
@@ -155,11 +155,11 @@ def test_threads_are_those_of_the_case_and_interrupt_ends(threads, monkeypatch):
     threads(2)
     some, calls = [MATRIX[0], MATRIX[-1], MATRIX[1], MATRIX[2]], []
 
-    def measure(one, *, rounds, compiled):
-        if one == some[3]:
+    def measure(item, *, rounds, compiled):
+        if item == some[3]:
             raise KeyboardInterrupt
-        calls.append((one.threads, torch.get_num_threads(), compiled))
-        return {"rows": [one.row(variant="addnorm", median_us=1.0)], "failures": []}
+        calls.append((item.threads, torch.get_num_threads(), compiled))
+        return {"rows": [item.row(variant="addnorm", median_us=1.0)], "failures": []}
 
     monkeypatch.setattr(operation, "measure", measure)
     document = bench.run(some, proofs=False)
@@ -174,15 +174,15 @@ def test_threads_are_those_of_the_case_and_interrupt_ends(threads, monkeypatch):
 
 def rows_of(times, some):
     """Return rows in which every case has the same medians."""
-    return [one.row(variant=name, median_us=time) for one in some for name, time in times.items()]
+    return [item.row(variant=name, median_us=time) for item in some for name, time in times.items()]
 
 
 def test_summary_has_every_goal_over_its_cases():
     times = {"eager": 30.0, "addnorm": 10.0, "compile": 8.0, "onnxruntime": 20.0, "add": 5.0}
     summary = operation.summarize(rows_of(times, bench.matrix(("layer",))), 32 * 1024**2)
     assert {
-        (one["name"], one["versus"]): (one["cells"], round(one["value"], 9), one["target"], one["met"])
-        for one in summary
+        (row["name"], row["versus"]): (row["cells"], round(row["value"], 9), row["target"], row["met"])
+        for row in summary
     } == {
         ("forward, 128+ rows, under 32 MB: mean", "x eager"): (16, 3.0, 2.8, True),
         ("forward, one row: mean", "x eager"): (8, 3.0, 1.25, True),
@@ -207,12 +207,12 @@ def test_summary_takes_means_and_extremes_by_threads():
     rows = rows_of({"eager": 20.0, "addnorm": 10.0, "add": 10.0}, many[::2])
     rows += rows_of({"eager": 80.0, "addnorm": 10.0, "add": 5.0}, many[1::2])
     rows += rows_of({"eager": 20.0, "addnorm": 10.0}, [many[2].but(threads=1)])
-    by_name = {(one["name"], one["threads"]): one for one in operation.summarize(rows, 1e9)}
+    by_name = {(row["name"], row["threads"]): row for row in operation.summarize(rows, 1e9)}
     assert by_name["forward, 128+ rows, under 32 MB: mean", 2]["value"] == pytest.approx(4.0)  # geometric
     assert by_name["without options: lowest", 2]["value"] == 2.0
     assert by_name["y alone, float32, 128+ rows, in cache: highest", 2]["value"] == 2.0
     dropout = [by_name["dropout, with backward: mean", threads] for threads in (2, 1)]
-    assert [one["met"] for one in dropout] == [True, None]  # targets are for all threads
+    assert [row["met"] for row in dropout] == [True, None]  # targets are for all threads
     assert dropout[1]["value"] == pytest.approx(2.0)
     assert by_name["in place, 4096 x 4096: lowest", 2]["value"] is None  # a target without a measurement is listed
     assert ("in place, 4096 x 4096: lowest", 1) not in by_name

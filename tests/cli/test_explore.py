@@ -77,8 +77,8 @@ def test_explore_falls_back_to_free_port(used_port, served, monkeypatch):
 
 
 def test_explore_uses_default_port(used_port, served, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        free = one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[1]
     monkeypatch.setattr(explore, "PORT", free)
     run()
     assert served["at"] == ("127.0.0.1", free)
@@ -233,14 +233,14 @@ def test_explore_ends_at_once(signals):
         explorer.connect().close()
         time.sleep(0.3)
         assert explorer.process.poll() is None
-        for one in signals[:-1]:
-            explorer.process.send_signal(one)
+        for signal_number in signals[:-1]:
+            explorer.process.send_signal(signal_number)
         assert explorer.end(signals[-1]) == 0
         assert explorer.stderr == "Ended.\n"
-        waited = [one.recv(65536) for one in connections[3:5]]
+        waited = [connection.recv(65536) for connection in connections[3:5]]
         assert all(message.startswith(b"HTTP/1.1 503 ") for message in waited)
-        for one in connections:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
 def test_explore_token_and_idle_connections():
@@ -256,7 +256,7 @@ def test_explore_token_and_idle_connections():
             assert explorer.ask("GET", path, headers={"Cookie": cookie}).status == 200
         assert explorer.ask("POST", "/api/stack", {}).status == 401
         assert explorer.ask("POST", "/api/stack", {}, {"Cookie": cookie}).status == 200
-        assert [one.recv(1) for one in idle] == [b"", b"", b""]  # closed by the server
-        for one in idle:
-            one.close()
+        assert [connection.recv(1) for connection in idle] == [b"", b"", b""]  # closed by the server
+        for connection in idle:
+            connection.close()
     assert explorer.stderr == "Ended.\n"

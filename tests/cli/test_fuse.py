@@ -119,7 +119,7 @@ def test_fuse_prints_json(name, count):
     assert fusion["fused"] == count
     assert fusion["proof"]["holds"]
     assert fusion["benchmark"] is None
-    reasons = [one["reason"] for one in fusion["boundaries"] if not one["is_fused"]]
+    reasons = [boundary["reason"] for boundary in fusion["boundaries"] if not boundary["is_fused"]]
     assert len(reasons) + fusion["fused"] == len(fusion["boundaries"])
     assert all(reasons)
 
@@ -163,7 +163,7 @@ def test_failed_proof_as_json():
     fusion, errors = document("fuse_models:liar", code=3)
     assert_one_sentence(errors, "Liar is not fused")
     assert not fusion["proof"]["holds"]
-    assert [one["holds"] for one in fusion["proof"]["outputs"]] == [False]
+    assert [output["holds"] for output in fusion["proof"]["outputs"]] == [False]
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def test_report_is_written(folder):
     assert (result.exit_code, result.stderr) == (0, "Written: new/a.html\n")
     assert "x' = x + f(x)" in result.stdout
     page = check_page((folder / "new" / "a.html").read_text(encoding="utf-8"))
-    assert [one["text"] for one in page.all("h1")] == ["report_models:toy"]
+    assert [element["text"] for element in page.all("h1")] == ["report_models:toy"]
     assert len(page.all("figure")) == 5
-    facts = [one["text"] for one in page.all("dd")]
+    facts = [element["text"] for element in page.all("dd")]
     assert "addnorm inspect report_models:toy --seed 3 --report new/a.html" in facts
     assert any("The loss needs no labels" in fact for fact in facts)
 

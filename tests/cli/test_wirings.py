@@ -50,9 +50,9 @@ def test_wirings_list_columns():
 
 def test_wirings_list_json():
     listed = json.loads(run("--json").stdout)
-    assert [one["name"] for one in listed] == [*CONSTRUCTORS]
-    for one, wiring in zip(listed, wirings.list_all(), strict=True):
-        assert one == {
+    assert [entry["name"] for entry in listed] == [*CONSTRUCTORS]
+    for entry, wiring in zip(listed, wirings.list_all(), strict=True):
+        assert entry == {
             "name": wiring.name, "call": repr(wiring), "equation": wiring.equation(), "source": wiring.source,
             "use": wiring.use,
         }  # fmt: skip

@@ -30,14 +30,14 @@ def change(script, edit):
     """Return a function that edits the results of the claims."""
     path = script.RESULTS / "claims.json"
     document = json.loads(path.read_text())
-    edit({one["claim"]: one for one in document["claims"]})
+    edit({entry["claim"]: entry for entry in document["claims"]})
     path.write_text(json.dumps(document))
 
 
 def test_other_results_change_the_page(script, capsys):
     def edit(claims):
-        one = claims["Norm keeps the scale of the stream stable."]
-        one["measured"]["pre_ln"]["64"], one["verdict"] = 1234.0, "refuted"
+        claim = claims["Norm keeps the scale of the stream stable."]
+        claim["measured"]["pre_ln"]["64"], claim["verdict"] = 1234.0, "refuted"
 
     change(script, edit)
     assert script.main(["--check"]) == 1
@@ -109,11 +109,11 @@ def test_drawings_are_those_of_the_wirings():
 def test_second_example_has_the_numbers_of_the_trace():
     t, page = PRESETS["lesson-001"].trace(), PAGE.read_text()
     for name, places in (("z", 2), ("centred", 2), ("squares", 4), ("normalized", 4)):
-        assert f"[{', '.join(f'{one:.{places}f}' for one in t[name].value)}]" in page, name
+        assert f"[{', '.join(f'{value:.{places}f}' for value in t[name].value)}]" in page, name
     assert f"= {t['mean'].value:.2f} |" in page
     assert f"= {t['variance'].value:.4f} |" in page
     assert f"| {t['root'].value:.4f} |" in page
-    rounded = [f"{one / 1.04:.4f}" for one in t["centred"].value]
+    rounded = [f"{value / 1.04:.4f}" for value in t["centred"].value]
     assert f"dividing by 1.04 gives [{', '.join(rounded)}]" in page
 
 

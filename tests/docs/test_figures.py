@@ -39,15 +39,15 @@ def figures(stacks):
 
 def test_by_depth_measures_every_sublayer(numbers, stacks):
     assert [*stacks] == ["pre_ln", "post_ln", "no_residual", "no_norm"]
-    for wiring, found in stacks.items():
-        assert len(found.cosine) == len(found.rms) == 2 * numbers.LAYERS + 1
+    for wiring, by_depth in stacks.items():
+        assert len(by_depth.cosine) == len(by_depth.rms) == 2 * numbers.LAYERS + 1
         models = [ToyModel(numbers.LAYERS, wiring, seed).measure_stream() for seed in numbers.SEEDS]
-        assert found.cosine[0] == pytest.approx(1)
-        assert found.cosine[-1] == pytest.approx(
-            statistics.fmean(one.input_similarity() for one in models), rel=1e-4, abs=1e-4
+        assert by_depth.cosine[0] == pytest.approx(1)
+        assert by_depth.cosine[-1] == pytest.approx(
+            statistics.fmean(model.input_similarity() for model in models), rel=1e-4, abs=1e-4
         )
-        sizes = statistics.fmean(one.variances()[-1] ** 0.5 for one in models)
-        assert found.rms[-1] == pytest.approx(sizes, rel=1e-3)
+        sizes = statistics.fmean(model.variances()[-1] ** 0.5 for model in models)
+        assert by_depth.rms[-1] == pytest.approx(sizes, rel=1e-3)
 
 
 def test_by_depth_shows_what_the_figure_claims(stacks):

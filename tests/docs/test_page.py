@@ -84,7 +84,7 @@ def test_bar_in_a_cell_is_escaped(script):
 
 def test_streams_names_every_role_and_statistic():
     text = (ROOT / "docs/streams.md").read_text()
-    for name in (*ROLES, *(one.name for one in STATISTICS)):
+    for name in (*ROLES, *(statistic.name for statistic in STATISTICS)):
         assert f"`{name}`" in text
 
 

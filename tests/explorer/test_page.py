@@ -118,7 +118,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    "name", ["stack", "recording", *(pytest.param(one, marks=pytest.mark.slow) for one in ("trace", "race"))]
+    "name", ["stack", "recording", *(pytest.param(view, marks=pytest.mark.slow) for view in ("trace", "race"))]
 )
 def test_copied_link_restores_view(explorer, name):
     change, changed = CHANGES[name]

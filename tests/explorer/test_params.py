@@ -34,8 +34,8 @@ def test_missing_params_have_defaults():
     ],
 )  # fmt: skip
 def test_numbers_get_their_type(name, value, taken):
-    found = read_params(FIELDS, {name: value})[name]
-    assert (found, type(found)) == (taken, type(taken))
+    result = read_params(FIELDS, {name: value})[name]
+    assert (result, type(result)) == (taken, type(taken))
 
 
 WHOLE = "expected a whole number from 2 to 96 in steps of 2."
@@ -74,10 +74,10 @@ def test_wrong_params_are_rejected(name, value, sentence):
         read_params(FIELDS, {name: value})
 
 
-@pytest.mark.parametrize("given", [None, [], [1], "x", 3, True, 1.5])
-def test_request_must_be_an_object(given):
+@pytest.mark.parametrize("body", [None, [], [1], "x", 3, True, 1.5])
+def test_request_must_be_an_object(body):
     with pytest.raises(ValueError, match=r"^the request is .*, expected an object with sublayers, gain, seed"):
-        read_params(FIELDS, given)
+        read_params(FIELDS, body)
 
 
 def test_shorten_limits_length():
@@ -92,8 +92,8 @@ def test_shorten_limits_length():
 
 
 def test_describe_fields_returns_json_types():
-    told = json.loads(json.dumps(describe_fields(FIELDS), allow_nan=False))
-    assert told["sublayers"] == {"kind": "number", "default": 24, "minimum": 2, "maximum": 96, "step": 2}
-    assert told["gain"]["step"] is None
-    assert told["placement"] == {"kind": "choice", "default": "post", "choices": ["post", "pre"]}
-    assert told["residual"] == {"kind": "flag", "default": True}
+    description = json.loads(json.dumps(describe_fields(FIELDS), allow_nan=False))
+    assert description["sublayers"] == {"kind": "number", "default": 24, "minimum": 2, "maximum": 96, "step": 2}
+    assert description["gain"]["step"] is None
+    assert description["placement"] == {"kind": "choice", "default": "post", "choices": ["post", "pre"]}
+    assert description["residual"] == {"kind": "flag", "default": True}

@@ -40,7 +40,9 @@ def steps_of(events, racer):
 
 def without_clock(events):
     return [
-        {**event, "racers": [{**one, "seconds": 0} for one in event["racers"]]} if event["event"] == "end" else event
+        {**event, "racers": [{**racer, "seconds": 0} for racer in event["racers"]]}
+        if event["event"] == "end"
+        else event
         for event in events
     ]
 
@@ -51,16 +53,16 @@ def test_race_equals_lab_runs_bitwise(settings):
     assert [event["event"] for event in events] == ["start", *["step"] * 12, "end"]
     assert [event["racer"] for event in events[1:-1]] == [0, 1] * 6
     for k, run in enumerate(parse({**SMALL, **settings})):
-        found = to_jsonable(train(run, TEXT))
+        result = to_jsonable(train(run, TEXT))
         taken = steps_of(events, k)
         assert [step["step"] for step in taken] == [*range(6)]
-        assert [step["loss"] for step in taken] == found["losses"]
+        assert [step["loss"] for step in taken] == result["losses"]
         for name in ("logit_change", *BY_DEPTH):
-            assert [step[name] for step in taken] == found["recorded"][name], name
-        assert events[0]["racers"][k]["places"] == found["sites"]
+            assert [step[name] for step in taken] == result["recorded"][name], name
+        assert events[0]["racers"][k]["places"] == result["sites"]
         end = events[-1]["racers"][k]
         assert {name: end[name] for name in ("validation", "test", "diverged")} == {
-            name: found[name] for name in ("validation", "test", "diverged")
+            name: result[name] for name in ("validation", "test", "diverged")
         }
 
 
@@ -97,7 +99,7 @@ def test_race_start_event():
 
 def test_race_of_one_wiring_has_two_names():
     events = raced(left="rezero", right="rezero")
-    assert [one["name"] for one in events[0]["racers"]] == ["rezero (left)", "rezero (right)"]
+    assert [racer["name"] for racer in events[0]["racers"]] == ["rezero (left)", "rezero (right)"]
     assert [{**step, "racer": 1} for step in steps_of(events, 0)] == steps_of(events, 1)
     assert events[-1]["verdict"][-2].startswith("Both are equal: after 6 steps the validation loss is ")
 
@@ -116,7 +118,7 @@ def test_race_describe():
     assert said["fields"]["left"] == {"kind": "choice", "default": "post_ln", "choices": [*WIRINGS]}
     assert said["fields"]["steps"]["maximum"] == 500
     assert said["wirings"]["post_ln"]["equation"] == "x' = N(x + f(x))"
-    assert [one["drawing"] for one in said["wirings"].values()] == [
+    assert [wiring["drawing"] for wiring in said["wirings"].values()] == [
         addnorm.wirings.get(name).draw() for name in WIRINGS
     ]
     assert parse({})[0].settings() == {**parse({})[1].settings(), "wiring": "post_ln"}
@@ -230,8 +232,8 @@ def test_closing_a_race_removes_hooks(count, monkeypatch):
     models = []
 
     class Kept(Training):
-        def __init__(self, *given):
-            super().__init__(*given)
+        def __init__(self, *args):
+            super().__init__(*args)
             models.append(self.model)
 
     monkeypatch.setattr(module, "Training", Kept)
@@ -267,13 +269,15 @@ def test_race_events_from_any_thread():
 
 def test_races_in_threads_are_independent():
     settings = [{"seed": 0}, {"seed": 1, "left": "deepnorm", "right": "admin"}, {"seed": 2, "left": "rezero"}]
-    alone = [without_clock(raced(steps=3, **one)) for one in settings]
+    alone = [without_clock(raced(steps=3, **setting)) for setting in settings]
     before, together = patched(), {}
     sys.setswitchinterval(1e-4)
     try:
         threads = [
-            threading.Thread(target=lambda k=k, one=one: together.update({k: without_clock(raced(steps=3, **one))}))
-            for k, one in enumerate(settings)
+            threading.Thread(
+                target=lambda k=k, setting=setting: together.update({k: without_clock(raced(steps=3, **setting))})
+            )
+            for k, setting in enumerate(settings)
         ]
         for thread in threads:
             thread.start()
@@ -317,7 +321,7 @@ def test_page_reads_events_cut_anywhere(modules):
         ': a comment\r\n\r\ndata: {"text": "é€😀", "loss": "NaN"}\r\n\r\nevent: x\ndata: {"lines":\ndata: 2}\n\n'
         'data:{"close": [1, null]}\r\rdata: {"never": "ended'
     )
-    found = modules.evaluate(
+    result = modules.evaluate(
         """async (sent) => {
           const { events } = await import("/race/events.js");
           const bytes = new TextEncoder().encode(sent);
@@ -334,8 +338,8 @@ def test_page_reads_events_cut_anywhere(modules):
         }""",
         sent,
     )
-    assert len(found) == len(sent.encode())
-    for read in found:
+    assert len(result) == len(sent.encode())
+    for read in result:
         assert math.isnan(read[0].pop("loss"))
         assert read == [{"text": "é€😀"}, {"lines": 2}, {"close": [1, None]}]
 
@@ -363,7 +367,7 @@ def test_page_reports_broken_connection(modules):
 
 def test_page_keeps_race_events(modules, diverging_race):
     events = diverging_race
-    found = modules.evaluate(
+    result = modules.evaluate(
         """async (events) => {
           const { decoded } = await import("/numbers.js");
           const { BY_DEPTH, History } = await import("/race/history.js");
@@ -377,15 +381,15 @@ def test_page_keeps_race_events(modules, diverging_race):
         events,
     )
     left, right = steps_of(events, 0), steps_of(events, 1)
-    assert found["newest"] == [-1, -1, 0, 0, 1, 2, 3, 3], "the last step that all have taken who still run"
-    assert found["stopped"] == [True, False]
-    assert set(found["names"]) == set(BY_DEPTH)
-    assert found["places"]["labels"] == [place["id"] for place in events[0]["racers"][0]["places"]]
-    assert found["losses"][1]["values"] == [step["loss"] for step in right]
+    assert result["newest"] == [-1, -1, 0, 0, 1, 2, 3, 3], "the last step that all have taken who still run"
+    assert result["stopped"] == [True, False]
+    assert set(result["names"]) == set(BY_DEPTH)
+    assert result["places"]["labels"] == [place["id"] for place in events[0]["racers"][0]["places"]]
+    assert result["losses"][1]["values"] == [step["loss"] for step in right]
     numbers = [x for step in left + right for x in step["gradient"] if x not in ("NaN", "Infinity") and x > 0]
-    assert found["range"] == [min(numbers), max(numbers)]
-    of_left, of_right = found["stream"]
+    assert result["range"] == [min(numbers), max(numbers)]
+    of_left, of_right = result["stream"]
     assert of_right["values"] == right[3]["stream"]
     assert (of_left["name"], of_left["ghost"]) == ("no_norm, at its last step 1", True)
     assert to_jsonable([float(x) for x in of_left["values"]]) == left[1]["stream"]
-    assert found["sentences"][0] == "no_norm has stopped: its loss at step 1 is nan."
+    assert result["sentences"][0] == "no_norm has stopped: its loss at step 1 is nan."

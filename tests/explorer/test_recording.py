@@ -69,8 +69,8 @@ def of(tmp_path):
 
 def answer(recordings, number=0, **query):
     """Return the response that the page gets, after a round trip through JSON."""
-    found = recordings.compute(recordings.parse(number, {name: str(value) for name, value in query.items()}))
-    return json.loads(json.dumps(to_jsonable(found), allow_nan=False))
+    result = recordings.compute(recordings.parse(number, {name: str(value) for name, value in query.items()}))
+    return json.loads(json.dumps(to_jsonable(result), allow_nan=False))
 
 
 # Responses.
@@ -80,27 +80,27 @@ def answer(recordings, number=0, **query):
 def test_numbers_equal_recording(of, post_ln, suffix):
     recordings = of(post_ln, suffix=suffix)
     for step in range(STEPS):
-        found = answer(recordings, step=step)
-        assert (found["step"], found["last"]) == (step, step == STEPS - 1)
-        ids = [site["id"] for site in found["sites"]]
+        result = answer(recordings, step=step)
+        assert (result["step"], result["last"]) == (step, step == STEPS - 1)
+        ids = [site["id"] for site in result["sites"]]
         assert ids == [site.id for site in post_ln.sites]
         assert {"out.rms", "write.ratio", "write.cosine", "grad.l2", "params.grad_l2", "norm_out.sigma"} <= {
-            *found["series"]
+            *result["series"]
         }
-        for name, values in found["series"].items():
+        for name, values in result["series"].items():
             expected = {site.id: value for site, value in post_ln.series(*name.split("."), step=step)}
-            assert {one: value for one, value in zip(ids, values, strict=True) if value is not None} == expected
+            assert {site_id: value for site_id, value in zip(ids, values, strict=True) if value is not None} == expected
         sources, shares = post_ln.memory_maps["stream"]
-        assert found["map"]["shares"] == shares
-        assert len(found["map"]["sources"]) == len(sources)
+        assert result["map"]["shares"] == shares
+        assert len(result["map"]["sources"]) == len(sources)
 
 
 def test_labels_of_sites(of, post_ln, two_streams):
-    found = answer(of(post_ln))
+    result = answer(of(post_ln))
     named = ["x_0", *(f"{kind} {layer}" for layer in (1, 2, 3) for kind in ("attention", "feed-forward"))]
-    assert [site["label"] for site in found["sites"]] == named
-    assert found["map"]["depths"] == named
-    assert {*found["map"]["sources"]} == {*named, "norm biases"}
+    assert [site["label"] for site in result["sites"]] == named
+    assert result["map"]["depths"] == named
+    assert {*result["map"]["sources"]} == {*named, "norm biases"}
     decoder = answer(of(two_streams), stream="decoder")
     assert [site["label"] for site in decoder["sites"]][1:4] == ["attention 1", "cross-attention 1", "feed-forward 1"]
     assert decoder["sites"][-1]["label"] == "final norm"
@@ -137,17 +137,17 @@ def test_balance_adds_up_to_stream_norm(of, post_ln):
 def test_streams_are_separate(of, two_streams):
     recordings = of(two_streams)
     assert recordings.describe()[0]["streams"] == ["encoder", "decoder"]
-    found = {name: answer(recordings, stream=name) for name in ("encoder", "decoder")}
+    results = {name: answer(recordings, stream=name) for name in ("encoder", "decoder")}
     assert answer(recordings)["stream"] == "encoder"
-    assert [len(one["sites"]) for one in found.values()] == [6, 8]
-    for name, one in found.items():
-        (opening,) = [row for row in one["balance"]["rows"] if row["kind"] == "start"]
+    assert [len(result["sites"]) for result in results.values()] == [6, 8]
+    for name, result in results.items():
+        (opening,) = [row for row in result["balance"]["rows"] if row["kind"] == "start"]
         assert (opening["source"], opening["label"]) == ("x_0", "x_0")
         assert (
             opening["written"]
             == dict(two_streams.series("out", "l2", stream=name))[two_streams.sites[0 if name == "encoder" else 6]]
         )
-        assert one["balance"]["length"] == two_streams.balances[name].stream_norm
+        assert result["balance"]["length"] == two_streams.balances[name].stream_norm
 
 
 def test_statistic_over_steps(of, post_ln):
@@ -173,32 +173,32 @@ def test_non_finite_numbers_are_words(of):
 # Badges.
 
 
-def states(found):
-    return {badge["name"]: (badge["state"], badge["text"]) for badge in found["badges"]}
+def states(result):
+    return {badge["name"]: (badge["state"], badge["text"]) for badge in result["badges"]}
 
 
 def test_badges_of_proved_model(of, post_ln, two_streams):
-    found = states(answer(of(post_ln)))
-    assert found["wiring"] == ("proved", "post-LN")
-    assert found["equations"][0] == "proved"
-    assert re.fullmatch(r"6 sublayers closed, relative error at most \S+e-0[678]", found["equations"][1])
-    assert found["x_L = x_0 + all writes"] == ("none", "not a plain sum")
-    assert found["balance"][0] == "proved"
-    assert found["understood"] == ("proved", "everything")
-    found = answer(of(two_streams), stream="decoder")
-    assert states(found)["x_L = x_0 + all writes"][0] == "proved"
-    assert "LayerNorm 1e-5" in found["badges"][0]["more"]
+    result = states(answer(of(post_ln)))
+    assert result["wiring"] == ("proved", "post-LN")
+    assert result["equations"][0] == "proved"
+    assert re.fullmatch(r"6 sublayers closed, relative error at most \S+e-0[678]", result["equations"][1])
+    assert result["x_L = x_0 + all writes"] == ("none", "not a plain sum")
+    assert result["balance"][0] == "proved"
+    assert result["understood"] == ("proved", "everything")
+    result = answer(of(two_streams), stream="decoder")
+    assert states(result)["x_L = x_0 + all writes"][0] == "proved"
+    assert "LayerNorm 1e-5" in result["badges"][0]["more"]
 
 
 def test_badges_of_open_model(of):
     rec = recorded(Scaled(), torch.randn(2, 5, D))
-    found = answer(of(rec))
-    assert states(found)["wiring"] == ("open", "not a known wiring")
-    assert states(found)["balance"] == ("open", "does not add up")
-    assert found["balance"] == {
+    result = answer(of(rec))
+    assert states(result)["wiring"] == ("open", "not a known wiring")
+    assert states(result)["balance"] == ("open", "does not add up")
+    assert result["balance"] == {
         "refused": "The components of the stream do not add up: the stream is multiplied or masked between add 1 and add 2."
     }
-    assert found["map"] is None
+    assert result["map"] is None
     site = next(iter(rec.metadata["streams"]["stream"]["sites"].values()))
     site |= {"closes": False, "closure": "Infinity"}
     rec.metadata["unknown"] = [{"path": "head", "reason": "it reads the stream twice"}]
@@ -216,9 +216,9 @@ def test_changed_amounts_do_not_close(of, post_ln):
     rec.balances["stream"] = Balance(
         sheet.sources, (1.01 * sheet.amounts[0], *sheet.amounts[1:]), sheet.stream_norm, 9, 1e-7
     )
-    found = answer(of(rec))
-    assert found["balance"]["closes"] is False
-    assert states(found)["balance"][0] == "open"
+    result = answer(of(rec))
+    assert result["balance"]["closes"] is False
+    assert states(result)["balance"][0] == "open"
 
 
 def test_older_file_reports_missing_entries(of, post_ln):
@@ -226,10 +226,10 @@ def test_older_file_reports_missing_entries(of, post_ln):
     del document["balances"], document["metadata"]["streams"], document["metadata"]["unknown"]
     recordings = of(post_ln)
     Path(recordings.paths[0]).write_text(json.dumps(document))
-    found = answer(Recordings(recordings.paths))
-    assert {state for state, _ in states(found).values()} == {"none"}
-    assert states(found)["wiring"] == ("none", "post-LN")  # reported for the whole model then, without its proof
-    sheet = found["balance"]
+    result = answer(Recordings(recordings.paths))
+    assert {state for state, _ in states(result).values()} == {"none"}
+    assert states(result)["wiring"] == ("none", "post-LN")  # reported for the whole model then, without its proof
+    sheet = result["balance"]
     assert (sheet["length"], sheet["closes"]) == (None, True)
     assert [row["part"] for row in sheet["rows"]] == post_ln.memory_maps["stream"][1][-1]
     document["memory_maps"] = {}
@@ -246,9 +246,9 @@ ODD = [None, 1, "text", [], {}, [1], {"stream": 1}, {"stream": {"sites": 1}}, {"
 def test_odd_metadata_breaks_nothing(of, fact, odd):
     rec = Recording([RecordedSite("a", "a", "other", 0)], {fact: odd}, {"stream": ([], [])})
     rec.add(0, 0, "out", "rms", 1.0)
-    found = answer(of(rec))
-    assert all(badge["state"] != "proved" or badge["name"] == "understood" for badge in found["badges"])
-    assert all(isinstance(text, str) and len(text) < 2000 for badge in found["badges"] for text in badge.values())
+    result = answer(of(rec))
+    assert all(badge["state"] != "proved" or badge["name"] == "understood" for badge in result["badges"])
+    assert all(isinstance(text, str) and len(text) < 2000 for badge in result["badges"] for text in badge.values())
 
 
 # Valid and invalid requests.
@@ -323,7 +323,7 @@ def test_equal_file_names_show_paths(tmp_path, post_ln):
     post_ln.save(tmp_path / "other.json")
     paths = [tmp_path / "before" / "run.json", tmp_path / "after" / "run.json", tmp_path / "other.json"]
     listed = Recordings(paths).describe()
-    assert [one["name"] for one in listed] == [str(paths[0]), str(paths[1]), "other.json"]
+    assert [entry["name"] for entry in listed] == [str(paths[0]), str(paths[1]), "other.json"]
     assert listed[2] == {
         "name": "other.json", "path": str(paths[2]), "model": "TransformerEncoder", "streams": ["stream"], "steps": [0, 1, 2],
         "count": 3,
@@ -350,11 +350,11 @@ def test_long_recording_has_small_response(of):
     )
     assert set(listed["steps"]) <= set(rec.steps)
     begun = time.process_time()
-    found = answer(recordings, what="out.rms")
+    result = answer(recordings, what="out.rms")
     assert time.process_time() - begun < 1.0  # usually a twentieth of it
-    assert len(json.dumps(found)) < 1e6
-    assert (len(found["time"]["steps"]), found["time"]["count"]) == (MAX_STEPS, steps)
-    assert found["time"]["values"] == [float(step) for step in found["time"]["steps"]]
+    assert len(json.dumps(result)) < 1e6
+    assert (len(result["time"]["steps"]), result["time"]["count"]) == (MAX_STEPS, steps)
+    assert result["time"]["values"] == [float(step) for step in result["time"]["steps"]]
 
 
 def test_page_series_exist_on_server():

@@ -68,13 +68,13 @@ def test_newest_request_supersedes_waiting():
         for k in range(30):
             asked.append(asyncio.create_task(outcome(scheduler.compute("page", work("page", k)))))
             await asyncio.sleep(0)
-        await until(lambda: sum(one.done() for one in asked) == 28)  # superseded at once, while the first is computed
+        await until(lambda: sum(task.done() for task in asked) == 28)  # superseded at once, while the first is computed
         assert work.done == []
         work.go.set()
         return await asyncio.gather(*asked)
 
-    found = run(test)
-    assert found == [0, *[SupersededError] * 28, 29]
+    result = run(test)
+    assert result == [0, *[SupersededError] * 28, 29]
     assert work.done == [0, 29]
     assert work.most == {"page": 1, "all": 1}
 
@@ -87,7 +87,7 @@ def test_kinds_do_not_supersede_each_other():
             asyncio.create_task(outcome(scheduler.compute("page", work("page", k), kind=kind)))
             for k, kind in enumerate(["stack", "stack", "recording", "stack", "recording"])
         ]
-        await until(lambda: sum(one.done() for one in asked) == 2)
+        await until(lambda: sum(task.done() for task in asked) == 2)
         work.go.set()
         return await asyncio.gather(*asked)
 
@@ -152,7 +152,7 @@ def test_too_many_waiting_requests_are_rejected(monkeypatch):
 
     async def test(scheduler):
         asked = [asyncio.create_task(outcome(scheduler.compute(f"{k}", work(f"{k}", k)))) for k in range(8)]
-        await until(lambda: sum(one.done() for one in asked) == 3)
+        await until(lambda: sum(task.done() for task in asked) == 3)
         work.go.set()
         return await asyncio.gather(*asked)
 
@@ -167,8 +167,8 @@ def test_abandoned_requests_are_not_computed():
         async def gone():
             return True
 
-        found = await outcome(scheduler.compute("page", work("page", "left"), is_disconnected=gone))
-        return found, await scheduler.compute("page", work("page", "stayed"))
+        result = await outcome(scheduler.compute("page", work("page", "left"), is_disconnected=gone))
+        return result, await scheduler.compute("page", work("page", "stayed"))
 
     assert run(test) == (DisconnectedError, "stayed")
     assert work.done == ["stayed"]
@@ -223,7 +223,7 @@ def test_close_rejects_requests():
         await until(lambda: scheduler.is_busy)
         scheduler.close()
         late = await outcome(scheduler.compute("other", work("other", "late")))
-        refused = [await one for one in asked[1:]]
+        refused = [await task for task in asked[1:]]
         assert work.done == []
         work.go.set()
         return late, refused, await asked[0]
@@ -235,13 +235,13 @@ class Race:
     """Generator function that records its threads, its events and its end."""
 
     def __init__(self, length=None):
-        self.length, self.told, self.closed, self.threads = length, 0, threading.Event(), set()
+        self.length, self.count, self.closed, self.threads = length, 0, threading.Event(), set()
 
     def __call__(self):
         try:
             for k in itertools.count() if self.length is None else range(self.length):
                 self.threads.add(threading.get_ident())
-                self.told += 1
+                self.count += 1
                 yield k
                 time.sleep(0.002)
         finally:
@@ -253,9 +253,9 @@ def test_race_runs_in_one_thread():
     race = Race(5)
 
     async def test(scheduler):
-        found = [event async for event in scheduler.stream("page", race)]
+        events = [event async for event in scheduler.stream("page", race)]
         await until(lambda: not scheduler.is_busy and not scheduler._races.holders)
-        return found
+        return events
 
     assert run(test) == [0, 1, 2, 3, 4]
     assert race.closed.is_set()
@@ -271,9 +271,9 @@ def test_abandoned_race_is_closed():
         assert await anext(events) == 0
         await events.aclose()
         await until(lambda: not scheduler.is_busy and not scheduler._races.holders)
-        told = race.told
+        count = race.count
         await asyncio.sleep(0.05)
-        assert race.told == told
+        assert race.count == count
 
     run(test)
     assert race.closed.is_set()
@@ -294,19 +294,19 @@ def test_finished_race_releases_slot_unread(monkeypatch):
 
 
 def test_third_race_is_rejected():
-    one, other, new = Race(), Race(), Race(2)
+    race, other, new = Race(), Race(), Race(2)
 
     async def test(scheduler):
-        first, second = scheduler.stream("one", one), scheduler.stream("other", other)
+        first, second = scheduler.stream("one", race), scheduler.stream("other", other)
         assert (await anext(first), await anext(second)) == (0, 0)
         assert await outcome(anext(scheduler.stream("third", Race()))) is BusyError
-        found = [event async for event in scheduler.stream("one", new)]
-        assert one.closed.is_set()
+        events = [event async for event in scheduler.stream("one", new)]
+        assert race.closed.is_set()
         assert not other.closed.is_set()
         rest = [event async for event in first]  # ends as well; the last event may be lost
         assert rest == [*range(1, 1 + len(rest))]
         await second.aclose()
-        return found
+        return events
 
     assert run(test) == [0, 1]
 
@@ -332,11 +332,11 @@ def test_races_of_one_client_never_overlap():
 
         return await asyncio.gather(*(begin() for _ in range(30)))
 
-    found = run(test)
+    result = run(test)
     assert most == [1]
-    assert found[-1] == "began"
-    assert set(found[:-1]) <= {SupersededError, "stopped", "began"}
-    assert found.count(SupersededError) == 28
+    assert result[-1] == "began"
+    assert set(result[:-1]) <= {SupersededError, "stopped", "began"}
+    assert result.count(SupersededError) == 28
 
 
 @pytest.mark.parametrize("after", [0, 2])
@@ -347,11 +347,11 @@ def test_race_error_reaches_consumer(after):
 
     async def test(scheduler):
         events = scheduler.stream("page", fails)
-        found = [await anext(events) for _ in range(after)]
+        received = [await anext(events) for _ in range(after)]
         with pytest.raises(ArithmeticError, match="so far"):
             await anext(events)
         await until(lambda: not scheduler._races.holders)
-        return found
+        return received
 
     assert run(test) == [*range(after)]
 

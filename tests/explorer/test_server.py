@@ -26,8 +26,8 @@ HEADERS = {name.lower(): value for name, value in security.HEADERS.items()}
 
 @pytest.fixture(scope="module")
 def clients():
-    with TestClient(create_app(), "http://localhost:8017") as found:
-        yield found
+    with TestClient(create_app(), "http://localhost:8017") as test_client:
+        yield test_client
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def test_stack_equals_library(client):
         "final": "off",
         "alpha": 2.0,
     }
-    found = client.post("/api/stack", json=asked)
-    assert found.status_code == 200
+    response = client.post("/api/stack", json=asked)
+    assert response.status_code == 200
     expected = InitProbe("pre", 6, 16, 4, 0.7, 2.0, 3, final_norm=False).measure()
-    assert {name: found.json()[name] for name in expected} == json.loads(json.dumps(to_jsonable(expected)))
+    assert {name: response.json()[name] for name in expected} == json.loads(json.dumps(to_jsonable(expected)))
     assert client.post("/api/stack", json={}).json() == measured()
 
 
@@ -91,9 +91,10 @@ def test_responses_have_security_headers(client):
         client.delete("/"), client.post("/api/stack", json={"d_model": 1}), client.get("/", headers={"Host": "evil.example"}),
         client.post("/api/stack", content=b"{}"), client.head("/"), client.get("/", headers={"Range": "bytes=0-9"}),
     ]  # fmt: skip
-    assert [one.status_code for one in answers] == [200, 200, 304, 200, 200, 404, 405, 422, 421, 415, 200, 206]
-    for one in answers:
-        assert HEADERS.items() <= dict(one.headers).items(), one.url
+    statuses = [response.status_code for response in answers]
+    assert statuses == [200, 200, 304, 200, 200, 404, 405, 422, 421, 415, 200, 206]
+    for response in answers:
+        assert HEADERS.items() <= dict(response.headers).items(), response.url
     policy = HEADERS["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -105,12 +106,12 @@ def test_failed_computation_is_reported(monkeypatch):
 
     monkeypatch.setattr(stack, "compute", fails)
     client = TestClient(create_app(), "http://localhost:8017", raise_server_exceptions=False)
-    found = client.post("/api/stack", json={})
-    assert (found.status_code, found.json()) == (
+    response = client.post("/api/stack", json={})
+    assert (response.status_code, response.json()) == (
         500,
         {"error": "The computation failed: OverflowError: it was too much"},
     )
-    assert HEADERS.items() <= dict(found.headers).items()
+    assert HEADERS.items() <= dict(response.headers).items()
 
 
 def test_wrong_method_names_allowed_ones(client):
@@ -134,9 +135,9 @@ def test_loopback_hosts_are_allowed(client, host):
      "evil.example\\@localhost", "0.0.0.0", "[::ffff:127.0.0.1]", "ｌocalhost".encode().decode("latin-1")],
 )  # fmt: skip
 def test_other_hosts_are_rejected(client, host):
-    found = client.get("/healthz", headers={"Host": host.encode("latin-1")})
-    assert found.status_code == 421
-    assert found.json()["error"].startswith("Host is ")
+    response = client.get("/healthz", headers={"Host": host.encode("latin-1")})
+    assert response.status_code == 421
+    assert response.json()["error"].startswith("Host is ")
 
 
 @pytest.mark.parametrize(
@@ -150,9 +151,9 @@ def test_other_hosts_are_rejected(client, host):
 )  # fmt: skip
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/static/app.js"), ("POST", "/api/stack")])
 def test_other_origins_are_rejected(client, method, path, headers):
-    found = client.request(method, path, json={}, headers=headers)
-    assert found.status_code == 403
-    assert found.json()["error"].endswith(".")
+    response = client.request(method, path, json={}, headers=headers)
+    assert response.status_code == 403
+    assert response.json()["error"].endswith(".")
 
 
 def test_links_from_other_sites_open_the_page(client):
@@ -173,9 +174,9 @@ def test_token_is_required():
             "?token=%F0%9F%92%A9&x=%ff",
             "?token&token=secre",
         ):
-            found = client.get(path + more)
-            assert (found.status_code, list(found.cookies)) == (401, [])
-            assert "The token is missing" in found.json()["error"]
+            response = client.get(path + more)
+            assert (response.status_code, list(response.cookies)) == (401, [])
+            assert "The token is missing" in response.json()["error"]
     assert client.post("/api/stack", json={}).status_code == 401
     assert client.get("/", headers={"Cookie": f"{security.COOKIE}=wrong"}).status_code == 401
     first = client.get("/?token=secret")

@@ -42,25 +42,25 @@ def raw(process, data, timeout=20):
     """Return the response to these bytes."""
     with process.connect(timeout) as connection, suppress(ConnectionError):
         connection.sendall(data)
-        found = bytearray()
+        received = bytearray()
         while part := connection.recv(65536):
-            found += part
-            head, end, rest = bytes(found).partition(b"\r\n\r\n")
+            received += part
+            head, end, rest = bytes(received).partition(b"\r\n\r\n")
             length = re.search(rb"content-length: (\d+)", head.lower())
             if end and length and len(rest) >= int(length[1]):
                 break
-        return bytes(found)
+        return bytes(received)
     return b""
 
 
 def judged(process, method, path, headers, body, statuses):
     """Return the error of a response, or an empty string."""
-    found = raw(process, sent(process, method, path, headers, body))
-    head, _, rest = found.partition(b"\r\n\r\n")
-    what = f"{method[:20]} {path[:60]} {dict(list(headers.items())[:3])} {str(body)[:80]}: {found[:300]!r}"
+    response = raw(process, sent(process, method, path, headers, body))
+    head, _, rest = response.partition(b"\r\n\r\n")
+    what = f"{method[:20]} {path[:60]} {dict(list(headers.items())[:3])} {str(body)[:80]}: {response[:300]!r}"
     if not re.match(rb"HTTP/1.1 4\d\d ", head):
         return (
-            "" if not found and body and len(body) > security.MAX_BYTES else what
+            "" if not response and body and len(body) > security.MAX_BYTES else what
         )  # closed while the client was sending
     status = int(head[9:12])
     if status not in statuses and not (status == 400 and b"Invalid HTTP request" in rest):
@@ -78,10 +78,12 @@ def test_server_survives_bad_requests(process, threads):
     before = process.memory() if sys.platform == "linux" else 0
     bad = [*bad_requests()]
     with ThreadPoolExecutor(8) as pool:
-        troubles = [one for one in pool.map(lambda one: judged(process, *one), bad) if one]
+        troubles = [trouble for trouble in pool.map(lambda request: judged(process, *request), bad) if trouble]
         assert troubles == []
         answers = [*pool.map(lambda data: raw(process, data + b"\r\n\r\n", 5), NO_HTTP * 3)]
-        assert [one for one in answers if one and not re.match(rb"HTTP/1.1 (4\d\d|200) ", one)] == []
+        assert [
+            response for response in answers if response and not re.match(rb"HTTP/1.1 (4\d\d|200) ", response)
+        ] == []
 
         def cut(data):
             with process.connect() as connection, suppress(ConnectionError):
@@ -122,31 +124,34 @@ def test_fifty_clients_get_their_answers(process, threads):
         return process.ask("POST", "/api/stack", asked[k], {"Addnorm-Client": f"page {k}"})
 
     with ThreadPoolExecutor(50) as pool:
-        found = [*pool.map(ask, range(50))]
-    assert [one.status for one in found] == [200] * 50
-    assert [one.json for one in found] == [measured(**one) for one in asked]
+        responses = [*pool.map(ask, range(50))]
+    assert [response.status for response in responses] == [200] * 50
+    assert [response.json for response in responses] == [measured(**query) for query in asked]
 
 
 def test_newest_request_of_a_client_wins(process, threads):
     threads(1)
     asked = [{"sublayers": 96, "seed": k} for k in range(30)]
     connections = []
-    for one in asked:
+    for query in asked:
         connections.append(process.connect())
         connections[-1].sendall(
-            sent(process, "POST", "/api/stack", JSON | {"Addnorm-Client": "quick"}, json.dumps(one).encode())
+            sent(process, "POST", "/api/stack", JSON | {"Addnorm-Client": "quick"}, json.dumps(query).encode())
         )
         time.sleep(0.003)  # otherwise they would arrive in another order
-    found = [b"".join(iter(lambda one=one: one.recv(65536), b"")).partition(b"\r\n\r\n") for one in connections]
-    for one in connections:
-        one.close()
-    statuses = [int(head[9:12]) for head, _, _ in found]
+    responses = [
+        b"".join(iter(lambda connection=connection: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+        for connection in connections
+    ]
+    for connection in connections:
+        connection.close()
+    statuses = [int(head[9:12]) for head, _, _ in responses]
     assert set(statuses) == {200, 409}
     assert statuses[-1] == 200
     assert statuses.count(409) >= 20
-    for status, (_, _, body), one in zip(statuses, found, asked, strict=True):
+    for status, (_, _, body), query in zip(statuses, responses, asked, strict=True):
         if status == 200:
-            assert json.loads(body) == measured(**one)
+            assert json.loads(body) == measured(**query)
         else:
             assert json.loads(body) == {"error": "A newer request came before this one was computed."}
 

@@ -141,7 +141,10 @@ EXTREME = [
 
 @pytest.mark.parametrize(
     "fragment",
-    [one if k in (0, 1, 4, 7, 10) else pytest.param(one, marks=pytest.mark.slow) for k, one in enumerate(EXTREME)],
+    [
+        extreme if k in (0, 1, 4, 7, 10) else pytest.param(extreme, marks=pytest.mark.slow)
+        for k, extreme in enumerate(EXTREME)
+    ],
 )
 def test_sentences_at_extreme_settings(explorer, fragment):
     page = explorer.stack(f"#v=1&{fragment}")

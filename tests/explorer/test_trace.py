@@ -187,7 +187,7 @@ def test_page_presets_equal_python(within, grad):
     options = {} if grad is None else {"grad": grad}
     presets = json.loads(json.dumps(list_presets()))
     assert [preset["name"] for preset in presets] == list(PRESETS)
-    found = within.evaluate(
+    results = within.evaluate(
         f"""async ([presets, more]) => {{ {TELL}
         const {{ trace }} = await import("/static/trace/trace.js");
         const {{ matching, noted }} = await import("/static/trace/presets.js");
@@ -200,7 +200,7 @@ def test_page_presets_equal_python(within, grad):
         }}""",
         [presets, options],
     )
-    for browser, preset in zip(json.loads(found), PRESETS.values(), strict=True):
+    for browser, preset in zip(json.loads(results), PRESETS.values(), strict=True):
         expected = preset.trace(**options)
         assert browser == [preset.name, expected.title, unpack(expected)]
 
@@ -213,7 +213,7 @@ def test_preset_notes_are_forward_only():
 
 
 def test_other_forward_matches_no_preset(within):
-    found = within.evaluate(
+    results = within.evaluate(
         """async (presets) => {
         const { trace } = await import("/static/trace/trace.js");
         const { matching } = await import("/static/trace/presets.js");
@@ -224,7 +224,7 @@ def test_other_forward_matches_no_preset(within):
         }""",
         list_presets(),
     )
-    assert found == [None] * 6
+    assert results == [None] * 6
 
 
 # Rejected inputs
@@ -270,22 +270,22 @@ GOOD = [" 1.5\t", "1_000", "+.5", "5.", "1E5", "-1e-3", "-0", "1_0.2_5e1_0"]
 
 
 def test_page_errors_equal_python(within):
-    found = within.evaluate(
+    results = within.evaluate(
         """async (cases) => {
         const { trace } = await import("/static/trace/trace.js");
         return cases.map(([x, sublayer, options]) => { try { trace(x, sublayer, options); } catch (error) { return error.message; } return null; });
         }""",
         BAD,
     )
-    for (x, sublayer, options), browser in zip(BAD, found, strict=True):
+    for (x, sublayer, options), browser in zip(BAD, results, strict=True):
         with pytest.raises(ValueError) as python:  # noqa: PT011 the sentence is compared
             trace(x, sublayer, **options)
         assert browser == str(python.value)
 
 
 def test_page_parses_numbers_as_python(within):
-    found = within.evaluate(
+    results = within.evaluate(
         """async (texts) => { const { float } = await import("/static/trace/parsing.js"); return texts.map(float); }""",
         GOOD,
     )
-    assert found == [float(text) for text in GOOD]
+    assert results == [float(text) for text in GOOD]

@@ -81,7 +81,7 @@ def test_trace_page_shows_non_finite(explorer):
 def test_formulas_are_mathml(explorer):
     for more, _ in CHOICES:
         page = explorer.show(address(more=more), "trace")
-        found = page.eval_on_selector_all(
+        formulas = page.eval_on_selector_all(
             "#panel-trace math",
             """all => all.map(m => ({
               text: m.textContent,
@@ -90,12 +90,12 @@ def test_formulas_are_mathml(explorer):
               empty: [...m.querySelectorAll('mi, mn, mo')].some(e => !e.textContent),
             }))""",
         )
-        assert len(found) > 40
-        for one in found:
-            assert one["namespace"] == "http://www.w3.org/1998/Math/MathML"
-            assert one["fractions"]
-            assert not one["empty"]
-            assert not re.search(r"[√Σ²ₖᵀ\[\]_]|\de", one["text"]), "these have elements of their own"
+        assert len(formulas) > 40
+        for formula in formulas:
+            assert formula["namespace"] == "http://www.w3.org/1998/Math/MathML"
+            assert formula["fractions"]
+            assert not formula["empty"]
+            assert not re.search(r"[√Σ²ₖᵀ\[\]_]|\de", formula["text"]), "these have elements of their own"
         assert page.locator("#panel-trace mfrac").count() >= 5
         assert page.locator("#panel-trace msqrt").count() >= 2
 

@@ -131,10 +131,10 @@ def test_compiled_in_place_has_the_bits_of_eager(variant):
 @pytest.mark.parametrize("backend", some(["aot_eager", "inductor"], ["aot_eager"]))
 def test_compiled_overlap_raises_or_is_computed_aside(backend):
     torch._dynamo.reset()
-    one = torch.randn(4, 8)
+    tensor = torch.randn(4, 8)
     # An overlap that the kernels detect has the reference's message, passed on through libtorch.
     with pytest.raises((ValueError, RuntimeError), match=r"shares memory with y, expected .*: pass z\.clone\(\)\.$"):
-        torch.compile(addnorm.add_layer_norm_, fullgraph=True, backend=backend)(one, one)
+        torch.compile(addnorm.add_layer_norm_, fullgraph=True, backend=backend)(tensor, tensor)
     rows = torch.randn(5, 8)
     before, expected = rows.clone(), addnorm.layer_norm(rows[1:])
     raised = False

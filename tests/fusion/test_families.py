@@ -33,8 +33,8 @@ def cast(inputs, dtype):
 def count_sums(inspection):
     """Return the number of the streams' states that a norm reads."""
     return sum(
-        len({strip_views(norm.x) for norm in one.norms()} & {add.out for add in one.chain.adds})
-        for one in inspection.streams
+        len({strip_views(norm.x) for norm in stream.norms()} & {add.out for add in stream.chain.adds})
+        for stream in inspection.streams
     )
 
 
@@ -67,7 +67,7 @@ def test_family_is_fused_and_proven(name, dtype):
     before = outputs_of(model, args, kwargs)
     fusion = addnorm.fuse(model, *args, **kwargs)
     assert len(fusion.fused) >= expected > 0
-    assert all(one.reason.startswith(UNFUSED) for one in fusion.unfused)
+    assert all(boundary.reason.startswith(UNFUSED) for boundary in fusion.unfused)
     assert fusion.proof.holds
     assert fusion.proof.oracle == "float64"
     assert fusion.proof.gradients
@@ -134,8 +134,12 @@ def test_minilm_is_fused_and_proven(dtype, training):
     with quiet():
         fusion = addnorm.fuse(loaded.model, **loaded.kwargs)
     assert len(fusion.fused) == 12
-    assert [(one.norm, one.reason) for one in fusion.unfused] == [("embeddings.LayerNorm", "its add broadcasts")]
-    assert {(one.kind, one.eps, one.returns_residual) for one in fusion.fused} == {("layer", 1e-12, False)}
+    assert [(boundary.norm, boundary.reason) for boundary in fusion.unfused] == [
+        ("embeddings.LayerNorm", "its add broadcasts")
+    ]
+    assert {(boundary.kind, boundary.eps, boundary.returns_residual) for boundary in fusion.fused} == {
+        ("layer", 1e-12, False)
+    }
     assert fusion.proof.holds
     assert fusion.proof.oracle == "float64"
     assert len(fusion.proof.gradients) == 103

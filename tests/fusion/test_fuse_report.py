@@ -24,7 +24,7 @@ def test_fuse_reports_boundaries_and_reasons():
             return super().forward(self.first(x + self.places))
 
     fusion = fuse(Two().eval(), X)
-    assert [(one.add, one.norm, one.reason) for one in fusion.boundaries] == [
+    assert [(boundary.add, boundary.norm, boundary.reason) for boundary in fusion.boundaries] == [
         ("", "first", "its add broadcasts"), ("layers.0", "layers.0.n", None), ("layers.0", "layers.0.m", None),
     ]  # fmt: skip
     assert (len(fusion.fused), len(fusion.unfused), fusion.num_graphs) == (2, 1, 1)
@@ -42,7 +42,7 @@ def test_fuse_reports_two_norms_of_one_sum():
             return F.layer_norm(z, (D,)) * torch.sigmoid(F.layer_norm(z, (D,), eps=1e-3))
 
     fusion = fuse(Both().eval(), X)
-    assert [(one.eps, one.is_fused) for one in fusion.boundaries] == [(1e-5, True), (1e-3, False)]
+    assert [(boundary.eps, boundary.is_fused) for boundary in fusion.boundaries] == [(1e-5, True), (1e-3, False)]
     assert fusion.unfused[0].reason.startswith("its sum is already fused with the norm in")
 
 
@@ -73,7 +73,7 @@ def test_fuse_reports_graph_breaks():
 
     fusion = fuse(Broken(layers=2).eval(), X)
     assert fusion.num_graphs == 2
-    assert [(one.norm, one.reason) for one in fusion.boundaries] == [
+    assert [(boundary.norm, boundary.reason) for boundary in fusion.boundaries] == [
         ("layers.1.n", None), ("layers.1.m", None), ("layers.0.n", "a graph break separates its add and its norm"),
     ]  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_fuse_reports_each_layer_of_a_shared_graph():
             return x
 
     fusion = fuse(Looped(layers=2).eval(), X)
-    assert [(one.add, one.norm) for one in fusion.fused] == [
+    assert [(boundary.add, boundary.norm) for boundary in fusion.fused] == [
         (f"layers.{k}", f"layers.{k}.{norm}") for k in range(2) for norm in "nm"
     ]
     assert fusion.unfused == ()

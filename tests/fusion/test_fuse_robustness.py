@@ -57,7 +57,7 @@ def test_wrong_call_is_refused_per_boundary(monkeypatch):
     monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
     fusion = fuse(Model().eval(), X)
     assert fusion.fused == ()
-    assert {one.reason for one in fusion.unfused} == {"its norm does not compute the formula that was found"}
+    assert {boundary.reason for boundary in fusion.unfused} == {"its norm does not compute the formula that was found"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("no memory")])
@@ -167,8 +167,8 @@ def test_model_and_part_are_unfused_in_any_order(first):
         fuse(model.inner, X, src_key_padding_mask=PADDING)
         fuse(model, X, PADDING)
         order = [model.inner, model] if first == "inner" else [model, model.inner]
-        for one in order:
-            addnorm.unfuse(one)
+        for module in order:
+            addnorm.unfuse(module)
             assert relative_difference(before, model(X, PADDING)) < 1e-6
         assert model(X, PADDING).equal(before)
     assert "forward" not in vars(model.inner)
@@ -234,7 +234,7 @@ def test_unfuse_frees_all_graphs(frozen_heap):
         fuse(model, X)
         addnorm.unfuse(model)
     gc.collect()
-    assert not [one for one in gc.get_objects() if issubclass(type(one), fx.GraphModule)]
+    assert not [item for item in gc.get_objects() if issubclass(type(item), fx.GraphModule)]
 
 
 # --- nothing to compare ----------------------------------------------------------------------------------------------------

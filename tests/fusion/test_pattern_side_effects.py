@@ -54,16 +54,17 @@ def same(function, *calls, gradients=True, dtype=torch.float32, limit=1e-5, chan
     twin = copy.deepcopy(model)
     capture = capture_graphs(twin, **options)
     for k, args in enumerate(calls or ((X.to(dtype),),)):
-        one, other = (
+        eager, other = (
             _ran(of, call, args, gradients, change, k) for of, call in ((model, model), (twin, capture.compiled))
         )
-        for before, after in zip(*one[:1], *other[:1], strict=True):
+        for before, after in zip(*eager[:1], *other[:1], strict=True):
             assert relative_difference(before, after) < limit or before.equal(after)
             assert before.stride() == after.stride()
         assert all(a.equal(b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
-        assert one[1].keys() == other[1].keys()
+        assert eager[1].keys() == other[1].keys()
         assert all(
-            p.equal(other[1][name]) or relative_difference(p, other[1][name]) < 10 * limit for name, p in one[1].items()
+            p.equal(other[1][name]) or relative_difference(p, other[1][name]) < 10 * limit
+            for name, p in eager[1].items()
         )
     return capture.reasons
 

@@ -32,18 +32,18 @@ def test_proof_holds_for_another_rounding(dtype, training):
     assert proof.holds
     assert proof.oracle == "float64"
     assert proof.mode == ("training" if training else "evaluation")
-    assert [one.name for one in proof.outputs] == ["output"]
-    assert {one.name for one in proof.gradients} == {name for name, _ in model.named_parameters()}
+    assert [difference.name for difference in proof.outputs] == ["output"]
+    assert {difference.name for difference in proof.gradients} == {name for name, _ in model.named_parameters()}
     eps = torch.finfo(dtype).eps
-    for one in (*proof.outputs, *proof.gradients):
-        assert one.tolerance <= 40 * eps * max(one.magnitude, 1)  # the tolerance is small
+    for difference in (*proof.outputs, *proof.gradients):
+        assert difference.tolerance <= 40 * eps * max(difference.magnitude, 1)  # the tolerance is small
 
 
 def test_proof_of_the_model_itself_is_exact():
     model = make_layer()
     proof = prove(model, model, model, (X,), {})
-    assert {one.max_abs for one in (*proof.outputs, *proof.gradients)} == {0.0}
-    assert all(one.eager_error > 0 for one in proof.outputs)
+    assert {difference.max_abs for difference in (*proof.outputs, *proof.gradients)} == {0.0}
+    assert all(difference.eager_error > 0 for difference in proof.outputs)
 
 
 @pytest.mark.parametrize(("name", "training"), [
@@ -60,7 +60,7 @@ def test_proof_holds_for_whole_models(name, training):
 
 def test_proof_names_nested_outputs():
     model, args, kwargs = families()["llama"].build()
-    names = [one.name for one in prove(model, model, model, args, kwargs).outputs]
+    names = [difference.name for difference in prove(model, model, model, args, kwargs).outputs]
     assert names[0] == "last_hidden_state"
     assert {"past_key_values.layers.0.keys", "past_key_values.layers.1.values"} <= {*names}
 
@@ -83,10 +83,10 @@ def test_proof_converts_to_json():
 
 
 def test_worst_uses_the_largest_share_of_tolerance():
-    one, two = Difference("one", 1.0, None, 1.0, 10.0), Difference("two", 0.5, None, 1.0, 1.0)
-    assert worst([one, two]) is two
-    assert worst([Difference("none", 0.0, None, 0.0, 0.0), one]) is one
-    assert worst([one, Difference("zero", 1e-9, None, 0.0, 0.0)]).name == "zero"
+    first, second = Difference("one", 1.0, None, 1.0, 10.0), Difference("two", 0.5, None, 1.0, 1.0)
+    assert worst([first, second]) is second
+    assert worst([Difference("none", 0.0, None, 0.0, 0.0), first]) is first
+    assert worst([first, Difference("zero", 1e-9, None, 0.0, 0.0)]).name == "zero"
     assert worst([]) is None
 
 
@@ -110,7 +110,7 @@ def test_proof_omits_unused_parameters():
     model = Function(lambda m, x: x @ m.w, 16, 4)
     model.other = nn.Parameter(torch.ones(3))
     model.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-    assert [one.name for one in prove(model, model, model, (X,), {}).gradients] == ["w"]
+    assert [difference.name for difference in prove(model, model, model, (X,), {}).gradients] == ["w"]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -137,8 +137,8 @@ def test_proof_finds_faults_in_low_precision(fault):
 def test_proof_names_only_the_wrong_gradient():
     model = make_layer(dropout=0.0)
     proof = prove(model, model, FAULTS["another gradient of a weight"](model), (X,), {})
-    assert all(one.holds for one in proof.outputs)
-    assert [one.name for one in proof.gradients if not one.holds] == ["norm1.weight"]
+    assert all(difference.holds for difference in proof.outputs)
+    assert [difference.name for difference in proof.gradients if not difference.holds] == ["norm1.weight"]
 
 
 def test_new_or_missing_gradient_differs_infinitely():
@@ -172,7 +172,7 @@ def test_integers_must_be_equal(other):
     model = Function(lambda m, x: {"y": x @ m.w, "ids": torch.tensor([1, 2])}, 16, 4)
     assert prove(model, model, model, (X,), {}).holds
     proof = prove(model, model, lambda x: {"y": x @ model.w, "ids": other}, (X,), {})
-    assert [one.name for one in proof.outputs if one.max_abs == math.inf] == ["ids"]
+    assert [difference.name for difference in proof.outputs if difference.max_abs == math.inf] == ["ids"]
 
 
 def test_large_integers_are_compared_exactly():

@@ -66,10 +66,10 @@ def test_proof_leaves_no_graph_in_buffers():
     proof = prove(model, model, model, (X, memory), {})
     assert proof.holds
     assert proof.oracle == "float64"
-    for one in (model.held, memory):
-        assert one.eq(0).all()
-        assert one.is_leaf
-        assert not one.requires_grad
+    for tensor in (model.held, memory):
+        assert tensor.eq(0).all()
+        assert tensor.is_leaf
+        assert not tensor.requires_grad
 
 
 def test_proof_restores_generators():

@@ -27,9 +27,15 @@ def test_key_bias_gradient_loosens_no_tolerance():
     model, args, kwargs = families()["vit"].build()
     proof = prove(model, model, with_library_norms(model), args, kwargs)
     assert proof.holds
-    noise = [one for one in proof.gradients if one.name.endswith("k_proj.bias") or one.magnitude < 1e-4]
+    noise = [
+        difference
+        for difference in proof.gradients
+        if difference.name.endswith("k_proj.bias") or difference.magnitude < 1e-4
+    ]
     assert noise
-    assert all(one.tolerance < 1e-5 * one.magnitude for one in proof.gradients if one.magnitude > 1)
+    assert all(
+        difference.tolerance < 1e-5 * difference.magnitude for difference in proof.gradients if difference.magnitude > 1
+    )
 
 
 def test_masked_elements_do_not_set_the_magnitude():
@@ -94,7 +100,7 @@ def test_proof_of_a_model_that_cannot_be_copied():
     proof = prove(model, model, lambda x: model(x * 1), (X,), {})
     assert proof.oracle == "no float64 run: RuntimeError: no second one"
     assert proof.holds
-    assert {one.eager_error for one in (*proof.outputs, *proof.gradients)} == {None}
+    assert {difference.eager_error for difference in (*proof.outputs, *proof.gradients)} == {None}
     assert not prove(model, model, lambda x: model(x * 1.001), (X,), {}).holds
 
 

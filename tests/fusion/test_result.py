@@ -103,13 +103,13 @@ def test_report_shows_what_differs_in_a_column(change, word):
 
 
 def test_report_names_the_model_and_norms_elsewhere():
-    one = replace(boundary(0), add="", norm="head.norm")
-    assert "1 x the model head.norm" in lines(replace(DONE, boundaries=(one,)))
-    assert "1 x the model the model" in lines(replace(DONE, boundaries=(replace(one, norm=""),)))
+    add_only = replace(boundary(0), add="", norm="head.norm")
+    assert "1 x the model head.norm" in lines(replace(DONE, boundaries=(add_only,)))
+    assert "1 x the model the model" in lines(replace(DONE, boundaries=(replace(add_only, norm=""),)))
 
 
 def test_report_gives_reasons():
-    unfused = tuple(replace(one, reason="its norm divides by the L2 norm") for one in ALL[:3])
+    unfused = tuple(replace(item, reason="its norm divides by the L2 norm") for item in ALL[:3])
     rows = lines(replace(DONE, boundaries=(*unfused, *ALL[3:], UNFUSED)))
     at = rows.index("Not fused:")
     assert "3 x layers.0-2.attention .norm its norm divides by the L2 norm" in rows[at:]
@@ -205,7 +205,7 @@ def test_report_claims_nothing_if_nothing_is_fused():
 @pytest.mark.parametrize("number", range(len(EVERY)))
 def test_report_fits_the_terminal(number):
     reason = "a sentence about a sum that is somewhere else, in another region of the graph"
-    paths = tuple(replace(one, norm=f"{one.add}.output.post_attention_layernorm") for one in ALL)
+    paths = tuple(replace(item, norm=f"{item.add}.output.post_attention_layernorm") for item in ALL)
     boundaries = (*EVERY[number].boundaries, *paths, replace(ALL[0], reason=reason))
     for width in (60, 80, 100, 120):
         text = printed(replace(EVERY[number], boundaries=boundaries), width)

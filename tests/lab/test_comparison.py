@@ -16,7 +16,7 @@ INF = math.inf
 
 def sentences(about, *runs, **protocol):
     """Return the sentences of one topic."""
-    return [one.sentence for one in compared(*runs, **protocol).verdict if one.about == about]
+    return [entry.sentence for entry in compared(*runs, **protocol).verdict if entry.about == about]
 
 
 def seeds(wiring, *losses, **options):
@@ -24,14 +24,16 @@ def seeds(wiring, *losses, **options):
 
 
 def test_scope_follows_from_protocol():
-    (one,) = sentences("scope", planted("a"))
-    assert one.startswith("This is an illustration, not evidence: 1 run of 10 steps (1 depth, 1 learning rate, 1 seed;")
+    (sentence,) = sentences("scope", planted("a"))
+    assert sentence.startswith(
+        "This is an illustration, not evidence: 1 run of 10 steps (1 depth, 1 learning rate, 1 seed;"
+    )
     many = seeds("a", 1.0, 1.1, 1.2) + seeds("a", 1.0, 1.1, 1.2, lr=3e-3)
-    (one,) = sentences("scope", *many, seeds=(0, 1, 2), rates=(1e-3, 3e-3))
-    assert one.startswith("6 runs of 10 steps (1 depth, 2 learning rates, 3 seeds;")
-    assert "illustration" not in one
-    (one,) = sentences("scope", *many, seeds=(0, 1), rates=(1e-3, 3e-3))
-    assert one.startswith("This is an illustration")
+    (sentence,) = sentences("scope", *many, seeds=(0, 1, 2), rates=(1e-3, 3e-3))
+    assert sentence.startswith("6 runs of 10 steps (1 depth, 2 learning rates, 3 seeds;")
+    assert "illustration" not in sentence
+    (sentence,) = sentences("scope", *many, seeds=(0, 1), rates=(1e-3, 3e-3))
+    assert sentence.startswith("This is an illustration")
     assert sentences("scope") == ["Only untrained stacks were measured. Nothing here shows how a wiring trains."]
 
 
@@ -54,13 +56,13 @@ def test_scope_follows_from_protocol():
 )
 def test_ranking_requires_more_than_chance(a, b, clear):
     runs = [*seeds("a", *a), *seeds("b", *b)]
-    (one,) = sentences("loss", *runs)
+    (sentence,) = sentences("loss", *runs)
     if clear:
-        assert one.startswith("At 2 layers a has the lowest test loss, below b: a 1")
+        assert sentence.startswith("At 2 layers a has the lowest test loss, below b: a 1")
     elif INF in a and INF in b:
-        assert one.startswith("At 2 layers no wiring trained with every seed: a diverged")
+        assert sentence.startswith("At 2 layers no wiring trained with every seed: a diverged")
     else:
-        assert one.startswith("At 2 layers there is no clear difference between a and b: a ")
+        assert sentence.startswith("At 2 layers there is no clear difference between a and b: a ")
     (turned,) = sentences("loss", *seeds("a", *b), *seeds("b", *a))
     assert ("b has the lowest test loss, below a" in turned) == clear
 
@@ -84,8 +86,8 @@ def test_ranking_names_wirings_without_clear_difference():
 
 
 def test_ranking_requires_learning():
-    (one,) = sentences("loss", planted("a", 2.71), planted("b", 2.95))
-    assert one.startswith("At 2 layers no wiring learned more than how often each character occurs: a 2.710")
+    (sentence,) = sentences("loss", planted("a", 2.71), planted("b", 2.95))
+    assert sentence.startswith("At 2 layers no wiring learned more than how often each character occurs: a 2.710")
     assert "a has the lowest test loss" in sentences("loss", planted("a", 2.69), planted("b", 2.95))[0]
 
 
@@ -167,7 +169,7 @@ def test_findings_show_measured_gradient_shares_ablation():
 
 
 def test_unrecorded_runs_have_no_depth_findings():
-    topics = {one.about for one in compared(planted("a", 1.0), planted("b", 2.0)).verdict}
+    topics = {entry.about for entry in compared(planted("a", 1.0), planted("b", 2.0)).verdict}
     assert topics == {"scope", "loss"}
 
 
@@ -194,19 +196,19 @@ def test_difference_pairs_common_seeds():
     comparison = compared(
         planted("a", 1.0, seed=0), planted("a", 3.0, seed=1), planted("b", 2.5, seed=1), planted("b", 9.0, seed=2)
     )
-    one, other = comparison.groups
-    assert difference(one, other) == Difference(0.5, pytest.approx(math.nan, nan_ok=True), 1)
-    assert difference(one, compared(planted("c", seed=7)).groups[0]).seeds == 0
+    first, other = comparison.groups
+    assert difference(first, other) == Difference(0.5, pytest.approx(math.nan, nan_ok=True), 1)
+    assert difference(first, compared(planted("c", seed=7)).groups[0]).seeds == 0
 
 
 def test_loss_finding_states_its_criterion():
     for n in range(1, 5):
         runs = [*seeds("a", *[1.0] * n), *seeds("b", *[2.0] * n)]
-        (one,) = [one for one in compared(*runs).verdict if one.about == "loss"]
-        assert ("standard errors" in one.criterion) == (n > 2)
-        assert one.numbers == {"a": 1.0, "b": 2.0}
-    (one,) = [one for one in compared(*seeds("a", INF), *seeds("b", INF)).verdict if one.about == "loss"]
-    assert one.criterion == "no seed trained under both settings"
+        (finding,) = [entry for entry in compared(*runs).verdict if entry.about == "loss"]
+        assert ("standard errors" in finding.criterion) == (n > 2)
+        assert finding.numbers == {"a": 1.0, "b": 2.0}
+    (finding,) = [entry for entry in compared(*seeds("a", INF), *seeds("b", INF)).verdict if entry.about == "loss"]
+    assert finding.criterion == "no seed trained under both settings"
 
 
 @pytest.mark.parametrize("width", [1, 80])

@@ -13,11 +13,11 @@ from support.lab_runs import TEXT
 
 def test_batch_depends_only_on_seed_and_step():
     before = torch.random.get_rng_state()
-    one = TEXT.batch(3, 7, 4, 8)
+    batch = TEXT.batch(3, 7, 4, 8)
     TEXT.batch(3, 8, 4, 8)
-    assert all(map(torch.equal, one, Text("other name", TEXT.text).batch(3, 7, 4, 8)))
+    assert all(map(torch.equal, batch, Text("other name", TEXT.text).batch(3, 7, 4, 8)))
     for seed, step in ((3, 8), (4, 7), (7, 3)):
-        assert not torch.equal(one[0], TEXT.batch(seed, step, 4, 8)[0])
+        assert not torch.equal(batch[0], TEXT.batch(seed, step, 4, 8)[0])
     assert torch.equal(torch.random.get_rng_state(), before), "the global generator does not change"
 
 

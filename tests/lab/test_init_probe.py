@@ -97,16 +97,16 @@ def test_init_probe_weights_are_shared():
     assert all(torch.equal(a, b) for a, b in zip(weights["post"], deep[: len(weights["post"])], strict=True))
     beta = deepnorm_constants("encoder-only", 2)[1]
     stack, plain = InitProbe("deepnorm", sublayers=4).build()[0], InitProbe("post", sublayers=4).build()[0]
-    for one, other in zip(stack.connections, plain.connections, strict=True):
-        for (role, a), (_, b) in zip(one.sublayer.weight_roles(), other.sublayer.weight_roles(), strict=True):
+    for first, other in zip(stack.connections, plain.connections, strict=True):
+        for (role, a), (_, b) in zip(first.sublayer.weight_roles(), other.sublayer.weight_roles(), strict=True):
             torch.testing.assert_close(a, b * (1.0 if role in ("query", "key") else beta))
 
 
 def test_init_probe_depends_only_on_its_seed():
     before = torch.random.get_rng_state()
-    one, again, other = (InitProbe("pre", sublayers=4, seed=seed).measure()["stream"] for seed in (0, 0, 1))
+    first, again, other = (InitProbe("pre", sublayers=4, seed=seed).measure()["stream"] for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert one == again != other
+    assert first == again != other
 
 
 @pytest.mark.parametrize("around", [
@@ -133,7 +133,7 @@ def test_init_probe_similarity_matches_toy_model():
     probe = InitProbe("none", sublayers=6, d_model=8, tokens=3)
     stack, x, _ = probe.build()
     assert probe.measure()["similarity"] == pytest.approx(
-        [token_similarity(one.detach().double()) for one in stream_states(stack, x)], rel=1e-12
+        [token_similarity(state.detach().double()) for state in stream_states(stack, x)], rel=1e-12
     )
 
 
@@ -149,7 +149,7 @@ def test_init_probe_wiring():
 def ratio(placement, sublayers, name, first, last):
     """Return the ratio of a value at two places, as the geometric mean of four seeds."""
     result = [InitProbe(placement, sublayers, d_model=32, seed=seed).measure()[name] for seed in range(4)]
-    return statistics.geometric_mean(one[first] / one[last] for one in result)
+    return statistics.geometric_mean(values[first] / values[last] for values in result)
 
 
 def test_init_probe_shows_lesson_002():

@@ -15,25 +15,25 @@ def model(wiring, seed=0, **options):
 
 def test_char_lm_depends_only_on_its_seed():
     before = torch.random.get_rng_state()
-    one, again, other = (model("pre_ln", seed).state_dict() for seed in (0, 0, 1))
+    first, again, other = (model("pre_ln", seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert all(torch.equal(one[name], again[name]) for name in one)
-    assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embedding.weight"], other["embedding.weight"])
 
 
-@pytest.mark.parametrize("wiring", [one for one in ALL if one.profile is None], ids=lambda one: one.name)
+@pytest.mark.parametrize("wiring", [wiring for wiring in ALL if wiring.profile is None], ids=lambda wiring: wiring.name)
 def test_embeddings_and_head_do_not_depend_on_wiring(wiring):
-    one, other = model(wiring), model("pre_ln")
+    first, other = model(wiring), model("pre_ln")
     for name in ("embedding.weight", "position.weight", "head.weight", "head.bias"):
-        assert torch.equal(one.get_parameter(name), other.get_parameter(name)), name
+        assert torch.equal(first.get_parameter(name), other.get_parameter(name)), name
 
 
 @pytest.mark.parametrize("wiring", ["post_ln", "peri_ln", "layernorm_scaling", "no_norm", "parallel"])
 def test_wirings_with_one_init_rule_share_weights(wiring):
-    one, other = dict(model(wiring).named_parameters()), dict(model("pre_ln").named_parameters())
-    shared = [name for name in one if name in other and one[name].dim() == 2]
+    first, other = dict(model(wiring).named_parameters()), dict(model("pre_ln").named_parameters())
+    shared = [name for name in first if name in other and first[name].dim() == 2]
     assert len(shared) >= 2 * 4 + 3
-    assert all(torch.equal(one[name], other[name]) for name in shared)
+    assert all(torch.equal(first[name], other[name]) for name in shared)
 
 
 def test_x_0_has_variance_one():
@@ -43,8 +43,8 @@ def test_x_0_has_variance_one():
 
 
 def test_admin_factors_are_measured_on_the_text():
-    one, other = (model(wirings.admin(), text=torch.randint(11, (4, 8))) for _ in range(2))
-    differ = [name for name, weight in one.named_parameters() if not torch.equal(weight, other.get_parameter(name))]
+    first, other = (model(wirings.admin(), text=torch.randint(11, (4, 8))) for _ in range(2))
+    differ = [name for name, weight in first.named_parameters() if not torch.equal(weight, other.get_parameter(name))]
     assert differ
     assert all("decoder" in name for name in differ)
 

@@ -57,15 +57,15 @@ def test_plot_learning_draws_smoothed_mean(ax):
 def test_groups_by_warm_up_share_colour_not_dash():
     runs = [planted(name, warm_up=warm_up) for name in "ab" for warm_up in (0, 100)]
     groups = plot.groups_by_warm_up(compared(*runs), 2)
-    assert [one.label for one in groups] == ["a, no warm-up", "a, warm-up", "b, no warm-up", "b, warm-up"]
-    colours = [one.style["color"] for one in groups]
+    assert [line.label for line in groups] == ["a, no warm-up", "a, warm-up", "b, no warm-up", "b, warm-up"]
+    colours = [line.style["color"] for line in groups]
     assert colours[0] == colours[1] != colours[2] == colours[3]
     assert groups[0].style["linestyle"] != groups[1].style["linestyle"]
 
 
 def test_twelve_wirings_have_different_styles():
     runs = [planted(f"wiring {k}") for k in range(12)]
-    styles = [tuple(map(str, one.style.values())) for one in plot.groups_by_warm_up(compared(*runs), 2)]
+    styles = [tuple(map(str, line.style.values())) for line in plot.groups_by_warm_up(compared(*runs), 2)]
     assert len(set(styles)) == 12
 
 
@@ -93,7 +93,7 @@ def test_plot_ablation_draws_means_over_seeds(comparison, ax):
     groups = plot.best_groups(comparison, 2)
     plot.plot_ablation(groups, ax)
     runs = groups[1].group.runs
-    assert means([[one["rise"] for one in run["ablation"]] for run in runs]) in series(ax)
+    assert means([[ablation["rise"] for ablation in run["ablation"]] for run in runs]) in series(ax)
 
 
 def test_plots_without_numbers_raise(ax):

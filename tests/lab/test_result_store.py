@@ -141,4 +141,4 @@ def test_progress_files_survive_damage(tmp_path):
         path.write_bytes(damage.encode("utf-8", "surrogatepass"))
         assert read_progress(path) is None
     write_progress(tmp_path / "nowhere" / "one.json", 1, 1.0)  # errors are ignored
-    assert [one.name for one in tmp_path.iterdir()] == ["one.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]

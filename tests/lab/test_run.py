@@ -31,7 +31,7 @@ def test_run_key_depends_on_rows_not_the_wirings_name():
     assert small(wirings.mix_ln(k=0)).key(TEXT) == small("pre_ln").key(TEXT)
     others = [replace(mine, final_norm=False), replace(mine, embedding_norm=True), replace(mine, init=gpt2),
               replace(mine, rule=Row(norm_in=True, b=0.5)), replace(mine, profile=wirings.admin().profile)]  # fmt: skip
-    assert len({small(one).key(TEXT) for one in (mine, *others)}) == 6
+    assert len({small(config).key(TEXT) for config in (mine, *others)}) == 6
 
 
 def test_run_key_is_stable():

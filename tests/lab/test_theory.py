@@ -45,8 +45,8 @@ def equation_streams(job, **options):
         writes.append(row.b * (F.layer_norm(f, (64,)) if row.norm_branch else f))
         sums.append(row.a * x + writes[-1])
         streams.append(F.layer_norm(sums[-1], (64,)) if row.norm_out else sums[-1])
-    for one in streams:
-        one.retain_grad()
+    for stream in streams:
+        stream.retain_grad()
     y = F.layer_norm(streams[-1], (64,)) if job.wiring.final_norm else streams[-1]
     return model, streams, writes, sums, y
 
@@ -156,16 +156,16 @@ def test_summarize_does_not_depend_on_order():
     assert [(row["wiring"], row["num_layers"]) for row in rows] == [
         ("no_norm", 2), ("no_norm", 3), ("pre_ln", 2), ("pre_ln", 3),
     ]  # fmt: skip
-    members = [one for one in result if (one["wiring"], one["num_layers"]) == ("pre_ln", 3)]
+    members = [entry for entry in result if (entry["wiring"], entry["num_layers"]) == ("pre_ln", 3)]
     row = rows[-1]
     assert row["seeds"] == [2, 4, 7]
     assert set(row) == set(members[0]) - {"seed"} | {"seeds"}
     for key in ("variance", "before_norm", "similarity"):
-        assert row[key][2] == pytest.approx(statistics.fmean(one[key][2] for one in members)), key
+        assert row[key][2] == pytest.approx(statistics.fmean(member[key][2] for member in members)), key
     for key in ("gradient", "write_ratio", "weight_gradient"):
-        assert row[key][1] == pytest.approx(geometric_mean(one[key][1] for one in members)), key
-    assert row["last_move"] == pytest.approx(statistics.fmean(one["last_move"] for one in members))
-    assert row["step_sgd"] == pytest.approx(geometric_mean(one["step_sgd"] for one in members))
+        assert row[key][1] == pytest.approx(geometric_mean(member[key][1] for member in members)), key
+    assert row["last_move"] == pytest.approx(statistics.fmean(member["last_move"] for member in members))
+    assert row["step_sgd"] == pytest.approx(geometric_mean(member["step_sgd"] for member in members))
     assert json.loads(json.dumps(rows)) == rows
 
 
@@ -251,12 +251,12 @@ PLANTED = [
 
 
 def check(rows, name):
-    (result,) = [one for one in check_published(rows) if one.name.startswith(name)]
+    (result,) = [check for check in check_published(rows) if check.name.startswith(name)]
     return result
 
 
 def test_published_results_hold_where_theory_holds():
-    assert [(one.name, one.verdict) for one in check_published(as_published()) if not one.holds] == []
+    assert [(check.name, check.verdict) for check in check_published(as_published()) if not check.holds] == []
 
 
 @pytest.mark.parametrize(("name", "plant"), PLANTED, ids=[f"{name}-{i}" for i, (name, _) in enumerate(PLANTED)])
@@ -269,8 +269,8 @@ def test_published_result_fails_on_planted_deviation(name, plant):
 
 
 def test_every_published_result_has_a_planted_deviation(monkeypatch):
-    planted = {one.name for one in PUBLISHED for name, _ in PLANTED if one.name.startswith(name)}
-    assert {one.name for one in PUBLISHED} - planted == {CONSTANTS}
+    planted = {statement.name for statement in PUBLISHED for name, _ in PLANTED if statement.name.startswith(name)}
+    assert {statement.name for statement in PUBLISHED} - planted == {CONSTANTS}
     monkeypatch.setattr(published, "deepnorm_constants", lambda kind, n: ((2 * n) ** (1 / 4), (8 * n) ** (1 / 4)))
     assert check([], CONSTANTS).holds is False
 
@@ -283,21 +283,21 @@ def test_published_results_fail_on_nan_inf_and_zero(wrong):
         return [wrong] * len(value) if isinstance(value, list) else wrong if isinstance(value, float) else value
 
     rows = [{key: value if key == "seeds" else spoilt(value) for key, value in row.items()} for row in as_published()]
-    holding = {one.name for one in check_published(rows) if one.holds}
+    holding = {check.name for check in check_published(rows) if check.holds}
     assert holding <= {CONSTANTS, "With the residual the tokens stay distinct."}, "0 is a valid similarity"
 
 
 @pytest.mark.parametrize("wiring", WIRINGS)
 def test_published_result_needs_its_wirings(wiring):
     result = check_published(row for row in as_published() if row["wiring"] != wiring)
-    silent = [one for one in result if one.holds is None]
+    silent = [check for check in result if check.holds is None]
     assert silent, f"no published result needs {wiring}"
-    assert all((one.verdict, one.measured) == ("not measured", {}) for one in silent)
-    assert all(one.holds for one in result if one not in silent)
+    assert all((check.verdict, check.measured) == ("not measured", {}) for check in silent)
+    assert all(check.holds for check in result if check not in silent)
 
 
 def test_without_rows_only_constants_are_checked():
-    assert [one.name for one in check_published([]) if one.holds is not None] == [CONSTANTS]
+    assert [check.name for check in check_published([]) if check.holds is not None] == [CONSTANTS]
 
 
 def test_shallow_stacks_do_not_decide_shapes():
@@ -305,16 +305,16 @@ def test_shallow_stacks_do_not_decide_shapes():
     shallow = [row for row in as_published() if row["num_layers"] <= 4]
     for name in ("The growth of", "Under LayerNorm", "Pre-LN's first", "The last layer's", "The last layer's gradient falls", "The first step changes",
                  "Pre-LN's later", "Without norms"):  # fmt: skip
-        result = [one for one in check_published(shallow) if one.name.startswith(name)]
-        assert all(one.holds is None for one in result), name
+        result = [check for check in check_published(shallow) if check.name.startswith(name)]
+        assert all(check.holds is None for check in result), name
     assert check(shallow, "The stream of post-LN").holds
 
 
 def test_published_check_is_json():
-    for one in check_published(as_published()):
-        said = json.loads(json.dumps(one.to_dict(), allow_nan=False))
+    for check in check_published(as_published()):
+        said = json.loads(json.dumps(check.to_dict(), allow_nan=False))
         assert said["verdict"] == "holds"
-        assert said["measured"] == one.measured
+        assert said["measured"] == check.measured
         assert said["source"]
         assert said["criterion"]
         assert said["why"]
@@ -342,4 +342,4 @@ def test_shallow_stacks_match_the_papers():
 def test_untrained_stacks_match_the_papers():
     """Measure the default of a report. `ADDNORM_SEEDS=1000` uses other seeds."""
     result = check_published(summarize(measure_init(job) for job in init_stacks(seeds=range(FIRST, FIRST + SEEDS))))
-    assert [one for one in result if not one.holds] == []
+    assert [check for check in result if not check.holds] == []

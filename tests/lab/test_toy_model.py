@@ -21,9 +21,9 @@ def one_thread(threads):
 
 def test_toy_model_depends_only_on_its_seed():
     before = torch.random.get_rng_state()
-    one, again, other = (ToyModel(2, "pre_ln", seed)().detach() for seed in (0, 0, 1))
+    first, again, other = (ToyModel(2, "pre_ln", seed)().detach() for seed in (0, 0, 1))
     assert torch.equal(torch.random.get_rng_state(), before), "the global generator does not change"
-    assert float(one) == float(again) != float(other)
+    assert float(first) == float(again) != float(other)
 
 
 MASKS = {"mean": torch.zeros(5, 5), "causal": torch.full((5, 5), -torch.inf).triu(1),
@@ -37,11 +37,11 @@ def test_mixing_is_a_mask_of_softmax_attention(mixing):
 
 
 def test_mixing_does_not_change_weights_or_data():
-    one, *others = (ToyModel(2, "pre_ln", 0, mixing=mixing) for mixing in MASKS)
+    first, *others = (ToyModel(2, "pre_ln", 0, mixing=mixing) for mixing in MASKS)
     for other in others:
-        assert torch.equal(one.x, other.x)
-        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-        assert float(other().detach()) != float(one().detach())
+        assert torch.equal(first.x, other.x)
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+        assert float(other().detach()) != float(first().detach())
     with pytest.raises(ValueError, match="mixing is 'some', expected one of 'mean', 'causal', 'none'"):
         ToyModel(2, "pre_ln", 0, mixing="some")
 
@@ -91,7 +91,13 @@ def test_loss_of_one_token_is_the_first_ones():
 
 def test_token_similarity_is_mean_cosine_of_pairs():
     x = torch.randn(3, 5, 8, dtype=torch.float64)
-    pairs = [torch.cosine_similarity(one[i], one[j], dim=0) for one in x for i in range(5) for j in range(5) if i != j]
+    pairs = [
+        torch.cosine_similarity(tokens[i], tokens[j], dim=0)
+        for tokens in x
+        for i in range(5)
+        for j in range(5)
+        if i != j
+    ]
     assert token_similarity(x) == pytest.approx(float(torch.stack(pairs).mean()))
     assert token_similarity(x[:, :1].expand(3, 5, 8)) == pytest.approx(1)
 

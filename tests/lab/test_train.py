@@ -121,7 +121,7 @@ def test_recording_does_not_change_losses():
 
 def test_result_has_numbers_for_every_site():
     result = train(small("post_ln", steps=3, every=2), TEXT)
-    assert [one["id"] for one in result["sites"]] == [
+    assert [site["id"] for site in result["sites"]] == [
         "x_0",
         "attention 1",
         "feed-forward 1",
@@ -129,7 +129,7 @@ def test_result_has_numbers_for_every_site():
         "feed-forward 2",
     ]
     assert all(len(values) == 5 for name in ("stream", "gradient") for values in result["recorded"][name])
-    assert [one["site"] for one in result["ablation"]] == [one["id"] for one in result["sites"][1:]]
+    assert [row["site"] for row in result["ablation"]] == [site["id"] for site in result["sites"][1:]]
     assert sum(result["map"]["shares"][-1]) == pytest.approx(1)
     assert result["map"]["sources"][:2] == ["x_0", "attention 1"]
     assert result["after"]["stream"] != result["recorded"]["stream"][-1]
@@ -221,7 +221,7 @@ def test_every_wiring_trains_and_is_recorded(name):
     result = train(small(NAMED[name], steps=2, every=1), TEXT)
     assert len(result["losses"]) == 2
     assert result["recording_error"] == ""
-    assert len({one["id"] for one in result["sites"]}) == 5
+    assert len({site["id"] for site in result["sites"]}) == 5
     assert all(value is not None and value > 0 for value in result["recorded"]["gradient"][1])
     assert len(result["ablation"]) == (6 if name == "b2t" else 4)
     json.dumps(to_jsonable(result), allow_nan=False)

@@ -33,20 +33,22 @@ FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 def find_problems(root: Path = ROOT) -> list[str]:
     """Return one sentence for each fault that does not apply to a tree, and for each pattern of AREAS without a file."""
-    found = []
+    problems = []
     for fault in FAULTS:
         path = root / fault.file
         count = path.read_text().count(fault.old) if path.is_file() else 0
         if count != 1 or fault.old == fault.new:
-            found.append(f"{fault.id}: its text occurs {count} times in {fault.file}, expected once: update the fault.")
+            problems.append(
+                f"{fault.id}: its text occurs {count} times in {fault.file}, expected once: update the fault."
+            )
         if fault.area not in AREAS:
-            found.append(f"{fault.id}: its area is {fault.area!r}, expected one of {', '.join(AREAS)}.")
+            problems.append(f"{fault.id}: its area is {fault.area!r}, expected one of {', '.join(AREAS)}.")
     ids = [fault.id for fault in FAULTS]
-    found += [f"{one} is the id of two faults, expected one." for one in ids if ids.count(one) > 1]
-    patterns = {pattern for runs in AREAS.values() for one in runs for pattern in one.split()}
+    problems += [f"{fault_id} is the id of two faults, expected one." for fault_id in ids if ids.count(fault_id) > 1]
+    patterns = {pattern for runs in AREAS.values() for run in runs for pattern in run.split()}
     missing = sorted(pattern for pattern in patterns if not any(root.glob(pattern)))
-    found += [f"{pattern} matches no file, expected tests: update AREAS." for pattern in missing]
-    return found
+    problems += [f"{pattern} matches no file, expected tests: update AREAS." for pattern in missing]
+    return problems
 
 
 class TreeCopy:
@@ -111,7 +113,7 @@ class TreeCopy:
         """Return the first test of these runs that fails with a fault, "timeout", or None if all pass."""
         with self.planted(fault):
             for run in runs:
-                arguments = [str(one) for part in run.split() for one in sorted(self.folder.glob(part)) or [part]]
+                arguments = [str(path) for part in run.split() for path in sorted(self.folder.glob(part)) or [part]]
                 failed = self.failures(["-x", *arguments], seconds)
                 if failed:
                     return failed[0]
@@ -124,8 +126,8 @@ class Results:
     def __init__(self, path: Path, commit: str) -> None:
         self.path, self.commit = path, commit
         self.passing: set[str] = set()  # tests that pass without a fault
-        found = json.loads(path.read_text()) if path.is_file() else {}
-        self.rows = {name: row for name, row in found.items() if row["commit"] == commit}
+        times = json.loads(path.read_text()) if path.is_file() else {}
+        self.rows = {name: row for name, row in times.items() if row["commit"] == commit}
 
     def add(self, fault: Fault, test: str | None, stage: str, seconds: float) -> None:
         """Add the result of a fault and write the file."""

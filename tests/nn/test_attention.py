@@ -232,8 +232,8 @@ def test_merged_mask_is_used_unchanged():
 
 
 def test_causality_alone_needs_no_mask_tensor():
-    one, many = torch.randn(BATCH, 1, D), torch.randn(BATCH, N, D)
-    assert merge_masks(one, 9, HEADS, None, None, causal=True) == MergedMask(None, False)
+    single, many = torch.randn(BATCH, 1, D), torch.randn(BATCH, N, D)
+    assert merge_masks(single, 9, HEADS, None, None, causal=True) == MergedMask(None, False)
     assert merge_masks(many, N, HEADS, None, None, causal=True) == MergedMask(None, True)
     offset = merge_masks(many, N + 2, HEADS, None, None, causal=True).mask
     assert torch.equal(offset == 0, torch.arange(N + 2) <= torch.arange(N)[:, None] + 2)

@@ -97,12 +97,12 @@ def test_gamma_without_eps_misses_the_token_by_eps(scale):
 
 def test_no_gamma_and_beta_invert_the_norm_of_two_tokens():
     """The norm maps both tokens to the same vector, and gamma and beta are equal for all tokens: the difference is lost."""
-    one = double()
-    two = 3.0 * one + 7.0
+    token = double()
+    two = 3.0 * token + 7.0
     gamma, beta = double(), double()
-    first, second = undone(one, gamma, beta, eps=0.0), undone(two, gamma, beta, eps=0.0)
+    first, second = undone(token, gamma, beta, eps=0.0), undone(two, gamma, beta, eps=0.0)
     torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
-    for wanted, other in ((one, two), (two, one)):
+    for wanted, other in ((token, two), (two, token)):
         gamma, beta = wanted.std(correction=0), wanted.mean()
         torch.testing.assert_close(undone(wanted, gamma, beta, eps=0.0), wanted, rtol=1e-12, atol=1e-12)
         assert float((undone(other, gamma, beta, eps=0.0) - other).norm() / other.norm()) > 0.5
@@ -213,10 +213,10 @@ def test_gradient_at_x_0_is_identity_plus_sublayers():
     x = double(3, 5).requires_grad_()
     cotangent = double(3, 5)
     (expected,) = torch.autograd.grad(stack(x), x, cotangent)
-    found = stream_states(stack, x)
-    at = torch.autograd.grad(found[-1], found, cotangent)
+    states = stream_states(stack, x)
+    at = torch.autograd.grad(states[-1], states, cotangent)
     through = []
-    for connection, before, gradient in zip(stack.connections, found[:-1], at[1:], strict=True):
+    for connection, before, gradient in zip(stack.connections, states[:-1], at[1:], strict=True):
         read = before.detach().requires_grad_()
         through += torch.autograd.grad(connection.sublayer(F.layer_norm(read, (D,))), read, gradient)
     torch.testing.assert_close(expected, cotangent + sum(through), rtol=1e-12, atol=1e-12)
@@ -229,7 +229,7 @@ def changes(wiring, seed):
     with torch.no_grad():
         y = model.stack(model.x)
         other = float((y.roll(1, 0) - y).norm())
-        return [float((one(model.x) - y).norm()) / other for one in with_one_out(model.stack)]
+        return [float((stack(model.x) - y).norm()) / other for stack in with_one_out(model.stack)]
 
 
 def with_one_out(stack):

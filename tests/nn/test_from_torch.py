@@ -182,13 +182,13 @@ def test_options_are_kept(options, make, norm_first):
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
 def test_single_layer_becomes_stack_without_final_norm(norm_first):
     x, memory = torch.randn(BATCH, TARGET, D, dtype=torch.float64), torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
-    one = randomize(make_layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=torch.float64))
-    ours = from_torch(one)
+    layer = randomize(make_layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=torch.float64))
+    ours = from_torch(layer)
     assert type(ours) is Encoder
     assert ours.stack.norm_final is None
-    torch.testing.assert_close(ours(x), one(x), rtol=1e-12, atol=1e-12)
-    one = randomize(make_layer(nn.TransformerDecoderLayer, norm_first=norm_first, dtype=torch.float64))
-    torch.testing.assert_close(from_torch(one)(x, memory), one(x, memory), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ours(x), layer(x), rtol=1e-12, atol=1e-12)
+    layer = randomize(make_layer(nn.TransformerDecoderLayer, norm_first=norm_first, dtype=torch.float64))
+    torch.testing.assert_close(from_torch(layer)(x, memory), layer(x, memory), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(  # heads_even: torch's fast path requires an even number of heads
@@ -196,8 +196,8 @@ def test_single_layer_becomes_stack_without_final_norm(norm_first):
 )
 def test_torch_fast_path_gives_the_same(kind, heads_even, norm_first):
     d = 24
-    one = nn.TransformerEncoderLayer(d, 4 if heads_even else 3, 40, batch_first=True, norm_first=norm_first)
-    theirs = randomize(nn.TransformerEncoder(one, 2, nn.LayerNorm(d), enable_nested_tensor=False)).eval()
+    layer = nn.TransformerEncoderLayer(d, 4 if heads_even else 3, 40, batch_first=True, norm_first=norm_first)
+    theirs = randomize(nn.TransformerEncoder(layer, 2, nn.LayerNorm(d), enable_nested_tensor=False)).eval()
     ours = from_torch(theirs)
     (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, torch.float32)
     x = torch.randn(BATCH, SOURCE, d)
@@ -209,8 +209,8 @@ def test_torch_fast_path_gives_the_same(kind, heads_even, norm_first):
 # torch warns that nested tensors are a prototype.
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_torch_nested_tensors_differ_only_at_padding():
-    one = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True)
-    theirs = randomize(nn.TransformerEncoder(one, 2)).eval()
+    layer = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True)
+    theirs = randomize(nn.TransformerEncoder(layer, 2)).eval()
     x, pad = torch.randn(BATCH, SOURCE, 24), padding(SOURCE)
     with torch.no_grad():
         expected, actual = theirs(x, None, pad), from_torch(theirs)(x, key_mask=~pad)

@@ -13,14 +13,14 @@ from support.torch_transformers import BATCH, SOURCE, D, make_encoder, make_tran
 def test_activation_with_parameters_is_copied_for_each_layer():
     theirs = make_encoder(activation=nn.PReLU(dtype=torch.float64), dtype=torch.float64)
     with torch.no_grad():
-        for one in theirs.layers:
-            one.activation.weight.uniform_(-1, 1)
+        for layer in theirs.layers:
+            layer.activation.weight.uniform_(-1, 1)
     ours = from_torch(theirs)
     x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
-    for one, (_, feed_forward) in zip(theirs.layers, ours.stack.layers(), strict=True):
-        assert torch.equal(feed_forward.sublayer.activation.weight, one.activation.weight)
-        assert feed_forward.sublayer.activation is not one.activation
+    for layer, (_, feed_forward) in zip(theirs.layers, ours.stack.layers(), strict=True):
+        assert torch.equal(feed_forward.sublayer.activation.weight, layer.activation.weight)
+        assert feed_forward.sublayer.activation is not layer.activation
 
 
 def test_each_norm_keeps_its_eps():
@@ -48,15 +48,15 @@ def test_dropout_modes_and_flags_are_kept():
         [*ours.encoder.stack.layers(), *ours.decoder.stack.layers()],
         strict=True,
     )
-    for one, connections in layers:
+    for layer, connections in layers:
         *attentions, feed_forward = connections
         for i, (name, connection) in enumerate(zip(("self_attn", "multihead_attn"), attentions, strict=False)):
-            assert connection.sublayer.dropout == getattr(one, name).dropout
-            assert connection.sublayer.training is getattr(one, name).training
-            assert connection.dropout == getattr(one, f"dropout{i + 1}").p
-            assert connection.training is getattr(one, f"dropout{i + 1}").training
-        assert feed_forward.sublayer.dropout == one.dropout.p
-        assert feed_forward.dropout == getattr(one, f"dropout{len(connections)}").p
+            assert connection.sublayer.dropout == getattr(layer, name).dropout
+            assert connection.sublayer.training is getattr(layer, name).training
+            assert connection.dropout == getattr(layer, f"dropout{i + 1}").p
+            assert connection.training is getattr(layer, f"dropout{i + 1}").training
+        assert feed_forward.sublayer.dropout == layer.dropout.p
+        assert feed_forward.dropout == getattr(layer, f"dropout{len(connections)}").p
     assert not ours.decoder.stack.connections[4].training
     frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
     first = "encoder.stack.connections.1.sublayer.up.weight"

@@ -133,8 +133,8 @@ EQUATIONS = {
 }
 CASES = [
     pytest.param(name, options, equation, norm, id="-".join([name, *map(str, options.values()), norm]))
-    for name, found in EQUATIONS.items()
-    for options, equation in found
+    for name, variants in EQUATIONS.items()
+    for options, equation in variants
     for norm in ("layer", "rms")
 ]
 
@@ -160,8 +160,8 @@ def test_checkpoint_and_inference_keep_the_bits(name, options, equation, norm):
     with torch.no_grad():
         assert torch.equal(stack(x), expected[0])
     stack.checkpoint = True
-    for found, one in zip(compute_gradients(stack, x, wanted, cotangent), expected, strict=True):
-        assert torch.equal(found, one)
+    for gradient, reference in zip(compute_gradients(stack, x, wanted, cotangent), expected, strict=True):
+        assert torch.equal(gradient, reference)
 
 
 @pytest.mark.parametrize(

@@ -176,8 +176,8 @@ def test_per_sample_gradients_with_torch_func():
 
     gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
     for k in range(5):
-        one = torch.autograd.grad(stack(x[k]).square().sum(), list(parameters.values()))
-        for name, gradient in zip(parameters, one, strict=True):
+        of_sample = torch.autograd.grad(stack(x[k]).square().sum(), list(parameters.values()))
+        for name, gradient in zip(parameters, of_sample, strict=True):
             torch.testing.assert_close(gradients[name][k], gradient)
 
 

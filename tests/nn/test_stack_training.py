@@ -71,10 +71,10 @@ def test_checkpoints_change_only_memory(wiring):
     thrifty.checkpoint = True
     x, dy = torch.randn(2, 3, D, requires_grad=True), torch.randn(2, 3, D)
     results = []
-    for one in (stack, thrifty):
+    for model in (stack, thrifty):
         torch.manual_seed(3)
-        y = one(x)
-        results.append((y, *torch.autograd.grad(y, [x, *one.parameters()], dy)))
+        y = model(x)
+        results.append((y, *torch.autograd.grad(y, [x, *model.parameters()], dy)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

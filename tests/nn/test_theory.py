@@ -32,7 +32,7 @@ def one_thread(threads):
 def by_layer(wiring, measure, num_layers=64, n_seeds=8):
     """Return the mean over seeds of a measure of the stream after each layer, x_0 first."""
     models = (ToyModel(num_layers, wiring, seed, sequences=4).measure_stream().streams[::2] for seed in seeds(n_seeds))
-    values = [[measure(x) for x in one] for one in models]
+    values = [[measure(x) for x in states] for states in models]
     return [statistics.fmean(values) for values in zip(*values, strict=True)]
 
 

@@ -15,12 +15,12 @@ from support.transformer_inputs import HEADS, D, f64, make_inputs
 
 def stds(module, role):
     """Return the standard deviation of a role's weights over that of Xavier's rule, for each sublayer."""
-    found = []
+    ratios = []
     for connection in module.stack.connections:
         for name, weight in weight_roles(connection.sublayer):
             if name == role:
-                found.append(weight.std().item() / math.sqrt(2 / sum(weight.shape)))
-    return found
+                ratios.append(weight.std().item() / math.sqrt(2 / sum(weight.shape)))
+    return ratios
 
 
 def test_transformer_has_deepnorms_encoder_decoder_constants():

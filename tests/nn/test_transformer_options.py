@@ -32,8 +32,8 @@ def test_dropout_applies_to_sublayer_outputs_in_training():
     added = encoder(x)
     of_each = {0.0: 0.3**2, 1 / 0.7: 2 * 0.3 * 0.7, 2 / 0.7: 0.7**2}
     for value, share in of_each.items():
-        found = (added - value).abs().lt(1e-5).float().mean().item()
-        assert abs(found - share) < 5 * math.sqrt(share * (1 - share) / x.numel())
+        measured = (added - value).abs().lt(1e-5).float().mean().item()
+        assert abs(measured - share) < 5 * math.sqrt(share * (1 - share) / x.numel())
     assert torch.equal(encoder.eval()(x), torch.full_like(x, 2.0))
     attention, feed_forward = (connection.sublayer for connection in encoder.stack.connections)
     assert (attention.dropout, feed_forward.dropout) == (0.3, 0.3)
@@ -62,7 +62,7 @@ def test_checkpointing_keeps_numbers_with_masks_and_dropout(kind):
     keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_mask(M if kind is Transformer else N)}
     tensors = make_inputs(kind)
     a, b = (compute_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
-    assert all(torch.equal(one, two) for one, two in zip(a, b, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(a, b, strict=True))
 
 
 def test_float32_stream_is_more_accurate_than_bfloat16():

@@ -91,7 +91,7 @@ def test_one_thread_and_two_give_the_same_bits(variant, dtypes, shape, threads):
     for count in (1, 2):
         threads(count)
         results.append(call() | gradients(call, cotangents(call())))
-    assert [name for name, one in results[0].items() if not one.equal(results[1][name])] == []
+    assert [name for name, tensor in results[0].items() if not tensor.equal(results[1][name])] == []
 
 
 # Dropout's mask counts elements: it depends on a row's place in the batch (`offset`).

@@ -27,8 +27,8 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
     assert agree(stats[..., 0], expected_stats[..., 0], unit, z.to(f64).abs().mean(-1))
     spread = 1 + (z.to(f64).abs().mean(-1) * expected_stats[..., 1]) ** 2  # a rounded mean's effect on a small variance
     assert agree(stats[..., 1], expected_stats[..., 1], unit, expected_stats[..., 1] * spread)
-    for one, expected in [(ops.add_norm, (expected_y,)), (ops.add_norm_stream, (expected_y, z))]:
-        actual = one(*inputs)
+    for op, expected in [(ops.add_norm, (expected_y,)), (ops.add_norm_stream, (expected_y, z))]:
+        actual = op(*inputs)
         actual = (actual,) if isinstance(actual, torch.Tensor) else actual
         assert actual[0].equal(y)
         assert len(actual) == len(expected)

@@ -46,8 +46,8 @@ def test_keep_mask_keeps_a_share_of_1_minus_p(p):
 def test_neighbours_rows_and_seeds_are_independent():
     a, b = (keep_mask((250, 400), 0.5, torch.tensor(seed)).double() - 0.5 for seed in (1, 2))
     bound = 5 / (250 * 400) ** 0.5  # five standard deviations of a correlation
-    for one, other in [(a, b), (a[1:], a[:-1]), (a[:, 1:], a[:, :-1]), (a[:, 4:], a[:, :-4])]:
-        assert abs((one * other).mean().item()) * 4 < bound
+    for first, other in [(a, b), (a[1:], a[:-1]), (a[:, 1:], a[:, :-1]), (a[:, 4:], a[:, :-4])]:
+        assert abs((first * other).mean().item()) * 4 < bound
 
 
 def test_offset_selects_the_mask_of_a_chunk():

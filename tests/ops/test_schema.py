@@ -69,7 +69,7 @@ SUFFIXES = ["", "_reference"]
 
 def samples() -> dict[str, tuple[str, tuple, dict]]:
     """Return operators with arguments, by name."""
-    found = {}
+    cases = {}
     always = [(variant, dtypes, (5, 17)) for variant, dtypes in OPCHECKED_BASIC]
     axes = (
         ["LayerNorm", "RMSNorm", "LayerNorm without either"],
@@ -81,10 +81,10 @@ def samples() -> dict[str, tuple[str, tuple, dict]]:
         inputs = (*(call.tensors.get(name) for name in LISTED), call.eps, call.norm == "rms")
         label = f"{variant}, {dtypes}, {shape}"
         for name in ("add_norm", "add_norm_stream", "add_norm_train"):
-            found[f"{name}: {label}"] = (name, inputs, {})
+            cases[f"{name}: {label}"] = (name, inputs, {})
         alone = (inputs[0], None, *inputs[2:])
-        found[f"add_norm of nothing: {label}"] = ("add_norm", alone, {})
-        found[f"add_norm_train of nothing: {label}"] = ("add_norm_train", alone, {})
+        cases[f"add_norm of nothing: {label}"] = ("add_norm", alone, {})
+        cases[f"add_norm_train of nothing: {label}"] = ("add_norm_train", alone, {})
         y, z, stats = ops.add_norm_train_reference(*inputs)
         grad_outputs = cotangents({"y": y, "z": z})
         present = 3 | 4 * (inputs[2] is not None) | 8 * (inputs[3] is not None)
@@ -99,18 +99,18 @@ def samples() -> dict[str, tuple[str, tuple, dict]]:
                 *DTYPES[dtypes],
                 grad_mask,
             )
-            found[f"add_norm_train_backward of {grad_mask}: {label}"] = ("add_norm_train_backward", arguments, {})
+            cases[f"add_norm_train_backward of {grad_mask}: {label}"] = ("add_norm_train_backward", arguments, {})
     for i, variant in enumerate(VARIANTS):
         opchecked = variant in OPCHECKED_OPTIONS
         for dtypes in dict.fromkeys(["float32"] * opchecked + [("float32", "bfloat16", "float64")[i % 3]]):
             label = f"{variant}, {dtypes}"
-            found[f"add_norm_forward: {label}"] = ("add_norm_forward", *forward_arguments(variant, dtypes, (3, 2, 9)))
-            found[f"add_norm_out: {label}"] = ("add_norm_out", *out_arguments(variant, dtypes, (3, 2, 9)))
-            found[f"add_norm_backward: {label}"] = (
+            cases[f"add_norm_forward: {label}"] = ("add_norm_forward", *forward_arguments(variant, dtypes, (3, 2, 9)))
+            cases[f"add_norm_out: {label}"] = ("add_norm_out", *out_arguments(variant, dtypes, (3, 2, 9)))
+            cases[f"add_norm_backward: {label}"] = (
                 "add_norm_backward",
                 *backward_arguments(variant, dtypes, (3, 2, 9)),
             )
-    return found
+    return cases
 
 
 SAMPLES = samples()

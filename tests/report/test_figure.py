@@ -67,10 +67,10 @@ def test_drawing_is_an_svg_element_without_prolog(figure):
     assert root.attrib.keys() == {"class", "viewBox", "role", "aria-label"}
     assert root.get("aria-label") == "A title. A caption."
     assert (root.get("class"), ElementTree.fromstring(figure.narrow).get("class")) == ("chart wide", "chart narrow")
-    assert not {one.tag for one in root.iter()} & {"metadata", "title", "style", "script", "image"}
+    assert not {element.tag for element in root.iter()} & {"metadata", "title", "style", "script", "image"}
     for word in ("<?xml", "<!DOCTYPE", "http", "xlink", "DejaVu", "A title</text>", "The residual stream by depth"):
         assert word not in figure.svg
-    assert {"rms", "max", "attention", "depth in sublayers", "4"} <= {one.text for one in root.iter("text")}
+    assert {"rms", "max", "attention", "depth in sublayers", "4"} <= {element.text for element in root.iter("text")}
 
 
 def test_drawings_share_no_ids(figure):
@@ -79,7 +79,7 @@ def test_drawings_share_no_ids(figure):
         for svg in (drawing.svg, drawing.narrow):
             own = re.findall(r' id="([^"]+)"', svg)
             assert own
-            assert all(one.startswith(f"{name}-") for one in own)
+            assert all(own_id.startswith(f"{name}-") for own_id in own)
             assert {*re.findall(r"#([\w-]+)", svg)} == {*own}  # and no id without a reference to it
             ids += own
     assert len(ids) == len({*ids})
@@ -101,7 +101,9 @@ def test_large_heat_maps_are_rasterized():
 
 def test_map_numbers_keep_readable_ink():
     svg = heat_map(3).svg
-    fills = {re.search(r"fill: ([^;]+)", one.get("style"))[1] for one in ElementTree.fromstring(svg).iter("text")}
+    fills = {
+        re.search(r"fill: ([^;]+)", element.get("style"))[1] for element in ElementTree.fromstring(svg).iter("text")
+    }
     assert fills <= {"var(--ink)", "#000000", "#ffffff"}
     assert len(fills) == 2
     assert "#ffffff" not in COLOUR_VARIABLES
@@ -110,7 +112,7 @@ def test_map_numbers_keep_readable_ink():
 
 def test_small_numbers_have_no_axis_factor():
     svg = stream(rec=recording(lambda k: 1e-6 * (k + 5))).svg
-    texts = [one.text for one in ElementTree.fromstring(svg).iter("text")]
+    texts = [element.text for element in ElementTree.fromstring(svg).iter("text")]
     assert "2e−6" in texts
     assert texts.count("1e−6") == 1  # a tick's
 
@@ -147,19 +149,19 @@ def themes():
     return dict(
         zip(
             ("light", "dark", "print"),
-            (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", one)) for one in roots),
+            (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", root)) for root in roots),
             strict=True,
         )
     )
 
 
-def contrast(one, other):
+def contrast(first, other):
     def luminance(colour):
         parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    high, low = sorted((luminance(first), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 
@@ -173,4 +175,4 @@ def test_colours_have_enough_contrast(theme):
         for background in ("paper", "tint"):
             assert contrast(colour[name], colour[background]) >= 4.5, (name, background)
     if theme != "dark":
-        assert [colour[f"series-{k + 1}"] for k in range(4)] == [one.lower() for one in axes.COLOURS]
+        assert [colour[f"series-{k + 1}"] for k in range(4)] == [code.lower() for code in axes.COLOURS]

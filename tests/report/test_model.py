@@ -54,7 +54,7 @@ def figures_of(page):
 
 
 def figure(page, title):
-    (match,) = (one for one in figures_of(page) if title in one.title)
+    (match,) = (candidate for candidate in figures_of(page) if title in candidate.title)
     return match
 
 
@@ -70,17 +70,17 @@ def test_model_page_has_all_sections(measured):
         "Findings", "The wiring", "Forward and backward by depth", "Sources of the stream",
         "Ablations", "Settings",
     ]  # fmt: skip
-    assert [one["text"] for one in document.all("h1")] == ["TransformerEncoder"]
+    assert [element["text"] for element in document.all("h1")] == ["TransformerEncoder"]
     assert len(document.all("figure")) == 5
     assert page.tiles["Wiring"] == "pre_ln"
-    assert "drawn" in [one["text"] for one in document.all("dd")]
+    assert "drawn" in [element["text"] for element in document.all("dd")]
     all_tables = tables(document)
-    for one in figures_of(page):  # tables keep all digits
+    for page_figure in figures_of(page):  # tables keep all digits
         rows = [
             [cell if isinstance(cell, float) else "" if cell is None else str(cell) for cell in row]
-            for row in one.table.rows
+            for row in page_figure.table.rows
         ]
-        assert [[*one.table.head], *rows] in all_tables
+        assert [[*page_figure.table.head], *rows] in all_tables
 
 
 def test_figures_have_the_recorded_numbers(measured):
@@ -102,22 +102,22 @@ def test_figures_have_the_recorded_numbers(measured):
 
 
 def test_ablation_figure_has_every_sublayer(measured, monkeypatch):
-    one, ablations = figure(measured.page, "without each"), measured.ablations
-    assert [row[0] for row in one.table.rows] == [each.site.id for each in ablations]
-    assert [row[3] for row in one.table.rows] == [each.output_change for each in ablations]
-    assert [row[6] for row in one.table.rows] == [each.loss_change for each in ablations]
-    assert one.svg.count("fill: var(--series-1)") >= 2  # attention's bars
-    assert "url(#ablation-wide-" in one.svg  # the stripes of the others
-    assert not re.findall(r"#[0-9a-fA-F]{6}", one.svg)
+    drawing, ablations = figure(measured.page, "without each"), measured.ablations
+    assert [row[0] for row in drawing.table.rows] == [each.site.id for each in ablations]
+    assert [row[3] for row in drawing.table.rows] == [each.output_change for each in ablations]
+    assert [row[6] for row in drawing.table.rows] == [each.loss_change for each in ablations]
+    assert drawing.svg.count("fill: var(--series-1)") >= 2  # attention's bars
+    assert "url(#ablation-wide-" in drawing.svg  # the stripes of the others
+    assert not re.findall(r"#[0-9a-fA-F]{6}", drawing.svg)
     draw_only(monkeypatch, "without each")
     without_loss = Ablations(
         type(each)(each.site, None, None, 0.25, math.nan if place == 1 else each.output_change)
         for place, each in enumerate(ablations)
     )
     page = build_model_page(measured.inspection, None, without_loss)
-    one = figure(page, "without each")
-    assert one.table.head[-1] == "KL divergence"
-    assert "NaN or infinite" in one.svg
+    drawing = figure(page, "without each")
+    assert drawing.table.head[-1] == "KL divergence"
+    assert "NaN or infinite" in drawing.svg
     check_page(render(page))
 
 
@@ -130,11 +130,11 @@ def test_depth_panels_are_aligned(measured):
 
 def test_findings_are_computed(measured):
     text = " ".join(findings_of(measured.page))
-    site, ratio = max(measured.recording.series("write", "ratio"), key=lambda one: one[1])
+    site, ratio = max(measured.recording.series("write", "ratio"), key=lambda pair: pair[1])
     assert f"is that of the {site.kind} of layer {site.layer + 1}, {100 * ratio:.1f}%" in text
     share = measured.recording.memory_maps["stream"][1][-1][0]
     assert f"{100 * share:.1f}% of the final stream is from x₀" in text
-    largest = max(measured.ablations, key=lambda one: one.output_change)
+    largest = max(measured.ablations, key=lambda ablation: ablation.output_change)
     assert f"The output changes most without the {largest.site.kind} of layer {largest.site.layer + 1}, by" in text
     assert "There are no massive activations" in text
 
@@ -169,7 +169,7 @@ def recorded(**values):
     ],
 )  # fmt: skip
 def test_recording_findings(values, words):
-    texts = [one.text for one in recording_findings(recorded(**values))]
+    texts = [finding.text for finding in recording_findings(recorded(**values))]
     assert any(words in text for text in texts), texts
 
 
@@ -205,7 +205,7 @@ def test_unclosed_and_unknown_sites_are_shown(measured):
     sentence = (
         f"1 of 4 sublayers do not close: x' = x + f(N(x)) has a relative error of 0.50 at {inspection.sites[1].id}."
     )
-    assert [one for one in page.verdict if one.state == "refuted"] == [Finding(sentence, "refuted")]
+    assert [finding for finding in page.verdict if finding.state == "refuted"] == [Finding(sentence, "refuted")]
     text = render(page)
     assert tables(check_page(text))[1] == [
         ["where", "why"],
@@ -268,7 +268,7 @@ def test_page_of_one_sublayer_and_of_nan(with_nan):
         assert any("NaN or infinite" in text for text in findings_of(page))
         return
     assert page.verdict[0].text.startswith("The only sublayer is recomputed in float64 from its equation")
-    wiring = next(one.text for one in page.verdict if one.text.startswith("The wiring is pre_ln"))
+    wiring = next(finding.text for finding in page.verdict if finding.text.startswith("The wiring is pre_ln"))
     assert "A final norm follows" not in wiring
     (write,) = (text for text in findings_of(page) if text.startswith("The write of"))
     assert "least" not in write

@@ -37,8 +37,8 @@ def page(text="text", rows=(("a", 1.5), ("b", math.nan))):
 
 def test_page_is_self_contained_html():
     document = check_page(render(page()))
-    assert [one["text"] for one in document.all("h2")] == ["text", "Two"]
-    assert [one["href"] for one in document.all("a")] == ["#section-1", "#section-2"]
+    assert [element["text"] for element in document.all("h2")] == ["text", "Two"]
+    assert [element["href"] for element in document.all("a")] == ["#section-1", "#section-2"]
     assert len(document.all("details")) == 2
     assert tables(document)[0] == [["site", "text"], ["a", 1.5], ["b", pytest.approx(math.nan, nan_ok=True)]]
 
@@ -48,8 +48,8 @@ def test_render_escapes_all_texts():
     document = check_page(text)
     assert "alert" in text
     assert "<script" not in text
-    assert {one["text"] for one in document.all("h3")} == {EVIL}
-    assert EVIL in [one["text"] for one in document.all("dd")]
+    assert {element["text"] for element in document.all("h3")} == {EVIL}
+    assert EVIL in [element["text"] for element in document.all("dd")]
     assert document.all("title")[0]["text"] == EVIL
 
 
@@ -86,8 +86,8 @@ def test_number_columns_keep_all_digits():
     document = check_page(
         render(Page("t", "s", [], [Section("a", "", [Table(["n", "x", "y"], [["a", 1 / 3, 2], ["b", None, 3]])])]))
     )
-    cells = [one for one in document.elements if one["tag"] in ("th", "td")]
-    assert [one.get("class") for one in cells] == [None, "number", "number"] * 3
+    cells = [element for element in document.elements if element["tag"] in ("th", "td")]
+    assert [cell.get("class") for cell in cells] == [None, "number", "number"] * 3
     (value,) = document.all("data")
     assert (value["value"], value["text"]) == (repr(1 / 3), "0.3333")
 
@@ -103,7 +103,7 @@ def test_table_refuses_rows_of_wrong_length():
 def test_write_creates_the_folder(tmp_path):
     path = write(page(), tmp_path / "new" / "deep" / "a.html")
     assert path.read_text(encoding="utf-8") == render(page())
-    assert [one.name for one in path.parent.iterdir()] == ["a.html"]
+    assert [file.name for file in path.parent.iterdir()] == ["a.html"]
 
 
 def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
@@ -117,7 +117,7 @@ def test_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"a.html', which cannot be written \(No space left on device\)"):
         write(page(), path)
     assert path.read_text() == "before"
-    assert [one.name for one in tmp_path.iterdir()] == ["a.html"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
 @pytest.mark.parametrize(

@@ -32,21 +32,21 @@ class TestAblateEach:
         inspection, model = inspected
         each = addnorm.ablate_each(inspection, x, loss=lambda y: y.square().mean())
         whole = float(model(x).detach().square().mean())
-        for k, one in enumerate(each):
+        for k, ablation in enumerate(each):
             loss = float(run_scaled(model, k, 0.0, x).detach().square().mean())
-            assert one.loss == pytest.approx(loss, rel=1e-5)
-            assert one.loss_change == pytest.approx(loss - whole, abs=1e-6)
+            assert ablation.loss == pytest.approx(loss, rel=1e-5)
+            assert ablation.loss_change == pytest.approx(loss - whole, abs=1e-6)
 
     def test_kl_of_the_softmaxes(self, inspected: Any, x: Tensor) -> None:
         inspection, model = inspected
         each = addnorm.ablate_each(inspection, x)
         with torch.no_grad():
             p = F.log_softmax(model(x).double(), -1)
-            for k, one in enumerate(each):
+            for k, ablation in enumerate(each):
                 q = F.log_softmax(run_scaled(model, k, 0.0, x).double(), -1)
                 expected = F.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean()
-                assert one.kl == pytest.approx(float(expected), rel=1e-5)
-                assert one.loss is None
+                assert ablation.kl == pytest.approx(float(expected), rel=1e-5)
+                assert ablation.loss is None
 
     def test_zero_write_changes_nothing(self, x: Tensor) -> None:
         model = Model()
@@ -62,9 +62,9 @@ class TestAblateEach:
         inspection = addnorm.inspect(model, x)
         once, again = (addnorm.ablate_each(inspection, x, sites=inspection.sites[:1]) for _ in range(2))
         torch.manual_seed(5)
-        one = addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])[0].output_change
+        change = addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])[0].output_change
         torch.manual_seed(5)
-        assert addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])[0].output_change == one
+        assert addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])[0].output_change == change
         assert len(once) == len(again) == 1
 
     @pytest.mark.parametrize("form", ["dict", "tuple"])
@@ -77,11 +77,11 @@ class TestAblateEach:
                 return {"loss": loss, "logits_": y} if form == "dict" else (loss, y)
 
         model = Lossy().eval()
-        for one in addnorm.ablate_each(addnorm.inspect(model, x), x):
-            assert one.loss_change is not None
-            assert abs(one.loss_change) > 0.0
-            assert 0.0 < one.kl < float("inf")
-            assert 0.0 < one.output_change < float("inf")
+        for ablation in addnorm.ablate_each(addnorm.inspect(model, x), x):
+            assert ablation.loss_change is not None
+            assert abs(ablation.loss_change) > 0.0
+            assert 0.0 < ablation.kl < float("inf")
+            assert 0.0 < ablation.output_change < float("inf")
 
     def test_caches_buffers_and_random_state_are_restored(self, x: Tensor) -> None:
         class Stateful(Model):

@@ -75,7 +75,7 @@ def change_gradient(model, name, change):
 
 
 def find_difference(differences, name):
-    return next(one for one in differences if one.name == name)
+    return next(difference for difference in differences if difference.name == name)
 
 
 class Function(nn.Module):

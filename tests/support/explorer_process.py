@@ -70,8 +70,8 @@ class Explorer:
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.errors: list[str] = []
         self._readers = [threading.Thread(target=self._hear), threading.Thread(target=self._hear_errors)]
-        for one in self._readers:
-            one.start()
+        for reader in self._readers:
+            reader.start()
         try:
             self.url = self._address()
         except BaseException:
@@ -135,8 +135,8 @@ class Explorer:
             self.process.wait()
             raise
         finally:
-            for one in self._readers:
-                one.join()
+            for reader in self._readers:
+                reader.join()
             self.process.stdout.close()
             self.process.stderr.close()
 

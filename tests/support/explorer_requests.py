@@ -47,10 +47,10 @@ WORDS = [
 
 def strange(field):
     """Return JSON texts that are wrong for a field."""
-    fits = {Number: lambda one: type(one) in (int, float) and field.minimum <= one <= field.maximum
-            and (field.step is None or (one == int(one) and (one - field.minimum) % field.step == 0)),
-            Choice: lambda one: one in field.choices, Flag: lambda one: isinstance(one, bool)}[type(field)]  # fmt: skip
-    return [json.dumps(one) for one in STRANGE if not fits(one)] + WORDS
+    fits = {Number: lambda value: type(value) in (int, float) and field.minimum <= value <= field.maximum
+            and (field.step is None or (value == int(value) and (value - field.minimum) % field.step == 0)),
+            Choice: lambda value: value in field.choices, Flag: lambda value: isinstance(value, bool)}[type(field)]  # fmt: skip
+    return [json.dumps(value) for value in STRANGE if not fits(value)] + WORDS
 
 
 BROKEN = [

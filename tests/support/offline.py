@@ -84,5 +84,5 @@ def usage(cubin: bytes) -> Usage:
         said = subprocess.run(
             [TOOLS / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = {name: int(re.search(rf"\b{name}:(\d+)", said)[1]) for name in ("REG", "STACK", "SHARED", "LOCAL")}
-    return Usage(found["REG"], found["STACK"] + found["LOCAL"], found["SHARED"])
+    numbers = {name: int(re.search(rf"\b{name}:(\d+)", said)[1]) for name in ("REG", "STACK", "SHARED", "LOCAL")}
+    return Usage(numbers["REG"], numbers["STACK"] + numbers["LOCAL"], numbers["SHARED"])

@@ -45,10 +45,10 @@ def product(*axes: Sequence[Any], always: Sequence[tuple[Any, ...]] = ()) -> lis
 def rotate(first: Sequence[Any], second: Sequence[Any], times: int) -> list[Any]:
     """Return the product as pytest parameters: each value of `first` with `times` of `second` in turn. The others are slow."""
     rows = []
-    for i, one in enumerate(first):
+    for i, value in enumerate(first):
         chosen = {(i * times + k) % len(second) for k in range(times)}
         rows += [
-            (one, other) if j in chosen else pytest.param(one, other, marks=pytest.mark.slow)
+            (value, other) if j in chosen else pytest.param(value, other, marks=pytest.mark.slow)
             for j, other in enumerate(second)
         ]
     return rows

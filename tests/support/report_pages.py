@@ -21,7 +21,7 @@ class Document(HTMLParser):
     def handle_starttag(self, tag, attributes):
         names = [name for name, _ in attributes]
         assert len(names) == len({*names}), f"<{tag}> has an attribute twice"
-        element = {"tag": tag, "text": "", "inside": [one["tag"] for one in self.open], **dict(attributes)}
+        element = {"tag": tag, "text": "", "inside": [element["tag"] for element in self.open], **dict(attributes)}
         self.elements.append(element)
         if tag not in VOID or "svg" in element["inside"]:
             self.open.append(element)
@@ -37,11 +37,11 @@ class Document(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data):
-        for one in self.open:
-            one["text"] += data
+        for element in self.open:
+            element["text"] += data
 
     def all(self, tag):
-        return [one for one in self.elements if one["tag"] == tag]
+        return [element for element in self.elements if element["tag"] == tag]
 
 
 def check_page(text):
@@ -50,29 +50,33 @@ def check_page(text):
     assert text.startswith("<!DOCTYPE html>\n")
     (html,) = page.all("html")
     assert html["lang"] == "en"
-    assert not {one["tag"] for one in page.elements} & {"script", "iframe", "object", "embed", "link", "img", "form"}
-    for one in page.elements:
-        assert not [name for name in one if name.startswith("on")], one
+    tags = {element["tag"] for element in page.elements}
+    assert not tags & {"script", "iframe", "object", "embed", "link", "img", "form"}
+    for element in page.elements:
+        assert not [name for name in element if name.startswith("on")], element
         for name in ("src", "href", "srcset", "data", "action"):
-            assert one.get(name, "#").startswith(("#", "data:image/png;base64,")), one
+            assert element.get(name, "#").startswith(("#", "data:image/png;base64,")), element
     assert "@import" not in text
     assert {*re.findall(r"url\((.)", text)} <= {"#"}
-    ids = [one["id"] for one in page.elements if "id" in one]
+    ids = [element["id"] for element in page.elements if "id" in element]
     assert len(ids) == len({*ids})
     references = {*re.findall(r'href="#([^"]+)"', text), *re.findall(r"url\(#([^)]+)\)", text)}
     references |= {
-        one[name] for one in page.elements for name in ("aria-labelledby", "aria-describedby") if name in one
+        element[name]
+        for element in page.elements
+        for name in ("aria-labelledby", "aria-describedby")
+        if name in element
     }
     assert references <= {*ids}
     variables = {*re.findall(r"var\((--[\w-]+)", text)}
     assert variables <= {*re.findall(r"(--[\w-]+):", text)}
-    levels = [int(one["tag"][1]) for one in page.elements if one["tag"] in HEADINGS]
+    levels = [int(element["tag"][1]) for element in page.elements if element["tag"] in HEADINGS]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
     for figure in (figures := page.all("figure")):
         place = page.elements.index(figure)
-        inside = [one["tag"] for one in page.elements[place:] if "figure" in one["inside"]]
+        inside = [element["tag"] for element in page.elements[place:] if "figure" in element["inside"]]
         assert {"figcaption", "svg", "details", "summary", "table"} <= {*inside}
     for svg in page.all("svg"):
         assert svg["role"] == "img"
@@ -88,13 +92,13 @@ def check_page(text):
 def tables(page):
     """Return the cells of each table, row by row: the number of a `<data>` element, otherwise the text."""
     cells = []
-    for one in page.elements:
-        if one["tag"] == "table":
+    for element in page.elements:
+        if element["tag"] == "table":
             cells.append([])
-        elif one["tag"] == "tr":
+        elif element["tag"] == "tr":
             cells[-1].append([])
-        elif one["tag"] in ("th", "td"):
-            cells[-1][-1].append(one["text"])
-        elif one["tag"] == "data":
-            cells[-1][-1][-1] = float(one["value"])
+        elif element["tag"] in ("th", "td"):
+            cells[-1][-1].append(element["text"])
+        elif element["tag"] == "data":
+            cells[-1][-1][-1] = float(element["value"])
     return cells

@@ -49,8 +49,8 @@ def forget() -> None:
 def compiled() -> Iterator[tuple[str, Any]]:
     """Yield the name and the kernel of each compilation since `forget`."""
     for kernel in KERNELS:
-        for one in kernel.device_caches[0][0].values():
-            yield kernel.__name__, one
+        for compilation in kernel.device_caches[0][0].values():
+            yield kernel.__name__, compilation
 
 
 def reductions(ttgir: str) -> list[str]:
@@ -80,12 +80,12 @@ def of(variant: str, dtypes: str, d: int, rows: int = 4) -> list[dict[str, Any]]
     forget()
     with Compiled():
         gradients(make(variant, dtypes, (rows, d)))
-    return [described(*one) for one in compiled()]
+    return [described(*pair) for pair in compiled()]
 
 
 def outputs(variant: str, dtypes: str, d: int) -> dict[str, list[str]]:
     """Return the layouts of the forward's sums for each set of outputs."""
-    call, found = make(variant, dtypes, (4, d)), {}
+    call, results = make(variant, dtypes, (4, d)), {}
     for what in ("y", "y and z", "y, z and statistics"):
         forget()
         with Compiled():
@@ -95,25 +95,25 @@ def outputs(variant: str, dtypes: str, d: int) -> dict[str, list[str]]:
                 call()
             else:  # with the statistics, which a backward would read
                 call({name: t.detach().requires_grad_() for name, t in call.tensors.items()})
-        found[what] = next(reductions(kernel.asm["ttgir"]) for name, kernel in compiled() if name == "forward_kernel")
-    return found
+        results[what] = next(reductions(kernel.asm["ttgir"]) for name, kernel in compiled() if name == "forward_kernel")
+    return results
 
 
 def batches(variant: str, dtypes: str, d: int, sizes: list[int]) -> list[int]:
     """Return the number of kernels after each batch size, in Triton's own cache and in ours together."""
     forget()
-    found = []
+    results = []
     for rows in sizes:
         with Compiled():
             gradients(make(variant, dtypes, (rows, d)))
         launch._compiled.clear()  # clear our cache, so that Triton's is used
-        found.append(len(list(compiled())))
-    return found
+        results.append(len(list(compiled())))
+    return results
 
 
 def in_given_memory(d: int) -> list[list[str]]:
     """Return the layouts of y's sums in a new tensor, and in an out= tensor at the start of its storage and two bytes later."""
-    found = []
+    results = []
     for begin in (None, 0, 1):
         forget()
         x, s = (make_view(torch.zeros(4, d, dtype=torch.bfloat16), begin or 0, d) for _ in range(2))
@@ -122,18 +122,18 @@ def in_given_memory(d: int) -> list[list[str]]:
                 torch.ops.addnorm.add_norm_stream(x, s, None, None, 1e-5, False)
             else:
                 torch.ops.addnorm.add_norm_out(x, s, None, None, 1e-5, 0, s, x)
-        found.append([sums for _, kernel in compiled() for sums in reductions(kernel.asm["ttgir"])])
-    return found
+        results.append([sums for _, kernel in compiled() for sums in reductions(kernel.asm["ttgir"])])
+    return results
 
 
 def kept(d: int) -> list[int]:
     """Return the number of kernels in our cache after each call, for several layouts of the first input."""
     forget()
-    branch, found = torch.zeros(4, d, dtype=torch.bfloat16), []
+    branch, results = torch.zeros(4, d, dtype=torch.bfloat16), []
     for begin, width in ((0, d), (1, d), (0, d + 16), (0, d + 32), (0, d + 1)):
         operators.add_norm(make_view(branch, begin, width), branch, None, None, 1e-5, False)
-        found.append(len(launch._compiled))
-    return found
+        results.append(len(launch._compiled))
+    return results
 
 
 def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
@@ -150,12 +150,12 @@ def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
                     call.y_alone({key: t.detach() for key, t in tensors.items()})
                 outputs = call(tensors)
                 torch.autograd.backward(list(outputs.values()), [moved[key] for key in outputs])
-    found: dict[str, list[list[str]]] = {}
-    for kernel, one in compiled():
-        orders = found.setdefault(kernel, [])
-        order = reductions(one.asm["ttgir"])
+    results: dict[str, list[list[str]]] = {}
+    for kernel, compiled_kernel in compiled():
+        orders = results.setdefault(kernel, [])
+        order = reductions(compiled_kernel.asm["ttgir"])
         orders += [order] if order not in orders else []
-    return found
+    return results
 
 
 def main() -> None:

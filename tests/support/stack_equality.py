@@ -52,11 +52,11 @@ def make_tokens(*shape):
     return torch.randn(*(shape or (2, 5)), D, dtype=torch.float64, requires_grad=True)
 
 
-def assert_close(found, expected, what=""):
+def assert_close(results, expected, what=""):
     """Compare tensors with a tolerance of 1e-12 of the largest element."""
-    for one, other in zip(found, expected, strict=True):
-        assert one.shape == other.shape
-        assert float((one - other).abs().max()) <= 1e-12 * float(other.abs().max()), what
+    for result, other in zip(results, expected, strict=True):
+        assert result.shape == other.shape
+        assert float((result - other).abs().max()) <= 1e-12 * float(other.abs().max()), what
 
 
 def compute_gradients(function, x, wanted, cotangent):
@@ -68,17 +68,17 @@ def assert_equal_functions(function, other, x=None, wanted=(), others=None):
     """Compare the outputs, the gradients of x, and those of `wanted` (in the other function: `others`, in the same order)."""
     x = make_tokens() if x is None else x
     cotangent = torch.randn_like(x)
-    found = compute_gradients(function, x, wanted, cotangent)
+    gradients = compute_gradients(function, x, wanted, cotangent)
     expected = compute_gradients(other, x, wanted if others is None else others, cotangent)
-    assert_close(found, expected)
+    assert_close(gradients, expected)
 
 
 def list_norms(stack):
     """Return the norms of a stack in the order of the stream."""
-    found = [stack.norm_embedding]
+    norms = [stack.norm_embedding]
     for connection in stack.connections:
-        found += [connection.norm_in, connection.norm_branch, connection.norm_out]
-    return [norm for norm in [*found, stack.norm_final] if norm is not None]
+        norms += [connection.norm_in, connection.norm_branch, connection.norm_out]
+    return [norm for norm in [*norms, stack.norm_final] if norm is not None]
 
 
 def get_norm_function(norm):

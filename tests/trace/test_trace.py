@@ -41,9 +41,9 @@ def test_step_has_formula_numbers_and_value():
 @pytest.mark.parametrize("variant", VARIANTS, ids=name_of)
 def test_checks_name_the_effect_of_eps(variant):
     followed = trace([0.01, -0.02, 0.03], [0, 0, 0], **variant)
-    found = followed["check_variance" if variant["norm"] == "layer" else "check_square"].value
-    assert found == pytest.approx(followed["expected"].value, rel=1e-12)
-    assert found < 0.9995
+    value = followed["check_variance" if variant["norm"] == "layer" else "check_square"].value
+    assert value == pytest.approx(followed["expected"].value, rel=1e-12)
+    assert value < 0.9995
     assert f"{1 - followed['expected'].value:.2g} below 1, due to" in followed["expected"].note
     if variant["norm"] == "layer":
         assert abs(followed["check_mean"].value) < 1e-15

@@ -13,7 +13,7 @@ from addnorm._util.files import UnwritableError, atomic_path, check_writable, wr
 
 
 def names(folder):
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 def mode(path):
@@ -113,11 +113,11 @@ def test_link_leads_to_its_target(tmp_path):
     target.write_text("before")
     link.symlink_to(target)
     dangling.symlink_to("folder/b")
-    for one in (link, dangling):
-        check_writable(one)
-        write_text(one, "after")
-        assert one.is_symlink()
-        assert one.read_text() == "after"
+    for path in (link, dangling):
+        check_writable(path)
+        write_text(path, "after")
+        assert path.is_symlink()
+        assert path.read_text() == "after"
     assert names(tmp_path / "folder") == ["a", "b"]
 
 

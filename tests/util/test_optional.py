@@ -45,5 +45,7 @@ def test_extras_are_those_of_the_project():
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     for package, extra in EXTRAS.items():
         requirement = {"dask": "dask[distributed]", "distributed": "dask[distributed]"}.get(package, package)
-        assert any(one.startswith(requirement) for one in project["optional-dependencies"][extra]), package
+        assert any(
+            requirement_text.startswith(requirement) for requirement_text in project["optional-dependencies"][extra]
+        ), package
         assert install_command(package) == f"pip install 'addnorm[{extra}]'"

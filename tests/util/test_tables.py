@@ -43,7 +43,7 @@ class Rows(Rendered, tuple):
     __slots__ = ()
 
     def _blocks(self):
-        yield Table(["n"], [[str(one)] for one in self])
+        yield Table(["n"], [[str(value)] for value in self])
 
 
 def lines(block, width=100):

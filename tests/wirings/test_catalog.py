@@ -62,17 +62,17 @@ def test_mix_ln_accepts_any_number_of_post_layers():
 
 
 def test_parallel_has_one_norm_or_one_each():
-    one, two = wirings.parallel(), wirings.parallel(norms=2)
-    assert one.rows(2, 3) == [Row(norm_in=True), Row(), Row()] * 2
-    assert two.rows(2, 3) == [Row(norm_in=True)] * 6
-    assert one.flow == two.flow == "parallel"
-    assert one.ends_in_norm(2)
-    assert "GPT-J" in one.source
-    assert "NeoX" in two.source
+    single, double = wirings.parallel(), wirings.parallel(norms=2)
+    assert single.rows(2, 3) == [Row(norm_in=True), Row(), Row()] * 2
+    assert double.rows(2, 3) == [Row(norm_in=True)] * 6
+    assert single.flow == double.flow == "parallel"
+    assert single.ends_in_norm(2)
+    assert "GPT-J" in single.source
+    assert "NeoX" in double.source
 
 
 def test_flows_other_than_rows():
-    flows = {one.name: one.flow for one in wirings.list_all() if one.flow != "rows"}
+    flows = {wiring.name: wiring.flow for wiring in wirings.list_all() if wiring.flow != "rows"}
     assert flows == {"parallel": "parallel", "resi_dual": "two_streams", "b2t": "bottom_to_top"}
 
 
@@ -121,7 +121,7 @@ def test_deepnorm_encoder_depends_on_decoder_depth():
 
 
 def test_deepnorm_pair_names_both_halves():
-    assert [repr(one) for one in wirings.deepnorm().paired(12, 6)] == [
+    assert [repr(wiring) for wiring in wirings.deepnorm().paired(12, 6)] == [
         "deepnorm(kind='encoder', other_layers=6)",
         "deepnorm(kind='decoder', other_layers=12)",
     ]
@@ -243,7 +243,7 @@ def test_every_wiring_is_complete(name):
 
 
 def test_list_all_has_each_name_once():
-    assert [one.name for one in wirings.list_all()] == [*CONSTRUCTORS]
+    assert [wiring.name for wiring in wirings.list_all()] == [*CONSTRUCTORS]
 
 
 def test_not_offered_has_reasons():

@@ -125,7 +125,7 @@ def test_drawing_fits_a_page_and_connects_every_wire(wiring):
     assert loose == []
 
 
-@pytest.mark.parametrize("name", [one.name for one in wirings.list_all() if one.flow == "rows"])
+@pytest.mark.parametrize("name", [wiring.name for wiring in wirings.list_all() if wiring.flow == "rows"])
 def test_every_norm_and_factor_has_a_box(name):
     wiring = wirings.get(name, **EXAMPLES.get(name, {}))
     rows = wiring.rows(12)

@@ -32,8 +32,8 @@ def one_thread(threads):
 def copy_norms(source, target, weight=lambda i: 1.0):
     """Copy the norms of `source`, times a factor, to `target`."""
     with torch.no_grad():
-        for i, (one, other) in enumerate(zip(list_norms(source), list_norms(target), strict=True)):
-            for ours, theirs in zip(list_parameters(one), list_parameters(other), strict=True):
+        for i, (first, other) in enumerate(zip(list_norms(source), list_norms(target), strict=True)):
+            for ours, theirs in zip(list_parameters(first), list_parameters(other), strict=True):
                 theirs.copy_(weight(i) * ours)
 
 
@@ -79,8 +79,8 @@ def test_mix_ln_is_post_ln_stack_then_pre_ln_stack():
     modules = [connection.sublayer for connection in mixed.connections]
     first, rest = make_stack("post_ln", modules[:2]), make_stack("pre_ln", modules[2:])
     ours = list_norms(mixed)
-    for one, other in zip(ours, list_norms(first) + list_norms(rest), strict=True):
-        other.load_state_dict(one.state_dict())
+    for norm, other in zip(ours, list_norms(first) + list_norms(rest), strict=True):
+        other.load_state_dict(norm.state_dict())
     others = shared(mixed) + learned(first) + learned(rest)
     assert_equal_functions(mixed, lambda x: rest(first(x)), wanted=shared(mixed) + learned(mixed), others=others)
 
@@ -95,13 +95,13 @@ def test_layernorm_scaling_is_pre_ln_with_scaled_affine(norm):
 
     copy_norms(scaled, pre_ln, c)
     x, cotangent = make_tokens(), torch.randn(2, 5, D, dtype=torch.float64)
-    found = compute_gradients(scaled, x, shared(scaled) + learned(scaled), cotangent)
+    gradients = compute_gradients(scaled, x, shared(scaled) + learned(scaled), cotangent)
     expected = compute_gradients(pre_ln, x, shared(scaled) + learned(pre_ln), cotangent)
     inner = 2 + len(shared(scaled))
-    assert_close(found[:inner], expected[:inner])
+    assert_close(gradients[:inner], expected[:inner])
     each = len(list_parameters(list_norms(scaled)[0]))
     folded = [c(i // each) * gradient for i, gradient in enumerate(expected[inner:])]  # weight = c * ours
-    assert_close(found[inner:], folded)
+    assert_close(gradients[inner:], folded)
 
 
 def test_factor_of_one_is_no_factor():
@@ -212,8 +212,8 @@ def test_parallel_is_sequential_if_one_sublayer_writes_zero(silent, n_norms):
     modules = [nothing if i % 2 == silent else f for i, f in enumerate(make_sublayers())]
     parallel, sequential = make_stack(wirings.parallel(n_norms), modules), make_stack("pre_ln", modules)
     ours, theirs = [], []
-    for i, (one, other) in enumerate(zip(parallel.connections, sequential.connections, strict=True)):
-        norm = parallel.connections[i - 1].norm_in if one.norm_in is None else one.norm_in
+    for i, (first, other) in enumerate(zip(parallel.connections, sequential.connections, strict=True)):
+        norm = parallel.connections[i - 1].norm_in if first.norm_in is None else first.norm_in
         other.norm_in.load_state_dict(norm.state_dict())
         if i % 2 != silent:
             ours += list_parameters(norm)

@@ -50,8 +50,8 @@ def test_repr_evaluates_to_the_value(written, value):
 
 
 def test_rows_and_wirings_survive_pickle_and_copy():
-    for one in (Row(b=Learned(0.5)), Place(0, 1, 2, 2), *wirings.list_all()):
-        assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
+    for item in (Row(b=Learned(0.5)), Place(0, 1, 2, 2), *wirings.list_all()):
+        assert pickle.loads(pickle.dumps(item)) == copy.deepcopy(item) == item
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_unusable_triton_warns_once_and_uses_the_reference(monkeypatch, reason):
     monkeypatch.setattr(triton, "_version", WRONG[reason])
     with pytest.warns(RuntimeWarning) as warned:
         assert triton.implementation() is eager
-    assert [str(one.message) for one in warned] == [
+    assert [str(warning.message) for warning in warned] == [
         f"addnorm runs without its Triton kernels: {reason}. Install another one with pip install 'addnorm[gpu]'."
     ]
     assert triton.implementation() is eager  # a second warning would be an error

@@ -239,9 +239,9 @@ def test_aligned_rows_are_read_in_place(d, in_place):
 
 def test_expanded_gradient_equals_its_copy():
     call = make("LayerNorm", "float32", (7, 24))
-    one = torch.randn(24)
-    expected = cases.gradients(call, {"y": one.expand(7, 24).clone()})
-    actual = cases.gradients(call, {"y": one.expand(7, 24)})
+    vector = torch.randn(24)
+    expected = cases.gradients(call, {"y": vector.expand(7, 24).clone()})
+    actual = cases.gradients(call, {"y": vector.expand(7, 24)})
     assert all(actual[name].equal(t) for name, t in expected.items())
 
 

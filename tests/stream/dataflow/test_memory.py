@@ -43,19 +43,19 @@ VIEWS = {
 BYTES = {name: find_bytes(view) for name, view in VIEWS.items()}
 
 
-@pytest.mark.parametrize("one", VIEWS)
-def test_disjoint_regions_share_no_byte_and_equal_ones_all(one):
+@pytest.mark.parametrize("first", VIEWS)
+def test_disjoint_regions_share_no_byte_and_equal_ones_all(first):
     for other in VIEWS:
-        a, b = Region.from_tensor(VIEWS[one]), Region.from_tensor(VIEWS[other])
+        a, b = Region.from_tensor(VIEWS[first]), Region.from_tensor(VIEWS[other])
         if a.is_disjoint(b):
-            assert not BYTES[one] & BYTES[other], other
-        if a == b and BYTES[one]:
-            assert BYTES[one] == BYTES[other], other
+            assert not BYTES[first] & BYTES[other], other
+        if a == b and BYTES[first]:
+            assert BYTES[first] == BYTES[other], other
 
 
 def test_halves_and_slices_are_disjoint():
     apart = [("left", "right"), ("first", "last"), ("middle", "nothing")]
-    assert all(Region.from_tensor(VIEWS[one]).is_disjoint(Region.from_tensor(VIEWS[other])) for one, other in apart)
+    assert all(Region.from_tensor(VIEWS[first]).is_disjoint(Region.from_tensor(VIEWS[other])) for first, other in apart)
     assert (
         Region.from_tensor(VIEWS["all"])
         == Region.from_tensor(VIEWS["turned"])
@@ -184,7 +184,7 @@ def test_inspect_restores_model_and_inputs():
     assert torch.equal(x, original)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(
-        one is other for one, other in zip(buffers, (b for module in model for b in module.buffers()), strict=True)
+        first is other for first, other in zip(buffers, (b for module in model for b in module.buffers()), strict=True)
     )
     assert [module.state for module in model] == [None, None]
     assert not any(module.list.any() for module in model)

@@ -38,8 +38,8 @@ def test_get_tolerance_of_coarsest_dtype():
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "deepnorm", "sandwich", "layer_scale", "admin"])
 def test_closure_shows_error_of_a_thousandth(wiring):
-    one = inspect_chain(wiring)
-    for add, parts, norms in zip(one.adds, one.sublayers, one.norms_out, strict=True):
+    chain = inspect_chain(wiring)
+    for add, parts, norms in zip(chain.adds, chain.sublayers, chain.norms_out, strict=True):
         norm = norms[0] if norms else None
         assert compute_closure(add, parts, norm) < 1e-5
         right = add.out.tensor
@@ -50,9 +50,9 @@ def test_closure_shows_error_of_a_thousandth(wiring):
 
 def test_total_closure_of_pre_ln():
     assert compute_total_closure(inspect_chain("pre_ln")) < 1e-6
-    one = inspect_chain("pre_ln")
-    one.adds[-1].out.tensor = one.adds[-1].out.tensor * 1.001
-    assert compute_total_closure(one) > 1e-4
+    chain = inspect_chain("pre_ln")
+    chain.adds[-1].out.tensor = chain.adds[-1].out.tensor * 1.001
+    assert compute_total_closure(chain) > 1e-4
 
 
 OPERATORS = {

@@ -12,7 +12,7 @@ from support.inspection_checks import find_differences
 
 pytest.importorskip("transformers")
 
-FAMILIES = families.families() | {f"more: {name}": one for name, one in rare_families.families().items()}
+FAMILIES = families.families() | {f"more: {name}": family for name, family in rare_families.families().items()}
 ADVERSARIAL = adversarial_models.adversarial_models()
 
 
@@ -73,7 +73,7 @@ def test_inspect_finds_wiring_in_bfloat16(name):
     kwargs = {key: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in kwargs.items()}
     inspection = inspect(model.bfloat16(), *args, **kwargs)
     differences = find_differences(inspection, FAMILIES[name].expected, closure=8 * torch.finfo(torch.bfloat16).eps)
-    assert not [one for one in differences if "option" not in one], differences  # constants are rounded
+    assert not [text for text in differences if "option" not in text], differences  # constants are rounded
 
 
 @pytest.mark.parametrize("name", mark_slow(CASTING, ("llama", "gemma2", "olmo2", "granite", "dinov2")))

@@ -23,7 +23,7 @@ def name_rows(rows, final_norm=False, embedding_norm=False, other_layers=None, *
     return (wiring.name if wiring else None), remarks
 
 
-BY_ROWS = [one for one in ALL if one.flow == "rows" and one.name not in ("mix_ln", "rezero")]
+BY_ROWS = [wiring for wiring in ALL if wiring.flow == "rows" and wiring.name not in ("mix_ln", "rezero")]
 
 
 @pytest.mark.parametrize("wiring", BY_ROWS, ids=lambda wiring: wiring.name)
@@ -32,7 +32,7 @@ def test_identify_wiring_names_catalog_rows(wiring, num_layers):
     named, remarks = identify_wiring(
         summarize(wiring.rows(num_layers)), wiring.ends_in_norm(num_layers), wiring.embedding_norm, None
     )
-    also = [one for one in remarks if "is also that of" in one]
+    also = [remark for remark in remarks if "is also that of" in remark]
     assert named is not None
     assert named.name == wiring.name or also
     assert remarks == also
@@ -99,8 +99,8 @@ def test_identify_wiring_finds_initial_scale(start, option):
 
 
 def test_identify_wiring_tells_rezero_from_skipinit():
-    one = [s._replace(scale_names=(f"layers.{s.layer}",)) for s in summarize([Row(b=Learned(0.0))] * 4)]
-    assert identify_wiring(one, False, False, None)[0] == wirings.rezero()
+    named = [s._replace(scale_names=(f"layers.{s.layer}",)) for s in summarize([Row(b=Learned(0.0))] * 4)]
+    assert identify_wiring(named, False, False, None)[0] == wirings.rezero()
     assert identify_wiring(summarize([Row(b=Learned(0.0))] * 4), False, False, None)[0] == wirings.skipinit()
 
 

@@ -120,8 +120,8 @@ OTHER_FORMULAS = {
 
 @pytest.mark.parametrize("name", OTHER_FORMULAS)
 def test_find_norms_rejects_other_formula(name):
-    found, _ = norms_of(OTHER_FORMULAS[name])
-    assert found == []
+    norms, _ = norms_of(OTHER_FORMULAS[name])
+    assert norms == []
 
 
 def test_norm_of_heads_is_not_whole():
@@ -139,17 +139,17 @@ def test_find_norms_marks_values_and_ops():
 
 
 def test_find_norms_finds_two_norms_of_one_x():
-    found, _ = norms_of(lambda x, w, b, g: F.layer_norm(x, (D,), w) + F.rms_norm(x, (D,)))
-    assert [norm.kind for norm in found] == ["layer", "rms"]
+    norms, _ = norms_of(lambda x, w, b, g: F.layer_norm(x, (D,), w) + F.rms_norm(x, (D,)))
+    assert [norm.kind for norm in norms] == ["layer", "rms"]
 
 
 @pytest.mark.parametrize("x", [torch.zeros(2, 5, D), torch.full((2, 5, D), 7.0), torch.full((2, 5, D), math.nan), torch.zeros(0, 5, D)],
                          ids=["zeros", "constant", "nan", "none"])  # fmt: skip
 def test_find_norms_matches_special_values(x):
-    found, _ = norms_of(SPELLINGS["LayerNorm"][0], x)
-    assert [norm.kind for norm in found] == ["layer"]
+    norms, _ = norms_of(SPELLINGS["LayerNorm"][0], x)
+    assert [norm.kind for norm in norms] == ["layer"]
 
 
 def test_find_norms_rejects_larger_numerator():
-    found, _ = norms_of(lambda x, w, b, g: x[:, None].expand(2, 3, 5, D) * torch.rsqrt(squares(x) + EPS)[:, None])
-    assert all(norm.x.tensor.numel() == norm.y.tensor.numel() for norm in found)
+    norms, _ = norms_of(lambda x, w, b, g: x[:, None].expand(2, 3, 5, D) * torch.rsqrt(squares(x) + EPS)[:, None])
+    assert all(norm.x.tensor.numel() == norm.y.tensor.numel() for norm in norms)

@@ -41,8 +41,8 @@ def check(inspection, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-
 # Stacks.
 
 OTHER = {"mix_ln": wirings.mix_ln(2)}  # by default a quarter of the layers, which is none of three
-WIRINGS = {one.name: OTHER.get(one.name, one) for one in ALL}
-KINDS = {one.__name__: one for one in (Encoder, Decoder, Transformer)}
+WIRINGS = {wiring.name: OTHER.get(wiring.name, wiring) for wiring in ALL}
+KINDS = {kind.__name__: kind for kind in (Encoder, Decoder, Transformer)}
 NORMS = ("layer", "rms")
 MODES = ("eager", "untrained", "inference_mode", "noise", "checkpoint")
 DTYPES = ("float32", "bfloat16", "float32 residual", "float64")
@@ -52,7 +52,7 @@ CASES = [(name, *RUNS[(2 * k + i) % len(RUNS)]) for k, name in enumerate(WIRINGS
 # All cases with at most two values that are not the first of their axis, and every pair with a wiring.
 AXES = (tuple(WIRINGS), tuple(KINDS), NORMS, MODES, DTYPES)
 SLOW = [
-    case for case in product(*AXES) if sum(one != axis[0] for one, axis in zip(case[1:], AXES[1:], strict=True)) < 3
+    case for case in product(*AXES) if sum(value != axis[0] for value, axis in zip(case[1:], AXES[1:], strict=True)) < 3
 ]
 SLOW += [case for case in pairwise.pairwise(*AXES) if case not in SLOW]
 

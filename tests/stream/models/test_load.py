@@ -165,10 +165,10 @@ def test_factory_returns_model_and_inputs(mine, result, args, kwargs):
 
 def test_factory_may_be_a_method_and_is_seeded(mine):
     name = mine("model, x").replace(":", ":Made.")
-    one, again, other = (load(name, seed=seed, dtype="float64") for seed in (1, 1, 2))
-    assert run(one).dtype == torch.float64
-    assert torch.equal(one.model.weight, again.model.weight)
-    assert not torch.equal(one.model.weight, other.model.weight)
+    first, again, other = (load(name, seed=seed, dtype="float64") for seed in (1, 1, 2))
+    assert run(first).dtype == torch.float64
+    assert torch.equal(first.model.weight, again.model.weight)
+    assert not torch.equal(first.model.weight, other.model.weight)
 
 
 def test_factory_model_gets_inputs_of_a_file_or_random_ones(mine, tmp_path):

@@ -118,11 +118,11 @@ def test_seed_sets_weights_and_inputs_only():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    one, again, other = load("gpt2", seed=3), load("gpt2", seed=3), load("gpt2", seed=4)
+    first, again, other = load("gpt2", seed=3), load("gpt2", seed=3), load("gpt2", seed=4)
     assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(run(one)[0], run(again)[0])
-    assert not torch.equal(one.model.wte.weight, other.model.wte.weight)
-    assert not torch.equal(one.kwargs["input_ids"], other.kwargs["input_ids"])
+    assert torch.equal(run(first)[0], run(again)[0])
+    assert not torch.equal(first.model.wte.weight, other.model.wte.weight)
+    assert not torch.equal(first.kwargs["input_ids"], other.kwargs["input_ids"])
 
 
 def test_random_inputs_have_size_and_no_padding():

@@ -31,8 +31,8 @@ class TestStepOfAGradient:
     def test_two_backwards_after_two_forwards(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
-            one, ten = compute_loss(model(ids)), compute_loss(model(ids)) * 10
-            one.backward()
+            loss, ten = compute_loss(model(ids)), compute_loss(model(ids)) * 10
+            loss.backward()
             ten.backward()
         assert self.norms(rec, 1) == pytest.approx([10 * value for value in self.norms(rec, 0)], rel=1e-4)
 

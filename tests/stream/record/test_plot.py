@@ -65,7 +65,7 @@ def texts(ax):
 
 
 def panels(ax):
-    return [one for one in ax.figure.axes if one.get_label() != "<colorbar>"]
+    return [panel for panel in ax.figure.axes if panel.get_label() != "<colorbar>"]
 
 
 RECORDINGS = ({}, {"sublayers": 1}, {"sublayers": 130}, {"streams": ("encoder", "decoder")})
@@ -221,9 +221,9 @@ def test_missing_values_raise_and_draw_nothing(name, without, message, pyplot):
 
 def test_one_of_two_quantities():
     rec = recorded(without=("params",))
-    assert [one.get_ylabel() for one in panels(rec.plot.gradients())] == ["‖∂loss / ∂stream‖"]
+    assert [panel.get_ylabel() for panel in panels(rec.plot.gradients())] == ["‖∂loss / ∂stream‖"]
     rec = recorded(without=("out",))
-    assert [one.get_ylabel() for one in panels(rec.plot.similarity())] == ["σ"]
+    assert [panel.get_ylabel() for panel in panels(rec.plot.similarity())] == ["σ"]
 
 
 def test_several_norms_are_several_lines():

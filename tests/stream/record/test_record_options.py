@@ -106,7 +106,7 @@ class TestTokens:
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0)
         other = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True)
-        models = [nn.TransformerEncoder(one, 2, enable_nested_tensor=False) for one in (layer, other)]
+        models = [nn.TransformerEncoder(item, 2, enable_nested_tensor=False) for item in (layer, other)]
         models[1].load_state_dict(models[0].state_dict())
         x, mask = torch.randn(3, 5, D), torch.ones(3, 5)
         transposed, plain = step(models[0], x.transpose(0, 1), tokens=mask), step(models[1], x, tokens=mask)
@@ -125,7 +125,8 @@ class TestTokens:
         start = [v for site, v in rec.series("out", "rms") if site.id == "encoder.layers.0/x_0"]
         assert start == pytest.approx([REFERENCE["rms"](source[mask.bool()])])
         of_decoder = [
-            [v for site, v in one.series("out", "rms") if site.stream == "decoder.layers.0"] for one in (rec, second)
+            [v for site, v in recording.series("out", "rms") if site.stream == "decoder.layers.0"]
+            for recording in (rec, second)
         ]
         assert of_decoder[0] == of_decoder[1]
         assert len(of_decoder[0]) == 4

@@ -67,10 +67,10 @@ class TestRuns:
         with addnorm.record(model) as rec:
             for part in ids.split(1):
                 compute_loss(model(part)).backward()
-        for k, one in enumerate(alone):
+        for k, recording in enumerate(alone):
             for role, name in (("params", "grad_l2"), ("grad", "l2"), ("write", "ratio")):
                 mine = [v for _, v in rec.series(role, name, step=k)]
-                assert mine == pytest.approx([v for _, v in one.series(role, name)], rel=1e-4)
+                assert mine == pytest.approx([v for _, v in recording.series(role, name)], rel=1e-4)
 
     def test_accumulate_is_one_step(self, ids: Tensor) -> None:
         model = Model()
@@ -88,11 +88,11 @@ class TestRuns:
     def test_one_backward_for_two_forwards(self, ids: Tensor) -> None:
         model = Model()
         first, second = ids[:1], ids[1:2]
-        one = step(model, first)
+        recording = step(model, first)
         with addnorm.record(model) as rec:
             (compute_loss(model(first)) + compute_loss(model(second))).backward()
         assert [v for _, v in rec.series("grad", "l2", step=0)] == pytest.approx(
-            [v for _, v in one.series("grad", "l2")], rel=1e-4
+            [v for _, v in recording.series("grad", "l2")], rel=1e-4
         )
 
     def test_autocast(self, ids: Tensor) -> None:

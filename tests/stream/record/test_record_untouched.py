@@ -79,9 +79,9 @@ class TestNoSideEffects:
 
     def test_two_recorders(self, ids: Tensor) -> None:
         model = Model()
-        with addnorm.record(model) as one, addnorm.record(model, grads=False) as two:
+        with addnorm.record(model) as first, addnorm.record(model, grads=False) as second:
             compute_loss(model(ids)).backward()
-        assert column(one, "write", "rms") == pytest.approx(column(two, "write", "rms"))
+        assert column(first, "write", "rms") == pytest.approx(column(second, "write", "rms"))
 
 
 def test_cache_is_appended_once() -> None:

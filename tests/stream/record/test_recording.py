@@ -99,9 +99,9 @@ def test_error_of_a_balance():
 
 
 def test_statistics_are_complete_and_unique():
-    assert len({(one.role, one.name) for one in STATISTICS}) == len(STATISTICS)
-    assert {one.role for one in STATISTICS} == set(ROLES)
-    assert all(one.meaning and one.formula for one in STATISTICS)
+    assert len({(statistic.role, statistic.name) for statistic in STATISTICS}) == len(STATISTICS)
+    assert {statistic.role for statistic in STATISTICS} == set(ROLES)
+    assert all(statistic.meaning and statistic.formula for statistic in STATISTICS)
     assert all(set(hook.roles) <= set(ROLES) for hook in HOOK_NAMES.values())
 
 
@@ -195,7 +195,7 @@ def reference_spikes(values, window, sd, min_count):
             spikes.append(step)
             continue
         mean = sum(last) / max(len(last), 1)
-        deviation = math.sqrt(sum((one - mean) ** 2 for one in last) / max(len(last), 1))
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in last) / max(len(last), 1))
         if len(last) >= min_count and value > mean + sd * max(deviation, 1e-6 * abs(mean)):
             spikes.append(step)
         before.append(value)

@@ -35,7 +35,7 @@ def test_files_keep_every_bit(tmp_path, suffix):
     )
     assert str(again.balances) == str(rec.balances)
     assert str(again.table()) == str(rec.table())  # as text: NaN != NaN
-    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_balances_are_optional(tmp_path):
