@@ -42,8 +42,8 @@ function ends(values, log) {
  * @returns {Scale}
  */
 export function scaleOf(values, { log = false, from, room = 6 } = {}) {
-  const found = ends(values, log) ?? (log ? [0.1, 1] : [0, 1]);
-  let [least, most] = from === undefined ? found : [Math.min(found[0], from), Math.max(found[1], from)];
+  const range = ends(values, log) ?? (log ? [0.1, 1] : [0, 1]);
+  let [least, most] = from === undefined ? range : [Math.min(range[0], from), Math.max(range[1], from)];
   return log ? logarithmic(least, most, room) : linear(least, most, room);
 }
 

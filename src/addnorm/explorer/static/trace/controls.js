@@ -86,7 +86,7 @@ export class Controls {
   }
 
   /**
-   * @param {State} state @param {{preset: number, problem?: {key: string, text: string}}} found
+   * @param {State} state @param {{preset: number, problem?: {key: string, text: string}}} check
    *   preset: the index of that which these numbers are, or -1; problem: what is wrong, and where
    */
   show(state, { preset, problem }) {

@@ -46,12 +46,12 @@ function quoted(text) {
 
 /** @param {string} name @param {any} value @returns {number} */
 export function number(name, value) {
-  const found = typeof value === "string" ? float(value) : typeof value === "number" ? value : undefined;
-  if (found === undefined) throw new Error(`${name} is ${repr(value, 60)}, expected a number: write it with digits, as in 1.5.`);
-  if (!Number.isFinite(found)) {
-    throw new Error(`${name} is ${show(found)}, expected a finite number.`);
+  const parsed = typeof value === "string" ? float(value) : typeof value === "number" ? value : undefined;
+  if (parsed === undefined) throw new Error(`${name} is ${repr(value, 60)}, expected a number: write it with digits, as in 1.5.`);
+  if (!Number.isFinite(parsed)) {
+    throw new Error(`${name} is ${show(parsed)}, expected a finite number.`);
   }
-  return found;
+  return parsed;
 }
 
 /**
@@ -69,11 +69,11 @@ export function vector(name, values, d, { scalar = false } = {}) {
     throw new Error(`${name} is ${repr(values, 60)}, expected a vector: ${remedy}.`);
   }
   if (!values.length) throw new Error(`${name} is empty, expected at least one number: ${remedy}.`);
-  const found = values.map((value, k) => number(`${name}[${k}]`, value));
-  if (d !== undefined && found.length !== d) {
+  const numbers = values.map((value, k) => number(`${name}[${k}]`, value));
+  if (d !== undefined && numbers.length !== d) {
     const why = name === "sublayer" ? "they are added element by element" : "each feature has its own";
-    const came = found.length === 1 ? "1 number" : `${found.length} numbers`;
-    throw new Error(`${name} has ${came}, expected ${d}, the length of x: ${why}, so give both the same length.`);
+    const count = numbers.length === 1 ? "1 number" : `${numbers.length} numbers`;
+    throw new Error(`${name} has ${count}, expected ${d}, the length of x: ${why}, so give both the same length.`);
   }
-  return found;
+  return numbers;
 }

@@ -118,9 +118,9 @@ export function trace(x, sublayer, options = {}) {
 
 /** The step of that name. @param {Trace} of @param {string} name @returns {Step} */
 export function step(of, name) {
-  const found = of.steps.find((candidate) => candidate.name === name);
-  if (!found) throw new Error(`'${name}' is no step of this trace, expected one of: ${of.steps.map((s) => s.name).join(", ")}.`);
-  return found;
+  const match = of.steps.find((candidate) => candidate.name === name);
+  if (!match) throw new Error(`'${name}' is no step of this trace, expected one of: ${of.steps.map((s) => s.name).join(", ")}.`);
+  return match;
 }
 
 /** A value as a list. @param {number | number[]} value */
