@@ -231,6 +231,11 @@ STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
   m.impl("add_norm_stream", add_norm_stream);
   m.impl("add_norm_train", add_norm_train);
   m.impl("add_norm_forward", add_norm_forward);
+  // The overloads without autograd, which eager calls use (schema.py).
+  m.impl("add_norm.kernel", add_norm);
+  m.impl("add_norm_stream.kernel", add_norm_stream);
+  m.impl("add_norm_train.kernel", add_norm_train);
+  m.impl("add_norm_forward.kernel", add_norm_forward);
   m.impl("add_norm_out", add_norm_out);
 }
 

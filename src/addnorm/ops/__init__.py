@@ -2,17 +2,18 @@
 
 `options.py` declares the options and `schema.py` the operators. Each backend registers its kernels with torch's dispatcher:
 `eager.py` the reference for every device, `cpu.py` the C++ library, `triton/` the CUDA kernels. `dispatch.py` and `out.py`
-call the operators; `autograd.py`, `autocast.py` and `compile_mode.py` define what torch does around a call; `validation.py`
-and `aliasing.py` check arguments; `philox.py` makes the dropout mask.
+call the operators; `autograd.py` has their autograd nodes and `capture.py` the calls that a graph records, `compile_mode.py` the
+formulas of torch.compile and `autocast.py` the dtypes; `validation.py` and `aliasing.py` check arguments; `philox.py` makes the
+dropout mask.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from addnorm.ops import schema, eager, cpu, triton, autocast, autograd  # isort: skip  # schemas before the kernels
+from addnorm.ops import schema, eager, cpu, triton, autocast, autograd, capture  # isort: skip  # schemas before the kernels
 
-__all__ = ["Backend", "autocast", "autograd", "backends", "cpu", "eager", "schema", "triton"]
+__all__ = ["Backend", "autocast", "autograd", "backends", "capture", "cpu", "eager", "schema", "triton"]
 
 
 class Backend(NamedTuple):

@@ -22,8 +22,9 @@ def y_dtype(device_type: str, z_dtype: torch.dtype) -> torch.dtype:
     return z_dtype
 
 
-def _register(device_type: str, key: str) -> None:
+def _register(device_type: str, key: str, overload: str) -> None:
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    op = getattr(torch.ops.addnorm.add_norm_forward, overload)
 
     @by_name("add_norm_forward")
     def forward(residual: Tensor, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,23 +32,23 @@ def _register(device_type: str, key: str) -> None:
             z_dtype = arguments.get("residual_dtype") or residual.dtype
             arguments["out_dtype"] = y_dtype(device_type, z_dtype)
         with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return torch.ops.addnorm.add_norm_forward.default(residual, **arguments)  # type: ignore[no-any-return]  # torch.ops is not typed
+            return op(residual, **arguments)  # type: ignore[no-any-return]  # torch.ops is not typed
 
-    def train(residual: Tensor, branch: Tensor | None, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def train(residual: Tensor, branch: Tensor | None, *args: Any, outputs: int = 3) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, rms = args
-        return forward(residual, branch, *inputs, norm_number(rms))
+        return forward(residual, branch, *inputs, norm_number(rms), outputs=outputs)
 
     def stream(residual: Tensor, branch: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        return train(residual, branch, *args)[:2]
+        return train(residual, branch, *args, outputs=2)[:2]
 
     def y_only(residual: Tensor, branch: Tensor | None, *args: Any) -> Tensor:
-        return train(residual, branch, *args)[0]
+        return train(residual, branch, *args, outputs=1)[0]
 
-    library.impl("add_norm_forward", forward, key)
-    library.impl("add_norm_train", train, key)
-    library.impl("add_norm_stream", stream, key)
-    library.impl("add_norm", y_only, key)
+    kernels = {"add_norm_forward": forward, "add_norm_train": train, "add_norm_stream": stream, "add_norm": y_only}
+    for name, kernel in kernels.items():
+        library.impl(name if overload == "default" else f"{name}.{overload}", kernel, key)
 
 
-_register("cpu", "AutocastCPU")
-_register("cuda", "AutocastCUDA")
+for _overload in ("default", "kernel"):
+    _register("cpu", "AutocastCPU", _overload)
+    _register("cuda", "AutocastCUDA", _overload)

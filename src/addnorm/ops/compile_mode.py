@@ -57,10 +57,9 @@ def set_compile_mode(mode: Mode | None) -> None:
     _mode = mode
 
 
-def kernel(op: str, like: Tensor) -> Callable[..., Any]:
-    """Return the operator named `op`, or the function with the same signature that replaces it in a graph."""
-    mode = _mode or DEFAULT_MODES.get(like.device.type, "op")
-    return FORMULAS[op] if mode == "formula" else OPERATORS[op]
+def mode(like: Tensor) -> Mode:
+    """Return the mode of calls with tensors on the device of `like`."""
+    return _mode or DEFAULT_MODES.get(like.device.type, "op")
 
 
 @by_name("add_norm_forward")
@@ -87,4 +86,3 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "add_norm_forward": _forward,
     "add_norm_backward": eager.add_norm_backward,
 }
-OPERATORS: dict[str, Callable[..., Any]] = {name: getattr(torch.ops.addnorm, name).default for name in FORMULAS}

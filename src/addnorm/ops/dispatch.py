@@ -16,19 +16,20 @@ from torch.autograd import forward_ad
 
 from addnorm import reference
 from addnorm._util.arguments import FLOAT_DTYPES, check_choice, is_number
-from addnorm.ops import autocast, autograd, compile_mode, eager, validation
+from addnorm.ops import autograd, capture, validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, NORMS, SCALES
 from addnorm.ops.schema import ForwardArguments
 
 _ops = torch.ops.addnorm
 # The function that OpOverload.__call__ calls. Without that Python frame, a call on one row is a tenth faster. Dynamo traces only
-# the overload itself; compile_mode.py chooses it.
-_add_norm_eager, _add_norm_stream_eager = _ops.add_norm.default._op, _ops.add_norm_stream.default._op
-_forward_eager = _ops.add_norm_forward.default._op
+# the overload itself.
+_add_norm_eager, _add_norm_stream_eager = _ops.add_norm.kernel._op, _ops.add_norm_stream.kernel._op
+_forward_eager = _ops.add_norm_forward.kernel._op
 _randint = torch.randint
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
+_dispatch_modes, _jit_trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 # The level of forward-mode derivatives is a module attribute: the public API is slower.
 _forward_ad: Any = forward_ad
 _SCALES = tuple((option.name, option.factor) for option in SCALES)
@@ -52,18 +53,18 @@ def fast_path(
         if _forward_ad._current_level >= 0 or _transforms_active():
             y, z = run(residual, branch, weight, bias, eps, "rms" if rms else "layer")
             return (y, z) if return_residual else y
-        if _grad_enabled() and (
+        requires_grad = _grad_enabled() and (
             residual.requires_grad
             or (branch is not None and branch.requires_grad)
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
-        ):
-            apply = autograd.FastFunction.apply if _compiling() else autograd.fast_apply
-            outputs = apply(residual, branch, weight, bias, eps, rms)
+        )
+        if _compiling() or _dispatch_modes() or _jit_trace() is not None:
+            arguments = residual, branch, weight, bias, eps, rms
+            return capture.fast_path(arguments, requires_grad, return_residual)  # type: ignore[no-any-return]  # as above
+        if requires_grad:
+            outputs = autograd.fast_apply(residual, branch, weight, bias, eps, rms)
             return outputs if return_residual else outputs[0]  # type: ignore[no-any-return]  # torch does not type apply
-        if _compiling():
-            kernel = compile_mode.kernel("add_norm_stream" if return_residual else "add_norm", residual)
-            return kernel(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]  # torch.ops is not typed
         if return_residual:
             return _add_norm_stream_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
         return _add_norm_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
@@ -178,33 +179,18 @@ def _flatten(
 
 
 def _compute(arguments: Any, return_residual: bool) -> tuple[Tensor, Tensor]:
-    if _transforms_active() or _forward_ad._current_level >= 0:
-        return _composite(arguments)
+    if capture.transforms_active():
+        return capture.formula(arguments)
+    requires_grad = False
     if _grad_enabled():
         for place in autograd.PLACES:
             t: Any = arguments[place]
             if t is not None and t.requires_grad:
-                apply = autograd.AddNormFunction.apply if _compiling() else autograd.full_apply
-                return apply(*arguments)  # type: ignore[no-any-return]  # torch does not type apply
-    forward = compile_mode.kernel("add_norm_forward", arguments.residual) if _compiling() else _forward_eager
-    y, z, _ = forward(*arguments, 2 if return_residual else 1)
-    return y, z
-
-
-def _composite(a: Any) -> tuple[Tensor, Tensor]:
-    """Compute the formula in operators that torch can transform."""
-    options = a._asdict()
-    validation.check(**options)
-    z = a.residual
-    if a.branch is not None:
-        z = reference.add(a.residual, a.branch, dtype=a.residual_dtype, **eager.add_options(a.residual, options))
-    if a.norm == NORMS["none"]:
-        return z, z
-    out_dtype = a.out_dtype or (a.residual if a.branch is None else a.branch).dtype
-    if a.out_dtype is None and torch.is_autocast_enabled(z.device.type):
-        out_dtype = autocast.y_dtype(z.device.type, z.dtype)
-    y = reference.normalize(
-        z, a.weight, a.bias, norm=eager.norm_kind(a.norm), eps=a.eps, weight_offset=a.weight_offset,
-        casting=eager.CASTING_NAMES[a.casting], dtype=out_dtype,
-    )  # fmt: skip
+                requires_grad = True
+                break
+    if _compiling() or _dispatch_modes() or _jit_trace() is not None:
+        return capture.run(arguments, requires_grad, return_residual)
+    if requires_grad:
+        return autograd.full_apply(*arguments)  # type: ignore[no-any-return]  # torch does not type apply
+    y, z, _ = _forward_eager(*arguments, 2 if return_residual else 1)
     return y, z

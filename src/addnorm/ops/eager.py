@@ -11,7 +11,7 @@ from addnorm import reference
 from addnorm.ops import validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES, norm_number
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import SCHEMAS, by_name, empty_placeholder, library
+from addnorm.ops.schema import OVERLOADS, SCHEMAS, by_name, empty_placeholder, library
 
 _DROPOUT = ("probability", "seed", "offset")  # the kinds of its options
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in get_args(reference.Casting)}
@@ -152,7 +152,7 @@ def add_norm_out(
     validation.check_targets(targets, residual)
     inputs = {"residual": residual, "branch": branch, "weight": weight, "bias": bias, **options}
     validation.check_memory(targets, inputs)
-    results = torch.ops.addnorm.add_norm_forward.default(
+    results = torch.ops.addnorm.add_norm_forward.kernel(
         residual, branch, weight, bias, eps, norm, **options,
         residual_dtype=None if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
     )  # fmt: skip
@@ -209,5 +209,5 @@ def _copy_alias(out: Tensor, *inputs: Tensor | None) -> Tensor:
 
 
 for _name in SCHEMAS:
-    for _op in (_name, f"{_name}_reference"):
+    for _op in (*OVERLOADS[_name], f"{_name}_reference"):
         library.impl(_op, globals()[_name], "CompositeExplicitAutograd")

@@ -89,11 +89,17 @@ OutArguments = _arguments_tuple("OutArguments", ARGUMENTS["add_norm_out"])
 ADD_ARGUMENTS = parse_arguments(f"({_ADD}) -> ()")
 ADD_NAMES = tuple(argument.name for argument in ADD_ARGUMENTS)
 
+# The functional forward operators are differentiable (`capture.py`). The overload `kernel` of each is the same without autograd:
+# eager calls use it inside an autograd node of their own, which costs less.
+FORWARDS = ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_forward")
+# Every operator with a kernel for each device, by the name of its schema.
+OVERLOADS = {name: (name, f"{name}.kernel") if name in FORWARDS else (name,) for name in SCHEMAS}
+
 library = torch.library.Library("addnorm", "DEF")
 for _name, _schema in SCHEMAS.items():
-    library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
-    # The same operator under another name: the C++ kernels call it for arguments that they do not support.
-    library.define(f"{_name}_reference{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    # `_reference`: the same operator under another name, which the C++ kernels call for arguments that they do not support.
+    for _op in (*OVERLOADS[_name], f"{_name}_reference"):
+        library.define(_op + _schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def empty_placeholder(like: Tensor) -> Tensor:
@@ -232,5 +238,5 @@ def _fake_add_norm_out(
 
 
 for _name in SCHEMAS:
-    for _op in (f"addnorm::{_name}", f"addnorm::{_name}_reference"):
-        torch.library.register_fake(_op, globals()[f"_fake_{_name}"], lib=library)
+    for _op in (*OVERLOADS[_name], f"{_name}_reference"):
+        torch.library.register_fake(f"addnorm::{_op}", globals()[f"_fake_{_name}"], lib=library)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from addnorm.ops import eager
-from addnorm.ops.schema import SCHEMAS, library
+from addnorm.ops.schema import OVERLOADS, library
 
 OLDEST = (3, 6)  # the version of torch 2.10
 SWITCHED_OFF = "switched off by ADDNORM_TRITON=0 in the environment"
@@ -84,5 +84,6 @@ def _installed() -> bool:
 
 REGISTERED = os.environ.get("ADDNORM_TRITON") != "0" and _installed()
 if REGISTERED:
-    for _name in SCHEMAS:
-        library.impl(_name, _kernel(_name), "CUDA")
+    for _name, _overloads in OVERLOADS.items():
+        for _op in _overloads:
+            library.impl(_op, _kernel(_name), "CUDA")

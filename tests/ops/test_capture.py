@@ -1,0 +1,253 @@
+"""Tests that calls keep their gradients, to the bit, on every route that records operators."""
+
+import pytest
+import torch
+from functorch.compile import aot_module, make_boxed_func
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import addnorm
+from addnorm.ops.schema import FORWARDS
+from support.cases import VARIANTS, make
+from support.pairwise import mark_slow
+
+ops = torch.ops.addnorm
+
+
+class Block(nn.Module):
+    """Two projections around one call of the library, whose parameters are part of the module."""
+
+    def __init__(self, call):
+        super().__init__()
+        torch.manual_seed(3)
+        self.up, self.down = nn.Linear(12, 12), nn.Linear(12, 5)
+        self.gain = nn.ParameterList([nn.Parameter(torch.randn(12)) for _ in range(3)])
+        self.call = call
+
+    def forward(self, x):
+        weight, bias, scale = self.gain
+        outputs = self.call(x.sin(), self.up(x), weight, bias, scale)
+        return self.down(outputs[0]) + sum(z.cos().mean() for z in outputs[1:])
+
+
+CALLS = {
+    "LayerNorm": lambda x, b, w, c, s: (addnorm.add_layer_norm(x, b, w, c),),
+    "LayerNorm and stream": lambda x, b, w, c, s: addnorm.add_layer_norm(x, b, w, c, return_residual=True),
+    "RMSNorm and stream": lambda x, b, w, c, s: addnorm.add_rms_norm(x, b, w, return_residual=True),
+    "norm alone": lambda x, b, w, c, s: (addnorm.layer_norm(b, w, c),),
+    "add alone": lambda x, b, w, c, s: (addnorm.add_residual(x, b, layer_scale=s, branch_bias=c),),
+    "options": lambda x, b, w, c, s: (addnorm.add_rms_norm(x, b, w, c, layer_scale=s, residual_scale=1.5),),
+    "options and stream": lambda x, b, w, c, s: addnorm.add_layer_norm(
+        x, b, w, c, residual_scale=s, return_residual=True, row_scale=x[..., 0]
+    ),
+    "dropout and a float64 stream": lambda x, b, w, c, s: addnorm.add_layer_norm(
+        x, b, w, c, dropout_p=0.4, seed=torch.tensor(7), residual_dtype=torch.float64, out_dtype=torch.float32,
+        return_residual=True,
+    )[:1],
+    "two dimensions": lambda x, b, w, c, s: (addnorm.add_layer_norm(x, b, None, None, normalized_shape=(7, 12)),),
+}  # fmt: skip
+
+
+class Nothing(TorchDispatchMode):
+    """Dispatch mode that only runs what it sees."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def under_a_mode(block, x):
+    def call(x):
+        with Nothing():
+            return block(x)
+
+    return call
+
+
+def aot(block, x):
+    # A copy of the graph's code runs; the parameters stay the block's.
+    return aot_module(block, fw_compiler=lambda graph, _: make_boxed_func(graph))
+
+
+def joint_graph(block, x):
+    """Record a function that returns the loss's gradients, and return a call that stores them."""
+    parameters = dict(block.named_parameters())
+
+    def gradients(values, x):
+        out = torch.func.functional_call(block, values, (x,))
+        return out, torch.autograd.grad(out.square().sum(), list(values.values()), allow_unused=True)
+
+    graph = make_fx(gradients)(parameters, x)
+
+    def call(x):
+        out, grads = graph(parameters, x)
+        for parameter, grad in zip(parameters.values(), grads, strict=True):
+            parameter.grad = grad
+        return out
+
+    return call
+
+
+ROUTES = {
+    "export": lambda block, x: torch.export.export(block, (x,)).module(),
+    "export, strict": lambda block, x: torch.export.export(block, (x,), strict=True).module(),
+    "export, decomposed": lambda block, x: torch.export.export(block, (x,)).run_decompositions({}).module(),
+    "jit.trace": lambda block, x: torch.jit.trace(block, (x,), check_trace=False),
+    "aot_module": aot,
+    "joint graph": joint_graph,
+    "compile": lambda block, x: torch.compile(block, backend="aot_eager", fullgraph=True),
+    "dispatch mode": under_a_mode,
+    "checkpoint": lambda block, x: lambda x: checkpoint(block, x, use_reentrant=False),
+}
+DEFAULT = [(route, call) for route in ROUTES for call in ("LayerNorm and stream", "options")]
+DEFAULT += [("export", call) for call in CALLS] + [("jit.trace", "norm alone"), ("dispatch mode", "add alone")]
+PAIRS = [(route, call) for route in ROUTES for call in CALLS]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(("route", "call"), mark_slow(PAIRS, DEFAULT))
+def test_gradients_survive_capture(route, call):
+    x, x2 = torch.randn(2, 7, 12), torch.randn(2, 7, 12)
+    eager = Block(CALLS[call])
+    eager(x2).square().sum().backward()
+    block = Block(CALLS[call])
+    captured = ROUTES[route](block, x)
+    out = captured(x2)
+    if route != "joint graph":
+        out.square().sum().backward()
+    assert out.equal(eager(x2))
+    module = captured if route.startswith("export") else block
+    actual, expected = (dict(m.named_parameters()) for m in (module, eager))
+    assert [name for name in expected if expected[name].grad is not None]
+    for name, parameter in expected.items():
+        grad = actual[name].grad
+        assert (grad is None) == (parameter.grad is None), name
+        assert grad is None or torch.equal(grad, parameter.grad), name
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_export_records_what_serving_needs(call):
+    block, x = Block(CALLS[call]), torch.randn(2, 7, 12)
+    graphs = []
+    for grad_mode in (True, False):
+        with torch.set_grad_enabled(grad_mode):
+            program = torch.export.export(block, (x,))
+        graphs.append([str(n.target) for n in program.graph.nodes if str(n.target).startswith("addnorm.")])
+    assert graphs[0] == graphs[1]
+    (name,) = graphs[0]
+    assert name in ("addnorm.add_norm.default", "addnorm.add_norm_stream.default", "addnorm.add_norm_forward.default")
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_forward_operators_are_differentiable(name):
+    """Of every output, including y alone, and equal to eager's gradients to the bit."""
+    residual, branch, weight, bias = (torch.randn(s, requires_grad=True) for s in ((3, 9), (3, 9), (9,), (9,)))
+    inputs = residual, branch, weight, bias
+    kind = 1 if name == "add_norm_forward" else True
+    results = getattr(ops, name)(*inputs, 1e-5, kind)
+    y, *rest = (results,) if isinstance(results, torch.Tensor) else results
+    dy, dz = torch.randn(3, 9), torch.randn(3, 9)
+    outputs, cotangents = ([y, rest[0]], [dy, dz]) if rest else ([y], [dy])
+    actual = torch.autograd.grad(outputs, inputs, cotangents)
+    y2, z2 = addnorm.add_rms_norm(residual, branch, weight, bias, eps=1e-5, return_residual=True)
+    expected = torch.autograd.grad([y2, z2][: len(outputs)], inputs, cotangents)
+    assert all(a.equal(e) for a, e in zip(actual, expected, strict=True))
+    if len(rest) == 2:
+        assert not rest[1].requires_grad
+        assert rest[1].equal(getattr(ops, name).kernel(*inputs, 1e-5, kind)[2])
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_unrequested_outputs_stay_placeholders(outputs):
+    inputs = [torch.randn(3, 9, requires_grad=True), torch.randn(3, 9), None, None, 1e-5, 0]
+    results = ops.add_norm_forward(*inputs, outputs=outputs)
+    expected = ops.add_norm_forward.kernel(*inputs, outputs=outputs)
+    assert [t.shape for t in results] == [t.shape for t in expected]
+    assert all(a.equal(e) for a, e in zip(results, expected, strict=True))
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if "dropout" not in name])
+def test_operator_equals_formula_under_transforms(variant):
+    """torch.func.grad of an exported program, whose operator sees the transform itself."""
+    call = make(variant, "float64", (3, 10))
+
+    class Module(nn.Module):
+        def forward(self, tensors):
+            return tuple(call(tensors).values())
+
+    program = torch.export.export(Module(), (call.tensors,)).module()
+
+    def loss(function):
+        return lambda tensors: sum((out.sin() * out).sum() for out in function(tensors))
+
+    actual = torch.func.grad(loss(program))(call.tensors)
+    expected = torch.func.grad(loss(lambda tensors: tuple(call(tensors).values())))(call.tensors)
+    for name, grad in expected.items():
+        torch.testing.assert_close(actual[name], grad, rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_exported_program_has_forward_mode_derivatives():
+    block = Block(CALLS["LayerNorm and stream"]).double()
+    x, tangent = torch.randn(2, 7, 12, dtype=torch.float64), torch.randn(2, 7, 12, dtype=torch.float64)
+    program = torch.export.export(block, (x,)).module()
+    actual = torch.func.jvp(program, (x,), (tangent,))
+    expected = torch.func.jvp(block, (x,), (tangent,))
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_exported_program_has_second_derivatives():
+    block = Block(CALLS["options and stream"]).double()
+    x = torch.randn(1, 7, 12, dtype=torch.float64, requires_grad=True)
+    program = torch.export.export(block, (x,)).module()
+    assert torch.autograd.gradgradcheck(lambda x: program(x).sum(dim=(0, 1)), (x,), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_captured_autocast_has_eagers_dtypes(dtype):
+    block, x = Block(CALLS["LayerNorm and stream"]), torch.randn(2, 7, 12)
+    with torch.autocast("cpu", dtype=dtype):
+        expected = block(x)
+        program = torch.export.export(block, (x,))
+        actual = program.module()(x)
+        traced = torch.jit.trace(block, (x,), check_trace=False)(x)
+    assert actual.dtype == expected.dtype
+    assert actual.equal(expected)
+    assert traced.equal(expected)
+
+
+@pytest.mark.parametrize("grad_mode", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
+@pytest.mark.parametrize(
+    "make_model",
+    [
+        lambda: addnorm.nn.Encoder(2, 16, nhead=2, wiring="pre_ln").eval(),
+        lambda: addnorm.nn.Encoder(2, 16, nhead=2, wiring="post_ln").eval(),
+        lambda: addnorm.nn.Encoder(2, 16, nhead=2, wiring="pre_ln"),
+        lambda: addnorm.AddNorm(16, dropout=0.0),
+    ],
+    ids=["pre-LN", "post-LN", "pre-LN in training", "AddNorm"],
+)
+def test_export_with_dynamic_shapes(make_model, strict, grad_mode):
+    torch.manual_seed(1)
+    model = make_model()
+    single = isinstance(model, addnorm.nn.Encoder)
+    batch, tokens = torch.export.Dim("batch", max=512), torch.export.Dim("tokens", min=2, max=64)
+    shape = {0: batch, 1: tokens}
+    dynamic = (shape,) if single else (shape, shape)
+    inputs = [torch.randn(4, 8, 16) for _ in dynamic]
+    with torch.set_grad_enabled(grad_mode):
+        program = torch.export.export(model, tuple(inputs), dynamic_shapes=dynamic, strict=strict).module()
+        for size in ((4, 8), (3, 5), (70, 33)):
+            inputs = [torch.randn(*size, 16) for _ in dynamic]
+            torch.testing.assert_close(program(*inputs), model(*inputs), rtol=0, atol=2e-6)
+
+
+def test_profiler_shows_operator_and_its_backward():
+    x = torch.randn(4, 16, requires_grad=True)
+    program = torch.export.export(addnorm.AddNorm(16), (x, x.detach())).module()
+    with torch.profiler.profile() as profile:
+        program(x, x.detach()).sum().backward()
+    names = {event.name for event in profile.events()}
+    assert "addnorm::add_norm" in names
+    assert any(name.startswith("addnorm::add_norm_train_backward") for name in names)
