@@ -70,7 +70,9 @@ def test_out_and_in_place_are_operators_in_both_modes():
     x, branch = torch.randn(3, 8), torch.randn(3, 8)
     addnorm.set_compile_mode("formula")
     assert operators(addnorm.add_layer_norm_, x, branch) == ["addnorm.add_norm_out.default"]
-    assert operators(lambda x, b: addnorm.add_rms_norm(x, b, out=torch.empty_like(x)), x, branch) == ["addnorm.add_norm_out.default"]
+    assert operators(lambda x, b: addnorm.add_rms_norm(x, b, out=torch.empty_like(x)), x, branch) == [
+        "addnorm.add_norm_out.default"
+    ]
 
 
 def test_changing_the_compile_mode_back_reuses_the_graph():

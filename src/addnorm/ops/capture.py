@@ -37,7 +37,7 @@ def fast_path(arguments: tuple[Any, ...], requires_grad: bool, return_residual: 
     if op is not None:
         return op(*arguments)
     if requires_grad:
-        outputs = autograd.FastFunction.apply(*arguments)
+        outputs: Any = autograd.FastFunction.apply(*arguments)  # type: ignore[no-untyped-call]  # torch does not type it
         return outputs if return_residual else outputs[0]
     return compile_mode.FORMULAS[name](*arguments)
 
@@ -46,7 +46,7 @@ def run(arguments: Any, requires_grad: bool, return_residual: bool) -> tuple[Ten
     """Return `(y, z)` of a call with options; y or z is a placeholder if it is not requested."""
     op = _select("add_norm_forward", arguments.residual, requires_grad)
     if op is None and requires_grad:
-        return autograd.AddNormFunction.apply(*arguments)  # type: ignore[no-any-return]  # torch does not type apply
+        return autograd.AddNormFunction.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]  # as above
     forward = op or compile_mode.FORMULAS["add_norm_forward"]
     y, z, _ = forward(*arguments, 2 if return_residual else 1)
     return y, z
@@ -59,7 +59,9 @@ def _select(name: str, like: Tensor, requires_grad: bool) -> Any:
         return overloads.default
     if compile_mode.mode(like) == "formula":
         return None
-    return overloads.default if requires_grad else overloads.kernel  # no graph of torch.compile becomes differentiable later
+    return (
+        overloads.default if requires_grad else overloads.kernel
+    )  # no graph of torch.compile becomes differentiable later
 
 
 def formula(a: Any) -> tuple[Tensor, Tensor]:
@@ -86,7 +88,11 @@ def transforms_active() -> bool:
     return _forward_ad._current_level >= 0 or _transforms_active()
 
 
-_OUTPUTS = {"add_norm": 1, "add_norm_stream": 2, "add_norm_train": 3}  # and of add_norm_forward as many as its argument says
+_OUTPUTS = {
+    "add_norm": 1,
+    "add_norm_stream": 2,
+    "add_norm_train": 3,
+}  # and of add_norm_forward as many as its argument says
 _NAMES = tuple(argument.name for argument in ARGUMENTS["add_norm_forward"])
 
 
