@@ -99,7 +99,7 @@ class Plain(nn.Module):
         pre, d = stack.wiring.name == "pre_ln", of.embedding.weight.shape[1]
         self.embedding = nn.Embedding(*of.embedding.weight.shape)
         self.position = nn.Embedding(*of.position.weight.shape)
-        self.blocks = nn.ModuleList(PlainBlock(d, nhead, pre) for _ in stack.layers())
+        self.blocks = nn.ModuleList(PlainBlock(d, nhead, pre) for _ in stack.layers)
         self.norm = nn.LayerNorm(d) if pre else nn.Identity()
         self.head = nn.Linear(d, of.head.out_features)
         pairs: list[tuple[nn.Module, Any]] = [
@@ -108,7 +108,9 @@ class Plain(nn.Module):
         if pre:
             pairs.append((self.norm, stack.norm_final))
         blocks: list[Any] = list(self.blocks)
-        for block, (attention, feed) in zip(blocks, stack.layers(), strict=True):
+        layers: list[Any] = [*stack.layers]
+        for block, layer in zip(blocks, layers, strict=True):
+            attention, feed = layer.connections
             of_attention: Any = attention.sublayer
             of_feed: Any = feed.sublayer
             pairs += [

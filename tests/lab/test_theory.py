@@ -60,7 +60,7 @@ def test_measure_init_matches_equation_and_autograd(wiring):
     model, streams, writes, sums, y = equation_streams(job)
     F.cross_entropy(model.head(y[0]), model.targets).backward()
     gradients = [x.grad for x in streams]
-    weights = [layer[1].sublayer[-1].weight.grad for layer in model.stack.layers()]
+    weights = [layer.connections[1].sublayer[-1].weight.grad for layer in model.stack.layers]
     streams, writes, sums = ([x.detach() for x in some] for some in (streams, writes, sums))
     expect = {
         "variance": [float(x.square().mean()) for x in streams],

@@ -180,9 +180,9 @@ FAULTS = (
         "LayerNorm(d_model, 1e-5, theirs.elementwise_affine",
     ),
     Fault(
-        "two-masks-for-two-streams", "stack", "src/addnorm/nn/schedules.py",
-        "options = with_seed(run.add_options(connection, u), u)",
-        "options = run.add_options(connection, u)",
+        "two-masks-for-two-streams", "stack", "src/addnorm/nn/residual.py",
+        "write = PendingWrite(write.branch, with_seed(write.options, x))",
+        "write = PendingWrite(write.branch, write.options)",
     ),
     Fault(
         "deepnorm-encoder-alpha", "wirings", "src/addnorm/wirings/catalog.py",

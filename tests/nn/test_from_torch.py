@@ -63,7 +63,7 @@ KINDS = ("none", "causal", "float", "padding", "causal and padding", "float and 
 def in_torchs_layout(ours):
     """Return the gradients of our parameters in order and layout of torch's `named_parameters`."""
     grads = []
-    for sublayers in ours.stack.layers():
+    for sublayers in ours.stack._layers():
         tail = []
         for connection in sublayers:
             sublayer = connection.sublayer

@@ -18,7 +18,7 @@ def test_activation_with_parameters_is_copied_for_each_layer():
     ours = from_torch(theirs)
     x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
-    for layer, (_, feed_forward) in zip(theirs.layers, ours.stack.layers(), strict=True):
+    for layer, (_, feed_forward) in zip(theirs.layers, ours.stack._layers(), strict=True):
         assert torch.equal(feed_forward.sublayer.activation.weight, layer.activation.weight)
         assert feed_forward.sublayer.activation is not layer.activation
 
@@ -45,7 +45,7 @@ def test_dropout_modes_and_flags_are_kept():
     ours = from_torch(theirs)
     layers = zip(
         [*theirs.encoder.layers, *theirs.decoder.layers],
-        [*ours.encoder.stack.layers(), *ours.decoder.stack.layers()],
+        [*ours.encoder.stack._layers(), *ours.decoder.stack._layers()],
         strict=True,
     )
     for layer, connections in layers:
@@ -59,8 +59,11 @@ def test_dropout_modes_and_flags_are_kept():
         assert feed_forward.dropout == getattr(layer, f"dropout{len(connections)}").p
     assert not ours.decoder.stack.connections[4].training
     frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
-    first = "encoder.stack.connections.1.sublayer.up.weight"
-    assert frozen == {first, *(f"decoder.stack.connections.1.sublayer.{name}.bias" for name in ("q_proj", "kv_proj"))}
+    first = "encoder.stack.layers.0.connections.1.sublayer.up.weight"
+    assert frozen == {
+        first,
+        *(f"decoder.stack.layers.0.connections.1.sublayer.{name}.bias" for name in ("q_proj", "kv_proj")),
+    }
     assert not from_torch(theirs.eval()).decoder.training
 
 

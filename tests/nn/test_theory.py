@@ -87,7 +87,7 @@ def test_post_ln_feed_forward_norm_input_has_variance_3_2():
     for seed in seeds(16):
         model = ToyModel(12, "post_ln", seed)
         x = model.measure_stream().streams
-        for i, layer in enumerate(model.stack.layers()):
+        for i, layer in enumerate(model.stack._layers()):
             read = x[2 * i + 1]
             with torch.no_grad():
                 values.append(variance(read + layer[1].sublayer(read)))

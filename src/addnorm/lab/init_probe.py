@@ -172,7 +172,7 @@ class InitProbe:
         sublayers, x, v = self._cached()
         stack = self._stack(sublayers)
         branches: list[Tensor] = []
-        connections: list[SublayerConnection] = list(stack.connections)  # type: ignore[arg-type]  # a ModuleList of them
+        connections = stack.connections
         hooks = [
             sublayer.register_forward_hook(lambda module, args, branch: branches.append(branch))
             for sublayer in sublayers

@@ -134,8 +134,8 @@ class ToyModel(nn.Module):
 
     def feed_forward_gradients(self) -> list[float]:
         """Return the norm of the gradient of W_2 for each layer."""
-        blocks: list[Any] = [layer[-1].sublayer for layer in self.stack.layers()]
-        weights = [block[-1].weight for block in blocks]
+        layers: list[Any] = [*self.stack.layers]
+        weights = [layer.connections[-1].sublayer[-1].weight for layer in layers]
         return [float(gradient.norm()) for gradient in torch.autograd.grad(self(), weights)]
 
     def measure_stream(self, *, residual_alone: bool = False) -> StreamMeasurement:
@@ -164,9 +164,8 @@ class StreamMeasurement(NamedTuple):
 
 def stream_states(stack: ResidualStack, x: Tensor) -> list[Tensor]:
     """Return x_0 and the stream after each sublayer of a stack whose wiring is rows, one connection at a time."""
-    connections: Iterable[SublayerConnection] = stack.connections  # type: ignore[assignment]  # a ModuleList of them
     states = [x if stack.norm_embedding is None else stack.norm_embedding(x)]
-    for connection in connections:
+    for connection in stack.connections:
         states.append(connection(states[-1]))
     return states
 

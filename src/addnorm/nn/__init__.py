@@ -6,6 +6,7 @@ from addnorm.nn.attention import CrossAttention, SelfAttention
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.from_torch import from_torch
+from addnorm.nn.layer import ResidualLayer
 from addnorm.nn.norm import LayerNorm, RMSNorm
 from addnorm.nn.residual import SublayerConnection
 from addnorm.nn.stack import ResidualStack
@@ -14,5 +15,6 @@ from addnorm.wirings.spec import Learned, Place, Row, Wiring
 
 __all__ = [
     "AddNorm", "CrossAttention", "Decoder", "Encoder", "FeedForward", "KeyValueCache", "LayerNorm", "Learned", "Place", "RMSNorm",
-    "ResidualStack", "Row", "SelfAttention", "SublayerConnection", "Transformer", "Wiring", "block", "from_torch", "wirings",
+    "ResidualLayer", "ResidualStack", "Row", "SelfAttention", "SublayerConnection", "Transformer", "Wiring",
+    "block", "from_torch", "wirings",
 ]  # fmt: skip

@@ -129,8 +129,9 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
     if decodes or causal:
         ours = Decoder(*arguments, cross_attention=decodes, causal=causal, **options)
     ours.train(theirs.training)
-    for connections, (module_path, layer) in zip(ours.stack.layers(), layers.items(), strict=True):
-        for connection, part in zip(connections, PARTS[type(layer)], strict=True):
+    own_layers: list[Any] = [*ours.stack.layers]
+    for own_layer, (module_path, layer) in zip(own_layers, layers.items(), strict=True):
+        for connection, part in zip(own_layer.connections, PARTS[type(layer)], strict=True):
             own_norm = _norm(f"{module_path}.{part.norm}", getattr(layer, part.norm), d_model)
             setattr(connection, "norm_in" if layer.norm_first else "norm_out", own_norm)
             dropout = getattr(layer, part.dropout)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_choice, check_dtype, check_int, check_probability, is_number
-from addnorm.nn.executor import NO_NORM, StackRun
+from addnorm.nn.executor import (
+    PendingWrite,
+    StreamState,
+    add,
+    add_and_normalize,
+    keep_write,
+    normalize,
+    read_stream,
+    with_seed,
+)
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring, as_wiring
 
 __all__ = ["NormFactory", "SublayerConnection", "check_kwargs"]
 
 FIRST = Place(0, 0, 1, 1)
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ class SublayerConnection(nn.Module):
 
     Attributes:
         norm_in, norm_branch, norm_out: `LayerNorm`, `RMSNorm` or None. They are computed in one call with the add. A norm that
-            has hooks, or is replaced by another module, is called as a module after the add.
+            has hooks, is compiled, or is replaced by another module, is called as a module after the add.
         a, b, c: a float, or a parameter if the factor is learned, a scalar or `(d_model,)`.
 
     Example:
@@ -130,7 +140,7 @@ class SublayerConnection(nn.Module):
                 return value
             return nn.Parameter(torch.empty((d_model,) if value.per_feature else (), device=device, dtype=dtype))
 
-        for name in ("norm_in", "norm_branch", "norm_out"):  # None is registered too: `StackRun` reads the table
+        for name in ("norm_in", "norm_branch", "norm_out"):  # None is registered too: the table is read
             self.register_module(name, norms.make(getattr(self.row, name)))
         self.a, self.b, self.c = (factor(value) for value in (self.row.a, self.row.b, self.row.c))
         self.reset_parameters()
@@ -155,13 +165,20 @@ class SublayerConnection(nn.Module):
                 nn.init.constant_(value, factor.init)
 
     def options(self, x: Tensor) -> Mapping[str, Any]:
-        """Return the options of this sublayer's add, except its tensors; this draws the random numbers."""
-        factors = {"residual_scale": self.a, "layer_scale": self.b}
-        options: dict[str, Any] = {
-            name: factor for name, factor in factors.items() if isinstance(factor, Tensor) or factor != 1.0
-        }
-        if self.residual_dtype is not None:
-            options["residual_dtype"] = self.residual_dtype
+        """Return the coefficients of this sublayer's add as options of `addnorm.add_residual`; this draws the random numbers."""
+        a, b, dtype = self.a, self.b, self.residual_dtype
+        draws = self.training and (self.dropout or self.stochastic_depth)
+        if a.__class__ is float and b.__class__ is float and a == b == 1.0 and dtype is None and not draws:
+            return NO_OPTIONS
+        options: dict[str, Any] = {}
+        for name, factor in (("residual_scale", a), ("layer_scale", b)):
+            if isinstance(factor, Tensor):
+                # The next layer uses it, when a sharded module may have freed the memory of its parameters.
+                options[name] = factor.clone() if _is_distributed() else factor
+            elif factor != 1.0:
+                options[name] = factor
+        if dtype is not None:
+            options["residual_dtype"] = dtype
         if self.training and self.dropout:
             options["dropout_p"] = self.dropout
         if self.training and self.stochastic_depth:
@@ -176,13 +193,62 @@ class SublayerConnection(nn.Module):
         mask = torch.empty(shape, device=x.device, dtype=dtype).bernoulli_(keep)
         return mask / keep if keep else mask
 
-    def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """Return x', `(*, d_model)`; the keyword arguments are the sublayer's."""
+    @overload
+    def forward(self, x: Tensor, **context: Any) -> Tensor: ...
+
+    @overload
+    def forward(self, x: StreamState, **context: Any) -> StreamState: ...
+
+    def forward(self, x: Tensor | StreamState, **context: Any) -> Tensor | StreamState:
+        """Return x', `(*, d_model)`; the keyword arguments are the sublayer's.
+
+        In a stack, x is the `StreamState` of the sublayer before, and so is the result: its write is added by the next reader.
+        """
+        if isinstance(x, StreamState):
+            return self._advance(x, context)
+        check_tensor(x)
         check_kwargs(context, self.accepted_kwargs)
-        run = StackRun(self.norm, x, self.residual_dtype, context)
-        stream = run.to_stream(x)
-        branch = run.branch(self, run.read(stream, self))
-        return run.from_stream(run.add_and_norm(self, stream, branch, NO_NORM)[0])
+        dtype = None if self.residual_dtype is None else x.dtype
+        state = self._advance(StreamState(to_dtype(x, self.residual_dtype), dtype=dtype), context)
+        total = state.x if state.pending is None else add(state.x, state.pending)
+        return to_dtype(total, dtype)
+
+    def _advance(self, state: StreamState, context: Mapping[str, Any]) -> StreamState:
+        """Return the state after this sublayer."""
+        x, read = read_stream(state, self._modules["norm_in"], self.norm, self.c)
+        branch = self._branch(read, context)
+        return self._write(state, x, read, PendingWrite(branch, self.options(x)))
+
+    def _write(self, state: StreamState, x: Tensor, read: Tensor, write: PendingWrite) -> StreamState:
+        """Return the state after a write, which is still pending if no norm of this connection follows."""
+        dual, writes = state.dual, state.writes
+        if dual is not None or writes is not None:
+            write = PendingWrite(write.branch, with_seed(write.options, x))
+            dual = None if dual is None else add(dual, write)
+            writes = None if writes is None else (*writes, keep_write(x, write))
+        norm_out = self._modules["norm_out"]
+        pending: PendingWrite | None = write
+        if norm_out is not None:
+            x, _ = add_and_normalize(x, *write, norm_out, self.norm, 1.0, self.residual_dtype, return_residual=False)
+            pending = None
+        return StreamState(x, pending, read if state.keeps_read else None, dual, writes, state.dtype)
+
+    def _branch(self, read: Tensor, context: Mapping[str, Any]) -> Tensor:
+        """Return N_branch(f(read)), in the shape of `read`."""
+        modules: Any = self._modules
+        sublayer: Any = modules.get("sublayer")
+        if sublayer is None:  # a callable that is no module
+            sublayer = self.sublayer
+        if context:
+            accepted = self.accepted_kwargs
+            context = {name: t for name, t in context.items() if accepted is None or name in accepted}
+        branch: Tensor = sublayer(read, **context)
+        if branch.__class__ is not Tensor and not isinstance(branch, Tensor):
+            refuse_output(self, branch, read)
+        if branch.shape != read.shape:
+            refuse_output(self, branch, read)
+        norm = modules["norm_branch"]
+        return branch if norm is None else normalize(branch, norm, self.norm)
 
     def extra_repr(self) -> str:
         """Return the equation and the options that differ from their defaults."""
@@ -190,6 +256,22 @@ class SublayerConnection(nn.Module):
         parts += [f"dropout={self.dropout}"] if self.dropout else []
         parts += [f"stochastic_depth={self.stochastic_depth:g}"] if self.stochastic_depth else []
         return ", ".join(parts)
+
+
+def _is_distributed() -> bool:
+    """Return whether there is a process group, without which no parameter is sharded."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def to_dtype(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return x in a dtype; None means its own."""
+    return x if dtype is None else x.to(dtype)
+
+
+def check_tensor(x: Any) -> None:
+    """Check the stream's type."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
 
 
 def accepted_kwargs(sublayer: Callable[..., Any]) -> frozenset[str] | None:
@@ -217,3 +299,20 @@ def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) ->
                     f"no sublayer takes the keyword argument {name!r}, expected "
                     f"{', '.join(map(repr, sorted(accepted))) or 'none'}: name it in the signature of the sublayer it is for."
                 )
+
+
+def refuse_output(connection: SublayerConnection, output: Any, read: Tensor) -> NoReturn:
+    """Raise an error for a sublayer whose output is not a tensor in the shape of its input."""
+    place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
+    path = f"sublayers[{place.layer * place.sublayers_per_layer + place.sublayer}] ({name})"
+    if isinstance(output, Tensor):
+        raise ValueError(
+            f"{path} returned shape {tuple(output.shape)}, expected {tuple(read.shape)}, the shape of its input: the output "
+            "is added to the stream element by element; let the sublayer's last projection have the stream's width."
+        )
+    if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
+        raise TypeError(
+            f"{path} returned a {type(output).__name__} of {len(output)}, expected one tensor: wrap the sublayer so that it "
+            "returns the tensor to add, as in lambda x, **kw: module(x, **kw)[0]."
+        )
+    raise TypeError(f"{path} returned {type(output).__name__}, expected a tensor of shape {tuple(read.shape)}.")

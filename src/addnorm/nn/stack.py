@@ -6,17 +6,19 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from addnorm import functional
 from addnorm._util.arguments import check_bool, check_dtype, check_probability
-from addnorm.nn.executor import NO_NORM, End, StackRun
+from addnorm.nn.executor import PendingWrite, StreamState, normalize, read_stream
+from addnorm.nn.layer import FLOWS, ResidualLayer
 from addnorm.nn.norm import NormKind
-from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs
-from addnorm.nn.schedules import SCHEDULES
+from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, check_tensor, to_dtype
 from addnorm.wirings.spec import FACTORS, Factor, Learned, Place, Row, Wiring, as_wiring
 
 __all__ = ["ResidualStack", "StreamTerms"]
@@ -61,11 +63,13 @@ class ResidualStack(nn.Module):
         dtype: dtype of the norms and factors.
 
     Attributes:
-        connections: the `SublayerConnection` of every sublayer.
+        layers: a `ResidualLayer` for each layer. The stack calls them one after the other, and they call their
+            `SublayerConnection`s: hooks, `compile()`, `fully_shard`, activation checkpoints and pipeline stages apply to both.
+        connections: the connections of all layers, in a list.
         norm_embedding, norm_final: norms, or None.
 
-    Neither the connections nor their norms are called as modules: register hooks on the sublayers. A norm that has hooks, or was
-    replaced, is called.
+    A norm is computed in one call with an add, and not called as a module, unless it has hooks, is compiled, or was replaced.
+    State dicts from before `layers` existed, with the names `connections.0`, `connections.1` and so on, can still be loaded.
 
     Raises:
         ValueError, TypeError: a sublayer returns no tensor or another shape (the message has its path), or no sublayer accepts a
@@ -114,18 +118,21 @@ class ResidualStack(nn.Module):
         check_probability("stochastic_depth", stochastic_depth)
         affine: dict[str, Any] = {"device": device, "dtype": dtype}
         affine |= {"norm": norm, "eps": eps, "elementwise_affine": elementwise_affine, "bias": bias}
-        self.connections = nn.ModuleList()
+        connections = []
         for i, sublayer in enumerate(sublayers):
             place = Place(*divmod(i, self.sublayers_per_layer), self.num_layers, self.sublayers_per_layer)
-            self.connections.append(
+            connections.append(
                 SublayerConnection(
                     sublayer, d_model, self.wiring.row(*place), place=place, dropout=dropout, residual_dtype=residual_dtype,
                     stochastic_depth=stochastic_depth * place.number / self.num_layers, **affine,
                 )
             )  # fmt: skip
+        n, flow = self.sublayers_per_layer, self.wiring.flow
+        self.layers = nn.ModuleList(ResidualLayer(connections[i : i + n], flow) for i in range(0, len(connections), n))
         _check_rows(self)
         self._share()
-        self.register_load_state_dict_post_hook(_share_again)  # type: ignore[no-untyped-call]  # torch's
+        self.register_load_state_dict_pre_hook(_rename_connections)  # type: ignore[no-untyped-call]  # torch's
+        self.register_load_state_dict_post_hook(_share_again)  # type: ignore[no-untyped-call]  # as above
         if final_norm is None:
             final_norm = self.wiring.ends_in_norm(self.num_layers)
         check_bool("final_norm", final_norm, ", or None: as the wiring states")
@@ -133,20 +140,29 @@ class ResidualStack(nn.Module):
         self.norm_final = norms.make(final_norm)
 
     @property
+    def connections(self) -> list[SublayerConnection]:
+        """The connection of every sublayer, in the order of the sublayers."""
+        return [connection for layer in self._layers() for connection in layer]
+
+    def _layers(self) -> list[list[Any]]:
+        """Return the connections, layer by layer."""
+        layers: list[Any] = [*self.layers]
+        return [[*layer.connections] for layer in layers]
+
+    @property
     def accepted_kwargs(self) -> frozenset[str] | None:
         """The keyword arguments that any of the sublayers receives; None means all."""
         accepted: set[str] = set()
-        for layer in self.layers():
-            for connection in layer:
-                names = connection.accepted_kwargs
-                if names is None:
-                    return None
-                accepted |= names
+        for connection in self.connections:
+            names = connection.accepted_kwargs
+            if names is None:
+                return None
+            accepted |= names
         return frozenset(accepted)
 
     def _share(self) -> None:
         """Make shared factors one parameter for all sublayers of a layer."""
-        for layer in self.layers():
+        for layer in self._layers():
             for connection in layer[1:]:
                 for name in FACTORS:
                     if _is_shared(getattr(connection.row, name)):
@@ -159,52 +175,44 @@ class ResidualStack(nn.Module):
 
     def reset_parameters(self) -> None:
         """Reset norms to ones and zeros and learned factors to their initial values; the sublayers do not change."""
-        for layer in self.layers():
-            for connection in layer:
-                connection.reset_parameters()
+        for connection in self.connections:
+            connection.reset_parameters()
         for norm in (self.norm_embedding, self.norm_final):
             if norm is not None:
                 norm.reset_parameters()
 
-    def layers(self) -> list[list[SublayerConnection]]:
-        """Return the connections, layer by layer."""
-        connections: list[Any] = [*self.connections._modules.values()]
-        n = self.sublayers_per_layer
-        return [connections[i : i + n] for i in range(0, len(connections), n)]
-
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         """Return the output, `(*, d_model)`, in the dtype of x unless a sublayer returns another one."""
-        return self._run(self._start(x, context), x)[0]
+        return self._finish(self._run(self._start(x), context))[1]
 
-    def _start(self, x: Tensor, context: dict[str, Any], keep_writes: bool = False) -> StackRun:
-        return StackRun(self.norm, x, self.residual_dtype, context, End(self.norm_final), keep_writes)
+    def _start(self, x: Tensor, *, keep_writes: bool = False) -> StreamState:
+        """Return the state before the first sublayer."""
+        check_tensor(x)
+        stream, dtype = to_dtype(x, self.residual_dtype), None if self.residual_dtype is None else x.dtype
+        if self.norm_embedding is not None:
+            stream = normalize(stream, self.norm_embedding, self.norm, 1.0, self.residual_dtype)
+        dual = stream if FLOWS[self.wiring.flow].has_dual else None
+        return StreamState(stream, None, None, dual, () if keep_writes else None, dtype)
 
-    def _embed(self, run: StackRun, x: Tensor) -> Tensor:
-        """Return x_0, the stream before the first sublayer."""
-        stream = run.to_stream(x)
-        if self.norm_embedding is None:
-            return stream
-        return run.normalize(stream, self.norm_embedding, 1.0, self.residual_dtype)
-
-    def _run(self, run: StackRun, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the output, and the stream before the first and after the last sublayer."""
-        if run.context:
-            check_kwargs(run.context, self.accepted_kwargs)
-            if run.context.get("cache") is not None:
+    def _run(self, state: StreamState, context: dict[str, Any]) -> StreamState:
+        """Return the state after the last sublayer."""
+        if context:
+            check_kwargs(context, self.accepted_kwargs)
+            if context.get("cache") is not None:
                 self._check_cache()
-        stream = self._embed(run, x)
-        schedule = SCHEDULES[self.wiring.flow]
-        is_checkpointed = self.checkpoint and torch.is_grad_enabled() and run.writes is None
-        layers = self.layers()
-        if schedule.ignores_layers and not is_checkpointed:
-            layers = [[connection for layer in layers for connection in layer]]
-        state = schedule.start(run, stream, layers[0])
-        for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            if is_checkpointed:
-                state = checkpoint(schedule.layer, run, state, layer, following, use_reentrant=False)
-            else:
-                state = schedule.layer(run, state, layer, following)
-        return schedule.end(run, state), stream, state[0]
+        is_checkpointed = self.checkpoint and torch.is_grad_enabled() and state.writes is None
+        for layer in self.layers._modules.values():
+            run = partial(checkpoint, layer, use_reentrant=False) if is_checkpointed else layer
+            state = run(state, **context)
+        return state
+
+    def _finish(self, state: StreamState, *, return_stream: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the stream after the last sublayer (perhaps before its write, without `return_stream`), and the output."""
+        norm = self.norm_final
+        if state.dual is None:
+            return read_stream(state, norm, self.norm, return_stream=return_stream)
+        other = state.dual if norm is None else normalize(state.dual, norm, self.norm)
+        return state.x, to_dtype(functional.add_residual(state.x, other), state.dtype)
 
     def _check_cache(self) -> None:
         """Check that each entry of a cache belongs to one place and one call."""
@@ -214,7 +222,7 @@ class ResidualStack(nn.Module):
                 "stored twice; call it under torch.no_grad(), or without checkpoint."
             )
         first: dict[int, int] = {}
-        for i, connection in enumerate(connection for layer in self.layers() for connection in layer):
+        for i, connection in enumerate(self.connections):
             accepted = connection.accepted_kwargs
             if accepted is not None and "cache" not in accepted:
                 continue
@@ -236,19 +244,21 @@ class ResidualStack(nn.Module):
         Source: Liu et al. 2020, arXiv 2004.08249.
         """
         modes = {module: module.training for module in self.modules()}
-        connections: Any = [connection for layer in self.layers() for connection in layer]
+        connections: list[Any] = self.connections
         factors, a = [], 1.0
         try:
             self.eval()
             with torch.no_grad():
-                run = self._start(x, context)
-                stream = self._embed(run, x)
+                check_kwargs(context, self.accepted_kwargs)
+                state = self._start(x)
                 for connection in connections:
                     factors.append(a)
-                    branch = run.branch(connection, run.from_stream(stream))
-                    variance = a**2 * _variance(stream) + _variance(branch)
-                    # Parameters change after the last measurement; until then the factor is an option of the add.
-                    stream, _ = run.add_and_norm(connection, stream, branch, NO_NORM, {"residual_scale": a})
+                    x, read = read_stream(state, connection.norm_in, self.norm, connection.c)
+                    branch = connection._branch(read, context)
+                    variance = a**2 * _variance(x) + _variance(branch)
+                    # Parameters change after the last measurement; until then the factor replaces the connection's.
+                    options = {**connection.options(x), "residual_scale": a}
+                    state = connection._write(state, x, read, PendingWrite(branch, options))
                     a = math.sqrt(variance)
                     if not math.isfinite(a):
                         raise ValueError(
@@ -271,16 +281,14 @@ class ResidualStack(nn.Module):
             ValueError: the wiring's stream is no plain sum of writes (it has a norm or a factor).
             RuntimeError: the sum differs from x_L: the stream is not finite.
         """
-        if self.wiring.flow not in SUMS or not all(
-            connection.row.is_sum for layer in self.layers() for connection in layer
-        ):
+        if self.wiring.flow not in SUMS or not all(connection.row.is_sum for connection in self.connections):
             raise ValueError(
                 f"the stream of {self.wiring.name} is no plain sum of writes ({self.wiring.equation()}): unroll a stack "
                 "whose rows have a = 1 and no N_out, such as pre_ln."
             )
-        run = self._start(x, context, keep_writes=True)
-        y, x_0, x_L = self._run(run, x)
-        writes = tuple(run.writes or ())
+        start = self._start(x, keep_writes=True)
+        state = self._run(start, context)
+        x_0, (x_L, y), writes = start.x, self._finish(state, return_stream=True), state.writes or ()
         with torch.no_grad():
             wide = torch.promote_types(x_0.dtype, torch.float32)
             total, size = x_0.to(wide), x_0.to(wide).abs()
@@ -304,15 +312,17 @@ class ResidualStack(nn.Module):
         n = len(self.connections)
         if not (isinstance(i, int) and not isinstance(i, bool) and -n <= i < n):
             raise ValueError(f"i is {i!r}, expected the number of a sublayer, 0 to {n - 1}.")
-        other: ResidualStack = _shallow(self)
-        connections: list[Any] = list(self.connections)
-        without_write = connections[i] = _shallow(connections[i])
+        k, j = divmod(i % n, self.sublayers_per_layer)
+        layer: Any = _shallow(self.layers[k])
+        without_write = _shallow(layer.connections[j])
         accepted = without_write.accepted_kwargs
         for name in ("sublayer", "norm_branch"):
             without_write._modules.pop(name, None)
         without_write.sublayer = ZeroSublayer(accepted)
         without_write.register_module("norm_branch", None)
-        other.connections = nn.ModuleList(connections)
+        layer.connections = nn.ModuleList(without_write if m is layer.connections[j] else m for m in layer.connections)
+        other: ResidualStack = _shallow(self)
+        other.layers = nn.ModuleList(layer if m is self.layers[k] else m for m in self.layers)
         return other
 
     def extra_repr(self) -> str:
@@ -326,8 +336,8 @@ SUMS = ("rows", "parallel")  # the flows with one stream, to which every sublaye
 
 def _check_rows(stack: ResidualStack) -> None:
     """Check that the schedule supports every row, and that sublayers of a layer agree on shared factors."""
-    schedule = SCHEDULES[stack.wiring.flow]
-    for layer in stack.layers():
+    flow = FLOWS[stack.wiring.flow]
+    for layer in stack._layers():
         for name in FACTORS:
             factors = [getattr(connection.row, name) for connection in layer]
             if any(map(_is_shared, factors)) and factors != factors[:1] * len(factors):
@@ -336,9 +346,9 @@ def _check_rows(stack: ResidualStack) -> None:
                     "same in all: a factor that is shared is one parameter."
                 )
         for connection in layer:
-            if not schedule.supports(connection.row):
+            if not flow.supports(connection.row):
                 raise ValueError(
-                    f"wiring {stack.wiring.name!r} has the row {connection.row!r}, expected {schedule.supported_rows}: its "
+                    f"wiring {stack.wiring.name!r} has the row {connection.row!r}, expected {flow.supported_rows}: its "
                     f"flow, {stack.wiring.flow!r}, runs no others; for other rows leave the flow out."
                 )
 
@@ -355,6 +365,16 @@ class ZeroSublayer:
 
 def _is_shared(factor: Factor) -> bool:
     return isinstance(factor, Learned) and factor.shared
+
+
+def _rename_connections(stack: ResidualStack, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Rename the parameters of a state dict in which the connections of all layers were one list."""
+    old = f"{prefix}connections."
+    for name in [name for name in state_dict if name.startswith(old)]:
+        digits, _, rest = name.removeprefix(old).partition(".")
+        if digits.isdigit():
+            layer, sublayer = divmod(int(digits), stack.sublayers_per_layer)
+            state_dict[f"{prefix}layers.{layer}.connections.{sublayer}.{rest}"] = state_dict.pop(name)
 
 
 def _share_again(stack: ResidualStack, _: Any) -> None:

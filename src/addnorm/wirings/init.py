@@ -140,7 +140,9 @@ def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
 
 def init_(wiring: Any, stack: nn.Module, *inputs: Any, **context: Any) -> None:
     """Initialize a stack as `Wiring.init_` states; all rules and weights are checked before any weight is drawn."""
-    stacks: list[Any] = [module for module in stack.modules() if hasattr(module, "connections")]
+    stacks: list[Any] = [
+        module for module in stack.modules() if hasattr(module, "connections") and hasattr(module, "wiring")
+    ]
     if not stacks:
         raise TypeError(f"stack is a {type(stack).__name__}, expected a ResidualStack or a module that has one.")
     draws: list[tuple[Draw, Tensor]] = []

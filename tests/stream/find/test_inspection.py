@@ -35,7 +35,7 @@ def test_table_has_one_line_for_equal_layers():
     text = render(inspect_encoder(layers=12))
     assert "1-12" in text
     assert text.count("attention") == 1
-    assert "stack.connections.0,2,...,22.sublayer" in text
+    assert "stack.layers.0,1,...,11.connections.0.sublayer" in text
     assert text.splitlines()[0] == "Encoder, evaluation: pre_ln"
 
 
@@ -105,8 +105,8 @@ def test_site_by_name_and_number():
     inspection = inspect_encoder()
     assert inspection.site(0) is inspection.sites[0]
     assert inspection.site(inspection.sites[3].id) is inspection.sites[3]
-    with pytest.raises(KeyError, match=r"site is 'stack.connections.9.sublayer', expected 'stack.connections"):
-        inspection.site("stack.connections.9.sublayer")
+    with pytest.raises(KeyError, match=r"site is 'stack.layers.9.connections.0.sublayer', expected 'stack.layers"):
+        inspection.site("stack.layers.9.connections.0.sublayer")
 
 
 def test_sites_have_unique_ids():
@@ -130,4 +130,4 @@ def test_repr_of_inspection_stream_and_site():
     inspection = inspect_encoder()
     assert repr(inspection).startswith("<Inspection of Encoder: pre_ln, 6 sublayers, closure ")
     assert repr(inspection.streams[0]) == "<stream: 6 sublayers, pre_ln>"
-    assert repr(inspection.sites[0]) == "<stack.connections.0.sublayer: x' = x + f(N(x))>"
+    assert repr(inspection.sites[0]) == "<stack.layers.0.connections.0.sublayer: x' = x + f(N(x))>"

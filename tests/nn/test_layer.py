@@ -1,0 +1,148 @@
+"""Tests that layers and connections are modules like any other: hooks, compilation, checkpoints, exports, state dicts."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+import addnorm
+from addnorm import SublayerConnection
+from addnorm.nn import ResidualLayer
+from addnorm.nn.executor import StreamState
+from support.stacks import D, each_wiring, stack_of
+
+KINDS = pytest.mark.parametrize("kind", [ResidualLayer, SublayerConnection])
+
+
+def run(stack, x, seed=5):
+    """Return the output and all gradients of a training step with random numbers from a seed."""
+    x = x.clone().requires_grad_()
+    stack.zero_grad()
+    torch.manual_seed(seed)
+    y = stack(x)
+    y.sin().sum().backward()
+    return [y.detach(), x.grad, *(p.grad for p in stack.parameters())]
+
+
+def assert_equal(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        assert (a is None and e is None) or torch.equal(a, e)
+
+
+@each_wiring
+def test_every_layer_and_connection_is_called(wiring):
+    stack, x = stack_of(5, wiring), torch.randn(3, 4, D)
+    modules = [m for m in stack.modules() if isinstance(m, ResidualLayer | SublayerConnection)]
+    calls = []
+    for module in modules:
+        module.register_forward_hook(lambda module, args, out: calls.append((module, args[0], out)))
+    expected = stack(x)
+    assert [sum(m is module for m, _, _ in calls) for module in modules] == [1] * len(modules)
+    assert all(isinstance(t, StreamState) for _, *states in calls for t in states)
+    assert stack(x).equal(expected)
+
+
+@each_wiring
+def test_layer_by_layer_equals_the_stack(wiring):
+    """A state that is passed on by hand, as between pipeline stages."""
+    stack, x = stack_of(6, wiring), torch.randn(3, 4, D)
+    stack.eval()
+    state = stack._start(x)
+    for layer in stack.layers:
+        state = copy.deepcopy(layer)(state)
+    assert stack._finish(state)[1].equal(stack(x))
+
+
+def test_hook_may_change_the_stream():
+    stack, x = stack_of(4), torch.randn(3, 4, D)
+    stack.layers[0].register_forward_hook(lambda module, args, out: out._replace(x=torch.zeros_like(x), pending=None))
+    state = StreamState(torch.zeros_like(x))
+    assert stack(x).equal(stack._finish(stack.layers[1](state))[1])
+
+
+def test_pre_hook_of_a_connection_sees_the_pending_write():
+    stack, x = stack_of(2), torch.randn(3, D)
+    seen = []
+    stack.connections[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    stack(x)
+    first = stack.connections[0]
+    (state,) = seen
+    torch.testing.assert_close(state.pending.branch, first.sublayer(first.norm_in(x)))
+    assert state.x is x
+    assert state.pending.options == {}
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "parallel", "layer_scale"])
+def test_checkpoints_of_torch_keep_the_bits(kind, name):
+    stack = stack_of(4, name, dropout=0.3, stochastic_depth=0.2)
+    x = torch.randn(3, 4, D)
+    expected = run(stack, x)
+    apply_activation_checkpointing(stack, check_fn=lambda module: isinstance(module, kind))
+    assert sum("CheckpointWrapper" in type(m).__name__ for m in stack.modules()) in (2, 4)
+    assert_equal(run(stack, x), expected)
+    assert len(stack.connections) == 4
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # read by Dynamo itself
+@KINDS
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_each_module_compiles_by_itself(kind, training):
+    torch._dynamo.reset()
+    stack, x = stack_of(4).train(training), torch.randn(3, 4, D)
+    with torch.set_grad_enabled(training):
+        expected = stack(x)
+        counter = CompileCounter()
+        modules = [module for module in stack.modules() if isinstance(module, kind)]
+        for module in modules:
+            module.compile(backend=counter, fullgraph=True)
+        assert stack(x).equal(expected)
+    assert 1 <= counter.frame_count <= len(modules)
+    torch._dynamo.reset()
+
+
+def test_state_dict_of_the_old_names_loads():
+    stack, other = stack_of(5, "rezero"), stack_of(5, "rezero")
+    for p in stack.parameters():
+        nn.init.normal_(p)
+    outer, old = nn.ModuleDict({"model": stack}), {}
+    for name, value in outer.state_dict().items():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            number = 2 * int(parts[2]) + int(parts[4])
+            parts = ["model", "connections", str(number), *parts[5:]]
+        old[".".join(parts)] = value
+    assert any(name.startswith("model.connections.4.") for name in old)
+    nn.ModuleDict({"model": other}).load_state_dict(old)
+    x = torch.randn(3, D)
+    assert other(x).equal(stack(x))
+    with pytest.raises(RuntimeError, match=r"connections\.9\.|layers\.4\.connections\.1\."):
+        other.load_state_dict({**other.state_dict(), "connections.9.sublayer.up.weight": torch.ones(1)})
+
+
+def test_names_of_parameters():
+    names = {name for name, _ in stack_of(4).named_parameters()}
+    assert "layers.1.connections.0.norm_in.weight" in names
+    assert "layers.0.connections.1.sublayer.up.bias" in names
+    assert "norm_final.weight" in names
+
+
+def test_connection_alone_returns_a_tensor():
+    connection, x = stack_of(2, dropout=0.2).connections[0].eval(), torch.randn(3, D)
+    torch.testing.assert_close(connection(x), x + connection.sublayer(connection.norm_in(x)))
+    state = connection(StreamState(x))
+    torch.testing.assert_close(state.x + state.pending.branch, connection(x))
+
+
+def test_layers_split_into_two_stacks():
+    """Stages of a pipeline that a user builds by hand: copies of the model with some layers removed."""
+    model, x = addnorm.nn.Encoder(4, D, 2), torch.randn(2, 5, D)
+    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    first.stack.layers, first.stack.norm_final = first.stack.layers[:2], None
+    second.stack.layers = second.stack.layers[2:]
+    torch.testing.assert_close(second(first(x)), model(x), rtol=0, atol=2e-6)
