@@ -35,7 +35,7 @@ def test_table_has_one_line_for_equal_layers():
     text = render(inspect_encoder(layers=12))
     assert "1-12" in text
     assert text.count("attention") == 1
-    assert "stack.layers.0,1,...,11.connections.0.sublayer" in text
+    assert "stack.layers.0-11.connections.0.sublayer" in text
     assert text.splitlines()[0] == "Encoder, evaluation: pre_ln"
 
 
