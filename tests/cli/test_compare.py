@@ -285,7 +285,7 @@ def test_compare_interrupted_keeps_results():
     process = training("--steps", 10**6)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # to the workers too, as a terminal does
-    stdout, stderr = process.communicate(timeout=30)
+    stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
     assert stderr == "Interrupted. Finished runs are in out; the same command continues.\n"
     assert stdout == ""

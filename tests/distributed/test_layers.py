@@ -1,0 +1,213 @@
+"""Tests that stacks train in several processes as in one: DDP, FSDP2 around any of their modules, checkpoints, pipelines."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
+from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import addnorm
+from addnorm import SublayerConnection
+from addnorm.nn import ResidualLayer
+from support.distributed import case, launch, list_cases
+
+# A pipeline is built from a program of torch.export, and torch.distributed warns while doing so.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+
+D, DTYPE = 16, torch.float64
+# The stream has one factor per feature, a norm after the add, two streams, parallel sublayers, or none of these.
+WIRINGS = ("pre_ln", "post_ln", "deepnorm", "layer_scale", "resi_dual", "parallel", "b2t")
+UNITS = {  # what is sharded besides the root
+    "the root alone": lambda stack: [],
+    "layers": lambda stack: [*stack.layers],
+    "connections": lambda stack: stack.connections,
+    "sublayers": lambda stack: [connection.sublayer for connection in stack.connections],
+    "norms": lambda stack: [m for m in stack.modules() if isinstance(m, addnorm.LayerNorm)],
+}
+
+
+def make(wiring: str, **options) -> nn.Module:
+    torch.manual_seed(3)
+    model = addnorm.nn.Encoder(3, D, 2, wiring=wiring, dtype=DTYPE, **options)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.4)
+    return model
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and cotangents of 4 samples."""
+    generator = torch.Generator().manual_seed(8)
+    x, dy = torch.randn(2, 4, 5, D, dtype=DTYPE, generator=generator)
+    return x, dy
+
+
+def train(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the gradients of this rank's samples, averaged over the ranks by the model's wrapper."""
+    x, dy = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch())
+    (model(x) * dy).mean().backward()
+    names = (
+        (name.removeprefix("module.").replace("_checkpoint_wrapped_module.", ""), p)
+        for name, p in model.named_parameters()
+    )
+    return {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in names}
+
+
+def expect(wiring: str, **options) -> dict[str, torch.Tensor]:
+    """Return the gradients of one process with all samples."""
+    model, (x, dy) = make(wiring, **options), batch()
+    (model(x) * dy).mean().backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def check(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, grad in expected.items():
+        assert actual[name] is not None, name
+        torch.testing.assert_close(
+            actual[name], grad, rtol=1e-10, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@case(2)
+def ddp():
+    for wiring in (*WIRINGS, "rezero"):
+        check(train(DistributedDataParallel(make(wiring))), expect(wiring))
+
+
+@case(2)
+def fsdp2():
+    mesh = init_device_mesh("cpu", (2,))
+    for wiring in WIRINGS:
+        expected = expect(wiring)
+        for unit, select in UNITS.items():
+            model = make(wiring)
+            for module in select(model.stack):
+                fully_shard(module, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            try:
+                check(train(model), expected)
+            except Exception as error:
+                raise AssertionError(f"{wiring}, {unit}: {error}") from error
+
+
+@case(2)
+def fsdp2_of_scalar_factors():
+    """fully_shard takes no 0-d parameter: those of ReZero are left out of it."""
+    model = make("rezero")
+    scalars = {p for p in model.parameters() if p.dim() == 0}
+    for layer in model.stack.layers:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (2,)), ignored_params=scalars)
+    actual, expected = train(model), expect("rezero")
+    for name, p in model.named_parameters():
+        if p.dim() == 0:
+            dist.all_reduce(actual[name])
+            actual[name] /= 2
+    check(actual, expected)
+
+
+@case(2)
+def fsdp2_with_checkpoints():
+    mesh = init_device_mesh("cpu", (2,))
+    for kind in (ResidualLayer, SublayerConnection):
+        model = make("layer_scale")
+        apply_activation_checkpointing(model, check_fn=lambda module, kind=kind: isinstance(module, kind))
+        for layer in model.stack.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        check(train(model), expect("layer_scale"))
+    model = make("pre_ln", checkpoint=True)
+    for layer in model.stack.layers:
+        fully_shard(layer, mesh=mesh)
+    check(train(fully_shard(model, mesh=mesh)), expect("pre_ln"))
+
+
+class Language(nn.Module):
+    """Embedding, a stack, and a head."""
+
+    def __init__(self, wiring: str) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.embedding = nn.Embedding(20, D, dtype=DTYPE)
+        self.encoder = addnorm.nn.Encoder(4, D, 2, wiring=wiring, dtype=DTYPE)
+        self.head = nn.Linear(D, 20, dtype=DTYPE)
+
+    def forward(self, ids):
+        return self.head(self.encoder(self.embedding(ids)))
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    ids, targets = torch.randint(0, 20, (2, 4, 6), generator=generator)
+    return ids, targets
+
+
+def cross_entropy(out, targets):
+    return nn.functional.cross_entropy(out.flatten(0, 1), targets.flatten())
+
+
+def expect_pipeline(wiring: str) -> dict[str, torch.Tensor]:
+    model, (ids, targets) = Language(wiring), tokens()
+    loss = sum(cross_entropy(model(i), t) for i, t in zip(ids.chunk(2), targets.chunk(2), strict=True)) / 2
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def step(schedule) -> None:
+    ids, targets = tokens()
+    if dist.get_rank() == 0:
+        schedule.step(ids)
+    else:
+        schedule.step(target=targets, losses=[])
+
+
+def check_stage(stage: nn.Module, expected: dict[str, torch.Tensor], names: dict[str, str]) -> None:
+    grads = {names.get(name, name): p.grad for name, p in stage.named_parameters()}
+    assert len(grads) > 10
+    check(grads, {name: expected[name] for name in grads})
+
+
+@case(2)
+def pipeline_splits_between_layers():
+    for wiring in ("pre_ln", "post_ln", "layer_scale", "resi_dual"):
+        pipe = pipeline(
+            Language(wiring), mb_args=(tokens()[0][:2],), split_spec={"encoder.stack.layers.2": SplitPoint.BEGINNING}
+        )
+        stage = pipe.build_stage(dist.get_rank(), torch.device("cpu"))
+        step(ScheduleGPipe(stage, n_microbatches=2, loss_fn=cross_entropy))
+        check_stage(stage.submod, expect_pipeline(wiring), {})
+
+
+@case(2)
+def pipeline_of_stages_by_hand():
+    model, rank = Language("pre_ln"), dist.get_rank()
+    encoder = copy.deepcopy(model.encoder)
+    if rank == 0:
+        encoder.stack.layers, encoder.stack.norm_final = encoder.stack.layers[:2], None
+        module, names = nn.Sequential(model.embedding, encoder), {"0.weight": "embedding.weight"}
+    else:
+        encoder.stack.layers = encoder.stack.layers[2:]
+        module, names = nn.Sequential(encoder, model.head), {"1.weight": "head.weight", "1.bias": "head.bias"}
+    for name, _ in encoder.named_parameters():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            parts[2] = str(int(parts[2]) + 2 * rank)
+        names[f"{1 - rank}.{name}"] = ".".join(["encoder", *parts])
+    stage = PipelineStage(module, rank, 2, torch.device("cpu"))
+    step(Schedule1F1B(stage, n_microbatches=2, loss_fn=cross_entropy))
+    check_stage(module, expect_pipeline("pre_ln"), names)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return launch(__file__)
+
+
+@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
+def test_stack_trains_in_several_processes(results, name, world_size):
+    results.check(name, world_size)
