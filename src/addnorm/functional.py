@@ -63,6 +63,14 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
+@overload
+def add_layer_norm(
+    residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5,
+    *, return_residual: bool, out: Tensor | tuple[Tensor, Tensor] | None = None,
+    **options: Unpack[NormOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
 def add_layer_norm(
     residual: Tensor,
     branch: Tensor,
@@ -182,6 +190,14 @@ def add_rms_norm(
     *, return_residual: Literal[True], casting: Casting = "float32", out: tuple[Tensor, Tensor] | None = None,
     **options: Unpack[NormOptions],
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+@overload
+def add_rms_norm(
+    residual: Tensor, branch: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float | None = None,
+    *, return_residual: bool, casting: Casting = "float32", out: Tensor | tuple[Tensor, Tensor] | None = None,
+    **options: Unpack[NormOptions],
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def add_rms_norm(

@@ -98,5 +98,6 @@ def test_model_without_add_and_norm_is_unchanged():
     fusion = fuse(model, X)
     assert fusion.boundaries == ()
     assert model._compiled_call_impl is None
+    assert addnorm.unfuse(model) is model
     with pytest.raises(ValueError, match="which is not fused"):
         addnorm.unfuse(model)

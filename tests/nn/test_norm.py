@@ -73,3 +73,20 @@ def test_norm_saves_its_input_without_a_copy():
 def test_eps_none_is_torchs_default():
     x = torch.randn(4, 8) * 1e-4
     torch.testing.assert_close(addnorm.RMSNorm(8)(x), F.rms_norm(x, (8,)))
+
+
+@pytest.mark.parametrize("make", [addnorm.LayerNorm, addnorm.RMSNorm, addnorm.AddNorm])
+def test_norm_is_a_leaf_of_symbolic_traces(make):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = make(8)
+
+        def forward(self, x):
+            branch = x.sin()
+            return self.norm(x, branch) if make is addnorm.AddNorm else self.norm(branch)
+
+    model, x = Model(), torch.randn(3, 8)
+    graph = torch.fx.symbolic_trace(model)
+    assert [node.target for node in graph.graph.nodes if node.op == "call_module"] == ["norm"]
+    assert graph(x).equal(model(x))

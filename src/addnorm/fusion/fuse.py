@@ -41,7 +41,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
 
     The model is changed in place and keeps its class, parameters, buffers, hooks, `state_dict` and `save_pretrained`. It trains,
     and accepts other shapes, masks and caches, as before. The sums have the same bits as before. Random numbers are drawn as
-    before, since dropout stays the model's own. Calls of the model are fused; a submodule that is called by itself is not.
+    before, since dropout stays the model's own. Calls of the model are fused; a submodule that is called by itself is not, nor is
+    a copy of the model (`copy.deepcopy`, pickle): fuse the copy.
 
     Args:
         model: any `torch.nn.Module`.
@@ -95,21 +96,29 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     if is_fused:
         vars(after)[UNDO] = undo
         model._compiled_call_impl = after
+    else:
+        _unchanged.add(model)
     return fusion
 
 
 def unfuse(model: nn.Module) -> nn.Module:
-    """Restore a fused model to what it was before, and return it.
+    """Restore a fused model to what it was before, and return it; a model in which `fuse` found nothing is returned as it is.
 
     Raises:
         ValueError: the model is not fused.
     """
+    if model in _unchanged:
+        _unchanged.discard(model)
+        return model
     if not _is_fused(model):
         raise ValueError(f"model is {type(model).__name__}, which is not fused: fuse it with {USAGE}.")
     undo = vars(model._compiled_call_impl)[UNDO]
     del model._compiled_call_impl
     _call_all(undo)
     return model
+
+
+_unchanged: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models in which `fuse` found nothing to fuse
 
 
 def _is_fused(model: Any) -> bool:

@@ -7,10 +7,11 @@ from typing import Any, Literal, SupportsIndex, overload
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from addnorm import functional
 from addnorm._util.arguments import check_probability
-from addnorm.nn.norm import NormKind, norm_shape
+from addnorm.nn.norm import NormKind, as_leaf, norm_shape
 
 # torch's own defaults; None means the machine epsilon.
 DEFAULT_EPS: dict[str, float | None] = {"layer": 1e-5, "rms": None}
@@ -109,10 +110,15 @@ class AddNorm(nn.Module):
     @overload
     def forward(self, residual: Tensor, branch: Tensor, *, return_residual: Literal[True]) -> tuple[Tensor, Tensor]: ...
 
+    @overload
+    def forward(self, residual: Tensor, branch: Tensor, *, return_residual: bool) -> Tensor | tuple[Tensor, Tensor]: ...
+
     def forward(
         self, residual: Tensor, branch: Tensor, *, return_residual: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return y, or `(y, z)` with `return_residual=True`; all tensors have the shape `(*, normalized_shape)`."""
+        if residual.__class__ is Proxy:
+            return as_leaf(self, residual, branch, return_residual=return_residual)  # type: ignore[no-any-return]  # a Proxy
         options: dict[str, Any] = {}  # without options the call takes the fast path
         if self.residual_scale != 1.0:
             options["residual_scale"] = self.residual_scale

@@ -6,10 +6,11 @@ the contract of `addnorm.functional`: bfloat16 parameter gradients are accumulat
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 
 from addnorm import functional
 
@@ -31,6 +32,8 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return y, in the dtype of `input`."""
+        if input.__class__ is Proxy:
+            return as_leaf(self, input)
         return functional.layer_norm(
             input,
             self.weight,
@@ -52,9 +55,20 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y, in the dtype of `x`."""
+        if x.__class__ is Proxy:
+            return as_leaf(self, x)
         return functional.rms_norm(
             x, self.weight, eps=self.eps, normalized_shape=norm_shape(self.normalized_shape, self.weight)
         )
+
+
+def as_leaf(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Return the call of a module as one node of a graph of `torch.fx`, as its tracer does for torch's own modules.
+
+    A tracer asks for the module's `__module__`, which is not torch's here.
+    """
+    tracer = args[0].tracer
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), args, kwargs)
 
 
 def norm_shape(normalized_shape: tuple[int, ...], weight: Tensor | None) -> tuple[int, ...] | None:
