@@ -117,8 +117,8 @@ class AddNorm(nn.Module):
         self, residual: Tensor, branch: Tensor, *, return_residual: bool = False
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return y, or `(y, z)` with `return_residual=True`; all tensors have the shape `(*, normalized_shape)`."""
-        if residual.__class__ is Proxy:
-            return as_leaf(self, residual, branch, return_residual=return_residual)  # type: ignore[no-any-return]  # a Proxy
+        if isinstance(residual, Proxy):
+            return as_leaf(self, residual, branch, return_residual=return_residual)
         options: dict[str, Any] = {}  # without options the call takes the fast path
         if self.residual_scale != 1.0:
             options["residual_scale"] = self.residual_scale

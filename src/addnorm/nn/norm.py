@@ -32,7 +32,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return y, in the dtype of `input`."""
-        if input.__class__ is Proxy:
+        if isinstance(input, Proxy):
             return as_leaf(self, input)
         return functional.layer_norm(
             input,
@@ -55,7 +55,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return y, in the dtype of `x`."""
-        if x.__class__ is Proxy:
+        if isinstance(x, Proxy):
             return as_leaf(self, x)
         return functional.rms_norm(
             x, self.weight, eps=self.eps, normalized_shape=norm_shape(self.normalized_shape, self.weight)
