@@ -34,7 +34,11 @@ const Kernels& kernels() {
   return chosen;
 }
 
+bool has_reference = false;
+
 }  // namespace addnorm
 
-// addnorm.backends() calls this through ctypes.
+// src/addnorm/ops/cpu.py calls these through ctypes.
+extern "C" __attribute__((visibility("default"))) void addnorm_allow_reference() { addnorm::has_reference = true; }
+
 extern "C" __attribute__((visibility("default"))) const char* addnorm_isa() { return addnorm::kernels().name; }

@@ -28,7 +28,7 @@ struct ForwardCall {
     if (branch != nullptr && !(on_cpu(branch) && Shape(branch) == shape)) route = Route::invalid;
     if (route != Route::kernels) return route;
     const auto r = type_of(residual), b = branch != nullptr ? type_of(branch) : r;
-    if (!r || !b || shape.d == 0 || shape.rows == 0) return Route::reference;
+    if (!r || !b || shape.d == 0) return Route::reference;
     args.residual_type = args.z_type = *r;
     args.branch_type = args.y_type = *b;
     return Route::kernels;

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from addnorm.ops.options import CASTINGS, GRADIENTS
-from addnorm.ops.schema import ADD_NAMES, ARGUMENTS
+from addnorm.ops.schema import ADD_NAMES, ARGUMENTS, DEFINITIONS
 
 HEADER = Path(__file__).parent / "arguments.h"
 LETTERS = {"Tensor": "T", "Tensor?": "t", "Tensor(a!)?": "t", "Tensor(b!)?": "t", "ScalarType?": "o"}
@@ -56,6 +56,9 @@ def header() -> str:
     parts.append("constexpr int64_t kAllGrads = (int64_t{1} << kGrads) - 1;\n")
     parts.append("\n// Values of `casting`.\nenum Casting : int64_t {\n")
     parts.append("".join(f"  k{camel(name)}Casting = {value},\n" for name, value in CASTINGS.items()))
+    parts.append("};\n\n// The operators' schemas, for a process without the Python package.\n")
+    parts.append("constexpr const char* kSchemas[] = {\n")
+    parts.append("".join(f'  "{schema}",\n' for schema in DEFINITIONS))
     parts.append("};\n\n}  // namespace addnorm\n")
     return "".join(parts)
 

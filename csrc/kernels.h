@@ -132,4 +132,7 @@ extern const Kernels kernels_avx512;
 // The best table for this CPU; ATEN_CPU_CAPABILITY=default|avx2|avx512 lowers it, as it does for torch.
 const Kernels& kernels();
 
+// Whether the Python package has registered the reference; false in a process that loads only this library.
+extern bool has_reference;
+
 }  // namespace addnorm

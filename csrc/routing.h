@@ -14,6 +14,13 @@ enum class Route { kernels, reference, invalid };
 inline Route worse(Route a, Route b) { return a > b ? a : b; }
 
 inline void leave_kernels(Stack& stack, const char* reference, Route route) {
+  if (!has_reference) {
+    throw std::runtime_error(
+        route == Route::reference
+            ? "addnorm: the kernels do not support these tensors (no features, a dtype, or memory that out= may not write), and the "
+              "Python package, which does, is not imported: import addnorm, or decompose the program with addnorm.decompositions()"
+            : "addnorm: invalid arguments, shapes, dtypes or devices that do not fit together: import addnorm for the reason");
+  }
   if (route == Route::reference) {
     stack.owner = false;  // the dispatcher takes ownership of the arguments
     check(torch_call_dispatcher(reference, "", stack.at, TORCH_ABI_VERSION));

@@ -9,12 +9,15 @@
 
 from addnorm import wirings
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
+from addnorm.fusion.export import export_fused
 from addnorm.fusion.fuse import fuse, unfuse
 from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.inplace import add_layer_norm_, add_residual_, add_rms_norm_
 from addnorm.nn import AddNorm, LayerNorm, Learned, ResidualStack, RMSNorm, Row, SublayerConnection, Wiring
 from addnorm.ops import Backend, backends
 from addnorm.ops.compile_mode import set_compile_mode
+from addnorm.ops.cpu import library_path
+from addnorm.ops.decompositions import decompositions
 from addnorm.stream.ablate import ablate, ablate_each, scale_write
 from addnorm.stream.decompose import decompose
 from addnorm.stream.find.inspect import inspect
@@ -44,9 +47,12 @@ __all__ = [
     "add_rms_norm_",
     "backends",
     "decompose",
+    "decompositions",
+    "export_fused",
     "fuse",
     "inspect",
     "layer_norm",
+    "library_path",
     "record",
     "rms_norm",
     "scale_write",

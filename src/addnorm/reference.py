@@ -15,10 +15,15 @@ kernels compute. Arguments are not checked here; `addnorm.functional` checks the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+_one_loop: ContextVar[bool] = ContextVar("one_loop", default=False)
 
 Norm = Literal["layer", "rms"]
 Casting = Literal["float32", "llama", "t5"]
@@ -171,12 +176,22 @@ def sum_to(t: Tensor, scale: Tensor) -> Tensor:
     return rows if scale.dim() else sum_features(rows).squeeze(-1)
 
 
+@contextmanager
+def sums_in_one_loop() -> Iterator[None]:
+    """Record the sum over features as one operator, for a graph that another compiler or runtime orders."""
+    token = _one_loop.set(True)
+    try:
+        yield
+    finally:
+        _one_loop.reset(token)
+
+
 def sum_features(t: Tensor) -> Tensor:
     """Return the sum over the last dimension, `(*, 1)`, by adding halves.
 
     The order of the additions in `torch.sum` depends on the other rows and on the number of threads.
     """
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or _one_loop.get():
         return t.sum(-1, keepdim=True)  # one loop, in the compiler's order
     while (n := t.shape[-1]) > 1:
         half = (n + 1) // 2

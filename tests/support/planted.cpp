@@ -23,3 +23,4 @@ static void add_norm(StableIValue* at, uint64_t, uint64_t) {
 STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) { m.impl("add_norm", add_norm); }
 
 extern "C" __attribute__((visibility("default"))) const char* addnorm_isa() { return "faults"; }
+extern "C" __attribute__((visibility("default"))) void addnorm_allow_reference() {}

@@ -75,7 +75,7 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     backend = ModelBackend(model, compile)
     before, after = model._call_impl, _compiled_call(model, backend)
     undo = [keep_padding_zero(encoder) for encoder in padding_encoders(model)]
-    is_fused = False
+    fused_calls = False
     try:
         proof = prove(model, before, after, args, kwargs)
         boundaries = backend.boundaries(model, args, kwargs)
@@ -88,12 +88,12 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
             backend.stop_recording()
             if benchmark:
                 fusion = replace(fusion, benchmark=measure(model, before, after, args, kwargs, bool(proof.gradients)))
-        is_fused = bool(fusion.fused)
+        fused_calls = bool(fusion.fused)
     finally:
         backend.stop_recording()
-        if not is_fused:
+        if not fused_calls:
             _call_all(undo)
-    if is_fused:
+    if fused_calls:
         vars(after)[UNDO] = undo
         model._compiled_call_impl = after
     else:
@@ -110,7 +110,7 @@ def unfuse(model: nn.Module) -> nn.Module:
     if model in _unchanged:
         _unchanged.discard(model)
         return model
-    if not _is_fused(model):
+    if not is_fused(model):
         raise ValueError(f"model is {type(model).__name__}, which is not fused: fuse it with {USAGE}.")
     undo = vars(model._compiled_call_impl)[UNDO]
     del model._compiled_call_impl
@@ -121,7 +121,8 @@ def unfuse(model: nn.Module) -> nn.Module:
 _unchanged: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models in which `fuse` found nothing to fuse
 
 
-def _is_fused(model: Any) -> bool:
+def is_fused(model: Any) -> bool:
+    """Return whether a model is a module that `fuse` has fused."""
     return isinstance(model, nn.Module) and UNDO in getattr(model._compiled_call_impl, "__dict__", {})
 
 
@@ -133,7 +134,7 @@ def _call_all(undo: Sequence[Callable[[], Any]]) -> None:
 def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
-    if _is_fused(model):
+    if is_fused(model):
         raise ValueError("model is fused already, expected one that is not: addnorm.unfuse(model) restores it.")
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise ValueError(

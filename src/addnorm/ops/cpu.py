@@ -1,4 +1,8 @@
-"""Loading of the C++ kernels: the shared library beside the package, and the reason if it is not loaded."""
+"""Loading of the C++ kernels: the shared library beside the package, and the reason if it is not loaded.
+
+The library defines the operators and registers its kernels. It also works in a process without this package, where there is no
+reference for the arguments that the kernels do not support: such a call is an error.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +30,33 @@ def load() -> tuple[str | None, str]:
         return None, "not built (the package was installed with ADDNORM_CPP=0): reinstall it without that variable"
     try:
         torch.ops.load_library(str(LIBRARY))
-        name = ctypes.CDLL(str(LIBRARY)).addnorm_isa
+        library = ctypes.CDLL(str(LIBRARY))
+        name = library.addnorm_isa
+        library.addnorm_allow_reference()  # eager.py registers it
     except (OSError, AttributeError) as error:
         remedy = "build it again or unset ADDNORM_LIBRARY" if OVERRIDE else "reinstall addnorm"
         return None, _warn_broken(f"{LIBRARY} does not load with torch {torch.__version__} ({error}): {remedy}")
     name.restype = ctypes.c_char_p
     isa = name().decode()
     return isa, f"C++ kernels for {isa}"
+
+
+def library_path() -> Path:
+    """Return the path of the C++ library, which runs exported programs in a process without this package.
+
+    `torch.ops.load_library(path)` there defines the operators and registers their CPU kernels. It needs the same file and torch
+    2.10 or later, and no Python package but torch. A process without Python loads the file with `dlopen`.
+
+    Raises:
+        RuntimeError: the library is not loaded in this process either; the message says why.
+
+    Example:
+        >>> addnorm.library_path().name
+        '_C.so'
+    """
+    if ISA is None:
+        raise RuntimeError(f"The C++ library of addnorm is not there, since it is {DETAIL}.")
+    return LIBRARY
 
 
 def _warn_broken(reason: str) -> str:

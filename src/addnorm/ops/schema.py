@@ -3,6 +3,9 @@
 The dispatcher is the registry of backends: `eager.py` registers the reference for every device, the C++ library (`cpu.py`) the
 CPU kernels, `triton/` the CUDA kernels. The operators are private; use `addnorm.functional`.
 
+The C++ library defines the operators too, from the copy of these schemas in csrc/arguments.h, so that an exported program runs
+in a process that loads the library and not this package. This module defines those that are not defined yet.
+
 All but `add_norm_out` are functional: they return fresh, contiguous, distinct tensors. The number of outputs is fixed, so an
 output that was not requested is an empty placeholder. Without a branch an operator computes the norm alone.
 
@@ -25,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from addnorm.ops import validation
+from addnorm.ops import cpu, validation  # cpu loads the C++ library, which defines the operators
 from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTIONS, NORMS, norm_number, to_schema
 
 T = TypeVar("T")
@@ -89,17 +92,36 @@ OutArguments = _arguments_tuple("OutArguments", ARGUMENTS["add_norm_out"])
 ADD_ARGUMENTS = parse_arguments(f"({_ADD}) -> ()")
 ADD_NAMES = tuple(argument.name for argument in ADD_ARGUMENTS)
 
-# The functional forward operators are differentiable (`capture.py`). The overload `kernel` of each is the same without autograd:
-# eager calls use it inside an autograd node of their own, which costs less.
+# The functional forward operators are differentiable (`capture.py`). The overload `kernel` of each is the same without
+# autograd: eager calls use it inside an autograd node of their own, which costs less.
 FORWARDS = ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_forward")
 # Every operator with a kernel for each device, by the name of its schema.
 OVERLOADS = {name: (name, f"{name}.kernel") if name in FORWARDS else (name,) for name in SCHEMAS}
 
+# The definitions of the operators that have kernels, and of the references. A reference is the same operator under another
+# name, which the C++ kernels call for arguments that they do not support.
+DEFINITIONS = tuple(overload + SCHEMAS[name] for name, overloads in OVERLOADS.items() for overload in overloads)
+_REFERENCES = tuple(f"{name}_reference{schema}" for name, schema in SCHEMAS.items())
+
 library = torch.library.Library("addnorm", "DEF")
-for _name, _schema in SCHEMAS.items():
-    # `_reference`: the same operator under another name, which the C++ kernels call for arguments that they do not support.
-    for _op in (*OVERLOADS[_name], f"{_name}_reference"):
-        library.define(_op + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _define(definition: str) -> None:
+    """Define an operator, unless the C++ library, which can be loaded without this package, has defined it."""
+    schema = torch._C.parse_schema(f"addnorm::{definition}")
+    defined = torch._C._jit_get_schemas_for_operator(schema.name)
+    same_overload = [other for other in defined if other.overload_name == schema.overload_name]
+    if not same_overload:
+        library.define(definition, tags=(torch.Tag.pt2_compliant_tag,))
+    elif same_overload[0] != schema:
+        raise ImportError(
+            f"The C++ library {cpu.LIBRARY} is of another version of addnorm, whose operator {definition.partition('(')[0]} "
+            "has other arguments: build it again, or reinstall addnorm."
+        )
+
+
+for _definition in (*DEFINITIONS, *_REFERENCES):
+    _define(_definition)
 
 
 def empty_placeholder(like: Tensor) -> Tensor:

@@ -1,0 +1,89 @@
+"""Tests that exported programs run without this library (decomposed), or with its C++ library alone."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.ops import cpu
+from support import SUPPORT
+from support.deployed import dynamic, encoder
+
+pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
+TOLERANCE = 2e-6  # of values of about 3, through two layers
+
+
+def deploy(folder, model, sizes, aoti):
+    """Write a model's programs, run them in a process without the Python package, and return what it prints."""
+    width = 16
+    x = torch.randn(2, 8, width)
+    program = torch.export.export(model, (x,), dynamic_shapes=dynamic(1))  # in grad mode
+    decomposed = program.run_decompositions(addnorm.decompositions())
+    torch.export.save(program, folder / "operator.pt2")
+    torch.export.save(decomposed, folder / "decomposed.pt2")
+    if aoti:
+        for name, one in (("operator", program), ("decomposed", decomposed)):
+            with torch.no_grad():
+                torch._inductor.aoti_compile_and_package(one, package_path=str(folder / f"{name}.aoti.pt2"))
+    x = torch.randn(*sizes, width)
+    torch.save((x, model(x).detach()), folder / "expected.pt")
+    # From a folder and with a path in which the package is not found.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-I", str(SUPPORT / "run_deployed.py"), str(folder), str(addnorm.library_path())]
+    process = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("aoti", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["export", "AOTInductor"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_programs_run_in_other_processes(tmp_path, aoti):
+    results = deploy(tmp_path, encoder(), (3, 5), aoti)
+    assert results.pop("modules") == []
+    for name in ["operator.pt2", "decomposed.pt2", *(["operator.aoti.pt2", "decomposed.aoti.pt2"] if aoti else [])]:
+        if name.startswith("decomposed"):
+            assert results[f"{name} alone"] <= TOLERANCE, name
+        else:
+            assert isinstance(results[f"{name} alone"], str), name  # torch's message: no such operator
+            difference = results[f"{name} with the library"]
+            assert difference == 0 if name == "operator.pt2" else difference <= TOLERANCE, name
+    assert results["no rows"] == [0, 5, 16]
+    assert "tensors (no features" in results["no features"]
+    assert "import addnorm" in results["no features"]
+    assert results["other shapes"].startswith("addnorm: invalid arguments")
+    assert results["import afterwards"] == "FastFunctionBackward"
+    assert "\n" not in results["no features"] + results["other shapes"]
+    if torch.__version__ >= "2.12":
+        assert "Tag.pt2_compliant_tag" in str(results["tags"])
+
+
+def test_library_loads_after_the_package(tmp_path):
+    """The package was imported without it, so that it must not define the operators again."""
+    code = (
+        "import torch, addnorm; torch.ops.load_library(PATH); x = torch.ones(2, 4);"
+        "assert addnorm.add_layer_norm(x, x).shape == x.shape"
+    )
+    command = [sys.executable, "-W", "error", "-c", code.replace("PATH", repr(str(addnorm.library_path())))]
+    environment = os.environ | {"ADDNORM_CPP": "0"}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+
+
+def test_library_path_names_the_reason(monkeypatch):
+    monkeypatch.setattr(cpu, "ISA", None)
+    monkeypatch.setattr(cpu, "DETAIL", "not built")
+    with pytest.raises(RuntimeError, match=r"^The C\+\+ library of addnorm is not there, since it is not built\.$"):
+        addnorm.library_path()
+
+
+def test_library_of_another_version_is_refused(monkeypatch):
+    from addnorm.ops import schema
+
+    with pytest.raises(
+        ImportError, match=r"^The C\+\+ library .* operator add_norm has other arguments: build it again"
+    ):
+        schema._define("add_norm(Tensor residual, Tensor other) -> Tensor")

@@ -1,0 +1,158 @@
+"""Tests that decomposed programs contain no operator of the library and compute the same, with dynamic shapes."""
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import addnorm
+from addnorm.ops.decompositions import FUNCTIONAL
+from addnorm.ops.schema import OVERLOADS, SCHEMAS
+from support.cases import DTYPES, VARIANTS
+from support.deployed import Calls, dynamic, encoder, operators
+from support.fused_model import QUIET, PreNormModel, X
+
+# In eps of the dtype, for values of about 4: a rounding, or the order of the sums of a row.
+ROUNDINGS = {torch.float64: 32, torch.float32: 32, torch.bfloat16: 4, torch.float16: 4}
+
+
+def assert_equal_calls(actual, expected):
+    for name, tensors in expected.items():
+        # A rounding of z that goes the other way is seen in y, whatever its dtype.
+        tolerance = max(ROUNDINGS[tensor.dtype] * torch.finfo(tensor.dtype).eps for tensor in tensors.values())
+        for key, tensor in tensors.items():
+            other = actual[name][key]
+            assert other.dtype == tensor.dtype, (name, key)
+            torch.testing.assert_close(other, tensor, rtol=tolerance, atol=tolerance, msg=f"{name}: {key}")
+
+
+def test_table_has_every_functional_operator():
+    table = addnorm.decompositions(core_aten=False)
+    assert {operator.name().removeprefix("addnorm::") for operator in table} == {
+        overload for name in FUNCTIONAL for overload in OVERLOADS[name]
+    }
+    assert set(SCHEMAS) - set(FUNCTIONAL) == {"add_norm_out"}
+    whole = addnorm.decompositions()
+    assert set(table) < set(whole)
+    assert torch.ops.aten.t.default not in table
+
+
+SOME = {name: VARIANTS[name] for name in ("LayerNorm", "RMSNorm", "dropout", "everything, RMSNorm", "the add alone")}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "variants"),
+    [
+        ("float32", VARIANTS),
+        ("bfloat16 with float32 parameters", SOME),
+        *(pytest.param(d, VARIANTS, marks=pytest.mark.slow) for d in DTYPES if d != "float32"),
+    ],
+)
+def test_decomposed_calls_equal_the_operators(dtypes, variants):
+    """Every option, dropout included, in one program with dynamic shapes."""
+    module = Calls(variants, dtypes)
+    inputs = module.inputs(4, 7)
+    with torch.set_grad_enabled(dtypes == "float32"):
+        program = torch.export.export(module, inputs, dynamic_shapes=dynamic(2))
+    assert len(operators(program)) == len(variants)
+    program = program.run_decompositions(addnorm.decompositions(core_aten=dtypes != "float64"))
+    assert operators(program) == []
+    for sizes in ((4, 7), (1, 5), (3, 1), (0, 4)):
+        inputs = module.inputs(*sizes, seed=1)
+        assert_equal_calls(program.module()(*inputs), module(*inputs))
+
+
+def test_decomposed_dropout_draws_eagers_mask():
+    class Model(nn.Module):
+        def forward(self, x):
+            return addnorm.add_layer_norm(x, x, dropout_p=0.5)
+
+    x = torch.randn(5, 9)
+    program = torch.export.export(Model(), (x,), dynamic_shapes=({0: torch.export.Dim("rows", max=64)},))
+    program = program.run_decompositions(addnorm.decompositions()).module()
+    x = torch.randn(7, 9)
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        expected = Model()(x)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(program(x), expected)
+
+
+def test_decomposed_program_has_gradients():
+    model = encoder()
+    x = torch.randn(2, 5, 16)
+    program = torch.export.export(model, (x,)).run_decompositions(addnorm.decompositions()).module()
+    program(x).square().sum().backward()
+    model(x).square().sum().backward()
+    for name, parameter in program.named_parameters():
+        torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_joint_graph_decomposes_to_torch_operators():
+    """The backward operators, with options and without."""
+
+    def gradients(residual, branch, weight, scale):
+        y, z = addnorm.add_layer_norm(residual, branch, weight, return_residual=True)
+        y = addnorm.add_rms_norm(z, y, weight, layer_scale=scale)
+        return torch.autograd.grad(y.sin().sum(), (residual, branch, weight, scale))
+
+    inputs = [torch.randn(s, requires_grad=True) for s in ((3, 8), (3, 8), (8,), (8,))]
+    opaque = make_fx(gradients)(*inputs)
+    graph = make_fx(opaque, decomposition_table=addnorm.decompositions(core_aten=False))(*inputs)
+    names = [[str(node.target) for node in g.graph.nodes if "addnorm" in str(node.target)] for g in (opaque, graph)]
+    assert {"addnorm.add_norm_train_backward.default", "addnorm.add_norm_backward.default"} < {*names[0]}
+    assert names[1] == []
+    torch.testing.assert_close(graph(*inputs), gradients(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_out_keeps_its_operator():
+    class Model(nn.Module):
+        def forward(self, x):
+            y = torch.empty_like(x)
+            addnorm.add_layer_norm(x, x, out=y)
+            return y + 1
+
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        program = torch.export.export(Model(), (x,)).run_decompositions(addnorm.decompositions())
+    assert "add_norm_out" in str(program)
+    torch.testing.assert_close(program.module()(x), Model()(x))
+
+
+@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln"])
+def test_program_of_grad_mode_serves_without_backward(wiring):
+    """It has the operators of a program without gradients, and none that saves statistics."""
+    model, x = encoder(wiring), torch.randn(2, 5, 16)
+    programs = []
+    for grad_mode in (True, False):
+        with torch.set_grad_enabled(grad_mode):
+            programs.append(torch.export.export(model, (x,)))
+    names = [operators(program) for program in programs]
+    assert names[0] == names[1]
+    assert {*names[0]} <= {"addnorm.add_norm.default", "addnorm.add_norm_stream.default"}
+    decomposed = [len(program.run_decompositions(addnorm.decompositions()).graph.nodes) for program in programs]
+    assert decomposed[0] == decomposed[1]
+
+
+class TestFused:
+    pytestmark = QUIET
+
+    def test_export_fused_keeps_the_calls_and_gradients(self):
+        model = PreNormModel().eval()
+        with pytest.raises(ValueError, match=r"^model is PreNormModel, which is not fused: .*\.$"):
+            addnorm.export_fused(model, (X,))
+        fusion = addnorm.fuse(model, X)
+        programs = []
+        for grad_mode in (True, False):
+            with torch.set_grad_enabled(grad_mode):
+                programs.append(addnorm.export_fused(model, (X,), dynamic_shapes=dynamic(1)))
+        names = [operators(program) for program in programs]
+        assert len(names[0]) == len(fusion.fused)
+        assert names[0] == names[1]
+        assert {*names[0]} <= {"addnorm.add_norm.default", "addnorm.add_norm_stream.default"}
+        module, x = programs[0].module(), torch.randn(3, 4, X.shape[-1])
+        torch.testing.assert_close(module(x), model(x))
+        module(x).square().sum().backward()
+        model(x).square().sum().backward()
+        for name, parameter in module.named_parameters():
+            torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-5, msg=name)

@@ -1,0 +1,63 @@
+"""Modules whose programs the tests of deployment export: many calls of the operation at once, and small models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import addnorm
+from support.cases import DTYPES, Call, Dtypes, Variant, make
+
+
+class Calls(nn.Module):
+    """Calls of several variants on one residual and one branch; their other tensors are parameters."""
+
+    def __init__(self, variants: dict[str, Variant], dtypes: Dtypes | str, width: int = 12):
+        super().__init__()
+        self.dtypes = DTYPES[dtypes] if isinstance(dtypes, str) else dtypes
+        self.calls, self.values = {}, nn.ParameterDict()
+        for number, (name, variant) in enumerate(variants.items()):
+            # A tensor of one element a row cannot be a parameter, since the number of rows changes.
+            rows = {key: value for key, value in variant.options.items() if value in ("(*)", "(n, 1...)")}
+            options = {key: value for key, value in variant.options.items() if key not in rows}
+            call = make(replace(variant, options=options), self.dtypes, (2, 3, width), seed=number)
+            for key, tensor in call.tensors.items():
+                if key not in ("residual", "branch"):
+                    self.values[f"{number} {key}"] = nn.Parameter(tensor)
+            self.calls[name] = number, call, rows
+
+    def forward(self, residual: Tensor, branch: Tensor) -> dict[str, dict[str, Tensor]]:
+        results = {}
+        for name, (number, call, rows) in self.calls.items():
+            tensors = {key: self.values[f"{number} {key}"] for key in call.tensors if f"{number} {key}" in self.values}
+            for key, shape in rows.items():
+                tensors[key] = residual[..., 0] if shape == "(*)" else residual[:, :1, 0]
+            one = Call(call.norm, call.eps, {"residual": residual, "branch": branch, **tensors}, call.options)
+            results[name] = one()
+        return results
+
+    def inputs(self, *sizes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        width = next(iter(self.calls.values()))[1].tensors["residual"].shape[-1]
+        residual, branch = (torch.randn(*sizes, width, generator=generator) for _ in range(2))
+        return residual.to(self.dtypes.residual), branch.to(self.dtypes.branch)
+
+
+def dynamic(count: int, largest: int = 64) -> tuple[Any, ...]:
+    """Return the dynamic shapes of `count` inputs `(batch, tokens, width)`."""
+    shape = {0: torch.export.Dim("batch", max=largest), 1: torch.export.Dim("tokens", max=largest)}
+    return (shape,) * count
+
+
+def encoder(wiring: str = "pre_ln", **options: Any) -> nn.Module:
+    """Return a small encoder in evaluation mode."""
+    torch.manual_seed(1)
+    return addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring, **options).eval()
+
+
+def operators(program: torch.export.ExportedProgram) -> list[str]:
+    """Return the operators of this library in a program."""
+    return [str(node.target) for node in program.graph.nodes if "addnorm" in str(node.target)]
