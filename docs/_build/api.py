@@ -41,7 +41,7 @@ class Module(NamedTuple):
 MODULES = (
     Module("addnorm.functional", "The operation", "For model builders: add and norm in one call."),
     Module("addnorm.inplace", "In place", "For inference without new memory: the same calls, over their inputs."),
-    Module("addnorm.ops", "What computes it", "Which kernels are available, and why others are not."),
+    Module("addnorm.ops", "What computes it", "Which kernels are available, and what deployed programs need of them."),
     Module("addnorm.wirings", "Wirings", "For the model builder: residual wirings as data. [wirings.md](wirings.md) lists them."),
     Module("addnorm.nn", "Modules, stacks, transformers", "For the model builder: a residual wiring in one line, over any "
            "sublayers.", alone=True),
@@ -49,6 +49,8 @@ MODULES = (
            "what each sublayer writes. [streams.md](streams.md) explains.", alone=True),
     Module("addnorm.fusion", "Fusing a model you have", "For the engineer with a model already: its Add & Norms as fused calls, "
            "with a proof. [fusing.md](fusing.md) explains."),
+    Module("addnorm.onnx", "ONNX files", "For deployment: `import addnorm.onnx`. [deploying.md](deploying.md) explains.",
+           alone=True),
     Module("addnorm.lab", "Wirings compared", "For the researcher: `from addnorm import lab`. "
            "[comparing.md](comparing.md) explains.",
            alone=True),
@@ -60,6 +62,7 @@ MODULES = (
 CONSTANTS = {
     "addnorm.lab.FULL": "The honest `Protocol`: three depths, four rates, with and without warm-up, three seeds.",
     "addnorm.lab.ILLUSTRATION": "The default `Protocol`: one depth, one rate, with and without warm-up, one seed.",
+    "addnorm.onnx.FORMS": "The forms of an Add & Norm in ONNX.",
     "addnorm.trace.PRESETS": "The worked examples by name, each a `Preset`.",
     "addnorm.trace.SECTIONS": "The sections of a trace, in their order.",
 }

@@ -22,6 +22,7 @@ LAYERS = (
     ("nn",),
     ("stream",),
     ("fusion", "lab"),
+    ("onnx",),
     ("addnorm",),  # the public names, `from addnorm import record`
     ("report", "bench"),
     ("explorer",),

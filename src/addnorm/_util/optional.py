@@ -12,7 +12,7 @@ __all__ = ["EXTRAS", "install_command", "require"]
 EXTRAS = {
     "matplotlib": "plot", "jinja2": "plot", "pandas": "data", "pyarrow": "data", "joblib": "lab", "dask": "lab",
     "distributed": "lab", "transformers": "hf", "safetensors": "hf", "triton": "gpu", "starlette": "web", "uvicorn": "web",
-    "onnx": "onnx", "onnxruntime": "onnx",
+    "onnx": "onnx", "onnxruntime": "onnx", "onnxscript": "onnx",
 }  # fmt: skip
 
 

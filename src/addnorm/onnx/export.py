@@ -1,0 +1,165 @@
+"""Export of a module to an ONNX file that is checked before it is written."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from addnorm._util.arguments import check_bool, check_choice, check_int
+from addnorm._util.files import atomic_path, check_writable
+from addnorm._util.optional import require
+from addnorm.fusion.export import export_fused
+from addnorm.fusion.fuse import is_fused
+from addnorm.onnx.check import check as check_file
+from addnorm.onnx.translations import DROPOUT, FORMS, PURPOSE, RMS_OPSET, Form, translations
+from addnorm.ops.options import NORMS
+from addnorm.ops.schema import ARGUMENTS
+
+__all__ = ["export"]
+
+OPSET = 18  # the oldest that torch's exporter writes without a conversion
+SINGLE_FILE = 1_800_000_000  # bytes of weights that fit into one file, whose limit is 2 GB
+
+
+def export(
+    model: nn.Module | torch.export.ExportedProgram,
+    inputs: Sequence[Any],
+    path: str | Path,
+    *,
+    form: Form = "standard",
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    opset_version: int | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    check: bool = True,
+) -> Path:
+    """Write a module as an ONNX file, and check the file in onnxruntime first.
+
+    The model is a module with layers of this library or one that `addnorm.fuse` has fused, in evaluation mode. It is exported
+    without gradients. The file is written as a whole or not at all. Weights of more than 1.8 GB go into a second file beside
+    it, with the ending ".data".
+
+    Args:
+        model: the module, or a program that `torch.export.export` returned.
+        inputs: positional arguments of an example call. They are the inputs of the check too: use realistic ones.
+        path: the file to write.
+        form: ONNX operators of an Add & Norm: "standard" (LayerNormalization, RMSNormalization), "skip" (onnxruntime's fused
+            operators) or "plain" (elementary ones in float32); see `translations`.
+        kwargs: keyword arguments of the example call.
+        dynamic_shapes: as in `torch.export.export`; None: all sizes are those of the example call.
+        opset_version: version of the operator set. None: 23 if a form other than "plain" contains an RMSNorm, else 18.
+        input_names: names of the file's inputs. None: those of the parameters of `forward`.
+        output_names: names of the file's outputs.
+        check: run the file in onnxruntime on the CPU and compare it with the model, as `addnorm.onnx.check` does. Pass False
+            where onnxruntime has no kernels for the model, as for most of bfloat16.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: the model is in training mode, or a call draws a dropout mask, or `form` or `opset_version` has another
+            value.
+        OnnxMismatchError: onnxruntime's results differ from the model's. No file is written.
+        RuntimeError: this version of onnxruntime has a faulty LayerNormalization. No file is written.
+        ImportError: onnx, onnxscript or onnxruntime is not installed; the message has the command that installs it.
+        OSError: the path cannot be written.
+
+    Example:
+        >>> import addnorm.onnx
+        >>> model = addnorm.nn.Encoder(2, 64, nhead=4, wiring="pre_ln").eval()
+        >>> addnorm.onnx.export(model, (torch.randn(1, 8, 64),), "encoder.onnx", form="skip")  # doctest: +SKIP
+        PosixPath('encoder.onnx')
+    """
+    check_choice("form", form, FORMS)
+    check_bool("check", check)
+    if opset_version is not None:
+        check_int("opset_version", opset_version, OPSET)
+    for package in ("onnx", "onnxscript"):
+        require(package, PURPOSE)
+    if check:
+        require("onnxruntime", "check an ONNX file, which check=False omits")
+    check_writable(path)
+    if isinstance(model, nn.Module) and model.training:
+        raise ValueError(f"model is in training mode, expected evaluation mode: {DROPOUT}.")
+    program = _capture(model, tuple(inputs), dict(kwargs or {}), dynamic_shapes)
+    calls = _calls(program)
+    for call in calls:
+        if call.get("dropout_p"):
+            raise ValueError(f"dropout_p is {call['dropout_p']} in the model, expected 0: {DROPOUT}.")
+    if opset_version is None:
+        has_rms_norm = any(call.get("rms") or call.get("norm") == NORMS["rms"] for call in calls)
+        opset_version = RMS_OPSET if has_rms_norm and form != "plain" else OPSET
+    options: dict[str, Any] = {"opset_version": opset_version, "input_names": input_names, "output_names": output_names}
+    with _quiet():
+        onnx_program = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            custom_translation_table=translations(form, opset_version=opset_version),
+            **options,
+        )
+    expected = model if isinstance(model, nn.Module) else program.module()
+    test = (lambda file: check_file(file, expected, inputs, kwargs)) if check else None
+    _save(onnx_program, Path(path), _weight_bytes(program) > SINGLE_FILE, test)
+    return Path(path)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch's exporter, which warns about itself and about packages that are not needed."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _capture(
+    model: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    if isinstance(model, torch.export.ExportedProgram):
+        return model
+    with torch.no_grad():
+        if is_fused(model):
+            return export_fused(model, inputs, kwargs, dynamic_shapes=dynamic_shapes)
+        return torch.export.export(model, inputs, kwargs, dynamic_shapes=dynamic_shapes)
+
+
+def _calls(program: torch.export.ExportedProgram) -> list[dict[str, Any]]:
+    """Return the arguments by name of each operator of this library in a program."""
+    calls = []
+    for node in program.graph.nodes:
+        if node.op == "call_function" and str(node.target).startswith("addnorm."):
+            names = [argument.name for argument in ARGUMENTS[node.target._schema.name.removeprefix("addnorm::")]]
+            calls.append(dict(zip(names, node.args, strict=False)) | node.kwargs)
+    return calls
+
+
+def _weight_bytes(program: torch.export.ExportedProgram) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*program.state_dict.values(), *program.constants.values())
+               if isinstance(tensor, torch.Tensor))  # fmt: skip
+
+
+def _save(onnx_program: Any, path: Path, separate: bool, test: Callable[[Path], object] | None) -> None:
+    """Write the file, after the weights if they are separate; test it before it replaces an older one."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        draft = Path(folder) / path.name
+        onnx_program.save(draft, external_data=separate)
+        if test:
+            test(draft)
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file == draft):  # the weights first
+            with atomic_path(path.with_name(file.name)) as temporary:
+                file.replace(temporary)

@@ -1,0 +1,188 @@
+"""Tests of ONNX files: every option, in every form and in float32 and float16, as onnxruntime computes them."""
+
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+from addnorm.onnx import FORMS, OnnxMismatchError, check, export, translations
+from addnorm.onnx.check import check_version
+from support.cases import DTYPES, VARIANTS, Variant
+from support.deployed import Calls, dynamic, encoder
+from support.fused_model import QUIET, PreNormModel, X
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+pytestmark = QUIET
+
+
+def without_dropout(variant):
+    return replace(
+        variant, options={k: v for k, v in variant.options.items() if k not in ("dropout_p", "seed", "offset")}
+    )
+
+
+# onnxruntime has no bfloat16 kernels on the CPU.
+CASES = {
+    name: without_dropout(variant)
+    for name, variant in VARIANTS.items()
+    if torch.bfloat16 not in variant.options.values()
+} | {
+    "casting llama": Variant("rms", weight=True, options={"casting": "llama", "weight_offset": 1.0}),
+    "casting t5": Variant("rms", weight=True, bias=True, options={"casting": "t5"}),
+    "RMSNorm and branch_bias": Variant("rms", weight=True, options={"branch_bias": "(d,)"}),
+    "residual_dtype float16": Variant("layer", weight=True, options={"residual_dtype": torch.float16}),
+    "out_dtype float16": Variant("rms", weight=True, options={"out_dtype": torch.float16}),
+}
+
+
+def node_types(path):
+    return Counter(node.op_type for node in onnx.load(path).graph.node)
+
+
+@pytest.mark.parametrize(
+    ("form", "dtypes"),
+    [
+        ("skip", "float16"),
+        ("plain", "float32"),
+        *(
+            pytest.param(form, dtypes, marks=pytest.mark.slow)
+            for form in FORMS
+            for dtypes in ("float32", "float16", "float32 stream, float16 branch", "float64")
+        ),
+    ],
+)
+def test_every_option_in_onnxruntime(tmp_path, form, dtypes):
+    module = Calls(CASES, DTYPES[dtypes]).eval()
+    path = export(module, module.inputs(2, 7), tmp_path / "calls.onnx", form=form, dynamic_shapes=dynamic(2))
+    assert check(path, module, module.inputs(3, 1, seed=1)) < 2e-3
+    if form != "skip":
+        onnx.checker.check_model(onnx.load(path))
+    types = node_types(path)
+    fused = {name for name in types if "Norm" in name}
+    if dtypes == "float64":
+        assert "RMSNormalization" not in fused
+    elif form == "plain":
+        assert not fused
+    else:
+        assert fused >= {"LayerNormalization", "RMSNormalization"}
+        assert (form == "skip") == ("SkipLayerNormalization" in fused) == ("SkipSimplifiedLayerNormalization" in fused)
+
+
+def test_models_have_one_node_for_each_norm(tmp_path):
+    """One node for the first norm, which has no add, and one for each add and norm."""
+    model = encoder("pre_ln", norm="rms").half()
+    path = export(model, (X.half(),), tmp_path / "rms.onnx", form="skip", dynamic_shapes=dynamic(1), output_names=["y"])
+    types = node_types(path)
+    assert types["RMSNormalization"] == 1
+    assert types["SkipSimplifiedLayerNormalization"] == 4
+    assert [entry.name for entry in onnx.load(path).graph.output] == ["y"]
+    assert check(path, model, (torch.randn(3, 4, 16).half(),)) < 5e-3
+
+
+def test_fused_model_keeps_its_calls(tmp_path):
+    model = PreNormModel().eval()
+    fusion = addnorm.fuse(model, X)
+    path = export(model, (X,), tmp_path / "fused.onnx", form="skip")
+    assert node_types(path)["SkipLayerNormalization"] == len(fusion.fused)
+
+
+class Drop(nn.Module):
+    def forward(self, x):
+        return addnorm.add_layer_norm(x, x, dropout_p=0.5)
+
+
+def test_training_and_dropout_are_refused(tmp_path):
+    path = tmp_path / "model.onnx"
+    with pytest.raises(ValueError, match=r"^model is in training mode, expected evaluation mode: .*\.$"):
+        export(encoder().train(), (X,), path)
+    with pytest.raises(ValueError, match=r"^dropout_p is 0.5 in the model, expected 0: .*\.$"):
+        export(Drop().eval(), (X,), path)
+    with pytest.raises(ValueError, match=r"^form is 'fast', expected one of 'standard', 'skip', 'plain'"):
+        export(encoder(), (X,), path, form="fast")
+    with pytest.raises(ValueError, match=r"^opset_version is 17, expected a whole number from 18"):
+        export(encoder(), (X,), path, opset_version=17)
+    assert not list(tmp_path.iterdir())
+
+
+def test_translations_serve_torchs_exporter(tmp_path):
+    norm = addnorm.LayerNorm(16).eval()
+    program = torch.onnx.export(
+        norm, (X,), dynamo=True, verbose=False, custom_translation_table=translations("standard", opset_version=18)
+    )
+    program.save(tmp_path / "norm.onnx")
+    assert node_types(tmp_path / "norm.onnx") == {"LayerNormalization": 1}
+    assert check(tmp_path / "norm.onnx", norm, (X,)) < 1e-6
+
+
+class Changing(nn.Module):
+    """Module whose program is not what it computes."""
+
+    def forward(self, x):
+        return addnorm.layer_norm(x) * (1.0 if torch.compiler.is_exporting() else 2.0)
+
+
+def test_wrong_file_is_reported_and_not_written(tmp_path):
+    path = tmp_path / "norm.onnx"
+    path.write_bytes(b"before")
+    with pytest.raises(OnnxMismatchError, match=r"^Output 0 differs by .* tolerance 1e-04: try form='plain'\.$"):
+        export(Changing().eval(), (X,), path)
+    assert path.read_bytes() == b"before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["norm.onnx"]
+
+
+def test_large_weights_go_into_a_second_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["addnorm.onnx.export"], "SINGLE_FILE", 10)
+    norm = addnorm.LayerNorm(16).eval()
+    path = export(norm, (X,), tmp_path / "norm.onnx")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["norm.onnx", "norm.onnx.data"]
+    assert check(path, norm, (X,)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("version", "operators", "is_faulty"),
+    [
+        ("1.29.0", {"LayerNormalization"}, True),
+        ("1.20.1", {"SkipLayerNormalization"}, True),
+        ("1.29.0", {"RMSNormalization", "SkipSimplifiedLayerNormalization"}, False),
+        ("1.30.0", {"LayerNormalization", "SkipLayerNormalization"}, False),
+        ("2.0.0", {"LayerNormalization"}, False),
+    ],
+)
+def test_faulty_versions_are_refused(version, operators, is_faulty):
+    if is_faulty:
+        with pytest.raises(
+            RuntimeError, match=rf"^onnxruntime is {version}, expected 1.30 or later: .*form='plain'\.$"
+        ):
+            check_version(version, operators)
+    else:
+        check_version(version, operators)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_runtime_is_not_faulty(tmp_path, form):
+    """Constant rows, and rows whose mean is a thousand times their deviation: where earlier versions return NaN."""
+
+    class Model(nn.Module):
+        def forward(self, x, y):
+            return addnorm.add_layer_norm(x, y)
+
+    x = torch.randn(2, 3, 64) + 1000.0
+    x[0] = 1.1
+    y = torch.zeros_like(x) + 0.3
+    path = export(Model().eval(), (x, y), tmp_path / "norm.onnx", form=form)
+    assert check(path, Model(), (x, y)) < 1e-4
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_missing_package_is_named(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ImportError, match=rf"^{package} is not installed, and is needed to .*: pip install 'addnorm\[onnx\]'$"
+    ):
+        export(encoder(), (X,), tmp_path / "model.onnx")
