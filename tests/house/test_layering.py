@@ -21,7 +21,7 @@ LAYERS = (
     ("wirings",),
     ("nn",),
     ("stream",),
-    ("fusion", "lab"),
+    ("fusion", "lab", "distributed"),
     ("onnx",),
     ("addnorm",),  # the public names, `from addnorm import record`
     ("report", "bench"),

@@ -58,6 +58,7 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model, self.nhead, self.head_dim = _split_heads(d_model, nhead)
+        self.local_nhead, self.first_head = nhead, 0  # fewer under tensor parallelism, `addnorm.distributed`
         self.dropout = check_probability("dropout", dropout)
         self.causal = causal
         self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias, device=device, dtype=dtype)
@@ -85,12 +86,13 @@ class SelfAttention(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.d_model:
             refuse_shape("x", x, self.d_model)
         batch, n, _ = x.shape
-        projected = self.in_proj(x).reshape(batch, n, 3, self.nhead, self.head_dim)
+        projected = self.in_proj(x).reshape(batch, n, 3, self.local_nhead, self.head_dim)
         if mask is None and key_mask is None and cache is None:
             merged, causal = None, self.causal
         else:
             past = 0 if cache is None else cache.length_of(self)
             merged, causal = merge_masks(x, past + n, self.nhead, mask, key_mask, self.causal)
+            merged = _local_heads(self, merged)
         q, k, v = (t.transpose(1, 2) for t in projected.unbind(2))
         if cache is not None:
             k, v = cache.extend(self, projected.permute(2, 0, 3, 1, 4)[1:]).unbind(0)
@@ -100,7 +102,7 @@ class SelfAttention(nn.Module):
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
         """Return the weights with their roles for `addnorm.wirings.init`: views of the packed weight."""
-        packed = self.in_proj.weight.detach().chunk(3)
+        packed = _split_packed(self.in_proj, 3)
         return [*zip(("query", "key", "value"), packed, strict=True), ("out", self.out_proj.weight)]
 
     def extra_repr(self) -> str:
@@ -146,6 +148,7 @@ class CrossAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.d_model, self.nhead, self.head_dim = _split_heads(d_model, nhead)
+        self.local_nhead, self.first_head = nhead, 0  # fewer under tensor parallelism, `addnorm.distributed`
         self.dropout = check_probability("dropout", dropout)
         self.q_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
         self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=bias, device=device, dtype=dtype)
@@ -176,7 +179,8 @@ class CrossAttention(nn.Module):
         batch, n, _ = x.shape
         pairs = None
         if cache is not None:
-            needs_grad = self.kv_proj.weight.requires_grad or (memory is not None and memory.requires_grad)
+            needs_grad = any(p.requires_grad for p in self.kv_proj.parameters())
+            needs_grad = needs_grad or (memory is not None and memory.requires_grad)
             pairs = cache.recall(self, memory, needs_grad)
         is_new = pairs is None
         if pairs is None:
@@ -191,7 +195,8 @@ class CrossAttention(nn.Module):
         merged = None
         if memory_mask is not None or memory_key_mask is not None:
             merged, _ = merge_masks(x, pairs.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
-        q = self.q_proj(x).reshape(batch, n, self.nhead, self.head_dim).transpose(1, 2)
+            merged = _local_heads(self, merged)
+        q = self.q_proj(x).reshape(batch, n, self.local_nhead, self.head_dim).transpose(1, 2)
         k, v = (t.transpose(1, 2) for t in pairs.unbind(2))
         y = F.scaled_dot_product_attention(q, k, v, merged, self.dropout if self.training else 0.0)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
@@ -206,11 +211,11 @@ class CrossAttention(nn.Module):
             refuse_shape("memory", memory, self.d_model)
         batch, n, _ = memory.shape
         pairs: Tensor = self.kv_proj(memory)
-        return pairs.reshape(batch, n, 2, self.nhead, self.head_dim)
+        return pairs.reshape(batch, n, 2, self.local_nhead, self.head_dim)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
         """Return the weights with their roles for `addnorm.wirings.init`: views of the packed weight."""
-        key, value = self.kv_proj.weight.detach().chunk(2)
+        key, value = _split_packed(self.kv_proj, 2)
         return [("query", self.q_proj.weight), ("key", key), ("value", value), ("out", self.out_proj.weight)]
 
     def extra_repr(self) -> str:
@@ -235,6 +240,19 @@ def _split_heads(d_model: int, nhead: int) -> tuple[int, int, int]:
             f"nhead is {nhead}, expected a number that divides d_model = {d_model}: each head gets d_model / nhead features."
         )
     return d_model, nhead, d_model // nhead
+
+
+def _split_packed(projection: Any, n: int) -> tuple[Tensor, ...]:
+    """Return the weights that a projection packs; under tensor parallelism they are parameters of their own."""
+    return projection.weight.detach().chunk(n) if isinstance(projection, nn.Linear) else projection.parts()
+
+
+def _local_heads(attention: SelfAttention | CrossAttention, mask: Tensor | None) -> Tensor | None:
+    """Return the part of a merged mask for the heads that this process computes."""
+    n = attention.local_nhead
+    if mask is None or n == attention.nhead or mask.dim() < 4 or mask.shape[1] == 1:
+        return mask
+    return mask.narrow(1, attention.first_head, n)
 
 
 def _format_settings(nhead: int, dropout: float, causal: bool) -> str:

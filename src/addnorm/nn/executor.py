@@ -25,7 +25,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from addnorm import functional
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
-from addnorm.ops import dispatch
+from addnorm.ops import dispatch, dtensor
 
 __all__ = [
     "PendingWrite",
@@ -195,7 +195,7 @@ def with_seed(options: Options, x: Tensor) -> Options:
     """Return the options with a seed of the dropout mask, so that two adds can share it."""
     if "dropout_p" not in options or "seed" in options:
         return options
-    return {**options, "seed": torch.randint(-(2**63), 2**63 - 1, (), device=x.device)}
+    return {**options, "seed": dtensor.draw_seed(x)}
 
 
 def _scaled_affine(norm: Any, c: Scale) -> tuple[Tensor | None, Tensor | None, Scale]:

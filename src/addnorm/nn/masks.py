@@ -77,7 +77,8 @@ def merge_masks(
     if allowed is None:
         return MergedMask(added, False)
     if added is None:
-        return MergedMask(x.new_zeros(allowed.shape).masked_fill_(~allowed, -INFINITY), False)
+        zeros = torch.zeros(allowed.shape, dtype=x.dtype, device=x.device)  # not a DTensor where x is one
+        return MergedMask(zeros.masked_fill_(~allowed, -INFINITY), False)
     return MergedMask(added.masked_fill(~allowed, -INFINITY), False)
 
 

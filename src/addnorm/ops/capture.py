@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from addnorm import reference
-from addnorm.ops import autocast, autograd, compile_mode, eager, validation
+from addnorm.ops import autocast, autograd, compile_mode, dtensor, eager, validation
 from addnorm.ops.options import NORMS, norm_number
 from addnorm.ops.schema import ARGUMENTS, FORWARDS, ForwardArguments, empty_placeholder, library
 
@@ -32,6 +32,7 @@ _forward_ad: Any = forward_ad  # the level is a module attribute
 
 def fast_path(arguments: tuple[Any, ...], requires_grad: bool, return_residual: bool) -> Any:
     """Return y, or `(y, z)`, of a call without options."""
+    dtensor.register_rules()  # a traced call cannot be repeated
     name = "add_norm_stream" if return_residual else "add_norm"
     op = _select(name, arguments[0], requires_grad)
     if op is not None:
@@ -44,6 +45,7 @@ def fast_path(arguments: tuple[Any, ...], requires_grad: bool, return_residual: 
 
 def run(arguments: Any, requires_grad: bool, return_residual: bool) -> tuple[Tensor, Tensor]:
     """Return `(y, z)` of a call with options; y or z is a placeholder if it is not requested."""
+    dtensor.register_rules()
     op = _select("add_norm_forward", arguments.residual, requires_grad)
     if op is None and requires_grad:
         return autograd.AddNormFunction.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]  # as above

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from addnorm import reference
 from addnorm._util.arguments import FLOAT_DTYPES, check_choice, is_number
-from addnorm.ops import autograd, capture, validation
+from addnorm.ops import autograd, capture, dtensor, validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, NORMS, SCALES
 from addnorm.ops.schema import ForwardArguments
 
@@ -25,7 +25,6 @@ _ops = torch.ops.addnorm
 # the overload itself.
 _add_norm_eager, _add_norm_stream_eager = _ops.add_norm.kernel._op, _ops.add_norm_stream.kernel._op
 _forward_eager = _ops.add_norm_forward.kernel._op
-_randint = torch.randint
 _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -70,6 +69,8 @@ def fast_path(
         return _add_norm_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
     except (RuntimeError, AttributeError, TypeError):
         validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
+        if dtensor.register_rules():  # the first call with DTensors
+            return fast_path(residual, branch, weight, bias, eps, rms, return_residual)
         raise
 
 
@@ -119,8 +120,8 @@ def run(
         p = dropout_p if training else 0.0
         mask_seed = seed if p != 0.0 else None
         if p != 0.0 and seed is None:
-            mask_seed = _randint(-(2**63), 2**63 - 1, (), device=residual.device)
-        rows = row_scale
+            mask_seed = dtensor.draw_seed(residual)
+        rows = row_scale if row_scale is None else dtensor.share(row_scale, residual)
         if rows is not None and rows.shape != residual.shape[:-1]:
             if rows.dtype not in FLOAT_DTYPES:
                 raise TypeError
@@ -137,7 +138,12 @@ def run(
             residual, branch, weight, bias, eps, NORMS[norm], row_scale=rows, dropout_p=p, seed=mask_seed,
             weight_offset=weight_offset, casting=CASTINGS[casting], **options,
         )  # fmt: skip
-        y, z = (compute or _compute)(arguments, return_residual)
+        try:
+            y, z = (compute or _compute)(arguments, return_residual)
+        except NotImplementedError:
+            if not dtensor.register_rules():  # the first call with DTensors
+                raise
+            y, z = (compute or _compute)(arguments, return_residual)
     except (RuntimeError, AttributeError, TypeError, OverflowError):
         validation.check(
             residual, branch, weight, bias, eps, row_scale=row_scale, dropout_p=dropout_p, seed=seed,
@@ -167,6 +173,8 @@ def _flatten(
             parameters[name] = value
     validation.check_normalized_arguments(dims, branch=branch, **parameters)
     keep = residual.dim() - len(dims)
+    residual, branch = (dtensor.replicate_dimensions(t, keep) for t in (residual, branch))
+    parameters = {name: dtensor.replicate_dimensions(t, 0) for name, t in parameters.items()}
     parameters = {name: t if t is None else t.flatten() for name, t in parameters.items()}
     weight, bias = parameters.pop("weight"), parameters.pop("bias")
     return (

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops import validation
+from addnorm.ops import dtensor, validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES, norm_number
 from addnorm.ops.philox import keep_scale
 from addnorm.ops.schema import OVERLOADS, SCHEMAS, by_name, empty_placeholder, library
@@ -196,6 +196,7 @@ def add_options(like: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     if p > 0.0:
         # In float64, since branch or z may be; `reference.add` rounds it to the dtype of the arithmetic.
         keep = keep_scale(tuple(like.shape), p, options["seed"], options.get("offset", 0), torch.float64)
+        keep = dtensor.spread(keep, like)  # in second derivatives; the kernels have ordinary tensors
     arguments = {option.name: options.get(option.name) for option in ADD_OPTIONS if option.kind not in _DROPOUT}
     for scale in SCALES:
         if arguments[scale.name] is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from addnorm._util.arguments import is_number
-from addnorm.ops import dispatch, validation
+from addnorm.ops import dispatch, dtensor, validation
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import OutArguments
 
@@ -100,6 +100,8 @@ def fast_path(
     except _ERRORS:
         validation.check(residual, branch, weight, bias, eps)
         _check(residual, (y, z, names), _by_name(residual, branch, weight=weight, bias=bias))
+        if dtensor.register_rules():  # the first call with DTensors
+            return fast_path(residual, branch, weight, bias, eps, norm, y, z, names)
         raise
 
 
@@ -173,5 +175,5 @@ def _check(residual: Tensor, targets: Targets, inputs: dict[str, Any]) -> None:
     y, z, names = targets
     tensors = {name: t for name, t in ((names.z, z), (names.y, y)) if t is not None}
     validation.check_targets(tensors, residual)
-    if not _compiling() and not _transforms_active():  # traced and transformed tensors have no addresses
+    if not _compiling() and not _transforms_active() and not dtensor.is_dtensor(residual):  # these have no addresses
         validation.check_memory(tensors, inputs)

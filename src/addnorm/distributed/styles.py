@@ -1,0 +1,242 @@
+"""Parallel styles of this library's modules, for `torch.distributed.tensor.parallel.parallelize_module`.
+
+Between the modules of a stack the stream is a DTensor: replicated, or sharded on the tokens (sequence parallelism). Inside an
+attention or a feed-forward, tensors are ordinary ones: each process computes its heads or its hidden features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
+
+from addnorm.distributed.linear import ColumnLinear, PackedColumnLinear, enter_region, to_dtensor
+from addnorm.nn.attention import CrossAttention, SelfAttention
+from addnorm.nn.feed_forward import FeedForward
+from addnorm.nn.residual import SublayerConnection
+from addnorm.nn.stack import ResidualStack
+
+__all__ = ["AttentionParallel", "FeedForwardParallel", "ReplicatedSublayer", "SequenceParallel", "StackParallel"]
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+
+
+class SequenceParallel(ParallelStyle):
+    """Style of `AddNorm`, `LayerNorm` and `RMSNorm` that computes on shards of the sequence.
+
+    Every tensor among the inputs is handled as `torch.distributed.tensor.parallel.SequenceParallel` handles the first one: an
+    ordinary tensor is a shard already, a DTensor is redistributed (a `Partial` one is reduce-scattered). Parameters are
+    replicated from the first process. Their gradients are `Partial`: the optimizer, or `full_tensor()`, sums them.
+
+    Args:
+        sequence_dim: the dimension of the tokens.
+        use_local_output: whether outputs are this process's tensors and not DTensors.
+
+    Example:
+        >>> from addnorm.distributed import SequenceParallel
+        >>> plan = {"norm1": SequenceParallel(), "norm2": SequenceParallel()}  # for parallelize_module(model, mesh, plan)
+    """
+
+    def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
+        super().__init__()
+        self.sequence_sharding = (Shard(sequence_dim),)
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        replicate_parameters(module.modules(), device_mesh, self.src_data_rank)
+
+        def place(x: Any) -> Any:
+            if isinstance(x, DTensor):
+                return _redistribute(x, self.sequence_sharding)
+            if isinstance(x, Tensor):
+                return DTensor.from_local(x, device_mesh, self.sequence_sharding, run_check=False)
+            return x
+
+        def before(module: nn.Module, args: Arguments, options: Keywords) -> tuple[Arguments, Keywords]:
+            return tuple(map(place, args)), {name: place(value) for name, value in options.items()}
+
+        def after(module: nn.Module, args: Arguments, outputs: Any) -> Any:
+            if not self.use_local_output:
+                return outputs
+            return tuple(t.to_local() for t in outputs) if isinstance(outputs, tuple) else outputs.to_local()
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
+        module.register_forward_hook(after)
+        return module
+
+
+class StackParallel(ParallelStyle):
+    """Style of a `ResidualStack` or `SublayerConnection`: the stream is a DTensor, the norms and factors are replicated.
+
+    An ordinary input is one that every process has whole; a DTensor is redistributed. Sublayers have styles of their own.
+
+    Args:
+        sequence_parallel: whether the stream is sharded on the tokens, dimension 1; otherwise it is replicated.
+        use_local_output: whether the output is an ordinary tensor that every process has whole. Otherwise it is a DTensor with
+            the placement of the stream.
+    """
+
+    def __init__(self, *, sequence_parallel: bool = False, use_local_output: bool = True) -> None:
+        super().__init__()
+        self.placement = stream_placement(sequence_parallel)
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        inside = {id(m) for sublayer in sublayers(module) for m in sublayer.modules()}
+        replicate_parameters((m for m in module.modules() if id(m) not in inside), device_mesh, self.src_data_rank)
+
+        def before(module: nn.Module, args: Arguments) -> Arguments:
+            x, *others = args
+            return _redistribute(to_dtensor(x, device_mesh), (self.placement,)) if isinstance(x, Tensor) else x, *others
+
+        def after(module: nn.Module, args: Arguments, output: Any) -> Any:
+            return _redistribute(output, (Replicate(),)).to_local() if self.use_local_output else output
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+        return module
+
+
+class AttentionParallel(ParallelStyle):
+    """Style of `SelfAttention` and `CrossAttention`: each process computes some of the heads.
+
+    The packed projections are replaced by separate ones, so that each can be sharded by heads: the parameters `in_proj.weight`
+    and `in_proj.bias` become `in_proj.q.weight` and so on, those of `kv_proj` `kv_proj.k.weight` and so on. `load_state_dict`
+    accepts the packed ones as well. A key-value cache has the heads of its process.
+
+    Args:
+        sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the attention, and its
+            output is reduce-scattered. Otherwise the output is all-reduced.
+
+    Raises:
+        ValueError: the number of processes does not divide the number of heads.
+    """
+
+    def __init__(self, *, sequence_parallel: bool = False) -> None:
+        super().__init__()
+        self.placement = stream_placement(sequence_parallel)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, SelfAttention | CrossAttention)
+        n = device_mesh.size()
+        if module.nhead % n:
+            raise ValueError(
+                f"nhead is {module.nhead} and the mesh has {n} processes, expected a number of heads that {n} divides: each "
+                "process computes whole heads; use a smaller mesh."
+            )
+        module.local_nhead = module.nhead // n
+        module.first_head = module.local_nhead * device_mesh.get_local_rank()
+        rank = self.src_data_rank
+        if isinstance(module, SelfAttention):
+            module.in_proj = PackedColumnLinear(module.in_proj, ("q", "k", "v"), device_mesh, rank)  # type: ignore[assignment]
+            _enter_first(module.in_proj, device_mesh)
+        else:
+            module.kv_proj = PackedColumnLinear(module.kv_proj, ("k", "v"), device_mesh, rank)  # type: ignore[assignment]
+            module.q_proj = ColumnLinear(module.q_proj.weight, module.q_proj.bias, device_mesh, rank)  # type: ignore[assignment]
+            _enter_first(module.kv_proj, device_mesh)
+            _enter_first(module.q_proj, device_mesh)
+        _leave(module.out_proj, device_mesh, self.placement, rank)
+        return module
+
+
+class FeedForwardParallel(ParallelStyle):
+    """Style of `FeedForward`: each process computes some of the hidden features.
+
+    Args:
+        sequence_parallel: as in `AttentionParallel`.
+
+    Raises:
+        ValueError: the number of processes does not divide the hidden width.
+    """
+
+    def __init__(self, *, sequence_parallel: bool = False) -> None:
+        super().__init__()
+        self.placement = stream_placement(sequence_parallel)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, FeedForward)
+        n, width = device_mesh.size(), module.up.out_features
+        if width % n:
+            raise ValueError(
+                f"dim_feedforward is {width} and the mesh has {n} processes, expected a width that {n} divides: each process "
+                "computes an equal part of it."
+            )
+        module.up = ColumnLinear(module.up.weight, module.up.bias, device_mesh, self.src_data_rank)  # type: ignore[assignment]
+        if module.gate is not None:
+            module.gate = ColumnLinear(module.gate.weight, module.gate.bias, device_mesh, self.src_data_rank)  # type: ignore[assignment]
+        _enter_first(module, device_mesh)
+        _leave(module.down, device_mesh, self.placement, self.src_data_rank)
+        return module
+
+
+class ReplicatedSublayer(ParallelStyle):
+    """Style of any other sublayer of a stack: every process computes all of it, with ordinary tensors and parameters.
+
+    Args:
+        sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer.
+    """
+
+    def __init__(self, *, sequence_parallel: bool = False) -> None:
+        super().__init__()
+        self.placement = stream_placement(sequence_parallel)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def before(module: nn.Module, args: Arguments) -> Arguments:
+            x, *others = args
+            return _redistribute(to_dtensor(x, device_mesh), (Replicate(),)).to_local(), *others
+
+        def after(module: nn.Module, args: Arguments, output: Any) -> Any:
+            return (
+                _redistribute(to_dtensor(output, device_mesh), (self.placement,))
+                if isinstance(output, Tensor)
+                else output
+            )
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+        return module
+
+
+def stream_placement(sequence_parallel: bool) -> Placement:
+    """Return the placement of the stream, `(batch, tokens, d_model)`."""
+    return Shard(1) if sequence_parallel else Replicate()
+
+
+def sublayers(module: nn.Module) -> list[nn.Module]:
+    """Return the sublayers that are modules, in the stacks and connections of a module."""
+    found = [getattr(m, "sublayer", None) for m in module.modules() if isinstance(m, SublayerConnection)]
+    return [m for m in found if isinstance(m, nn.Module) and not isinstance(m, SublayerConnection | ResidualStack)]
+
+
+def replicate_parameters(modules: Iterable[nn.Module], mesh: DeviceMesh, src_data_rank: int | None) -> None:
+    """Replace the modules' own parameters by replicated DTensors; a shared parameter stays shared."""
+    replicated: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    for module in modules:
+        parameters: Mapping[str, nn.Parameter | None] = dict(module._parameters)
+        for name, parameter in parameters.items():
+            if parameter is None or isinstance(parameter, DTensor):
+                continue
+            if id(parameter) not in replicated:
+                whole = distribute_tensor(parameter.detach(), mesh, [Replicate()], src_data_rank=src_data_rank)
+                replicated[id(parameter)] = parameter, nn.Parameter(whole, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, replicated[id(parameter)][1])
+
+
+def _redistribute(x: DTensor, placements: tuple[Placement, ...]) -> DTensor:
+    return x if x.placements == placements else x.redistribute(x.device_mesh, placements)
+
+
+def _enter_first(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Let a module receive the whole of its input as an ordinary tensor."""
+    module.register_forward_pre_hook(lambda module, args: (enter_region(args[0], mesh), *args[1:]))
+
+
+def _leave(linear: nn.Linear, mesh: DeviceMesh, placement: Placement, src_data_rank: int | None) -> None:
+    """Shard the input features of a module's last projection, and reduce its output to the placement of the stream."""
+    style = RowwiseParallel(output_layouts=placement, use_local_output=False)
+    parallelize_module(linear, mesh, style, src_data_rank=src_data_rank)

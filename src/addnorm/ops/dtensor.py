@@ -1,0 +1,75 @@
+"""Calls with DTensors: registration of `sharding.py` at the first of them, and values that all processes of a mesh share.
+
+`import addnorm` does not import `torch.distributed.tensor`, which takes longer than the rest. The operators have no rule for
+DTensors until the first call with one fails; the rules are then registered, and the call is made again. Calls without DTensors
+pay nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TORCH, _RULES = "torch.distributed.tensor", "addnorm.ops.sharding"
+_randint = torch.randint
+
+
+def is_dtensor(t: Any) -> bool:
+    """Return whether `t` is a DTensor."""
+    module = sys.modules.get(_TORCH)
+    return module is not None and isinstance(t, module.DTensor)
+
+
+def register_rules() -> bool:
+    """Register the operators' rules for DTensors if there can be any; return whether this call registered them."""
+    if _TORCH not in sys.modules or _RULES in sys.modules:
+        return False
+    importlib.import_module(_RULES)
+    return True
+
+
+# `torch.compiler.assume_constant_result`, which would import all of Dynamo: a traced call runs the function while it is traced.
+register_rules._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def draw_seed(like: Tensor) -> Tensor:
+    """Return a seed for a dropout mask from torch's generator: one for all processes that hold a part of `like`."""
+    return share(_randint(-(2**63), 2**63 - 1, (), device=like.device), like)
+
+
+def share(value: Tensor, like: Tensor) -> Tensor:
+    """Return a value that was drawn in every process as that of the first process of the mesh of `like`.
+
+    A value that requires a gradient, and any value beside an ordinary tensor, is returned unchanged.
+    """
+    if like.__class__ is Tensor or value.requires_grad or not is_dtensor(like) or is_dtensor(value):
+        return value
+    from addnorm.ops import sharding
+
+    return sharding.replicate(value, like)
+
+
+def spread(value: Tensor, like: Tensor) -> Tensor:
+    """Return a value that every process has as a replicated DTensor if `like` is a DTensor, else unchanged."""
+    if like.__class__ is Tensor or not is_dtensor(like):
+        return value
+    from addnorm.ops import sharding
+
+    return sharding.spread(value, like)
+
+
+def replicate_dimensions(t: Any, first: int) -> Any:
+    """Return a DTensor with no dimension from `first` on sharded, so that these can be flattened; others unchanged."""
+    if t.__class__ is Tensor or not is_dtensor(t):
+        return t
+    from addnorm.ops import sharding
+
+    return sharding.replicate_dimensions(t, first)
+
+
+if _TORCH in sys.modules:
+    register_rules()

@@ -1,0 +1,271 @@
+"""The operators' rules for DTensors: each process computes its rows with the same kernels.
+
+    rows        residual, branch, y, z, the statistics, row_scale, and their gradients: sharded on any dimension but the features,
+                or replicated. The first of residual and branch that is sharded on a dimension of the mesh decides for all.
+    parameters  weight, bias and the scales: replicated. Their gradients are `Partial` where the rows are sharded.
+
+Inputs that are placed otherwise are redistributed. A `Partial` branch is reduce-scattered where the residual is sharded and
+all-reduced where it is replicated. Sharded features are gathered, as `F.layer_norm` does. Placeholders are ordinary tensors.
+
+The rules are registered with `torch.library.register_torch_dispatch`. A rule sees placements and values, so it can pass on the
+part of the dropout mask that belongs to the shard: element i of the whole branch has the same bit wherever it is computed.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from addnorm import reference
+from addnorm.ops import philox
+from addnorm.ops.options import ADD_OPTIONS, GRADIENTS
+from addnorm.ops.schema import ARGUMENTS, OVERLOADS, library
+
+__all__ = ["replicate", "replicate_dimensions", "spread"]
+
+Placements = tuple[Placement, ...]
+# Arguments with the rows of the residual and features (or the two statistics), in the order in which they decide the placement.
+_STREAM = ("z", "y", "residual", "branch", "stats", "dy", "dz")
+_ROWS = tuple(option.name for option in ADD_OPTIONS if option.kind == "rows")
+_BRANCH, _BRANCH_BIAS = GRADIENTS.index("branch"), GRADIENTS.index("branch_bias")
+
+
+def replicate(value: Tensor, like: Tensor) -> Tensor:
+    """Return a value of the first process of the mesh of `like`, replicated."""
+    mesh = like.device_mesh  # type: ignore[attr-defined]  # a DTensor's
+    return distribute_tensor(value, mesh, [Replicate()] * mesh.ndim)
+
+
+def spread(value: Tensor, like: Tensor) -> Tensor:
+    """Return a value that every process of the mesh of `like` has, as a replicated DTensor."""
+    mesh = like.device_mesh  # type: ignore[attr-defined]  # as above
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def replicate_dimensions(t: DTensor, first: int) -> DTensor:
+    """Return `t` with no dimension from `first` on sharded."""
+    placements = [p if _row_dimension(p, t.dim(), first) is not None else Replicate() for p in t.placements]
+    return t if placements == [*t.placements] else t.redistribute(t.device_mesh, placements)
+
+
+def _row_dimension(placement: Placement, ndim: int, first_feature: int) -> int | None:
+    """Return the dimension of the rows that a placement shards, None if it shards none."""
+    dim = getattr(placement, "dim", None)  # Shard, and the strided shards of views
+    return None if dim is None or dim % ndim >= first_feature else dim % ndim
+
+
+def _place_rows(tensors: Sequence[DTensor], plain: bool) -> Placements:
+    """Return the placement of the rows; `plain`: no other shards than `Shard`."""
+
+    def place(placements: Sequence[Placement]) -> Placement:
+        for placement, t in zip(placements, tensors, strict=True):
+            if _row_dimension(placement, t.dim(), t.dim() - 1) is not None and (not plain or type(placement) is Shard):
+                return placement
+        return Replicate()
+
+    return tuple(place(placements) for placements in zip(*(t.placements for t in tensors), strict=True))
+
+
+class _Call:
+    """One call of an operator: its arguments as this process's tensors, and the placement of the rows."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.local = arguments
+        tensors = {name: t for name, t in arguments.items() if isinstance(t, Tensor)}
+        self.mesh = _find_mesh(tensors)
+        whole = next(tensors[name] for name in ("z", "residual") if isinstance(tensors.get(name), Tensor))
+        self.shape = whole.shape
+        stream = {name: t for name in _STREAM if (t := tensors.get(name)) is not None and t.dim() == whole.dim()}
+        drops = bool(arguments.get("dropout_p", 0.0))
+        self.rows = _place_rows([t for t in stream.values() if isinstance(t, DTensor)], plain=drops)
+        self.replicated: Placements = (Replicate(),) * self.mesh.ndim
+        self.partial: Placements = tuple(Replicate() if p.is_replicate() else Partial() for p in self.rows)
+        for name, t in tensors.items():
+            if isinstance(t, DTensor):
+                placements = self.rows if name in stream or name in _ROWS else self.replicated
+                if t.placements != placements:
+                    t = t.redistribute(self.mesh, placements)  # noqa: PLW2901
+                arguments[name] = t.to_local()
+        self.keep: Tensor | None = None  # of the rows here, in their shape
+        if drops and ("grad_mask" in arguments or arguments["branch"] is not None):
+            self._place_mask()
+
+    def _place_mask(self) -> None:
+        """Let the operator draw the mask of these rows: move its offset if their elements are one piece, else make the mask."""
+        sizes, starts = _chunk(self.shape[:-1], self.mesh, self.rows)
+        d = self.shape[-1]
+        strides = [math.prod(self.shape[i + 1 : -1]) for i in range(len(sizes))]
+        first = sum(start * stride for start, stride in zip(starts, strides, strict=True)) * d
+        cut = max((i for i, size in enumerate(sizes) if size != self.shape[i]), default=0)
+        if first % 4 == 0 and all(size == 1 for size in sizes[:cut]):
+            self.local["offset"] += first // 4
+            return
+        device = self.local["seed"].device
+        rows = torch.zeros((), dtype=torch.int64, device=device)
+        for size, start, stride in zip(sizes, starts, strides, strict=True):
+            rows = rows.unsqueeze(-1) + torch.arange(start, start + size, device=device) * stride
+        self.keep = philox.keep_rows(rows, d, self.local["dropout_p"], self.local["seed"], self.local["offset"])
+        self.probability = self.local["dropout_p"]
+        self.local["dropout_p"], self.local["seed"] = 0.0, None
+
+    def drop(self, branch: Tensor, branch_bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return dropout(branch + branch_bias) with the mask of these rows."""
+        assert self.keep is not None
+        factor = 1.0 / (1.0 - self.probability) if self.probability < 1.0 else 0.0
+        return reference.drop_branch(branch.to(dtype), branch_bias, self.keep.to(dtype) * factor)
+
+    def wrap(self, t: Tensor, placements: Placements, shape: Sequence[int]) -> DTensor:
+        """Return the DTensor of which `t` is this process's part."""
+        if type(t) is Tensor:
+            return DTensor(t, _make_spec(self.mesh, placements, tuple(shape), t.dtype), requires_grad=False)  # type: ignore[call-arg]  # no stub
+        options: dict[str, Any] = (
+            {"shape": torch.Size(shape), "stride": _strides(shape)} if shape else {}
+        )  # a traced tensor
+        return DTensor.from_local(t, self.mesh, placements, run_check=False, **options)
+
+
+# torch's own operators construct DTensors so too: `DTensor.from_local` takes several times as long as the operator on a few rows.
+@functools.lru_cache(maxsize=1024)
+def _make_spec(mesh: DeviceMesh, placements: Placements, shape: tuple[int, ...], dtype: torch.dtype) -> DTensorSpec:
+    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), _strides(shape), dtype))
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _find_mesh(tensors: dict[str, Tensor]) -> DeviceMesh:
+    """Return the mesh of all tensors; raise unless they are DTensors of one mesh."""
+    meshes = {name: t.device_mesh for name, t in tensors.items() if isinstance(t, DTensor)}
+    first, mesh = next(iter(meshes.items()))
+    for name, t in tensors.items():
+        if isinstance(t, DTensor):
+            if t.device_mesh is not mesh and t.device_mesh != mesh:
+                raise ValueError(
+                    f"{name} is on {t.device_mesh}, expected {mesh}, the mesh of {first}: use one mesh for all."
+                )
+        elif name != "seed" and t.numel() and not getattr(DTensor._op_dispatcher, "_allow_implicit_replication", False):
+            raise TypeError(
+                f"{name} is a plain tensor and {first} a DTensor, expected DTensors: distribute_tensor({name}, mesh, "
+                "[Replicate()]), or for a module's parameters addnorm.distributed.SequenceParallel."
+            )
+    return mesh
+
+
+def _chunk(shape: Sequence[int], mesh: DeviceMesh, placements: Placements) -> tuple[list[int], list[int]]:
+    """Return the sizes of this process's part of a tensor, and where it starts in each dimension."""
+    sizes, starts = [*shape], [0] * len(shape)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    for placement, rank, n in zip(placements, coordinate, mesh.shape, strict=True):
+        if isinstance(placement, Shard):  # the parts are those of torch.chunk
+            dim = placement.dim
+            size = -(-sizes[dim] // n)
+            start = min(rank * size, sizes[dim])
+            starts[dim] += start
+            sizes[dim] = min(size, sizes[dim] - start)
+    return sizes, starts
+
+
+def _call(op: Any, local: dict[str, Any]) -> Any:
+    return op(*local.values())
+
+
+def _forward(op: Any, arguments: dict[str, Any]) -> Any:
+    call = _Call(arguments)
+    local = call.local
+    if call.keep is not None:
+        branch, residual = local["branch"], local["residual"]
+        dtype = reference.compute_dtype(residual, branch, dtype=local["residual_dtype"])
+        local["out_dtype"] = local["out_dtype"] or branch.dtype
+        local["branch"], local["branch_bias"] = call.drop(branch, local["branch_bias"], dtype), None
+    outputs = _call(op, local)
+    if isinstance(outputs, Tensor):
+        return call.wrap(outputs, call.rows, call.shape)
+    results = []
+    for t in outputs:
+        is_placeholder = t.dim() == 1 and t.numel() == 0
+        results.append(t if is_placeholder else call.wrap(t, call.rows, (*call.shape[:-1], t.shape[-1])))
+    return tuple(results)
+
+
+def _backward(op: Any, arguments: dict[str, Any]) -> Any:
+    call = _Call(arguments)
+    local = call.local
+    outputs = [*(_call(op, local) if call.keep is None else _backward_of_dropped(op, call))]
+    for bit, (name, t) in enumerate(zip(GRADIENTS, outputs, strict=False)):
+        if not local["grad_mask"] >> bit & 1:
+            continue  # a placeholder
+        if name in ("residual", "branch"):
+            outputs[bit] = call.wrap(t, call.rows, call.shape)
+        elif name in _ROWS:
+            outputs[bit] = call.wrap(t, call.rows, call.shape[:-1])
+        else:
+            outputs[bit] = call.wrap(t, call.partial, t.shape)
+    return tuple(outputs)
+
+
+def _backward_of_dropped(op: Any, call: _Call) -> list[Tensor]:
+    """Return the gradients of a call whose mask is made here: through the operator without dropout, then through the mask."""
+    local, mask = call.local, call.local["grad_mask"]
+    dtype = reference.compute_dtype(local["z"])
+    changed = {"branch_bias": None, "branch_dtype": dtype, "grad_mask": mask & ~(1 << _BRANCH_BIAS)}
+    if mask >> _BRANCH_BIAS & 1:
+        changed["grad_mask"] |= 1 << _BRANCH
+    if local["branch"] is not None:
+        changed["branch"] = call.drop(local["branch"], local["branch_bias"], dtype)
+    outputs = [*_call(op, local | changed)]
+    dbranch = call.drop(outputs[_BRANCH], None, dtype) if changed["grad_mask"] >> _BRANCH & 1 else None
+    if mask >> _BRANCH & 1 and dbranch is not None:
+        outputs[_BRANCH] = dbranch.to(local["branch_dtype"])
+    if mask >> _BRANCH_BIAS & 1 and dbranch is not None:
+        outputs[_BRANCH_BIAS] = reference.sum_rows(dbranch).to(local["branch_bias"].dtype)
+    return outputs
+
+
+def _out(op: Any, arguments: dict[str, Any]) -> None:
+    targets = {name: t for name in ("y", "z") if (t := arguments[name]) is not None}
+    call = _Call(dict(arguments))
+    for name, t in targets.items():
+        if t.placements != call.rows:
+            raise ValueError(
+                f"the tensor for {name} is placed {t.placements}, expected {call.rows}, as the rows of the result: redistribute "
+                "it first, or leave out out= and call the function without the underscore."
+            )
+    local = call.local
+    if call.keep is not None:
+        dtype = reference.compute_dtype(local["residual"], local["branch"], local["z"])
+        local["branch"], local["branch_bias"] = call.drop(local["branch"], local["branch_bias"], dtype), None
+    _call(op, local)
+
+
+_RULES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    name: _out if name == "add_norm_out" else _backward if name.endswith("_backward") else _forward
+    for name in ARGUMENTS
+}
+
+
+def _make_rule(name: str) -> Callable[..., Any]:
+    defaults = {a.name: ast.literal_eval(a.default) if a.default else None for a in ARGUMENTS[name]}
+
+    def rule(cls: type, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        arguments = defaults | dict(zip(defaults, args, strict=False)) | (kwargs or {})
+        with torch.no_grad():
+            return _RULES[name](op, arguments)
+
+    return rule
+
+
+for _name in ARGUMENTS:
+    for _op in (*OVERLOADS[_name], f"{_name}_reference"):
+        torch.library.register_torch_dispatch(f"addnorm::{_op}", DTensor, _make_rule(_name), lib=library)

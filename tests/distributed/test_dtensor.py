@@ -1,0 +1,330 @@
+"""Tests of calls with DTensors against one process: placements, options, dropout masks, communication."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+
+import addnorm
+from support.cases import FUNCTIONS, VARIANTS, gradients, make
+from support.distributed import case, launch, list_cases
+from support.dtensors import (
+    ODD,
+    PLACES,
+    ROWS,
+    SHAPE,
+    SOME,
+    check_variants,
+    close,
+    communication,
+    compare_alone,
+    distribute,
+    leaves,
+    mesh_of,
+    partial_of,
+)
+
+
+@case(2)
+def placements_equal_one_process():
+    for place in PLACES.values():
+        check_variants(SOME, mesh_of(), [place])
+
+
+@case(2)
+def uneven_shards_equal_one_process():
+    for place in (Shard(0), Shard(1)):
+        check_variants(SOME, mesh_of(), [place], ODD)
+
+
+@case(2)
+def two_dimensional_meshes_equal_one_process():
+    variants = {label: variant for label, variant in SOME.items() if label.startswith("everything")}
+    for placements in ([Shard(0), Shard(1)], [Replicate(), Shard(1)], [Shard(0), Replicate()]):
+        check_variants(variants, mesh_of(1, 2), placements)
+        check_variants(variants, mesh_of(2, 1), placements)
+
+
+@case(2)
+def y_alone_equals_one_process():
+    mesh = mesh_of()
+    for place in PLACES.values():
+        for label in ("LayerNorm", "RMSNorm", "LayerNorm without weight", "everything, RMSNorm"):
+            compare_alone(make(label, "float64", SHAPE), mesh, [place], f"{label}, {place}")
+
+
+@case(2)
+def norm_alone_equals_one_process():
+    mesh = mesh_of()
+    x, weight, bias = (
+        torch.randn(SHAPE, dtype=torch.float64),
+        torch.randn(8, dtype=torch.float64),
+        torch.randn(8, dtype=torch.float64),
+    )
+    cotangent = torch.randn_like(x)
+    for norm in (addnorm.layer_norm, addnorm.rms_norm):
+        parameters = (weight, bias) if norm is addnorm.layer_norm else (weight,)
+        for place in (*PLACES.values(), Partial()):
+            message = f"{norm.__name__}, {place}"
+            t = partial_of(x, mesh) if place.is_partial() else distribute_tensor(x, mesh, [place])
+            inputs = [
+                u.detach().requires_grad_()
+                for u in (t, *(distribute_tensor(p, mesh, [Replicate()]) for p in parameters))
+            ]
+            reference = [u.detach().clone().requires_grad_() for u in (x, *parameters)]
+            y, expected = norm(inputs[0], *inputs[1:]), norm(reference[0], *reference[1:])
+            close(y, expected, message)
+            expected.backward(cotangent)
+            y.backward(distribute_tensor(cotangent, mesh, y.placements))
+            for u, v in zip(inputs, reference, strict=True):
+                close(u.grad, v.grad, message)
+            with torch.no_grad():
+                close(norm(t, *inputs[1:]), expected, message)
+
+
+@case(2)
+def sharded_rows_need_no_communication():
+    mesh = mesh_of()
+    for place in (Shard(0), Shard(1), Replicate()):
+        for label, variant in SOME.items():
+            call = make(variant, "float64", SHAPE)
+            inputs = leaves(distribute(call, mesh, [place]))
+            outputs = call(inputs)
+            cotangent = {
+                name: distribute_tensor(torch.ones(SHAPE).double(), mesh, t.placements) for name, t in outputs.items()
+            }
+
+            def run(call=call, inputs=inputs, cotangent=cotangent):
+                outputs = call(inputs)
+                torch.autograd.backward([*outputs.values()], [cotangent[name] for name in outputs])
+
+            assert communication(run) == {}, f"{label}, {place}"
+            assert all(t.placements == (place,) for t in outputs.values())
+            for name, t in inputs.items():
+                summed = place.is_shard() and name not in (*ROWS, "row_scale")
+                if name != "row_scale" or t.shape == SHAPE[:-1]:  # another gradient is summed over what was expanded
+                    assert t.grad.placements == (Partial() if summed else place,), f"{label}, {name}"
+
+
+@case(2)
+def features_are_gathered_as_in_layer_norm():
+    mesh = mesh_of()
+    call = make("LayerNorm", "float64", SHAPE)
+    tensors = distribute(call, mesh, [Shard(2)])
+    x, weight, bias = tensors["residual"], tensors["weight"], tensors["bias"]
+    ours = communication(lambda: addnorm.layer_norm(x, weight, bias))
+    assert ours == communication(lambda: torch.nn.functional.layer_norm(x, (8,), weight, bias))
+    assert ours == {"all_gather_into_tensor": 1}
+
+
+@case(2)
+def replicated_residual_follows_a_sharded_branch():
+    mesh = mesh_of()
+    call = make("LayerNorm", "float64", SHAPE)
+    tensors = distribute(call, mesh, [Replicate()])
+    tensors["branch"] = distribute_tensor(call.tensors["branch"], mesh, [Shard(1)])
+    outputs = {}
+    with torch.no_grad():
+        assert communication(lambda: outputs.update(call(tensors))) == {}
+    assert outputs["y"].placements == (Shard(1),)
+    close(outputs["y"], call()["y"], "y")
+
+
+@case(2)
+def dropout_draws_one_seed_for_a_mesh():
+    mesh = mesh_of()
+    torch.manual_seed(dist.get_rank())  # different generators
+    x = torch.ones(4, 8, 8, dtype=torch.float64)
+    dist.broadcast(x, 0)
+    for place in (Shard(0), Shard(1), Replicate(), Shard(2)):
+        t = distribute_tensor(x, mesh, [place])
+        z = addnorm.add_residual(torch.zeros_like(t), t, dropout_p=0.5).full_tensor()
+        values = [torch.empty_like(z) for _ in range(dist.get_world_size())]
+        dist.all_gather(values, z)
+        assert all(torch.equal(value, z) for value in values)
+        assert 0.3 < float((z == 0).double().mean()) < 0.7
+        halves = z.chunk(2, dim=place.dim if isinstance(place, Shard) else 0)
+        assert not torch.equal(*halves), "the parts have masks of their own"
+
+
+@case(2)
+def dropout_mask_is_a_part_of_the_whole():
+    mesh = mesh_of()
+    seed = torch.tensor(5)
+    for shape in ((4, 6, 8), (2, 6, 7), (5, 4, 3), (1, 8, 4), (3, 2, 2, 4)):
+        x = torch.ones(shape)
+        whole = addnorm.add_residual(torch.zeros_like(x), x, dropout_p=0.5, seed=seed, offset=3)
+        for dim in range(len(shape)):
+            t = distribute_tensor(x, mesh, [Shard(dim)])
+            z = addnorm.add_residual(torch.zeros_like(t), t, dropout_p=0.5, seed=seed, offset=3)
+            assert torch.equal(z.full_tensor(), whole), (shape, dim)
+
+
+@case(2)
+def row_scale_may_be_a_plain_tensor():
+    mesh = mesh_of()
+    call = make("LayerNorm", "float64", SHAPE)
+    for shape in ((4, 1), (4, 6), (6,), ()):
+        scale = torch.randn(shape, dtype=torch.float64)
+        expected = addnorm.add_layer_norm(**call.tensors, row_scale=scale)
+        for place in PLACES.values():
+            tensors = distribute(call, mesh, [place])
+            close(addnorm.add_layer_norm(**tensors, row_scale=scale), expected, f"{shape}, {place}")
+
+
+@case(2)
+def rows_have_the_bits_of_one_process():
+    mesh = mesh_of()
+    for label, variant in VARIANTS.items():
+        for dtypes in ("float32", "bfloat16 with float32 parameters", "float32 stream, bfloat16 branch"):
+            call = make(variant, dtypes, SHAPE)
+            for place in (Shard(0), Shard(1)):
+                for name, t in call(distribute(call, mesh, [place])).items():
+                    expected = call()[name]
+                    assert t.dtype == expected.dtype, (label, dtypes, name)
+                    assert torch.equal(t.full_tensor(), expected), (label, dtypes, place, name)
+
+
+@case(2)
+def norms_of_several_dimensions_equal_one_process():
+    mesh = mesh_of()
+    x, branch, weight = torch.randn(4, 6, 2, 8), torch.randn(4, 6, 2, 8), torch.randn(2, 8)
+    for place in (Shard(0), Shard(1), Shard(2), Shard(3), Replicate()):
+        tensors = [distribute_tensor(t, mesh, [place]) for t in (x, branch)] + [
+            distribute_tensor(weight, mesh, [Replicate()])
+        ]
+        inputs, reference = (
+            [t.requires_grad_() for t in tensors],
+            [t.clone().requires_grad_() for t in (x, branch, weight)],
+        )
+        y = addnorm.add_layer_norm(*inputs, normalized_shape=(2, 8))
+        expected = addnorm.add_layer_norm(*reference, normalized_shape=(2, 8))
+        torch.testing.assert_close(y.full_tensor(), expected)
+        y.square().sum().backward()
+        expected.square().sum().backward()
+        for t, u in zip(inputs, reference, strict=True):
+            torch.testing.assert_close(t.grad.full_tensor(), u.grad)
+
+
+@case(2)
+def in_place_and_out_write_the_shards():
+    mesh = mesh_of()
+    for label in ("LayerNorm", "everything, RMSNorm"):
+        call = make(label, "float64", SHAPE)
+        expected = call()
+        for place in (Shard(0), Shard(1), Replicate()):
+            tensors = distribute(call, mesh, [place])
+            y, z = (torch.empty_like(tensors["residual"]) for _ in range(2))
+            FUNCTIONS[call.norm](**tensors, **call.options, eps=call.eps, return_residual=True, out=(y, z))
+            close(y, expected["y"], f"out, {label}, {place}")
+            close(z, expected["z"], f"out, {label}, {place}")
+            version = tensors["branch"]._version
+            in_place = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_}[call.norm]
+            assert in_place(**tensors, **call.options, eps=call.eps) is tensors["branch"]
+            close(tensors["branch"], expected["y"], f"in place, {label}, {place}")
+            close(tensors["residual"], expected["z"], f"in place, {label}, {place}")
+            assert tensors["branch"]._version > version
+    tensors = distribute(call, mesh, [Shard(0)])
+    tensors["branch"] = distribute_tensor(call.tensors["branch"], mesh, [Replicate()])
+    with pytest.raises(ValueError, match="redistribute it first"):
+        addnorm.add_layer_norm_(tensors["residual"], tensors["branch"])
+
+
+@case(2)
+def plain_tensors_beside_dtensors_are_refused():
+    mesh = mesh_of()
+    call = make("LayerNorm", "float64", SHAPE)
+    tensors = distribute(call, mesh, [Shard(1)])
+    for name in tensors:
+        with pytest.raises(TypeError, match=f"{name} is a plain tensor"):
+            addnorm.add_layer_norm(**tensors | {name: call.tensors[name]})
+    other = init_device_mesh("cpu", (1, 2))
+    with pytest.raises(ValueError, match="weight is on"):
+        addnorm.add_layer_norm(
+            **tensors | {"weight": distribute_tensor(call.tensors["weight"], other, [Replicate()] * 2)}
+        )
+
+
+@case(2)
+def compiled_calls_equal_eager_ones():
+    mesh = mesh_of()
+    for label in ("LayerNorm", "everything, RMSNorm"):
+        call = make(label, "float64", SHAPE)
+        inputs = leaves(distribute(call, mesh, [Shard(1)]))
+        compiled = torch.compile(lambda tensors, call=call: call(tensors)["y"], backend="aot_eager", fullgraph=True)
+        y = compiled(inputs)
+        close(y, call()["y"], label)
+        cotangent = torch.randn(SHAPE, dtype=torch.float64)
+        dist.broadcast(cotangent, 0)
+        y.backward(distribute_tensor(cotangent, mesh, [Shard(1)]))
+        grads = gradients(call, {"y": cotangent})
+        for name, t in inputs.items():
+            close(t.grad, grads[name], f"{label}, gradient of {name}")
+
+
+@case(2)
+def second_derivatives_equal_one_process():
+    mesh = mesh_of()
+    call = make("everything, LayerNorm", "float64", SHAPE)
+
+    def second(tensors):
+        y = call(tensors)["y"]
+        (grad,) = torch.autograd.grad(y.square().sum(), tensors["residual"], create_graph=True)
+        return torch.autograd.grad(grad.square().sum(), [*tensors.values()])
+
+    for place in (Shard(0), Replicate()):
+        for actual, expected in zip(
+            second(leaves(distribute(call, mesh, [place]))), second(leaves(call.tensors)), strict=True
+        ):
+            close(actual, expected, f"{place}")
+
+
+FIRST_CALLS = {
+    "without gradients": "addnorm.add_layer_norm(x, x)",
+    "with gradients": "addnorm.rms_norm(x.requires_grad_()).sum().backward()",
+    "option": "addnorm.add_rms_norm(x, x, dropout_p=0.5)",
+    "option with gradients": "addnorm.add_rms_norm(x.requires_grad_(), x, residual_scale=2.0).sum().backward()",
+    "in place": "addnorm.add_layer_norm_(x, x.clone())",
+    "option in place": "addnorm.add_residual_(x, x.clone(), layer_scale=2.0)",
+    "compiled": "torch.compile(lambda: addnorm.add_layer_norm(x, x), backend='aot_eager', fullgraph=True)()",
+    "compiled option": "torch.compile(lambda: addnorm.add_residual(x, x, layer_scale=2.0), backend='aot_eager', fullgraph=True)()",
+    "under a mode": "with CommDebugMode(): addnorm.layer_norm(x)",
+}
+PROGRAM = """
+import os, sys, torch, addnorm
+assert "torch.distributed.tensor" not in sys.modules
+import torch.distributed as dist
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+calls = {calls}
+for name, call in calls.items():
+    if os.fork() == 0:
+        torch.set_num_threads(1)
+        try:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            x = distribute_tensor(torch.ones(2, 3, 4), init_device_mesh("cpu", (1,)), [Shard(0)])
+            exec(call)
+        except BaseException as error:
+            print(name, type(error).__name__, error, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_rules_are_registered_at_the_first_call():
+    command = [sys.executable, "-c", PROGRAM.replace("{calls}", repr(FIRST_CALLS))]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def results():
+    return launch(__file__)
+
+
+@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
+def test_dtensor(results, name, world_size):
+    results.check(name, world_size)

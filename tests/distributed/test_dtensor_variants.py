@@ -1,0 +1,78 @@
+"""Tests of all variants of calls with DTensors, in two and in four processes, and on meshes of two dimensions."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from support.cases import make
+from support.distributed import case, launch, list_cases
+from support.dtensors import (
+    FLOAT64,
+    ODD,
+    PLACES,
+    SHAPE,
+    SOME,
+    check_variants,
+    close,
+    communication,
+    distribute,
+    mesh_of,
+    partial_of,
+)
+
+
+@case(2, 4)
+def variants_equal_one_process():
+    for place in PLACES.values():
+        check_variants(FLOAT64, mesh_of(), [place])
+
+
+@case(4)
+def uneven_shards_equal_one_process():
+    for place in (Shard(0), Shard(1)):
+        check_variants(FLOAT64, mesh_of(), [place], ODD)
+
+
+@case(4)
+def two_dimensional_meshes_equal_one_process():
+    places = (Shard(0), Shard(1), Replicate(), Shard(2))
+    for placements in ([first, second] for first in places for second in places):
+        for shape in (SHAPE, ODD):
+            check_variants(SOME, mesh_of(2, 2), placements, shape)
+
+
+@case(4)
+def partial_branches_are_reduced_once():
+    mesh, wide = mesh_of(), mesh_of(2, 2)
+    call = make("LayerNorm", "float64", SHAPE)
+    expected = call()
+    cases = (
+        (mesh, [Shard(0)], {"reduce_scatter_tensor": 1}),
+        (mesh, [Shard(1)], {"reduce_scatter_tensor": 1}),
+        (mesh, [Replicate()], {"all_reduce": 1}),
+        (wide, [Shard(0), Replicate()], {"all_reduce": 1}),
+        (wide, [Shard(0), Shard(1)], {"reduce_scatter_tensor": 1}),
+        (wide, [Replicate(), Shard(1)], {"reduce_scatter_tensor": 1}),
+    )
+    for mesh, placements, collectives in cases:
+        tensors = distribute(call, mesh, placements)
+        tensors["branch"] = partial_of(call.tensors["branch"], mesh, *placements[:-1])
+        outputs = {}
+        with torch.no_grad():
+            assert (
+                communication(lambda tensors=tensors, outputs=outputs: outputs.update(call(tensors))) == collectives
+            ), placements
+        for name, t in outputs.items():
+            assert t.placements == tuple(placements)
+            close(t, expected[name], f"{placements}, {name}")
+
+
+@pytest.fixture(scope="module")
+def results():
+    return launch(__file__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
+def test_dtensor_variants(results, name, world_size):
+    results.check(name, world_size)

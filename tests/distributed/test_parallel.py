@@ -1,0 +1,229 @@
+"""Tests of parallel styles and plans against one process: outputs, gradients, communication."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import addnorm
+from addnorm.distributed import SequenceParallel, parallelize, tensor_parallel_plan
+from support.distributed import case, launch, list_cases
+from support.dtensors import TOLERANCE, communication, mesh_of
+from support.parallel_models import SIZES, compare, inputs, randomize
+
+ENCODERS = {
+    "pre_ln, tokens first": {"batch_first": False},
+    "post_ln, RMSNorm, swiglu": {"wiring": "post_ln", "norm": "rms", "activation": "swiglu"},
+}
+
+
+@case(2)
+def encoders_equal_one_process():
+    for sequence_parallel in (False, True):
+        for options in ENCODERS.values():
+            torch.manual_seed(0)
+            model = randomize(addnorm.nn.Encoder(2, **SIZES, **options))
+            compare(model, sequence_parallel, *inputs((2, 6, 16)))
+
+
+@case(2)
+def decoders_equal_one_process():
+    for sequence_parallel in (False, True):
+        torch.manual_seed(0)
+        model = randomize(addnorm.nn.Decoder(2, **SIZES))
+        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
+        compare(
+            randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), sequence_parallel, *inputs((2, 6, 16))
+        )
+        mask = torch.rand(2, 4, 6, 6) > 0.3
+        key_mask = torch.rand(2, 5) > 0.3
+        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)), mask=mask, memory_key_mask=key_mask)
+
+
+@case(2)
+def stream_dropout_equals_one_process():
+    torch.manual_seed(0)
+    for wiring in ("pre_ln", "post_ln"):
+        model = randomize(addnorm.nn.Encoder(2, **SIZES, wiring=wiring, stochastic_depth=0.3))
+        for module in model.modules():
+            if isinstance(module, addnorm.SublayerConnection):
+                module.dropout = 0.25
+        for sequence_parallel in (False, True):
+            compare(model, sequence_parallel, *inputs((4, 6, 16)))
+
+
+@case(2)
+def admin_and_masks_of_heads_equal_one_process():
+    torch.manual_seed(0)
+    mask = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    for sequence_parallel in (False, True):
+        compare(randomize(addnorm.nn.Encoder(1, **SIZES)), sequence_parallel, *inputs((2, 6, 16)), mask=mask)
+        stack = addnorm.ResidualStack(
+            [*addnorm.nn.block(**SIZES), nn.Linear(16, 16).double()], 16, dtype=torch.float64, sublayers_per_layer=3
+        )
+        compare(randomize(stack), sequence_parallel, *inputs((2, 6, 16)), key_mask=torch.rand(2, 6) > 0.3)
+
+
+@case(2)
+def transformers_equal_one_process():
+    torch.manual_seed(0)
+    model = randomize(addnorm.nn.Transformer(1, 1, **SIZES))
+    for sequence_parallel in (False, True):
+        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
+
+
+@case(2)
+def plans_communicate_once_a_sublayer():
+    model = addnorm.nn.Encoder(2, **SIZES)
+    (x,) = inputs((2, 6, 16))
+    x.requires_grad_()
+    for sequence_parallel, forward, both in (
+        (False, {"all_reduce": 4}, {"all_reduce": 8}),
+        (
+            True,
+            {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 4},  # one gathers the output
+            {"all_gather_into_tensor": 10, "reduce_scatter_tensor": 8},  # one the gradient of the input
+        ),
+    ):
+        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+        with torch.no_grad():
+            assert communication(lambda ours=ours: ours(x)) == forward
+        assert communication(lambda ours=ours: ours(x).sum().backward()) == both
+
+
+@case(2)
+def incremental_decoding_equals_one_process():
+    torch.manual_seed(0)
+    model = randomize(addnorm.nn.Decoder(2, **SIZES)).eval()
+    x, memory = inputs((2, 5, 16), (2, 4, 16))
+    for sequence_parallel in (False, True):
+        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+        cache = addnorm.nn.KeyValueCache()
+        with torch.no_grad():
+            steps = [ours(token, memory, cache=cache) for token in x.split(1, dim=1)]
+            torch.testing.assert_close(torch.cat(steps, dim=1), model(x, memory), **TOLERANCE)
+
+
+@case(2)
+def unsharded_states_load_into_sharded_models():
+    torch.manual_seed(0)
+    model, other = (randomize(addnorm.nn.Decoder(1, **SIZES)) for _ in range(2))
+    x, memory = inputs((2, 5, 16), (2, 4, 16))
+    ours = parallelize(other, mesh_of())
+    state = {
+        name: distribute_tensor(t, mesh_of(), own.placements)
+        if isinstance(own := ours.state_dict().get(name), DTensor)
+        else t
+        for name, t in model.state_dict().items()
+    }
+    ours.load_state_dict(state)
+    torch.testing.assert_close(ours(x, memory), model(x, memory), **TOLERANCE)
+    assert ours.state_dict()["stack.connections.0.sublayer.in_proj.q.weight"].placements == (Shard(0),)
+
+
+@case(2)
+def optimizers_step_as_one_process():
+    torch.manual_seed(0)
+    model = randomize(addnorm.nn.Encoder(1, **SIZES))
+    (x,) = inputs((2, 6, 16))
+    ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=True)
+    for m in (ours, model):
+        optimizer = torch.optim.AdamW(m.parameters(), lr=0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            m(x).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+            optimizer.step()
+    torch.testing.assert_close(ours(x), model(x), **TOLERANCE)
+
+
+class Block(nn.Module):
+    """A post-LN feed-forward and a pre-LN one."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64).double(), nn.Linear(64, 16).double()
+        self.norm = addnorm.AddNorm(16, layer_scale=0.5, dtype=torch.float64)
+        self.read, self.rms = addnorm.LayerNorm(16, dtype=torch.float64), addnorm.RMSNorm(16, dtype=torch.float64)
+
+    def forward(self, x):
+        y, z = self.norm(x, branch=self.down(self.up(self.read(x)).relu()), return_residual=True)
+        return y + self.rms(z)
+
+
+@case(2)
+def sequence_parallel_norms_equal_one_process():
+    torch.manual_seed(0)
+    model, mesh = randomize(Block()), mesh_of()
+    (x,) = inputs((2, 6, 16))
+    for output, local in ((Shard(1), False), (Replicate(), False), (Partial(), False), (Shard(1), True)):
+        ours = copy.deepcopy(model)
+        plan = {
+            "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(output_layouts=output, use_local_output=local),
+            "norm": SequenceParallel(),
+            "read": SequenceParallel(),
+            "rms": SequenceParallel(use_local_output=True),
+        }
+        plan["norm"] = SequenceParallel(use_local_output=True)
+        parallelize_module(ours, mesh, plan)
+        y = ours(distribute_tensor(x, mesh, [Shard(1)]))
+        expected = model(x)
+        torch.testing.assert_close(y, expected.chunk(2, dim=1)[dist.get_rank()], **TOLERANCE)
+        model.zero_grad()
+        expected.square().sum().backward()
+        y.square().sum().backward()
+        for (name, p), q in zip(ours.named_parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(
+                p.grad.full_tensor(), q.grad, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}"
+            )
+
+
+@case(2)
+def meta_models_are_parallelized_before_they_have_values():
+    torch.manual_seed(0)
+    model = randomize(addnorm.nn.Encoder(1, **SIZES))
+    with torch.device("meta"):
+        ours = parallelize(addnorm.nn.Encoder(1, **SIZES), mesh_of())
+    ours.to_empty(device="cpu")
+    state = parallelize(copy.deepcopy(model), mesh_of()).state_dict()
+    ours.load_state_dict(state)
+    (x,) = inputs((2, 6, 16))
+    torch.testing.assert_close(ours(x), model(x), **TOLERANCE)
+
+
+@case(2)
+def heads_that_cannot_be_divided_are_refused():
+    with pytest.raises(ValueError, match="nhead is 1 and the mesh has 2 processes"):
+        parallelize(addnorm.nn.Encoder(1, 16, 1), mesh_of())
+    with pytest.raises(ValueError, match="dim_feedforward is 7"):
+        parallelize(addnorm.nn.Encoder(1, 16, 2, 7), mesh_of())
+
+
+def test_plan_names_the_styles():
+    plan = tensor_parallel_plan(nn.ModuleDict({"model": addnorm.nn.Decoder(1, 16, 2), "head": nn.Linear(16, 4)}))
+    assert [type(style).__name__ for style in plan.values()] == [
+        "StackParallel",
+        *["AttentionParallel"] * 2,
+        "FeedForwardParallel",
+    ]
+    assert next(iter(plan)) == "model.stack"
+    stack = addnorm.ResidualStack([nn.Linear(4, 4), torch.relu], 4)
+    assert [type(style).__name__ for style in tensor_parallel_plan(stack).values()] == [
+        "StackParallel",
+        "ReplicatedSublayer",
+    ]
+
+
+@pytest.fixture(scope="module")
+def results():
+    return launch(__file__)
+
+
+@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
+def test_parallel(results, name, world_size):
+    results.check(name, world_size)

@@ -1,0 +1,110 @@
+"""Comparison of calls with DTensors with the same calls in one process."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+
+from support.cases import VARIANTS, cotangents, gradients, make
+
+SHAPE = (4, 6, 8)
+ODD = (3, 5, 7)  # shards of different sizes, some of them empty, whose elements begin inside a block of the mask
+PLACES = {"rows": Shard(0), "tokens": Shard(1), "replicated": Replicate(), "features": Shard(2)}
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
+ROWS = ("residual", "branch")
+
+
+def mesh_of(*shape: int):
+    return init_device_mesh("cpu", shape or (dist.get_world_size(),))
+
+
+def distribute(call, mesh, placements):
+    """Return a call's tensors as DTensors: the stream placed, the parameters replicated."""
+    replicated = [Replicate()] * mesh.ndim
+
+    def place(name: str, t: Tensor):
+        if name == "row_scale":
+            return [
+                p if isinstance(p, Shard) and p.dim < t.dim() and t.shape[p.dim] > 1 else Replicate()
+                for p in placements
+            ]
+        return placements if name in ROWS else replicated
+
+    return {name: distribute_tensor(t, mesh, place(name, t)) for name, t in call.tensors.items()}
+
+
+def leaves(tensors):
+    return {name: t.detach().clone().requires_grad_() for name, t in tensors.items()}
+
+
+def close(actual, expected, message):
+    actual = actual.full_tensor() if isinstance(actual, DTensor) else actual
+    torch.testing.assert_close(actual, expected, **TOLERANCE, msg=lambda text: f"{message}: {text}")
+
+
+def compare(call, mesh, placements, message):
+    """Compare outputs and gradients of a call with those of one process."""
+    tensors = distribute(call, mesh, placements)
+    with torch.no_grad():
+        for name, t in call(tensors).items():
+            close(t, call()[name], f"{message}, {name} without gradients")
+        if call.norm != "none":
+            close(call.y_alone(tensors), call.y_alone(), f"{message}, y alone without gradients")
+    expected, grad_outputs = call(), cotangents(call())
+    inputs = leaves(tensors)
+    outputs = call(inputs)
+    for name, t in outputs.items():
+        close(t, expected[name], f"{message}, {name}")
+    placed = {name: distribute_tensor(t, mesh, outputs[name].placements) for name, t in grad_outputs.items()}
+    torch.autograd.backward([outputs[name] for name in placed], list(placed.values()))
+    for name, grad in gradients(call, grad_outputs).items():
+        close(inputs[name].grad, grad, f"{message}, gradient of {name}")
+
+
+def compare_alone(call, mesh, placements, message):
+    """Compare y alone and its gradients with one process."""
+    inputs, reference = leaves(distribute(call, mesh, placements)), leaves(call.tensors)
+    y, expected = call.y_alone(inputs), call.y_alone(reference)
+    close(y, expected, message)
+    cotangent = cotangents({"y": expected})["y"]
+    expected.backward(cotangent)
+    y.backward(distribute_tensor(cotangent, mesh, y.placements))
+    for name, t in inputs.items():
+        close(t.grad, reference[name].grad, f"{message}, gradient of {name}")
+
+
+def partial_of(t: Tensor, mesh, *placements) -> DTensor:
+    """Return `t` as a DTensor whose parts on the last dimension of the mesh sum up to it."""
+    whole = distribute_tensor(t, mesh, [*placements, Replicate()]).to_local()
+    rank, n = mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
+    part = whole if rank == n - 1 else whole * (rank + 1.0)
+    part = part - sum(range(1, n)) * whole if rank == n - 1 else part
+    return DTensor.from_local(part, mesh, [*placements, Partial()])
+
+
+# Variants whose results are float64.
+FLOAT64 = {
+    label: variant for label, variant in VARIANTS.items() if not {"residual_dtype", "out_dtype"} & set(variant.options)
+}
+# Some of them, which have every option and every pattern of missing arguments.
+SOME = {
+    label: variant
+    for label, variant in FLOAT64.items()
+    if label.startswith(("everything", "LayerNorm", "the add", "RMS"))
+}
+
+
+def check_variants(variants, mesh, placements, shape=SHAPE):
+    """Compare the variants of the operation with one process."""
+    for label, variant in variants.items():
+        compare(make(variant, "float64", shape), mesh, placements, f"{label}, {placements}, {shape}")
+
+
+def communication(function) -> dict[str, int]:
+    """Return how often each collective ran during a call."""
+    with CommDebugMode() as trace:
+        function()
+    return {name._qualified_op_name.split("::")[1]: n for name, n in trace.get_comm_counts().items() if n}
