@@ -54,6 +54,8 @@ MODULES = (
     Module("addnorm.lab", "Wirings compared", "For the researcher: `from addnorm import lab`. "
            "[comparing.md](comparing.md) explains.",
            alone=True),
+    Module("addnorm.distributed", "Several processes", "For the training team: `import addnorm.distributed`, with PyTorch's "
+           "DTensor.", alone=True),
     Module("addnorm.report", "The report", "For reports on models and comparisons: `from addnorm import report`.", alone=True),
     Module("addnorm.trace", "One token, step by step", "For the learner: `import addnorm.trace`. It needs nothing but Python. "
            "[add_norm.md](add_norm.md) explains.", alone=True),

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from torch.distributed.tensor import Replicate, Shard
+import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from support.cases import make
+from support.cases import VARIANTS, gradients, make
 from support.distributed import case, launch, list_cases
 from support.dtensors import (
     FLOAT64,
@@ -16,6 +17,7 @@ from support.dtensors import (
     close,
     communication,
     distribute,
+    leaves,
     mesh_of,
     partial_of,
 )
@@ -65,6 +67,36 @@ def partial_branches_are_reduced_once():
         for name, t in outputs.items():
             assert t.placements == tuple(placements)
             close(t, expected[name], f"{placements}, {name}")
+
+
+@case(2)
+def compiled_calls_equal_eager_ones():
+    mesh = mesh_of()
+    for label in ("LayerNorm", "everything, RMSNorm"):
+        call = make(label, "float64", SHAPE)
+        inputs = leaves(distribute(call, mesh, [Shard(1)]))
+        compiled = torch.compile(lambda tensors, call=call: call(tensors)["y"], backend="aot_eager", fullgraph=True)
+        y = compiled(inputs)
+        close(y, call()["y"], label)
+        cotangent = torch.randn(SHAPE, dtype=torch.float64)
+        dist.broadcast(cotangent, 0)
+        y.backward(distribute_tensor(cotangent, mesh, [Shard(1)]))
+        grads = gradients(call, {"y": cotangent})
+        for name, t in inputs.items():
+            close(t.grad, grads[name], f"{label}, gradient of {name}")
+
+
+@case(2)
+def rows_have_the_bits_of_one_process():
+    mesh = mesh_of()
+    for label, variant in VARIANTS.items():
+        for dtypes in ("float32", "bfloat16 with float32 parameters", "float32 stream, bfloat16 branch"):
+            call = make(variant, dtypes, SHAPE)
+            for place in (Shard(0), Shard(1)):
+                for name, t in call(distribute(call, mesh, [place])).items():
+                    expected = call()[name]
+                    assert t.dtype == expected.dtype, (label, dtypes, name)
+                    assert torch.equal(t.full_tensor(), expected), (label, dtypes, place, name)
 
 
 @pytest.fixture(scope="module")

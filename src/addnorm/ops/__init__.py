@@ -4,7 +4,7 @@
 `eager.py` the reference for every device, `cpu.py` the C++ library, `triton/` the CUDA kernels. `dispatch.py` and `out.py`
 call the operators; `autograd.py` has their autograd nodes and `capture.py` the calls that a graph records, `compile_mode.py` the
 formulas of torch.compile and `autocast.py` the dtypes; `validation.py` and `aliasing.py` check arguments; `philox.py` makes the
-dropout mask.
+dropout mask. `sharding.py` has the rules for DTensors, which `dtensor.py` registers at the first call with one.
 """
 
 from __future__ import annotations
