@@ -126,7 +126,7 @@ class _Call:
     def wrap(self, t: Tensor, placements: Placements, shape: Sequence[int]) -> DTensor:
         """Return the DTensor of which `t` is this process's part."""
         if type(t) is Tensor:
-            return DTensor(t, _make_spec(self.mesh, placements, tuple(shape), t.dtype), requires_grad=False)  # type: ignore[call-arg]  # no stub
+            return DTensor(t, _make_spec(self.mesh, placements, tuple(shape), t.dtype), requires_grad=False)
         options: dict[str, Any] = (
             {"shape": torch.Size(shape), "stride": _strides(shape)} if shape else {}
         )  # a traced tensor
