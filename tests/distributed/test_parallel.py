@@ -122,7 +122,7 @@ def unsharded_states_load_into_sharded_models():
     }
     ours.load_state_dict(state)
     torch.testing.assert_close(ours(x, memory), model(x, memory), **TOLERANCE)
-    assert ours.state_dict()["stack.connections.0.sublayer.in_proj.q.weight"].placements == (Shard(0),)
+    assert ours.state_dict()["stack.layers.0.connections.0.sublayer.in_proj.q.weight"].placements == (Shard(0),)
 
 
 @case(2)

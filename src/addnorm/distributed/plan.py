@@ -40,7 +40,7 @@ def tensor_parallel_plan(
     Example:
         >>> from addnorm.distributed import tensor_parallel_plan
         >>> list(tensor_parallel_plan(addnorm.nn.Encoder(1, 16, 2)))
-        ['stack', 'stack.connections.0.sublayer', 'stack.connections.1.sublayer']
+        ['stack', 'stack.layers.0.connections.0.sublayer', 'stack.layers.0.connections.1.sublayer']
     """
     plan: dict[str, ParallelStyle] = {}
     names = {id(module): name for name, module in model.named_modules()}
