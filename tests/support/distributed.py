@@ -4,7 +4,7 @@ A test file has cases, which run in every process, and one test that reports the
 
     from support.distributed import case, launch, list_cases
 
-    @case(2)                                # in two processes; @case(1, 2): in one, and in two; @case(2, slow=True): a slow test
+    @case(2)                                # in two processes; @case(1, 2): in one, and in two
     def all_reduce_sums_ranks():
         t = torch.full((3,), 1.0 + dist.get_rank())
         dist.all_reduce(t)
@@ -41,7 +41,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -49,27 +48,19 @@ TIMEOUT = 300  # seconds that one case may take
 PATIENCE = 20  # seconds that a rank which failed waits for the others before the processes are replaced
 
 
-def case(*world_sizes: int, slow: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Mark a function as a case that runs in each process of these numbers of processes; slow ones start processes of their own."""
+def case(*world_sizes: int) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Mark a function as a case that runs in each process of these numbers of processes."""
 
     def mark(function: Callable[[], Any]) -> Callable[[], Any]:
         function.world_sizes = world_sizes  # type: ignore[attr-defined]
-        function.is_slow = slow  # type: ignore[attr-defined]
         return function
 
     return mark
 
 
-def list_cases(namespace: dict[str, Any]) -> list[Any]:
-    """Return the names and the numbers of processes of the cases in a module's namespace, as parameters of a test."""
-    cases = [(name, value) for name, value in namespace.items() if hasattr(value, "world_sizes")]
-    slow = (pytest.mark.slow,)
-    return [pytest.param(name, n, marks=slow if case.is_slow else ()) for name, case in cases for n in case.world_sizes]
-
-
-def _select_names(module: Any, world_size: int, is_slow: bool | None = None) -> list[str]:
-    cases = [(name, value) for name, value in vars(module).items() if world_size in getattr(value, "world_sizes", ())]
-    return [name for name, case in cases if is_slow is None or case.is_slow == is_slow]
+def list_cases(namespace: dict[str, Any]) -> list[tuple[str, int]]:
+    """Return the names and the numbers of processes of the cases in a module's namespace."""
+    return [(name, n) for name, value in [*namespace.items()] for n in getattr(value, "world_sizes", ())]
 
 
 class Results:
@@ -77,17 +68,14 @@ class Results:
 
     def __init__(self, file: Path, timeout: float) -> None:
         self.file, self.timeout = file, timeout
-        self._results: dict[
-            tuple[int, bool], dict[str, list[Any]]
-        ] = {}  # by kind of launch and case: one result a rank
+        self._results: dict[int, dict[str, list[Any]]] = {}  # by number of processes and case: one result a rank
 
     def check(self, name: str, world_size: int) -> list[Any]:
         """Return what a case returned in each rank; fail as it failed."""
-        module = _load(self.file)
-        launch = world_size, getattr(module, name).is_slow
-        if launch not in self._results:
-            self._results[launch] = run_cases(self.file, world_size, _select_names(module, *launch), self.timeout)
-        results = self._results[launch][name]
+        if world_size not in self._results:
+            names = [case for case, n in list_cases(vars(_load(self.file))) if n == world_size]
+            self._results[world_size] = run_cases(self.file, world_size, names, self.timeout)
+        results = self._results[world_size][name]
         failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(results) if not ok]
         assert not failures, f"{name} with {world_size} processes\n" + "\n".join(failures)
         return [value for _, value in results]
@@ -113,8 +101,6 @@ def run_cases(file: Path, world_size: int, names: Sequence[str], timeout: float 
 def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, timeout: float) -> dict[str, list[Any]]:
     """Run cases in one set of processes, up to the first one after which they cannot go on."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    paths = (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable, __file__, str(file), str(world_size), *names]
     logs = [(folder / f"log-{rank}").open("wb") for rank in range(world_size)]
     workers = [
@@ -134,10 +120,7 @@ def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, 
                 time.sleep(0.5)  # the other ranks may be about to report the same
                 break
             if time.monotonic() - since > timeout:
-                reason = f"the case took more than {timeout:g} s; "
-                for worker in workers:
-                    worker.send_signal(signal.SIGABRT)  # faulthandler prints where they are
-                time.sleep(0.5)
+                reason = f"the case took more than {timeout:g} s"
                 break
             time.sleep(0.02)
     finally:
@@ -153,7 +136,7 @@ def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, 
         results[name] = [
             torch.load(path, weights_only=False)
             if path.exists()
-            else (False, reason + _explain_exit(codes[rank], (folder / f"log-{rank}").read_text(errors="replace")))
+            else (False, reason or _explain_exit(codes[rank], (folder / f"log-{rank}").read_text(errors="replace")))
             for rank, path in enumerate(paths)
         ]
         if not all(path.exists() for path in paths):
@@ -163,7 +146,7 @@ def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, 
 
 def _explain_exit(code: int, log: str) -> str:
     ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{ended}; its last lines:\n{log[-6000:]}"
+    return f"{ended}; its last lines:\n{log[-3000:]}"
 
 
 def _load(file: Path) -> Any:
@@ -210,7 +193,7 @@ def main(arguments: list[str]) -> None:
         _run_rank(Path(arguments[0]), int(arguments[1]), arguments[2:], int(rank), Path(folder))
         return
     file, world_size = Path(arguments[0]), int(arguments[1])
-    names = arguments[2:] or _select_names(_load(file), world_size)
+    names = arguments[2:] or [name for name, n in list_cases(vars(_load(file))) if n == world_size]
     for name, results in run_cases(file, world_size, names).items():
         for rank, (ok, value) in enumerate(results):
             print("ok  " if ok else "FAIL", name, f"rank {rank}:", value, flush=True)
