@@ -44,7 +44,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-TIMEOUT = 300  # seconds that one case may take
+TIMEOUT = 120  # seconds that one case may take
 PATIENCE = 20  # seconds that a rank which failed waits for the others before the processes are replaced
 
 
@@ -101,6 +101,8 @@ def run_cases(file: Path, world_size: int, names: Sequence[str], timeout: float 
 def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, timeout: float) -> dict[str, list[Any]]:
     """Run cases in one set of processes, up to the first one after which they cannot go on."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    paths = (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable, __file__, str(file), str(world_size), *names]
     logs = [(folder / f"log-{rank}").open("wb") for rank in range(world_size)]
     workers = [
@@ -120,7 +122,10 @@ def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, 
                 time.sleep(0.5)  # the other ranks may be about to report the same
                 break
             if time.monotonic() - since > timeout:
-                reason = f"the case took more than {timeout:g} s"
+                reason = f"the case took more than {timeout:g} s; "
+                for worker in workers:
+                    worker.send_signal(signal.SIGABRT)  # faulthandler prints where they are
+                time.sleep(0.5)
                 break
             time.sleep(0.02)
     finally:
@@ -136,7 +141,7 @@ def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, 
         results[name] = [
             torch.load(path, weights_only=False)
             if path.exists()
-            else (False, reason or _explain_exit(codes[rank], (folder / f"log-{rank}").read_text(errors="replace")))
+            else (False, reason + _explain_exit(codes[rank], (folder / f"log-{rank}").read_text(errors="replace")))
             for rank, path in enumerate(paths)
         ]
         if not all(path.exists() for path in paths):

@@ -7,6 +7,10 @@ A `Value` is a tensor at one moment: an operator that writes in place makes a ne
 old contents. Operators are captured below autograd and autocast, where models of all classes consist of the same few operators.
 The model runs eagerly, and without torch's fast path of TransformerEncoder. Parameters, buffers, arguments and random states are
 restored after the run (state.py).
+
+Wrappers (DTensor, quantized weights) are captured as their inner tensors. Parameters that FSDP gathers are leaves, and the operators
+that gather them are not captured. Memory that is freed during the run cannot be read later: small parameters are copied when
+they are used, the others become NaN.
 """
 
 from __future__ import annotations
@@ -17,14 +21,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow import fused_ops
 from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
-from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Flow, Op, Value
-from addnorm.stream.dataflow.memory import Memory
+from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
+from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
 from addnorm.stream.dataflow.state import copy_argument, find_tensors, preserve_state
+from addnorm.stream.dataflow.wrappers import (
+    Desugared,
+    find_fsdp_modules,
+    find_tensors_of,
+    has_wrappers,
+    inner_tensors,
+    is_wrapper,
+    preserve_shards,
+    runs_in_fsdp,
+)
 
 __all__ = ["Capture", "find_written", "operator_name"]
 
@@ -40,6 +54,9 @@ RANDOM = {
 }  # fmt: skip
 BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"}
 REPLACES = {"copy", "fill"}  # in place, independent of the old contents
+UNWRITTEN = {"monitored_barrier_"}  # operators of c10d that write nothing
+VIEWS = {"view", "alias", "detach"}
+SMALL = 1 << 16  # elements of a parameter that is copied when it is used
 
 
 @cache
@@ -56,7 +73,7 @@ def operator_name(func: Any) -> str:
     return f"{bare}_" if name in ("bernoulli_", "normal_") else bare
 
 
-class Capture(TorchDispatchMode):
+class Capture(Desugared):
     """Dispatch mode that captures the data flow of one run of a model: `Capture(model).run(args, kwargs)`.
 
     Args:
@@ -65,13 +82,18 @@ class Capture(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, contents: bool = True) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        super().__init__()
         self.flow = Flow()
         self.frames = Frames(model)
         self._memory = Memory(self.add_leaf, self._add_write, contents)
-        self._named = {id(p): name for name, p in model.named_parameters()}
-        self._named |= {id(b): name for name, b in model.named_buffers()}
-        self._parameters = {id(p) for p in model.parameters()}
+        self._contents = contents
+        named = [*model.named_parameters(), *model.named_buffers()]
+        self._named = {id(t): name for name, tensor in named for t in (tensor, *inner_tensors(tensor))}
+        self._parameters = {id(t) for p in model.parameters() for t in (p, *inner_tensors(p))}
+        self._has_fsdp = bool(find_fsdp_modules(model))
+        self._modules = dict(model.named_modules()) if self._has_fsdp else {}
+        self._attributes = {id(t) for m in self._modules.values() for t in vars(m).values() if isinstance(t, Tensor)}
+        self._small: dict[Value, Tensor] = {}  # copies of parameters
         self._generators: dict[torch.Generator, Tensor] = {}  # generators of the model, with their states
 
     def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
@@ -79,11 +101,12 @@ class Capture(TorchDispatchMode):
         model = self.frames.model
         args, kwargs = pytree.tree_map(copy_argument, (tuple(args), kwargs))
         for k, argument in enumerate(pytree.tree_leaves((args, kwargs))):
-            for tensor in find_tensors(argument):
-                if tensor not in self._memory:
-                    self.add_leaf(tensor, DATA, k if tensor is argument else -1)
+            for whole in find_tensors(argument):
+                for tensor in inner_tensors(whole):
+                    if tensor not in self._memory:
+                        self.add_leaf(tensor, DATA, k if whole is argument else -1)
         self.frames.start()
-        with preserve_state(model), force_eager():
+        with preserve_shards(model), preserve_state(model), force_eager():
             others, exclusive.frames = exclusive.frames, self.frames
             try:
                 with self.frames.install_hooks(), self:
@@ -94,8 +117,24 @@ class Capture(TorchDispatchMode):
                 self._memory.restore()
                 for generator, state in self._generators.items():
                     generator.set_state(state)
-        self.flow.result = pytree.tree_map_only(Tensor, self._memory.value, result)
+        self.flow.result = pytree.tree_map_only(Tensor, self._result_value, result)
+        self._replace_freed()
         return self.flow
+
+    def _result_value(self, tensor: Tensor) -> Value | None:
+        inner = inner_tensors(tensor)
+        return self._memory.value(inner[0]) if inner else None
+
+    def _replace_freed(self) -> None:
+        """Replace tensors whose memory was freed during the run: small parameters by their copies, others by NaN."""
+        for value in (*self.flow.leaves, *(out for op in self.flow.ops for out in op.outputs)):
+            if self._contents and not is_in_memory(value.tensor, value.shape):
+                with disable_modes(), torch.no_grad():
+                    t = value.tensor
+                    fill = float("nan") if t.is_floating_point() or t.is_complex() else 0
+                    unknown = torch.full((), fill, dtype=t.dtype, device=t.device).expand(value.shape)
+                    value.tensor = self._small.get(value, unknown)
+        self._small.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and add it to the flow."""
@@ -103,8 +142,16 @@ class Capture(TorchDispatchMode):
         frame = self.frames.current
         if frame is None or self.frames.is_paused:
             return func(*args, **kwargs)
+        if self._contents and types:
+            if has_wrappers(types):
+                return self._run_wrapped(func, types, args, kwargs)
+            if any(issubclass(kind, FakeTensor) for kind in types):  # a wrapper computes shapes
+                return func(*args, **kwargs)
         name = operator_name(func)
         leaves, structure = pytree.tree_flatten((args, kwargs))
+        in_fsdp = self._has_fsdp and runs_in_fsdp()
+        if in_fsdp and not any(self._depends_on_data(x) for x in leaves):
+            return func(*args, **kwargs)
         values = [self._memory.value(x) if isinstance(x, Tensor) else x for x in leaves]
         values_args, values_kwargs = pytree.tree_unflatten(values, structure)
         for x in leaves:
@@ -113,10 +160,19 @@ class Capture(TorchDispatchMode):
         written = find_written(func, args, kwargs)
         for tensor in (*written, *_running_statistics(name, args)):
             self._memory.save(tensor)
+        for value in values:
+            if isinstance(value, Value) and value.kind == PARAMETER and value not in self._small:
+                self._copy_small(value)
         out = func(*args, **kwargs)
         inputs = _find_dependencies(name, func, values_args, values_kwargs)
-        op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, inputs, frame, frame.count(name))
-        outputs = written or [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        if in_fsdp and name in VIEWS and inputs and isinstance(out, Tensor) and inputs[0].shape == tuple(out.shape):
+            self._memory.bind(out, inputs[0])
+            return out
+        ordinal = UNCOUNTED if in_fsdp else frame.count(name)
+        op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, inputs, frame, ordinal)
+        outputs = written or find_tensors_of(out)
+        if self._contents and any(is_wrapper(x) for x in pytree.tree_leaves(out)):
+            outputs = [t for t in outputs if t not in self._memory]  # a wrapper of its input is no new value
         if fused_ops.is_fused(name, args):
             self._add_fused(op, args, kwargs, outputs)
         else:
@@ -125,6 +181,30 @@ class Capture(TorchDispatchMode):
             if tensor in self._memory:
                 self._memory.record_write(tensor)
         return out
+
+    def _run_wrapped(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator on wrappers, and add its inner operators to the flow."""
+        before = len(self.flow.ops)
+        out = self.run_wrapped(func, types, args, kwargs)
+        self.outer.clear()
+        frame = self.frames.current
+        new = [t for t in find_tensors_of(out) if t not in self._memory]
+        if out is NotImplemented or len(self.flow.ops) > before or not new or frame is None:
+            return out
+        # The wrapper's class hides its operators.
+        inputs = [self._memory.value(t) for t in find_tensors_of((args, kwargs))]
+        op = Op(before, f"hidden::{operator_name(func)}", func, tuple(inputs), {}, inputs, frame, UNCOUNTED)
+        self._add(op, [*enumerate(new)], CONSTANT)
+        return out
+
+    def _depends_on_data(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x in self._memory and bool(self._memory.value(x).kind & DATA)
+
+    def _copy_small(self, value: Value) -> None:
+        """Copy a small parameter, whose memory may be freed before it is read."""
+        if self._contents and value.tensor.numel() <= SMALL:
+            with disable_modes(), torch.no_grad():
+                self._small[value] = value.tensor.detach().clone()
 
     def _add(self, op: Op, outputs: Sequence[tuple[int | str, Tensor]], kind: int, bind: bool = True) -> None:
         """Add an operator and its outputs to the flow."""
@@ -155,12 +235,27 @@ class Capture(TorchDispatchMode):
 
     def add_leaf(self, tensor: Tensor, kind: int | None = None, part: int = -1) -> Value:
         """Add a tensor that existed before the run to the flow."""
+        name = self._named.get(id(tensor), "")
         if kind is None:
             kind = PARAMETER if id(tensor) in self._parameters else CONSTANT
-        value = Value(None, part, tensor, kind, -1, self._named.get(id(tensor), ""))
+            if self._has_fsdp and not name:
+                name = self._find_gathered(tensor)
+                kind = PARAMETER if name else kind
+        value = Value(None, part, tensor, kind, -1, name)
         self.flow.leaves.append(value)
         self._memory.bind(tensor, value)
         return value
+
+    def _find_gathered(self, tensor: Tensor) -> str:
+        """Return the name of a parameter that FSDP has gathered for this call; an empty text for other tensors."""
+        for frame in self.frames.current.chain() if self.frames.current is not None else ():
+            module = self._modules.get(frame.path)
+            tables = (module._parameters, vars(module)) if module is not None else ()
+            for name, other in (item for table in tables for item in table.items()):
+                if isinstance(other, Tensor) and id(other) not in self._attributes and _has_inner(other, tensor):
+                    return f"{frame.path}.{name}".removeprefix(".")
+        named = self.frames.model.named_parameters(remove_duplicate=False)
+        return next((name for name, p in named if _has_inner(p, tensor)), "")
 
     def _add_write(self, name: str, tensor: Tensor, inputs: list[Value], writer: Op, *layout: Any) -> Value:
         """Add the value of a tensor after writes to its memory through other tensors."""
@@ -168,6 +263,10 @@ class Capture(TorchDispatchMode):
         op.origin = writer.origin
         self._add(op, [("memory", tensor)], CONSTANT, bind=False)
         return op.outputs[0]
+
+
+def _has_inner(wrapper: Tensor, tensor: Tensor) -> bool:
+    return wrapper is tensor or any(inner is tensor for inner in inner_tensors(wrapper))
 
 
 def _running_statistics(name: str, args: Any) -> list[Tensor]:
@@ -188,6 +287,9 @@ def _find_dependencies(name: str, func: Any, args: Any, kwargs: Any) -> list[Val
 
 def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the tensors that an operator writes in place."""
+    namespace, _, name = func._schema.name.partition("::")
+    if namespace == "c10d" and name.endswith("_") and name not in UNWRITTEN:  # its schema does not declare it
+        return [t for t in pytree.tree_leaves(args[0]) if isinstance(t, Tensor)]
     if not func._schema.is_mutable:
         return []
     written = []

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["CONSTANT", "DATA", "FAMILY", "NOISE", "PARAMETER", "Address", "Flow", "Frame", "Op", "Value"]
+__all__ = ["CONSTANT", "DATA", "FAMILY", "NOISE", "PARAMETER", "UNCOUNTED", "Address", "Flow", "Frame", "Op", "Value"]
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # bits: what a value depends on
 # This library's operators share one name: in place, with out= and with a backward, different operators run.
 FAMILY = "addnorm::"
+UNCOUNTED = -1  # ordinal of an operator that cannot be found in another run
 # A module's path, the number of the call, an operator's name, its number among the operators of that name in the call.
 Address = tuple[str, int, str, int]
 

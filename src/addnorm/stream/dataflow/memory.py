@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm.stream.dataflow.graph import Value
 
-__all__ = ["Memory", "Region", "disable_modes"]
+__all__ = ["Memory", "Region", "disable_modes", "is_in_memory"]
 
 
 @contextmanager
@@ -134,7 +134,7 @@ class Memory:
         with disable_modes(), torch.no_grad():
             copy = None
             for value, tensor in live:
-                if value.tensor is not tensor:
+                if value.tensor is not tensor or not is_in_memory(tensor, value.shape):
                     continue
                 if not _is_strided(tensor):
                     value.tensor = tensor.detach().clone()
@@ -223,6 +223,16 @@ class Memory:
 def _have_same_bytes(first: Tensor, second: Tensor) -> bool:
     with disable_modes():
         return _is_strided(first) and _is_strided(second) and Region.from_tensor(first) == Region.from_tensor(second)
+
+
+def is_in_memory(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor has this shape and its memory has not been freed, as FSDP frees that of gathered parameters."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        return True
+    if tuple(tensor.shape) != shape:
+        return False
+    end = int(tensor.storage_offset()) + sum((n - 1) * s for n, s in zip(shape, tensor.stride(), strict=True)) + 1
+    return not tensor.numel() or bool(tensor.untyped_storage().nbytes() >= end * tensor.element_size())
 
 
 def _is_strided(tensor: Tensor) -> bool:

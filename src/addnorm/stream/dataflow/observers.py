@@ -11,13 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow import fused_ops
 from addnorm.stream.dataflow.capture import find_written, operator_name
@@ -25,6 +26,7 @@ from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
 from addnorm.stream.dataflow.graph import FAMILY, Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
 from addnorm.stream.dataflow.state import share_context
+from addnorm.stream.dataflow.wrappers import Desugared, find_fsdp_modules, find_tensors_of, has_wrappers, runs_in_fsdp
 
 __all__ = [
     "Editor", "Observer", "ObserverMode", "disable_checkpoints", "group_observers", "observe_forwards",
@@ -49,7 +51,7 @@ class Editor(Protocol):
         """Receive the output after torch has set its autograd node."""
 
 
-class ObserverMode(TorchDispatchMode):
+class ObserverMode(Desugared):
     """Dispatch mode in which an observed forward runs.
 
     Args:
@@ -68,8 +70,9 @@ class ObserverMode(TorchDispatchMode):
         observers: Mapping[Address, Mapping[int | str, list[Observer]]],
         editors: Mapping[Address, Editor] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        super().__init__()
         self.frames = frames
+        self._has_fsdp = bool(find_fsdp_modules(frames.model))
         self.observers = observers
         self.editors = editors or {}
         self.completed = False
@@ -90,6 +93,7 @@ class ObserverMode(TorchDispatchMode):
         deferred, self.deferred = self.deferred, []
         for function in deferred:
             function()
+        self.outer.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and call its observers and its editor."""
@@ -97,8 +101,18 @@ class ObserverMode(TorchDispatchMode):
         frame = self.frames.current
         if frame is None or self.frames.is_paused:
             return func(*args, **kwargs)
-        if self.deferred:
+        if self.deferred and not self.depth:  # the operators within one on wrappers have no autograd nodes
             self.run_deferred()
+        if types:
+            if has_wrappers(types):
+                out = self.run_wrapped(func, types, args, kwargs)
+                if not self.deferred:
+                    self.outer.clear()
+                return out
+            if any(issubclass(kind, FakeTensor) for kind in types):  # a wrapper computes shapes
+                return func(*args, **kwargs)
+        if self._has_fsdp and runs_in_fsdp():
+            return func(*args, **kwargs)
         name = operator_name(func)
         address = (frame.path, frame.call, FAMILY if name.startswith(FAMILY) else name, frame.count(name))
         editor = self.editors.get(address)
@@ -115,26 +129,32 @@ class ObserverMode(TorchDispatchMode):
                 copies = {id(t): t.detach().clone() for t in find_written(func, args, kwargs)}
         out = self._run(func, args, kwargs, editor)
         parts = _name_outputs(func, args, kwargs, out, copies)
+        if name.startswith("c10d::"):  # the caller waits for its end before the next operator
+            self.deferred.append(partial(self._call_observers, address, parts))
+        else:
+            self._call_observers(address, parts)
+        return out
+
+    def _call_observers(self, address: Address, parts: Mapping[int | str, Tensor]) -> None:
         with disable_modes():
             for part, observers in self.observers[address].items():
                 if part in parts:
                     for observer in observers:
                         observer(parts[part])
-        return out
 
     def _run(self, func: Any, args: Any, kwargs: Any, editor: Editor | None) -> Any:
         out = func(*args, **kwargs)
         if editor is not None:
             first = next((t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()), None)
             if first is not None:
-                self.deferred.append(lambda: editor.on_output(first))
+                self.deferred.append(lambda: editor.on_output(self.outer.get(id(first), first)))
         return out
 
 
 def _name_outputs(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor]) -> Mapping[int | str, Tensor]:
     """Return the outputs of an operator by number; those of the steps of a fused operator by name."""
     written = find_written(func, args, kwargs)
-    returned = written or [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+    returned = written or find_tensors_of(out)
     name = operator_name(func)
     if fused_ops.is_fused(name, args):
         with disable_modes():
@@ -202,7 +222,7 @@ def observe_forwards(
         outer.enter_context(force_eager())
         outer.callback(abandon)
         for handle in (
-            inner.register_forward_pre_hook(enter, with_kwargs=True),
+            inner.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),  # before FSDP gathers parameters
             inner.register_forward_hook(leave, always_call=True, prepend=True),
         ):
             outer.callback(handle.remove)

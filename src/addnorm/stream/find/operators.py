@@ -27,7 +27,7 @@ __all__ = [
 TRANSPARENT = {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "contiguous", "clone", "_to_copy", "alias",
     "detach", "squeeze", "unsqueeze", "expand", "lift_fresh", "copy", "flatten", "unflatten", "swapaxes", "movedim", "to",
-    "_conj", "view_as", "expand_as", "numpy_T",
+    "_conj", "view_as", "expand_as", "numpy_T", "_c10d_functional::wait_tensor",
 }  # fmt: skip
 # The output has the numbers of the input unless they are not finite, too large, or of a padded token. The closure shows changes.
 GUARDS = {"clamp", "clamp_min", "clamp_max", "nan_to_num", "where", "masked_fill"}
@@ -283,7 +283,9 @@ def get_noise_mean(noise: Value) -> float | None:
     return None
 
 
-SAME_SHAPE = {"_to_copy", "clone", "detach", "alias", "contiguous", "lift_fresh", "copy", "to", "_conj"}
+SAME_SHAPE = {
+    "_to_copy", "clone", "detach", "alias", "contiguous", "lift_fresh", "copy", "to", "_conj", "_c10d_functional::wait_tensor",
+}  # fmt: skip
 RESHAPES = {"view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_as"}
 
 

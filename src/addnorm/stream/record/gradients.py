@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from addnorm.stream.dataflow.graph import PARAMETER
+from addnorm.stream.dataflow.wrappers import inner_tensors, is_sharded, local_part
 from addnorm.stream.record.measurements import Measurements
 from addnorm.stream.record.plan import Plan, StateProbe
-from addnorm.stream.record.statistics import TokenMask, features_last, token_norms, upcast
+from addnorm.stream.record.statistics import TokenMask, features_last, token_norms, vector_norm
 
 __all__ = ["GradientHooks"]
 
@@ -27,27 +28,38 @@ class GradientHooks:
     Args:
         recording: receives the numbers.
         accumulated: record the gradient that a parameter has after the backward, not that of the backward alone.
+        gathered: measure whole gradients of sharded parameters, not the part of this process.
+
+    A sharded parameter takes no part in the backward: FSDP reduces the gradients of gathered parameters, and sets `.grad`. These
+    are read when the backward has ended.
     """
 
-    def __init__(self, recording: Measurements, accumulated: bool) -> None:
+    def __init__(self, recording: Measurements, accumulated: bool, gathered: bool = False) -> None:
         self.recording = recording
         self.accumulated = accumulated
+        self.gathered = gathered
         self.step: int | None = None  # of the running backward
         self.without_graph: list[StateProbe] = []  # states of this forward that have no gradient
         self._leaves: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()
         self._parameters: dict[tuple[int, str], tuple[nn.Parameter, Any]] = {}
+        self._sharded: dict[tuple[int, str], nn.Parameter] = {}
+        self._before: dict[tuple[int, str], tuple[Tensor, int, Tensor | None]] = {}  # their gradients before the backward
         self._squares: tuple[int, dict[int, dict[str, float]]] = (
             -1,
             {},
         )  # a step, and its values by site and parameter
 
-    def add_parameters(self, plan: Plan, named: Mapping[str, nn.Parameter]) -> None:
+    def add_parameters(self, plan: Plan, named: Mapping[str, nn.Parameter], has_fsdp: bool = False) -> None:
         """Register hooks on the parameters that the model has now."""
+        self._sharded.clear()
         for site in plan.sites:
             for name in site.parameters:
                 parameter = named.get(name)
                 hooked, handle = self._parameters.get((site.index, name), (None, None))
                 if parameter is None or parameter is hooked or not parameter.requires_grad:
+                    continue
+                if has_fsdp or is_sharded(parameter):
+                    self._sharded[site.index, name] = parameter
                     continue
                 if handle is not None:  # another parameter of the same name has replaced it
                     handle.remove()
@@ -61,7 +73,8 @@ class GradientHooks:
     def add_state(self, state: StateProbe, tensor: Tensor, step: int, tokens: TokenMask) -> None:
         """Register a hook on a state of the stream, which records its gradient as that of a step."""
         if tensor.requires_grad:
-            handle = tensor.register_hook(partial(self._on_state, state, step, tokens))
+            placements = getattr(tensor, "placements", None) if is_sharded(tensor) else None
+            handle = tensor.register_hook(partial(self._on_state, state, step, tokens, placements))
             if tensor.is_leaf:  # it may be an input of the next forward too
                 if tensor in self._leaves:
                     self._leaves[tensor].remove()
@@ -72,20 +85,24 @@ class GradientHooks:
     def end_backward(self) -> None:
         """Mark that no backward of a recorded step runs."""
         self.step = None
+        self._before.clear()
 
     def close(self) -> None:
         """Remove all hooks."""
         for handle in (*self._leaves.values(), *(handle for _, handle in self._parameters.values())):
             handle.remove()
         self._parameters.clear()
+        self._sharded.clear()
 
-    def _on_state(self, state: StateProbe, step: int, tokens: TokenMask, grad: Tensor) -> None:
+    def _on_state(self, state: StateProbe, step: int, tokens: TokenMask, placements: Any, grad: Tensor) -> None:
         if self.step is None:
-            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+            self._begin_backward()
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
         self.step = (
             step if self.step is None else max(step, self.step)
         )  # a backward of several steps is that of the last
         with torch.no_grad():
+            grad = local_part(grad, placements)
             norms = token_norms(features_last(grad, state.width, state.axis), tokens)
             for site in state.leaving:
                 for name, value in norms.statistics():
@@ -98,5 +115,28 @@ class GradientHooks:
             self._squares = self.step, {}
         with torch.no_grad():
             squares = self._squares[1].setdefault(site, {})
-            squares[name] = float(torch.linalg.vector_norm(upcast(grad)).square())
+            squares[name] = float(vector_norm(grad, self.gathered).square())
             self.recording.add(self.step, site, "params", "grad_l2", sum(squares.values()) ** 0.5)
+
+    def _begin_backward(self) -> None:
+        """Note the gradients that sharded parameters have before the backward."""
+        for key, parameter in self._sharded.items():
+            if parameter.grad is not None:
+                inner = inner_tensors(parameter.grad)[0]
+                copy = None if self.accumulated else parameter.grad.detach().clone()
+                self._before[key] = inner, inner._version, copy
+
+    def _finish_backward(self) -> None:
+        """Record the gradients of sharded parameters that the backward has changed."""
+        before = dict(self._before)
+        for (site, name), parameter in self._sharded.items():
+            grad = parameter.grad
+            if grad is None:
+                continue
+            inner, version, copy = before.get((site, name), (None, 0, None))
+            now = inner_tensors(grad)[0]
+            if now is inner and now._version == version:
+                continue
+            grad = grad.detach() if copy is None or copy.shape != grad.shape else grad.detach() - copy
+            self._on_parameter(site, name, grad)
+        self.end_backward()

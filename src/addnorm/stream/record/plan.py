@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from addnorm._util.jsonio import to_jsonable
-from addnorm.stream.dataflow.graph import PARAMETER, Value
+from addnorm.stream.dataflow.graph import PARAMETER, UNCOUNTED, Value
 from addnorm.stream.find.adds import Path
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.inspection import Inspection, Site, Stream, format_norm
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.operators import TRANSPARENT
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.record.schema import RecordedSite
 
-__all__ = ["NormProbe", "Plan", "SiteProbe", "StateProbe", "WriteProbe", "inspection_metadata", "write_probe"]
+__all__ = ["NormProbe", "Plan", "SiteProbe", "StateProbe", "WriteProbe", "find_observable", "find_use", "inspection_metadata", "write_probe"]
 
+COLLECTIVE, WAIT = "_c10d_functional::", "_c10d_functional::wait_tensor"
 RSTD_OUTPUT = {"native_layer_norm": 2, "_fused_rms_norm": 1}  # the output of the operator that is rstd
 
 
@@ -155,6 +157,33 @@ def write_probe(sublayer: Sublayer) -> WriteProbe:
     for term in terms:
         factor *= term.factor
     return WriteProbe(terms[-1].value, factor, tuple(term.scale for term in terms if term.scale is not None))
+
+
+def find_use(value: Value) -> Value | None:
+    """Return the first output of an operator that reads a value and can be observed."""
+    return next((op.outputs[0] for op in value.users if op.outputs and op.ordinal != UNCOUNTED), None)
+
+
+def find_observable(value: Value) -> Value:
+    """Return the value with the same numbers that an operator of the model computes completely.
+
+    That is the input of a cast by FSDP, and the end of the wait for a collective.
+    """
+    while value.op is not None and value.op.ordinal == UNCOUNTED and value.op.inputs:
+        value = value.op.inputs[0]
+    if value.op is not None and value.op.name.startswith(COLLECTIVE) and value.op.name != WAIT:
+        value = _find_wait(value) or value
+    return value
+
+
+def _find_wait(value: Value) -> Value | None:
+    """Return the output of the wait for a collective, which views of its output may precede."""
+    for op in value.users:
+        if op.name == WAIT:
+            return op.outputs[0]
+        if op.name in TRANSPARENT and op.outputs and (found := _find_wait(op.outputs[0])) is not None:
+            return found
+    return None
 
 
 def _parameter_names(sublayer: Sublayer) -> list[str]:

@@ -29,12 +29,13 @@ from addnorm.stream.dataflow.observers import (
     observe_forwards,
     use_nonreentrant_checkpoints,
 )
+from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_parameter, inner_tensors, reshard
 from addnorm.stream.find.inspect import build_inspection, capture_flow
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.operators import strip_views
 from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks
-from addnorm.stream.record.plan import NormProbe, Plan, SiteProbe, StateProbe, inspection_metadata
+from addnorm.stream.record.plan import NormProbe, Plan, SiteProbe, StateProbe, find_observable, find_use, inspection_metadata
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.record.schema import Balance, MemoryMap
@@ -52,6 +53,7 @@ def record(
     layers: Iterable[int] | None = None,
     tokens: Masks = None,
     accumulate: int = 1,
+    gather: bool = False,
 ) -> Iterator[Recording]:
     r"""Record every forward and backward of a model inside the block.
 
@@ -67,12 +69,17 @@ def record(
         accumulate: number of forwards in one step (gradient accumulation). Statistics of the stream are those of the last
             forward, gradients of parameters are the sum. With 1 each forward is a step, and gradients are those of its own
             backward.
+        gather: measure parameters and their gradients as a whole where they are sharded (FSDP2, tensor parallelism): the numbers
+            are then those of one process. By default each process measures the part that it has. Statistics of the stream are
+            always those of the tokens of this process.
+
+    A sharded model communicates in its forward, and `record` runs it once more: enter the block in all processes.
 
     Returns:
         A `Recording` that is filled while the block runs. `addnorm.stream.record.schema.STATISTICS` lists what is recorded.
 
     Raises:
-        ValueError: the model has no residual stream.
+        ValueError: the model has no residual stream, or `gather=True` for `FullyShardedDataParallel` (FSDP1).
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -88,7 +95,7 @@ def record(
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.record(model).")
     check_int("every", every, 1)
     check_int("accumulate", accumulate, 1)
-    recorder = _Recorder(model, grads, every, layers, tokens, accumulate)
+    recorder = _Recorder(model, grads, every, layers, tokens, accumulate, gather)
     try:
         with use_nonreentrant_checkpoints(), observe_forwards(model, recorder.begin, recorder.end):
             yield recorder.recording
@@ -117,6 +124,7 @@ class _Recorder:
         layers: Iterable[int] | None,
         tokens: Masks,
         accumulate: int,
+        gather: bool,
     ) -> None:
         self.model = getattr(model, "_orig_mod", model)
         self.grads, self.every, self.accumulate = grads, every, accumulate
@@ -136,7 +144,16 @@ class _Recorder:
         self._samples: dict[str, TokenSample] = {}
         self._has_new_samples = False  # since the last time that maps were computed
         self.recording.compose = self._compose
-        self._gradients = GradientHooks(self.recording, accumulate > 1)
+        self._gather = gather
+        fsdp = find_fsdp_modules(self.model)
+        self._has_fsdp = bool(fsdp)
+        if gather and not all(hasattr(module, "reshard") for module in fsdp):
+            raise ValueError(
+                "gather is True, expected False for FullyShardedDataParallel: shard the model with "
+                "torch.distributed.fsdp.fully_shard to measure whole parameters."
+            )
+        self._needed: dict[int, list[Value]] = {}  # by site: the write and its scales that are observed
+        self._gradients = GradientHooks(self.recording, accumulate > 1, gather)
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
             self._note("the model is compiled, and recorded eagerly")
             warnings.warn(
@@ -166,27 +183,36 @@ class _Recorder:
                 f"tokens has the stream {unknown[0]!r}, expected some of {', '.join(map(repr, plan.streams))}."
             )
         self._tokens = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in plan.streams}
+        if self._has_fsdp:
+            reshard(self.model)
         self._named = dict(self.model.named_parameters())
         if self.grads:
-            self._gradients.add_parameters(plan, self._named)
+            self._gradients.add_parameters(plan, self._named, self._has_fsdp)
         self._pending, self._norms, self._operands = {}, {}, {}
         self._gradients.without_graph = []
         observers: list[tuple[Value, Observer]] = []
         leaves = pytree.tree_leaves((args, kwargs))
         mode = ObserverMode(frames, {})
-        self._samples = {name: TokenSample(stream, self._tokens[name]) for name, stream in plan.streams.items()}
+        read_live = self._read_live if self._has_fsdp else None
+        self._samples = {
+            name: TokenSample(stream, self._tokens[name], read_live) for name, stream in plan.streams.items()
+        }
         for value, observer in self._list_observers(plan, mode):
+            value = find_observable(value)
             if value.op is not None:
                 observers.append((value, observer))
             elif (leaf := self._leaf(value, leaves)) is not None:
-                observer(leaf)
+                inner = inner_tensors(leaf)[0]
+                if inner is not leaf:
+                    mode.outer[id(inner)] = leaf
+                observer(inner)
         mode.observers = group_observers(observers)
         return mode
 
     def end(self, mode: ObserverMode) -> None:
         """Finish the recording of a forward."""
         values = self._plan.values() if self._plan is not None else ()
-        ops = {value.op.address: value.op for value in values if value.op is not None}
+        ops = {value.op.address: value.op for value in map(find_observable, values) if value.op is not None}
         missed = {address for address, op in ops.items() if mode.was_missed(op)}
         if missed:  # other operators ran than in the inspected forward: the next forward is inspected again
             self._plans.pop(self._key, None)
@@ -257,9 +283,12 @@ class _Recorder:
             if site.read is not None:
                 yield site.read, partial(self._on_branch, "read", site)
             yield site.raw, partial(self._on_branch, "raw", site)
-            operands = site.write.operands
+            live = [scale for scale in site.write.scales if self._has_fsdp and scale.op is None]
+            uses = [(scale, use) for scale in live if (use := find_use(scale)) is not None]
+            operands = self._needed[site.index] = [*site.write.operands, *(scale for scale, _ in uses)]
             if len(operands) > 1:
-                yield from ((value, partial(self._on_operand, site, value)) for value in operands)
+                yield from ((value, partial(self._on_operand, site, value)) for value in site.write.operands)
+                yield from ((use, partial(self._on_live_scale, site, scale)) for scale, use in uses)
             else:
                 yield site.write.value, partial(self._on_write, site)
         for norm in plan.norms:
@@ -288,7 +317,10 @@ class _Recorder:
     def _on_state(self, mode: ObserverMode, state: StateProbe, tensor: Tensor) -> None:
         tokens = self._tokens[state.stream]
         if self.grads and state.leaving and self._key[-1]:  # grad mode was on as the forward began
-            mode.deferred.append(partial(self._gradients.add_state, state, tensor, self.step, tokens))
+            step, outer = self.step, mode.outer  # a tensor in a wrapper has no gradient, the wrapper has one
+            mode.deferred.append(
+                lambda: self._gradients.add_state(state, outer.get(id(tensor), tensor), step, tokens)
+            )
         with torch.no_grad():
             t = features_last(tensor.detach(), state.width, state.axis)
             norms = self._norms[state.value] = statistics.token_norms(t, tokens)
@@ -318,8 +350,18 @@ class _Recorder:
     def _on_operand(self, site: SiteProbe, value: Value, tensor: Tensor) -> None:
         """Record a write once it and all of its scales are computed, in any order."""
         self._operands[value] = tensor
-        if all(operand in self._operands for operand in site.write.operands):
+        if all(operand in self._operands for operand in self._needed[site.index]):
             self._on_write(site, self._operands.pop(site.write.value))
+
+    def _on_live_scale(self, site: SiteProbe, scale: Value, tensor: Tensor) -> None:
+        """Record a write once its scale, a parameter that FSDP frees after its use, is gathered."""
+        live = self._read_live(scale)
+        self._on_operand(site, scale, scale.tensor if live is None else live.detach().clone())
+
+    def _read_live(self, value: Value) -> Tensor | None:
+        """Return a parameter as the running module uses it."""
+        parameter = find_parameter(self.model, value.name) if value.name else None
+        return None if parameter is None else inner_tensors(parameter)[0]
 
     def _on_write(self, site: SiteProbe, tensor: Tensor) -> None:
         assert self._plan is not None
@@ -329,8 +371,10 @@ class _Recorder:
             if probe.factor != 1.0:
                 write = write * probe.factor
             for scale in probe.scales:
-                current = self._operands.get(scale) if scale.op is not None else self._leaf(scale, ())
-                write = write * (scale.tensor if current is None else current).detach()
+                current = self._operands.get(scale)
+                if current is None and scale.op is None:
+                    current = self._leaf(scale, ())
+                write = write * inner_tensors(scale.tensor if current is None else current)[0].detach()
             write = features_last(write, state.width, state.axis)
             tokens = self._tokens[state.stream]
             is_raw = not probe.scales and probe.factor == 1.0 and strip_views(probe.value) is site.raw
@@ -357,7 +401,7 @@ class _Recorder:
     def _record_parameters(self, plan: Plan) -> None:
         for site in plan.sites:
             parameters = [self._named[name].detach() for name in site.parameters if name in self._named]
-            if (norm := statistics.parameter_norm(parameters)) is not None:
+            if (norm := statistics.parameter_norm(parameters, self._gather)) is not None:
                 self._put(site.index, "params", [("l2", norm)])
 
 

@@ -6,7 +6,7 @@ At most `TOKENS` evenly spaced tokens of every state and every write are kept, f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -22,7 +22,7 @@ from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Stream
 from addnorm.stream.find.operators import Factor
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.record.plan import write_probe
+from addnorm.stream.record.plan import find_use, write_probe
 from addnorm.stream.record.schema import Balance, MemoryMap
 from addnorm.stream.record.statistics import TokenMask, features_last
 
@@ -37,12 +37,17 @@ class TokenSample:
     Args:
         stream: the inspected stream.
         tokens: mask of the tokens to sample from.
+        read_live: returns a parameter as the model uses it during the operator that is observed; None: parameters do not change
+            during the forward.
     """
 
-    def __init__(self, stream: Stream, tokens: TokenMask) -> None:
+    def __init__(
+        self, stream: Stream, tokens: TokenMask, read_live: Callable[[Value], Tensor | None] | None = None
+    ) -> None:
         self.stream = stream
         self.chain: Chain = stream.chain
         self.tokens = tokens
+        self.read_live = read_live
         self._states: dict[Value, Tensor] = {}
         self._parameters: dict[Value, Tensor] = {}  # copies of the gains that are parameters, as of the forward
         self._chosen: Tensor | None = None  # indices of the sampled tokens
@@ -64,6 +69,8 @@ class TokenSample:
         for gain in filter(None, gains):
             if gain.op is not None:
                 yield gain, partial(self._keep_gain, gain)
+            elif self.read_live is not None and (used := find_use(gain)) is not None:
+                yield used, partial(self._keep_live, gain)
             else:  # an optimizer may change it before the map is computed
                 self._parameters[gain] = gain.tensor.detach().clone()
 
@@ -159,6 +166,11 @@ class TokenSample:
                 self._states[value] = flat[self._chosen].double()
             elif flat.shape[0] == 1:  # a bias, the same for all tokens
                 self._states[value] = flat.double().expand(self._chosen.numel(), -1)
+
+    def _keep_live(self, gain: Value, tensor: Tensor) -> None:
+        live = self.read_live(gain) if self.read_live is not None else None
+        if live is not None:
+            self._parameters[gain] = live.detach().clone()
 
     def _keep_gain(self, gain: Value, tensor: Tensor) -> None:
         gain.tensor = tensor.detach().clone()  # it may be a view of a parameter

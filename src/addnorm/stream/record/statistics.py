@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm.stream.dataflow.wrappers import gather, is_sharded, is_wrapper, local_part
+
 __all__ = [
     "Masks", "TokenMask", "TokenNorms", "features_last", "norm_statistics", "parameter_norm", "state_statistics",
-    "token_norms", "upcast", "write_statistics",
+    "token_norms", "upcast", "vector_norm", "write_statistics",
 ]  # fmt: skip
 
 MEDIAN_SAMPLE = 16_384  # number of elements from which the median is computed
@@ -191,7 +193,25 @@ def norm_statistics(rstd: Tensor, tokens: TokenMask) -> Values:
         yield "rstd_max", float(t.max())
 
 
-def parameter_norm(parameters: Iterable[Tensor]) -> float | None:
-    """Return the L2 norm of all elements of some parameters; None if there are none."""
-    norms = [torch.linalg.vector_norm(upcast(parameter)) for parameter in parameters]
+def parameter_norm(parameters: Iterable[Tensor], gathered: bool = False) -> float | None:
+    """Return the L2 norm of all elements of some parameters; None if there are none.
+
+    Args:
+        parameters: the parameters.
+        gathered: of sharded ones the whole, not the part of this process.
+    """
+    norms = [vector_norm(parameter, gathered) for parameter in parameters]
     return float(torch.stack(norms).square().sum().sqrt()) if norms else None
+
+
+def vector_norm(t: Tensor, gathered: bool = False) -> Tensor:
+    """Return the L2 norm of all elements, 0-d; NaN for a quantized tensor that cannot be dequantized."""
+    if is_sharded(t):
+        t = gather(torch.linalg.vector_norm(upcast(t))) if gathered else local_part(t)
+    elif is_wrapper(t):
+        try:
+            t = t.dequantize()
+        except Exception:  # a wrapper may refuse an operator with any error
+            return torch.tensor(math.nan)
+    norm: Tensor = torch.linalg.vector_norm(upcast(t))
+    return norm

@@ -1,0 +1,324 @@
+"""inspect, record, decompose and ablate of sharded models: FSDP2, FSDP1, tensor parallelism, DDP, in one process and in two."""
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+import addnorm
+from support.distributed import case, launch, list_cases
+
+WIDTH, HEADS, LAYERS = 16, 4, 2
+ROUND_OFF = 2e-5
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (linear(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for linear in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 32, bias=False), nn.Linear(32, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Layer with a learned scale of each write. `post` places the norms on the stream."""
+
+    def __init__(self, post=False):
+        super().__init__()
+        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.scale1, self.scale2 = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Parameter(torch.rand(WIDTH) + 0.5)
+        self.post = post
+
+    def forward(self, x):
+        if self.post:
+            x = self.norm1(x + self.scale1 * self.attention(x))
+            return self.norm2(x + self.scale2 * self.feed_forward(x))
+        x = x + self.scale1 * self.attention(self.norm1(x))
+        return x + self.scale2 * self.feed_forward(self.norm2(x))
+
+
+class Model(nn.Module):
+    def __init__(self, post=False):
+        super().__init__()
+        self.embedding = nn.Embedding(20, WIDTH)
+        self.layers = nn.ModuleList(Block(post) for _ in range(LAYERS))
+        self.norm = nn.Identity() if post else nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 20, bias=False)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def build(post=False):
+    torch.manual_seed(0)
+    model = Model(post)
+    with torch.no_grad():
+        for norm in (m for m in model.modules() if isinstance(m, nn.LayerNorm)):
+            norm.weight.uniform_(0.5, 1.5)
+            norm.bias.normal_()
+    return model
+
+
+def tokens():
+    return torch.randint(0, 20, (2, 6), generator=torch.Generator().manual_seed(1))
+
+
+def mesh():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def shard(model, **options):
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh(), **options)
+    return fully_shard(model, mesh=mesh(), **options)
+
+
+def tensor_parallel(model):
+    plan = {}
+    for k in range(LAYERS):
+        for name in ("attention.q", "attention.k", "attention.v", "feed_forward.up"):
+            plan[f"layers.{k}.{name}"] = ColwiseParallel()
+        plan[f"layers.{k}.attention.o"] = plan[f"layers.{k}.feed_forward.down"] = RowwiseParallel()
+    return parallelize_module(model, mesh(), plan)
+
+
+def sequence_parallel(model):
+    """Return a model whose stream is a DTensor, sharded by tokens."""
+    plan = {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False)}
+    for k in range(LAYERS):
+        layer = f"layers.{k}"
+        plan[f"{layer}.norm1"] = plan[f"{layer}.norm2"] = SequenceParallel()
+        for name in ("attention", "feed_forward"):
+            plan[f"{layer}.{name}"] = PrepareModuleInput(
+                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=False
+            )
+        for name in ("attention.q", "attention.k", "attention.v", "feed_forward.up"):
+            plan[f"{layer}.{name}"] = ColwiseParallel(use_local_output=False)
+        for name in ("attention.o", "feed_forward.down"):
+            plan[f"{layer}.{name}"] = RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
+    plan["norm"] = SequenceParallel()
+    plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
+    model = parallelize_module(model, mesh(), plan)
+    for layer in model.layers:
+        for name in ("scale1", "scale2"):
+            replicated = DTensor.from_local(getattr(layer, name).data, mesh(), [Replicate()])
+            setattr(layer, name, nn.Parameter(replicated))
+    return model
+
+
+def describe(inspection):
+    """Return what an inspection says about the model, without its class."""
+    (stream,) = inspection.streams
+    sites = [(site.id, site.kind, site.layer, str(site.row), site.norm_in and site.norm_in.kind) for site in stream.sites]
+    return inspection.wiring, inspection.closes, stream.width, stream.num_layers, sites
+
+
+def step(model, ids=None):
+    loss = model(tokens() if ids is None else ids).square().mean()
+    loss.backward()
+    return float(loss.detach())
+
+
+def record(model, **options):
+    """Record one training step; return the recording and the loss."""
+    with addnorm.record(model, **options) as rec:
+        loss = step(model)
+    return rec, loss
+
+
+def numbers(rec):
+    return {(row.site, row.role, row.statistic): row.value for row in rec.table()}
+
+
+def assert_same_numbers(actual, expected, skip=(), tolerance=ROUND_OFF):
+    actual, expected = (
+        {key: value for key, value in numbers(rec).items() if key[1] not in skip} for rec in (actual, expected)
+    )
+    assert actual.keys() == expected.keys(), sorted(actual.keys() ^ expected.keys())
+    wrong = {
+        key: (actual[key], value)
+        for key, value in expected.items()
+        if not math.isclose(actual[key], value, rel_tol=tolerance, abs_tol=tolerance)
+    }
+    assert not wrong, wrong
+
+
+def full_gradients(model):
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: (g.full_tensor() if isinstance(g, DTensor) else g).detach() for name, g in grads.items()}
+
+
+def assert_same_gradients(model, expected, rtol=1e-6):
+    actual, expected = full_gradients(model), full_gradients(expected)
+    assert actual.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(actual[name], grad, rtol=rtol, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def check_model(make, post=False, **options):
+    """Check all functions of a sharded model against the model before."""
+    plain, sharded = build(post), make(build(post))
+    ids = tokens()
+    expected, actual = addnorm.inspect(plain, ids), addnorm.inspect(sharded, ids)
+    assert describe(actual) == describe(expected), (describe(actual), describe(expected))
+    assert actual.closes
+    assert not actual.unknown, actual.unknown
+    rec, loss = record(plain)
+    sharded_rec, sharded_loss = record(sharded, gather=True, **options)
+    assert abs(loss - sharded_loss) < 1e-6
+    assert_same_numbers(sharded_rec, rec)
+    assert sharded_rec.metadata.get("note") == rec.metadata.get("note")
+    assert (sharded_rec.memory_maps["stream"] is None) == (rec.memory_maps["stream"] is None)
+    unrecorded = make(build(post))
+    assert step(unrecorded) == sharded_loss
+    assert_same_gradients(sharded, unrecorded, rtol=0)
+    assert_same_gradients(sharded, plain, rtol=1e-5)
+    check_edits(plain, sharded, ids)
+
+
+def check_edits(plain, sharded, ids):
+    """Check decompose and ablate."""
+    parts, expected = addnorm.decompose(sharded, ids), addnorm.decompose(plain, ids)
+    assert parts.closure < 1e-5
+    torch.testing.assert_close(parts.memory_map()[1], expected.memory_map()[1], rtol=1e-4, atol=1e-5)
+    for model in (sharded, plain):
+        model.zero_grad()
+    sites = [addnorm.inspect(model, ids).sites[1] for model in (sharded, plain)]
+    losses = []
+    for model, site in zip((sharded, plain), sites, strict=True):
+        with addnorm.ablate(site):
+            losses.append(step(model))
+    assert abs(losses[0] - losses[1]) < 1e-6
+    assert_same_gradients(sharded, plain, rtol=1e-5)
+
+
+@case(1, 2)
+def fsdp2_layers():
+    check_model(shard)
+
+
+@case(2)
+def fsdp2_layers_post_ln():
+    check_model(shard, post=True)
+
+
+@case(2)
+def fsdp2_root():
+    check_model(lambda model: fully_shard(model, mesh=mesh()))
+
+
+@case(2)
+def fsdp2_without_reshard():
+    check_model(lambda model: shard(model, reshard_after_forward=False))
+
+
+@case(1)
+def fsdp2_root_with_reshard():
+    check_model(lambda model: shard(model, reshard_after_forward=True))
+
+
+@case(1)
+def fsdp2_cpu_offload():
+    check_model(lambda model: shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False)))
+
+
+@case(2)
+def tensor_parallel_linears():
+    check_model(tensor_parallel)
+
+
+@case(2)
+def sequence_parallel_stream():
+    plain, sharded, ids = build(), sequence_parallel(build()), tokens()
+    assert describe(addnorm.inspect(sharded, ids)) == describe(addnorm.inspect(plain, ids))
+    rec, loss = record(plain)
+    sharded_rec, sharded_loss = record(sharded, gather=True)
+    assert abs(loss - sharded_loss) < 1e-6
+    assert_same_gradients(sharded, plain, rtol=1e-5)
+    assert_same_numbers(
+        sharded_rec, rec, skip=("in", "out", "read", "raw", "write", "grad", "norm_in", "norm_final")
+    )
+    for role, statistic, combine in (("out", "max", max), ("grad", "max", max), ("write", "l2", lambda *v: sum(v) / len(v))):
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, [value for _, value in sharded_rec.series(role, statistic)])
+        together = [combine(*both) for both in zip(*values, strict=True)]
+        expected = [value for _, value in rec.series(role, statistic)]
+        torch.testing.assert_close(torch.tensor(together), torch.tensor(expected), rtol=1e-5, atol=1e-7)
+    losses = []
+    for model in (sharded, plain):
+        model.zero_grad()
+        with addnorm.ablate(addnorm.inspect(model, ids).sites[1]):
+            losses.append(step(model))
+    assert abs(losses[0] - losses[1]) < 1e-6
+    assert_same_gradients(sharded, plain, rtol=1e-5)
+
+
+class AllReduced(nn.Module):
+    """Sublayer whose output is added up by hand."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        y = self.inner(x) / dist.get_world_size()
+        dist.all_reduce(y)
+        return y
+
+
+@case(2)
+def all_reduce_by_hand():
+    plain, reduced, ids = build(), build(), tokens()
+    for layer in reduced.layers:
+        layer.feed_forward = AllReduced(layer.feed_forward)
+    with torch.no_grad():
+        found, expected = addnorm.inspect(reduced, ids), addnorm.inspect(plain, ids)
+        assert [site.kind for site in found.sites] == [site.kind for site in expected.sites]
+        assert found.closes
+        with addnorm.record(plain) as rec:
+            plain(ids)
+        with addnorm.record(reduced) as actual:
+            reduced(ids)
+    for role in ("raw", "write", "out"):
+        values, wanted = (torch.tensor([v for _, v in r.series(role, "l2")]) for r in (actual, rec))
+        torch.testing.assert_close(values, wanted)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return launch(__file__)
+
+
+@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
+def test_sharded_stream(results, name, world_size):
+    results.check(name, world_size)
