@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
-from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -123,7 +121,7 @@ def sequence_parallel(model):
                 input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=False
             )
         for name in ("attention.q", "attention.k", "attention.v", "feed_forward.up"):
-            plan[f"{layer}.{name}"] = ColwiseParallel(use_local_output=False)
+            plan[f"{layer}.{name}"] = ColwiseParallel()
         for name in ("attention.o", "feed_forward.down"):
             plan[f"{layer}.{name}"] = RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
     plan["norm"] = SequenceParallel()
@@ -139,7 +137,9 @@ def sequence_parallel(model):
 def describe(inspection):
     """Return what an inspection says about the model, without its class."""
     (stream,) = inspection.streams
-    sites = [(site.id, site.kind, site.layer, str(site.row), site.norm_in and site.norm_in.kind) for site in stream.sites]
+    sites = [
+        (site.id, site.kind, site.layer, str(site.row), site.norm_in and site.norm_in.kind) for site in stream.sites
+    ]
     return inspection.wiring, inspection.closes, stream.width, stream.num_layers, sites
 
 
@@ -182,7 +182,9 @@ def assert_same_gradients(model, expected, rtol=1e-6):
     actual, expected = full_gradients(model), full_gradients(expected)
     assert actual.keys() == expected.keys()
     for name, grad in expected.items():
-        torch.testing.assert_close(actual[name], grad, rtol=rtol, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            actual[name], grad, rtol=rtol, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def check_model(make, post=False, **options):
@@ -265,10 +267,12 @@ def sequence_parallel_stream():
     sharded_rec, sharded_loss = record(sharded, gather=True)
     assert abs(loss - sharded_loss) < 1e-6
     assert_same_gradients(sharded, plain, rtol=1e-5)
-    assert_same_numbers(
-        sharded_rec, rec, skip=("in", "out", "read", "raw", "write", "grad", "norm_in", "norm_final")
-    )
-    for role, statistic, combine in (("out", "max", max), ("grad", "max", max), ("write", "l2", lambda *v: sum(v) / len(v))):
+    assert_same_numbers(sharded_rec, rec, skip=("in", "out", "read", "raw", "write", "grad", "norm_in", "norm_final"))
+    for role, statistic, combine in (
+        ("out", "max", max),
+        ("grad", "max", max),
+        ("write", "l2", lambda *v: sum(v) / len(v)),
+    ):
         values = [None] * dist.get_world_size()
         dist.all_gather_object(values, [value for _, value in sharded_rec.series(role, statistic)])
         together = [combine(*both) for both in zip(*values, strict=True)]

@@ -151,7 +151,7 @@ def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, 
 
 def _explain_exit(code: int, log: str) -> str:
     ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"{ended}; its last lines:\n{log[-3000:]}"
+    return f"{ended}; its last lines:\n{log[-6000:]}"
 
 
 def _load(file: Path) -> Any:

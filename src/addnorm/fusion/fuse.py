@@ -24,6 +24,7 @@ from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
 from addnorm.fusion.proof import prove
 from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.fusion.runs import StateSnapshot, run
+from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_wrapped_parameter
 from addnorm.stream.find.inspect import check_inputs
 
 __all__ = ["fuse", "unfuse"]
@@ -58,7 +59,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: the model is fused or compiled already, or its outputs contain no finite number.
+        ValueError: the model is fused or compiled already, its parameters are sharded or quantized (fuse it before), or its
+            outputs contain no finite number.
         VerificationError: the fused model differs by more than the tolerance. The model is unchanged.
         Exception: any error of the model for these inputs.
 
@@ -72,6 +74,7 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     """
     _check_model(model)
     check_inputs(model, args, kwargs, USAGE)
+    _check_parameters(model)
     backend = ModelBackend(model, compile)
     before, after = model._call_impl, _compiled_call(model, backend)
     undo = [keep_padding_zero(encoder) for encoder in padding_encoders(model)]
@@ -139,6 +142,20 @@ def _check_model(model: Any) -> None:
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
         raise ValueError(
             "model is compiled already, expected one that is not: fuse the original, with compile=True for Inductor."
+        )
+
+
+def _check_parameters(model: nn.Module) -> None:
+    """Check that parameters are plain tensors: the proof copies and perturbs them."""
+    name, kind = find_wrapped_parameter(model)
+    if name:
+        change = "shard" if kind == "DTensor" else "quantize"
+        raise ValueError(
+            f"model has {name}, a {kind}, expected plain tensors: fuse the model first, and {change} it then."
+        )
+    if find_fsdp_modules(model):
+        raise ValueError(
+            "model is sharded by FSDP, expected plain parameters: fuse the model first, and shard it then."
         )
 
 

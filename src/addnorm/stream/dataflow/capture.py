@@ -8,9 +8,9 @@ old contents. Operators are captured below autograd and autocast, where models o
 The model runs eagerly, and without torch's fast path of TransformerEncoder. Parameters, buffers, arguments and random states are
 restored after the run (state.py).
 
-Wrappers (DTensor, quantized weights) are captured as their inner tensors. Parameters that FSDP gathers are leaves, and the operators
-that gather them are not captured. Memory that is freed during the run cannot be read later: small parameters are copied when
-they are used, the others become NaN.
+Wrappers (DTensor, quantized weights) are captured as their inner tensors. Parameters that FSDP gathers are leaves, and the
+operators that gather them are not captured. Memory that is freed during the run cannot be read later: small parameters are copied
+when they are used, the others become NaN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow import fused_ops
@@ -31,6 +30,7 @@ from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
 from addnorm.stream.dataflow.state import copy_argument, find_tensors, preserve_state
 from addnorm.stream.dataflow.wrappers import (
     Desugared,
+    computes_shapes,
     find_fsdp_modules,
     find_tensors_of,
     has_wrappers,
@@ -142,11 +142,10 @@ class Capture(Desugared):
         frame = self.frames.current
         if frame is None or self.frames.is_paused:
             return func(*args, **kwargs)
-        if self._contents and types:
-            if has_wrappers(types):
-                return self._run_wrapped(func, types, args, kwargs)
-            if any(issubclass(kind, FakeTensor) for kind in types):  # a wrapper computes shapes
-                return func(*args, **kwargs)
+        if self._contents and types and has_wrappers(types):
+            return self._run_wrapped(func, types, args, kwargs)
+        if self.depth and computes_shapes((args, kwargs)):
+            return func(*args, **kwargs)
         name = operator_name(func)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         in_fsdp = self._has_fsdp and runs_in_fsdp()

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
@@ -26,7 +25,14 @@ from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
 from addnorm.stream.dataflow.graph import FAMILY, Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
 from addnorm.stream.dataflow.state import share_context
-from addnorm.stream.dataflow.wrappers import Desugared, find_fsdp_modules, find_tensors_of, has_wrappers, runs_in_fsdp
+from addnorm.stream.dataflow.wrappers import (
+    Desugared,
+    computes_shapes,
+    find_fsdp_modules,
+    find_tensors_of,
+    has_wrappers,
+    runs_in_fsdp,
+)
 
 __all__ = [
     "Editor", "Observer", "ObserverMode", "disable_checkpoints", "group_observers", "observe_forwards",
@@ -61,7 +67,9 @@ class ObserverMode(Desugared):
 
     Attributes:
         completed: whether the forward returned.
-        deferred: functions to call before the next operator, when the autograd node of the last output is set.
+        deferred: functions to call before the next operator, when the autograd node of the last output is set; a function that
+            returns True is called again, with the wrappers among the arguments of that operator in `outer`.
+        finished: whether the functions are called for the last time.
     """
 
     def __init__(
@@ -76,7 +84,8 @@ class ObserverMode(Desugared):
         self.observers = observers
         self.editors = editors or {}
         self.completed = False
-        self.deferred: list[Callable[[], None]] = []
+        self.finished = False
+        self.deferred: list[Callable[[], object]] = []
         self._visited: dict[Address, Frame] = {}  # with the calls in which the operators ran
 
     def was_missed(self, op: Op) -> bool:
@@ -91,8 +100,7 @@ class ObserverMode(Desugared):
     def run_deferred(self) -> None:
         """Call the deferred functions."""
         deferred, self.deferred = self.deferred, []
-        for function in deferred:
-            function()
+        self.deferred = [function for function in deferred if function() is True] + self.deferred
         self.outer.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,16 +110,15 @@ class ObserverMode(Desugared):
         if frame is None or self.frames.is_paused:
             return func(*args, **kwargs)
         if self.deferred and not self.depth:  # the operators within one on wrappers have no autograd nodes
+            if types:
+                self.note_wrappers((args, kwargs))
             self.run_deferred()
-        if types:
-            if has_wrappers(types):
-                out = self.run_wrapped(func, types, args, kwargs)
-                if not self.deferred:
-                    self.outer.clear()
-                return out
-            if any(issubclass(kind, FakeTensor) for kind in types):  # a wrapper computes shapes
-                return func(*args, **kwargs)
-        if self._has_fsdp and runs_in_fsdp():
+        if types and has_wrappers(types):
+            out = self.run_wrapped(func, types, args, kwargs)
+            if not self.deferred:
+                self.outer.clear()
+            return out
+        if (self.depth and computes_shapes((args, kwargs))) or (self._has_fsdp and runs_in_fsdp()):
             return func(*args, **kwargs)
         name = operator_name(func)
         address = (frame.path, frame.call, FAMILY if name.startswith(FAMILY) else name, frame.count(name))
@@ -285,6 +292,7 @@ def disable_checkpoints() -> Iterator[None]:
 
 
 def _finish(frames: Frames, mode: ObserverMode, end: Callable[[ObserverMode], None]) -> None:
+    mode.finished = True
     mode.run_deferred()
     frames.current = None
     with disable_modes():

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 __all__ = [
-    "Desugared", "find_fsdp_modules", "find_parameter", "find_tensors_of", "find_wrapped_parameter", "gather", "has_wrappers",
-    "inner_tensors", "is_sharded", "is_wrapper", "local_part", "preserve_shards", "reshard", "runs_in_fsdp",
+    "Desugared", "computes_shapes", "find_fsdp_modules", "find_parameter", "find_tensors_of", "find_wrapped_parameter", "gather",
+    "has_wrappers", "inner_tensors", "is_sharded", "is_wrapper", "local_part", "preserve_shards", "reshard", "runs_in_fsdp",
 ]  # fmt: skip
 
 FSDP = str(Path(torch.__file__).parent / "distributed" / "fsdp")
@@ -141,7 +141,7 @@ class Desugared(TorchDispatchMode):
     """Dispatch mode that sees the operators on inner tensors in place of those on wrappers.
 
     Attributes:
-        outer: for each inner tensor that such an operator returned in a wrapper, by its id, the wrapper.
+        outer: for each inner tensor in a wrapper that such an operator returned, by its id, the wrapper.
         depth: number of operators on wrappers that are running.
     """
 
@@ -167,11 +167,22 @@ class Desugared(TorchDispatchMode):
         finally:
             self.depth -= 1
             self._passes_on = False
-        for tensor in filter(is_wrapper, pytree.tree_leaves(out)):
-            self.outer |= {id(inner): tensor for inner in inner_tensors(tensor)}
+        self.note_wrappers(out)
         return out
+
+    def note_wrappers(self, values: Any) -> None:
+        """Add the wrappers among arguments or results to `outer`."""
+        for tensor in filter(is_wrapper, pytree.tree_leaves(values)):
+            self.outer |= {id(inner): tensor for inner in inner_tensors(tensor)}
 
 
 def has_wrappers(types: Sequence[type]) -> bool:
     """Return whether an operator has an argument of a class with operators of its own, other than fake tensors."""
     return any(not issubclass(kind, FakeTensor) for kind in types)
+
+
+def computes_shapes(arguments: Any) -> bool:
+    """Return whether an operator has arguments without contents: DTensor computes shapes with such tensors."""
+    return any(
+        isinstance(x, Tensor) and (isinstance(x, FakeTensor) or x.is_meta) for x in pytree.tree_leaves(arguments)
+    )

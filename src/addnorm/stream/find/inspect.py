@@ -31,6 +31,7 @@ from addnorm import wirings
 from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.dataflow.graph import DATA, Flow
 from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
+from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
 from addnorm.stream.find.chain import Chain, SublayerNames, find_chains
 from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance
@@ -122,10 +123,13 @@ def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
     """Return a copy of the model and its arguments in float64."""
+    if find_fsdp_modules(model):
+        raise TypeError("model is sharded by FSDP and cannot be copied, which float64=True needs: pass float64=False.")
     try:
         twin = copy.deepcopy(model).double()
-    except (RuntimeError, TypeError) as error:
-        raise TypeError(f"model cannot be copied, which float64=True needs: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # __deepcopy__ may raise anything
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise TypeError(f"model cannot be copied, which float64=True needs: {reason}") from None
     args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, (args, kwargs))
     return twin, args, kwargs
 

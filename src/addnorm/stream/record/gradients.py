@@ -43,7 +43,9 @@ class GradientHooks:
         self._leaves: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()
         self._parameters: dict[tuple[int, str], tuple[nn.Parameter, Any]] = {}
         self._sharded: dict[tuple[int, str], nn.Parameter] = {}
-        self._before: dict[tuple[int, str], tuple[Tensor, int, Tensor | None]] = {}  # their gradients before the backward
+        self._before: dict[
+            tuple[int, str], tuple[Tensor, int, Tensor | None]
+        ] = {}  # their gradients before the backward
         self._squares: tuple[int, dict[int, dict[str, float]]] = (
             -1,
             {},

@@ -19,7 +19,10 @@ from addnorm.stream.find.operators import TRANSPARENT
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.record.schema import RecordedSite
 
-__all__ = ["NormProbe", "Plan", "SiteProbe", "StateProbe", "WriteProbe", "find_observable", "find_use", "inspection_metadata", "write_probe"]
+__all__ = [
+    "NormProbe", "Plan", "SiteProbe", "StateProbe", "WriteProbe", "find_observable", "find_use", "inspection_metadata",
+    "write_probe",
+]  # fmt: skip
 
 COLLECTIVE, WAIT = "_c10d_functional::", "_c10d_functional::wait_tensor"
 RSTD_OUTPUT = {"native_layer_norm": 2, "_fused_rms_norm": 1}  # the output of the operator that is rstd

@@ -29,13 +29,21 @@ from addnorm.stream.dataflow.observers import (
     observe_forwards,
     use_nonreentrant_checkpoints,
 )
-from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_parameter, inner_tensors, reshard
+from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_parameter, inner_tensors, is_wrapper, reshard
 from addnorm.stream.find.inspect import build_inspection, capture_flow
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.operators import strip_views
 from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks
-from addnorm.stream.record.plan import NormProbe, Plan, SiteProbe, StateProbe, find_observable, find_use, inspection_metadata
+from addnorm.stream.record.plan import (
+    NormProbe,
+    Plan,
+    SiteProbe,
+    StateProbe,
+    find_observable,
+    find_use,
+    inspection_metadata,
+)
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.record.schema import Balance, MemoryMap
@@ -147,6 +155,7 @@ class _Recorder:
         self._gather = gather
         fsdp = find_fsdp_modules(self.model)
         self._has_fsdp = bool(fsdp)
+        self._has_wrappers = any(map(is_wrapper, self.model.parameters()))
         if gather and not all(hasattr(module, "reshard") for module in fsdp):
             raise ValueError(
                 "gather is True, expected False for FullyShardedDataParallel: shard the model with "
@@ -197,8 +206,8 @@ class _Recorder:
         self._samples = {
             name: TokenSample(stream, self._tokens[name], read_live) for name, stream in plan.streams.items()
         }
-        for value, observer in self._list_observers(plan, mode):
-            value = find_observable(value)
+        for measured, observer in self._list_observers(plan, mode):
+            value = find_observable(measured)
             if value.op is not None:
                 observers.append((value, observer))
             elif (leaf := self._leaf(value, leaves)) is not None:
@@ -317,10 +326,7 @@ class _Recorder:
     def _on_state(self, mode: ObserverMode, state: StateProbe, tensor: Tensor) -> None:
         tokens = self._tokens[state.stream]
         if self.grads and state.leaving and self._key[-1]:  # grad mode was on as the forward began
-            step, outer = self.step, mode.outer  # a tensor in a wrapper has no gradient, the wrapper has one
-            mode.deferred.append(
-                lambda: self._gradients.add_state(state, outer.get(id(tensor), tensor), step, tokens)
-            )
+            mode.deferred.append(partial(self._add_state, mode, state, tensor, self.step, tokens))
         with torch.no_grad():
             t = features_last(tensor.detach(), state.width, state.axis)
             norms = self._norms[state.value] = statistics.token_norms(t, tokens)
@@ -333,6 +339,14 @@ class _Recorder:
                 values += statistics.state_statistics(t, norms, tokens)
                 for site in state.leaving:
                     self._put(site, "out", values)
+
+    def _add_state(self, mode: ObserverMode, state: StateProbe, tensor: Tensor, step: int, tokens: TokenMask) -> bool:
+        """Register the hook for a state's gradient; True if that must wait for the wrapper of the state."""
+        outer = mode.outer.get(id(tensor), tensor)  # a tensor in a wrapper has no gradient, the wrapper has one
+        if outer is tensor and self._has_wrappers and not tensor.requires_grad and not mode.finished:
+            return True
+        self._gradients.add_state(state, outer, step, tokens)
+        return False
 
     def _on_branch(self, role: str, site: SiteProbe, tensor: Tensor) -> None:
         with torch.no_grad():
