@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
+from addnorm.stream.dataflow.wrappers import inner_tensors
 
 __all__ = [
     "PathOf", "TracedGraph", "concrete", "contexts_of", "example_value", "is_number", "size_expr", "source_of", "trace_graph",
@@ -156,11 +157,11 @@ class _Tracer(fx.Interpreter):
         self.traced.node_of.update(dict.fromkeys(node_ops, n))
         if isinstance(out, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(out):
             self.traced.transformed.add(n)
-        elif isinstance(out, Tensor):
-            value = self.capture.value(out)
+        elif isinstance(out, Tensor) and (inner := inner_tensors(out)):
+            value = self.capture.value(inner[0])
             self.traced.values[n] = value
             self.traced.nodes.setdefault(value, n)
-            self.traced.memory[n] = out.untyped_storage()._cdata
+            self.traced.memory[n] = inner[0].untyped_storage()._cdata
         return out
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:

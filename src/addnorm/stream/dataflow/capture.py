@@ -142,7 +142,7 @@ class Capture(Desugared):
         frame = self.frames.current
         if frame is None or self.frames.is_paused:
             return func(*args, **kwargs)
-        if self._contents and types and has_wrappers(types):
+        if types and has_wrappers(types):
             return self._run_wrapped(func, types, args, kwargs)
         if self.depth and computes_shapes((args, kwargs)):
             return func(*args, **kwargs)
