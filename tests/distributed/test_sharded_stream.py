@@ -7,7 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -316,6 +318,170 @@ def all_reduce_by_hand():
     for role in ("raw", "write", "out"):
         values, wanted = (torch.tensor([v for _, v in r.series(role, "l2")]) for r in (actual, rec))
         torch.testing.assert_close(values, wanted)
+
+
+@case(2)
+def fsdp2_bfloat16():
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    plain, sharded, ids = build().bfloat16(), shard(build(), mp_policy=policy), tokens()
+    assert describe(addnorm.inspect(sharded, ids)) == describe(addnorm.inspect(plain, ids))
+    rec, loss = record(plain)
+    sharded_rec, sharded_loss = record(sharded, gather=True)
+    assert loss == sharded_loss
+    assert_same_numbers(sharded_rec, rec, skip=("params",), tolerance=2e-2)
+    unrecorded = shard(build(), mp_policy=policy)
+    assert step(unrecorded) == sharded_loss
+    assert_same_gradients(sharded, unrecorded, rtol=0)
+
+
+class Cast(nn.Module):
+    """Model that reads floating point numbers, which FSDP casts."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@case(1)
+def fsdp2_casts_inputs():
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model, x = shard(Cast(), mp_policy=policy), torch.randn(2, 6, WIDTH)
+    assert len(addnorm.inspect(model, x).sites) == 4
+    with addnorm.record(model) as rec:
+        model(x).float().square().mean().backward()
+    assert len(rec.series("out", "rms")) == 5
+    assert "note" not in rec.metadata, rec.metadata["note"]
+
+
+def train(model, steps=3):
+    """Train with gradients that are set to zero, not freed; return the losses and the recording."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=False)
+        losses.append(step(model))
+        optimizer.step()
+        addnorm.inspect(model, tokens())  # must not leave gathered parameters, which the optimizer would not change
+        losses.append(float(model(tokens()).square().mean().detach()))
+        step(model)
+    return losses
+
+
+@case(2)
+def fsdp2_training():
+    losses, recordings = [], []
+    for make in (lambda model: model, shard, lambda model: shard(model, reshard_after_forward=False)):
+        model = make(build(post=True))
+        with addnorm.record(model, gather=True) as rec:
+            losses.append(train(model))
+        recordings.append(rec)
+    torch.testing.assert_close(torch.tensor(losses[1:]), torch.tensor([losses[0]] * 2), rtol=1e-4, atol=1e-6)
+    expected = {(row.step, row.site, row.role, row.statistic): row.value for row in recordings[0].table()}
+    for rec in recordings[1:]:
+        actual = {(row.step, row.site, row.role, row.statistic): row.value for row in rec.table()}
+        assert actual.keys() == expected.keys()
+        wrong = {
+            k: (actual[k], v) for k, v in expected.items() if not math.isclose(actual[k], v, rel_tol=1e-2, abs_tol=1e-4)
+        }
+        assert not wrong, wrong
+        assert rec.balances["stream"].closure < 1e-5
+
+
+@case(2)
+def fsdp2_accumulates():
+    recordings = []
+    for model in (build(), shard(build())):
+        with addnorm.record(model, gather=True, accumulate=2) as rec:
+            for _ in range(2):
+                step(model)
+        recordings.append(rec)
+    assert_same_numbers(recordings[1], recordings[0])
+
+
+@case(2)
+def fsdp2_local_part():
+    model = shard(build())
+    rec, _ = record(model)
+    site = rec.sites[1].id
+    names = [name for name, _ in model.named_parameters() if name.startswith("layers.0.attention.")]
+    parameters = [model.get_parameter(name) for name in names]
+    for statistic, tensors in (("l2", parameters), ("grad_l2", [p.grad for p in parameters])):
+        norm = torch.stack([t.to_local().norm() for t in tensors]).norm()
+        value = {s.id: v for s, v in rec.series("params", statistic)}[site]
+        assert math.isclose(value, float(norm), rel_tol=1e-5), (value, norm)
+
+
+@case(1, 2)
+def fsdp1():
+    for use_orig_params in (True, False):
+        plain, ids = build(), tokens()
+        wrapped = build()
+        for k in range(LAYERS):
+            wrapped.layers[k] = FSDP1(wrapped.layers[k], use_orig_params=use_orig_params, device_id=torch.device("cpu"))
+        wrapped = FSDP1(wrapped, use_orig_params=use_orig_params, device_id=torch.device("cpu"))
+        found, expected = addnorm.inspect(wrapped, ids), addnorm.inspect(plain, ids)
+        assert (found.wiring, found.closes) == (expected.wiring, True)
+        assert [site.kind for site in found.sites] == [site.kind for site in expected.sites]
+        rec, loss = record(plain)
+        wrapped_rec, wrapped_loss = record(wrapped)
+        assert abs(wrapped_loss - loss) < 1e-6
+        for role, statistic in (("out", "rms"), ("write", "ratio"), ("grad", "l2")):
+            values, wanted = (torch.tensor([v for _, v in r.series(role, statistic)]) for r in (wrapped_rec, rec))
+            torch.testing.assert_close(values, wanted, rtol=1e-4, atol=1e-7)
+        assert addnorm.decompose(wrapped, ids).closure < 1e-5
+        with addnorm.ablate(found.sites[0]), torch.no_grad():
+            ablated = wrapped(ids)
+        with addnorm.ablate(expected.sites[0]), torch.no_grad():
+            torch.testing.assert_close(ablated, plain(ids))
+        with pytest.raises(ValueError, match="gather is True, expected False for FullyShardedDataParallel"):
+            record(wrapped, gather=True)
+        with pytest.raises(ValueError, match="fuse the model first, and shard it then"):
+            addnorm.fuse(wrapped, ids)
+
+
+@case(2)
+def ddp_with_zero_optimizer():
+    plain, wrapped, ids = build(), nn.parallel.DistributedDataParallel(build()), tokens()
+    optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.01)
+    assert describe(addnorm.inspect(wrapped.module, ids)) == describe(addnorm.inspect(plain, ids))
+    assert addnorm.inspect(wrapped, ids).wiring == addnorm.inspect(plain, ids).wiring
+    plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    for _ in range(2):
+        losses, values = [], []
+        for model, opt in ((plain, plain_optimizer), (wrapped, optimizer)):
+            opt.zero_grad()
+            rec, loss = record(model)
+            opt.step()
+            losses.append(loss)
+            values.append(torch.tensor([v for _, v in (*rec.series("out", "rms"), *rec.series("params", "grad_l2"))]))
+        assert abs(losses[0] - losses[1]) < 1e-5
+        torch.testing.assert_close(values[1], values[0], rtol=1e-4, atol=1e-6)
+
+
+@case(1)
+def sharded_models_are_refused():
+    ids = tokens()
+    with pytest.raises(ValueError, match="DTensor, expected plain tensors: fuse the model first, and shard it then"):
+        addnorm.fuse(shard(build()), ids)
+    with pytest.raises(ValueError, match="DTensor, expected plain tensors: fuse the model first, and shard it then"):
+        addnorm.fuse(tensor_parallel(build()), ids)
+    with pytest.raises(TypeError, match="sharded by FSDP and cannot be copied, which float64=True needs"):
+        addnorm.inspect(shard(build()), ids, float64=True)
+    with torch.device("meta"):
+        meta = Model()
+    for make in (lambda model: model, shard):
+        model = make(meta)
+        for function in (addnorm.inspect, addnorm.decompose, addnorm.fuse):
+            with pytest.raises(ValueError, match="on the meta device, which has no values: load the weights first"):
+                function(model, ids)
+        with pytest.raises(ValueError, match="on the meta device"), addnorm.record(model):
+            model(ids)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import compute_operand, get_tolerance, relative_error
-from addnorm.stream.find.inspect import build_inspection, capture_flow, to_float64
+from addnorm.stream.find.inspect import build_inspection, capture_flow, check_inputs, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer
@@ -248,7 +248,7 @@ def decompose(
         A `Decomposition`.
 
     Raises:
-        ValueError: there is no such stream, or the components do not add up to it.
+        ValueError: there is no such stream, the components do not add up to it, or `addnorm.inspect` refuses the model.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -265,6 +265,7 @@ def decompose(
         raise TypeError(
             f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args)."
         )
+    check_inputs(model, args, kwargs, "addnorm.decompose(model, *args, **kwargs)")
     eager = getattr(model, "_orig_mod", model)
     if float64:
         eager, args, kwargs = to_float64(eager, args, kwargs)

@@ -160,7 +160,7 @@ class Capture(Desugared):
         for tensor in (*written, *_running_statistics(name, args)):
             self._memory.save(tensor)
         for value in values:
-            if isinstance(value, Value) and value.kind == PARAMETER and value not in self._small:
+            if isinstance(value, Value) and not value.kind & (DATA | NOISE) and value not in self._small:
                 self._copy_small(value)
         out = func(*args, **kwargs)
         inputs = _find_dependencies(name, func, values_args, values_kwargs)
@@ -201,9 +201,11 @@ class Capture(Desugared):
 
     def _copy_small(self, value: Value) -> None:
         """Copy a small parameter, whose memory may be freed before it is read."""
-        if self._contents and value.tensor.numel() <= SMALL:
+        tensor = value.tensor
+        is_small = self._contents and tensor.numel() <= SMALL and tensor.is_floating_point()
+        if is_small and is_in_memory(tensor, value.shape):
             with disable_modes(), torch.no_grad():
-                self._small[value] = value.tensor.detach().clone()
+                self._small[value] = tensor.detach().clone()
 
     def _add(self, op: Op, outputs: Sequence[tuple[int | str, Tensor]], kind: int, bind: bool = True) -> None:
         """Add an operator and its outputs to the flow."""

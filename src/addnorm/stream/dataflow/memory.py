@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm.stream.dataflow.graph import Value
@@ -106,7 +106,8 @@ class Memory:
         """Return the value that a tensor has now."""
         value = self._values.get(id(tensor))
         if value is None:
-            value = self._find_alias(tensor) or self._add_leaf(tensor)
+            alias = None if isinstance(tensor, nn.Parameter) else self._find_alias(tensor)
+            value = alias or self._add_leaf(tensor)
         writes = self._writes.get(_storage_key(tensor)) if self._writes else None
         if not writes or self._versions[id(tensor)] == writes[-1].number:
             return value
@@ -227,7 +228,7 @@ def _have_same_bytes(first: Tensor, second: Tensor) -> bool:
 
 def is_in_memory(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor has this shape and its memory has not been freed, as FSDP frees that of gathered parameters."""
-    if tensor.layout != torch.strided or tensor.is_nested:
+    if tensor.layout != torch.strided or tensor.is_nested or not _has_memory(tensor):
         return True
     if tuple(tensor.shape) != shape:
         return False
@@ -236,7 +237,18 @@ def is_in_memory(tensor: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def _is_strided(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    return tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg()) and _has_memory(tensor)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return False for a wrapper that does not show its inner tensors."""
+    if type(tensor) in (Tensor, nn.Parameter) or isinstance(tensor, FakeTensor):
+        return True
+    try:
+        tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _get_layout(tensor: Tensor) -> Layout:
@@ -245,7 +257,7 @@ def _get_layout(tensor: Tensor) -> Layout:
 
 def _storage_key(tensor: Tensor) -> int:
     """Return a number that identifies the memory: its address, which a tensor that went through numpy keeps."""
-    if tensor.layout != torch.strided:
+    if tensor.layout != torch.strided or not _has_memory(tensor):
         return -id(tensor)
     with disable_modes():
         storage = tensor.untyped_storage()

@@ -49,7 +49,7 @@ from addnorm.stream.find.operators import is_mixing, strip_views
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame, has_zero_factor
 from addnorm.wirings.spec import Wiring
 
-__all__ = ["build_inspection", "capture_flow", "check_inputs", "inspect", "to_float64"]
+__all__ = ["build_inspection", "capture_flow", "check_inputs", "check_parameters", "inspect", "to_float64"]
 
 NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
 USAGE = "addnorm.inspect(model, *args, **kwargs)"
@@ -104,16 +104,21 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:
     """Check that parameters, buffers and inputs have values; `usage` is the call that error messages recommend."""
-    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(parameter, UNINITIALIZED):
-            raise ValueError(f"model has {name}, which is not initialized yet: call the model once, and then {usage}.")
-        if parameter.is_meta:
-            raise ValueError(f"model has {name} on the meta device, which has no values: load the weights first.")
+    check_parameters(model, usage)
     for tensor in find_tensors((args, kwargs)):
         if tensor.is_nested:
             raise ValueError(
                 "an input of the model is a nested tensor, expected a padded one: use Tensor.to_padded_tensor."
             )
+
+
+def check_parameters(model: nn.Module, usage: str) -> None:
+    """Check that parameters and buffers have values."""
+    for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+        if isinstance(parameter, UNINITIALIZED):
+            raise ValueError(f"model has {name}, which is not initialized yet: call the model once, and then {usage}.")
+        if parameter.is_meta:
+            raise ValueError(f"model has {name} on the meta device, which has no values: load the weights first.")
 
 
 def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:

@@ -22,6 +22,7 @@ from addnorm._util.arguments import check_int
 from addnorm.stream.calls import call_key, copy_arguments
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.observers import (
     Observer,
     ObserverMode,
@@ -30,7 +31,7 @@ from addnorm.stream.dataflow.observers import (
     use_nonreentrant_checkpoints,
 )
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_parameter, inner_tensors, is_wrapper, reshard
-from addnorm.stream.find.inspect import build_inspection, capture_flow
+from addnorm.stream.find.inspect import build_inspection, capture_flow, check_parameters
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.operators import strip_views
 from addnorm.stream.record import statistics
@@ -87,7 +88,7 @@ def record(
         A `Recording` that is filled while the block runs. `addnorm.stream.record.schema.STATISTICS` lists what is recorded.
 
     Raises:
-        ValueError: the model has no residual stream, or `gather=True` for `FullyShardedDataParallel` (FSDP1).
+        ValueError: the model has no residual stream, its parameters have no values, or `gather=True` for `FullyShardedDataParallel` (FSDP1).
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -257,6 +258,7 @@ class _Recorder:
     # Plan of a forward.
 
     def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        check_parameters(self.model, "addnorm.record(model)")
         flow = capture_flow(self.model, *copy_arguments(args, kwargs))
         with torch.no_grad():
             inspection = build_inspection(self.model, flow)
@@ -313,9 +315,8 @@ class _Recorder:
         if isinstance(value.part, int) and 0 <= value.part < len(leaves):
             leaf = leaves[value.part]
             return leaf if isinstance(leaf, Tensor) else None
-        if value.name:
-            return self._named.get(value.name)
-        return None
+        leaf = self._named.get(value.name) if value.name else None
+        return leaf if leaf is not None and is_in_memory(leaf, tuple(leaf.shape)) else None
 
     # Observers: the model's operators call them with their outputs.
 

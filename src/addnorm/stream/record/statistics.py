@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.wrappers import gather, is_sharded, is_wrapper, local_part
 
 __all__ = [
@@ -205,9 +206,11 @@ def parameter_norm(parameters: Iterable[Tensor], gathered: bool = False) -> floa
 
 
 def vector_norm(t: Tensor, gathered: bool = False) -> Tensor:
-    """Return the L2 norm of all elements, 0-d; NaN for a quantized tensor that cannot be dequantized."""
+    """Return the L2 norm of all elements, 0-d; NaN for a tensor without readable memory."""
     if is_sharded(t):
         t = gather(torch.linalg.vector_norm(upcast(t))) if gathered else local_part(t)
+    elif not is_in_memory(t, tuple(t.shape)):
+        return torch.tensor(math.nan)
     elif is_wrapper(t):
         try:
             t = t.dequantize()

@@ -1,0 +1,218 @@
+"""Parameters that are no plain tensors, or whose memory is freed after their use: quantized, computed, offloaded."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import addnorm
+
+WIDTH = 16
+X = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+class Quantized(torch.Tensor):
+    """Weight in int8 with a scale for each row; every operator runs on the dequantized weight."""
+
+    @staticmethod
+    def __new__(cls, data, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=scale.dtype)
+
+    def __init__(self, data, scale):
+        self.data_int8, self.scale = data, scale
+
+    @classmethod
+    def from_float(cls, weight):
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        return cls((weight / scale).round().to(torch.int8), scale)
+
+    def dequantize(self):
+        return self.data_int8.to(self.scale.dtype) * self.scale
+
+    def __tensor_flatten__(self):
+        return ["data_int8", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, meta, size, stride):
+        return cls(inner["data_int8"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].data_int8, args[0].scale)
+        args, kwargs = pytree.tree_map_only(Quantized, cls.dequantize, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class Closed(torch.Tensor):
+    """Weight that hides its inner tensor and its operators."""
+
+    @staticmethod
+    def __new__(cls, weight):
+        return torch.Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].weight)
+        args, kwargs = pytree.tree_map_only(Closed, lambda t: t.weight, (args, kwargs or {}))
+        with torch.utils._python_dispatch._disable_current_modes():
+            return func(*args, **kwargs)
+
+
+class Lora(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.base = linear.requires_grad_(False)
+        self.weight, self.bias = linear.weight, linear.bias  # which the fast path of torch's layer looks up
+        self.down, self.up = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, linear.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(1))
+
+    def forward(self, weight):
+        return weight + 0.1 * self.shift
+
+
+def build():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+
+
+def linears(model):
+    return [linear for layer in model.layers for linear in (layer.linear1, layer.linear2)]
+
+
+def quantize(model):
+    for linear in linears(model):
+        linear.weight = nn.Parameter(Quantized.from_float(linear.weight.data), requires_grad=False)
+
+
+def parametrize(model):
+    for linear in linears(model):
+        nn.utils.parametrize.register_parametrization(linear, "weight", Sum())
+
+
+def add_lora(model):
+    for layer in model.layers:
+        layer.linear1 = Lora(layer.linear1)
+
+
+def offload(model):
+    """Give each module its parameters for the time of its call, as sharded optimizers do."""
+    for module in model.modules():
+        own = [*module.parameters(recurse=False)]
+        kept = [p.data.clone() for p in own]
+
+        def fetch(module, args, own=own, kept=kept):
+            for p, data in zip(own, kept, strict=True):
+                p.data = data.clone()
+
+        def free(module, args, output, own=own):
+            for p in own:
+                p.data.untyped_storage().resize_(0)
+
+        if own:
+            module.register_forward_pre_hook(fetch)
+            module.register_forward_hook(free)
+
+
+def empty(model):
+    """As `offload`, but leave parameters without elements."""
+    offload(model)
+    for module in model.modules():
+        own = [*module.parameters(recurse=False)]
+
+        def free(module, args, output, own=own):
+            for p in own:
+                p.data = p.data.new_empty(0)
+
+        if own:
+            module.register_forward_hook(free)
+
+
+@pytest.mark.parametrize("change", [quantize, parametrize, add_lora, offload, empty])
+def test_inspect_record_and_edit(change):
+    model = build()
+    expected = addnorm.inspect(model, X)
+    change(model)
+    found = addnorm.inspect(model, X)
+    assert (found.wiring, found.closes, found.unknown) == ("pre_ln", True, ())
+    assert [site.kind for site in found.sites] == [site.kind for site in expected.sites]
+    with addnorm.record(model) as rec, torch.no_grad():
+        after = model(X)
+    assert len(rec.series("out", "rms")) == 5
+    assert "note" not in rec.metadata
+    assert addnorm.decompose(model, X).closure < 1e-5
+    with addnorm.ablate(found.sites[1]), torch.no_grad():
+        assert not torch.equal(model(X), after)
+    with torch.no_grad():
+        torch.testing.assert_close(model(X), after)
+
+
+@pytest.mark.parametrize("change", [parametrize, add_lora])
+def test_record_keeps_gradients(change):
+    grads = []
+    for recorded in (False, True):
+        model = build()
+        change(model)
+        if recorded:
+            with addnorm.record(model) as rec:
+                model(X).square().mean().backward()
+            assert rec.series("params", "grad_l2")
+        else:
+            model(X).square().mean().backward()
+        grads.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert grads[0].keys() == grads[1].keys()
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+
+
+def test_norm_weights_in_wrappers_close():
+    model = build().eval()
+    for layer in model.layers:
+        norm = layer.norm1
+        norm.weight = nn.Parameter(Quantized.from_float(norm.weight.data[:, None].expand(-1, 1))[:, 0].detach())
+    assert addnorm.inspect(model, X).closes
+
+
+def test_hidden_operators_are_mixing():
+    model = build().eval()
+    for linear in linears(model):
+        linear.weight = nn.Parameter(Closed(linear.weight.data), requires_grad=False)
+    with torch.no_grad():
+        model(X)
+    found = addnorm.inspect(model, X)
+    assert found.closes
+    assert len(found.sites) == 4
+
+
+def test_fuse_refuses_quantized_weights():
+    model = build().eval()
+    quantize(model)
+    with pytest.raises(ValueError, match=r"model has layers.0.linear1.weight, a Quantized, expected plain tensors"):
+        addnorm.fuse(model, X)
+
+
+def test_torchao_weights():
+    quantization = pytest.importorskip("torchao.quantization")
+    model = build().eval()
+    quantization.quantize_(
+        model,
+        quantization.Int8DynamicActivationInt8WeightConfig(),
+        filter_fn=lambda module, name: isinstance(module, nn.Linear) and "out_proj" not in name,
+    )
+    assert addnorm.inspect(model, X).closes
+    with addnorm.record(model) as rec, torch.no_grad():
+        model(X)
+    assert all(value == value for _, value in rec.series("params", "l2"))
+    assert addnorm.decompose(model, X).closure < 1e-5
