@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -231,27 +230,27 @@ def fsdp2_layers():
     check_model(shard)
 
 
-@case(2)
+@case(2, slow=True)
 def fsdp2_layers_post_ln():
     check_model(shard, post=True)
 
 
-@case(2)
+@case(2, slow=True)
 def fsdp2_root():
     check_model(lambda model: fully_shard(model, mesh=mesh()))
 
 
-@case(2)
+@case(2, slow=True)
 def fsdp2_without_reshard():
     check_model(lambda model: shard(model, reshard_after_forward=False))
 
 
-@case(1)
+@case(1, slow=True)
 def fsdp2_root_with_reshard():
     check_model(lambda model: shard(model, reshard_after_forward=True))
 
 
-@case(1)
+@case(1, slow=True)
 def fsdp2_cpu_offload():
     check_model(lambda model: shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False)))
 
@@ -320,7 +319,7 @@ def all_reduce_by_hand():
         torch.testing.assert_close(values, wanted)
 
 
-@case(2)
+@case(2, slow=True)
 def fsdp2_bfloat16():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     plain, sharded, ids = build().bfloat16(), shard(build(), mp_policy=policy), tokens()
@@ -373,7 +372,7 @@ def train(model, steps=3):
     return losses
 
 
-@case(2)
+@case(2, slow=True)
 def fsdp2_training():
     losses, recordings = [], []
     for make in (lambda model: model, shard, lambda model: shard(model, reshard_after_forward=False)):
@@ -393,7 +392,7 @@ def fsdp2_training():
         assert rec.balances["stream"].closure < 1e-5
 
 
-@case(2)
+@case(2, slow=True)
 def fsdp2_accumulates():
     recordings = []
     for model in (build(), shard(build())):
@@ -417,7 +416,7 @@ def fsdp2_local_part():
         assert math.isclose(value, float(norm), rel_tol=1e-5), (value, norm)
 
 
-@case(1, 2)
+@case(1, 2, slow=True)
 def fsdp1():
     for use_orig_params in (True, False):
         plain, ids = build(), tokens()
@@ -445,8 +444,10 @@ def fsdp1():
             addnorm.fuse(wrapped, ids)
 
 
-@case(2)
+@case(2, slow=True)
 def ddp_with_zero_optimizer():
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # its import warns, which is an error in pytest
+
     plain, wrapped, ids = build(), nn.parallel.DistributedDataParallel(build()), tokens()
     optimizer = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.01)
     assert describe(addnorm.inspect(wrapped.module, ids)) == describe(addnorm.inspect(plain, ids))

@@ -4,7 +4,7 @@ A test file has cases, which run in every process, and one test that reports the
 
     from support.distributed import case, launch, list_cases
 
-    @case(2)                                # in two processes; @case(1, 2): in one, and in two
+    @case(2)                                # in two processes; @case(1, 2): in one, and in two; @case(2, slow=True): a slow test
     def all_reduce_sums_ranks():
         t = torch.full((3,), 1.0 + dist.get_rank())
         dist.all_reduce(t)
@@ -41,6 +41,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -48,19 +49,27 @@ TIMEOUT = 120  # seconds that one case may take
 PATIENCE = 20  # seconds that a rank which failed waits for the others before the processes are replaced
 
 
-def case(*world_sizes: int) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Mark a function as a case that runs in each process of these numbers of processes."""
+def case(*world_sizes: int, slow: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Mark a function as a case that runs in each process of these numbers of processes; slow ones start processes of their own."""
 
     def mark(function: Callable[[], Any]) -> Callable[[], Any]:
         function.world_sizes = world_sizes  # type: ignore[attr-defined]
+        function.is_slow = slow  # type: ignore[attr-defined]
         return function
 
     return mark
 
 
-def list_cases(namespace: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the names and the numbers of processes of the cases in a module's namespace."""
-    return [(name, n) for name, value in [*namespace.items()] for n in getattr(value, "world_sizes", ())]
+def list_cases(namespace: dict[str, Any]) -> list[Any]:
+    """Return the names and the numbers of processes of the cases in a module's namespace, as parameters of a test."""
+    cases = [(name, value) for name, value in namespace.items() if hasattr(value, "world_sizes")]
+    slow = (pytest.mark.slow,)
+    return [pytest.param(name, n, marks=slow if case.is_slow else ()) for name, case in cases for n in case.world_sizes]
+
+
+def _select_names(module: Any, world_size: int, is_slow: bool | None = None) -> list[str]:
+    cases = [(name, value) for name, value in vars(module).items() if world_size in getattr(value, "world_sizes", ())]
+    return [name for name, case in cases if is_slow is None or case.is_slow == is_slow]
 
 
 class Results:
@@ -68,14 +77,17 @@ class Results:
 
     def __init__(self, file: Path, timeout: float) -> None:
         self.file, self.timeout = file, timeout
-        self._results: dict[int, dict[str, list[Any]]] = {}  # by number of processes and case: one result a rank
+        self._results: dict[
+            tuple[int, bool], dict[str, list[Any]]
+        ] = {}  # by kind of launch and case: one result a rank
 
     def check(self, name: str, world_size: int) -> list[Any]:
         """Return what a case returned in each rank; fail as it failed."""
-        if world_size not in self._results:
-            names = [case for case, n in list_cases(vars(_load(self.file))) if n == world_size]
-            self._results[world_size] = run_cases(self.file, world_size, names, self.timeout)
-        results = self._results[world_size][name]
+        module = _load(self.file)
+        launch = world_size, getattr(module, name).is_slow
+        if launch not in self._results:
+            self._results[launch] = run_cases(self.file, world_size, _select_names(module, *launch), self.timeout)
+        results = self._results[launch][name]
         failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(results) if not ok]
         assert not failures, f"{name} with {world_size} processes\n" + "\n".join(failures)
         return [value for _, value in results]
@@ -198,7 +210,7 @@ def main(arguments: list[str]) -> None:
         _run_rank(Path(arguments[0]), int(arguments[1]), arguments[2:], int(rank), Path(folder))
         return
     file, world_size = Path(arguments[0]), int(arguments[1])
-    names = arguments[2:] or [name for name, n in list_cases(vars(_load(file))) if n == world_size]
+    names = arguments[2:] or _select_names(_load(file), world_size)
     for name, results in run_cases(file, world_size, names).items():
         for rank, (ok, value) in enumerate(results):
             print("ok  " if ok else "FAIL", name, f"rank {rank}:", value, flush=True)

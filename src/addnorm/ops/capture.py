@@ -61,7 +61,9 @@ def _select(name: str, like: Tensor, requires_grad: bool) -> Any:
         return overloads.default
     if compile_mode.mode(like) == "formula":
         return None
-    return overloads.default if requires_grad else overloads.kernel  # no graph of torch.compile becomes differentiable later
+    return (
+        overloads.default if requires_grad else overloads.kernel
+    )  # no graph of torch.compile becomes differentiable later
 
 
 def formula(a: Any) -> tuple[Tensor, Tensor]:
@@ -88,7 +90,11 @@ def transforms_active() -> bool:
     return _forward_ad._current_level >= 0 or _transforms_active()
 
 
-_OUTPUTS = {"add_norm": 1, "add_norm_stream": 2, "add_norm_train": 3}  # and of add_norm_forward as many as its argument says
+_OUTPUTS = {
+    "add_norm": 1,
+    "add_norm_stream": 2,
+    "add_norm_train": 3,
+}  # and of add_norm_forward as many as its argument says
 _NAMES = tuple(argument.name for argument in ARGUMENTS["add_norm_forward"])
 
 

@@ -38,7 +38,8 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
     """Return the plain tensors in a wrapper, at any depth; a plain tensor is returned itself."""
     if not is_wrapper(tensor):
         return [tensor]
-    names, _ = tensor.__tensor_flatten__()
+    wrapper: Any = tensor
+    names, _ = wrapper.__tensor_flatten__()
     inner = (getattr(tensor, name) for name in names)
     return [t for part in inner if isinstance(part, Tensor) for t in inner_tensors(part)]
 
@@ -99,7 +100,7 @@ def reshard(model: nn.Module) -> None:
     """Free the parameters that FSDP has gathered, so that the model's parameters are the sharded ones."""
     for module in find_fsdp_modules(model):
         if hasattr(module, "reshard"):
-            module.reshard()
+            module.reshard()  # type: ignore[operator]  # of FSDPModule
 
 
 def find_fsdp_modules(model: nn.Module) -> list[nn.Module]:

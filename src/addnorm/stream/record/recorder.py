@@ -88,7 +88,8 @@ def record(
         A `Recording` that is filled while the block runs. `addnorm.stream.record.schema.STATISTICS` lists what is recorded.
 
     Raises:
-        ValueError: the model has no residual stream, its parameters have no values, or `gather=True` for `FullyShardedDataParallel` (FSDP1).
+        ValueError: the model has no residual stream, its parameters have no values, or `gather=True` for
+            `FullyShardedDataParallel` (FSDP1).
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
