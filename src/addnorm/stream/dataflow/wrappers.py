@@ -87,13 +87,13 @@ def gather(tensor: Tensor) -> Tensor:
 
 
 def find_parameter(model: nn.Module, name: str) -> Tensor | None:
-    """Return the parameter that a module uses now: under FSDP the gathered one during the module's call."""
+    """Return the parameter that a module uses now: its local part, under FSDP the gathered one."""
     path, _, attribute = name.rpartition(".")
     try:
         found = getattr(model.get_submodule(path), attribute)
     except AttributeError:
         return None
-    return found if isinstance(found, Tensor) else None
+    return inner_tensors(found)[0] if isinstance(found, Tensor) else None
 
 
 def reshard(model: nn.Module) -> None:

@@ -52,6 +52,10 @@ from addnorm.stream.record.statistics import Masks, TokenMask, TokenNorms, featu
 
 __all__ = ["record"]
 
+GATHER_NEEDS = (
+    "expected False for FullyShardedDataParallel: shard the model with fully_shard to measure whole parameters"
+)
+
 
 @contextmanager
 def record(
@@ -78,9 +82,8 @@ def record(
         accumulate: number of forwards in one step (gradient accumulation). Statistics of the stream are those of the last
             forward, gradients of parameters are the sum. With 1 each forward is a step, and gradients are those of its own
             backward.
-        gather: measure parameters and their gradients as a whole where they are sharded (FSDP2, tensor parallelism): the numbers
-            are then those of one process. By default each process measures the part that it has. Statistics of the stream are
-            always those of the tokens of this process.
+        gather: measure parameters and their gradients as a whole where they are sharded (FSDP2, tensor parallelism), not the part
+            of this process. Statistics of the stream are always those of the tokens of this process.
 
     A sharded model communicates in its forward, and `record` runs it once more: enter the block in all processes.
 
@@ -159,10 +162,7 @@ class _Recorder:
         self._has_fsdp = bool(fsdp)
         self._has_wrappers = any(map(is_wrapper, self.model.parameters()))
         if gather and not all(hasattr(module, "reshard") for module in fsdp):
-            raise ValueError(
-                "gather is True, expected False for FullyShardedDataParallel: shard the model with "
-                "torch.distributed.fsdp.fully_shard to measure whole parameters."
-            )
+            raise ValueError(f"gather is True, {GATHER_NEEDS}.")
         self._needed: dict[int, list[Value]] = {}  # by site: the write and its scales that are observed
         self._gradients = GradientHooks(self.recording, accumulate > 1, gather)
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
@@ -204,19 +204,15 @@ class _Recorder:
         observers: list[tuple[Value, Observer]] = []
         leaves = pytree.tree_leaves((args, kwargs))
         mode = ObserverMode(frames, {})
-        read_live = self._read_live if self._has_fsdp else None
-        self._samples = {
-            name: TokenSample(stream, self._tokens[name], read_live) for name, stream in plan.streams.items()
-        }
+        live = self._read_live if self._has_fsdp else None
+        self._samples = {name: TokenSample(stream, self._tokens[name], live) for name, stream in plan.streams.items()}
         for measured, observer in self._list_observers(plan, mode):
             value = find_observable(measured)
             if value.op is not None:
                 observers.append((value, observer))
             elif (leaf := self._leaf(value, leaves)) is not None:
-                inner = inner_tensors(leaf)[0]
-                if inner is not leaf:
-                    mode.outer[id(inner)] = leaf
-                observer(inner)
+                mode.note_wrappers(leaf)
+                observer(inner_tensors(leaf)[0])
         mode.observers = group_observers(observers)
         return mode
 
@@ -371,13 +367,12 @@ class _Recorder:
 
     def _on_live_scale(self, site: SiteProbe, scale: Value, tensor: Tensor) -> None:
         """Record a write once its scale, a parameter that FSDP frees after its use, is gathered."""
-        live = self._read_live(scale)
-        self._on_operand(site, scale, scale.tensor if live is None else live.detach().clone())
+        current = self._read_live(scale)
+        self._on_operand(site, scale, (scale.tensor if current is None else current).detach().clone())
 
     def _read_live(self, value: Value) -> Tensor | None:
         """Return a parameter as the running module uses it."""
-        parameter = find_parameter(self.model, value.name) if value.name else None
-        return None if parameter is None else inner_tensors(parameter)[0]
+        return find_parameter(self.model, value.name) if value.name else None
 
     def _on_write(self, site: SiteProbe, tensor: Tensor) -> None:
         assert self._plan is not None
@@ -387,9 +382,7 @@ class _Recorder:
             if probe.factor != 1.0:
                 write = write * probe.factor
             for scale in probe.scales:
-                current = self._operands.get(scale)
-                if current is None and scale.op is None:
-                    current = self._leaf(scale, ())
+                current = self._operands.get(scale, self._leaf(scale, ()) if scale.op is None else None)
                 write = write * inner_tensors(scale.tensor if current is None else current)[0].detach()
             write = features_last(write, state.width, state.axis)
             tokens = self._tokens[state.stream]
