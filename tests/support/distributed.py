@@ -45,7 +45,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-TIMEOUT = 120  # seconds that one case may take
+TIMEOUT = 300  # seconds that one case may take
 PATIENCE = 20  # seconds that a rank which failed waits for the others before the processes are replaced
 
 

@@ -105,7 +105,9 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
 
 
 def unfuse(model: nn.Module) -> nn.Module:
-    """Restore a fused model to what it was before, and return it; a model in which `fuse` found nothing is returned as it is.
+    """Restore a fused model to what it was before, and return it.
+
+    A model in which `fuse` found nothing is returned as it is.
 
     Raises:
         ValueError: the model is not fused.

@@ -204,7 +204,7 @@ class _Translation:
             attributes=[onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT, required=False)],
         )
         inputs = [values[name] for name in node.inputs]
-        results = onnxscript.evaluator.default().eval(schema, inputs, {"epsilon": a.eps})
+        results = onnxscript.evaluator.default().eval(schema, inputs, {"epsilon": a.eps})  # type: ignore[attr-defined]  # a submodule
         for unused in results[1:3]:
             unused.name = ""
         return results[0], results[3]
