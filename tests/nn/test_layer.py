@@ -19,7 +19,7 @@ KINDS = pytest.mark.parametrize("kind", [ResidualLayer, SublayerConnection])
 
 def run(stack, x, seed=5):
     """Return the output and all gradients of a training step with random numbers from a seed."""
-    x = x.clone().requires_grad_()
+    x = x.detach().clone().requires_grad_()
     stack.zero_grad()
     torch.manual_seed(seed)
     y = stack(x)
@@ -54,6 +54,17 @@ def test_layer_by_layer_equals_the_stack(wiring):
     for layer in stack.layers:
         state = copy.deepcopy(layer)(state)
     assert stack._finish(state)[1].equal(stack(x))
+
+
+def test_outputs_of_modules_with_hooks_are_no_views():
+    """FSDP2 warns of outputs that are views, as those of a projection are."""
+    stack, x = stack_of(4), torch.randn(3, 4, D, requires_grad=True)
+    expected = run(stack, x)
+    bases = []
+    for module in (*stack.layers, *stack.connections):
+        module.register_forward_hook(lambda module, args, out: bases.append(out.pending.branch._base))
+    assert_equal(run(stack, x), expected)
+    assert bases == [None] * 6
 
 
 def test_hook_may_change_the_stream():

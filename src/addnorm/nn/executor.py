@@ -36,6 +36,7 @@ __all__ = [
     "normalize",
     "read_stream",
     "with_seed",
+    "without_views",
 ]
 
 Scale = Tensor | float
@@ -87,6 +88,19 @@ class StreamState(NamedTuple):
     writes: tuple[Tensor, ...] | None = None
     dtype: torch.dtype | None = None
     keeps_read: bool = False
+
+
+def without_views(state: StreamState) -> StreamState:
+    """Return the state with a pending branch that is no view, for modules with hooks.
+
+    FSDP2 hooks a module's outputs and warns of a view, which an operator in place would detach from its hook. A projection
+    returns a view, and the stack writes nothing in place.
+    """
+    write = state.pending
+    if write is None or write.branch._base is None:
+        return state
+    branch = torch.ops.aten._unsafe_view(write.branch, write.branch.shape)
+    return state._replace(pending=PendingWrite(branch, write.options))
 
 
 def read_stream(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from addnorm import functional
-from addnorm.nn.executor import StreamState, add
+from addnorm.nn.executor import StreamState, add, without_views
 from addnorm.nn.residual import SublayerConnection
 from addnorm.wirings.row import Row
 
@@ -39,7 +39,8 @@ class ResidualLayer(nn.Module):
     def forward(self, state: StreamState, **context: Any) -> StreamState:
         """Return the state after this layer; the keyword arguments are the sublayers'."""
         connections: list[Any] = [*self.connections._modules.values()]
-        return FLOWS[self.flow].run(connections, state, context)
+        state = FLOWS[self.flow].run(connections, state, context)
+        return without_views(state) if self._forward_hooks else state
 
     def extra_repr(self) -> str:
         """Return the flow if it is not the usual one."""

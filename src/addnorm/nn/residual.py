@@ -20,6 +20,7 @@ from addnorm.nn.executor import (
     normalize,
     read_stream,
     with_seed,
+    without_views,
 )
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring, as_wiring
@@ -205,7 +206,8 @@ class SublayerConnection(nn.Module):
         In a stack, x is the `StreamState` of the sublayer before, and so is the result: its write is added by the next reader.
         """
         if isinstance(x, StreamState):
-            return self._advance(x, context)
+            state = self._advance(x, context)
+            return without_views(state) if self._forward_hooks else state
         check_tensor(x)
         check_kwargs(context, self.accepted_kwargs)
         dtype = None if self.residual_dtype is None else x.dtype

@@ -124,14 +124,27 @@ class TestRuns:
         assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
         assert rec.series("grad", "l2") == []
 
-    def test_training_and_evaluation_in_one_recording(self, ids: Tensor) -> None:
+    def test_evaluations_between_training_steps_are_no_steps(self, ids: Tensor) -> None:
+        model = Model()
+        with addnorm.record(model, every=2) as rec:
+            for _ in range(4):
+                compute_loss(model.train()(ids)).backward()
+                with torch.no_grad():
+                    model.eval()(ids)
+                    model.train()(ids)
+        assert rec.steps == (0, 2)
+        assert all(rec.series("grad", "l2", step=step) for step in (0, 2))
+        assert "evaluations between training steps are not recorded" in rec.metadata["note"]
+
+    def test_training_after_evaluation_is_recorded(self, ids: Tensor) -> None:
         model = Model()
         with addnorm.record(model) as rec:
-            compute_loss(model.train()(ids)).backward()
             with torch.no_grad():
                 model.eval()(ids)
+            compute_loss(model.train()(ids)).backward()
         assert rec.steps == (0, 1)
-        assert rec.series("grad", "l2", step=1) == []
+        assert rec.series("grad", "l2", step=0) == []
+        assert rec.series("grad", "l2", step=1)
 
     def test_in_place_adds(self, ids: Tensor) -> None:
         class InPlace(Model):

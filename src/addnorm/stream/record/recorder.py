@@ -8,7 +8,7 @@ mode) is inspected first, in an additional forward without side effects. After t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +48,7 @@ from addnorm.stream.record.plan import (
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.record.schema import Balance, MemoryMap
-from addnorm.stream.record.statistics import Masks, TokenMask, TokenNorms, features_last
+from addnorm.stream.record.statistics import Masks, TokenMask, TokenNorms, check_mask_streams, features_last
 
 __all__ = ["record"]
 
@@ -74,11 +74,11 @@ def record(
         model: any `torch.nn.Module` in which `addnorm.inspect` finds a stream. It runs as it is: in training or evaluation,
             under autocast, with activation checkpoints. A compiled model runs eagerly inside the block, with a warning.
         grads: also record the gradient of the loss at the stream, and the gradients of each sublayer's parameters.
-        every: record one step out of this number. The other forwards run as without a recorder.
+        every: record one step out of this number. If the first forward trains (training mode, gradients on), forwards that
+            evaluate are no steps. Forwards that are not recorded run as without a recorder.
         layers: record only the sublayers of these layers, counted from 0.
         tokens: mask of the tokens that count: a tensor `(batch, tokens)`, or the name of the model's keyword argument that is
-            the mask, as in `tokens="attention_mask"`. For several streams, a dict by their names, as in
-            `tokens={"encoder": "attention_mask"}`. All tokens by default.
+            the mask, as in `tokens="attention_mask"`; for several streams a dict by their names. All tokens by default.
         accumulate: number of forwards in one step (gradient accumulation). Statistics of the stream are those of the last
             forward, gradients of parameters are the sum. With 1 each forward is a step, and gradients are those of its own
             backward.
@@ -144,8 +144,8 @@ class _Recorder:
         self.layers = None if layers is None else [*layers]
         self.masks = tokens
         self.recording = Recording((), {"model": type(self.model).__name__, "torch": torch.__version__})
-        self.forwards = 0
-        self.step = 0
+        self.forwards = self.step = 0
+        self._records_training = False
         self._plans: dict[Any, Plan] = {}
         self._plan: Plan | None = None
         self._key: Any = None
@@ -173,6 +173,11 @@ class _Recorder:
 
     def begin(self, frames: Frames, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObserverMode | None:
         """Prepare the recording of a forward; None if it is not recorded."""
+        trains = self.model.training and torch.is_grad_enabled()
+        self._records_training = self._records_training if self.forwards else trains
+        if self._records_training and not trains:
+            self._note("evaluations between training steps are not recorded")
+            return None
         number = self.forwards
         self.forwards += 1
         self._gradients.end_backward()  # a backward that raised has not ended
@@ -188,11 +193,7 @@ class _Recorder:
         if plan is None:
             plan = self._plans[self._key] = self._make_plan(args, kwargs)
         self._plan = plan
-        unknown = [name for name in self.masks if name not in plan.streams] if isinstance(self.masks, Mapping) else []
-        if unknown:
-            raise ValueError(
-                f"tokens has the stream {unknown[0]!r}, expected some of {', '.join(map(repr, plan.streams))}."
-            )
+        check_mask_streams(self.masks, plan.streams)
         self._tokens = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in plan.streams}
         if self._has_fsdp:
             reshard(self.model)

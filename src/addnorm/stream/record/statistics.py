@@ -7,7 +7,7 @@ Each function yields the statistics of one role that `STATISTICS` in schema.py d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.wrappers import gather, is_sharded, is_wrapper, local_part
 
 __all__ = [
-    "Masks", "TokenMask", "TokenNorms", "features_last", "norm_statistics", "parameter_norm", "state_statistics",
-    "token_norms", "upcast", "vector_norm", "write_statistics",
+    "Masks", "TokenMask", "TokenNorms", "check_mask_streams", "features_last", "norm_statistics", "parameter_norm",
+    "state_statistics", "token_norms", "upcast", "vector_norm", "write_statistics",
 ]  # fmt: skip
 
 MEDIAN_SAMPLE = 16_384  # number of elements from which the median is computed
@@ -28,6 +28,13 @@ MASSIVE, TIMES_MEDIAN = 100.0, 1000.0  # Sun et al. 2024, "Massive Activations i
 Mask = Tensor | str
 Masks = Mask | Mapping[str, Mask] | None
 Values = Iterator[tuple[str, float]]  # names and values of statistics
+
+
+def check_mask_streams(masks: Masks, streams: Collection[str]) -> None:
+    """Check that every stream for which there is a mask exists."""
+    for name in masks if isinstance(masks, Mapping) else ():
+        if name not in streams:
+            raise ValueError(f"tokens has the stream {name!r}, expected some of {', '.join(map(repr, streams))}.")
 
 
 @dataclass
