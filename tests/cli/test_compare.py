@@ -285,7 +285,11 @@ def test_compare_interrupted_keeps_results():
     process = training("--steps", 10**6)
     workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # to the workers too, as a terminal does
-    stdout, stderr = process.communicate(timeout=120)
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # nothing trains on after the test
+        raise
     assert process.returncode == 130
     assert stderr == "Interrupted. Finished runs are in out; the same command continues.\n"
     assert stdout == ""

@@ -1,5 +1,6 @@
 """Program that runs `addnorm compare` with few untrained stacks, frequent checkpoints and no report; tests start and kill it."""
 
+import signal
 import sys
 from functools import partial
 
@@ -8,6 +9,8 @@ from addnorm.cli import main
 from addnorm.lab import theory
 
 if __name__ == "__main__":
+    # Tests that run in the background of a shell inherit that interrupts are ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     theory.DEPTHS, theory.WIRINGS = (2,), ()
     lab.compare = partial(lab.compare, seconds=0.1)
     report.build_comparison_page, report.write = (lambda comparison: comparison), (lambda page, path: path)
