@@ -186,7 +186,7 @@ def is_plain(norm: Any, kind: NormKind, x: Tensor) -> bool:
     """Return whether a norm computes exactly its formula, so that the module need not be called."""
     return (
         norm.__class__ in PLAIN[kind]
-        and norm.normalized_shape == x.shape[-1:]
+        and norm.normalized_shape == (x.size(-1),)
         and "weight" in norm._parameters
         and "forward" not in norm.__dict__
         and not norm._forward_hooks

@@ -38,8 +38,8 @@ class ResidualLayer(nn.Module):
 
     def forward(self, state: StreamState, **context: Any) -> StreamState:
         """Return the state after this layer; the keyword arguments are the sublayers'."""
-        connections: list[Any] = [*self.connections._modules.values()]
-        state = FLOWS[self.flow].run(connections, state, context)
+        connections: Any = self._modules["connections"]  # without the time of `nn.Module.__getattr__`
+        state = FLOWS[self.flow].run([*connections._modules.values()], state, context)
         return without_views(state) if self._forward_hooks else state
 
     def extra_repr(self) -> str:

@@ -218,8 +218,10 @@ class SublayerConnection(nn.Module):
     def _advance(self, state: StreamState, context: Mapping[str, Any]) -> StreamState:
         """Return the state after this sublayer."""
         x, read = read_stream(state, self._modules["norm_in"], self.norm, self.c)
-        branch = self._branch(read, context)
-        return self._write(state, x, read, PendingWrite(branch, self.options(x)))
+        write = PendingWrite(self._branch(read, context), self.options(x))
+        if self._modules["norm_out"] is None and state.dual is None and state.writes is None and not state.keeps_read:
+            return StreamState(x, write, None, None, None, state.dtype)
+        return self._write(state, x, read, write)
 
     def _write(self, state: StreamState, x: Tensor, read: Tensor, write: PendingWrite) -> StreamState:
         """Return the state after a write, which is still pending if no norm of this connection follows."""

@@ -201,7 +201,8 @@ class ResidualStack(nn.Module):
             if context.get("cache") is not None:
                 self._check_cache()
         is_checkpointed = self.checkpoint and torch.is_grad_enabled() and state.writes is None
-        for layer in self.layers._modules.values():
+        layers: Any = self._modules["layers"]  # without the time of `nn.Module.__getattr__`
+        for layer in layers._modules.values():
             run = partial(checkpoint, layer, use_reentrant=False) if is_checkpointed else layer
             state = run(state, **context)
         return state

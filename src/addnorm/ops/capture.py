@@ -140,3 +140,4 @@ def _to_results(a: Any, outputs: int, y: Tensor, z: Tensor) -> tuple[Tensor, Ten
 
 for _name in FORWARDS:
     library.impl(_name, _autograd_kernel(_name), "Autograd", with_keyset=True)
+    library.impl(f"{_name}.kernel", getattr(_ops, _name).default, "Tracer")

@@ -58,7 +58,10 @@ def fast_path(
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
         )
-        if _compiling() or _dispatch_modes() or _jit_trace() is not None:
+        # Without gradients a plain tensor needs no question: in a trace of `torch.jit` the kernel calls the default overload.
+        if _compiling() or (
+            (requires_grad or residual.__class__ is not Tensor) and (_dispatch_modes() or _jit_trace() is not None)
+        ):
             arguments = residual, branch, weight, bias, eps, rms
             return capture.fast_path(arguments, requires_grad, return_residual)  # type: ignore[no-any-return]  # as above
         if requires_grad:
