@@ -13,7 +13,7 @@ import addnorm
 from addnorm.distributed import SequenceParallel, parallelize, tensor_parallel_plan
 from support.distributed import case, launch, list_cases
 from support.dtensors import TOLERANCE, communication, mesh_of
-from support.parallel_models import SIZES, compare, inputs, randomize
+from support.parallel_models import SIZES, compare, compare_decoders, inputs, randomize
 
 ENCODERS = {
     "pre_ln, tokens first": {"batch_first": False},
@@ -32,16 +32,7 @@ def encoders_equal_one_process():
 
 @case(2)
 def decoders_equal_one_process():
-    for sequence_parallel in (False, True):
-        torch.manual_seed(0)
-        model = randomize(addnorm.nn.Decoder(2, **SIZES))
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
-        compare(
-            randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), sequence_parallel, *inputs((2, 6, 16))
-        )
-        mask = torch.rand(2, 4, 6, 6) > 0.3
-        key_mask = torch.rand(2, 5) > 0.3
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)), mask=mask, memory_key_mask=key_mask)
+    compare_decoders()
 
 
 @case(2)

@@ -11,7 +11,7 @@ import addnorm
 from addnorm.distributed import parallelize
 from support.distributed import case, launch, list_cases
 from support.dtensors import TOLERANCE, mesh_of
-from support.parallel_models import SIZES, compare, inputs, packed, randomize, whole
+from support.parallel_models import SIZES, compare, compare_decoders, inputs, packed, randomize, whole
 
 WIRINGS = (
     "layer_scale",
@@ -45,16 +45,7 @@ def encoders_equal_one_process():
 
 @case(2, 4)
 def decoders_equal_one_process():
-    for sequence_parallel in (False, True):
-        torch.manual_seed(0)
-        model = randomize(addnorm.nn.Decoder(2, **SIZES))
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
-        compare(
-            randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), sequence_parallel, *inputs((2, 6, 16))
-        )
-        mask = torch.rand(2, 4, 6, 6) > 0.3
-        key_mask = torch.rand(2, 5) > 0.3
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)), mask=mask, memory_key_mask=key_mask)
+    compare_decoders()
 
 
 @case(2)

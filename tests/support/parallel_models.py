@@ -7,6 +7,7 @@ import copy
 import torch
 from torch.distributed.tensor import DTensor
 
+import addnorm
 from addnorm.distributed import parallelize
 from support.dtensors import TOLERANCE, mesh_of
 
@@ -66,3 +67,17 @@ def compare(model, sequence_parallel, *inputs, **options):
 def inputs(*shapes):
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def compare_decoders() -> None:
+    """Compare decoders with and without memory and masks, for a replicated and for a sharded stream."""
+    for sequence_parallel in (False, True):
+        torch.manual_seed(0)
+        model = randomize(addnorm.nn.Decoder(2, **SIZES))
+        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
+        compare(
+            randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), sequence_parallel, *inputs((2, 6, 16))
+        )
+        mask = torch.rand(2, 4, 6, 6) > 0.3
+        key_mask = torch.rand(2, 5) > 0.3
+        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)), mask=mask, memory_key_mask=key_mask)
