@@ -20,7 +20,7 @@ from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import CHANNELS_FIRST, Factor, is_mixing, match_factor, strip_views
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 
-__all__ = ["Chain", "SublayerNames", "find_chains"]
+__all__ = ["Chain", "SublayerNames", "find_chains", "list_ids"]
 
 MAX_DEPTH = 8  # views, casts and factors between a sum and its norm
 
@@ -76,7 +76,7 @@ class Chain:
 
 
 class SublayerNames:
-    """Names of the sublayers of a chain."""
+    """Names of the sublayers of a chain, unique within the chain."""
 
     def __init__(self, chain: Chain) -> None:
         sublayers = [sublayer for _, sublayer in chain.numbered()]
@@ -92,7 +92,7 @@ class SublayerNames:
         return self._paths[sublayer.module] == self._calls[sublayer.module]
 
     def make_id(self, sublayer: Sublayer) -> str:
-        """Return a name that no other sublayer has."""
+        """Return a name that no other sublayer of the chain has."""
         path = sublayer.module
         if self._paths[path] == 1:
             name = path or sublayer.kind
@@ -120,6 +120,19 @@ class SublayerNames:
         """Return the number of sublayers that are the same module."""
         path = sublayer.module
         return self._paths[path] if self._calls[path] > 1 and self.is_call(sublayer) else 1
+
+
+def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]:
+    """Return the ids of the sublayers of each chain, unique over all chains.
+
+    Where two streams have sublayers in one module, the name of the stream precedes the module's: "blocks.0 (2)/blocks.0.attn".
+    """
+    ids = [[*map(SublayerNames(chain).make_id, (sublayer for _, sublayer in chain.numbered()))] for chain in chains]
+    counts = Counter(["x_0", *(name for names in ids for name in names)])  # x_0 is the start of a stream
+    return [
+        [f"{stream}/{name}" if counts[name] > 1 else name for name in names]
+        for stream, names in zip(streams, ids, strict=True)
+    ]
 
 
 def find_chains(flow: Flow, norms: list[Norm]) -> tuple[list[Chain], list[Add]]:

@@ -33,7 +33,7 @@ from addnorm.stream.dataflow.graph import DATA, Flow
 from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
-from addnorm.stream.find.chain import Chain, SublayerNames, find_chains
+from addnorm.stream.find.chain import Chain, SublayerNames, find_chains, list_ids
 from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance
 from addnorm.stream.find.diagnostics import (
     explain_leftovers,
@@ -144,13 +144,15 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     norms = find_norms(flow)
     chains, left = find_chains(flow, norms)
     names = _name_streams(chains)
+    ids = list_ids(chains, names)
     layers = [assign_layers([sublayer for _, sublayer in chain.numbered()]) for chain in chains]
     streams: list[Stream] = []
     unknown: list[Unknown] = []
     start = 0
     for k, chain in enumerate(chains):
         other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
-        report = _build_report(chain, layers[k], names[k], start, other_layers, _applies_function(chain, chains), model)
+        applies_function = _applies_function(chain, chains)
+        report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, applies_function, model)
         start += len(report.stream.sites)
         streams.append(report.stream)
         unknown += report.unknown
@@ -172,13 +174,15 @@ class _StreamReport:
 
 
 def _build_report(
-    chain: Chain, layers: Sequence[int], name: str, start: int, other_layers: int | None, applies_function: bool, model: nn.Module
+    chain: Chain, layers: Sequence[int], ids: Sequence[str], name: str, start: int, other_layers: int | None,
+    applies_function: bool, model: nn.Module,
 ) -> _StreamReport:  # fmt: skip
     """Return the report of one stream.
 
     Args:
         chain: the stream in the captured run.
         layers: layer of each sublayer.
+        ids: id of each sublayer.
         name: name of the stream.
         start: number of its first site.
         other_layers: number of layers of the other stream if there are two.
@@ -203,7 +207,7 @@ def _build_report(
         tolerances.append(_get_row_tolerance(sublayer, norm_out))
         closes = closures[k] <= tolerances[-1]
         site = Site(
-            id=names.make_id(sublayer), path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind,
+            id=ids[n], path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind,
             layer=layer, index=start + n, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
             norm_branch=sublayer.norm, norm_out=norm_out, closure=closures[k], closes=closes,
             parallel=len(chain.sublayers[k]), shared=names.count_shared(sublayer), call=sublayer.frame.call,

@@ -24,6 +24,7 @@ __all__ = [
 
 NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm"}
 MAX_PATHS = 3  # paths named in one line
+MAX_IDS = 4  # ids named in an error message
 COLUMNS = {
     "layer": Column("layer"),
     "sublayer": Column("sublayer"),
@@ -39,7 +40,8 @@ class Site:
     """One sublayer and the add with which it writes to the stream.
 
     Attributes:
-        id: unique name in this inspection: the module's path, with a suffix where several sublayers have that path.
+        id: unique name in this inspection: the module's path, with a suffix where several sublayers of the stream have that path,
+            and after the stream's name where sublayers of two streams have it.
         path: path of the smallest module that contains the sublayer.
         modules: the children of that module that are this sublayer, where the module contains other sublayers too.
         kind: "attention", "cross-attention", "feed-forward" or "other".
@@ -250,16 +252,19 @@ class Inspection(Rendered):
         """Return the site with an id, path or number.
 
         Raises:
-            KeyError: no site has that id or path.
+            KeyError: no site has that id or path, or several sites have the path.
         """
         if isinstance(name, int):
             return self.sites[name]
-        for site in self.sites:
-            if name in (site.id, site.path):
-                return site
-        ids = [site.id for site in self.sites]
+        sites = [site for site in self.sites if site.id == name] or [site for site in self.sites if site.path == name]
+        if len(sites) == 1:
+            return sites[0]
+        ids = [site.id for site in sites or self.sites]
+        if sites:
+            shown = f"{', '.join(map(repr, ids[:MAX_IDS]))}{', ...' * (len(ids) > MAX_IDS)}"
+            raise KeyError(f"site is {name!r}, the path of {len(sites)} sublayers, expected the id of one: {shown}.")
         close = difflib.get_close_matches(name, ids, 1)
-        expected = repr(close[0]) if close else f"one of {', '.join(ids[:4])}{', ...' * (len(ids) > 4)}"
+        expected = repr(close[0]) if close else f"one of {', '.join(ids[:MAX_IDS])}{', ...' * (len(ids) > MAX_IDS)}"
         raise KeyError(f"site is {name!r}, expected {expected}: the sublayers that inspect found.")
 
     def to_dict(self) -> dict[str, Any]:

@@ -95,9 +95,10 @@ class Plan:
         plan = cls((), [], [], [], {})
         chosen = None if layers is None else {*layers}
         recorded: list[RecordedSite] = []
-        several = len(inspection.streams) > 1
+        ids = {site.id for site in inspection.sites}
         for stream in inspection.streams:
-            plan._add_stream(stream, recorded, f"{stream.name}/" if several else "", chosen)
+            is_named = len(inspection.streams) > 1 or "final" in ids
+            plan._add_stream(stream, recorded, f"{stream.name}/" if is_named else "", chosen)
         plan.recorded = tuple(recorded)
         return plan
 

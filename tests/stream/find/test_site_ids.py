@@ -1,0 +1,136 @@
+"""Tests of site ids: unique over all streams, also where two streams share a block, and the same in record and ablate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import addnorm
+
+D = 8
+
+
+def feed_forward() -> nn.Module:
+    return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
+
+
+class Joint(nn.Module):
+    """Attention over the tokens of two streams together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out_a, self.out_b = (
+            nn.Linear(D, 3 * D),
+            nn.Linear(D, 3 * D),
+            nn.Linear(D, D),
+            nn.Linear(D, D),
+        )
+
+    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = torch.cat([self.a(x), self.b(c)], 1).chunk(3, -1)
+        y = (q @ k.transpose(-1, -2) * 0.3).softmax(-1) @ v
+        return self.out_a(y[:, : x.shape[1]]), self.out_b(y[:, x.shape[1] :])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
+        self.attn, self.f, self.g = Joint(), feed_forward(), feed_forward()
+
+    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        y, e = self.attn(self.n[0](x), self.n[1](c))
+        x, c = x + y, c + e
+        return x + self.f(self.n[2](x)), c + self.g(self.n[3](c))
+
+
+class TwoStreams(nn.Module):
+    """Two streams through the same blocks, as in MMDiT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        for block in self.blocks:
+            x, c = block(x, c)
+        return x, c
+
+
+@pytest.fixture
+def inputs() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, 6, D, generator=generator), torch.randn(2, 4, D, generator=generator)
+
+
+def test_ids_are_unique_over_two_streams(inputs: tuple[Tensor, Tensor]) -> None:
+    inspection = addnorm.inspect(TwoStreams(), *inputs)
+    ids = [site.id for site in inspection.sites]
+    assert len(inspection.streams) == 2
+    assert len({*ids}) == len(ids) == 8
+    assert {site.id for site in inspection.sites if site.path == "blocks.0.attn"} == {
+        f"{stream.name}/blocks.0.attn" for stream in inspection.streams
+    }
+    assert {"blocks.1.f", "blocks.1.g"} < {*ids}  # no other stream has a sublayer there
+    assert all(inspection.site(name) is site for name, site in zip(ids, inspection.sites, strict=True))
+
+
+def test_path_of_two_sublayers_is_refused(inputs: tuple[Tensor, Tensor]) -> None:
+    inspection = addnorm.inspect(TwoStreams(), *inputs)
+    with pytest.raises(
+        KeyError, match=r"'blocks\.0\.attn', the path of 2 sublayers, expected the id of one: '.*/blocks"
+    ):
+        inspection.site("blocks.0.attn")
+
+
+def test_recording_of_two_streams_in_one_block(inputs: tuple[Tensor, Tensor]) -> None:
+    model = TwoStreams()
+    inspection = addnorm.inspect(model, *inputs)
+    with addnorm.record(model) as rec:
+        x, c = model(*inputs)
+        (x.sum() + 2 * c.square().sum()).backward()
+    values = {site.id: value for site, value in rec.series("write", "l2")}
+    assert [*values] == [site.id for site in inspection.sites]
+    block = model.blocks[0]
+    with torch.no_grad():
+        writes = block.attn(block.n[0](inputs[0]), block.n[1](inputs[1]))
+    for stream, write in zip(inspection.streams, writes, strict=True):
+        assert values[f"{stream.name}/blocks.0.attn"] == pytest.approx(float(write.norm(dim=-1).mean()), rel=1e-5)
+        assert rec.balances[stream.name].error < 1e-5
+        assert [site.id for site in stream.sites] == [*rec.balances[stream.name].sources[1:]]
+
+
+def test_ablation_by_id_of_one_stream(inputs: tuple[Tensor, Tensor]) -> None:
+    model = TwoStreams()
+    inspection = addnorm.inspect(model, *inputs)
+    x, c = inputs
+    block, later = model.blocks
+    y, e = block.attn(block.n[0](x), block.n[1](c))
+    for stream, kept in zip(inspection.streams, ((x, c + e), (x + y, c)), strict=True):
+        first, second = kept
+        first, second = first + block.f(block.n[2](first)), second + block.g(block.n[3](second))
+        with addnorm.ablate(inspection.site(f"{stream.name}/blocks.0.attn")):
+            outputs = model(x, c)
+        for output, expected in zip(outputs, later(first, second), strict=True):
+            torch.testing.assert_close(output, expected)
+
+
+def test_sublayer_called_final() -> None:
+    """Record a module whose id is that of the final norm in other recordings."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.final, self.last = feed_forward(), feed_forward(), nn.LayerNorm(D)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.first(x)
+            return self.last(x + self.final(x))
+
+    model = Model()
+    with addnorm.record(model) as rec:
+        model(torch.randn(2, 3, D)).sum().backward()
+    assert [site.id for site in rec.sites] == ["stream/x_0", "first", "final", "stream/final"]
