@@ -10,7 +10,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 import addnorm
 from support.cases import FUNCTIONS, make
-from support.distributed import case, launch, list_cases
+from support.distributed import case, make_test
 from support.dtensors import (
     ODD,
     PLACES,
@@ -289,11 +289,4 @@ def test_rules_are_registered_at_the_first_call():
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def results():
-    return launch(__file__)
-
-
-@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
-def test_dtensor(results, name, world_size):
-    results.check(name, world_size)
+test_dtensor = make_test(globals())

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from support.cases import VARIANTS, gradients, make
-from support.distributed import case, launch, list_cases
+from support.distributed import case, make_test
 from support.dtensors import (
     FLOAT64,
     ODD,
@@ -99,12 +99,4 @@ def rows_have_the_bits_of_one_process():
                     assert torch.equal(t.full_tensor(), expected), (label, dtypes, place, name)
 
 
-@pytest.fixture(scope="module")
-def results():
-    return launch(__file__)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
-def test_dtensor_variants(results, name, world_size):
-    results.check(name, world_size)
+test_dtensor_variants = pytest.mark.slow(make_test(globals()))

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import addnorm
 from addnorm import SublayerConnection
 from addnorm.nn import ResidualLayer
-from support.distributed import case, launch, list_cases
+from support.distributed import case, make_test
 
 # A pipeline is built from a program of torch.export, and torch.distributed warns while doing so.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -213,11 +213,4 @@ def pipeline_of_stages_by_hand():
     check_stage(module, expect_pipeline("pre_ln"), names)
 
 
-@pytest.fixture(scope="module")
-def results():
-    return launch(__file__)
-
-
-@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
-def test_stack_trains_in_several_processes(results, name, world_size):
-    results.check(name, world_size)
+test_stack_trains_in_several_processes = make_test(globals())

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import addnorm
 from addnorm.distributed import SequenceParallel, parallelize, tensor_parallel_plan
-from support.distributed import case, launch, list_cases
+from support.distributed import case, make_test
 from support.dtensors import TOLERANCE, communication, mesh_of
 from support.parallel_models import SIZES, compare, compare_decoders, inputs, randomize
 
@@ -210,11 +210,4 @@ def test_plan_names_the_styles():
     ]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return launch(__file__)
-
-
-@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
-def test_parallel(results, name, world_size):
-    results.check(name, world_size)
+test_parallel = make_test(globals())

@@ -9,7 +9,7 @@ from torch.distributed.tensor import init_device_mesh
 
 import addnorm
 from addnorm.distributed import parallelize
-from support.distributed import case, launch, list_cases
+from support.distributed import case, make_test
 from support.dtensors import TOLERANCE, mesh_of
 from support.parallel_models import SIZES, compare, compare_decoders, inputs, packed, randomize, whole
 
@@ -92,12 +92,4 @@ def compiled_models_equal_one_process():
             torch.testing.assert_close(grads[name], p.grad, **TOLERANCE)
 
 
-@pytest.fixture(scope="module")
-def results():
-    return launch(__file__)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
-def test_parallel_models(results, name, world_size):
-    results.check(name, world_size)
+test_parallel_models = pytest.mark.slow(make_test(globals()))

@@ -10,25 +10,23 @@ A test file has cases, which run in every process, and one test that reports the
         dist.all_reduce(t)
         assert t.tolist() == [3.0] * 3
 
-    @pytest.fixture(scope="module")
-    def results():
-        return launch(__file__)
+    test_sharded = make_test(globals())     # a test for each case, which fails with the traceback of the rank that failed
 
-    @pytest.mark.parametrize(("name", "world_size"), list_cases(globals()))
-    def test_sharded(results, name, world_size):
-        results.check(name, world_size)     # fails with the traceback of the rank that failed; returns the ranks' values
-
-A case sees an initialized default process group (gloo, one thread each). It returns a value that `torch.save` can store, or None.
-The processes of a world size start when its first case is checked. A crash or a hang is reported for the case in which it happened;
-the other cases run in new processes. `results.check` then names the signal or the time limit. `-k NAME` runs all cases of the world
-size and reports one; `python tests/support/distributed.py FILE WORLD_SIZE NAME...` runs only the named cases.
+A case sees an initialized default process group (gloo, one thread each). It returns a value that `torch.save` can store, or None;
+`launch(__file__).check(name, world_size)` returns the ranks' values. The processes of a world size start when its first case is
+checked; they are forks of one process per pytest process. A crash or a hang is reported for the case in which it happened, with the
+signal or the time limit; the other cases run in new processes. `-k NAME` runs all cases of the world size and reports one;
+`python tests/support/distributed.py FILE WORLD_SIZE NAME...` runs only the named cases.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
+import functools
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -46,6 +44,14 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT = 300  # seconds that one case may take
+# What the cases import; each rank has it at its start.
+PREPARED = (
+    "addnorm.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.debug",
+    "torch.distributed.tensor.parallel",
+    "torch._dynamo",
+)
 PATIENCE = 20  # seconds that a rank which failed waits for the others before the processes are replaced
 
 
@@ -98,6 +104,17 @@ def launch(file: str, timeout: float = TIMEOUT) -> Results:
     return Results(Path(file), timeout)
 
 
+def make_test(namespace: dict[str, Any]) -> Callable[..., None]:
+    """Return the test that reports the cases of a module's namespace, one by one."""
+    results = launch(namespace["__file__"])
+
+    @pytest.mark.parametrize(("name", "world_size"), list_cases(namespace))
+    def test(name: str, world_size: int) -> None:
+        results.check(name, world_size)
+
+    return test
+
+
 def run_cases(file: Path, world_size: int, names: Sequence[str], timeout: float = TIMEOUT) -> dict[str, list[Any]]:
     """Run cases and return for each rank of each case whether it passed, and its value or the reason of the failure."""
     results: dict[str, list[Any]] = {}
@@ -110,55 +127,130 @@ def run_cases(file: Path, world_size: int, names: Sequence[str], timeout: float 
     return results
 
 
+class Server:
+    """Process that has imported torch and forks the ranks of each request, so that they need not import it again."""
+
+    def __init__(self) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+        paths = (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that `stop` ends the ranks too
+        )
+        atexit.register(self.stop)
+
+    def run(self, *request: Any) -> dict[str, Any]:
+        """Run one set of processes; return the exit code of each rank and whether the time limit was reached."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        except BaseException:  # an interrupt too
+            self.stop()
+            raise
+        return answer
+
+    def stop(self) -> None:
+        """End the process and the ranks."""
+        _server.cache_clear()
+        atexit.unregister(self.stop)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.__exit__(None, None, None)  # closes the pipes
+
+
+@functools.cache
+def _server() -> Server:
+    return Server()
+
+
 def _run_processes(file: Path, world_size: int, names: list[str], folder: Path, timeout: float) -> dict[str, list[Any]]:
     """Run cases in one set of processes, up to the first one after which they cannot go on."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    paths = (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    command = [sys.executable, __file__, str(file), str(world_size), *names]
-    logs = [(folder / f"log-{rank}").open("wb") for rank in range(world_size)]
-    workers = [
-        subprocess.Popen(
-            [*command, "--rank", str(rank), "--folder", str(folder)], env=environment, stdout=log, stderr=log
-        )
-        for rank, log in enumerate(logs)
-    ]
-    reason = ""
-    try:
-        last, since = -1, time.monotonic()
-        while any(worker.poll() is None for worker in workers):
-            finished = len([*folder.glob("result-*")])
-            if finished != last:
-                last, since = finished, time.monotonic()
-            if any(worker.poll() for worker in workers):
-                time.sleep(0.5)  # the other ranks may be about to report the same
-                break
-            if time.monotonic() - since > timeout:
-                reason = f"the case took more than {timeout:g} s; "
-                for worker in workers:
-                    worker.send_signal(signal.SIGABRT)  # faulthandler prints where they are
-                time.sleep(0.5)
-                break
-            time.sleep(0.02)
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.kill()
-        codes = [worker.wait() for worker in workers]
-        for log in logs:
-            log.close()
+    answer = _server().run(str(file), world_size, names, str(folder), timeout)
+    reason = f"the case took more than {timeout:g} s; " if answer["late"] else ""
     results: dict[str, list[Any]] = {}
     for name in names:
         paths = [folder / f"result-{name}-{rank}" for rank in range(world_size)]
         results[name] = [
             torch.load(path, weights_only=False)
             if path.exists()
-            else (False, reason + _explain_exit(codes[rank], (folder / f"log-{rank}").read_text(errors="replace")))
+            else (
+                False,
+                reason + _explain_exit(answer["codes"][rank], (folder / f"log-{rank}").read_text(errors="replace")),
+            )
             for rank, path in enumerate(paths)
         ]
         if not all(path.exists() for path in paths):
             break
     return results
+
+
+def _serve() -> None:
+    """Answer requests until the standard input is closed."""
+    for module in PREPARED:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        print(json.dumps(_fork_ranks(*json.loads(line))), flush=True)
+
+
+def _fork_ranks(file: str, world_size: int, names: list[str], folder: str, timeout: float) -> dict[str, Any]:
+    """Run the ranks to their end; end them all soon after the first failure or after `timeout` seconds in one case."""
+    pids = [_fork_rank(Path(file), world_size, names, rank, Path(folder)) for rank in range(world_size)]
+    codes: dict[int, int] = {}
+
+    def wait(options: int) -> None:
+        for pid in pids:
+            if pid not in codes:
+                ended, status = os.waitpid(pid, options)
+                if ended:
+                    codes[pid] = os.waitstatus_to_exitcode(status)
+
+    last, since, late = -1, time.monotonic(), False
+    while len(codes) < world_size:
+        finished = len([*Path(folder).glob("result-*")])
+        if finished != last:
+            last, since = finished, time.monotonic()
+        late = time.monotonic() - since > timeout
+        if late:
+            for pid in set(pids) - codes.keys():
+                os.kill(pid, signal.SIGABRT)  # faulthandler prints where they are
+        if late or any(codes.values()):
+            time.sleep(0.5)  # the other ranks may be about to report the same
+            break
+        time.sleep(0.02)
+        wait(os.WNOHANG)
+    wait(os.WNOHANG)
+    for pid in set(pids) - codes.keys():
+        os.kill(pid, signal.SIGKILL)
+    wait(0)
+    return {"codes": [codes[pid] for pid in pids], "late": late}
+
+
+def _fork_rank(file: Path, world_size: int, names: Sequence[str], rank: int, folder: Path) -> int:
+    """Return the process id of a new rank, whose output goes to its log."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        with (folder / f"log-{rank}").open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        _run_rank(file, world_size, names, rank, folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _explain_exit(code: int, log: str) -> str:
@@ -204,10 +296,9 @@ def _run_rank(file: Path, world_size: int, names: Sequence[str], rank: int, fold
 
 
 def main(arguments: list[str]) -> None:
-    """Run cases by name and print their results, or run one process of such a run."""
-    if "--rank" in arguments:
-        *arguments, _, rank, _, folder = arguments
-        _run_rank(Path(arguments[0]), int(arguments[1]), arguments[2:], int(rank), Path(folder))
+    """Run cases by name and print their results, or serve such runs."""
+    if arguments == ["--serve"]:
+        _serve()
         return
     file, world_size = Path(arguments[0]), int(arguments[1])
     names = arguments[2:] or _select_names(_load(file), world_size)

@@ -1,0 +1,127 @@
+"""A small language model, and ways to shard it."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+WIDTH, HEADS, LAYERS = 16, 4, 2
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (linear(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for linear in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 32, bias=False), nn.Linear(32, WIDTH, bias=False)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Layer with a learned scale of each write. `post` places the norms on the stream."""
+
+    def __init__(self, post=False):
+        super().__init__()
+        self.attention, self.feed_forward = Attention(), FeedForward()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.scale1, self.scale2 = nn.Parameter(torch.rand(WIDTH) + 0.5), nn.Parameter(torch.rand(WIDTH) + 0.5)
+        self.post = post
+
+    def forward(self, x):
+        if self.post:
+            x = self.norm1(x + self.scale1 * self.attention(x))
+            return self.norm2(x + self.scale2 * self.feed_forward(x))
+        x = x + self.scale1 * self.attention(self.norm1(x))
+        return x + self.scale2 * self.feed_forward(self.norm2(x))
+
+
+class Model(nn.Module):
+    def __init__(self, post=False):
+        super().__init__()
+        self.embedding = nn.Embedding(20, WIDTH)
+        self.layers = nn.ModuleList(Block(post) for _ in range(LAYERS))
+        self.norm = nn.Identity() if post else nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 20, bias=False)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def build(post=False):
+    torch.manual_seed(0)
+    model = Model(post)
+    with torch.no_grad():
+        for norm in (m for m in model.modules() if isinstance(m, nn.LayerNorm)):
+            norm.weight.uniform_(0.5, 1.5)
+            norm.bias.normal_()
+    return model
+
+
+def tokens():
+    return torch.randint(0, 20, (2, 6), generator=torch.Generator().manual_seed(1))
+
+
+def mesh():
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def shard(model, **options):
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh(), **options)
+    return fully_shard(model, mesh=mesh(), **options)
+
+
+def tensor_parallel(model):
+    plan = {}
+    for k in range(LAYERS):
+        for name in ("attention.q", "attention.k", "attention.v", "feed_forward.up"):
+            plan[f"layers.{k}.{name}"] = ColwiseParallel()
+        plan[f"layers.{k}.attention.o"] = plan[f"layers.{k}.feed_forward.down"] = RowwiseParallel()
+    return parallelize_module(model, mesh(), plan)
+
+
+def sequence_parallel(model):
+    """Return a model whose stream is a DTensor, sharded by tokens."""
+    plan = {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False)}
+    for k in range(LAYERS):
+        layer = f"layers.{k}"
+        plan[f"{layer}.norm1"] = plan[f"{layer}.norm2"] = SequenceParallel()
+        for name in ("attention", "feed_forward"):
+            plan[f"{layer}.{name}"] = PrepareModuleInput(
+                input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=False
+            )
+        for name in ("attention.q", "attention.k", "attention.v", "feed_forward.up"):
+            plan[f"{layer}.{name}"] = ColwiseParallel()
+        for name in ("attention.o", "feed_forward.down"):
+            plan[f"{layer}.{name}"] = RowwiseParallel(output_layouts=Shard(1), use_local_output=False)
+    plan["norm"] = SequenceParallel()
+    plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
+    model = parallelize_module(model, mesh(), plan)
+    for layer in model.layers:
+        for name in ("scale1", "scale2"):
+            replicated = DTensor.from_local(getattr(layer, name).data, mesh(), [Replicate()])
+            setattr(layer, name, nn.Parameter(replicated))
+    return model
