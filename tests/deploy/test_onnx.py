@@ -65,13 +65,17 @@ def test_every_option_in_onnxruntime(tmp_path, form, dtypes):
         onnx.checker.check_model(onnx.load(path))
     types = node_types(path)
     fused = {name for name in types if "Norm" in name}
-    if dtypes == "float64":
-        assert "RMSNormalization" not in fused
-    elif form == "plain":
+    if form == "plain":
         assert not fused
+    elif (
+        dtypes == "float64"
+    ):  # runtimes have no kernels in float64: only calls whose stream has another dtype keep nodes
+        in_float32 = [case for case in CASES.values() if case.options.get("residual_dtype")]
+        assert types["RMSNormalization"] <= sum(case.norm == "rms" for case in in_float32)
     else:
         assert fused >= {"LayerNormalization", "RMSNormalization"}
-        assert (form == "skip") == ("SkipLayerNormalization" in fused) == ("SkipSimplifiedLayerNormalization" in fused)
+        takes_skip = form == "skip" and "branch" not in dtypes  # the node takes one dtype
+        assert takes_skip == ("SkipLayerNormalization" in fused) == ("SkipSimplifiedLayerNormalization" in fused)
 
 
 def test_models_have_one_node_for_each_norm(tmp_path):
