@@ -1,12 +1,17 @@
 """Tests that layers and connections are modules like any other: hooks, compilation, checkpoints, exports, state dicts."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 
 import addnorm
 from addnorm import SublayerConnection
@@ -98,6 +103,24 @@ def test_checkpoints_of_torch_keep_the_bits(kind, name):
     assert sum("CheckpointWrapper" in type(m).__name__ for m in stack.modules()) in (2, 4)
     assert_equal(run(stack, x), expected)
     assert len(stack.connections) == 4
+
+
+@KINDS
+@pytest.mark.parametrize("name", ["pre_ln", "post_ln"])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
+def test_reentrant_checkpoints_of_layers_are_refused(kind, name):
+    """They return plain tuples without gradients: the state of the stream is no tensor."""
+    stack, x = stack_of(4, name), torch.randn(3, 4, D, requires_grad=True)
+    expected = run(stack, x)
+    outer = nn.Sequential(stack)
+    reentrant = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.REENTRANT)
+    apply_activation_checkpointing(outer, reentrant, check_fn=lambda module: module is stack)
+    assert_equal(run(outer, x), expected)
+    apply_activation_checkpointing(stack, reentrant, check_fn=lambda module: isinstance(module, kind))
+    with pytest.raises(
+        TypeError, match=r"^x is tuple, expected .*: a reentrant checkpoint .* around the whole stack\.$"
+    ):
+        stack(x)
 
 
 @pytest.mark.filterwarnings(

@@ -274,6 +274,11 @@ def to_dtype(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 def check_tensor(x: Any) -> None:
     """Check the stream's type."""
+    if isinstance(x, tuple):  # a `StreamState` that torch has made plain, since it is no tensor
+        raise TypeError(
+            f"x is {type(x).__name__}, expected a tensor of shape (*, d_model), or a StreamState inside a stack: a reentrant "
+            "checkpoint accepts tensors only; pass use_reentrant=False, or put it around the whole stack."
+        )
     if not isinstance(x, Tensor):
         raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
 

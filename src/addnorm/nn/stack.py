@@ -205,6 +205,8 @@ class ResidualStack(nn.Module):
         for layer in layers._modules.values():
             run = partial(checkpoint, layer, use_reentrant=False) if is_checkpointed else layer
             state = run(state, **context)
+            if state.__class__ is not StreamState:
+                check_tensor(state)
         return state
 
     def _finish(self, state: StreamState, *, return_stream: bool = False) -> tuple[Tensor, Tensor]:
