@@ -1,0 +1,164 @@
+"""`inspect` on random models whose answer is known: never wrong, and right on nearly all that the docs call supported."""
+
+import warnings
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+import addnorm
+from addnorm import Row
+from support.random_models import CHAINS, NAMES, random_model, seeds_of
+from support.random_models.judgement import judge
+from support.random_models.numbers import trace_by_hand
+
+NUM_CHAINS = 60
+NUM_OF_EACH = 2
+
+# Constructs with wrong claims, and why. Each is a strict xfail.
+FAULTS = {
+    "add: lerp": "adds with a learned weight of lerp are missed",
+    "add: two products": "adds with two learned products are missed",
+    "add: difference": "x + w (y - x) is claimed as -x + f and a skip",
+    "add: residual bias": "a learned bias counts as a parallel sublayer",
+    "add: residual bias after": "a learned bias is a site",
+    "sublayer: TalkingHeads": "heads mixed after the softmax are claimed as cross-attention",
+    "sublayer: Recurrence": "a recurrence is claimed as feed-forward",
+    "sublayer: Mixer": "a product over tokens is claimed as feed-forward",
+    "sublayer: Pool": "a mean over neighbours is claimed as feed-forward",
+    "end: norm, and another norm for a head": "the first norm of x_L is claimed as the final norm",
+    "layout: sequence": "the norm of a transposed x_0 is missed",
+    "layout: channels": "learned factors (C, 1) are missed",
+    "layout: image channels": "learned factors (C, 1, 1) are missed",
+    "wiring: hybrid": "named by the rows of some sublayers",
+    "x_L read by another stream": "the first norm of x_L is claimed as the final norm",
+    "tokens join the stream": "a learned bias counts as a parallel sublayer",
+    "tokens leave the stream": "a learned bias counts as a parallel sublayer",
+    "tokens change places": "the stream is cut in two in silence",
+    "tokens are replaced": "the stream is cut in two in silence",
+    "writes to a part of the tokens": "named pre_ln",
+    "class attention": "the norm is missed",
+    "update from one token of a joined read": "named pre_ln",
+    "condition: gate of a sandwich": "named pre_ln",
+    "function of the stream between layers": "named pre_ln",
+    "reversible pair": "named pre_ln",
+}
+
+
+@cache
+def build(seed):
+    """Return the model of a seed."""
+    return random_model(seed)
+
+
+@cache
+def judged(seed):
+    """Return the model of a seed and the judgement on its inspection."""
+    case = build(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return case, judge(addnorm.inspect(case.model, *case.inputs), case.answer)
+
+
+def list_wrong(seeds):
+    """Return a sentence for each wrong inspection."""
+    return [f"{case.describe()}: {verdict}" for case, verdict in map(judged, seeds) if verdict.status == "wrong"]
+
+
+def has_fault(case):
+    return not FAULTS.keys().isdisjoint(case.answer.constructs)
+
+
+def mark(names):
+    return [pytest.param(name, marks=pytest.mark.xfail(reason=FAULTS[name], strict=True) if name in FAULTS else ())
+            for name in names]  # fmt: skip
+
+
+# --- the grammar and the judge --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [CHAINS, *NAMES])
+def test_answer_by_hand_equals_the_model(name):
+    for seed in seeds_of(name, 25 if name == CHAINS else 1):
+        case = build(seed)
+        if case.trace is None:
+            continue
+        with torch.no_grad():
+            actual = case.model(*case.inputs)
+        trace = trace_by_hand(case)
+        error = (actual - trace.end).norm() / trace.end.norm()
+        assert error < 1e-5, case.describe()  # float32 against float64
+        if trace.components:
+            end = trace.sites[-1].out
+            assert (
+                torch.stack([part.expand_as(end) for part in trace.components]).sum(0) - end
+            ).norm() < 1e-5 * end.norm()
+
+
+def test_same_seed_gives_the_same_model():
+    first, second = random_model(4), random_model(4)
+    assert first.answer == second.answer
+    for one, two in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert torch.equal(first.inputs[0], second.inputs[0])
+
+
+def change_site(stream, **fields):
+    return replace(stream, sites=(replace(stream.sites[0], **fields), *stream.sites[1:]))
+
+
+OTHER_ANSWERS = {
+    "all rows": lambda stream: replace(stream, sites=tuple(replace(s, row=Row(norm_out=True)) for s in stream.sites)),
+    "a site": lambda stream: replace(stream, sites=stream.sites[1:]),
+    "the row of a site": lambda stream: change_site(stream, row=Row(norm_in=True, b=0.5)),
+    "the kind of a site": lambda stream: change_site(stream, kind="cross-attention"),
+    "the path of a site": lambda stream: change_site(stream, path="elsewhere"),
+    "a norm": lambda stream: change_site(stream, norm_in=replace(stream.sites[0].norm_in, path="elsewhere")),
+    "eps": lambda stream: change_site(stream, norm_in=replace(stream.sites[0].norm_in, eps=0.1)),
+    "the final norm": lambda stream: replace(stream, final_norm=stream.sites[0].norm_in),
+    "no final norm": lambda stream: replace(stream, final_norm=None),
+    "the embedding norm": lambda stream: replace(stream, embedding_norm=stream.final_norm),
+    "parallel sublayers": lambda stream: change_site(stream, parallel=2),
+    "the width": lambda stream: replace(stream, width=7),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_ANSWERS)
+def test_judge_detects_a_wrong_claim(name):
+    case = build(seeds_of("norm inside the sublayer", 1)[0])
+    inspection = addnorm.inspect(case.model, *case.inputs)
+    assert judge(inspection, case.answer).status == "right"
+    answer = replace(case.answer, streams=(OTHER_ANSWERS[name](case.answer.streams[0]),))
+    assert judge(inspection, answer).status == "wrong"
+
+
+def test_judge_detects_a_claim_about_no_rows():
+    case = build(seeds_of("norm inside the sublayer", 1)[0])
+    inspection = addnorm.inspect(case.model, *case.inputs)
+    verdict = judge(inspection, replace(case.answer, streams=(), reason="no row expresses it"))
+    assert len(verdict.wrong) == 2  # the name, and that nothing is in unknown
+
+
+# --- inspect --------------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_is_not_wrong_on_chains():
+    seeds = [seed for seed in seeds_of(CHAINS, NUM_CHAINS) if not has_fault(build(seed))]
+    assert list_wrong(seeds) == []
+    verdicts = Counter(judged(seed)[1].status for seed in seeds)
+    assert len(seeds) >= 10
+    assert verdicts["right"] >= 0.8 * len(seeds)
+
+
+@pytest.mark.parametrize("name", mark(NAMES))
+def test_inspect_is_not_wrong_on_construct(name):
+    assert list_wrong(seeds_of(name, NUM_OF_EACH)) == []
+
+
+@pytest.mark.parametrize("name", mark(name for name in FAULTS if name not in NAMES))
+def test_inspect_is_not_wrong_on_part_of_chains(name):
+    seeds = [seed for seed in seeds_of(CHAINS, NUM_CHAINS) if name in build(seed).answer.constructs]
+    assert seeds
+    assert list_wrong(seeds) == []

@@ -1,0 +1,327 @@
+"""Chains: random models of one stream whose sublayers follow each other, for any rule of rows.py."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from support.random_models.answers import Answer, NormAnswer, RandomModel, StreamAnswer, Trace
+from support.random_models.layouts import Layout, Sizes, make_layout
+from support.random_models.norms import SpelledNorm, draw_norm
+from support.random_models.rows import RULES, Plan, Rule
+from support.random_models.steps import Step, StepParts, draw_add, propagate
+from support.random_models.sublayers import draw_sublayer
+
+__all__ = ["Chain", "Options", "build_chain", "draw_options"]
+
+VOCAB = 31
+
+
+@dataclass
+class Options:
+    """Choices of a chain.
+
+    Args:
+        rule: key of `RULES`.
+        sizes: sizes of the input.
+        layouts: layout of each layer; the stream changes its layout between layers where they differ.
+        letters: kinds of the sublayers of a layer.
+        num_layers: number of layers.
+        is_plain: sublayers and adds in their most common spelling.
+        norm: spelling of the norms and their eps.
+        begin: how x_0 begins.
+        end: what follows x_L.
+        final_norm, embedding_norm: whether the model has these norms.
+        structure: which module adds.
+        shared: whether all layers are one module.
+        constructs: constructs of the model.
+    """
+
+    rule: str
+    sizes: Sizes
+    layouts: list[Layout]
+    letters: str
+    num_layers: int
+    is_plain: bool
+    norm: tuple[str, float]
+    begin: str = "linear"
+    end: str = "norm"
+    final_norm: bool = True
+    embedding_norm: bool = False
+    structure: str = "blocks"
+    shared: bool = False
+    constructs: set[str] = field(default_factory=set)
+
+
+BEGINS = (
+    "input",
+    "linear",
+    "embedding",
+    "embedding and positions",
+    "class token",
+    "transposed",
+    "expanded",
+    "repeated",
+    "scaled",
+)
+ENDS = (
+    "norm",
+    "norm",
+    "head",
+    "mean",
+    "token",
+    "norm of a token",
+    "norm of the mean",
+    "norm, and another norm for a head",
+)
+STRUCTURES = ("blocks", "residual modules", "one module", "delayed")
+
+
+def draw_sizes(rng: random.Random) -> Sizes:
+    """Return sizes that are all different, except in some models: as many tokens as features."""
+    if rng.random() < 0.1:
+        return Sizes(3, 2, 4, 8)
+    return rng.choice((Sizes(3, 2, 3, 16), Sizes(2, 1, 5, 12), Sizes(2, 2, 2, 8), Sizes(5, 2, 2, 16)))
+
+
+def draw_options(rng: random.Random, **chosen: object) -> Options:
+    """Return random choices; `chosen` fixes some of them."""
+    sizes = draw_sizes(rng)
+    name = rng.choice([*RULES])
+    is_plain = rng.random() < 0.4
+    layout = rng.choice(("batch", "batch", "batch", "sequence", "channels", "image", "image channels", "flat"))
+    letters = rng.choice(("af", "af", "f", "of", "aof", "faf"))
+    options = Options(
+        str(chosen.pop("rule", name)), sizes, [], letters, rng.choice((2, 2, 3)), is_plain, draw_norm(rng, rng.random() < 0.5),
+        begin=rng.choice(BEGINS), end=rng.choice(ENDS), structure=rng.choice(STRUCTURES), shared=rng.random() < 0.08,
+    )  # fmt: skip
+    options.num_layers = options.num_layers if options.rule != "mix_ln" else 3
+    layout = str(chosen.pop("layout", layout))
+    for key, value in chosen.items():
+        setattr(options, key, value)
+    rule = RULES[options.rule]
+    flip = rng.random() < 0.15
+    options.final_norm = bool(chosen.get("final_norm", rule.final_norm != flip))
+    options.embedding_norm = bool(chosen.get("embedding_norm", rule.embedding_norm or (rng.random() < 0.1)))
+    _resolve(rng, options, layout)
+    return options
+
+
+def _resolve(rng: random.Random, options: Options, layout: str) -> None:
+    """Replace choices that exclude each other, and name the constructs."""
+    sizes = options.sizes
+    if options.begin == "class token" and layout.startswith("image"):
+        options.begin = "linear"
+    if options.begin == "class token":  # a mixer over tokens would need its own number of tokens
+        sizes = options.sizes = Sizes(sizes.batch, 1, sizes.tokens + 1, sizes.features)
+    permutes = rng.random() < 0.3
+    options.layouts = [make_layout(layout, sizes, permutes)] * options.num_layers  # type: ignore[arg-type]
+    if layout != "batch" and rng.random() < 0.2 and not options.shared:
+        options.layouts[1] = make_layout("batch", sizes)
+        options.constructs.add("layout changes between layers")
+        options.structure = "blocks" if options.structure == "delayed" else options.structure
+    if options.begin == "transposed":
+        options.constructs.add("x_0 is a transposed input")
+    rule = RULES[options.rule]
+    is_delayed = options.structure == "delayed"
+    simple = options.rule in ("pre_ln", "sandwich", "reordered", "residual_multiplier", "layer_scale")
+    if is_delayed and not (simple and options.final_norm and options.end.startswith("norm") and not options.shared):
+        options.structure = "blocks"
+    if options.shared and options.rule in ("mix_ln", "layernorm_scaling"):
+        options.shared = False
+    if not options.final_norm and options.end.startswith("norm"):
+        options.end = "head"
+    if options.end in ("norm of a token", "norm of the mean"):
+        options.final_norm = False
+    options.constructs |= {
+        f"wiring: {options.rule}", f"norm: {options.norm[0]}", f"layout: {layout}", f"start: {options.begin}",
+        f"end: {options.end}", f"modules: {options.structure}",
+    }  # fmt: skip
+    if options.embedding_norm and not rule.embedding_norm:
+        options.constructs.add("embedding norm")
+    if options.shared:
+        options.constructs.add("shared layers")
+
+
+class Chain(nn.Module):
+    """Model of one stream: a beginning, layers of steps, an end."""
+
+    def __init__(self, rng: random.Random, options: Options) -> None:
+        super().__init__()
+        self.options = options
+        sizes, first, last = options.sizes, options.layouts[0], options.layouts[-1]
+        d = sizes.features
+        width = d if options.begin in ("input", "transposed") else 7
+        if options.begin.startswith("embedding"):
+            self.embed = nn.Embedding(VOCAB, d)
+            self.positions = nn.Embedding(sizes.tokens, d)
+        elif width != d:
+            self.embed = nn.Linear(width, d)
+        if options.begin in ("class token", "expanded", "repeated"):
+            self.token = nn.Parameter(
+                torch.zeros(1, 1, d) if options.begin == "class token" else torch.zeros(sizes.tokens, d)
+            )
+        self.first = self.make_norm(first) if options.embedding_norm else None
+        plans = RULES[options.rule].make(rng, options.num_layers, len(options.letters))
+        makes = [draw_sublayer(rng, letter, options.is_plain) for letter in options.letters]
+        adds = [draw_add(rng, plan, first, options.is_plain) for plan in plans[0]]
+        layers = [
+            Layer(self.make_steps(layer, makes, adds, options.layouts[k]), options) for k, layer in enumerate(plans)
+        ]
+        layers[0].steps[0].clones = options.begin in ("input", "transposed") and self.first is None
+        self.layers = nn.ModuleList([layers[0]] * len(layers) if options.shared else layers)
+        options.constructs |= {f"add: {add}" for step in layers[0].steps for add in [step.add]}
+        options.constructs |= {f"sublayer: {type(step.f).__name__}" for step in layers[0].steps}
+        self.last = self.make_norm(last) if options.final_norm or "norm of" in options.end else None
+        self.other = self.make_norm(last) if "another" in options.end else None
+        self.head = nn.Linear(d, 5) if options.end in ("head", "mean", "token") or self.other is not None else None
+
+    def make_norm(self, layout: Layout) -> SpelledNorm:
+        spelling, eps = self.options.norm
+        return SpelledNorm(spelling, layout, self.options.sizes.features, eps)
+
+    def make_steps(self, plans: list[Plan], makes: list, adds: list[str], layout: Layout) -> list[Step]:
+        shared = nn.Parameter(torch.ones(())) if plans[0].is_shared else None
+        steps = []
+        for plan, make, add in zip(plans, makes, adds, strict=True):
+            norms = [self.make_norm(layout) if has else None for has in (plan.norm_in, plan.norm_branch, plan.norm_out)]
+            can_shift = layout.features_last or not add.startswith("residual bias")
+            parts = StepParts(make(layout), *norms)
+            steps.append(Step(plan, parts, layout, add if can_shift else "x + f", shared))
+        return steps
+
+    def start(self, x: Tensor) -> Tensor:
+        """Return x_0 in the canonical layout, before its norm."""
+        match self.options.begin:
+            case "input":
+                return x
+            case "transposed":  # the input is sequence first
+                return x.transpose(0, 1)
+            case "embedding":
+                return self.embed(x)
+            case "embedding and positions":
+                return self.embed(x) + self.positions(torch.arange(x.shape[1]))
+            case "class token":
+                return torch.cat((self.token.expand(len(x), -1, -1), self.embed(x)), 1)
+            case "expanded":
+                return self.token.expand(len(x), -1, -1) + self.embed(x).mean(1, keepdim=True)
+            case "repeated":
+                return self.token.unsqueeze(0).repeat(len(x), 1, 1) * self.embed(x).mean(1, keepdim=True)
+            case "scaled":
+                return self.embed(x) * self.options.sizes.features**0.5
+        return self.embed(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layouts = self.options.layouts
+        x = layouts[0].apply(self.start(x))
+        x = x if self.first is None else self.first(x)
+        if self.options.structure == "delayed":
+            return self.run_delayed(x)
+        for k, layer in enumerate(self.layers):
+            x = x if k == 0 else layouts[k - 1].convert(x, layouts[k])
+            if self.options.structure == "one module":
+                for step in layer.steps:
+                    x = step.run(x)
+            else:
+                x = layer(x)
+        return self.finish(x)
+
+    def run_delayed(self, x: Tensor) -> Tensor:
+        """Return the output where each write is added just before the next norm."""
+        step: Step | None = None
+        pending = x
+        for layer in self.layers:
+            for after in layer.steps:
+                x = x if step is None else step.sum(x, pending)
+                step, pending = after, after.branch(x)
+        assert step is not None
+        return self.finish(step.sum(x, pending))
+
+    def finish(self, x: Tensor) -> Tensor:
+        """Return the model's output from x_L."""
+        layout = self.options.layouts[-1]
+        end = self.options.end
+        if end in ("norm of a token", "norm of the mean"):
+            x = layout.undo(x)
+            x = x[:, 0] if end.endswith("token") else x.mean(1)
+            assert self.last is not None
+            return self.last._compute(x)
+        aside = None if self.other is None else self.head(layout.undo(self.other(x)).mean(1))  # type: ignore[misc]
+        x = layout.undo(x if self.last is None else self.last(x))
+        if aside is not None:
+            return torch.cat((x.mean(1), aside), -1)
+        x = {"mean": lambda t: t.mean(1), "token": lambda t: t[:, 0]}.get(end, lambda t: t)(x)
+        return x if self.head is None or end.startswith("norm") else self.head(x)
+
+    def trace(self, x: Tensor, without: int | None = None) -> Trace:
+        """Return the values by hand."""
+        x = self.start(x)
+        x = x if self.first is None else self.first.by_hand(x)
+        start, sites, parts = x, [], [x, torch.zeros_like(x)]
+        for k, step in enumerate(step for layer in self.layers for step in layer.steps):
+            sites.append(step.by_hand(x, without=k == without))
+            x = sites[-1].out
+            parts = propagate(step, parts, sites[-1])
+        return Trace(start, sites, self.end_by_hand(x), parts)
+
+    def end_by_hand(self, x: Tensor) -> Tensor:
+        end = self.options.end
+        if end in ("norm of a token", "norm of the mean"):
+            assert self.last is not None
+            return self.last.by_hand(x[:, 0] if end.endswith("token") else x.mean(1))
+        aside = None if self.other is None else self.head(self.other.by_hand(x).mean(1))  # type: ignore[misc]
+        x = x if self.last is None else self.last.by_hand(x)
+        if aside is not None:
+            return torch.cat((x.mean(1), aside), -1)
+        x = x.mean(1) if end == "mean" else x[:, 0] if end == "token" else x
+        return x if self.head is None or end.startswith("norm") else self.head(x)
+
+    def answer(self) -> StreamAnswer:
+        """Return the answer of the stream."""
+        rule: Rule = RULES[self.options.rule]
+        shared = self.options.shared
+        sites = [
+            step.answer(f"layers.{0 if shared else n}.steps.{k}")
+            for n, layer in enumerate(self.layers) for k, step in enumerate(layer.steps)
+        ]  # fmt: skip
+        final = NormAnswer.of(self.last, "last") if self.options.final_norm else None
+        return StreamAnswer(
+            tuple(sites), rule.wiring, rule.reason, NormAnswer.of(self.first, "first"), final, "norm of" in self.options.end,
+            self.options.num_layers, len(self.options.letters), self.options.sizes.features,
+        )  # fmt: skip
+
+
+class Layer(nn.Module):
+    """Layer whose steps run in its own forward, or as modules."""
+
+    def __init__(self, steps: list[Step], options: Options) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(steps)
+        self.structure = options.structure
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x) if self.structure == "residual modules" else step.run(x)
+        return x
+
+
+def make_input(options: Options, generator: torch.Generator) -> Tensor:
+    """Return the input of a chain."""
+    sizes = options.sizes
+    tokens = sizes.tokens - (options.begin == "class token")
+    if options.begin.startswith("embedding"):
+        return torch.randint(0, VOCAB, (sizes.batch, tokens), generator=generator)
+    width = sizes.features if options.begin in ("input", "transposed") else 7
+    shape = (tokens, sizes.batch, width) if options.begin == "transposed" else (sizes.batch, tokens, width)
+    return torch.randn(shape, generator=generator)
+
+
+def build_chain(rng: random.Random, seed: int, **chosen: object) -> RandomModel:
+    """Return a random chain; `chosen` fixes some of its options."""
+    options = draw_options(rng, **chosen)
+    model = Chain(rng, options)
+    answer = Answer((model.answer(),), frozenset(options.constructs))
+    return RandomModel(seed, model, (make_input(options, torch.Generator().manual_seed(seed)),), answer, Chain.trace)

@@ -1,0 +1,192 @@
+"""Norms in the spellings of real code, each with its formula in float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from support import handwritten_models as written
+from support.random_models.layouts import Layout
+
+__all__ = ["SPELLINGS", "SpelledNorm", "Spelling", "draw_norm"]
+
+Formula = Callable[..., Tensor]  # (x with its features last, weight, bias, eps) -> y
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One way to write a norm.
+
+    Args:
+        kind: "layer", "rms" or "scale".
+        formula: the code; None for a norm that is one of torch's modules.
+        has_weight, has_bias: whether it has these parameters.
+        offset: number that is added to the weight.
+        outside: eps is added to the root.
+        unbiased: the variance is divided by d - 1.
+        has_length: the root is computed as the length, with eps as its lower bound.
+    """
+
+    kind: str
+    formula: Formula | None = None
+    has_weight: bool = True
+    has_bias: bool = False
+    offset: float = 0.0
+    outside: bool = False
+    unbiased: bool = False
+    has_length: bool = False
+
+
+def weight_outside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=eps) * w
+
+
+def affine_outside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=eps) * w + b
+
+
+def offset_outside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=eps) * (w + 1)
+
+
+def offset_inside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w + 1, b, eps)
+
+
+def bare_layer(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], eps=eps)
+
+
+def rms_weight_outside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return w * F.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+def scale_norm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    """ScaleNorm of Nguyen and Salazar: one weight for all features."""
+    return w * x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=eps)
+
+
+def unit(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return F.normalize(x, dim=-1, eps=eps)
+
+
+SPELLINGS: dict[str, Spelling] = {
+    "nn.LayerNorm": Spelling("layer", has_bias=True),
+    "nn.LayerNorm without bias": Spelling("layer"),
+    "nn.LayerNorm without parameters": Spelling("layer", has_weight=False),
+    "nn.LayerNorm, weight outside": Spelling("layer"),
+    "F.layer_norm": Spelling("layer", written.functional_layer, has_bias=True),
+    "native_layer_norm": Spelling("layer", written.native_layer, has_bias=True),
+    "F.layer_norm, weight outside": Spelling("layer", weight_outside),
+    "F.layer_norm, weight and bias outside": Spelling("layer", affine_outside, has_bias=True),
+    "F.layer_norm, 1 + w outside": Spelling("layer", offset_outside, offset=1.0),
+    "F.layer_norm, 1 + w": Spelling("layer", offset_inside, has_bias=True, offset=1.0),
+    "F.layer_norm without parameters": Spelling("layer", bare_layer, has_weight=False),
+    "LayerNorm by var": Spelling("layer", written.variance, has_bias=True),
+    "LayerNorm by var_mean": Spelling("layer", written.var_mean, has_bias=True),
+    "LayerNorm by centred squares": Spelling("layer", written.centered, has_bias=True),
+    "LayerNorm by E[x^2] - E[x]^2": Spelling("layer", written.moments, has_bias=True),
+    "LayerNorm by sums": Spelling("layer", written.sums, has_bias=True),
+    "LayerNorm by std, eps outside": Spelling("layer", written.annotated, has_bias=True, outside=True, unbiased=True),
+    "nn.RMSNorm": Spelling("rms"),
+    "F.rms_norm": Spelling("rms", written.functional_rms),
+    "F.rms_norm, weight outside": Spelling("rms", rms_weight_outside),
+    "F.rms_norm without weight": Spelling("rms", written.bare_rms, has_weight=False),
+    "RMSNorm as in Llama": Spelling("rms", written.llama),
+    "RMSNorm as in Gemma, 1 + w": Spelling("rms", written.gemma, offset=1.0),
+    "RMSNorm by sqrt": Spelling("rms", written.square_root),
+    "RMSNorm by the inverse root": Spelling("rms", written.inverse_root),
+    "RMSNorm, eps outside": Spelling("rms", written.root_plus_eps, outside=True),
+    "RMSNorm by F.normalize": Spelling("rms", written.unit_length, has_length=True),
+    "ScaleNorm": Spelling("scale", scale_norm, has_length=True),
+    "F.normalize": Spelling("scale", unit, has_weight=False, has_length=True),
+}
+PLAIN = ("nn.LayerNorm", "nn.LayerNorm", "nn.RMSNorm", "RMSNorm as in Llama", "F.layer_norm")
+
+
+class SpelledNorm(nn.Module):
+    """Norm over the features of a layout.
+
+    Args:
+        spelling: key of `SPELLINGS`.
+        layout: layout of the stream.
+        width: number of features.
+        eps: the constant in the denominator.
+    """
+
+    def __init__(self, spelling: str, layout: Layout, width: int, eps: float) -> None:
+        super().__init__()
+        self.name, self.spelling, self.layout, self.eps = spelling, SPELLINGS[spelling], layout, eps
+        kind, size = self.spelling, 1 if spelling == "ScaleNorm" else width
+        start = torch.zeros if kind.offset else torch.ones
+        self.inner = _make_module(spelling, width, eps) if kind.formula is None else None
+        is_inner = self.inner is not None and any(True for _ in self.inner.parameters())
+        self.weight = nn.Parameter(start(size)) if kind.has_weight and not is_inner else None
+        self.bias = nn.Parameter(torch.zeros(size)) if kind.has_bias and not is_inner else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layout.features_last:
+            return self._compute(x)
+        return self._compute(x.movedim(1, -1)).movedim(-1, 1)
+
+    def _compute(self, x: Tensor) -> Tensor:
+        if self.inner is None:
+            assert self.spelling.formula is not None
+            return self.spelling.formula(x, self.weight, self.bias, self.eps)
+        y: Tensor = self.inner(x)
+        return y if self.weight is None else y * self.weight
+
+    def parameters_by_hand(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return weight and bias."""
+        inner: Any = self.inner
+        weight = self.weight if self.weight is not None else getattr(inner, "weight", None)
+        return weight, self.bias if self.bias is not None else getattr(inner, "bias", None)
+
+    def by_hand(self, x: Tensor) -> Tensor:
+        """Return the norm of a canonical tensor by its definition."""
+        return self.linear_by_hand(x, self.denominator_by_hand(x)) + self.shift_by_hand(x)
+
+    def denominator_by_hand(self, x: Tensor) -> Tensor:
+        """Return the divisor of each token."""
+        kind, d = self.spelling, x.shape[-1]
+        centred = x - x.mean(-1, keepdim=True) if kind.kind == "layer" else x
+        squares = (centred * centred).sum(-1, keepdim=True)
+        if kind.has_length:
+            return squares.sqrt() / (d**0.5 if kind.kind == "rms" else 1.0)  # eps is far below the length
+        mean = squares / (d - kind.unbiased)
+        return mean.sqrt() + self.eps if kind.outside else (mean + self.eps).sqrt()
+
+    def linear_by_hand(self, x: Tensor, denominator: Tensor) -> Tensor:
+        """Return the norm without its bias, with a denominator of another tensor."""
+        weight, _ = self.parameters_by_hand()
+        centred = x - x.mean(-1, keepdim=True) if self.spelling.kind == "layer" else x
+        gain = 1.0 if weight is None else weight.detach() + self.spelling.offset
+        return centred / denominator * gain
+
+    def shift_by_hand(self, x: Tensor) -> Tensor:
+        """Return the bias, or zeros."""
+        _, bias = self.parameters_by_hand()
+        return x.new_zeros(()) if bias is None else bias.detach()
+
+
+def _make_module(spelling: str, width: int, eps: float) -> nn.Module:
+    match spelling:
+        case "nn.RMSNorm":
+            return nn.RMSNorm(width, eps=eps)
+        case "nn.LayerNorm":
+            return nn.LayerNorm(width, eps=eps)
+        case "nn.LayerNorm without bias":
+            return nn.LayerNorm(width, eps=eps, bias=False)
+    return nn.LayerNorm(width, eps=eps, elementwise_affine=False)
+
+
+def draw_norm(rng: random.Random, is_plain: bool) -> tuple[str, float]:
+    """Return a spelling and its eps; plain ones are those that most models have."""
+    spelling = rng.choice(PLAIN if is_plain else [*SPELLINGS])
+    return spelling, rng.choice((1e-5, 1e-6, 1e-12) if SPELLINGS[spelling].has_length else (1e-5, 1e-6, 1e-3))

@@ -1,0 +1,150 @@
+"""Numbers of record, decompose and ablate compared with those of the grammar's own forward in float64.
+
+Tolerances are relative and those of float32 round-off through at most nine sublayers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import addnorm
+from addnorm import Learned
+from addnorm.stream.find.inspection import Inspection, Site
+from support.random_models.answers import RandomModel, Trace, TracedSite
+
+__all__ = ["compare_ablations", "compare_components", "compare_recording", "trace_by_hand"]
+
+TOLERANCE = 1e-4
+LEARNED = "multiplies the stream by more than a constant"  # a learned factor of the stream has no balance sheet
+ROLES = {"in": "x", "read": "read", "raw": "raw", "write": "write", "out": "out"}  # role -> attribute of `TracedSite`
+
+
+def trace_by_hand(case: RandomModel, without: int | None = None) -> Trace:
+    """Return the values of a model by hand, in float64."""
+    assert case.trace is not None
+    with torch.no_grad():
+        inputs = (x.double() if x.is_floating_point() else x for x in case.inputs)
+        return case.trace(copy.deepcopy(case.model).double(), *inputs, without=without)
+
+
+def list_branches(inspection: Inspection) -> list[Site]:
+    """Return the sites of sublayers."""
+    return [site for site in inspection.sites if site.role == "branch"]
+
+
+def compare_recording(case: RandomModel, inspection: Inspection, trace: Trace) -> Iterator[str]:
+    """Yield the differences of a recording from the numbers by hand."""
+    with addnorm.record(case.model, grads=False) as rec, torch.no_grad():
+        case.model(*case.inputs)
+    layout = getattr(getattr(case.model, "options", None), "layouts", None)
+    is_flat = layout is not None and any(part.name == "flat" for part in layout)
+    numbers = {(site.id, role, name): value for role in ROLES for name in STATISTICS
+               for site, value in _series(rec, role, name)}  # fmt: skip
+    has_biases = any(site.role == "injection" for site in inspection.sites)  # a bias after an add is a site of its own
+    for site, values in zip(list_branches(inspection), trace.sites, strict=True):
+        for role, name, expected in _statistics_by_hand(values):
+            if (name == "similarity" and is_flat) or (role == "out" and has_biases):
+                continue  # a flat tensor does not show which tokens are of one sample
+            actual = numbers.get((site.id, role, name))
+            if actual is None or not abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected)):
+                yield f"{site.id}: {role} {name} {actual}, by hand {expected:.6g}"
+    if trace.components:
+        yield from _compare_balance(rec, inspection, trace)
+
+
+STATISTICS = ("l2", "rms", "max", "ratio", "cosine", "similarity")
+
+
+def _series(rec: Any, role: str, name: str) -> list[tuple[Any, float]]:
+    try:
+        return list(rec.series(role, name))
+    except ValueError:  # the role has no such statistic
+        return []
+
+
+def _statistics_by_hand(site: TracedSite) -> Iterator[tuple[str, str, float]]:
+    """Yield role, name and value of the statistics by their definition."""
+    for role, name in ROLES.items():
+        t = getattr(site, name)
+        lengths = t.norm(dim=-1)
+        yield role, "l2", float(lengths.mean())
+        yield role, "rms", float(t.square().mean().sqrt())
+        yield role, "max", float(t.abs().max())
+    x, write, out = site.x, site.write.expand_as(site.x), site.out
+    yield "write", "ratio", float((write.norm(dim=-1) / x.norm(dim=-1)).mean())
+    dots = (x * write).sum(-1) / (x.norm(dim=-1) * write.norm(dim=-1)).clamp_min(1e-300)
+    yield "write", "cosine", float(dots.mean())
+    tokens = out.flatten(1, -2)
+    unit = tokens / tokens.norm(dim=-1, keepdim=True)
+    n = tokens.shape[1]
+    if n > 1:
+        yield "out", "similarity", float(((unit @ unit.mT).sum((1, 2)) - n).div(n * (n - 1)).mean())
+
+
+def _compare_balance(rec: Any, inspection: Inspection, trace: Trace) -> Iterator[str]:
+    """Yield the differences of the balance sheet: for each source the mean of <c, x> / |x|."""
+    sheet = rec.balances[inspection.streams[0].name]
+    if sheet.reason:
+        is_learned = any(isinstance(site.row.a, Learned) for site in inspection.sites)
+        if not (is_learned and LEARNED in sheet.reason):
+            yield f"balance: {sheet.reason}"
+        return
+    end = torch.stack([part.expand_as(trace.sites[-1].out) for part in trace.components]).sum(0)
+    amounts = dict(zip(sheet.sources, sheet.amounts, strict=True))
+    for source, part in _name_components(inspection, trace):
+        expected = float(((part * end).sum(-1) / end.norm(dim=-1)).mean())
+        actual = amounts.get(source, 0.0)
+        if not abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected)):
+            yield f"balance of {source}: {actual}, by hand {expected:.6g}"
+
+
+def _name_components(inspection: Inspection, trace: Trace) -> list[tuple[str, Tensor]]:
+    """Return the components by hand with the names of their sources; bias sites are parts of the biases."""
+    ids = [site.id for site in list_branches(inspection)]
+    return list(zip(("x_0", *ids, "norm biases"), trace.components, strict=True))
+
+
+def compare_components(case: RandomModel, inspection: Inspection, trace: Trace) -> Iterator[str]:
+    """Yield the differences of `decompose` from the components by hand."""
+    parts = addnorm.decompose(case.model, *case.inputs)
+    canonical = _make_canonical(case)
+    actual = {name: canonical(part) for name, part in parts.components().items()}
+    extra = {site.id for site in inspection.sites if site.role == "injection"}
+    biases = [part for name, part in actual.items() if name == "norm biases" or name in extra]
+    for source, component in _name_components(inspection, trace):
+        part = actual.get(source) if source != "norm biases" else sum(biases) if biases else None
+        expected = component.expand_as(trace.sites[-1].out)
+        size = float(trace.sites[-1].out.norm())
+        if part is None:
+            if float(expected.norm()) > TOLERANCE * size:
+                yield f"component {source} is missing"
+        elif part.shape != expected.shape or not float((part - expected).norm()) <= TOLERANCE * size:
+            yield f"component {source} {tuple(part.shape)} differs from that by hand {tuple(expected.shape)}"
+
+
+def _make_canonical(case: RandomModel) -> Callable[[Tensor], Tensor]:
+    """Return a function from a tensor with its features last to (B, T, D)."""
+    options = getattr(case.model, "options", None)
+    layout = options.layouts[-1] if options is not None else None
+    return {
+        "sequence": lambda t: t.transpose(0, 1),
+        "image": lambda t: t.flatten(1, 2),
+        "image channels": lambda t: t.flatten(1, 2),
+        "flat": lambda t: t.unflatten(0, (options.sizes.batch, -1)),
+    }.get(layout.name if layout is not None else "batch", lambda t: t)
+
+
+def compare_ablations(case: RandomModel, inspection: Inspection, every: int = 1) -> Iterator[str]:
+    """Yield the differences of `ablate` from the forward by hand without that write."""
+    for k, site in enumerate(list_branches(inspection)[::every]):
+        with addnorm.ablate(site), torch.no_grad():
+            actual = case.model(*case.inputs)
+        expected = trace_by_hand(case, without=k * every).end
+        error = float((actual - expected).norm() / expected.norm())
+        if not error <= TOLERANCE:
+            yield f"ablate {site.id}: relative error {error:.1e}"

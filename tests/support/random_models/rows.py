@@ -1,0 +1,148 @@
+"""Rules of the grammar for the rows of a chain of sublayers: published wirings, and rows that no published wiring has."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from addnorm import Learned, Row
+
+__all__ = ["RULES", "Plan", "Rule", "Weight"]
+
+Weight = Literal["scalar", "vector"]  # a learned factor: one number, or one for each feature
+Factor = float | Weight
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Row of one sublayer before its model exists.
+
+    Args:
+        norm_in, norm_branch, norm_out: whether it has these norms.
+        a, b, c: its factors.
+        squash: function of a learned factor: "", "sigmoid" or "tanh".
+        convex: a is 1 - b.
+        is_shared: b is one parameter for all sublayers of a layer.
+    """
+
+    norm_in: bool = False
+    norm_branch: bool = False
+    norm_out: bool = False
+    a: Factor = 1.0
+    b: Factor = 1.0
+    c: Factor = 1.0
+    squash: str = ""
+    convex: bool = False
+    is_shared: bool = False
+
+    def row(self) -> Row:
+        """Return the row that `inspect` must find; the values of learned factors are not compared."""
+        factors = {name: _as_factor(getattr(self, name)) for name in "abc"}
+        if self.convex:
+            factors["a"] = 1.0 - self.b if isinstance(self.b, float) else _as_factor(self.b)
+        return Row(self.norm_in, self.norm_branch, self.norm_out, **factors)
+
+
+def _as_factor(factor: Factor) -> float | Learned:
+    return factor if isinstance(factor, float) else Learned(1.0, per_feature=factor == "vector")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Rule for the rows of a whole stack.
+
+    Args:
+        make: function (random numbers, number of layers, sublayers in a layer) -> the plans of each layer.
+        wiring: name of the wiring, or None with `reason`.
+        reason: why it has no name.
+        final_norm, embedding_norm: whether the wiring has these norms; a model may differ from it.
+    """
+
+    make: Callable[[random.Random, int, int], list[list[Plan]]]
+    wiring: str | None = None
+    reason: str = ""
+    final_norm: bool = True
+    embedding_norm: bool = False
+
+
+def _same(**fields: object) -> Callable[[random.Random, int, int], list[list[Plan]]]:
+    return lambda rng, layers, per_layer: [[Plan(**fields)] * per_layer for _ in range(layers)]  # type: ignore[arg-type]
+
+
+def _constant(
+    name: str, low: float, high: float, **fields: object
+) -> Callable[[random.Random, int, int], list[list[Plan]]]:
+    def make(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+        value = round(rng.uniform(low, high), 3)
+        return [[Plan(**{name: value, **fields})] * per_layer for _ in range(layers)]  # type: ignore[arg-type]
+
+    return make
+
+
+def _layernorm_scaling(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+    return [[Plan(norm_in=True, c=1 / math.sqrt(layer + 1))] * per_layer for layer in range(layers)]
+
+
+def _mix_ln(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+    post = rng.randint(1, layers - 1)
+    return [[Plan(norm_out=True) if layer < post else Plan(norm_in=True)] * per_layer for layer in range(layers)]
+
+
+def _of_depth(power: float) -> Callable[[random.Random, int, int], list[list[Plan]]]:
+    def make(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+        k = rng.choice((1.0, 1.4))
+        return [[Plan(norm_in=True, b=k / layers**power)] * per_layer for _ in range(layers)]
+
+    return make
+
+
+def _hybrid(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+    """Return layers whose sublayers have different norms, as in HybridNorm."""
+    choices = [Plan(norm_in=True), Plan(norm_out=True), Plan(norm_in=True, norm_branch=True), Plan(norm_branch=True)]
+    plans = rng.sample(choices, 2)
+    return [[plans[k % 2] for k in range(per_layer)] for _ in range(layers)]
+
+
+def _macaron(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+    """Return layers that begin with half a sublayer and end with half a sublayer and a norm, as in Conformer."""
+    first, last = Plan(norm_in=True, b=0.5), Plan(norm_in=True, norm_out=True, b=0.5)
+    return [[first, *[Plan(norm_in=True)] * (per_layer - 2), last][-per_layer:] for _ in range(layers)]
+
+
+NOT_PUBLISHED = "no published wiring has these rows"
+RULES: dict[str, Rule] = {
+    "pre_ln": Rule(_same(norm_in=True), "pre_ln"),
+    "post_ln": Rule(_same(norm_out=True), "post_ln", final_norm=False),
+    "sandwich": Rule(_same(norm_in=True, norm_branch=True), "sandwich"),
+    "peri_ln": Rule(_same(norm_in=True, norm_branch=True), "peri_ln", embedding_norm=True),
+    "reordered": Rule(_same(norm_branch=True), "reordered"),
+    "deepnorm": Rule(
+        lambda rng, n, m: [[Plan(norm_out=True, a=(2 * n) ** 0.25)] * m] * n, "deepnorm", final_norm=False
+    ),
+    "admin": Rule(_same(norm_out=True, a="vector"), "admin", final_norm=False),
+    "rezero": Rule(_same(b="scalar", is_shared=True), "rezero", final_norm=False),
+    "skipinit": Rule(_same(b="scalar"), "skipinit", final_norm=False),
+    "layer_scale": Rule(_same(norm_in=True, b="vector"), "layer_scale"),
+    "residual_multiplier": Rule(_constant("b", 0.2, 0.45, norm_in=True), "residual_multiplier"),
+    "depth_mup": Rule(_of_depth(0.5), "depth_mup"),
+    "completep": Rule(_of_depth(1.0), "completep"),
+    "layernorm_scaling": Rule(_layernorm_scaling, "layernorm_scaling"),
+    "mix_ln": Rule(_mix_ln, "mix_ln"),
+    "no_norm": Rule(_same(), "no_norm", final_norm=False),
+    "keel": Rule(_constant("a", 1.5, 4.0, norm_in=True, norm_out=True), None, NOT_PUBLISHED, final_norm=False),
+    "hybrid": Rule(_hybrid, None, NOT_PUBLISHED),
+    "macaron": Rule(_macaron, None, NOT_PUBLISHED, final_norm=False),
+    "factor of the stream": Rule(_constant("a", 0.6, 0.95, norm_in=True), None, NOT_PUBLISHED),
+    "learned factor of the stream": Rule(_same(norm_in=True, a="vector"), None, NOT_PUBLISHED),
+    "learned factors of both": Rule(_same(norm_in=True, a="vector", b="vector"), None, NOT_PUBLISHED),
+    "sandwich with a learned factor": Rule(_same(norm_in=True, norm_branch=True, b="vector"), None, NOT_PUBLISHED),
+    "tanh gate": Rule(_same(norm_in=True, b="scalar", squash="tanh"), None, NOT_PUBLISHED),
+    "sigmoid gate": Rule(_same(norm_in=True, b="vector", squash="sigmoid"), "layer_scale"),
+    "convex, constant": Rule(_constant("b", 0.2, 0.45, norm_in=True, convex=True), None, NOT_PUBLISHED),
+    "convex, learned": Rule(_same(norm_in=True, b="scalar", convex=True), None, NOT_PUBLISHED),
+    "convex, learned vector": Rule(_same(norm_in=True, b="vector", convex=True), None, NOT_PUBLISHED),
+    "convex, normed": Rule(_same(norm_branch=True, norm_out=True, b="vector", convex=True), None, NOT_PUBLISHED),
+}

@@ -1,0 +1,203 @@
+"""One sublayer with its residual add, in the spellings of real code, and its formula by hand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from support.random_models.answers import NormAnswer, SiteAnswer, TracedSite
+from support.random_models.layouts import Layout
+from support.random_models.norms import SpelledNorm
+from support.random_models.rows import Factor, Plan
+from support.random_models.sublayers import Sublayer
+
+__all__ = ["ADDS", "Step", "StepParts", "draw_add", "propagate"]
+
+ADDS = {
+    "x + f": "plain",
+    "f + x": "plain",
+    "torch.add, alpha": "constant",
+    "x - (-f)": "plain",
+    "x += f": "plain",
+    "f += x": "plain",
+    "stack and sum": "plain",
+    "addcmul": "vector",
+    "in float64": "plain",
+    "residual bias": "plain",
+    "residual bias after": "plain",
+    "lerp": "convex",
+    "difference": "convex",
+    "two products": "convex",
+}
+
+
+def draw_add(rng: random.Random, plan: Plan, layout: Layout, is_plain: bool) -> str:
+    """Return a spelling of the add that can express a plan's factors."""
+    if plan.convex:
+        return rng.choice(("lerp", "difference", "two products"))
+    if is_plain:
+        return "x + f"
+    fits = ["x + f", "f + x", "x - (-f)", "x += f", "f += x", "stack and sum", "in float64"]
+    if isinstance(plan.b, float):
+        fits.append("torch.add, alpha")
+    if plan.b == "vector" and not plan.squash:
+        fits.append("addcmul")
+    if plan.a == 1.0 and layout.features_last:
+        fits += ["residual bias", "residual bias after"]
+    return rng.choice(fits)
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Modules of a step: the sublayer and its norms."""
+
+    f: Sublayer
+    norm_in: SpelledNorm | None = None
+    norm_branch: SpelledNorm | None = None
+    norm_out: SpelledNorm | None = None
+
+
+class Step(nn.Module):
+    """x' = N_out(a x + b N_branch(f(c N_in(x)))) for a plan, in one spelling of the add.
+
+    `run` and `forward` are the same: models call either, so that the add runs in the module around it or in this one.
+    """
+
+    def __init__(
+        self, plan: Plan, parts: StepParts, layout: Layout, add: str, scale: nn.Parameter | None = None
+    ) -> None:
+        super().__init__()
+        self.plan, self.layout, self.add = plan, layout, add
+        self.f, self.norm_in, self.norm_branch, self.norm_out = (
+            parts.f,
+            parts.norm_in,
+            parts.norm_branch,
+            parts.norm_out,
+        )
+        self.scale_a = _make_factor(plan.a, layout)
+        self.scale_b = _make_factor(plan.b, layout) if scale is None else scale
+        self.shift = nn.Parameter(torch.zeros(layout.sizes.features)) if add.startswith("residual bias") else None
+        self.clones = False  # x may be an input of the model, which an add in place must not change
+
+    def factor(self, name: str) -> Tensor | float:
+        """Return the value of a factor in canonical shape."""
+        value = getattr(self.plan, name)
+        if isinstance(value, float):
+            return 1.0 - self.factor_b() if name == "a" and self.plan.convex else value
+        if name == "b":
+            return self.factor_b()
+        parameter = self.scale_a
+        return parameter.reshape(-1) if value == "vector" else parameter
+
+    def factor_b(self) -> Tensor | float:
+        """Return b; a learned one after its squashing function, in canonical shape."""
+        if isinstance(self.plan.b, float):
+            return self.plan.b
+        squash = {"": lambda t: t, "sigmoid": torch.sigmoid, "tanh": torch.tanh}[self.plan.squash]
+        value = squash(self.scale_b)
+        return value.reshape(-1) if self.plan.b == "vector" else value
+
+    def read(self, x: Tensor) -> Tensor:
+        """Return what the sublayer reads."""
+        y = x if self.norm_in is None else self.norm_in(x)
+        return y if self.plan.c == 1.0 else y * self.plan.c
+
+    def branch(self, x: Tensor, *context: Tensor) -> Tensor:
+        """Return the term before its factor."""
+        y = self.f(self.read(x), *context)
+        return y if self.norm_branch is None else self.norm_branch(y)
+
+    def run(self, x: Tensor, *context: Tensor) -> Tensor:
+        """Return the next state."""
+        total = self.sum(x, self.branch(x, *context))
+        return total if self.norm_out is None else self.norm_out(total)
+
+    forward = run
+
+    def sum(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return a x + b y."""
+        b = self.factor_b() if not isinstance(self.plan.b, float) else self.plan.b
+        b = self.layout.spread(b) if isinstance(b, Tensor) and b.dim() else b
+        match self.add:
+            case "lerp":
+                return torch.lerp(x, y, b)
+            case "difference":
+                return x + b * (y - x)
+            case "two products":
+                return (1 - b) * x + b * y
+            case "addcmul":
+                return torch.addcmul(self.scaled(x), b, y)
+            case "torch.add, alpha":
+                return torch.add(self.scaled(x), y, alpha=b)
+        x, y = self.scaled(x), y if isinstance(b, float) and b == 1.0 else b * y
+        match self.add:
+            case "f + x":
+                return y + x
+            case "x - (-f)":
+                return x - y.neg()
+            case "x += f":
+                x = x.clone() if self.clones else x
+                x += y
+                return x
+            case "f += x":
+                y = y.clone()
+                return y.add_(x)
+            case "stack and sum":
+                return torch.stack((x, y)).sum(0)
+            case "in float64":
+                return (x.double() + y.double()).to(x.dtype)
+            case "residual bias":
+                return (x + self.shift) + y
+            case "residual bias after":
+                return x + y + self.shift
+        return x + y
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """Return a x."""
+        a = self.factor("a")
+        if isinstance(a, float):
+            return x if a == 1.0 else a * x
+        return x * (self.layout.spread(a) if a.dim() else a)
+
+    # --- by hand ---------------------------------------------------------------------------------------------------------
+
+    def by_hand(self, x: Tensor, *context: Tensor, without: bool = False) -> TracedSite:
+        """Return the values of the site from the canonical stream."""
+        read = (x if self.norm_in is None else self.norm_in.by_hand(x)) * self.plan.c
+        raw = self.f.by_hand(read, *context)
+        write = (raw if self.norm_branch is None else self.norm_branch.by_hand(raw)) * self.factor_b()
+        total = x * self.factor("a") + (0.0 if without else write)
+        total = total if self.shift is None else total + self.shift
+        return TracedSite(x, read, raw, write, total if self.norm_out is None else self.norm_out.by_hand(total))
+
+    def answer(self, path: str) -> SiteAnswer:
+        """Return the answer of the site, whose step has a path."""
+        norms = {
+            name: NormAnswer.of(getattr(self, name), f"{path}.{name}")
+            for name in ("norm_in", "norm_branch", "norm_out")
+        }
+        return SiteAnswer(f"{path}.f", self.f.kind, self.plan.row(), **norms, has_bias=self.shift is not None)
+
+
+def _make_factor(factor: Factor, layout: Layout) -> nn.Parameter | None:
+    if isinstance(factor, float):
+        return None
+    return nn.Parameter(torch.ones(()) if factor == "scalar" else torch.ones(layout.sizes.features))
+
+
+def propagate(step: Step, parts: list[Tensor], site: TracedSite) -> list[Tensor]:
+    """Return the components of the next state: of x_0, of each write, and of the biases, the last one.
+
+    LayerNorm with the denominator of the whole sum is linear apart from its bias.
+    """
+    *parts, biases = [part * step.factor("a") for part in parts]
+    parts = [*parts, site.write]
+    biases = biases if step.shift is None else biases + step.shift
+    if step.norm_out is None:
+        return [*parts, biases]
+    denominator = step.norm_out.denominator_by_hand(torch.stack([*parts, biases]).sum(0))
+    *parts, biases = [step.norm_out.linear_by_hand(part, denominator) for part in (*parts, biases)]
+    return [*parts, biases + step.norm_out.shift_by_hand(biases)]
