@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, overload
 
-from torch import nn
+from torch import Tensor, nn
 
 from addnorm import functional
 from addnorm.nn.executor import StreamState, add, without_views
-from addnorm.nn.residual import SublayerConnection
+from addnorm.nn.removal import find_inside
+from addnorm.nn.residual import SublayerConnection, check_kwargs, check_tensor, to_dtype
 from addnorm.wirings.row import Row
 
-__all__ = ["FLOWS", "Flow", "ResidualLayer"]
+__all__ = ["FLOWS", "Flow", "ResidualLayer", "refuse_state"]
 
 
 class ResidualLayer(nn.Module):
@@ -21,7 +22,9 @@ class ResidualLayer(nn.Module):
     The stack calls each layer with the stream as the layer before left it: `layer(state, **context)` returns the next state. The
     write of the last sublayer may still be pending; the next layer, which owns the norm that follows, adds it in the same call.
     So a layer uses no parameter of another one: hooks, `compile()`, `fully_shard`, activation checkpoints and pipeline stages
-    treat it like any other module.
+    treat it like any other module. A hook or a module in its place must return a state too, such as `output._replace(x=...)`.
+
+    A layer that is called with a tensor `(*, d_model)` returns the tensor after its last write.
 
     Args:
         connections: a `SublayerConnection` for each sublayer.
@@ -36,15 +39,54 @@ class ResidualLayer(nn.Module):
         self.connections = nn.ModuleList(connections)
         self.flow = flow
 
-    def forward(self, state: StreamState, **context: Any) -> StreamState:
-        """Return the state after this layer; the keyword arguments are the sublayers'."""
+    @overload
+    def forward(self, state: StreamState, **context: Any) -> StreamState: ...
+
+    @overload
+    def forward(self, state: Tensor, **context: Any) -> Tensor: ...
+
+    def forward(self, state: StreamState | Tensor, **context: Any) -> StreamState | Tensor:
+        """Return the state after this layer; the keyword arguments are the sublayers'.
+
+        Raises:
+            ValueError: the layer is called with a tensor, and its wiring has two streams.
+        """
+        if not isinstance(state, StreamState):
+            return self._call_alone(state, context)
         connections: Any = self._modules["connections"]  # without the time of `nn.Module.__getattr__`
         state = FLOWS[self.flow].run([*connections._modules.values()], state, context)
         return without_views(state) if self._forward_hooks else state
 
+    def _call_alone(self, x: Tensor, context: dict[str, Any]) -> Tensor:
+        """Return the stream after this layer as a tensor, for a caller that is no stack."""
+        check_tensor(x)
+        if FLOWS[self.flow].has_dual:
+            raise ValueError(
+                f"state is a tensor and the layer's flow is {self.flow!r}, expected a StreamState: a tensor has one of the two "
+                "streams only; call the stack."
+            )
+        connections = find_inside(self, SublayerConnection)
+        accepted = [connection.accepted_kwargs for connection in connections]
+        check_kwargs(context, None if None in accepted else frozenset().union(*accepted))  # type: ignore[arg-type]  # without None
+        residual_dtype = connections[0].residual_dtype if connections else None
+        dtype = None if residual_dtype is None else x.dtype
+        state = self.forward(StreamState(to_dtype(x, residual_dtype), dtype=dtype), **context)
+        return to_dtype(state.x if state.pending is None else add(state.x, state.pending), dtype)
+
     def extra_repr(self) -> str:
         """Return the flow if it is not the usual one."""
         return "" if self.flow == "rows" else self.flow
+
+
+def refuse_state(layers: nn.ModuleList, layer: nn.Module, state: Any) -> NoReturn:
+    """Raise an error for a layer of a stack that returned something else than a state."""
+    if isinstance(state, tuple):
+        check_tensor(state)  # raises: a reentrant checkpoint made it plain
+    place = [*layers].index(layer)
+    raise TypeError(
+        f"layers[{place}] ({type(layer).__name__}) returned {type(state).__name__}, expected a StreamState: a module among the "
+        "layers, and a hook on one, passes the stream on with its pending write; return state._replace(x=...)."
+    )
 
 
 Connections = list[Any]  # SublayerConnections, or modules that wrap them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -16,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from addnorm import functional
 from addnorm._util.arguments import check_bool, check_dtype, check_probability
 from addnorm.nn.executor import PendingWrite, StreamState, normalize, read_stream
-from addnorm.nn.layer import FLOWS, ResidualLayer
+from addnorm.nn.layer import FLOWS, ResidualLayer, refuse_state
 from addnorm.nn.norm import NormKind
+from addnorm.nn.removal import copy_tables, find_inside, without_write
 from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, check_tensor, to_dtype
 from addnorm.wirings.spec import FACTORS, Factor, Learned, Place, Row, Wiring, as_wiring
 
@@ -65,7 +65,7 @@ class ResidualStack(nn.Module):
     Attributes:
         layers: a `ResidualLayer` for each layer. The stack calls them one after the other, and they call their
             `SublayerConnection`s: hooks, `compile()`, `fully_shard`, activation checkpoints and pipeline stages apply to both.
-        connections: the connections of all layers, in a list.
+        connections: the connections of all layers, in a list; those inside wrappers, as of activation checkpoints, are included.
         norm_embedding, norm_final: norms, or None.
 
     A norm is computed in one call with an add, and not called as a module, unless it has hooks, is compiled, or was replaced.
@@ -142,12 +142,11 @@ class ResidualStack(nn.Module):
     @property
     def connections(self) -> list[SublayerConnection]:
         """The connection of every sublayer, in the order of the sublayers."""
-        return [connection for layer in self._layers() for connection in layer]
+        return find_inside(self.layers, SublayerConnection)
 
-    def _layers(self) -> list[list[Any]]:
+    def _layers(self) -> list[list[SublayerConnection]]:
         """Return the connections, layer by layer."""
-        layers: list[Any] = [*self.layers]
-        return [[*layer.connections] for layer in layers]
+        return [find_inside(layer, SublayerConnection) for layer in find_inside(self.layers, ResidualLayer)]
 
     @property
     def accepted_kwargs(self) -> frozenset[str] | None:
@@ -206,7 +205,7 @@ class ResidualStack(nn.Module):
             run = partial(checkpoint, layer, use_reentrant=False) if is_checkpointed else layer
             state = run(state, **context)
             if state.__class__ is not StreamState:
-                check_tensor(state)
+                refuse_state(layers, layer, state)
         return state
 
     def _finish(self, state: StreamState, *, return_stream: bool = False) -> tuple[Tensor, Tensor]:
@@ -310,22 +309,14 @@ class ResidualStack(nn.Module):
         """Return this stack without the write of sublayer i, which is not called and adds zero.
 
         The norms and factors of the stream stay, and the other sublayers keep their places. Both stacks share their parameters
-        and sublayers: `eval()` of one stack is `eval()` of the sublayers of both.
+        and sublayers: `eval()` of one stack is `eval()` of the sublayers of both. A layer or connection that `torch.compile`
+        wraps is not compiled in the new stack.
         """
         n = len(self.connections)
         if not (isinstance(i, int) and not isinstance(i, bool) and -n <= i < n):
             raise ValueError(f"i is {i!r}, expected the number of a sublayer, 0 to {n - 1}.")
-        k, j = divmod(i % n, self.sublayers_per_layer)
-        layer: Any = _shallow(self.layers[k])
-        without_write = _shallow(layer.connections[j])
-        accepted = without_write.accepted_kwargs
-        for name in ("sublayer", "norm_branch"):
-            without_write._modules.pop(name, None)
-        without_write.sublayer = ZeroSublayer(accepted)
-        without_write.register_module("norm_branch", None)
-        layer.connections = nn.ModuleList(without_write if m is layer.connections[j] else m for m in layer.connections)
-        other: ResidualStack = _shallow(self)
-        other.layers = nn.ModuleList(layer if m is self.layers[k] else m for m in self.layers)
+        other: ResidualStack = copy_tables(self)
+        other.layers = without_write(self.layers, i % n)
         return other
 
     def extra_repr(self) -> str:
@@ -356,16 +347,6 @@ def _check_rows(stack: ResidualStack) -> None:
                 )
 
 
-class ZeroSublayer:
-    """A sublayer that returns zeros and accepts the keyword arguments of the sublayer that it replaces."""
-
-    def __init__(self, accepted_kwargs: frozenset[str] | None) -> None:
-        self.accepted_kwargs = accepted_kwargs
-
-    def __call__(self, read: Tensor, **_: Any) -> Tensor:
-        return torch.zeros_like(read)
-
-
 def _is_shared(factor: Factor) -> bool:
     return isinstance(factor, Learned) and factor.shared
 
@@ -382,15 +363,6 @@ def _rename_connections(stack: ResidualStack, state_dict: dict[str, Any], prefix
 
 def _share_again(stack: ResidualStack, _: Any) -> None:
     stack._share()  # load_state_dict(assign=True) gives each name its own tensor
-
-
-def _shallow(module: Any) -> Any:
-    """Return a copy that shares parameters and submodules, but has its own tables of them."""
-    other = copy.copy(module)
-    for name, table in vars(module).items():
-        if isinstance(table, dict):  # modules, parameters, hooks
-            setattr(other, name, copy.copy(table))
-    return other
 
 
 def _variance(t: Tensor) -> float:

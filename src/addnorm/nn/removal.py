@@ -1,0 +1,78 @@
+"""The connections inside a stack, also in wrappers, and copies of a stack without one of their writes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.nn.residual import SublayerConnection
+
+__all__ = ["copy_tables", "find_inside", "without_write"]
+
+Kind = TypeVar("Kind", bound=nn.Module)
+
+
+def find_inside(module: nn.Module, kind: type[Kind]) -> list[Kind]:
+    """Return the outermost modules of a class inside a module, as often as they are used, in their order.
+
+    Wrappers, as of activation checkpoints or `torch.compile`, are searched.
+    """
+    found: list[Kind] = []
+    for child in module._modules.values():
+        if isinstance(child, kind):
+            found.append(child)
+        elif child is not None:
+            found += find_inside(child, kind)
+    return found
+
+
+def without_write(module: Any, i: int) -> Any:
+    """Return a copy of a module whose connection i adds zero to the stream, with the other modules in their places."""
+    if isinstance(module, SublayerConnection):
+        silent = copy_tables(module)
+        accepted = module.accepted_kwargs
+        silent._modules.pop("sublayer", None)  # the new one is no module
+        silent.sublayer = ZeroSublayer(accepted)
+        silent._modules["norm_branch"] = None
+        return silent
+    if hasattr(module, "_orig_mod"):  # the code that `torch.compile` made would call the original
+        return without_write(module._orig_mod, i)
+    other = copy_tables(module)
+    for name, child in module._modules.items():
+        n = (
+            0
+            if child is None
+            else 1
+            if isinstance(child, SublayerConnection)
+            else len(find_inside(child, SublayerConnection))
+        )
+        if i < n:
+            other._modules[name] = without_write(child, i)
+            break
+        i -= n
+    return other
+
+
+def copy_tables(module: Any) -> Any:
+    """Return a copy that shares parameters and submodules, but has its own tables of submodules and hooks.
+
+    The table of parameters is shared, since FSDP replaces its entries in each call.
+    """
+    other = copy.copy(module)
+    for name, table in vars(module).items():
+        if isinstance(table, dict) and name != "_parameters":
+            setattr(other, name, copy.copy(table))
+    return other
+
+
+class ZeroSublayer:
+    """A sublayer that returns zeros and accepts the keyword arguments of the sublayer that it replaces."""
+
+    def __init__(self, accepted_kwargs: frozenset[str] | None) -> None:
+        self.accepted_kwargs = accepted_kwargs
+
+    def __call__(self, read: Tensor, **_: Any) -> Tensor:
+        return torch.zeros_like(read)
