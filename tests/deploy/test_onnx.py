@@ -124,6 +124,23 @@ def test_translations_serve_torchs_exporter(tmp_path):
     assert check(tmp_path / "norm.onnx", norm, (X,)) < 1e-6
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_torchs_exporter_translates_stacks_in_both_modes(tmp_path, grad_mode):
+    """With the table, and without it after a decomposition."""
+    model, path = encoder("pre_ln"), tmp_path / "encoder.onnx"
+    with torch.set_grad_enabled(grad_mode):
+        decomposed = torch.export.export(model, (X,)).run_decompositions(addnorm.decompositions())
+        for program, table, norms in (
+            (torch.export.export(model, (X,)), translations("standard", opset_version=18), 5),
+            (decomposed, None, 0),
+        ):
+            exported = torch.onnx.export(program, (), dynamo=True, verbose=False, custom_translation_table=table)
+            exported.save(path)
+            assert node_types(path)["LayerNormalization"] == norms
+            assert check(path, model, (X,)) < 2e-6
+
+
 class Changing(nn.Module):
     """Module whose program is not what it computes."""
 
