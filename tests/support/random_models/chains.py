@@ -144,6 +144,8 @@ def _resolve(rng: random.Random, options: Options, layout: str) -> None:
         options.constructs.add("embedding norm")
     if options.shared:
         options.constructs.add("shared layers")
+    if options.sizes.tokens == options.sizes.features:
+        options.constructs.add("as many tokens as features")
 
 
 class Chain(nn.Module):

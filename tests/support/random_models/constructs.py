@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from addnorm import Row
-from support.random_models.answers import RandomModel, SiteAnswer, Trace, TracedSite
+import addnorm
+from addnorm import Row, wirings
+from support.random_models.answers import NormAnswer, RandomModel, SiteAnswer, Trace, TracedSite
 from support.random_models.graphs import POST, PRE, Graph, Kit, flatten
 from support.random_models.steps import Step
+from support.random_models.sublayers import Mlp
 
 __all__ = ["CONSTRUCTS"]
 
@@ -111,6 +113,7 @@ def bottom_to_top(kit: Kit) -> RandomModel:
     sites = []
     for n, layer in enumerate(layers):
         one, two = (step.answer(f"layers.{n}.{k}") for k, step in enumerate(layer))
+        two = replace(two, row=Row(), norm_out=None)  # the norm follows the skip
         sites += [one, two, SiteAnswer("", "", None, role="skip")]
     return kit.build(
         Graph(run, layers=layers), [kit.input()], replace(kit.stream(sites, "b2t"), num_layers=len(layers))
@@ -130,6 +133,49 @@ def resi_dual(kit: Kit) -> RandomModel:
 
     stream = kit.stream(kit.sites(layers), "resi_dual", final=last)
     return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream)
+
+
+@construct("addmm")
+def fused_product(kit: Kit) -> RandomModel:
+    """Build adds inside the last product of a feed-forward: x + h W as torch.addmm(x, h, W)."""
+    layers, last = kit.layers("ff"), kit.norm()
+    for step in flatten(layers):
+        step.f = Mlp(kit.layout)
+        step.f.down = nn.Linear(2 * kit.d, kit.d, bias=False)
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        for step in flatten(model.layers):
+            h = step.f.act(step.f.up(step.norm_in(x))).flatten(0, 1)
+            x = torch.addmm(x.flatten(0, 1), h, step.f.down.weight.T).view_as(x)
+        return model.last(x)
+
+    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
+        sites, end = trace_steps(flatten(model.layers), x, without)
+        return Trace(x, sites, model.last.by_hand(end))
+
+    stream = kit.stream([replace(site, path="") for site in kit.sites(layers)], "pre_ln", final=last)
+    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream, trace=trace)
+
+
+@construct("addnorm.ResidualStack")
+def library_stack(kit: Kit) -> RandomModel:
+    """Build a stack of this library, with its fused operators, for any of its wirings."""
+    wiring = kit.rng.choice(
+        [w for w in wirings.list_all() if w.flow == "rows" and w.name not in ("no_residual", "mix_ln")]
+    )
+    norm, eps = kit.rng.choice(("layer", "rms")), 1e-5
+    sublayers = [kit.sublayer(letter) for _ in range(kit.num_layers) for letter in "af"]
+    stack = addnorm.ResidualStack(sublayers, kit.d, wiring, norm=norm, eps=eps)
+    any_norm = NormAnswer("", norm, eps)
+    sites = [
+        SiteAnswer(
+            "", f.kind, row, *(any_norm if has else None for has in (row.norm_in, row.norm_branch, row.norm_out))
+        )
+        for f, row in zip(sublayers, wiring.rows(kit.num_layers), strict=True)
+    ]
+    final = any_norm if wiring.ends_in_norm(kit.num_layers) else None
+    stream = kit.stream(sites, wiring.name, embedding_norm=any_norm if wiring.embedding_norm else None)
+    return kit.build(stack, [kit.input()], replace(stream, final_norm=final))
 
 
 # --- several streams ------------------------------------------------------------------------------------------------------

@@ -41,8 +41,7 @@ def compare_recording(case: RandomModel, inspection: Inspection, trace: Trace) -
     """Yield the differences of a recording from the numbers by hand."""
     with addnorm.record(case.model, grads=False) as rec, torch.no_grad():
         case.model(*case.inputs)
-    layout = getattr(getattr(case.model, "options", None), "layouts", None)
-    is_flat = layout is not None and any(part.name == "flat" for part in layout)
+    is_flat = not case.answer.constructs.isdisjoint({"layout: flat", "addmm"})
     numbers = {(site.id, role, name): value for role in ROLES for name in STATISTICS
                for site, value in _series(rec, role, name)}  # fmt: skip
     has_biases = any(site.role == "injection" for site in inspection.sites)  # a bias after an add is a site of its own

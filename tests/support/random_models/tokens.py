@@ -69,6 +69,51 @@ def tokens_replaced(kit: Kit) -> RandomModel:
     return _token_change(kit, lambda x, prompt: torch.cat((prompt, x[:, 2:]), 1))
 
 
+@construct("tokens are merged")
+def tokens_merged(kit: Kit) -> RandomModel:
+    """Build two stages between which the means of two neighbours replace them: the second stream begins there."""
+    one, two, last = kit.layers(num_layers=2), kit.layers(num_layers=2), kit.norm()
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        x = through(flatten(model.one), x)
+        x = x.unflatten(1, (-1, 2)).mean(2)
+        return model.last(through(flatten(model.two), x))
+
+    streams = (kit.stream(kit.sites(one, "one"), "pre_ln"), kit.stream(kit.sites(two, "two"), "pre_ln", final=last))
+    return kit.build(Graph(run, one=one, two=two, last=last), [kit.input(2 * kit.sizes.tokens)], *streams)
+
+
+@construct("learned tokens that read the input")
+def latents(kit: Kit) -> RandomModel:
+    """Build a stream of learned tokens, expanded over the samples, that reads the input in every layer (Perceiver)."""
+    layers, last, token = kit.layers("cf"), kit.norm(), nn.Parameter(torch.zeros(3, kit.d))
+    how = kit.rng.choice(("expand", "repeat", "broadcast"))
+
+    def begin(token: Tensor, memory: Tensor) -> Tensor:
+        if how == "expand":
+            return token.expand(len(memory), -1, -1)
+        return (
+            token.unsqueeze(0).repeat(len(memory), 1, 1) if how == "repeat" else token + torch.zeros(len(memory), 1, 1)
+        )
+
+    def run(model: Any, memory: Tensor) -> Tensor:
+        x = begin(model.token, memory)
+        for c, f in model.layers:
+            x = f.run(c.run(x, memory))
+        return model.last(x)
+
+    def trace(model: Any, memory: Tensor, without: int | None = None) -> Trace:
+        start = x = begin(model.token, memory)
+        sites = []
+        for k, step in enumerate(flatten(model.layers)):
+            sites.append(step.by_hand(x, *([memory] if k % 2 == 0 else []), without=k == without))
+            x = sites[-1].out
+        return Trace(start, sites, model.last.by_hand(x))
+
+    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
+    return kit.build(Graph(run, layers=layers, last=last, token=token), [kit.input()], stream, trace=trace)
+
+
 @construct("parts joined again")
 def parts_joined(kit: Kit) -> RandomModel:
     """Build y + cat(a, b), where a and b are the parts of x (Emformer)."""
