@@ -61,10 +61,11 @@ def copy_tables(module: Any) -> Any:
 
     The table of parameters is shared, since FSDP replaces its entries in each call.
     """
-    other = copy.copy(module)
-    for name, table in vars(module).items():
-        if isinstance(table, dict) and name != "_parameters":
-            setattr(other, name, copy.copy(table))
+    other = nn.Module.__new__(
+        type(module)
+    )  # not copy.copy: a class of FSDP2 has a __new__ of its own, which calls __init__
+    for name, value in module.__getstate__().items():
+        other.__dict__[name] = copy.copy(value) if isinstance(value, dict) and name != "_parameters" else value
     return other
 
 

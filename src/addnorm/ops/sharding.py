@@ -35,6 +35,7 @@ __all__ = ["replicate", "replicate_dimensions", "spread"]
 Placements = tuple[Placement, ...]
 # Arguments with the rows of the residual and features (or the two statistics), in the order in which they decide the placement.
 _STREAM = ("z", "y", "residual", "branch", "stats", "dy", "dz")
+_SAME_SHAPE = ("branch", "y", "dy", "dz")
 _ROWS = tuple(option.name for option in ADD_OPTIONS if option.kind == "rows")
 _BRANCH, _BRANCH_BIAS = GRADIENTS.index("branch"), GRADIENTS.index("branch_bias")
 
@@ -84,6 +85,10 @@ class _Call:
         self.mesh = _find_mesh(tensors)
         whole = next(tensors[name] for name in ("z", "residual") if isinstance(tensors.get(name), Tensor))
         self.shape = whole.shape
+        for name in _SAME_SHAPE:
+            t = tensors.get(name)
+            if isinstance(t, DTensor) and t.shape != whole.shape:  # the parts of some processes may have equal shapes
+                raise RuntimeError(f"{name} has shape {tuple(t.shape)}, expected {tuple(whole.shape)}.")
         stream = {name: t for name in _STREAM if (t := tensors.get(name)) is not None and t.dim() == whole.dim()}
         drops = bool(arguments.get("dropout_p", 0.0))
         self.rows = _place_rows([t for t in stream.values() if isinstance(t, DTensor)], plain=drops)
