@@ -193,8 +193,8 @@ def test_compare_interrupted_while_drawing(monkeypatch):
 SCRIPT = SUPPORT / "run_compare.py"
 
 
-def command(*arguments):
-    options = ("--text", "text", "--out", "out", *SMALL, "--warm-up", 0, "--jobs", 2, *arguments)
+def command(*arguments, jobs):
+    options = ("--text", "text", "--out", "out", *SMALL, "--warm-up", 0, "--jobs", jobs, *arguments)
     return [sys.executable, str(SCRIPT), "compare", "post_ln", "pre_ln", *map(str, options)]
 
 
@@ -235,14 +235,14 @@ def lines():
     return Path("out/results.jsonl").read_bytes().splitlines(keepends=True)
 
 
-def training(*arguments):
+def training(*arguments, jobs=2):
     """Return a comparison in which post_ln is finished and pre_ln is not."""
-    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    process = subprocess.Popen(command(*arguments, jobs=jobs), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
     wait_for(checkpoints, process)
     return process
 
 
-STEPS = 400
+STEPS = 250
 PROTOCOL = {"num_layers": 2, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4, "warm_ups": 0, "steps": STEPS}
 
 
@@ -250,13 +250,14 @@ def settings(line):
     return json.loads(line).get("settings", {}).get("wiring")
 
 
-def test_compare_continues_after_kill():
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_compare_continues_after_kill(jobs):
     text = lab.read_text("text")
     alone = lab.compare(["post_ln"], lab.Protocol(**PROTOCOL), text=text, out="out", jobs=1, at_init=False)
     finished = lines()
-    process = training("--steps", STEPS)
+    process = training("--steps", STEPS, jobs=jobs)
     workers = children(process.pid)
-    assert len(workers) >= 2
+    assert jobs == 1 or len(workers) >= 2
     process.send_signal(signal.SIGKILL)
     process.communicate()
     wait_for(lambda: not any(map(is_running, workers)), seconds=20)

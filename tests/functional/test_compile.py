@@ -160,9 +160,12 @@ def count_compilations(entry, form, grad, rows, *, mark_dynamic=False):
 EVERY = [(name, form, grad) for name in ENTRIES for form in ("op", "formula") for grad in (False, True)
          if form == "op" or (name in FORMULAS and grad)]  # fmt: skip
 EVERY += [(name, "op", False) for name in INTO_MEMORY]
-# Each entry once, with or without gradients, and one formula.
-DEFAULT = [(name, "op", name in ("y and stream", "residual, dropout", "layer_norm", "AddNorm")) for name in ENTRIES]
-DEFAULT += [("y and stream", "formula", True), ("rms_, dropout", "op", False), ("out", "op", False)]
+# Each operator and module once, with or without gradients, and one formula.
+DEFAULT = [
+    (name, "op", name in ("y and stream", "residual, dropout", "layer_norm", "AddNorm"))
+    for name in ("y", "y and stream", "rms, dropout", "residual, dropout", "layer_norm", "AddNorm", "ResidualStack")
+]
+DEFAULT += [("y and stream", "formula", True), ("out", "op", False)]
 
 
 @pytest.mark.parametrize(("name", "form", "grad"), mark_slow(EVERY, DEFAULT))

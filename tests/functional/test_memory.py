@@ -18,6 +18,13 @@ ROWS, D = 512, 512  # a megabyte in float32
 LIMIT = 14 * MEGABYTE  # below TIMES tensors of 16 bits
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """Exclude what earlier tests have made from garbage collection, so that each collection is fast."""
+    gc.collect()
+    gc.freeze()
+
+
 def resident() -> int:
     """Return the bytes of this process in memory, after malloc has returned its free memory.
 

@@ -49,7 +49,7 @@ AREAS = {
     "lab_store": ("tests/lab/test_result_store.py", "tests/lab/test_compare.py"),
     "report": ("tests/report",),
     "server": ("tests/explorer/test_scheduler.py tests/explorer/test_server*.py",),
-    "pages": ("tests/explorer/test_trace*.py", "tests/explorer/test_race*.py", "tests/explorer/test_stack.py tests/explorer/test_recording_page.py"),
+    "pages": ("tests/explorer/test_trace*.py", "tests/explorer/test_race*.py", "tests/explorer/test_stack*.py tests/explorer/test_recording_page.py"),
     "cli": ("tests/cli/test_cli.py tests/cli/test_record.py", "tests/cli/test_stream.py tests/cli/test_fuse.py"),
 }  # fmt: skip
 
