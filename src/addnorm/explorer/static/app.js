@@ -66,7 +66,7 @@ async function start() {
     main.append(h("p.wrong", { role: "alert" }, /** @type {Error} */ (error).message));
     return;
   }
-  const fields = Object.assign({ view: choice(VIEWS[0].name, VIEWS.map((one) => one.name)) }, ...VIEWS.map((one) => one.fields(meta)));
+  const fields = Object.assign({ view: choice(VIEWS[0].name, VIEWS.map((view) => view.name)) }, ...VIEWS.map((view) => view.fields(meta)));
   const store = new Store(fields, showNotices);
   /** @type {App} */
   const app = { meta, store, announce };
@@ -186,7 +186,7 @@ function helpDialog(mounted) {
   const on = preferences.get("addnorm-keys") !== "off";
   const box = dialog(
     "Keys",
-    h("dl.keys", null, ...keys.flatMap(([key, meaning]) => [h("dt", null, ...key.split(" ").flatMap((one) => [h("kbd", null, one), " "])), h("dd", null, meaning)])),
+    h("dl.keys", null, ...keys.flatMap(([key, meaning]) => [h("dt", null, ...key.split(" ").flatMap((label) => [h("kbd", null, label), " "])), h("dd", null, meaning)])),
     h("label.choice", null,
       h("input", { type: "checkbox", ...(on ? { checked: true } : {}), onchange: (/** @type {any} */ event) => preferences.set("addnorm-keys", event.target.checked ? "on" : "off") }),
       "Enable single-key shortcuts"),

@@ -45,7 +45,7 @@ function drawLater(chart) {
 
 /** @param {ChartFigure} [chart]  which; else all */
 function drawPending(chart) {
-  for (const one of chart ? [chart] : [...pending]) if (pending.delete(one)) one.resize(true);
+  for (const target of chart ? [chart] : [...pending]) if (pending.delete(target)) target.resize(true);
   if (!pending.size) for (const resolve of waiters.splice(0)) resolve();
 }
 

@@ -107,8 +107,8 @@ export class HeatMap extends ChartFigure {
       ...rows.flatMap((_, r) => (r % up ? [] : [{ x: MARGIN.left - 7, y: bottom - (r + 0.5) * height + 4, text: String(r), anchor: "end" }])),
       { x: (MARGIN.left + this.width - MARGIN.right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
     ];
-    updateChildren(this.layers.axis, texts, () => s("text"), (text, one) => {
-      set(text, { x: one.x.toFixed(1), y: one.y.toFixed(1), "text-anchor": one.anchor, text: one.text });
+    updateChildren(this.layers.axis, texts, () => s("text"), (text, label) => {
+      set(text, { x: label.x.toFixed(1), y: label.y.toFixed(1), "text-anchor": label.anchor, text: label.text });
     });
   }
 

@@ -55,7 +55,7 @@ export class LineChart extends ChartFigure {
   show(data) {
     // The present state is drawn last, over the ghosts, and is first in legend, table and readout.
     this.data = data;
-    const values = [...(data.range ?? []), ...data.series.flatMap((one) => [...one.values, ...(one.band ? [...one.band[0], ...one.band[1]] : [])])];
+    const values = [...(data.range ?? []), ...data.series.flatMap((curve) => [...curve.values, ...(curve.band ? [...curve.band[0], ...curve.band[1]] : [])])];
     this.scale = scaleOf(values, { log: this.options.log, from: this.options.from, room: this.height < 200 ? 4 : 6 });
     this.shown(data.labels.length, data.summary);
     this.#drawLegend();
@@ -73,9 +73,9 @@ export class LineChart extends ChartFigure {
   /** @param {number} index */
   spoken(index) {
     const series = this.data.series;
-    const texts = series.map((one, k) => ({ k, text: `${one.name} ${this.#word(one.values[index])}` }));
+    const texts = series.map((curve, k) => ({ k, text: `${curve.name} ${this.#word(curve.values[index])}` }));
     texts.sort((a, b) => Number(b.k === this.row) - Number(a.k === this.row) || a.k - b.k);
-    return `${this.data.labels[index]}: ${texts.map((one) => one.text).join("; ")}`;
+    return `${this.data.labels[index]}: ${texts.map((entry) => entry.text).join("; ")}`;
   }
 
   /** @param {number | null | undefined} value */
@@ -85,8 +85,8 @@ export class LineChart extends ChartFigure {
 
   table() {
     return {
-      head: [this.options.x, ...this.data.series.map((one) => one.name)],
-      rows: this.data.labels.map((label, k) => [label, ...this.data.series.map((one) => one.values[k] ?? null)]),
+      head: [this.options.x, ...this.data.series.map((curve) => curve.name)],
+      rows: this.data.labels.map((label, k) => [label, ...this.data.series.map((curve) => curve.values[k] ?? null)]),
     };
   }
 
@@ -107,39 +107,39 @@ export class LineChart extends ChartFigure {
     const wide = this.options.stems ? Math.min(9, 0.36 * step) : 0;
     /** @param {number} at of the series */
     const aside = (at) => (wide * (at - (this.data.series.length - 1) / 2)) / Math.max(1, this.data.series.length - 1);
-    const series = this.data.series.map((one, at) => ({ one, at })).reverse().sort((a, b) => Number(b.one.ghost ?? false) - Number(a.one.ghost ?? false));
-    updateChildren(this.layers.bands, series.filter(({ one }) => one.band), () => s("path"), (path, { one }) => {
-      const [low, high] = /** @type {[any[], any[]]} */ (one.band);
-      const there = one.values.map((_, k) => k).filter((k) => fits(low[k]) && fits(high[k]));
+    const series = this.data.series.map((curve, at) => ({ curve, at })).reverse().sort((a, b) => Number(b.curve.ghost ?? false) - Number(a.curve.ghost ?? false));
+    updateChildren(this.layers.bands, series.filter(({ curve }) => curve.band), () => s("path"), (path, { curve }) => {
+      const [low, high] = /** @type {[any[], any[]]} */ (curve.band);
+      const there = curve.values.map((_, k) => k).filter((k) => fits(low[k]) && fits(high[k]));
       const points = [...there.map((k) => `${x(k).toFixed(1)},${y(high[k]).toFixed(1)}`), ...there.reverse().map((k) => `${x(k).toFixed(1)},${y(low[k]).toFixed(1)}`)];
-      set(path, { class: `band tone-${one.tone ?? 1}`, d: points.length ? `M${points.join("L")}z` : "" });
+      set(path, { class: `band tone-${curve.tone ?? 1}`, d: points.length ? `M${points.join("L")}z` : "" });
     });
-    updateChildren(this.layers.lines, series, () => s("path"), (path, { one, at }) => {
+    updateChildren(this.layers.lines, series, () => s("path"), (path, { curve, at }) => {
       let pen = "M";
       let d = "";
-      one.values.forEach((value, k) => {
+      curve.values.forEach((value, k) => {
         if (!fits(value)) { pen = "M"; return; }
         const [px, py] = [(x(k) + aside(at)).toFixed(1), y(/** @type {number} */ (value)).toFixed(1)];
         d += this.options.stems ? `M${px},${floor}V${py}` : `${pen}${px},${py}`;
         pen = "L";
       });
-      set(path, { class: `line tone-${one.tone ?? 1}${one.ghost ? " ghost" : ""}${this.options.stems ? " stem" : ""}`, d });
+      set(path, { class: `line tone-${curve.tone ?? 1}${curve.ghost ? " ghost" : ""}${this.options.stems ? " stem" : ""}`, d });
     });
     // Many marks grow small, and those of ghosts are smaller still.
     const crowded = Math.max(0.4, Math.min(1, step / 9));
-    updateChildren(this.layers.marks, series, () => s("g"), (group, { one, at }) => {
-      set(group, { class: `marks tone-${one.tone ?? 1}${one.ghost ? " ghost" : ""}`, data: { series: one.name } });
-      const marks = one.values.map((value, k) => ({ value, k })).filter(({ value }) => value !== null && value !== undefined);
+    updateChildren(this.layers.marks, series, () => s("g"), (group, { curve, at }) => {
+      set(group, { class: `marks tone-${curve.tone ?? 1}${curve.ghost ? " ghost" : ""}`, data: { series: curve.name } });
+      const marks = curve.values.map((value, k) => ({ value, k })).filter(({ value }) => value !== null && value !== undefined);
       updateChildren(group, marks, () => s("path"), (element, { value, k }) => {
         const good = fits(value);
         // Those of a series behind another are larger: where both are equal, both are seen.
-        const r = SIZE * crowded * (one.ghost ? 0.7 : 1) * (1 + 0.16 * at);
+        const r = SIZE * crowded * (curve.ghost ? 0.7 : 1) * (1 + 0.16 * at);
         const odd = good ? "" : " odd";
         mark(element, {
           class: `mark${kinds?.[k] === "feed-forward" ? " hollow" : ""}${odd}`,
-          d: good ? SHAPES[one.tone ?? 1](r) : "M-4,-4L4,4M-4,4L4,-4",
+          d: good ? SHAPES[curve.tone ?? 1](r) : "M-4,-4L4,4M-4,4L4,-4",
           transform: `translate(${(x(k) + aside(at)).toFixed(1)},${(good ? y(/** @type {number} */ (value)) : edge(/** @type {number} */ (value))).toFixed(1)})`,
-          "data-series": one.name, "data-index": k, "data-value": String(value),
+          "data-series": curve.name, "data-index": k, "data-value": String(value),
         });
       });
     });
@@ -158,8 +158,8 @@ export class LineChart extends ChartFigure {
     const names = [
       { x: (MARGIN.left + right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
     ];
-    updateChildren(this.layers.axis, [...ticks, ...names], () => s("text"), (text, one) => {
-      set(text, { x: one.x.toFixed(1), y: one.y.toFixed(1), "text-anchor": one.anchor, text: one.text });
+    updateChildren(this.layers.axis, [...ticks, ...names], () => s("text"), (text, label) => {
+      set(text, { x: label.x.toFixed(1), y: label.y.toFixed(1), "text-anchor": label.anchor, text: label.text });
     });
   }
 
@@ -173,7 +173,7 @@ export class LineChart extends ChartFigure {
 
   #drawLegend() {
     const kinds = new Set(this.data.kinds ?? []);
-    const items = this.data.series.map((one) => ({ name: one.name, tone: one.tone ?? 1, ghost: one.ghost ?? false }));
+    const items = this.data.series.map((curve) => ({ name: curve.name, tone: curve.tone ?? 1, ghost: curve.ghost ?? false }));
     const shapes = kinds.has("attention") && kinds.has("feed-forward") ? [{ name: "● attention, ○ feed-forward", tone: 0, ghost: false }] : [];
     const wanted = [...items, ...shapes];
     const text = JSON.stringify([this.options.y, wanted]);
@@ -181,7 +181,7 @@ export class LineChart extends ChartFigure {
     this.legendText = text;
     this.legend.replaceChildren(
       h("li.unit", null, this.options.y + (this.options.log ? ", logarithmic" : "")),
-      ...wanted.map((one) => h("li", null, one.tone ? sample(one.tone, one.ghost, this.options.stems) : null, one.name)),
+      ...wanted.map((item) => h("li", null, item.tone ? sample(item.tone, item.ghost, this.options.stems) : null, item.name)),
     );
   }
 }

@@ -95,11 +95,11 @@ export class History {
     const [left, right] = this.started.racers.map((/** @type {any} */ racer) => racer.places);
     const longer = left.length >= right.length ? left : right;
     return {
-      labels: longer.map((/** @type {any} */ one, /** @type {number} */ k) => {
-        const [a, b] = [left[k]?.id ?? one.id, right[k]?.id ?? one.id];
+      labels: longer.map((/** @type {any} */ site, /** @type {number} */ k) => {
+        const [a, b] = [left[k]?.id ?? site.id, right[k]?.id ?? site.id];
         return a === b ? a : `${a} | ${b}`;
       }),
-      kinds: longer.map((/** @type {any} */ one) => one.kind),
+      kinds: longer.map((/** @type {any} */ site) => site.kind),
     };
   }
 

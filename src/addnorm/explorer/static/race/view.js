@@ -126,7 +126,7 @@ function mount(root, app) {
     running: (done, all) => `${done} of ${all} steps${left(done, all)}`,
     stopped: (done, all) => `Stopped after ${done} of ${all} steps.`,
     failed: (done, all) => (done ? `${done} of ${all} steps were finished.` : ""),
-    over: (done) => `${done} steps, ${digits(/** @type {any} */ (history).ended.racers.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.seconds, 0), 3)} seconds of training.`,
+    over: (done) => `${done} steps, ${digits(/** @type {any} */ (history).ended.racers.reduce((/** @type {number} */ sum, /** @type {any} */ racer) => sum + racer.seconds, 0), 3)} seconds of training.`,
   };
 
   /** @param {number} done @param {number} all */

@@ -76,9 +76,9 @@ export class Balance {
     const number = (/** @type {Row} */ row) => /** @type {number | null} */ (row[key]);
     // What has no number comes last, whichever way it is sorted.
     const rows = [...this.rows].sort((a, b) => {
-      const [one, two] = [number(a), number(b)];
-      if (one === null || two === null) return Number(one === null) - Number(two === null) || a.depth - b.depth;
-      return (one - two) * this.up || a.depth - b.depth;
+      const [first, second] = [number(a), number(b)];
+      if (first === null || second === null) return Number(first === null) - Number(second === null) || a.depth - b.depth;
+      return (first - second) * this.up || a.depth - b.depth;
     });
     const most = Math.max(...this.rows.map((row) => (Number.isFinite(row.part) ? Math.abs(row.part) : 0)), 1e-12);
     updateChildren(this.body, rows, () => line(), (tr, row) => {
@@ -104,7 +104,7 @@ const line = () =>
 function summarize(sheet) {
   /** @type {Row[]} */
   const rows = sheet.rows;
-  const top = [...rows].sort((one, two) => two.part - one.part)[0];
+  const top = [...rows].sort((a, b) => b.part - a.part)[0];
   const opening = rows.find((row) => row.kind === "start");
   const against = rows.filter((row) => row.part < 0).length;
   const how = sheet.length === null

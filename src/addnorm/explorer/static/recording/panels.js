@@ -71,7 +71,7 @@ export function sentence(lines, labels) {
     if (good.length === 1) parts.push(`${show(good[0].value, 4)} at ${labels[good[0].k]}`);
     else if (good.length) {
       const [first, last] = [good[0], good[good.length - 1]];
-      const top = good.reduce((one, two) => (two.value > one.value ? two : one));
+      const top = good.reduce((best, point) => (point.value > best.value ? point : best));
       parts.push(`from ${show(first.value, 4)} at ${labels[first.k]} to ${show(last.value, 4)} at ${labels[last.k]}`);
       if (top !== first && top !== last) parts.push(`largest ${show(top.value, 4)} at ${labels[top.k]}`);
     }

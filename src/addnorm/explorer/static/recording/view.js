@@ -60,7 +60,7 @@ function mounted(root, app) {
   // Controls.
   const option = (/** @type {string} */ value, /** @type {string} */ name) => h("option", { value }, name);
   const file = h("select", { onchange: () => store.set({ rec: Number(file.value), rstep: LAST, rstream: "", rdepth: LAST }) },
-    ...all.map((one, k) => option(String(k), one.model ? `${one.name} (${one.model})` : one.name)));
+    ...all.map((recording, k) => option(String(k), recording.model ? `${recording.name} (${recording.model})` : recording.name)));
   const stream = h("select", { onchange: () => store.set({ rstream: stream.value, rdepth: LAST }) });
   const step = h("input", { type: "range", min: 0, step: 1, oninput: () => slid(false), onchange: () => slid(true) });
   const stepNow = h("output");
@@ -83,7 +83,7 @@ function mounted(root, app) {
   const charts = PANELS.map((panel) => ({ panel, chart: new LineChart({ id: `recording-${panel.id}`, title: panel.title, x, y: panel.y, stems: panel.stems, onCursor }) }));
   const map = new HeatMap({ id: "recording-map", title: "Sources of the stream", x, y: "share of each source; a column sums to 1", onCursor });
   const quiet = h("p.recording-quiet");
-  const what = h("select", { onchange: () => store.set({ rwhat: what.value }) }, ...WHAT.map(([name, title]) => option(name, `${PANELS.find((panel) => panel.lines.some(([one]) => one === name))?.title}: ${title}`)));
+  const what = h("select", { onchange: () => store.set({ rwhat: what.value }) }, ...WHAT.map(([name, title]) => option(name, `${PANELS.find((panel) => panel.lines.some(([line]) => line === name))?.title}: ${title}`)));
   const time = new LineChart({ id: "recording-time", title: "Over the steps", x: "step", y: "", onCursor: (index, commit) => {
     if (commit && answer?.time) store.set({ rstep: answer.time.steps[index] === lastStep() ? LAST : answer.time.steps[index] });
   } });
@@ -118,7 +118,7 @@ function mounted(root, app) {
   function comparisons({ rec }) {
     const several = all[rec].count > 1;
     const first = several ? [["first", `its first step, ${all[rec].steps[0]}`]] : [];
-    const others = all.map((one, k) => [String(k), k === rec ? "its last step" : `${one.name}, last step`]);
+    const others = all.map((recording, k) => [String(k), k === rec ? "its last step" : `${recording.name}, last step`]);
     return /** @type {[string, string][]} */ ([["none", "nothing"], ...first, ...others.filter((_, k) => k !== rec || several)]);
   }
 
@@ -170,10 +170,10 @@ function mounted(root, app) {
 
   function drawCurve() {
     const { steps = [], values = [], meaning, depth, count } = answer.time ?? {};
-    const [name, title] = /** @type {[string, string]} */ (WHAT.find(([one]) => one === store.state.rwhat));
+    const [name, title] = /** @type {[string, string]} */ (WHAT.find(([quantity]) => quantity === store.state.rwhat));
     const panel = /** @type {import("./panels.js").Panel} */ (PANELS.find(({ lines }) => lines.some(([line]) => line === name)));
-    const labels = steps.map((/** @type {number} */ one) => `step ${one}`);
-    const counted = steps.every((/** @type {number} */ one, /** @type {number} */ k) => one === k);
+    const labels = steps.map((/** @type {number} */ step) => `step ${step}`);
+    const counted = steps.every((/** @type {number} */ step, /** @type {number} */ k) => step === k);
     const log = logarithmic(panel, values);
     Object.assign(time.options, { x: counted ? "step" : "recorded steps, counted from 0", y: panel.y, log, from: log ? undefined : 0 });
     if (!answer.time) {
@@ -190,7 +190,7 @@ function mounted(root, app) {
     results.hidden = false;
     const labels = answer.sites.map((/** @type {any} */ site) => site.label);
     const kinds = answer.sites.map((/** @type {any} */ site) => site.kind);
-    const ids = (/** @type {any} */ one) => one.sites.map((/** @type {any} */ site) => site.id).join("\n");
+    const ids = (/** @type {any} */ recording) => recording.sites.map((/** @type {any} */ site) => site.id).join("\n");
     const alike = other !== null && ids(other) === ids(answer);
     const notes = other !== null && !alike ? [`${all[other.number].name} has other sublayers and is not drawn`] : [];
     badges.show(answer.badges);
@@ -211,7 +211,7 @@ function mounted(root, app) {
       chart.show({ labels, kinds, series: [...lines, ...ghosts], summary: [sentence(lines, labels), panel.more?.(answer.series, labels)].filter(Boolean).join(" ") });
     }
     if (missing.length) notes.push(`Not recorded at this step: ${missing.join(", ")}`);
-    set(quiet, { text: notes.map((one) => `${one}.`).join(" ") });
+    set(quiet, { text: notes.map((note) => `${note}.`).join(" ") });
     quiet.hidden = !notes.length;
     drawMap();
     drawTime();
@@ -237,7 +237,7 @@ function mounted(root, app) {
     map.show({ columns: depths, rows: sources, values, summary: `At the end ${percent(end[top])} of the stream is from ${sources[top]}${top ? `, ${percent(end[0])} from ${sources[0]}` : ""}.${when}` });
   }
 
-  const nameOf = (/** @type {any} */ one) => (one.number === answer.number ? `step ${one.step}` : all[one.number].name);
+  const nameOf = (/** @type {any} */ place) => (place.number === answer.number ? `step ${place.step}` : all[place.number].name);
 
   /** @param {any} state */
   function controls(state) {
@@ -246,13 +246,13 @@ function mounted(root, app) {
     fields.stream.hidden = streams.length < 2;
     fields.step.hidden = count < 2;
     set(file, { value: String(state.rec) });
-    updateChildren(stream, streams, () => h("option"), (one, name) => set(one, { value: name, text: name }));
+    updateChildren(stream, streams, () => h("option"), (option, name) => set(option, { value: name, text: name }));
     set(stream, { value: state.rstream || streams[0] });
-    const at = state.rstep === LAST ? steps.length - 1 : steps.findIndex((one) => one >= state.rstep);
+    const at = state.rstep === LAST ? steps.length - 1 : steps.findIndex((step) => step >= state.rstep);
     set(step, { max: steps.length - 1, value: String(at < 0 ? steps.length - 1 : at), "aria-valuetext": `step ${steps[at] ?? state.rstep}` });
     set(stepNow, { text: `${state.rstep === LAST ? steps[steps.length - 1] : state.rstep} of ${steps[steps.length - 1]}` });
     const choices = comparisons(state);
-    updateChildren(against, choices, () => h("option"), (one, [value, name]) => set(one, { value, text: name }));
+    updateChildren(against, choices, () => h("option"), (option, [value, name]) => set(option, { value, text: name }));
     set(against, { value: compared(state) });
     fields.against.hidden = choices.length < 2;
     set(what, { value: state.rwhat });

@@ -108,7 +108,7 @@ export function verdict(name, result, pinned) {
   return [
     `${name}: ${texts.stream[0].toLowerCase()}${texts.stream.slice(1)} ${texts.gradient}`,
     ...(alike > 0.95 ? [`At the end the tokens are nearly identical (mean cosine ${n(alike)}): attention reads almost the same from each of them.`] : []),
-    ...pinned.map((one) => (one.result === result ? `${name} is pinned: change a setting to compare with it.` : compareWith(one.name, result, one.result))),
+    ...pinned.map((pin) => (pin.result === result ? `${name} is pinned: change a setting to compare with it.` : compareWith(pin.name, result, pin.result))),
   ];
 }
 

@@ -58,7 +58,7 @@ function pinsOf(known) {
           }
         }
         return result;
-      }).filter((one, at, all) => all.findIndex((other) => same(one, other)) === at);
+      }).filter((pin, at, all) => all.findIndex((other) => same(pin, other)) === at);
     },
     format: (pins) => pins.map((pin) => {
       const changed = Object.entries(known).filter(([key, field]) => field.format(pin[key]) !== field.format(field.initial));
@@ -167,7 +167,7 @@ function mount(root, app) {
     for (const chart of all) chart.cursor(index);
     if (commit) store.set({ depth: index }, { commit: false });
   };
-  const lines = CHARTS.map((one) => new LineChart({ ...one, x: "depth, in sublayers", patient: true, onCursor: point }));
+  const lines = CHARTS.map((chart) => new LineChart({ ...chart, x: "depth, in sublayers", patient: true, onCursor: point }));
   const map = new HeatMap({ id: "map", title: "Sources of the stream", x: "depth", y: "share of each source: x_0 and the writes", patient: true, onCursor: point });
   const all = [...lines, map];
   const charts = h("div.charts", null, ...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
@@ -180,7 +180,7 @@ function mount(root, app) {
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),
         h("fieldset", null, h("legend", null, "Placement of the norm"), h("div.choices.stack-places", null, ...radios), use),
         h("div.buttons", null, pin, dice, survey), pins,
-        h("fieldset.stack-settings", null, h("legend", null, "The stack"), ...sliders.map((one) => one.element), ...selects.map((one) => one.element),
+        h("fieldset.stack-settings", null, h("legend", null, "The stack"), ...sliders.map((control) => control.element), ...selects.map((control) => control.element),
           h("label.choice", null, residual, "Residual connection")),
         h("details.stack-words.stack-settings", null, h("summary", null, "Terms"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
         h("p.stack-note.stack-settings", null, "One seed gives the same weights for every placement (DeepNorm scales them by its β), the same x_0 and the same loss. Results differ between seeds: try several.")),
@@ -292,11 +292,11 @@ function mount(root, app) {
     const name = nameOf(state);
     const texts = summaries(result);
     // Of a deeper ghost the charts end where the present stack does not: labels are the longer ones.
-    const longest = [result, ...others.map((one) => one.result)].reduce((a, b) => (a.labels.length >= b.labels.length ? a : b));
+    const longest = [result, ...others.map((other) => other.result)].reduce((a, b) => (a.labels.length >= b.labels.length ? a : b));
     CHARTS.forEach(({ id }, k) => {
       /** @type {import("../chart/lines.js").Series[]} */
       const series = [{ name, values: result[id], tone: 1, band: id === "stream" && result.low[0] !== result.high[0] ? [result.low, result.high] : undefined }];
-      others.forEach((one, at) => series.push({ name: one.name === name ? `${name} (pinned)` : one.name, values: one.result[id], tone: /** @type {any} */ (at + 2), ghost: true }));
+      others.forEach((other, at) => series.push({ name: other.name === name ? `${name} (pinned)` : other.name, values: other.result[id], tone: /** @type {any} */ (at + 2), ghost: true }));
       lines[k].show({ labels: longest.labels, kinds: longest.kinds, series, summary: texts[id] });
     });
     map.show({ columns: result.labels, rows: result.labels, values: result.map, summary: texts.map });
@@ -322,7 +322,7 @@ function mount(root, app) {
 
   /** @param {import("../state.js").State} state */
   function controls(state) {
-    const place = places.find((/** @type {any} */ one) => one.name === state.place);
+    const place = places.find((/** @type {any} */ placement) => placement.name === state.place);
     const alpha = Boolean(state.alpha && state.alpha !== 1) || (place.alpha && state.res);
     diagram.show(state.place, { residual: state.res, alpha, kind: state.norm, equation: place.equation });
     for (const radio of radios) set(radio.firstElementChild, { checked: radio.firstElementChild.value === state.place });
@@ -334,16 +334,16 @@ function mount(root, app) {
     set(residual, { checked: state.res });
     set(pin, { disabled: state.pins.length >= PINS || pinnedAlready(state) });
     set(use, { text: `Use it ${place.use} (${place.source})` });
-    updateChildren(pins, state.pins, () => h("li", null, h("span"), h("button.quiet", { type: "button" }, "✕")), (item, one, k) => {
-      set(item.firstElementChild, { text: nameOf(/** @type {any} */ (one), state) });
+    updateChildren(pins, state.pins, () => h("li", null, h("span"), h("button.quiet", { type: "button" }, "✕")), (item, pin, k) => {
+      set(item.firstElementChild, { text: nameOf(/** @type {any} */ (pin), state) });
       const button = item.lastElementChild;
-      button.setAttribute("aria-label", `Unpin ${nameOf(/** @type {any} */ (one), state)}`);
+      button.setAttribute("aria-label", `Unpin ${nameOf(/** @type {any} */ (pin), state)}`);
       button.onclick = () => store.set({ pins: store.state.pins.filter((/** @type {any} */ _, /** @type {number} */ at) => at !== k) });
     });
   }
 
   /** @param {import("../state.js").State} state */
-  const pinnedAlready = (state) => state.pins.some((/** @type {import("../state.js").State} */ one) => same(one, state));
+  const pinnedAlready = (state) => state.pins.some((/** @type {import("../state.js").State} */ pin) => same(pin, state));
 
   function pinned() {
     const { state } = store;

@@ -90,7 +90,7 @@ export const straight = (name, of) => of.placement === "pre" && (name === "strai
  */
 export function comparePlacements(post, pre, show) {
   const size = (/** @type {Trace} */ of, /** @type {string} */ name) => {
-    const value = of.steps.find((one) => one.name === name)?.value;
+    const value = of.steps.find((step) => step.name === name)?.value;
     return Array.isArray(value) ? Math.hypot(...value) : NaN;
   };
   const [incoming, leaving, passed] = [size(post, "grad"), size(post, "dx"), size(pre, "straight")];

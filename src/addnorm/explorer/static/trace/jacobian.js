@@ -44,7 +44,7 @@ export function eigenvalues(matrix) {
     }
     if (off === 0) break;
   }
-  return a.map((row, k) => row[k]).sort((one, other) => one - other);
+  return a.map((row, k) => row[k]).sort((a, b) => a - b);
 }
 
 /** @param {number[][]} a @param {number} p @param {number} q @param {number} c @param {number} s */

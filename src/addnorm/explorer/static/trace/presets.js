@@ -22,7 +22,7 @@ import { CHOICES } from "./trace.js";
  * @returns {Preset | undefined}
  */
 export function matching(presets, of) {
-  const value = (/** @type {string} */ name) => of.steps.find((one) => one.name === name)?.value;
+  const value = (/** @type {string} */ name) => of.steps.find((step) => step.name === name)?.value;
   return presets.find(({ x, sublayer, options }) =>
     same(value("x"), x) &&
     same(value("sublayer"), sublayer) &&

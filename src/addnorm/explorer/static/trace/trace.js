@@ -138,10 +138,10 @@ export const output = (of) => flat(step(of, of.placement === "post" ? "shifted" 
 /** As `addnorm trace --json` prints it: inf and nan, which JSON lacks, are null. @param {Trace} of */
 export function described(of) {
   const json = (/** @type {number} */ value) => (Number.isFinite(value) ? value : null);
-  const steps = of.steps.map((one) => ({
-    ...one,
-    value: Array.isArray(one.value) ? one.value.map(json) : json(one.value),
-    finite: flat(one.value).every(Number.isFinite),
+  const steps = of.steps.map((step) => ({
+    ...step,
+    value: Array.isArray(step.value) ? step.value.map(json) : json(step.value),
+    finite: flat(step.value).every(Number.isFinite),
   }));
   return { schema: 1, equation: equation(of), ...of, steps, output: output(of).map(json) };
 }
@@ -375,7 +375,7 @@ function onNormalized(z, normalized, root, rule) {
 
 /** Says at the first step that is not finite why it is not. @param {Step[]} steps @param {Rule} rule */
 function explain(steps, rule) {
-  const first = steps.find((one) => !flat(one.value).every(Number.isFinite));
+  const first = steps.find((step) => !flat(step.value).every(Number.isFinite));
   if (!first) return;
   let why = "overflow: larger than the largest float64, 1.8e308; later values may be inf or nan";
   if (first.name === "variance" && !rule.count) why = "0/0: with d = 1 there is no variance divided by d - 1; later values are nan";
