@@ -1,0 +1,34 @@
+"""The conformer package."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from addnorm import Row
+from support.families import noise
+from zoo.answer import IN, Package, Stream, model
+
+HALF = Row(norm_in=True, b=0.5)
+ANSWER = Stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5)))
+
+
+def conformer(**options: Any) -> nn.Module:
+    from conformer import Conformer
+
+    return Conformer(dim=32, depth=2, dim_head=8, heads=4, conv_kernel_size=3, **options)
+
+
+CODE = (
+    "conformer.py, ConformerBlock: self.ff1 = Scale(0.5, PreNorm(dim, self.ff1)); x = self.ff1(x) + x; x = self.attn(x, mask = mask) + x; x ="
+    " self.conv(x) + x [begins with a LayerNorm]; x = self.ff2(x) + x; x = self.post_norm(x)"
+)
+
+MODELS = (
+    model("conformer", conformer, lambda: (noise(2, 7, 32),), ANSWER, code=CODE),
+    model("conformer, causal", partial(conformer, conv_causal=True), lambda: (noise(2, 7, 32),), ANSWER, code=CODE),
+)
+
+PACKAGE = Package("conformer", ("conformer==0.3.2", "einops==0.8.2"), MODELS)

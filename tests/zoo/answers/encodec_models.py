@@ -1,0 +1,34 @@
+"""The streaming transformer of encodec."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+
+from support.families import noise
+from zoo.answer import Package, Stream, model
+
+
+def transformer(norm_first: bool) -> nn.Module:
+    from encodec.modules.transformer import StreamingTransformerEncoder
+
+    return StreamingTransformerEncoder(dim=32, num_heads=4, num_layers=2, norm_first=norm_first)
+
+
+CODE = (
+    "modules/transformer.py, StreamingTransformerEncoderLayer: if self.norm_first: x = x + self._sa_block(self.norm1(x), ...); x = x +"
+    " self._ff_block(self.norm2(x)); else: x = self.norm1(x + self._sa_block(x, ...)); x = self.norm2(x + self._ff_block(x)). The keys are the"
+    " input and zeros before it. x = self.norm_in(x); x = x + pos_emb, so x_0 is not a norm's output; no norm at the end"
+)
+
+MODELS = (
+    model("streaming transformer, pre-LN", partial(transformer, True), lambda: (noise(2, 7, 32),),
+          Stream("pre_ln", "afaf", final_norm=False), code=CODE),
+    model("streaming transformer, post-LN", partial(transformer, False), lambda: (noise(2, 7, 32),),
+          Stream("post_ln", "afaf", final_norm=False), code=CODE),
+)  # fmt: skip
+
+PACKAGE = Package(
+    "encodec", ("encodec==0.1.1", "torchaudio==2.11.0", "einops==0.8.2"), MODELS, remove=("torchaudio/lib",)
+)

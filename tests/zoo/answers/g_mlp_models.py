@@ -1,0 +1,36 @@
+"""g-mlp-pytorch."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from support.families import ids, noise
+from zoo.answer import Package, Stream, model
+
+
+def text() -> nn.Module:
+    from g_mlp_pytorch import gMLP
+
+    return gMLP(num_tokens=99, dim=32, depth=3, seq_len=7, attn_dim=8)
+
+
+def vision() -> nn.Module:
+    from g_mlp_pytorch import gMLPVision
+
+    return gMLPVision(image_size=16, patch_size=8, num_classes=10, dim=32, depth=3)
+
+
+CODE = "g_mlp_pytorch.py: Residual(PreNorm(dim, gMLPBlock(...))): return self.fn(x) + x; one sublayer a layer; to_logits begins with LayerNorm"
+
+MODELS = (
+    model("gmlp", text, lambda: (ids(),), Stream("pre_ln", "???"), code=CODE),
+    model(
+        "gmlp, images",
+        vision,
+        lambda: (noise(2, 3, 16, 16),),
+        Stream("pre_ln", "???", final_norm=True),
+        code=CODE + " of all tokens, then their mean",
+    ),
+)
+
+PACKAGE = Package("g-mlp-pytorch", ("g-mlp-pytorch==0.1.5", "einops==0.8.2"), MODELS)

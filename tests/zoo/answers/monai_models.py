@@ -1,0 +1,56 @@
+"""Transformers of MONAI."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from support.families import ids, noise
+from zoo.answer import Package, Stream, model
+
+
+def vit() -> nn.Module:
+    from monai.networks.nets import ViT
+
+    return ViT(3, (16, 16), (8, 8), hidden_size=32, mlp_dim=64, num_layers=2, num_heads=4, spatial_dims=2)
+
+
+def decoder(cross: bool) -> nn.Module:
+    from monai.networks.nets import DecoderOnlyTransformer
+
+    return DecoderOnlyTransformer(99, 16, 32, 2, 4, with_cross_attention=cross)
+
+
+def swin() -> nn.Module:
+    from monai.networks.nets.swin_unetr import SwinTransformer
+
+    return SwinTransformer(
+        3,
+        16,
+        window_size=(4, 4),
+        patch_size=(2, 2),
+        depths=(2, 2, 2, 2),
+        num_heads=(2, 2, 2, 2),
+        mlp_ratio=2.0,
+        spatial_dims=2,
+    )
+
+
+BLOCK = (
+    "transformerblock.py: x = x + self.attn(self.norm1(x), attn_mask=attn_mask); if self.with_cross_attention: x = x +"
+    " self.cross_attn(self.norm_cross_attn(x), context=context); x = x + self.mlp(self.norm2(x))."
+)
+STAGE = Stream("pre_ln", "afaf", final_norm=False)
+
+MODELS = (
+    model("vit", vit, lambda: (noise(2, 3, 16, 16),), Stream("pre_ln", "afaf"), code=BLOCK + " vit.py: x = self.norm(x)"),
+    model("decoder", lambda: decoder(False), lambda: (ids(),), Stream("pre_ln", "afaf", final_norm=False),
+          code=BLOCK + " transformer.py: logits = self.to_logits(x): no norm at the end"),
+    model("decoder with context", lambda: decoder(True), lambda: (ids(), noise(2, 5, 32)), Stream("pre_ln", "acf" * 2, final_norm=False),
+          code=BLOCK),
+    model("swin", swin, lambda: (noise(1, 3, 32, 32),), STAGE, STAGE, STAGE, STAGE,
+          code="swin_unetr.py: shortcut = x; x = self.forward_part1(x, mask_matrix) [begins with norm1]; x = shortcut + self.drop_path(x); x = x +"
+               " self.forward_part2(x) [mlp(norm2(x))]. PatchMerging: torch.cat of four tokens, norm [4 C wide], reduction. The outputs"
+               " are F.layer_norm of what a stage begins with, which the stage does not read"),
+)  # fmt: skip
+
+PACKAGE = Package("monai", ("monai==1.6.1", "einops==0.8.2"), MODELS)

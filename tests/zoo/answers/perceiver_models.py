@@ -1,0 +1,45 @@
+"""perceiver-pytorch."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from support.families import noise
+from zoo.answer import Package, Stream, model
+
+SIZES = {
+    "num_latents": 6,
+    "latent_dim": 32,
+    "cross_heads": 2,
+    "latent_heads": 4,
+    "cross_dim_head": 8,
+    "latent_dim_head": 8,
+}
+
+
+def perceiver(attn_residual: bool = False) -> nn.Module:
+    from perceiver_pytorch import Perceiver
+
+    return Perceiver(num_freq_bands=2, depth=2, max_freq=4.0, num_classes=10, attn_residual=attn_residual, **SIZES)
+
+
+def perceiver_io() -> nn.Module:
+    from perceiver_pytorch import PerceiverIO
+
+    return PerceiverIO(depth=2, dim=12, queries_dim=16, logits_dim=5, **SIZES)
+
+
+BLOCK = (
+    "perceiver_pytorch.py, PerceiverBlock: x = self.cross_attn(x, context = context, ...) + x; x = self.cross_ff(x) + x; x = self_attn(x) + x; x ="
+    " self_ff(x) + x, each a PreNorm: x = self.norm(x); return self.fn(x). x begins as repeat(self.latents, 'n d -> b n d')."
+)
+
+MODELS = (
+    model("perceiver", perceiver, lambda: (noise(2, 4, 4, 3),), Stream("pre_ln", "cfaf" * 2, final_norm=None),
+          code=BLOCK + " to_logits: Reduce('b n d -> b d', 'mean'), LayerNorm, Linear"),
+    model("perceiver io", perceiver_io, lambda: {"data": noise(2, 7, 12), "queries": noise(2, 5, 16)},
+          Stream("pre_ln", "cf" + "af" * 2, final_norm=None),
+          code=BLOCK + " perceiver_io.py: latents = self.decoder_cross_attn(queries, context = x): no residual, and norm_context is of x_L"),
+)  # fmt: skip
+
+PACKAGE = Package("perceiver-pytorch", ("perceiver-pytorch==0.11.0", "einops==0.8.2"), MODELS)

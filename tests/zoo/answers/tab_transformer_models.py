@@ -1,0 +1,44 @@
+"""Models of tables of tab-transformer-pytorch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from support.families import noise
+from zoo.answer import Package, Stream, model, refuse
+
+SIZES = {"categories": (5, 4, 3), "num_continuous": 3, "dim": 32, "depth": 2, "heads": 4, "dim_head": 8}
+
+
+def build(name: str, streams: int) -> nn.Module:
+    import tab_transformer_pytorch
+
+    return getattr(tab_transformer_pytorch, name)(**SIZES, num_residual_streams=streams)
+
+
+def row() -> tuple[Any, ...]:
+    return torch.tensor([[1, 2, 0], [4, 0, 2]]), noise(2, 3)
+
+
+CODE = "Transformer: x, post_softmax_attn = attn(x); x = ff(x), each init_hyper_conn(dim = dim, branch = ...)"
+WHY = "several streams, mixed by weights that depend on the data"
+
+MODELS = (
+    model("tab transformer, one stream", partial(build, "TabTransformer", 1), row, Stream("pre_ln", "afaf", final_norm=False),
+          code="tab_transformer_pytorch.py, " + CODE + " with PreNorm; with one stream a plain residual; the output is flattened"),
+    model("ft transformer, one stream", partial(build, "FTTransformer", 1), row, Stream("pre_ln", "afaf", final_norm=None),
+          code="ft_transformer.py, " + CODE + "; the branches begin with a LayerNorm; to_logits (LayerNorm, ReLU, Linear) reads x[:, 0]"),
+    refuse("tab transformer, hyper-connections", partial(build, "TabTransformer", 2), row, WHY, "tab_transformer_pytorch.py, " + CODE),
+    refuse("ft transformer, hyper-connections", partial(build, "FTTransformer", 2), row, WHY, "ft_transformer.py, " + CODE),
+)  # fmt: skip
+
+PACKAGE = Package(
+    "tab-transformer-pytorch",
+    ("tab-transformer-pytorch==0.4.1", "hyper-connections==0.4.11", "einops==0.8.2", "einx==0.4.3", "frozendict==2.5.1",
+     "torch-einops-utils==0.2.0"),
+    MODELS,
+)  # fmt: skip

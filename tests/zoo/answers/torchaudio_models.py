@@ -1,0 +1,92 @@
+"""Speech models of torchaudio; all but wav2vec2 work on (time, batch, d)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from addnorm import Row
+from support.families import noise
+from zoo.answer import BARE, IN, Package, Stream, model
+
+HALF = Row(norm_in=True, b=0.5)
+LAST = Row(norm_in=True, norm_out=True, b=0.5)
+
+
+def conformer(**options: Any) -> nn.Module:
+    from torchaudio.models import Conformer
+
+    return Conformer(32, 4, 64, 2, 3, **options)
+
+
+def emformer() -> nn.Module:
+    from torchaudio.models import Emformer
+
+    return Emformer(32, 4, 64, 2, segment_length=4, right_context_length=1)
+
+
+def wav2vec2(first: bool, wavlm: bool = False) -> nn.Module:
+    from torchaudio import models
+
+    sizes = {
+        "extractor_mode": "layer_norm" if first else "group_norm",
+        "extractor_conv_layer_config": [(16, 4, 2), (16, 4, 2)],
+        "extractor_conv_bias": False,
+        "encoder_embed_dim": 32,
+        "encoder_projection_dropout": 0.0,
+        "encoder_pos_conv_kernel": 4,
+        "encoder_pos_conv_groups": 2,
+        "encoder_num_layers": 2,
+        "encoder_num_heads": 4,
+        "encoder_attention_dropout": 0.0,
+        "encoder_ff_interm_features": 64,
+        "encoder_ff_interm_dropout": 0.0,
+        "encoder_dropout": 0.0,
+        "encoder_layer_norm_first": first,
+        "encoder_layer_drop": 0.0,
+        "aux_num_out": None,
+    }
+    if wavlm:
+        return models.wavlm_model(**sizes, encoder_num_buckets=8, encoder_max_distance=16)
+    return models.wav2vec2_model(**sizes)
+
+
+def frames(length: int = 9) -> tuple[Any, ...]:
+    return noise(2, length, 32), torch.tensor([9, 6])
+
+
+def sound() -> tuple[Any, ...]:
+    return (noise(2, 120),)
+
+
+CONFORMER = (
+    "conformer.py, ConformerLayer: x = self.ffn1(input); x = x * 0.5 + residual; x = self.self_attn_layer_norm(x); x, _ = self.self_attn(...);"
+    " x = x + residual; x = self._apply_convolution(x) [residual + conv_module]; x = self.ffn2(x); x = x * 0.5 + residual; x ="
+    " self.final_layer_norm(x). ffn and convolution begin with a LayerNorm. Conformer: x = input.transpose(0, 1)"
+)
+WAV2VEC2 = (
+    "wav2vec2/components.py, Transformer._preprocess: x = x + self.pos_conv_embed(x); if self.layer_norm_first: x = self.layer_norm(x)"
+    " [_get_encoder passes not layer_norm_first]. EncoderLayer: if self.layer_norm_first: x = self.layer_norm(x); x = residual +"
+    " attention; x = x + self.feed_forward(self.final_layer_norm(x)); else x = self.layer_norm(x); x = self.final_layer_norm(x +"
+    " self.feed_forward(x))."
+)
+POST = Stream("post_ln", "oafaf", final_norm=False)
+
+MODELS = (
+    model("conformer", conformer, frames, Stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, LAST)), code=CONFORMER),
+    model("conformer, convolution first", partial(conformer, convolution_first=True), frames,
+          Stream(None, "foaf" * 2, final_norm=False, rows=(HALF, IN, IN, LAST)), code=CONFORMER + " convolution_first: before the attention"),
+    model("emformer", emformer, frames, Stream(None, "afaf", final_norm=False, rows=(IN, Row(norm_in=True, norm_out=True))),
+          code="emformer.py, _EmformerLayer: layer_norm_input = self.layer_norm_input(torch.cat([right_context, utterance])); result ="
+               " self.dropout(rc_output) + torch.cat([right_context, utterance]); result = self.pos_ff(result) + result [pos_ff begins with a"
+               " LayerNorm]; result = self.layer_norm_output(result); return result[right_context.size(0):], result[:right_context.size(0)]"),
+    model("wav2vec2, post-LN", partial(wav2vec2, False), sound, POST, code=WAV2VEC2),
+    model("wav2vec2, pre-LN", partial(wav2vec2, True), sound, Stream("pre_ln", "oafaf", rows=(BARE, IN, IN, IN, IN)),
+          code=WAV2VEC2 + " At the end: if not self.layer_norm_first: x = self.layer_norm(x)"),
+    model("wavlm", partial(wav2vec2, False, True), sound, POST, code=WAV2VEC2 + " WavLMSelfAttention in place of SelfAttention"),
+)  # fmt: skip
+
+PACKAGE = Package("torchaudio", ("torchaudio==2.11.0",), MODELS, remove=("torchaudio/lib",))

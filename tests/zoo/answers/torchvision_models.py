@@ -1,0 +1,75 @@
+"""Image models of torchvision."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from addnorm import Row
+from support.families import noise
+from zoo.answer import VECTOR, Package, Stream, model, refuse
+
+
+def vit() -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    return VisionTransformer(
+        image_size=16, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=10
+    )
+
+
+def swin(version: str) -> nn.Module:
+    from torchvision.models import swin_transformer as swin
+
+    sizes = {
+        "patch_size": [4, 4],
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": [4, 4],
+        "num_classes": 10,
+    }
+    parts = {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2} if version == "V2" else {}
+    return swin.SwinTransformer(**sizes, **parts)
+
+
+def convnext() -> nn.Module:
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    return ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)], num_classes=10)
+
+
+def resnet() -> nn.Module:
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    return ResNet(BasicBlock, [2, 2, 2, 2], num_classes=10)
+
+
+def image(size: int) -> tuple[Any, ...]:
+    return (noise(2, 3, size, size),)
+
+
+MODELS = (
+    model("vit", vit, partial(image, 16), Stream("pre_ln", "afaf"),
+          code="vision_transformer.py, EncoderBlock: x = self.ln_1(input); x, _ = self.self_attention(x, x, x); x = x + input; y ="
+               " self.ln_2(x); y = self.mlp(y); return x + y. Encoder: return self.ln(self.layers(self.dropout(input)))"),
+    model("swin", partial(swin, "V1"), partial(image, 32),
+          Stream("pre_ln", "afaf", final_norm=False, embedding_norm=True), Stream("pre_ln", "afaf"),
+          code="swin_transformer.py, SwinTransformerBlock: x = x + self.stochastic_depth(self.attn(self.norm1(x))); x = x + ..."
+               " self.mlp(self.norm2(x)). features[0] = (conv, Permute, norm); PatchMerging: x = self.norm(x) [4 C wide]; x ="
+               " self.reduction(x). SwinTransformer: x = self.features(x); x = self.norm(x)"),
+    model("swin v2", partial(swin, "V2"), partial(image, 32),
+          Stream("reordered", "afaf", final_norm=False, embedding_norm=True), Stream("reordered", "afaf", embedding_norm=True),
+          code="swin_transformer.py, SwinTransformerBlockV2: x = x + self.stochastic_depth(self.norm1(self.attn(x))); x = x + ..."
+               " self.norm2(self.mlp(x)). PatchMergingV2: x = self.reduction(x); x = self.norm(x)"),
+    model("convnext", convnext, partial(image, 32), Stream(None, "??", None, None, True, rows=(Row(b=VECTOR),)),
+          Stream(None, "??", None, None, rows=(Row(b=VECTOR),)),
+          code="convnext.py, CNBlock: block = (conv, Permute, norm_layer, Linear, GELU, Linear, Permute); result = self.layer_scale *"
+               " self.block(input); result += input; layer_scale has shape (dim, 1, 1): the norm is of the convolution's output"),
+    refuse("resnet", resnet, partial(image, 32), "the sum goes through a ReLU, which no row has: x' = relu(x + f(x))",
+           "resnet.py, BasicBlock: out += identity; out = self.relu(out)"),
+)  # fmt: skip
+
+PACKAGE = Package("torchvision", ("torchvision==0.29.2",), MODELS)

@@ -1,0 +1,28 @@
+"""Whisper in OpenAI's implementation."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from support.families import ids, noise
+from zoo.answer import Package, Stream, model
+
+
+def whisper() -> nn.Module:
+    from whisper.model import ModelDimensions, Whisper
+
+    return Whisper(ModelDimensions(8, 8, 32, 4, 2, 99, 16, 32, 4, 2))
+
+
+MODELS = (
+    model("whisper", whisper, lambda: (noise(2, 8, 16), ids(5)), Stream("pre_ln", "afaf"), Stream("pre_ln", "acf" * 2),
+          code="model.py, ResidualAttentionBlock: x = x + self.attn(self.attn_ln(x), ...)[0]; x = x + self.cross_attn(self.cross_attn_ln(x), xa,"
+               " ...)[0]; x = x + self.mlp(self.mlp_ln(x)). AudioEncoder: x = self.ln_post(x). TextDecoder: x = self.ln(x)"),
+)  # fmt: skip
+
+PACKAGE = Package(
+    "openai-whisper",
+    ("openai-whisper==20250625", "tiktoken==0.14.0", "numba==0.68.1", "llvmlite==0.50.0", "more-itertools==11.2.1", "requests==2.34.2",
+     "urllib3==2.8.0", "certifi==2026.10.18", "charset-normalizer==3.5.2"),
+    MODELS,
+)  # fmt: skip

@@ -1,0 +1,50 @@
+"""The packages of the zoo, and the environment of each: a folder of its own, found before the project's own environment."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from zoo import answers
+from zoo.answer import Package
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENTS = ROOT / "build" / "zoo"
+
+
+def load() -> dict[str, Package]:
+    """Return the packages by name."""
+    modules = [
+        importlib.import_module(f"{answers.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(answers.__path__)
+    ]
+    return {module.PACKAGE.name: module.PACKAGE for module in modules}
+
+
+def install(package: Package) -> Path:
+    """Install a package and its requirements into a folder of its own and return it; do nothing if that was done before."""
+    folder, done = ENVIRONMENTS / package.name, ENVIRONMENTS / f"{package.name}.txt"
+    text = "\n".join(package.requirements)
+    if done.exists() and done.read_text() == text:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    # torch is the project's; a package that pins another one is installed without its dependencies, which are listed instead.
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-compile",
+    ]
+    subprocess.run([*pip, "--target", str(folder), *package.requirements], check=True)
+    for path in package.remove:
+        shutil.rmtree(folder / path)
+    done.write_text(text)
+    return folder
