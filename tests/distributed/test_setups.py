@@ -190,7 +190,7 @@ def calls_in_local_map_equal_one_process():
         close(actual.grad, other.grad, f"gradient {i}")
 
 
-@case(1)
+@case(1, slow=True)
 def records_of_torchs_sharded_layers():
     """In training with and without gradients, and in evaluation, where torch's layer may take its fast path."""
 
