@@ -121,12 +121,16 @@ class _WriteEdit:
         self.op: Op = term.op
         self.write: Value = term.value
         self.fused = self.op.origin != self.op.name  # the add is a step of a fused operator
-        self.index = next((k for k, argument in enumerate(self.op.args) if argument is term.value), -1)
+        stacked = self.op.args[0].op if self.op.name == "sum" and isinstance(self.op.args[0], Value) else None
+        self.op = stacked or self.op  # the sum of a stack: the operator that stacks
+        arguments = self.op.args[0] if stacked else self.op.args
+        self.index = next((k for k, argument in enumerate(arguments) if argument is term.value), -1)
+        self.stacked = stacked is not None
         self.in_place = False
         self._scaled: list[int] = []  # indices of the operator's tensors that make up the write
         if not self.fused and self.index < 0:
             raise RuntimeError(
-                f"{site.id!r} is added by {self.op.name} of a list, expected an operator whose operands are arguments."
+                f"{site.id!r} is not an operand of {self.op.name}, expected an operator whose operands are arguments."
             )
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -136,7 +140,7 @@ class _WriteEdit:
         parts = self._write_arguments(func, names, arguments)
         self.in_place = func._schema.is_mutable
         tensors = [name for name in names if isinstance(arguments.get(name), Tensor)]
-        self._scaled = [k for k, name in enumerate(tensors) if name in parts]
+        self._scaled = [self.index] if self.stacked else [k for k, name in enumerate(tensors) if name in parts]
         with torch.no_grad():
             if not self.fused:
                 self._check(args)
@@ -178,6 +182,10 @@ class _WriteEdit:
         return {*names[1:3]} if self.op.name == "addcmul" else {names[self.index]}
 
     def _change_argument(self, args: Any) -> Any:
+        if self.stacked:
+            operands = [*args[0]]
+            operands[self.index] = self._change_write(operands[self.index])
+            return (operands, *args[1:])
         write = self._change_write(args[self.index])
         if self.in_place and self.index == 0:  # the sum is written over the write
             args[0].copy_(write)
@@ -186,7 +194,8 @@ class _WriteEdit:
 
     def _check(self, args: Any) -> None:
         """Check that the operator is the inspected one: another one may have the same name."""
-        write = args[self.index] if self.index < len(args) else None
+        operands = args[0] if self.stacked else args
+        write = operands[self.index] if self.index < len(operands) else None
         if not isinstance(write, Tensor) or write.dim() != len(self.write.shape):
             raise self.build_missed_error()
 

@@ -5,6 +5,8 @@ An add is residual if one operand is, up to factors, a value on which the other 
     x + f(x)                       regular           (x + f(x)) + g(x)      two parallel sublayers
     (x + bias) + f(x)              shifted           state + something      an injection
     N(x) + f(x)                    beside its norm   state + earlier state  a skip
+    x + w (f(x) - x)               (1 - w) x + w f(x)
+    x[:, :n] + f(x)                some tokens of x
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
+from addnorm.stream.find.interpolation import match_interpolation
+from addnorm.stream.find.moves import CUTS, JOINS, list_joined
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import Factor, Term, is_ancestor, is_mixing, match_factor, match_terms, strip_views
 
@@ -27,7 +31,8 @@ __all__ = [
     "trace_multiples",
 ]
 
-TOKENWISE = {"cat", "slice", "constant_pad_nd", "index_select", "narrow"}
+REPLACED = "tokens of the stream are replaced by values that were computed from it"
+MULTIPLES = "between two sublayers the stream is replaced by a sum of its multiples"
 
 
 @dataclass
@@ -67,12 +72,14 @@ class Add:
     out: Value
     residual_path: Path  # from x to the operand
     writes: list[Write]
-    branch_input: Value | None = None  # the value that the branch reads if x is the norm of that value
+    branch_input: Value | None = None  # the value that the branch reads if x is its norm, or some of its tokens
+    is_cut: bool = False  # x has some tokens of a state
     previous: Add | None = None  # the add that computed x
     norms: list[Norm] = field(default_factory=list)  # between the previous add and x, the last one first
     early_factors: list[Factor] = field(default_factory=list)  # between the previous add and the first of those norms
     late_factors: list[Factor] = field(default_factory=list)  # between those norms and x
     changes_tokens: bool = False  # tokens are joined or removed between the previous add and x
+    unclear: list[str] = field(default_factory=list)  # what is not understood between the previous add and x
     is_partial: bool = False  # a partial sum of another add
     inner_adds: list[Add] = field(default_factory=list)  # residual adds inside the branches
 
@@ -154,15 +161,21 @@ def has_mixing_branch(add: Add) -> bool:
 def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
     """Find the residual adds in the order in which they ran, without those inside a norm's own formula."""
     inner = {op for norm in norms for op in norm.ops}
+    weighted: dict[Op, tuple[Term, ...] | None] = {}
+    for op in flow.ops:
+        if op not in inner and (interpolation := match_interpolation(op)) is not None:
+            weighted[op] = interpolation.terms
+            inner.update(interpolation.ops)
     adds: dict[Value, Add] = {}
     for op in flow.ops:
-        terms = None if op in inner else match_terms(op)
+        terms = weighted[op] if op in weighted else None if op in inner else match_terms(op)
         if terms is None or len(op.outputs[0].shape) < 2 or not op.outputs[0].tensor.is_floating_point():
             continue
         add = (
             _match_regular(op, terms, adds)
             or _match_shifted(op, terms)
             or _match_beside_norm(op, terms)
+            or _match_cut(op, terms)
             or _match_continued(op, terms, adds)
         )
         if add is not None:
@@ -217,11 +230,34 @@ def _match_beside_norm(op: Op, terms: tuple[Term, ...]) -> Add | None:
     return None
 
 
+def _match_cut(op: Op, terms: tuple[Term, ...]) -> Add | None:
+    """Match x[:, :n] + f(x): all tokens are read, and some of them are written."""
+    for p, q in _order_terms(op, terms):
+        residual, write = _trace_origin(p), _trace_origin(q)
+        whole = _find_whole(residual.source)
+        if whole is not residual.source and write.source is not residual.source and is_ancestor(whole, write.source):
+            return Add(residual.source, op.outputs[0], residual, [Write(write)], branch_input=whole, is_cut=True)
+    return None
+
+
+def _find_whole(value: Value) -> Value:
+    """Return the value of which another has some tokens, with all their features."""
+    while True:
+        value = strip_views(value)
+        if value.op is None or value.op.name not in CUTS or value.op.inputs[0].shape[-1:] != value.shape[-1:]:
+            return value
+        value = value.op.inputs[0]
+
+
 def _match_continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
     """Match (x + f(x)) + g(x) with parallel sublayers, or a state plus another value."""
     for p, q in _order_terms(op, terms):
         state = _find_state(p, adds)
         if state is None:
+            part = _trace_origin(p)
+            if part.source.op is not None and part.source.op.name in CUTS and _find_moved_state(part.source, adds):
+                write = Write(_trace_origin(q), "injection")
+                return Add(part.source, op.outputs[0], part, [write], is_cut=True)
             continue
         write = Write(_trace_origin(q))
         partial = adds.get(state.source)
@@ -277,31 +313,56 @@ def _find_root(value: Value) -> Value:
 def _link_previous(add: Add, adds: dict[Value, Add]) -> None:
     """Set `add.previous` to the add that computed x, and collect the norms and factors in between."""
     value = add.x
+    unclear: list[str] = []
     while True:
         source = strip_views(value)
         if source in adds and not adds[source].is_partial:
-            add.previous = adds[source]
+            add.previous, add.unclear = adds[source], unclear
             return
         if source.norm is not None:
             add.late_factors += add.early_factors
             add.early_factors = []
             add.norms.append(source.norm)
             value = source.norm.x
-        elif (part := _find_token_source(source, adds)) is not None:
+        elif (part := _find_token_source(source, adds, unclear)) is not None:
             add.changes_tokens, value = True, part
         elif source.op is not None and (product := match_factor(source.op)) is not None:
             value, factor = product
             (add.early_factors if add.norms else add.late_factors).append(factor)
         elif source is not (root := _find_root(source)):
+            unclear.append(MULTIPLES)
             value = root
         else:
             return
 
 
-def _find_token_source(value: Value, adds: dict[Value, Add]) -> Value | None:
+def _find_token_source(value: Value, adds: dict[Value, Add], unclear: list[str]) -> Value | None:
     """Return the part of a value that continues a stream if tokens are joined to it or removed from it."""
-    if value.op is None or value.op.name not in TOKENWISE:
+    op = value.op
+    if op is None or not (op.name in CUTS or op.name in JOINS):
         return None
-    parts = [v for v in value.op.inputs if v.shape[-1:] == value.shape[-1:] and len(v.shape) == len(value.shape)]
-    states = [v for v in parts if _find_add(strip_views(v), adds) is not None]
-    return states[0] if len(states) == 1 else None
+    parts = [v for v in (op.inputs[:1] if op.name in CUTS else list_joined(op)) if v.shape[-1:] == value.shape[-1:]]
+    states = {part: state for part in parts if (state := _find_moved_state(part, adds)) is not None}
+    ends = {part: _find_add(state, adds) for part, state in states.items()}
+    last = max(ends, key=lambda part: states[part].index, default=None)
+    if last is None:
+        return None
+    end = ends[last]
+    assert end is not None
+    lineage = {*end.states()}
+    if not lineage.issuperset(ends.values()):
+        return None  # two streams are joined
+    if any(part not in states and is_ancestor(states[last], part) for part in parts):
+        unclear.append(REPLACED)
+    return last
+
+
+def _find_moved_state(value: Value, adds: dict[Value, Add]) -> Value | None:
+    """Return the state of a stream of which a value has all or some tokens."""
+    while True:
+        value = strip_views(value)
+        if _find_add(value, adds) is not None:
+            return value
+        if value.op is None or value.op.name not in CUTS or value.op.inputs[0].shape[-1:] != value.shape[-1:]:
+            return None
+        value = value.op.inputs[0]

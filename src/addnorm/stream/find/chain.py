@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from addnorm.stream.dataflow.graph import Flow, Op, Value
@@ -35,6 +35,7 @@ class Chain:
     final_norms: list[Norm]
     last_factors: list[Factor]  # between the last add and its norm
     dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
+    dual_adds: list[Add] = field(default_factory=list)  # of that stream, and the add of both streams
 
     def states(self) -> list[Value]:
         """Return the states of the stream: x_0, and the stream after each add and its norms."""
@@ -142,7 +143,7 @@ def find_chains(flow: Flow, norms: list[Norm]) -> tuple[list[Chain], list[Add]]:
         The chains in the order in which they begin, and the adds that are in no chain.
     """
     chosen, left = _select_chains(find_adds(flow, norms), {strip_views(norm.x) for norm in norms})
-    return [_build_chain(adds, dual) for adds, dual in _join_twins(chosen)], left
+    return [_build_chain(*parts) for parts in _join_twins(chosen)], left
 
 
 def _select_chains(adds: list[Add], normed: set[Value]) -> tuple[list[list[Add]], list[Add]]:
@@ -194,29 +195,32 @@ def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
     return len(chain) > 1 or has_norm or chain[0].out in normed
 
 
-def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None]]:
-    """Join two streams with the same writes (ResiDual) into one, with the final norm of the second."""
+def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, list[Add]]]:
+    """Join two streams with the same writes (ResiDual) into one, with the final norm and the adds of the second."""
     raws = [{write.path.source for add in chain for write in add.writes if write.role == "branch"} for chain in chains]
-    joined: list[tuple[list[Add], Norm | None]] = []
+    joined: list[tuple[list[Add], Norm | None, list[Add]]] = []
     for k, chain in enumerate(chains):
         twins = [other for j, other in enumerate(chains) if j != k and raws[j] & raws[k]]
         if not twins:
-            joined.append((chain, None))
+            joined.append((chain, None, []))
         elif any(add.norms for add in chain[1:]):
             end = chain[-1].writes[0]
             norm = end.path.source.norm if end.role == "injection" else None
             ends = norm is not None and any(strip_views(norm.x) is other[-1].out for other in twins)
-            joined.append((chain[:-1], norm) if ends else (chain, None))
+            duals = [chain[-1], *(add for other in twins for add in other)]
+            joined.append((chain[:-1], norm, duals) if ends else (chain, None, []))
         elif not any(add.norms for other in twins for add in other[1:]):
-            joined.append((chain, None))
+            joined.append((chain, None, []))
     return joined
 
 
-def _build_chain(adds: list[Add], dual: Norm | None) -> Chain:
+def _build_chain(adds: list[Add], dual: Norm | None, dual_adds: list[Add]) -> Chain:
     sublayers = [find_sublayers(add) for add in adds]
     between = [[*reversed(after.norms)] for after in adds[1:]]
     last, final, factors = _split_last_norms(adds, sublayers, between)
-    return Chain(adds, sublayers, [*between, last], [*final, dual] if dual else final, factors if last else [], dual)
+    return Chain(
+        adds, sublayers, [*between, last], [*final, dual] if dual else final, factors if last else [], dual, dual_adds
+    )
 
 
 def _split_last_norms(
@@ -238,10 +242,21 @@ def _split_last_norms(
     ):  # the module that reads the stream next may do the add, and the reader of the last one is another module
         equal = [k for k, signature in enumerate(signatures[:-1]) if signature[1:] == signatures[-1][1:]]
     ends_layer = [k for k in equal if layers[adds[k]] != layers[adds[k + 1]]]  # as the last add does
-    same = ends_layer or equal
+    same = _find_period(between, equal) or ends_layer or equal
     # If no other add is like the last one, a norm belongs to it if its sublayers read through no norm.
     own = len(between[same[-1]]) if same else int(not signatures[-1][1])
     return norms[:own], norms[own:], factors
+
+
+def _find_period(between: list[list[Norm]], equal: Sequence[int]) -> list[int]:
+    """Return the add that is one period of norms before the last one, if it is among the equal ones and the norms alternate."""
+    n = len(between) + 1
+    placed = [[norm.kind for norm in norms] for norms in between]
+    for period in range(1, n // 2 + 1):
+        repeats = all(placed[k] == placed[k + period] for k in range(len(placed) - period))
+        if n % period == 0 and repeats:
+            return [n - 1 - period] if period > 1 and n - 1 - period in equal else []
+    return []
 
 
 def _signature(add: Add, sublayers: Sequence[Sublayer]) -> tuple[Any, ...]:

@@ -287,22 +287,39 @@ def _add_op(root: _Root | None, op: Op) -> _Root | None:
     return root
 
 
-def match_affine(norm: Norm) -> None:
-    """Extend a matched norm by the casts, the weight and the bias that the same call applies to its output."""
+def match_affine(norm: Norm, vectors_only: bool = False) -> None:
+    """Extend a matched norm by the casts, the weight and the bias that the same call applies to its output.
+
+    Args:
+        norm: the norm, which is changed.
+        vectors_only: the norm is an operator of torch without a weight. Vectors over the features are its gains, also in the call
+            that contains the norm's module; a single number may be a factor of a sublayer.
+    """
     y = norm.y
     assert y.op is not None
     frame = y.op.frame
+    frames = (frame, frame.parent) if vectors_only else (frame,)
     casts: list[Op] = []
-    while len({*y.users}) == 1 and y.users[0].frame is frame and y.users[0].outputs:
+    while len({*y.users}) == 1 and y.users[0].frame in frames and y.users[0].outputs:
         op = y.users[0]
         y = op.outputs[0]
         if op.name in CASTS:  # the norm's own if a weight or a bias follows
             casts.append(op)
-        elif _match_gain(norm, op, casts):
+        elif _match_gain(norm, op, casts) and not (vectors_only and _has_single_gain(norm)):
             norm.ops |= {op, *casts}
             norm.y, casts = y, []
         else:
             return
+
+
+def _has_single_gain(norm: Norm) -> bool:
+    """Remove gains of one element from a norm of several features, and return whether there were any."""
+    gains = [gain for gain in (norm.weight, norm.bias) if gain is not None]
+    if norm.x.shape[-1] == 1 or all(gain.tensor.numel() > 1 for gain in gains):
+        return False
+    norm.weight = norm.weight if norm.weight is not None and norm.weight.tensor.numel() > 1 else None
+    norm.bias = norm.bias if norm.bias is not None and norm.bias.tensor.numel() > 1 else None
+    return True
 
 
 def _match_gain(norm: Norm, op: Op, casts: Sequence[Op]) -> bool:

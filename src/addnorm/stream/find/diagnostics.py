@@ -8,24 +8,20 @@ from collections.abc import Sequence
 from torch import nn
 
 from addnorm._util.numbers import format_count
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value
+from addnorm.stream.dataflow.graph import Flow, Op
 from addnorm.stream.find.adds import Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap
 from addnorm.stream.find.inspection import Site, Unknown
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import PRODUCTS, get_noise_mean, is_ancestor, match_factor, match_terms, strip_views
+from addnorm.stream.find.operators import Factor, get_noise_mean, is_ancestor, match_factor, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Wiring
 
-__all__ = ["explain_leftovers", "explain_no_stream", "list_notes", "list_reasons", "list_remarks"]
+__all__ = ["explain_gaps", "explain_no_stream", "list_notes", "list_reasons", "list_remarks"]
 
-LONE_ADD = "a single add x + f(x): no other add continues its sum, and no norm over the features belongs to it"
 NO_ADD = "no residual add was found: no operator adds to a value the output of a sublayer that reads the value"
-GATED = "x' = g * x + ... with a gate g computed from the data, which no row expresses (a highway network, a recurrent cell)"
-MIXED = "x' = A x + ... with a matrix A that mixes states, which no row expresses (hyper-connections)"
-SEVERAL = "a sum of three or more values, some of which are computed from others, which no row expresses"
-
 ROLES = {
     "skip": "a skip: an earlier state of the stream",
     "injection": "an injection: does not read this stream",
@@ -35,76 +31,32 @@ SECOND = "the sublayer adds to a second stream and reads that one: two streams i
 BESIDE = "x' = N(x) + f(x): the sublayer reads the stream before the norm of the residual"
 BOTH = "the sublayer reads the stream both with and without a norm"
 SCALED = "the stream is multiplied by a factor after its norm, which no row expresses"
+BY_TOKEN = "a learned factor has a value for each token, not for each feature"
+NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
 SHIFTED = (
     "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
     "to the row of the sublayer before it"
 )
 
 
-def explain_leftovers(
-    flow: Flow, norms: Sequence[Norm], adds: Sequence[Add], chains: Sequence[Chain] = ()
-) -> list[Unknown]:
-    """Explain the adds and sums that continue a value and are in no stream, one reason each."""
-    known = _find_inner_ops(flow, chains) | {op for norm in norms for op in norm.ops}
+def explain_gaps(gaps: Sequence[Gap]) -> list[Unknown]:
+    """Return the gaps as unknown parts, one for each reason."""
     reasons: dict[str, list[Op]] = {}
-    for add in adds:
-        if add.op not in known:
-            reasons.setdefault(LONE_ADD, []).append(add.op)
-    for op in flow.ops:
-        reason = None if op in known else _explain_sum(op)
-        if reason is not None:
-            reasons.setdefault(reason, []).append(op)
+    explained = {gap.op.frame.path for gap in gaps if gap.reason in (GATED, MIXED, SEVERAL)}
+    for gap in gaps:
+        if gap.reason == SUM and gap.op.frame.path in explained:
+            continue
+        reasons.setdefault(gap.reason, []).append(gap.op)
     return [
         Unknown(ops[0].frame.path, f"{reason}; there are {len(ops)}" if len(ops) > 1 else reason)
         for reason, ops in reasons.items()
     ]
 
 
-def explain_no_stream(flow: Flow, norms: Sequence[Norm], adds: Sequence[Add]) -> list[Unknown]:
+def explain_no_stream(flow: Flow, norms: Sequence[Norm], gaps: Sequence[Gap]) -> list[Unknown]:
     """Explain why a model has no stream."""
     text = f"{NO_ADD} ({len(flow.ops)} operators ran, {len(norms)} norms among them)"
-    return explain_leftovers(flow, norms, adds) or [Unknown("", text)]
-
-
-def _find_inner_ops(flow: Flow, chains: Sequence[Chain]) -> set[Op]:
-    """Return the operators of streams and sublayers, and those that use intermediate values of sublayers (a cache, say)."""
-    parts = [(chain.adds[k], sublayer) for chain in chains for k, sublayer in chain.numbered()]
-    inner = {op for add, sublayer in parts for op in (add.op, *sublayer.ops, *sublayer.write_path.ops)}
-    ends = {value for add, sublayer in parts for value in (sublayer.raw, sublayer.write_path.source, add.out)}
-    intermediate = (
-        {out for _, sublayer in parts for op in sublayer.ops for out in op.outputs}
-        - {strip_views(end) for end in ends}
-        - ends
-    )
-    for op in flow.ops:
-        if op not in inner and any(value in intermediate for value in op.inputs):
-            inner.add(op)
-            intermediate.update(op.outputs)
-    return inner
-
-
-def _explain_sum(op: Op) -> str | None:
-    """Explain why a sum that continues a value is not a residual add; None for other operators."""
-    if op.name == "sum" and op.inputs and op.inputs[0].op is not None and op.inputs[0].op.name == "stack":
-        parts = op.inputs[0].op.inputs
-        return SEVERAL if len(parts) > 2 and any(is_ancestor(parts[0], part) for part in parts[1:]) else None
-    terms = match_terms(op)
-    for p, q in (terms, terms[::-1]) if terms is not None else ():
-        product = strip_views(p.value).op
-        if product is None or len(product.inputs) < 2:
-            continue
-        for x, factor in (product.inputs[:2], product.inputs[1::-1]):
-            if math.prod(x.shape) != math.prod(op.outputs[0].shape) or not is_ancestor(x, q.value):
-                continue
-            if product.name == "mul" and _is_activation(factor):
-                return GATED
-            if product.name in PRODUCTS:
-                return MIXED
-    return None
-
-
-def _is_activation(value: Value) -> bool:
-    return value.kind & (PARAMETER | DATA) == PARAMETER | DATA
+    return explain_gaps(gaps) or [Unknown("", text)]
 
 
 def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
@@ -116,8 +68,9 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
     if any(get_noise_mean(noise) is None for noise in noises):
         notes.append("the operators do not show the mean of the noise; 1 is assumed")
-    if add.inner_adds:
-        notes.append(f"{format_count(len(add.inner_adds), 'residual add')} inside")
+    inner = [other for other in add.inner_adds if has_mixing_branch(other) and other.branch_input is None]
+    if inner:
+        notes.append(f"{format_count(len(inner), 'residual add')} inside")
     if len(reads.norms) > 1 and not reads.direct:
         notes.append(f"reads through {len(reads.norms)} norms")
     if reads.norms:
@@ -139,12 +92,40 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     reasons = {
         TWICE: _adds_twice(add, sublayer, inner),
         SECOND: _reads_other_stream(add, sublayer, inner),
-        BESIDE: add.branch_input is not None,
+        **dict.fromkeys(add.unclear, True),
+        BESIDE: add.branch_input is not None and not add.is_cut,
+        NEGATED: _is_negated(add),
+        BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
         BOTH: sublayer.reads.norms and sublayer.reads.direct,
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),
         f"{num_norms} norms follow the add, one after the other": num_norms > 1,
     }
     return [reason for reason, applies in reasons.items() if applies]
+
+
+def _list_factors(chain: Chain, k: int, sublayer: Sublayer) -> list[Factor]:
+    """Return the factors in the row of a sublayer of add k."""
+    return [
+        *chain.adds[k].residual_path.factors, *sublayer.write_path.factors, *sublayer.reads.factors, *chain.sum_factors(k)
+    ]  # fmt: skip
+
+
+def _is_by_token(chain: Chain, factor: Factor) -> bool:
+    """Return whether a learned factor varies along another dimension than the features."""
+    if factor.kind != "learned" or factor.value is None or factor.value.tensor.numel() == 1:
+        return False
+    axis, width = chain.find_features()
+    shape, scale = factor.op.outputs[0].shape, factor.value.shape
+    varying = next(k - len(scale) for k, n in enumerate(scale) if n > 1)
+    if scale[varying] != width:
+        return True
+    return shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape) and varying not in (axis, -1)
+
+
+def _is_negated(add: Add) -> bool:
+    """Return whether the stream is multiplied by a negative constant."""
+    numbers = [factor.number for factor in add.residual_path.factors if factor.kind == "constant"]
+    return math.prod([*numbers, *(term.factor for term in add.residual_path.terms)]) < 0
 
 
 def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:

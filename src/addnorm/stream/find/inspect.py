@@ -5,9 +5,11 @@ Names of modules and classes decide nothing. The steps, each in a file that impo
     dataflow/          capture every operator of one run
     operators.py       the meaning of torch's operators: views, factors, sums
     norm.py, norms.py, decomposed_norms.py     find norms by their formula
-    adds.py            find residual adds: x + f(x)
+    moves.py           remove cuts and joins that cancel
+    interpolation.py, adds.py     find residual adds: x + f(x)
     sublayers.py       what each sublayer reads, computes and writes; its kind, layer and row
     chain.py           join the adds into streams
+    coverage.py        find the steps on the streams' paths that are in no row
     closure.py         compute every row in float64 and compare it with the run
     inspection.py      the result
     naming.py, diagnostics.py     the name of the wiring; notes, remarks and reasons
@@ -29,23 +31,24 @@ from torch.utils import _pytree as pytree
 
 from addnorm import wirings
 from addnorm.stream.dataflow.capture import Capture
-from addnorm.stream.dataflow.graph import DATA, Flow
+from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
 from addnorm.stream.find.chain import Chain, SublayerNames, find_chains, list_ids
 from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance
+from addnorm.stream.find.coverage import find_gaps
 from addnorm.stream.find.diagnostics import (
-    explain_leftovers,
+    explain_gaps,
     explain_no_stream,
     list_notes,
     list_reasons,
     list_remarks,
 )
 from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
+from addnorm.stream.find.moves import remove_redundant_moves
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.find.operators import is_mixing, strip_views
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame, has_zero_factor
 from addnorm.wirings.spec import Wiring
 
@@ -53,9 +56,6 @@ __all__ = ["build_inspection", "capture_flow", "check_inputs", "check_parameters
 
 NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
 USAGE = "addnorm.inspect(model, *args, **kwargs)"
-APPLIES_FUNCTION = (
-    "begins with an elementwise function of the end of another stream: the sum is not passed on unchanged"
-)
 ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
 RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
@@ -141,8 +141,10 @@ def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any
 
 def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = None) -> Inspection:
     """Return the inspection of a captured run of a model; `target` is the user's model if the run is one of a copy."""
+    remove_redundant_moves(flow)
     norms = find_norms(flow)
     chains, left = find_chains(flow, norms)
+    gaps = find_gaps(flow, norms, chains, left)
     names = _name_streams(chains)
     ids = list_ids(chains, names)
     layers = [assign_layers([sublayer for _, sublayer in chain.numbered()]) for chain in chains]
@@ -151,12 +153,12 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     start = 0
     for k, chain in enumerate(chains):
         other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
-        applies_function = _applies_function(chain, chains)
-        report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, applies_function, model)
+        has_gaps = any(k in gap.chains for gap in gaps)
+        report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, has_gaps, model)
         start += len(report.stream.sites)
         streams.append(report.stream)
         unknown += report.unknown
-    unknown += explain_leftovers(flow, norms, left, chains) if streams else explain_no_stream(flow, norms, left)
+    unknown += explain_gaps(gaps) if streams else explain_no_stream(flow, norms, gaps)
     target = model if target is None else target
     for stream in streams:
         for site in stream.sites:
@@ -175,7 +177,7 @@ class _StreamReport:
 
 def _build_report(
     chain: Chain, layers: Sequence[int], ids: Sequence[str], name: str, start: int, other_layers: int | None,
-    applies_function: bool, model: nn.Module,
+    has_gaps: bool, model: nn.Module,
 ) -> _StreamReport:  # fmt: skip
     """Return the report of one stream.
 
@@ -186,7 +188,7 @@ def _build_report(
         name: name of the stream.
         start: number of its first site.
         other_layers: number of layers of the other stream if there are two.
-        applies_function: whether it begins with an elementwise function of the end of another stream.
+        has_gaps: whether something changes it that is in no row.
         model: the model.
     """
     names = SublayerNames(chain)
@@ -199,8 +201,6 @@ def _build_report(
     for n, ((k, sublayer), layer) in enumerate(zip(chain.numbered(), layers, strict=True)):
         add, reads, norm_out = chain.adds[k], sublayer.reads, _first(chain.norms_out[k])
         reasons = list_reasons(chain, k, sublayer)
-        if applies_function and not n:
-            reasons.append(APPLIES_FUNCTION)
         if has_zero_factor(sublayer):
             reasons.append(ZERO_FACTOR)
         row = build_row(sublayer, norm_out, chain.sum_factors(k))
@@ -210,8 +210,8 @@ def _build_report(
             id=ids[n], path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind,
             layer=layer, index=start + n, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
             norm_branch=sublayer.norm, norm_out=norm_out, closure=closures[k], closes=closes,
-            parallel=len(chain.sublayers[k]), shared=names.count_shared(sublayer), call=sublayer.frame.call,
-            add_path=add.op.frame.path, notes=tuple(list_notes(chain, k, sublayer)), role=sublayer.role,
+            parallel=sum(part.role != "bias" for part in chain.sublayers[k]), shared=names.count_shared(sublayer),
+            call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(list_notes(chain, k, sublayer)), role=sublayer.role,
             sublayer=sublayer, add_index=k,
         )  # fmt: skip
         sites.append(site)
@@ -222,7 +222,7 @@ def _build_report(
         unknown += [Unknown(site.id, reason) for reason in reasons]
     first = chain.adds[0]
     embedding_norm = _first(first.norms) if first.branch_input is None else None
-    wiring, remarks = _identify_wiring(chain, summaries, embedding_norm, other_layers)
+    wiring, remarks = (None, []) if has_gaps else _identify_wiring(chain, summaries, embedding_norm, other_layers)
     total = compute_total_closure(chain) if all(summary.row.is_sum for summary in summaries) else None
     total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
     if total is not None and not total_closes and all(site.closes for site in sites):
@@ -267,21 +267,6 @@ def _identify_wiring(
     if chain.dual_norm is not None and wiring is not None and wiring.name == "post_ln":
         return wirings.resi_dual(), [RESI_DUAL]
     return wiring, remarks
-
-
-def _applies_function(chain: Chain, chains: Sequence[Chain]) -> bool:
-    """Return whether a stream begins with an elementwise function of the end of another stream."""
-    ends = {other.adds[-1].out for other in chains}
-    value = strip_views(chain.adds[0].x)
-    while value not in ends:
-        op = value.op
-        if op is None or is_mixing(op) or value.norm is not None:
-            return False
-        data = [v for v in op.inputs if v.kind & DATA]
-        if len(data) != 1 or data[0].shape != value.shape:
-            return False
-        value = strip_views(data[0])
-    return True
 
 
 def _name_streams(chains: Sequence[Chain]) -> list[str]:

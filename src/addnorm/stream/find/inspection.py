@@ -241,9 +241,10 @@ class Inspection(Rendered):
 
     @property
     def closes(self) -> bool:
-        """Whether there is at least one equation and all are within the tolerance of their dtype."""
+        """Whether there is at least one equation, all are within the tolerance of their dtype, and `unknown` is empty."""
         return (
             bool(self.sites)
+            and not self.unknown
             and all(site.closes for site in self.sites)
             and all(stream.closes for stream in self.streams)
         )

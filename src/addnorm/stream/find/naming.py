@@ -121,7 +121,7 @@ def _describe_exceptions(sublayers: Sequence[SublayerSummary], usual: Sequence[S
         if s not in usual and s.role == "branch":
             exceptions.setdefault((s.kind, s.row), []).append(str(s.layer + 1))
     return [
-        f"{kind} in layer{'s' * (len(layers) > 1)} {', '.join(layers)} has a row of its own: {row}"
+        f"{kind} in layer{'s' * (len({*layers}) > 1)} {', '.join(dict.fromkeys(layers))} has a row of its own: {row}"
         for (kind, row), layers in exceptions.items()
     ]
 

@@ -40,8 +40,8 @@ def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
         norm = match_fused(op) if match_fused else match_norm(op)
         if norm is None or norm.y.norm is not None or norm.x.tensor.is_complex():
             continue
-        if not match_fused:
-            match_affine(norm)
+        if not match_fused or (norm.weight is None and norm.bias is None):
+            match_affine(norm, vectors_only=bool(match_fused))
         norm.error = _measure_error(norm) if proven else 0.0
         if norm.error <= 1.0:
             norms.append(norm)

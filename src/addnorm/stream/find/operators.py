@@ -20,7 +20,7 @@ from addnorm.stream.dataflow.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Va
 __all__ = [
     "ATTENTION", "CHANNELS_FIRST", "LOCAL_MIXING", "MIXING", "NORMALIZING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor",
     "Term", "covers_features", "find_axis", "find_views", "get_noise_mean", "get_number", "is_ancestor", "is_mixing",
-    "is_opaque", "match_factor", "match_terms", "replay_op", "strip_views",
+    "is_opaque", "is_scale", "match_factor", "match_terms", "replay_op", "strip_views",
 ]  # fmt: skip
 
 # The output has the numbers of the input in another shape, memory or dtype.
@@ -216,12 +216,13 @@ def match_factor(op: Op) -> tuple[Value, Factor] | None:
 def _match_scale(first: Value, second: Value, like: Value) -> tuple[Value, Value] | None:
     """Return a product's value and its scale (a number, a vector over the features, noise, or a token mask), or None."""
     for value, scale in ((first, second), (second, first)):
-        if value.shape == like.shape and _is_scale(scale, value):
+        if value.shape == like.shape and is_scale(scale, value):
             return value, scale
     return None
 
 
-def _is_scale(scale: Value, value: Value) -> bool:
+def is_scale(scale: Value, value: Value) -> bool:
+    """Return whether a factor is a number, a vector over the features, noise, or a mask of tokens."""
     if scale.kind & NOISE and not scale.kind & DATA:
         return True
     if not value.shape or not torch.is_floating_point(value.tensor):
@@ -230,6 +231,10 @@ def _is_scale(scale: Value, value: Value) -> bool:
         return not scale.kind & PARAMETER and scale.shape[-1:] in ((), (1,))
     if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
         return True
+    if sum(n > 1 for n in scale.shape) == 1 < len(value.shape) and scale.shape[-1:] == (
+        1,
+    ):  # of channels that come first
+        return bool(scale.kind & PARAMETER) and len(scale.shape) <= len(value.shape)
     return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])
 
 

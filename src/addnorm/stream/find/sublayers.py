@@ -228,7 +228,10 @@ def classify_sublayer(x: Value, ops: Sequence[Op]) -> str:
     """Return the kind of a sublayer that reads x: "attention", "cross-attention", "feed-forward" or "other"."""
     attends = [op for op in ops if op.name in ATTENTION]
     if not attends:
-        attends = [op for op in ops if op.name in PRODUCTS and any(map(_comes_from_softmax, op.inputs))]
+        weigh = (op for op in ops if op.name in PRODUCTS and any(map(_comes_from_softmax, op.inputs)))
+        attends = [
+            op for op in weigh if _find_weighted(op).kind & DATA
+        ]  # without talking heads: a learned mix of the heads
     if attends:
         read = [
             is_ancestor(x, op.args[at])

@@ -1,0 +1,124 @@
+"""Tests that every step on a stream's path is in a row or in `unknown`: no add, norm, gate or join is passed over in silence."""
+
+import pytest
+import torch
+
+import addnorm
+from addnorm import inspect
+from support import stream_steps as steps
+from support.stream_steps import D, make_steps, noise
+
+ONE = (noise(2, 5, D),)
+IMAGE = (noise(2, D, 5, 4),)
+PAIR = (noise(2, 6, D), noise(2, 5, D, seed=1))
+
+# forward, inputs, name, equations without the values of learned factors
+UNDERSTOOD = {
+    "weight outside of the norm, pre-LN": (steps.pre_ln_with_outer_weight, ONE, "pre_ln", ["x' = x + f(N(x))"] * 4),
+    "weight outside of the norm, post-LN": (steps.post_ln_with_outer_weight, ONE, "post_ln", ["x' = N(x + f(x))"] * 4),
+    "lerp with a learned weight": (steps.lerp, ONE, "unknown", ["x' = a ⊙ x + b ⊙ f(N(x))"] * 4),
+    "learned difference": (steps.difference, ONE, "unknown", ["x' = a ⊙ x + b ⊙ f(N(x))"] * 4),
+    "constant difference": (steps.constant_difference, ONE, "unknown", ["x' = 0.7 x + 0.3 f(N(x))"] * 4),
+    "bias of the residual": (steps.residual_bias, ONE, "unknown", ["x' = a ⊙ x + f(N(x))"] * 4),
+    "scale of channels": (steps.channel_scale, IMAGE, "layer_scale", ["x' = x + b ⊙ f(N(x))"] * 3),
+    "talking heads": (steps.talking_heads, ONE, "pre_ln", ["x' = x + f(N(x))"] * 3),
+    "sublayers in a stack": (steps.stacked_sublayers, ONE, "parallel", ["x' = x + f(N(x))"] * 4),
+    "joined twice": (steps.joined_twice, PAIR, "unknown", ["x' = x + f(N(x))", "x' = N(x + f(N(x)))"] * 2),
+}  # fmt: skip
+
+
+def list_equations(stream):
+    return [site.equation.partition(", ")[0].strip() for site in stream.sites]
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_inspect_finds_rows_of_unusual_steps(name):
+    run, inputs, wiring, equations = UNDERSTOOD[name]
+    inspection = inspect(make_steps(run), *inputs)
+    assert inspection.unknown == ()
+    assert inspection.closes
+    assert inspection.wiring == wiring
+    assert [list_equations(stream) for stream in inspection.streams] == [equations]
+
+
+# forward, inputs, and words of a reason; the streams that may keep a name
+REFUSED = {
+    "gated difference": (steps.gated_difference, ONE, "a gate g computed from the data", ()),
+    "recurrent gate": (steps.recurrent_gate, ONE, "a gate g computed from the data", ()),
+    "reversible": (steps.reversible, ONE, "two streams in turn", ()),
+    "reversible halves": (steps.reversible_halves, ONE, "two streams in turn", ()),
+    "tokens computed from two streams": (steps.fused_tokens, PAIR, "tokens of the stream are replaced", (5,)),
+    "gate between layers": (steps.scaled_stream, ONE, "an elementwise function of the end of another stream", ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_inspect_refuses_steps_in_no_row(name):
+    run, inputs, reason, named_tokens = REFUSED[name]
+    inspection = inspect(make_steps(run), *inputs)
+    assert any(reason in unknown.reason for unknown in inspection.unknown), inspection.unknown
+    assert not inspection.closes
+    named = [stream for stream in inspection.streams if stream.wiring is not None]
+    assert {stream.chain.adds[0].x.shape[1] for stream in named} == {*named_tokens}
+
+
+def test_inspect_finds_adds_to_some_tokens():
+    inspection = inspect(make_steps(steps.written_tokens), *PAIR)
+    assert inspection.unknown == ()
+    pre_ln = "x' = x + f(N(x))"
+    assert [*map(list_equations, inspection.streams)] == [[pre_ln] * 2, [pre_ln, "x' = x + injection", pre_ln]]
+
+
+def test_inspect_finds_sum_of_two_streams():
+    inspection = inspect(make_steps(steps.summed_streams), ONE[0], noise(2, 5, D, seed=1))
+    pre_ln = ["x' = x + f(N(x))"] * 3
+    assert sorted(map(list_equations, inspection.streams), key=len) == [pre_ln, [*pre_ln, "x' = x + injection"]]
+
+
+def test_inspect_names_kind_with_talking_heads():
+    assert {site.kind for site in inspect(make_steps(steps.talking_heads), *ONE).sites} == {"attention"}
+
+
+def test_inspect_counts_no_bias_as_parallel_sublayer():
+    assert {site.parallel for site in inspect(make_steps(steps.residual_bias), *ONE).sites} == {1}
+
+
+def test_ablate_removes_sublayer_in_a_stack():
+    model = make_steps(steps.stacked_sublayers)
+    site = inspect(model, *ONE).site("mlps.3")
+
+    def without(m, x):
+        x = x + torch.stack([m.mlps[j](m.norms[j](x)) for j in (0, 1)]).sum(0)
+        return x + m.mlps[2](m.norms[2](x))
+
+    x = ONE[0].clone().requires_grad_()
+    with addnorm.ablate(site):
+        out = model(x)
+    (gradient,) = torch.autograd.grad(out, x, noise(*out.shape, seed=3))
+    expected = without(model, x)
+    (exact,) = torch.autograd.grad(expected, x, noise(*out.shape, seed=3))
+    assert torch.allclose(out, expected, atol=1e-6)
+    assert torch.allclose(gradient, exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("run", [steps.lerp, steps.difference], ids=lambda run: run.__name__)
+def test_ablate_and_decompose_interpolation(run):
+    model = make_steps(run)
+    inspection = inspect(model, *ONE)
+    with addnorm.ablate(inspection.sites[3]), torch.no_grad():
+        out = model(*ONE)
+    before = addnorm.decompose(model, *ONE)
+    assert torch.allclose(out, before.state(3).float() * (1 - model.gammas[3]), atol=1e-5)
+    assert before.closure < 1e-5
+
+
+@pytest.mark.parametrize("run", [steps.lerp, steps.difference], ids=lambda run: run.__name__)
+def test_record_measures_write_of_interpolation(run):
+    model = make_steps(run)
+    with addnorm.record(model) as rec:
+        model(*ONE).square().sum().backward()
+    x = ONE[0]
+    with torch.no_grad():
+        write = model.gammas[0] * model.mlps[0](model.norms[0](x))
+        expected = (write.norm(dim=-1) / x.norm(dim=-1)).mean()
+    assert rec.series("write", "ratio")[0][1] == pytest.approx(float(expected), rel=1e-5)

@@ -1,0 +1,191 @@
+"""Models whose streams are cut, joined, gated, interpolated or scaled in ways that the rows must contain or `inspect` must report.
+
+Each function is the forward of a `Steps` model, which has norms, sublayers, vectors, matrices and gates for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from support.families import shake
+
+__all__ = ["D", "Steps", "make_steps", "noise"]
+
+D = 16
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Steps(nn.Module):
+    """Parts for six sublayers and the function that runs them."""
+
+    def __init__(self, run: Callable[..., object]) -> None:
+        super().__init__()
+        self.run = run
+        self.norms, self.others = (nn.ModuleList(nn.LayerNorm(D) for _ in range(6)) for _ in range(2))
+        self.bare = nn.LayerNorm(D, elementwise_affine=False)
+        self.last, self.context = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.mlps = nn.ModuleList(nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D)) for _ in range(6))
+        self.gates = nn.ModuleList(nn.Linear(D, D) for _ in range(6))
+        self.cells = nn.ModuleList(nn.GRUCell(D, D) for _ in range(2))
+        self.convolutions = nn.ModuleList(nn.Conv2d(D, D, 3, padding=1) for _ in range(3))
+        self.gammas, self.shifts = (nn.Parameter(torch.zeros(6, D)) for _ in range(2))
+        self.heads = nn.Parameter(torch.zeros(2, 2))
+
+    def forward(self, *args: Tensor) -> object:
+        return self.run(self, *args)
+
+
+def make_steps(run: Callable[..., object]) -> Steps:
+    """Return the model with random parameters; its scales are between 0.3 and 0.9."""
+    model = shake(Steps(run).eval())
+    with torch.no_grad():
+        for parameter in (model.gammas, model.shifts):
+            parameter.uniform_(0.3, 0.9, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+# Norms whose weight is outside of torch's norm, interpolations, gates.
+
+
+def pre_ln_with_outer_weight(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + m.mlps[k](F.layer_norm(x, (D,)) * m.gammas[k])
+    return x
+
+
+def post_ln_with_outer_weight(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = m.bare(x + m.mlps[k](x)) * m.gammas[k]
+    return x
+
+
+def lerp(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = torch.lerp(x, m.mlps[k](m.norms[k](x)), m.gammas[k])
+    return x
+
+
+def difference(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + m.gammas[k] * (m.mlps[k](m.norms[k](x)) - x)
+    return x
+
+
+def constant_difference(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + 0.3 * (m.mlps[k](m.norms[k](x)) - x)
+    return x
+
+
+def gated_difference(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + m.gates[k](x).sigmoid() * (m.mlps[k](m.norms[k](x)) - x)
+    return x
+
+
+def recurrent_gate(m: Steps, x: Tensor) -> Tensor:
+    for k in range(2):
+        x = m.cells[k](m.mlps[k](m.norms[k](x)).flatten(0, 1), x.flatten(0, 1)).view_as(x)
+    return x
+
+
+def residual_bias(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = m.mlps[k](m.norms[k](x)) + (x + m.shifts[k]) * m.gammas[k]
+    return x
+
+
+def channel_scale(m: Steps, x: Tensor) -> Tensor:
+    for k in range(3):
+        y = m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = x + m.gammas[k].view(-1, 1, 1) * m.convolutions[k](y)
+    return x
+
+
+def talking_heads(m: Steps, x: Tensor) -> Tensor:
+    for k in range(3):
+        y = m.norms[k](x)
+        q, v = (gate(y).unflatten(-1, (2, -1)).transpose(1, 2) for gate in (m.gates[k], m.gates[k + 3]))
+        weights = torch.einsum("bhij,hg->bgij", (q @ q.mT).softmax(-1), m.heads)
+        x = x + m.mlps[k]((weights @ v).transpose(1, 2).flatten(-2))
+    return x
+
+
+def stacked_sublayers(m: Steps, x: Tensor) -> Tensor:
+    for k in (0, 2):
+        x = x + torch.stack([m.mlps[j](m.norms[j](x)) for j in (k, k + 1)]).sum(0)
+    return x
+
+
+# Streams that are cut and joined.
+
+
+def reversible(m: Steps, x: Tensor) -> Tensor:
+    a, b = x, x
+    for k in (0, 2, 4):
+        a = a + m.mlps[k](m.norms[k](b))
+        b = b + m.mlps[k + 1](m.norms[k + 1](a))
+    return (a + b) / 2
+
+
+def reversible_halves(m: Steps, x: Tensor) -> Tensor:
+    x = torch.cat([x, x], -1)
+    for k in (0, 2, 4):
+        a, b = x.chunk(2, -1)
+        a = a + m.mlps[k](m.norms[k](b))
+        b = b + m.mlps[k + 1](m.norms[k + 1](a))
+        x = torch.cat([a, b], -1)
+    return torch.stack(x.chunk(2, -1)).mean(0)
+
+
+def joined_twice(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+    """Cut and join the stream twice in each layer, as Emformer."""
+    for k in (0, 2):
+        a, b = x[:, :2], x[:, 2:]
+        y = m.mlps[k](m.norms[k](torch.cat([a, b], 1)))
+        x = y + torch.cat([a, b], 1)
+        x = m.others[k](x + m.mlps[k + 1](m.norms[k + 1](x)))
+    return x
+
+
+def written_tokens(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+    """Add another stream to all tokens but the first, as TNT."""
+    for k in (0, 2):
+        other = other + m.mlps[k](m.norms[k](other))
+        x = torch.cat([x[:, :1], x[:, 1:] + m.gates[k](m.others[k](other))], 1)
+        x = x + m.mlps[k + 1](m.norms[k + 1](x))
+    return x
+
+
+def fused_tokens(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+    """Compute the first token from two streams, as CrossViT."""
+    for k in (0, 3):
+        x = x + m.mlps[k](m.norms[k](x))
+        other = other + m.mlps[k + 1](m.norms[k + 1](other))
+        both = torch.cat([m.gates[k](x[:, :1]), other], 1)
+        c = both[:, :1] + m.mlps[k + 2](m.norms[k + 2](both)).mean(1, keepdim=True)
+        x = torch.cat([m.gates[k + 1](c), x[:, 1:]], 1)
+    return x
+
+
+def scaled_stream(m: Steps, x: Tensor) -> Tensor:
+    """Multiply the stream by a gate between two layers."""
+    for k in range(4):
+        x = x + m.mlps[k](m.norms[k](x))
+        x = x * m.gates[k](x).sigmoid() if k == 1 else x
+    return x
+
+
+def summed_streams(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+    """Add the end of another stream to the end of one, before its norm."""
+    for k in range(3):
+        x = x + m.mlps[k](m.norms[k](x))
+        other = other + m.mlps[k + 3](m.norms[k + 3](other))
+    return m.last(x + other)
