@@ -26,11 +26,8 @@ FAULTS = {
     "sublayer: Recurrence": (54, "a recurrence is claimed as feed-forward"),
     "tokens change places": (69, "the stream is cut in two in silence"),
     "tokens are replaced": (71, "the stream is cut in two in silence"),
-    "writes to a part of the tokens": (79, "named pre_ln"),
     "class attention": (81, "the norm is missed"),
     "update from one token of a joined read": (83, "named pre_ln"),
-    "layout: image channels": (100, "learned factors (C, 1, 1) are missed"),
-    "add: two products": (120, "adds with two learned products are missed"),
     "end: norm, and another norm for a head": (134, "the first norm of x_L is claimed as the final norm"),
     "norms over more than the features": (147, "the width is the number of normalized elements"),
     "tokens leave the stream": (153, "a learned bias counts as a parallel sublayer"),
@@ -39,10 +36,7 @@ FAULTS = {
     "tokens join the stream": (237, "a learned bias counts as a parallel sublayer"),
     "sublayer: Mixer": (242, "a product over tokens is claimed as feed-forward"),
     "wiring: hybrid": (250, "named by the rows of some sublayers"),
-    "sublayer: TalkingHeads": (304, "heads mixed after the softmax are claimed as cross-attention"),
-    "reversible pair": (381, "named pre_ln"),
     "start: transposed": (466, "the norm of a transposed x_0 is missed"),
-    "add: difference": (538, "x + w (y - x) is claimed as -x + f and a skip"),
 }
 
 
