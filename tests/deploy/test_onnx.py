@@ -159,10 +159,52 @@ class Changing(nn.Module):
 def test_wrong_file_is_reported_and_not_written(tmp_path):
     path = tmp_path / "norm.onnx"
     path.write_bytes(b"before")
-    with pytest.raises(OnnxMismatchError, match=r"^Output 0 differs by .* tolerance 1e-04: try form='plain'\.$"):
+    with pytest.raises(OnnxMismatchError, match=r"^Output 0 differs by .* tolerance .*: try form='plain'\.$"):
         export(Changing().eval(), (X,), path)
     assert path.read_bytes() == b"before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["norm.onnx"]
+
+
+class SlightlyChanging(nn.Module):
+    """Module whose program differs by some roundings."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x):
+        return addnorm.layer_norm(x) * (1.0 if torch.compiler.is_exporting() else 1.0 + self.change)
+
+
+@pytest.mark.parametrize(("dtype", "change"), [(torch.float32, 4e-6), (torch.float16, 8e-3)])
+@pytest.mark.parametrize("form", ["standard", "plain"])
+def test_check_detects_some_roundings(tmp_path, dtype, change, form):
+    """The tolerance is the error of torch's own result: about one rounding, 1.2e-7 or 1e-3, after one norm."""
+    x = X.to(dtype)
+    with pytest.raises(OnnxMismatchError, match=r"^Output 0 differs by "):
+        export(SlightlyChanging(change).eval(), (x,), tmp_path / "norm.onnx", form=form)
+    assert (
+        check(
+            export(SlightlyChanging(0.0).eval(), (x,), tmp_path / "norm.onnx", form=form), SlightlyChanging(0.0), (x,)
+        )
+        < change / 4
+    )
+
+
+class FixedDtype(nn.Module):
+    """Module that has no float64 copy."""
+
+    def forward(self, x):
+        assert x.dtype == torch.float32
+        return addnorm.rms_norm(x)
+
+
+def test_check_without_a_float64_copy(tmp_path):
+    path = export(FixedDtype().eval(), (X,), tmp_path / "norm.onnx")
+    assert check(path, FixedDtype(), (X,)) < 1e-6
+    assert check(path, FixedDtype().forward, (X,)) < 1e-6
+    with pytest.raises(OnnxMismatchError, match=r"tolerance 3\.1e-05: "):  # 256 roundings
+        check(path, lambda x: FixedDtype()(x) * 1.0001, (X,))
 
 
 def test_large_weights_go_into_a_second_file(tmp_path, monkeypatch):
