@@ -322,7 +322,9 @@ def no_residual(kit: Kit) -> RandomModel:
     def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
         return part.branch(x) if is_normed else part.f(x)
 
-    return _looped(kit, step, "nothing is added")
+    result = _looped(kit, step, "nothing is added")
+    result.answer = replace(result.answer, has_adds=False)
+    return result
 
 
 @construct("norm inside the sublayer")

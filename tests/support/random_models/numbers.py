@@ -97,7 +97,8 @@ def _compare_balance(rec: Any, inspection: Inspection, trace: Trace) -> Iterator
     amounts = dict(zip(sheet.sources, sheet.amounts, strict=True))
     for source, part in _name_components(inspection, trace):
         expected = float(((part * end).sum(-1) / end.norm(dim=-1)).mean())
-        actual = amounts.get(source, 0.0)
+        others = [site.id for site in inspection.sites if site.role == "injection"] if source == "norm biases" else []
+        actual = sum(amounts.get(name, 0.0) for name in (source, *others))
         if not abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected)):
             yield f"balance of {source}: {actual}, by hand {expected:.6g}"
 

@@ -163,10 +163,7 @@ def partial_writes(kit: Kit) -> RandomModel:
         return model.last(x)
 
     stream = kit.stream(kit.sites(layers), "pre_ln", final=last, per_layer=3)
-    reason = "an add changes a part of the tokens only"
-    return kit.build(
-        Graph(run, layers=layers, last=last), [kit.input()], stream, reason=reason, words=("token", "part", "slice")
-    )
+    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream)
 
 
 @construct("class attention")
@@ -201,11 +198,10 @@ def cross_fusion(kit: Kit) -> RandomModel:
             x = torch.cat((c, x[:, 1:]), 1)
         return model.last(x)
 
-    stream = kit.stream([*kit.sites(layers), *kit.sites(middle, "middle")], None, final=last)
-    reason = "a sublayer changes the first token only"
-    return kit.build(
-        Graph(run, layers=layers, middle=middle, last=last), [kit.input(), kit.input(3)], stream, reason=reason
-    )
+    own, of_middle = kit.sites(layers), kit.sites(middle, "middle")
+    sites = [site for k, more in enumerate(of_middle) for site in (*own[2 * k : 2 * k + 2], more)]
+    model = Graph(run, layers=layers, middle=middle, last=last)
+    return kit.build(model, [kit.input(), kit.input(3)], kit.stream(sites, "pre_ln", final=last, per_layer=3))
 
 
 @construct("token mask")

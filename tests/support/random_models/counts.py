@@ -1,0 +1,68 @@
+"""Counts of right, refused and wrong inspections by construct, and the file from which docs/streams.md has its table.
+
+PYTHONPATH=tests python -m support.random_models.counts        inspect 2,000 models, write benchmarks/results/random_models.json
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+import addnorm
+from addnorm._util import files
+from support.loading import ROOT
+from support.random_models import random_model
+from support.random_models.judgement import judge
+
+__all__ = ["NUM_MODELS", "PATH", "count", "list_below"]
+
+PATH = ROOT / "benchmarks" / "results" / "random_models.json"
+NUM_MODELS = 2000
+STATUSES = ("right", "refused", "wrong")
+
+
+def count(seeds: Iterable[int]) -> tuple[dict[str, Any], list[str]]:
+    """Return the document of counts for models of these seeds, and a sentence for each wrong inspection."""
+    constructs: dict[str, dict[str, Any]] = {}
+    total = dict.fromkeys(("models", *STATUSES), 0)
+    wrong = []
+    for seed in seeds:
+        case = random_model(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            verdict = judge(addnorm.inspect(case.model, *case.inputs), case.answer)
+        for name in case.answer.constructs:
+            empty = dict.fromkeys(("models", *STATUSES), 0) | {"reason": case.answer.reason}
+            entry = constructs.setdefault(name, empty)
+            entry["models"] += 1
+            entry[verdict.status] += 1
+        total["models"] += 1
+        total[verdict.status] += 1
+        if verdict.status == "wrong":
+            wrong.append(f"{case.describe()}: {verdict}")
+    return {"torch": torch.__version__, "total": total, "constructs": dict(sorted(constructs.items()))}, wrong
+
+
+def list_below(document: dict[str, Any], share: float) -> list[str]:
+    """Return the constructs with rows of which `inspect` is right on less than a share."""
+    return [
+        f"{name}: {entry['right']} of {entry['models']} right, {entry['refused']} refused"
+        for name, entry in document["constructs"].items()
+        if not entry["reason"] and entry["right"] < share * entry["models"]
+    ]  # fmt: skip
+
+
+def main() -> None:
+    """Write the file of counts and print what is wrong or below 95 %."""
+    torch.set_num_threads(1)
+    document, wrong = count(range(NUM_MODELS))
+    files.write_text(PATH, json.dumps(document, indent=1) + "\n")
+    print(*wrong, *list_below(document, 0.95), document["total"], sep="\n")
+
+
+if __name__ == "__main__":
+    main()
