@@ -91,7 +91,7 @@ def mark_faults(tool):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", map(mark_faults, COMPARISONS))
+@pytest.mark.parametrize("tool", [mark_faults(tool) for tool in COMPARISONS])
 def test_numbers_equal_those_by_hand_on_many_models(tool):
     seeds = [seed for seed in range(600) if tool != "decompose" or seed % 2 == 0]
     differences, count = list_differences(tool, seeds)
