@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import addnorm
 from support.instrumented_model import REFERENCE, D, Model, column, compute_loss, step, token_ids
@@ -84,6 +85,32 @@ class TestRuns:
             for block in model.blocks for modules in (block.mix, nn.ModuleList([block.up, block.down]))
         ]  # fmt: skip
         assert column(rec, "params", "grad_l2") == pytest.approx(expected, rel=1e-4)
+
+    def test_optimizer_ends_a_step(self, ids: Tensor) -> None:
+        """Steps of 2 and 1 forwards; optimizers of other parameters, and a second optimizer of the model, end none."""
+        model, other = Model(), nn.Linear(2, 3)
+        first, second = ([*model.parameters()][k::2] for k in (0, 1))
+        optimizers = [torch.optim.SGD(parameters, 0.0) for parameters in (first, second)]
+        unrelated = torch.optim.SGD(other.parameters(), 0.1)
+        parts = ids.split(1)
+        model.zero_grad()
+        with addnorm.record(model, accumulate=None) as rec:
+            for part, ends in zip(parts, (False, True, False), strict=True):
+                compute_loss(model(part)).backward()
+                unrelated.step()
+                for optimizer in optimizers if ends else ():
+                    optimizer.step()
+                    optimizer.zero_grad()
+        assert rec.steps == (0, 1)
+        for k, forwards in enumerate((parts[:2], parts[2:])):
+            model.zero_grad()
+            with addnorm.record(model, accumulate=len(forwards)) as expected:
+                for part in forwards:
+                    compute_loss(model(part)).backward()
+            for role, name in (("params", "grad_l2"), ("write", "ratio")):
+                mine = [value for _, value in rec.series(role, name, step=k)]
+                assert mine == pytest.approx([value for _, value in expected.series(role, name)], rel=1e-4)
+        assert not _global_optimizer_post_hooks
 
     def test_one_backward_for_two_forwards(self, ids: Tensor) -> None:
         model = Model()

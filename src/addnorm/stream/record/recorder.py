@@ -49,6 +49,7 @@ from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.record.schema import Balance, MemoryMap
 from addnorm.stream.record.statistics import Masks, TokenMask, TokenNorms, check_mask_streams, features_last
+from addnorm.stream.record.steps import StepCounter
 
 __all__ = ["record"]
 
@@ -65,7 +66,7 @@ def record(
     every: int = 1,
     layers: Iterable[int] | None = None,
     tokens: Masks = None,
-    accumulate: int = 1,
+    accumulate: int | None = 1,
     gather: bool = False,
 ) -> Iterator[Recording]:
     r"""Record every forward and backward of a model inside the block.
@@ -81,7 +82,7 @@ def record(
             the mask, as in `tokens="attention_mask"`; for several streams a dict by their names. All tokens by default.
         accumulate: number of forwards in one step (gradient accumulation). Statistics of the stream are those of the last
             forward, gradients of parameters are the sum. With 1 each forward is a step, and gradients are those of its own
-            backward.
+            backward. None means that a step ends when an optimizer of the model's parameters steps.
         gather: measure parameters and their gradients as a whole where they are sharded (FSDP2, tensor parallelism), not the part
             of this process. Statistics of the stream are always those of the tokens of this process.
 
@@ -107,7 +108,8 @@ def record(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.record(model).")
     check_int("every", every, 1)
-    check_int("accumulate", accumulate, 1)
+    if accumulate is not None:
+        check_int("accumulate", accumulate, 1)
     recorder = _Recorder(model, grads, every, layers, tokens, accumulate, gather)
     try:
         with use_nonreentrant_checkpoints(), observe_forwards(model, recorder.begin, recorder.end):
@@ -136,16 +138,15 @@ class _Recorder:
         every: int,
         layers: Iterable[int] | None,
         tokens: Masks,
-        accumulate: int,
+        accumulate: int | None,
         gather: bool,
     ) -> None:
         self.model = getattr(model, "_orig_mod", model)
-        self.grads, self.every, self.accumulate = grads, every, accumulate
+        self.grads, self.every = grads, every
         self.layers = None if layers is None else [*layers]
         self.masks = tokens
         self.recording = Recording((), {"model": type(self.model).__name__, "torch": torch.__version__})
-        self.forwards = self.step = 0
-        self._records_training = False
+        self.step = 0
         self._plans: dict[Any, Plan] = {}
         self._plan: Plan | None = None
         self._key: Any = None
@@ -164,7 +165,8 @@ class _Recorder:
         if gather and not all(hasattr(module, "reshard") for module in fsdp):
             raise ValueError(f"gather is True, {GATHER_NEEDS}.")
         self._needed: dict[int, list[Value]] = {}  # by site: the write and its scales that are observed
-        self._gradients = GradientHooks(self.recording, accumulate > 1, gather)
+        self._gradients = GradientHooks(self.recording, accumulate != 1, gather)
+        self._steps = StepCounter(self.model, accumulate)
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
             self._note("the model is compiled, and recorded eagerly")
             warnings.warn(
@@ -173,18 +175,14 @@ class _Recorder:
 
     def begin(self, frames: Frames, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObserverMode | None:
         """Prepare the recording of a forward; None if it is not recorded."""
-        trains = self.model.training and torch.is_grad_enabled()
-        self._records_training = self._records_training if self.forwards else trains
-        if self._records_training and not trains:
+        if self._steps.is_skipped_evaluation():
             self._note("evaluations between training steps are not recorded")
             return None
-        number = self.forwards
-        self.forwards += 1
+        step = self._steps.next()
         self._gradients.end_backward()  # a backward that raised has not ended
         if torch._C._functorch.peek_interpreter_stack() is not None:  # tensors of a transform have no numbers yet
-            self._note(f"forward {number} ran inside torch.func: it is not recorded")
+            self._note(f"forward {self._steps.forwards - 1} ran inside torch.func: it is not recorded")
             return None
-        step = number // self.accumulate
         if step % self.every:
             return None
         self.step = step
@@ -226,8 +224,8 @@ class _Recorder:
             self._plans.pop(self._key, None)
             path, call, *_ = min(missed)
             self._note(
-                f"in forward {self.forwards - 1} {len(missed)} of {len(mode.observers)} places were not met, the first in call "
-                f"{call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
+                f"in forward {self._steps.forwards - 1} {len(missed)} of {len(mode.observers)} places were not met, the first in "
+                f"call {call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
         self._pending, self._norms, self._operands = {}, {}, {}
         if count := len(self._gradients.without_graph):
@@ -238,6 +236,7 @@ class _Recorder:
 
     def close(self) -> None:
         """Remove all hooks, and compute the maps of the last step."""
+        self._steps.close()
         self._gradients.close()
         try:
             _ = self.recording.memory_maps
@@ -281,8 +280,8 @@ class _Recorder:
             self.recording.metadata |= inspection_metadata(inspection)
         elif [site.id for site in self.recording.sites] != [site.id for site in plan.recorded]:
             raise ValueError(
-                f"forward {self.forwards - 1} has {len(plan.sites)} sublayers, expected the {len(self.recording.sites)} sites of "
-                "the first: record models or inputs whose sublayers differ one by one."
+                f"forward {self._steps.forwards - 1} has {len(plan.sites)} sublayers, expected the {len(self.recording.sites)} "
+                "sites of the first: record models or inputs whose sublayers differ one by one."
             )
 
     def _list_observers(self, plan: Plan, mode: ObserverMode) -> Iterator[tuple[Value, Observer]]:
