@@ -10,7 +10,7 @@ import pytest
 from addnorm.lab.result_store import ResultStore, read_progress, write_progress
 
 ONE = {"kind": "run", "key": "one", "test": 1.5}
-OTHER = {"kind": "init", "key": "two", "found": [math.inf, -math.inf, None, "text ü\ud800"]}
+OTHER = {"kind": "untrained", "key": "two", "stacks": [math.inf, -math.inf, None, "text ü\ud800"]}
 
 
 def write_results(folder, *results):

@@ -111,7 +111,7 @@ def compare(
         results = [job.renamed(store.results[job.key]) for job in todo]
     return Comparison(
         tuple(wiring_label(wiring) for wiring in chosen), protocol, [result for result in results if result["kind"] == "run"],
-        [{**_provenance_of(result), **row} for result in results if result["kind"] == "init" for row in result["found"]],
+        [{**_provenance_of(result), **row} for result in results if result["kind"] == "untrained" for row in result["stacks"]],
         {"name": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
          "entropy": text.entropy, "uniform": text.uniform},
     )  # fmt: skip
@@ -143,7 +143,7 @@ class _Job:
         if isinstance(self.work, Run):
             return {**result, "settings": self.work.settings()}
         name = wiring_label(self.work[0].wiring)
-        return {**result, "found": [{**stack, "wiring": name} for stack in result["found"]]}
+        return {**result, "stacks": [{**stack, "wiring": name} for stack in result["stacks"]]}
 
 
 def _init_jobs(compared: Sequence[Wiring]) -> list[_Job]:
@@ -255,7 +255,7 @@ def _compute(job: _Job, folder: str, seconds: float) -> Numbers:
     """Return the result of a job."""
     if isinstance(job.work, tuple):
         with one_thread():
-            return {"kind": "init", "key": job.key, "found": [theory.measure_init(stack) for stack in job.work]}
+            return {"kind": "untrained", "key": job.key, "stacks": [theory.measure_init(stack) for stack in job.work]}
     visible = Path(folder).is_dir()
     written = 0.0
 

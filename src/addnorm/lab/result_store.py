@@ -21,7 +21,7 @@ from addnorm.lab.measure import Numbers
 
 __all__ = ["ResultStore", "read_progress", "write_progress"]
 
-KINDS = ("run", "init")
+KINDS = ("run", "untrained")
 
 
 class ResultStore:
@@ -77,7 +77,7 @@ class ResultStore:
         for number, line in enumerate(self.file.read_bytes().split(b"\n")[:-1], 1):
             try:
                 result = jsonio.loads(line)
-                if result["kind"] in KINDS:  # other versions may add other kinds
+                if result["kind"] in KINDS:  # other versions may have other kinds
                     self.results[result["key"]] = result
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise ValueError(
