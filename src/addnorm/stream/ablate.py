@@ -64,7 +64,7 @@ def ablate(site: Site, mode: Mode = "zero") -> Iterator[None]:
         (True, True)
     """
     check_choice("mode", mode, ("zero", "mean"))
-    with _edit_write(site, 0.0, _mean if mode == "mean" else None):
+    with _edit_write(site, 0.0, _find_mean(site) if mode == "mean" and isinstance(site, Site) else None):
         yield
 
 
@@ -213,9 +213,18 @@ class _WriteEdit:
         return t * self.s if self.s else torch.zeros_like(t)  # 0 * inf would be NaN
 
 
-def _mean(write: Tensor) -> Tensor:
-    tokens = [*range(write.dim() - 1)]
-    return write.mean(tokens, keepdim=True).expand_as(write).contiguous()
+def _find_mean(site: Site) -> Change:
+    """Return the function from a write to its mean over all tokens of the batch, whichever dimensions those are."""
+    layout = site.parent.layout.of_write(site.add_index, site.sublayer)
+    if layout is None:
+        raise RuntimeError(
+            f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
+        )
+
+    def mean(write: Tensor) -> Tensor:
+        return write.mean(layout.others, keepdim=True).expand_as(write).contiguous() if layout.others else write
+
+    return mean
 
 
 @dataclass(frozen=True)

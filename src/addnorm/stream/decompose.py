@@ -15,14 +15,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import compute_operand, get_tolerance, relative_error
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_inputs, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.operators import find_views, replay_op
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.record.statistics import features_last
 
 __all__ = ["BIASES", "Decomposition", "decompose", "find_step_obstacle", "propagate", "source_shares", "sum_components"]
 
@@ -37,6 +38,7 @@ def propagate(
     write: Callable[[Sublayer], Tensor],
     scale_residual: Callable[[Add, Tensor], Tensor],
     scale_sum: Callable[[Add, Tensor], Tensor],
+    enter_norm: Callable[[Norm, Value, Tensor], Tensor] = lambda norm, value, part: part,
 ) -> Iterator[Components]:
     """Yield the components of each state of a stream, from x_0 to the end.
 
@@ -47,6 +49,7 @@ def propagate(
         write: returns the term that a sublayer adds, in the layout of the stream.
         scale_residual: applies an add's factor to a component of the stream: a * x.
         scale_sum: applies the factors between the norms after the previous add and an add.
+        enter_norm: returns a component in the layout of a norm's input, from that of the value before it.
     """
     parts: Components = {"x_0": start}
     yield dict(parts)
@@ -56,8 +59,10 @@ def propagate(
             name = names.get(id(sublayer), BIASES)
             new = write(sublayer)
             parts[name] = parts[name] + new if name in parts else new
+        value = add.out
         for norm in norms:
-            parts = _propagate_through(norm, parts)
+            parts = _propagate_through(norm, {name: enter_norm(norm, value, part) for name, part in parts.items()})
+            value = norm.y
         if k + 1 < len(chain.adds):
             parts = {name: scale_sum(chain.adds[k + 1], part) for name, part in parts.items()}
         yield dict(parts)
@@ -122,6 +127,7 @@ class Decomposition:
             if reason := find_step_obstacle(k, add, "noise"):
                 raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [state.tensor.detach().double() for state in chain.states()]
+        self._layouts = [stream.layout.of(state) for state in chain.states()]
         self.depth = len(chain.adds)
         self.closures: list[float] = []
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
@@ -152,7 +158,7 @@ class Decomposition:
         """
         index = self._check_depth(depth)
         parts = next(parts for k, parts in enumerate(self._iter_components()) if k == index)
-        return {name: self._features_last(part) for name, part in parts.items()}
+        return {name: self._features_last(index, part) for name, part in parts.items()}
 
     def shares(self, depth: int = -1) -> dict[str, Tensor]:
         """Return the share of each source in each token, <c_s, x> / |x|^2, `(*)`; the shares of a token sum to 1."""
@@ -162,15 +168,16 @@ class Decomposition:
     def memory_map(self) -> tuple[list[str], list[list[float]]]:
         """Return the sources, and for each depth the mean over the tokens of their shares; each row sums to 1."""
         rows = []
-        for components in self._iter_components():
-            parts = {name: self._features_last(part) for name, part in components.items()}
+        for k, components in enumerate(self._iter_components()):
+            parts = {name: self._features_last(k, part) for name, part in components.items()}
             shares = source_shares(parts, sum_components(parts))
             rows.append([float(shares[source].mean()) if source in shares else 0.0 for source in self.sources])
         return self.sources, rows
 
     def state(self, depth: int = -1) -> Tensor:
         """Return the recorded stream at a depth, `(*, d)` in float64."""
-        return self._features_last(self._states[self._check_depth(depth)])
+        index = self._check_depth(depth)
+        return self._features_last(index, self._states[index])
 
     def lens(
         self, head: Callable[[Tensor], Tensor] | None = None, *, norm: Literal["recompute", "frozen"]
@@ -190,17 +197,18 @@ class Decomposition:
         final = self._chain.final_norms[-1] if self._chain.final_norms else None
         outputs = []
         with torch.no_grad():
-            for state in self._states:
-                x = state
+            for depth in range(self.depth + 1):
+                x = self.state(depth)
                 if final is not None:
-                    denominator = final.denominator(self._states[-1] if norm == "frozen" else x)
+                    denominator = final.denominator(self.state() if norm == "frozen" else x)
                     x = final.linear(x, denominator) + final.shift(x.dtype)
                 x = x.to(self._chain.adds[0].x.tensor.dtype)
                 outputs.append(x if head is None else head(x))
         return outputs
 
-    def _features_last(self, t: Tensor) -> Tensor:
-        return features_last(t, self.stream.width, self.stream.axis)
+    def _features_last(self, depth: int, t: Tensor) -> Tensor:
+        t, layout = t.reshape(self._states[depth].shape), self._layouts[depth]
+        return t if layout is None else layout.move_features_last(t)
 
     def _check_depth(self, depth: int) -> int:
         if not -self.depth - 1 <= depth <= self.depth:
@@ -219,9 +227,14 @@ class Decomposition:
         def scale_residual(add: Add, part: Tensor) -> Tensor:
             return compute_operand(add.residual_path, part.reshape(add.x.shape)).reshape(add.out.shape)
 
+        def enter_norm(norm: Norm, value: Value, part: Tensor) -> Tensor:
+            for op in find_views(norm.x, value) or ():
+                part = replay_op(op, part)
+            return part
+
         with torch.no_grad():
             yield from propagate(
-                self._chain, self._names, self._states[0], write, scale_residual, lambda add, part: part
+                self._chain, self._names, self._states[0], write, scale_residual, lambda add, part: part, enter_norm
             )
 
     def __repr__(self) -> str:

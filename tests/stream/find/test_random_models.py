@@ -19,7 +19,6 @@ NUM_OF_EACH = 2
 
 # Constructs with wrong claims: the seed of a model, and what is wrong. Each is a strict xfail.
 FAULTS = {
-    "layout: channels": (14, "learned factors (C, 1) are missed"),
     "x_L read by another stream": (19, "the first norm of x_L is claimed as the final norm"),
     "condition: gate of a sandwich": (33, "named pre_ln"),
     "function of the stream between layers": (47, "named pre_ln"),
@@ -27,7 +26,6 @@ FAULTS = {
     "class attention": (81, "the norm is missed"),
     "update from one token of a joined read": (83, "the norm is missed"),
     "end: norm, and another norm for a head": (134, "the first norm of x_L is claimed as the final norm"),
-    "norms over more than the features": (147, "the width is the number of normalized elements"),
     "layout: sequence": (168, "the norm of a transposed x_0 is missed"),
     "add: residual bias": (174, "a learned bias counts as a parallel sublayer"),
     "tokens join the stream": (237, "a bias after the last add hides the final norm"),

@@ -79,9 +79,7 @@ def test_ids_are_unique_over_two_streams(inputs: tuple[Tensor, Tensor]) -> None:
 
 def test_path_of_two_sublayers_is_refused(inputs: tuple[Tensor, Tensor]) -> None:
     inspection = addnorm.inspect(TwoStreams(), *inputs)
-    with pytest.raises(
-        KeyError, match=r"'blocks\.0\.attn', the path of 2 sublayers, expected the id of one: '.*/blocks"
-    ):
+    with pytest.raises(KeyError, match=r"'blocks\.0\.attn', the path of 2 sublayers, expected an id: '.*/blocks"):
         inspection.site("blocks.0.attn")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import Add, find_adds, find_ops_between, has_mixing_branch
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import CHANNELS_FIRST, Factor, is_mixing, match_factor, strip_views
+from addnorm.stream.find.operators import Factor, is_mixing, match_factor, strip_views
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 
 __all__ = ["Chain", "SublayerNames", "find_chains", "list_ids"]
@@ -36,11 +36,16 @@ class Chain:
     last_factors: list[Factor]  # between the last add and its norm
     dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
     dual_adds: list[Add] = field(default_factory=list)  # of that stream, and the add of both streams
+    layout: Any = None  # the `StreamLayout`, which `build_inspection` sets
 
     def states(self) -> list[Value]:
         """Return the states of the stream: x_0, and the stream after each add and its norms."""
-        norms = self.norms_out[-1]
-        return [*(add.x for add in self.adds), norms[-1].y if norms else self.adds[-1].out]
+        return [*(add.x for add in self.adds), self.find_end(-1)]
+
+    def find_end(self, k: int) -> Value:
+        """Return the stream after add k and its norms, before tokens are joined or removed."""
+        norms = self.norms_out[k]
+        return norms[-1].y if norms else self.adds[k].out
 
     def numbered(self) -> Iterator[tuple[int, Sublayer]]:
         """Return all sublayers except biases, each with the number of its add."""
@@ -55,25 +60,6 @@ class Chain:
             after = self.adds[k + 1]
             factors = after.early_factors if after.norms else after.late_factors
         return [factor for factor in factors if factor.kind in ("constant", "learned")]
-
-    def find_features(self) -> tuple[int, int]:
-        """Return the dimension of the features, counted from the end, and their number, from norms or convolutions."""
-        out = self.adds[0].out.shape
-        sublayers = [sublayer for of_add in self.sublayers for sublayer in of_add]
-        norms = [norm for sublayer in sublayers for norm in (*sublayer.reads.norms, sublayer.norm) if norm is not None]
-        norms += [norm for after in self.norms_out for norm in after]
-        if norms:
-            width = norms[0].x.shape[-1]
-            dims = [k - len(out) for k, n in enumerate(out) if n == width]
-            return (dims[-1] if dims else -1), width
-        for sublayer in sublayers:
-            start = strip_views(sublayer.add.read)
-            convolutions = (op for op in sublayer.ops if op.name in CHANNELS_FIRST and op.inputs)
-            read = next((op.inputs[0] for op in convolutions if strip_views(op.inputs[0]) is start), None)
-            if read is not None and len(read.shape) == len(out):
-                channels = read.shape[1]  # of the view that the convolution reads; the stream may have them last
-                return (1 - len(out) if out[1] == channels else -1), channels
-        return -1, out[-1]
 
 
 class SublayerNames:

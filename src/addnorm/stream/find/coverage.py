@@ -131,7 +131,7 @@ class _Coverage:
         """Yield a gap if x_0 carries the state of another stream, or a sum that is not understood."""
         todo = [(chain.adds[0].x, True)]
         seen: set[tuple[Value, bool]] = set()
-        width = chain.find_features()[1]
+        width = chain.layout.width
         while todo and len(seen) < SIZE:
             value, is_moved = item = todo.pop()
             if item in seen:
@@ -139,7 +139,7 @@ class _Coverage:
             seen.add(item)
             other = self.states.get(value)
             if other is not None and other != k:
-                if not is_moved or self.chains[other].find_features()[1] != width:
+                if not is_moved or self.chains[other].layout.width != width:
                     yield Gap(chain.adds[0].op, CONTINUED, frozenset((k, other)))
                 continue
             op = value.op

@@ -114,7 +114,7 @@ def _is_by_token(chain: Chain, factor: Factor) -> bool:
     """Return whether a learned factor varies along another dimension than the features."""
     if factor.kind != "learned" or factor.value is None or factor.value.tensor.numel() == 1:
         return False
-    axis, width = chain.find_features()
+    axis, width = chain.layout.axis, chain.layout.width
     shape, scale = factor.op.outputs[0].shape, factor.value.shape
     varying = next(k - len(scale) for k, n in enumerate(scale) if n > 1)
     if scale[varying] != width:

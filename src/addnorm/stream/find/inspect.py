@@ -50,6 +50,7 @@ from addnorm.stream.find.moves import remove_redundant_moves
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame, has_zero_factor
+from addnorm.stream.layout.stream_layout import StreamLayout
 from addnorm.wirings.spec import Wiring
 
 __all__ = ["build_inspection", "capture_flow", "check_inputs", "check_parameters", "inspect", "to_float64"]
@@ -144,6 +145,8 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     remove_redundant_moves(flow)
     norms = find_norms(flow)
     chains, left = find_chains(flow, norms)
+    for chain in chains:
+        chain.layout = StreamLayout(chain)
     gaps = find_gaps(flow, norms, chains, left)
     names = _name_streams(chains)
     ids = list_ids(chains, names)
@@ -227,11 +230,11 @@ def _build_report(
     total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
     if total is not None and not total_closes and all(site.closes for site in sites):
         unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
-    axis, width = chain.find_features()
     remarks = [*dict.fromkeys([*remarks, *list_remarks(chain, sites, model, wiring)])]
     stream = Stream(
-        name, width, str(first.x.tensor.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring, embedding_norm,
-        chain.final_norms[-1] if chain.final_norms else None, total, total_closes, tuple(remarks), chain, axis,
+        name, chain.layout.width, str(first.x.tensor.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring,
+        embedding_norm, chain.final_norms[-1] if chain.final_norms else None, total, total_closes, tuple(remarks), chain,
+        chain.layout, chain.layout.axis,
     )  # fmt: skip
     return _StreamReport(stream, unknown)
 

@@ -16,6 +16,7 @@ from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.layout.stream_layout import StreamLayout
 from addnorm.wirings import spec
 
 __all__ = [
@@ -23,8 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm"}
-MAX_PATHS = 3  # paths named in one line
-MAX_IDS = 4  # ids named in an error message
+MAX_PATHS, MAX_IDS = 3, 4  # paths named in one line, ids named in an error message
 COLUMNS = {
     "layer": Column("layer"),
     "sublayer": Column("sublayer"),
@@ -40,8 +40,7 @@ class Site:
     """One sublayer and the add with which it writes to the stream.
 
     Attributes:
-        id: unique name in this inspection: the module's path, with a suffix where several sublayers of the stream have that path,
-            and after the stream's name where sublayers of two streams have it.
+        id: unique name: the module's path, with a suffix if several sublayers have it, after the stream's name if two streams do.
         path: path of the smallest module that contains the sublayer.
         modules: the children of that module that are this sublayer, where the module contains other sublayers too.
         kind: "attention", "cross-attention", "feed-forward" or "other".
@@ -82,6 +81,7 @@ class Site:
     sublayer: Sublayer = field(repr=False)  # in the captured run
     add_index: int  # of the sublayer's add in the stream
     owner: Any = field(default=None, repr=False)  # weak reference to the model
+    parent: Any = field(default=None, repr=False)  # the `Stream`
 
     @property
     def model(self) -> Any:
@@ -157,7 +157,12 @@ class Stream:
     closes: bool
     remarks: tuple[str, ...]
     chain: Chain = field(repr=False)  # the stream in the captured run
+    layout: StreamLayout = field(repr=False)  # the dimensions of its values
     axis: int = -1
+
+    def __post_init__(self) -> None:
+        for site in self.sites:
+            site.parent = self
 
     @property
     def norm(self) -> str | None:
@@ -262,8 +267,8 @@ class Inspection(Rendered):
             return sites[0]
         ids = [site.id for site in sites or self.sites]
         if sites:
-            shown = f"{', '.join(map(repr, ids[:MAX_IDS]))}{', ...' * (len(ids) > MAX_IDS)}"
-            raise KeyError(f"site is {name!r}, the path of {len(sites)} sublayers, expected the id of one: {shown}.")
+            shown = ", ".join(map(repr, ids[:MAX_IDS]))
+            raise KeyError(f"site is {name!r}, the path of {len(sites)} sublayers, expected an id: {shown}.")
         close = difflib.get_close_matches(name, ids, 1)
         expected = repr(close[0]) if close else f"one of {', '.join(ids[:MAX_IDS])}{', ...' * (len(ids) > MAX_IDS)}"
         raise KeyError(f"site is {name!r}, expected {expected}: the sublayers that inspect found.")

@@ -17,7 +17,7 @@ from addnorm.stream.dataflow.graph import PARAMETER
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_sharded, local_part
 from addnorm.stream.record.measurements import Measurements
 from addnorm.stream.record.plan import Plan, StateProbe
-from addnorm.stream.record.statistics import TokenMask, features_last, token_norms, vector_norm
+from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens, token_norms, vector_norm
 
 __all__ = ["GradientHooks"]
 
@@ -105,7 +105,10 @@ class GradientHooks:
         )  # a backward of several steps is that of the last
         with torch.no_grad():
             grad = local_part(grad, placements)
-            norms = token_norms(features_last(grad, state.width, state.axis), tokens)
+            try:
+                norms = token_norms(Tokens.arrange(grad, state.layout, tokens))
+            except OmittedError:  # as for the state itself, where the reason is recorded
+                return
             for site in state.leaving:
                 for name, value in norms.statistics():
                     self.recording.add(step, site, "grad", name, value)

@@ -15,8 +15,10 @@ from addnorm.stream.find.adds import Path
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.inspection import Inspection, Site, Stream, format_norm
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import TRANSPARENT
+from addnorm.stream.find.operators import TRANSPARENT, strip_views
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.layout.dimensions import Part
+from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
 
 __all__ = [
@@ -37,6 +39,11 @@ class WriteProbe:
     scales: tuple[Value, ...] = ()
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the adds do not multiply the operand."""
+        return not self.scales and self.factor == 1.0
+
+    @property
     def operands(self) -> list[Value]:
         """The operand and its scales, as far as operators compute them (the other scales are parameters)."""
         return [self.value, *(scale for scale in self.scales if scale.op is not None)]
@@ -51,6 +58,7 @@ class NormProbe:
     norm: Norm
     rstd: Value | None
     stream: str
+    layout: TokenLayout | None  # of the norm's input
 
 
 @dataclass
@@ -63,8 +71,9 @@ class StateProbe:
     leaving: list[int] = field(default_factory=list)  # sites whose output it is; x_0 is one
     writes: int = 0  # number of writes that are compared with it
     stream: str = ""
-    width: int = 0
-    axis: int = -1  # dimension of the features
+    layout: TokenLayout | None = None
+    is_overwritten: bool = False  # in place, before the last of those writes is computed
+    is_partial: bool = False  # a view of a state with other uses, which have no part in the view's gradient
 
 
 @dataclass
@@ -77,6 +86,8 @@ class SiteProbe:
     raw: Value
     write: WriteProbe
     parameters: list[str]
+    layouts: dict[str, TokenLayout | None]  # of read, raw and write
+    writes_raw: bool  # the write is the output itself, with the same tokens in the same order
 
 
 @dataclass
@@ -88,6 +99,7 @@ class Plan:
     sites: list[SiteProbe]
     norms: list[NormProbe]
     streams: dict[str, Stream]
+    shapes: tuple[Any, ...] = ()  # of the model's inputs in the inspected run
 
     @classmethod
     def from_inspection(cls, inspection: Inspection, layers: Iterable[int] | None = None) -> Plan:
@@ -104,13 +116,22 @@ class Plan:
 
     def _add_stream(self, stream: Stream, recorded: list[RecordedSite], prefix: str, layers: set[int] | None) -> None:
         chain: Chain = stream.chain
-        first = len(self.states)
-        self.states += [
-            StateProbe(first + k, value, stream=stream.name, width=stream.width, axis=stream.axis)
-            for k, value in enumerate(chain.states())
-        ]
+        layout = stream.layout
+        entering: list[StateProbe] = []  # the state before each add
+        leaving: list[StateProbe] = []  # the state after each add
+        for k, value in enumerate(chain.states()):
+            entry = layout.find_entry(k) if k < len(chain.adds) else value
+            end = chain.find_end(k - 1) if 0 < k < len(chain.adds) and chain.adds[k].changes_tokens else value
+            for probes, probed in ((leaving, end if k else entry), (entering, entry)):
+                if probes is entering and probed is leaving[-1].value:
+                    probes.append(leaving[-1])
+                    continue
+                probe = StateProbe(len(self.states), probed, stream=stream.name, layout=layout.of(probed))
+                probe.is_partial = not k and not _is_only_use(probed, value)
+                self.states.append(probe)
+                probes.append(probe)
         self.streams[stream.name] = stream
-        self.states[first].leaving.append(len(recorded))
+        leaving[0].leaving.append(len(recorded))
         recorded.append(RecordedSite(f"{prefix}x_0", "", "start", None, stream.name, ""))
         for site in stream.sites:
             k, sublayer = site.add_index, site.sublayer
@@ -118,22 +139,42 @@ class Plan:
                 continue
             index = len(recorded)
             recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, stream.name, site.equation))
-            self.states[first + k].entering.append(index)
-            self.states[first + k].writes += 1
-            self.states[first + k + 1].leaving.append(index)
+            entering[k].entering.append(index)
+            entering[k].writes += 1
+            entering[k].is_overwritten |= _is_overwritten(entering[k].value, write_probe(sublayer))
+            leaving[k + 1].leaving.append(index)
             parameters = _parameter_names(sublayer)
-            self.sites.append(
-                SiteProbe(index, first + k, sublayer.reads.value, sublayer.raw, write_probe(sublayer), parameters)
-            )
+            write = write_probe(sublayer)
+            raw, raw_layout = layout.find_raw(k, sublayer)
+            read = entering[k].value if sublayer.reads.value is sublayer.add.x else sublayer.reads.value
+            layouts = {
+                "read": None if read is None else layout.of(read), "raw": raw_layout,
+                "write": layout.of_write(k, sublayer),
+            }  # fmt: skip
+            writes_raw = write.is_plain and strip_views(write.value) is strip_views(raw)
+            writes_raw = writes_raw and _list_parts(layouts["raw"]) == _list_parts(layouts["write"])
+            self.sites.append(SiteProbe(index, entering[k].index, read, raw, write, parameters, layouts, writes_raw))
             for role, norms in (
                 ("norm_in", sublayer.reads.norms),
                 ("norm_branch", [sublayer.norm]),
                 ("norm_out", chain.norms_out[k]),
             ):
-                self.norms += [_norm_probe(norm, role, index, stream.name) for norm in norms[:1] if norm is not None]
+                self.norms += [_norm_probe(norm, role, index, stream) for norm in norms[:1] if norm is not None]
         if stream.final_norm is not None:
-            self.norms.append(_norm_probe(stream.final_norm, "norm_final", len(recorded), stream.name))
+            self.norms.append(_norm_probe(stream.final_norm, "norm_final", len(recorded), stream))
             recorded.append(RecordedSite(f"{prefix}final", stream.final_norm.path, "final", None, stream.name, ""))
+
+    def depends_on_shape(self, masked: bool) -> bool:
+        """Return whether the order of tokens is known only for inputs of the inspected shapes.
+
+        Args:
+            masked: whether only the tokens of a mask count.
+        """
+        layouts = [state.layout for state in self.states] + [site.layouts["write"] for site in self.sites]
+        if masked:
+            layouts += [layout for site in self.sites for layout in site.layouts.values()]
+            layouts += [norm.layout for norm in self.norms]
+        return any(layout.depends_on_shape for layout in layouts if layout is not None)
 
     def values(self) -> Iterator[Value]:
         """Yield all values to measure."""
@@ -145,12 +186,46 @@ class Plan:
             yield norm.rstd if norm.rstd is not None else norm.norm.x
 
 
-def _norm_probe(norm: Norm, role: str, site: int, stream: str) -> NormProbe:
+def _norm_probe(norm: Norm, role: str, site: int, stream: Stream) -> NormProbe:
     op = norm.y.op
     assert op is not None
     output = RSTD_OUTPUT.get(op.name)
     rstd = op.outputs[output] if output is not None and len(op.outputs) > output else None
-    return NormProbe(site, role, norm, rstd, stream)
+    layout = stream.layout.of_norm(norm)
+    return NormProbe(site, role, norm, rstd, stream.name, layout)
+
+
+def _is_only_use(view: Value, state: Value) -> bool:
+    """Return whether everything that reads a state reads it through a view."""
+    while view is not state:
+        assert view.op is not None
+        view = view.op.inputs[0]
+        if len({*view.users}) != 1:
+            return False
+    return True
+
+
+def _is_overwritten(state: Value, write: WriteProbe) -> bool:
+    """Return whether the memory of a state is written before a write to it is computed, as by `x *= alpha; x += f(y)`."""
+    last = max(value.index for value in (write.value, *write.scales))
+    todo, seen = [state], {state}
+    while todo:
+        value = todo.pop()
+        for op in value.users:
+            if op.index > last or not op.outputs:
+                continue
+            schema = getattr(op.func, "_schema", None)
+            if schema is not None and schema.is_mutable and op.args and op.args[0] is value:
+                return True
+            if op.name in TRANSPARENT and op.outputs[0] not in seen:
+                seen.add(op.outputs[0])
+                todo.append(op.outputs[0])
+    return False
+
+
+def _list_parts(layout: TokenLayout | None) -> list[Part] | None:
+    """Return the parts of the tokens in the order in which they are stored."""
+    return None if layout is None else [part for dim in layout.dims for part in dim]
 
 
 def write_probe(sublayer: Sublayer) -> WriteProbe:

@@ -8,10 +8,8 @@ mode) is inspected first, in an additional forward without side effects. After t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +20,6 @@ from addnorm._util.arguments import check_int
 from addnorm.stream.calls import call_key, copy_arguments
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.observers import (
     Observer,
     ObserverMode,
@@ -30,32 +27,22 @@ from addnorm.stream.dataflow.observers import (
     observe_forwards,
     use_nonreentrant_checkpoints,
 )
-from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_parameter, inner_tensors, is_wrapper, reshard
+from addnorm.stream.dataflow.wrappers import inner_tensors, reshard
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_parameters
 from addnorm.stream.find.inspection import Inspection
-from addnorm.stream.find.operators import strip_views
-from addnorm.stream.record import statistics
-from addnorm.stream.record.gradients import GradientHooks
+from addnorm.stream.record.forward_statistics import ForwardStatistics
 from addnorm.stream.record.plan import (
-    NormProbe,
     Plan,
-    SiteProbe,
-    StateProbe,
     find_observable,
-    find_use,
     inspection_metadata,
 )
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.record.schema import Balance, MemoryMap
-from addnorm.stream.record.statistics import Masks, TokenMask, TokenNorms, check_mask_streams, features_last
+from addnorm.stream.record.statistics import Masks, TokenMask, check_mask_streams
 from addnorm.stream.record.steps import StepCounter
 
 __all__ = ["record"]
-
-GATHER_NEEDS = (
-    "expected False for FullyShardedDataParallel: shard the model with fully_shard to measure whole parameters"
-)
 
 
 @contextmanager
@@ -118,17 +105,7 @@ def record(
         recorder.close()
 
 
-@dataclass
-class _PendingState:
-    """State of the stream that is kept until the last write to it has been compared with it."""
-
-    x: Tensor
-    norms: TokenNorms
-    version: int
-    writes: int
-
-
-class _Recorder:
+class _Recorder(ForwardStatistics):
     """State of one `record` block."""
 
     def __init__(
@@ -141,31 +118,15 @@ class _Recorder:
         accumulate: int | None,
         gather: bool,
     ) -> None:
-        self.model = getattr(model, "_orig_mod", model)
-        self.grads, self.every = grads, every
+        inner = getattr(model, "_orig_mod", model)
+        recording = Recording((), {"model": type(inner).__name__, "torch": torch.__version__})
+        super().__init__(inner, recording, grads, accumulate != 1, gather)
+        self.every = every
         self.layers = None if layers is None else [*layers]
         self.masks = tokens
-        self.recording = Recording((), {"model": type(self.model).__name__, "torch": torch.__version__})
-        self.step = 0
         self._plans: dict[Any, Plan] = {}
-        self._plan: Plan | None = None
-        self._key: Any = None
-        self._tokens: dict[str, TokenMask] = {}  # by stream
-        self._named: dict[str, nn.Parameter] = {}
-        self._pending: dict[Value, _PendingState] = {}
-        self._norms: dict[Value, TokenNorms] = {}
-        self._operands: dict[Value, Tensor] = {}  # writes and their scales, until all of them are computed
-        self._samples: dict[str, TokenSample] = {}
         self._has_new_samples = False  # since the last time that maps were computed
         self.recording.compose = self._compose
-        self._gather = gather
-        fsdp = find_fsdp_modules(self.model)
-        self._has_fsdp = bool(fsdp)
-        self._has_wrappers = any(map(is_wrapper, self.model.parameters()))
-        if gather and not all(hasattr(module, "reshard") for module in fsdp):
-            raise ValueError(f"gather is True, {GATHER_NEEDS}.")
-        self._needed: dict[int, list[Value]] = {}  # by site: the write and its scales that are observed
-        self._gradients = GradientHooks(self.recording, accumulate != 1, gather)
         self._steps = StepCounter(self.model, accumulate)
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
             self._note("the model is compiled, and recorded eagerly")
@@ -188,8 +149,10 @@ class _Recorder:
         self.step = step
         self._key = call_key(self.model, args, kwargs)
         plan = self._plans.get(self._key)
-        if plan is None:
+        shapes = tuple(t.shape for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+        if plan is None or (plan.depends_on_shape(self.masks is not None) and plan.shapes != shapes):
             plan = self._plans[self._key] = self._make_plan(args, kwargs)
+            plan.shapes = shapes
         self._plan = plan
         check_mask_streams(self.masks, plan.streams)
         self._tokens = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in plan.streams}
@@ -198,8 +161,7 @@ class _Recorder:
         self._named = dict(self.model.named_parameters())
         if self.grads:
             self._gradients.add_parameters(plan, self._named, self._has_fsdp)
-        self._pending, self._norms, self._operands = {}, {}, {}
-        self._gradients.without_graph = []
+        self._start_forward()
         observers: list[tuple[Value, Observer]] = []
         leaves = pytree.tree_leaves((args, kwargs))
         mode = ObserverMode(frames, {})
@@ -228,6 +190,10 @@ class _Recorder:
                 f"call {call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
         self._pending, self._norms, self._operands = {}, {}, {}
+        if mode.completed and (
+            wrong := [error for name, error in self._mask_errors.items() if name not in self._masked]
+        ):
+            raise ValueError(str(wrong[0]))
         if count := len(self._gradients.without_graph):
             self._note(f"{count} states had no graph in the forward: no gradient is recorded there")
         if self.grads and self._plan is not None:
@@ -283,137 +249,3 @@ class _Recorder:
                 f"forward {self._steps.forwards - 1} has {len(plan.sites)} sublayers, expected the {len(self.recording.sites)} "
                 "sites of the first: record models or inputs whose sublayers differ one by one."
             )
-
-    def _list_observers(self, plan: Plan, mode: ObserverMode) -> Iterator[tuple[Value, Observer]]:
-        for state in plan.states:
-            yield state.value, partial(self._on_state, mode, state)
-        for site in plan.sites:
-            if site.read is not None:
-                yield site.read, partial(self._on_branch, "read", site)
-            yield site.raw, partial(self._on_branch, "raw", site)
-            live = [scale for scale in site.write.scales if self._has_fsdp and scale.op is None]
-            uses = [(scale, use) for scale in live if (use := find_use(scale)) is not None]
-            operands = self._needed[site.index] = [*site.write.operands, *(scale for scale, _ in uses)]
-            if len(operands) > 1:
-                yield from ((value, partial(self._on_operand, site, value)) for value in site.write.operands)
-                yield from ((use, partial(self._on_live_scale, site, scale)) for scale, use in uses)
-            else:
-                yield site.write.value, partial(self._on_write, site)
-        for norm in plan.norms:
-            if norm.rstd is None:
-                yield norm.norm.x, partial(self._on_norm_input, norm)
-            else:
-                yield norm.rstd, partial(self._on_rstd, norm)
-        for sample in self._samples.values():
-            yield from sample.list_observers()
-
-    def _leaf(self, value: Value, leaves: Sequence[Any]) -> Tensor | None:
-        """Return the tensor of a value that no operator computes: an input or a parameter."""
-        if isinstance(value.part, int) and 0 <= value.part < len(leaves):
-            leaf = leaves[value.part]
-            return leaf if isinstance(leaf, Tensor) else None
-        leaf = self._named.get(value.name) if value.name else None
-        return leaf if leaf is not None and is_in_memory(leaf, tuple(leaf.shape)) else None
-
-    # Observers: the model's operators call them with their outputs.
-
-    def _put(self, site: int, role: str, values: Iterable[tuple[str, float]]) -> None:
-        for name, value in values:
-            self.recording.add(self.step, site, role, name, value)
-
-    def _on_state(self, mode: ObserverMode, state: StateProbe, tensor: Tensor) -> None:
-        tokens = self._tokens[state.stream]
-        if self.grads and state.leaving and self._key[-1]:  # grad mode was on as the forward began
-            mode.deferred.append(partial(self._add_state, mode, state, tensor, self.step, tokens))
-        with torch.no_grad():
-            t = features_last(tensor.detach(), state.width, state.axis)
-            norms = self._norms[state.value] = statistics.token_norms(t, tokens)
-            if state.writes:
-                self._pending[state.value] = _PendingState(t, norms, _version(t), state.writes)
-            values = [*norms.statistics()]
-            for site in state.entering:
-                self._put(site, "in", values)
-            if state.leaving:
-                values += statistics.state_statistics(t, norms, tokens)
-                for site in state.leaving:
-                    self._put(site, "out", values)
-
-    def _add_state(self, mode: ObserverMode, state: StateProbe, tensor: Tensor, step: int, tokens: TokenMask) -> bool:
-        """Register the hook for a state's gradient; True if that must wait for the wrapper of the state."""
-        outer = mode.outer.get(id(tensor), tensor)  # a tensor in a wrapper has no gradient, the wrapper has one
-        if outer is tensor and self._has_wrappers and not tensor.requires_grad and not mode.finished:
-            return True
-        self._gradients.add_state(state, outer, step, tokens)
-        return False
-
-    def _on_branch(self, role: str, site: SiteProbe, tensor: Tensor) -> None:
-        with torch.no_grad():
-            assert self._plan is not None
-            state = self._plan.states[site.state]
-            t = features_last(tensor.detach(), state.width, state.axis)
-            tokens = self._tokens[state.stream]
-            value = site.raw if role == "raw" else site.read
-            assert value is not None
-            if value not in self._norms:  # the sublayer's input may be the stream itself
-                fitting = tokens if tokens.fits(t.shape[:-1].numel()) else TokenMask()
-                self._norms[value] = statistics.token_norms(t, fitting)
-            self._put(site.index, role, self._norms[value].statistics())
-
-    def _on_operand(self, site: SiteProbe, value: Value, tensor: Tensor) -> None:
-        """Record a write once it and all of its scales are computed, in any order."""
-        self._operands[value] = tensor
-        if all(operand in self._operands for operand in self._needed[site.index]):
-            self._on_write(site, self._operands.pop(site.write.value))
-
-    def _on_live_scale(self, site: SiteProbe, scale: Value, tensor: Tensor) -> None:
-        """Record a write once its scale, a parameter that FSDP frees after its use, is gathered."""
-        current = self._read_live(scale)
-        self._on_operand(site, scale, (scale.tensor if current is None else current).detach().clone())
-
-    def _read_live(self, value: Value) -> Tensor | None:
-        """Return a parameter as the running module uses it."""
-        return find_parameter(self.model, value.name) if value.name else None
-
-    def _on_write(self, site: SiteProbe, tensor: Tensor) -> None:
-        assert self._plan is not None
-        state, probe = self._plan.states[site.state], site.write
-        with torch.no_grad():
-            write = tensor.detach()
-            if probe.factor != 1.0:
-                write = write * probe.factor
-            for scale in probe.scales:
-                current = self._operands.get(scale, self._leaf(scale, ()) if scale.op is None else None)
-                write = write * inner_tensors(scale.tensor if current is None else current)[0].detach()
-            write = features_last(write, state.width, state.axis)
-            tokens = self._tokens[state.stream]
-            is_raw = not probe.scales and probe.factor == 1.0 and strip_views(probe.value) is site.raw
-            norms = (self._norms.get(site.raw) if is_raw else None) or statistics.token_norms(write, tokens)
-            self._put(site.index, "write", norms.statistics())
-            pending = self._pending.get(state.value)
-            if pending is not None:
-                x = pending.x
-                if x.numel() == write.numel() and pending.version == _version(x):
-                    values = statistics.write_statistics(x, write.reshape(x.shape), pending.norms, norms, tokens)
-                    self._put(site.index, "write", values)
-                pending.writes -= 1
-                if not pending.writes:
-                    del self._pending[state.value]
-
-    def _on_norm_input(self, norm: NormProbe, tensor: Tensor) -> None:
-        with torch.no_grad():
-            self._on_rstd(norm, 1.0 / norm.norm.denominator(statistics.upcast(tensor.detach())))
-
-    def _on_rstd(self, norm: NormProbe, rstd: Tensor) -> None:
-        with torch.no_grad():
-            self._put(norm.site, norm.role, statistics.norm_statistics(rstd, self._tokens[norm.stream]))
-
-    def _record_parameters(self, plan: Plan) -> None:
-        for site in plan.sites:
-            parameters = [self._named[name].detach() for name in site.parameters if name in self._named]
-            if (norm := statistics.parameter_norm(parameters, self._gather)) is not None:
-                self._put(site.index, "params", [("l2", norm)])
-
-
-def _version(t: Tensor) -> int:
-    """Return the tensor's version counter; 0 for inference tensors, which have none."""
-    return 0 if t.is_inference() else t._version

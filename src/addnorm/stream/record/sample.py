@@ -22,9 +22,10 @@ from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Stream
 from addnorm.stream.find.operators import Factor
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.plan import find_use, write_probe
 from addnorm.stream.record.schema import Balance, MemoryMap
-from addnorm.stream.record.statistics import TokenMask, features_last
+from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens
 
 __all__ = ["TOKENS", "TokenSample"]
 
@@ -52,13 +53,14 @@ class TokenSample:
         self._parameters: dict[Value, Tensor] = {}  # copies of the gains that are parameters, as of the forward
         self._chosen: Tensor | None = None  # indices of the sampled tokens
         self._count = 0
+        self._reason = ""  # why some state or write is not sampled
 
     def list_observers(self) -> Iterator[tuple[Value, Observer]]:
         """Yield the values to sample, each with its observer; nothing if the samples could not be combined."""
         if self.find_obstacle():
             return
-        for value in dict.fromkeys(self._values()):
-            yield value, partial(self._keep, value)
+        for value, layout in self._values().items():
+            yield value, partial(self._keep, value, layout)
         gains = [gain for norms in self.chain.norms_out for norm in norms for gain in (norm.weight, norm.bias)]
         gains += [
             scale
@@ -81,6 +83,9 @@ class TokenSample:
                 return f"add {k + 1} multiplies the stream by more than a constant"
             if k and (reason := find_step_obstacle(k, add, "constant")):
                 return reason
+            scales = (scale for sublayer in self.chain.sublayers[k] for scale in write_probe(sublayer).scales)
+            if any(math.prod(scale.shape) not in (1, self.stream.width) for scale in scales):
+                return f"add {k + 1} multiplies a write by another factor for each token"
         return ""
 
     def compute(self) -> tuple[MemoryMap | None, Balance]:
@@ -103,7 +108,9 @@ class TokenSample:
                 gain.tensor = tensor
 
     def _compute(self) -> tuple[MemoryMap | None, Balance]:
-        values = [*dict.fromkeys(self._values())]
+        if self._reason:
+            return None, Balance(reason=self._reason)
+        values = [*self._values()]
         missing = sum(value not in self._states for value in values)
         if missing or not self._states:
             return None, Balance(reason=f"{missing} of {len(values)} states and writes were not met in the last step")
@@ -113,7 +120,7 @@ class TokenSample:
             probe = write_probe(sublayer)
             part = self._states[probe.value] * probe.factor
             for scale in probe.scales:
-                part = part * scale.tensor.detach().double()
+                part = part * scale.tensor.detach().double().reshape(-1)  # a number, or one for each feature
             return part
 
         def scale_residual(add: Add, part: Tensor) -> Tensor:
@@ -125,7 +132,7 @@ class TokenSample:
         def scale_sum(add: Add, part: Tensor) -> Tensor:
             return part * _product([*add.early_factors, *add.late_factors])
 
-        states = [self._states[value] for value in self.chain.states()]
+        states = [self._states[value] for value in self._observed_states()]
         limit = get_tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
         sources: dict[str, None] = {}
         depths: list[dict[str, float]] = []
@@ -145,27 +152,52 @@ class TokenSample:
         balance = Balance(tuple(amounts), tuple(amounts.values()), float(norms.mean()), norms.numel(), closure)
         return ([*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]), balance
 
-    def _values(self) -> Iterator[Value]:
-        yield from self.chain.states()
-        for sublayers in self.chain.sublayers:
-            for sublayer in sublayers:
-                yield write_probe(sublayer).value
+    def _values(self) -> dict[Value, TokenLayout | None]:
+        """Return the states and writes to sample, with their layouts."""
+        layout = self.stream.layout
+        values = {value: layout.of(value) for value in self._observed_states()}
+        for k, sublayers in enumerate(self.chain.sublayers):
+            values |= {write_probe(sublayer).value: layout.of_write(k, sublayer) for sublayer in sublayers}
+        return values
 
-    def _keep(self, value: Value, tensor: Tensor) -> None:
+    def _observed_states(self) -> list[Value]:
+        """Return the states, where they are expanded over the batch after that."""
+        entries = [self.stream.layout.find_entry(k) for k in range(len(self.chain.adds))]
+        return [*entries, self.chain.states()[-1]]
+
+    def _keep(self, value: Value, layout: TokenLayout | None, tensor: Tensor) -> None:
         with torch.no_grad():
-            t = features_last(tensor.detach(), self.stream.width, self.stream.axis)
-            if t.shape[-1] != self.stream.width:
+            try:
+                tokens = Tokens.arrange(tensor.detach(), layout, self.tokens)
+            except OmittedError as error:
+                self._reason = self._reason or f"a state or write of the stream cannot be sampled: {error}"
                 return
-            flat = t.reshape(-1, self.stream.width)
+            rows = tokens.layout.sort_tokens(tokens.t)
+            if rows is None:
+                self._reason = self._reason or "the order of the tokens is not known in a state or write of the stream"
+                return
+            count = math.prod(rows.shape[:-1])
             if self._chosen is None:
-                self._count = flat.shape[0]
-                mask = self.tokens.flatten(t)
-                among = torch.arange(flat.shape[0], device=flat.device) if mask is None else mask.nonzero().reshape(-1)
-                self._chosen = among[:: max(1, -(-among.numel() // TOKENS))]
-            if flat.shape[0] == self._count and self._chosen.numel():
-                self._states[value] = flat[self._chosen].double()
-            elif flat.shape[0] == 1:  # a bias, the same for all tokens
-                self._states[value] = flat.double().expand(self._chosen.numel(), -1)
+                self._count = count
+                self._chosen = self._choose(tokens)
+            if count == self._count and self._chosen.numel():
+                places = torch.unravel_index(self._chosen, rows.shape[:-1])
+                self._states[value] = rows[places].double()
+            elif count == 1:  # a bias, the same for all tokens
+                self._states[value] = rows.reshape(1, -1).double().expand(self._chosen.numel(), -1)
+            else:
+                self._reason = (
+                    self._reason or f"a state or write of the stream has {count} tokens, x_0 has {self._count}"
+                )
+
+    def _choose(self, tokens: Tokens) -> Tensor:
+        """Return the indices of the tokens to sample, in canonical order."""
+        among = torch.arange(tokens.t.shape[:-1].numel(), device=tokens.t.device)
+        if tokens.mask is not None:
+            mask = tokens.layout.sort_tokens(tokens.mask.reshape(tokens.t.shape[:-1]), has_features=False)
+            assert mask is not None
+            among = mask.reshape(-1).nonzero().reshape(-1)
+        return among[:: max(1, -(-among.numel() // TOKENS))]
 
     def _keep_live(self, gain: Value, tensor: Tensor) -> None:
         live = self.read_live(gain) if self.read_live is not None else None

@@ -7,7 +7,7 @@ Each function yields the statistics of one role that `STATISTICS` in schema.py d
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.wrappers import gather, is_sharded, is_wrapper, local_part
+from addnorm.stream.layout.token_layout import TokenLayout
 
 __all__ = [
-    "Masks", "TokenMask", "TokenNorms", "check_mask_streams", "features_last", "norm_statistics", "parameter_norm",
-    "state_statistics", "token_norms", "upcast", "vector_norm", "write_statistics",
+    "MaskError", "Masks", "OmittedError", "TokenMask", "TokenNorms", "Tokens", "align", "check_mask_streams",
+    "norm_statistics", "parameter_norm", "state_statistics", "token_norms", "upcast", "vector_norm", "write_statistics",
 ]  # fmt: skip
 
 MEDIAN_SAMPLE = 16_384  # number of elements from which the median is computed
@@ -57,43 +58,93 @@ class TokenMask:
             )
         return cls(argument)
 
-    def flatten(self, t: Tensor) -> Tensor | None:
-        """Return the mask as `(n,)` in the layout of a tensor `(*, d)`; None if all tokens count."""
+    def orient(self, layout: TokenLayout, shape: Sequence[int]) -> TokenLayout:
+        """Return a layout, with sequences and tokens exchanged where only the mask shows which is which.
+
+        Args:
+            layout: the layout of a tensor.
+            shape: the sizes of its dimensions other than the features.
+        """
+        if self.mask is None or layout.proven or self.mask.dim() != 2:
+            return layout
+        sizes = layout.measure(shape)
+        shape = tuple(self.mask.shape)
+        return layout.exchange() if sizes is not None and shape != sizes and shape == sizes[::-1] else layout
+
+    def flatten(self, layout: TokenLayout | None, shape: Sequence[int], device: torch.device) -> Tensor | None:
+        """Return the mask as `(n,)`, in the order of the tokens of a tensor; None if all tokens count.
+
+        Args:
+            layout: the layout of the tensor, or None if it is not known.
+            shape: the sizes of its dimensions other than the features.
+            device: the tensor's device.
+
+        Raises:
+            MaskError: the mask is one of other tokens, or it is not known which tokens it selects.
+        """
         if self.mask is None:
             return None
-        mask, shape = self.mask, t.shape[:-1]
-        if self.is_transposed(t):
+        sizes = None if layout is None else layout.measure(shape)
+        if layout is None or sizes is None:
+            raise MaskError("the order of the tokens is not known, so the mask cannot be applied")
+        mask = self.mask
+        if mask.dim() == 2 and mask.shape != sizes and mask.T.shape == sizes:
             mask = mask.T
-        if mask.numel() != shape.numel():
-            raise ValueError(
-                f"tokens has shape {tuple(self.mask.shape)}, expected {tuple(shape)}: true where a token of the stream "
-                f"{tuple(t.shape)} counts."
+        order = layout.sort_tokens(torch.arange(math.prod(shape)).reshape(tuple(shape)), has_features=False)
+        assert order is not None
+        fitting = {_drop_ones(fit) for fit in (sizes, order.shape, (math.prod(sizes),))}
+        if _drop_ones(mask.shape) not in fitting:
+            raise MaskError(
+                f"tokens has shape {tuple(self.mask.shape)}, expected {sizes}: true where a token of a sequence counts."
             )
-        return mask.reshape(-1).to(device=t.device, dtype=torch.bool)
-
-    def is_transposed(self, t: Tensor) -> bool:
-        """Return whether a tensor has the layout (tokens, batch, d) according to the mask."""
-        mask, shape = self.mask, t.shape[:-1]
-        return mask is not None and mask.dim() == 2 and mask.shape != shape and mask.T.shape == shape
-
-    def fits(self, count: int) -> bool:
-        """Return whether the mask has an element for each of so many tokens; a mask of None fits any number."""
-        return self.mask is None or self.mask.numel() == count
+        flat = torch.empty(math.prod(shape), dtype=torch.bool)
+        flat[order.reshape(-1)] = mask.reshape(-1).to(device="cpu", dtype=torch.bool)
+        return flat.to(device)
 
 
-def features_last(t: Tensor, width: int, axis: int = -1) -> Tensor:
-    """Return a stream as `(*, d)`: its dimension of size `width` moved to the end.
+def _drop_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
-    Args:
-        t: the stream.
-        width: number of features.
-        axis: dimension of the features, counted from the end; preferred where it has the size.
+
+class OmittedError(Exception):
+    """Reason why a statistic cannot be computed; it is left out."""
+
+
+class MaskError(OmittedError):
+    """Reason why a mask does not fit a tensor."""
+
+
+@dataclass
+class Tokens:
+    """Tensor of a stream, arranged for statistics.
+
+    Attributes:
+        t: the tensor as `(*, d)`.
+        mask: which of its tokens count, `(n,)`; None for all.
+        layout: its layout.
     """
-    if -t.dim() <= axis < -1 and t.shape[axis] == width:
-        return t.movedim(axis, -1)
-    if t.shape[-1:] != (width,) and width in t.shape:
-        t = t.movedim(t.shape.index(width), -1)
-    return t
+
+    t: Tensor
+    mask: Tensor | None
+    layout: TokenLayout
+
+    @property
+    def flat(self) -> Tensor:
+        """The tensor as `(n, d)`."""
+        return self.t.reshape(-1, self.t.shape[-1])
+
+    @classmethod
+    def arrange(cls, t: Tensor, layout: TokenLayout | None, tokens: TokenMask) -> Tokens:
+        """Return a tensor of the model arranged for statistics.
+
+        Raises:
+            OmittedError: it is not known which dimensions are the features, or the mask does not fit.
+        """
+        if layout is None or not layout.fits(t):
+            raise OmittedError("its features are not in dimensions that follow from those of the stream")
+        moved = layout.move_features_last(t)
+        layout = tokens.orient(layout, moved.shape[:-1])
+        return cls(moved, tokens.flatten(layout, moved.shape[:-1], t.device), layout)
 
 
 @dataclass
@@ -116,9 +167,9 @@ def upcast(t: Tensor) -> Tensor:
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
-def token_norms(t: Tensor, tokens: TokenMask) -> TokenNorms:
-    """Return the norms of the tokens of `(*, d)`."""
-    mask = tokens.flatten(t)
+def token_norms(tokens: Tokens) -> TokenNorms:
+    """Return the norms of the tokens of a tensor."""
+    mask, t = tokens.mask, tokens.t
     flat = upcast(t).reshape(-1, t.shape[-1])
     norms = torch.linalg.vector_norm(flat, dim=-1)
     if mask is None:
@@ -129,14 +180,11 @@ def token_norms(t: Tensor, tokens: TokenMask) -> TokenNorms:
     return TokenNorms(norms.square(), t.shape[-1], float(largest))
 
 
-def write_statistics(
-    x: Tensor, write: Tensor, x_norms: TokenNorms, write_norms: TokenNorms, tokens: TokenMask
-) -> Values:
-    """Yield ratio, cosine, unchanged: the write compared with the stream it is added to."""
-    mask = tokens.flatten(x)
-    x_flat, write_flat = (t.reshape(-1, t.shape[-1]) for t in (x, write))
+def write_statistics(x: Tokens, write: Tokens, x_norms: TokenNorms, write_norms: TokenNorms) -> Values:
+    """Yield ratio, cosine, unchanged: the write compared with the stream it is added to, token by token in the same order."""
+    x_flat, write_flat, mask = x.flat, write.flat, x.mask
     dots = (upcast(x_flat) * upcast(write_flat)).sum(-1)
-    unchanged = ((x_flat + write_flat).to(x.dtype) == x_flat).float().mean(-1)
+    unchanged = ((x_flat + write_flat).to(x_flat.dtype) == x_flat).float().mean(-1)
     if mask is not None:
         dots, unchanged = dots[mask], unchanged[mask]
     x_norm, write_norm = x_norms.squares.sqrt(), write_norms.squares.sqrt()
@@ -145,43 +193,72 @@ def write_statistics(
     yield "unchanged", float(unchanged.mean())
 
 
-def state_statistics(t: Tensor, norms: TokenNorms, tokens: TokenMask) -> Values:
+def align(x: Tokens, write: Tokens) -> tuple[Tokens, Tokens]:
+    """Return the stream and a write with their tokens in the same order.
+
+    Raises:
+        OmittedError: they have different tokens, or the order of the tokens is not known.
+    """
+    own, others = x.layout.dims, write.layout.dims
+    padded = ((),) * (len(own) - len(others)) + others
+    if len(padded) == len(own) and all(not dim or dim == same for dim, same in zip(padded, own, strict=True)):
+        if write.t.shape == x.t.shape:
+            return x, write
+        try:
+            return x, Tokens(write.t.expand(x.t.shape), x.mask, x.layout)  # it may be broadcast
+        except RuntimeError:
+            raise OmittedError("the write has other tokens than the stream") from None
+    pair = []
+    for tokens in (x, write):
+        t, mask = tokens.layout.sort_tokens(tokens.t), tokens.mask
+        if t is None:
+            raise OmittedError("the tokens of the write and of the stream cannot be brought into one order")
+        if mask is not None:
+            ordered = tokens.layout.sort_tokens(mask.reshape(tokens.t.shape[:-1]), has_features=False)
+            mask = None if ordered is None else ordered.reshape(-1)
+        pair.append(Tokens(t.reshape(-1, t.shape[-1]), mask, tokens.layout))
+    if pair[0].t.shape != pair[1].t.shape:
+        raise OmittedError("the write has other tokens than the stream")
+    return pair[0], pair[1]
+
+
+def state_statistics(tokens: Tokens, norms: TokenNorms) -> Values:
     """Yield similarity, massive, top: statistics of the stream after a sublayer."""
-    yield "similarity", _similarity(t, norms, tokens)
-    yield from _massive_activations(t, norms, tokens)
+    similarity = _similarity(tokens)
+    if similarity is not None:
+        yield "similarity", similarity
+    yield from _massive_activations(tokens, norms)
 
 
-def _similarity(t: Tensor, norms: TokenNorms, tokens: TokenMask) -> float:
+def _similarity(tokens: Tokens) -> float | None:
     """Return the mean cosine between two tokens of a sequence; NaN where no sequence has two tokens.
 
-    The first of three or more dimensions is the batch, unless the mask shows otherwise.
+    None if it is not known which tokens are those of one sequence.
     """
-    if tokens.is_transposed(t):
-        t = t.transpose(0, 1)
-    mask = tokens.flatten(t)
-    flat = upcast(t).reshape(-1, t.shape[-1])
-    lengths = torch.linalg.vector_norm(flat, dim=-1) if mask is not None else norms.squares.sqrt()
-    sequences = t.shape[0] if t.dim() > 2 else 1
-    if t.dim() == 2 and tokens.mask is not None and tokens.mask.dim() == 2:
-        sequences = tokens.mask.shape[0]
-    if not flat.numel():
+    t, layout = tokens.t, tokens.layout
+    sizes, rows = layout.measure(t.shape[:-1]), layout.sort_tokens(t)
+    if sizes is None or rows is None:
+        return None
+    if not t.numel():
         return math.nan
+    sequences = upcast(rows).reshape(*sizes, t.shape[-1])
+    lengths = torch.linalg.vector_norm(sequences, dim=-1)
     weights = 1.0 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
-    if mask is not None:
-        weights = torch.where(mask, weights, 0.0)
-    weights = torch.where(lengths > 0, weights, 0.0).reshape(sequences, 1, -1)
-    counts = (weights > 0).sum(-1).reshape(-1).to(flat.dtype)
-    total = torch.bmm(weights, flat.reshape(sequences, -1, t.shape[-1])).square().sum((1, 2))
+    if tokens.mask is not None:
+        mask = layout.sort_tokens(tokens.mask.reshape(t.shape[:-1]), has_features=False)
+        assert mask is not None
+        weights = torch.where(mask.reshape(sizes), weights, 0.0)
+    weights = torch.where(lengths > 0, weights, 0.0)
+    counts = (weights > 0).sum(-1).to(sequences.dtype)
+    total = torch.bmm(weights[:, None], sequences).square().sum((1, 2))
     several = counts > 1
     pairs = (counts * (counts - 1))[several]
     return float(((total - counts)[several] / pairs).mean())
 
 
-def _massive_activations(t: Tensor, norms: TokenNorms, tokens: TokenMask) -> Values:
+def _massive_activations(tokens: Tokens, norms: TokenNorms) -> Values:
     """Yield massive, top, relative to the median of a sample of evenly spaced elements."""
-    mask = tokens.flatten(t)
-    if mask is not None:
-        t = t.reshape(-1, t.shape[-1])[mask]
+    t = tokens.t if tokens.mask is None else tokens.flat[tokens.mask]
     flat = t.reshape(-1)
     step = max(1, flat.numel() // MEDIAN_SAMPLE) | 1  # odd: an even step would select the same features of each token
     median = float(upcast(flat[::step]).abs().median()) if flat.numel() else math.nan
@@ -190,10 +267,15 @@ def _massive_activations(t: Tensor, norms: TokenNorms, tokens: TokenMask) -> Val
     yield "top", norms.largest / median if median else math.inf if norms.largest else math.nan
 
 
-def norm_statistics(rstd: Tensor, tokens: TokenMask) -> Values:
-    """Yield rstd, rstd_min, rstd_max from the reciprocal denominators of a norm; nothing if no token counts."""
+def norm_statistics(rstd: Tensor, layout: TokenLayout | None, tokens: TokenMask) -> Values:
+    """Yield rstd, rstd_min, rstd_max from the reciprocal denominators of a norm, `(*, 1)`; nothing if no token counts.
+
+    Raises:
+        OmittedError: the mask does not fit.
+    """
     t = rstd.detach().float()
-    mask = tokens.flatten(t) if tokens.fits(t.numel()) else None
+    shape = t.shape[:-1]
+    mask = tokens.flatten(layout and tokens.orient(layout, shape), shape, t.device)
     t = t.reshape(-1) if mask is None else t.reshape(-1)[mask]
     if t.numel():
         yield "rstd", float(t.mean())

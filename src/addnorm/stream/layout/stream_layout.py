@@ -1,0 +1,300 @@
+"""The layout of a stream: the dimensions of features, of the tokens of a sequence, and of sequences, for each of its values.
+
+layout = StreamLayout(chain)
+layout.of(add.x)                 `TokenLayout` of a state
+layout.of_write(k, sublayer)     of the operand that a sublayer adds
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from addnorm.stream.dataflow.graph import DATA, Value
+from addnorm.stream.find.adds import Path, find_ops_between
+from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.operators import TRANSPARENT
+from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, relate, trace
+from addnorm.stream.layout.mixing import Mixing
+from addnorm.stream.layout.token_layout import Piece, TokenLayout
+
+__all__ = ["StreamLayout"]
+
+
+class StreamLayout:
+    """Layout of the states, reads, outputs and writes of a stream.
+
+    Attributes:
+        width: number of features.
+        axis: dimension of the features in the first sum, counted from the end.
+        reason: why the layout is not known from some add on; empty if it is known.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.reason = ""
+        self._roots = Roots()
+        self._dims: dict[Value, Dims] = {}
+        self._operands: list[Dims | None] = []
+        self._follow_states()
+        mixing = self._follow_sublayers()
+        self._features = self._find_features(mixing)
+        self._tokens, self.proven = self._find_tokens(mixing)
+        self.width, self.axis = self._measure_features()
+
+    # Results.
+
+    def of(self, value: Value) -> TokenLayout | None:
+        """Return the layout of a state or of a value between two states; None if it is not known."""
+        dims = trace(value, self._dims, self._roots)
+        return None if dims is None else self._build(value.shape, dims)
+
+    def find_raw(self, k: int, sublayer: Sublayer) -> tuple[Value, TokenLayout | None]:
+        """Return the output of a sublayer of add k, before norm and factors, and its layout.
+
+        It is the first view of the output whose features are in dimensions of their own: the product of a mixer has them in one
+        dimension with the sequences.
+        """
+        layout = self._of_earlier(k, sublayer, sublayer.raw)
+        views = [sublayer.raw] if sublayer.norm is not None else find_views_of(sublayer.write_path, sublayer.raw)
+        for view in views[1:] if layout is None else ():
+            layout = self._of_earlier(k, sublayer, view)
+            if layout is not None:
+                return view, layout
+        return sublayer.raw, layout
+
+    def of_write(self, k: int, sublayer: Sublayer) -> TokenLayout | None:
+        """Return the layout of the operand that a sublayer of add k adds."""
+        return self._of_earlier(k, sublayer, [sublayer.write_path.term, *sublayer.write_path.sums][-1].value)
+
+    def of_norm(self, norm: Norm) -> TokenLayout | None:
+        """Return the layout of a norm's input, which may be inside a sublayer."""
+        own = self.of(norm.x)
+        if own is not None:
+            return own
+        for k, sublayer in self.chain.numbered():
+            if sublayer.norm is norm:
+                return self._of_earlier(k, sublayer, norm.x)
+        return None
+
+    def find_entry(self, k: int) -> Value:
+        """Return the state before add k as the add and its sublayers read it: after it is expanded over the batch.
+
+        Where the tokens of x_0 are flattened and it has no other use, the view that separates them.
+        """
+        add = self.chain.adds[k]
+        entry = find_expanded(add.residual_path, add.x)
+        views = find_views_of(add.residual_path, add.x)
+        for view in views[views.index(entry) :] if not k else ():
+            layout = self.of(view)
+            if layout is not None and not layout.depends_on_shape:
+                return view
+            if len({*view.users}) != 1:
+                break
+        return entry
+
+    def _of_earlier(self, k: int, sublayer: Sublayer, value: Value) -> TokenLayout | None:
+        target = sublayer.write_path.term.value
+        dims = self._find_operand_dims(k, target)
+        dims = None if dims is None else relate(value, target, dims)
+        return None if dims is None else self._build(value.shape, dims)
+
+    def _find_operand_dims(self, k: int, operand: Value) -> Dims | None:
+        """Return the dimensions of an operand of add k, which may be broadcast."""
+        dims, shape = self._operands[k], self.chain.adds[k].out.shape
+        before = len(shape) - len(operand.shape)
+        if dims is None or before < 0:
+            return None
+        return tuple(dims[before + d] if size == shape[before + d] else () for d, size in enumerate(operand.shape))
+
+    def _build(self, shape: tuple[int, ...], dims: Dims) -> TokenLayout | None:
+        features = tuple(d for d, dim in enumerate(dims) if any(self._is_feature(part) for part in dim))
+        parts = [part for d in features for part in dims[d]]
+        if not all(map(self._is_feature, parts)) or math.prod(shape[d] for d in features) != self.width:
+            return None
+        pieces = [
+            tuple(Piece(cut, is_token, self._order(cut.root)) for part in dim for cut, is_token in self._classify(part))
+            for d, dim in enumerate(dims)
+            if d not in features
+        ]
+        return TokenLayout(shape, features, tuple(pieces), self.proven)
+
+    # Analysis.
+
+    def _follow_states(self) -> None:
+        """Find the dimensions of every state and of the sum of every add."""
+        first, operand = self.chain.adds[0].x, self.chain.adds[0].residual_path.term.value
+        start = self._dims[operand] = self._roots.start(operand.shape)
+        self._dims[first] = relate(first, operand, start) or start
+        for k, add in enumerate(self.chain.adds):
+            if trace(add.x, self._dims, self._roots) is None:
+                self.reason = (
+                    self.reason or f"the dimensions of the stream before add {k + 1} do not follow from those before it"
+                )
+                self._dims[add.x] = self._roots.start(add.x.shape)
+            operand = add.residual_path.term.value
+            dims = trace(operand, self._dims, self._roots)
+            self._operands.append(dims)
+            if dims is not None:
+                self._dims[add.out] = dims
+
+    def _follow_sublayers(self) -> Mixing:
+        mixing = Mixing(self._roots)
+        for add, sublayers in zip(self.chain.adds, self.chain.sublayers, strict=True):
+            dims = trace(add.read, self._dims, self._roots)
+            for sublayer in sublayers:
+                if dims is not None and sublayer.ops:
+                    mixing.follow(add.read, dims, sublayer.ops)
+        return mixing
+
+    def _find_features(self, mixing: Mixing) -> set[Part]:
+        """Return the parts that are features: what norms normalize, otherwise what most products with parameters combine."""
+        counts: Counter[Dim] = Counter()
+        for sublayers, norms in zip(self.chain.sublayers, self.chain.norms_out, strict=True):
+            for norm in [*norms, *(norm for sublayer in sublayers for norm in sublayer.reads.norms)]:
+                dims = trace(norm.x, self._dims, self._roots)
+                if dims is not None and dims[-1]:
+                    counts[dims[-1]] += 1
+        if counts:
+            return {part for dim in counts for part in dim}
+        roots = Counter(part.root for part in mixing.projected)
+        if roots:
+            root = roots.most_common(1)[0][0]
+            return {Part(root, 1, self._roots.sizes[root])}
+        last = self._dims[self.chain.adds[0].x][-1:]
+        return {*last[0]} if last else set()
+
+    def _is_feature(self, part: Part) -> bool:
+        return any(
+            part.root == feature.root
+            and part.stride % feature.stride == 0
+            and part.stride * part.size <= feature.stride * feature.size
+            for feature in self._features
+        )
+
+    def _find_tokens(self, mixing: Mixing) -> tuple[dict[int, list[int] | None], bool]:
+        """Return the roots that hold tokens, with the places at which tokens begin and end (None: all of it).
+
+        The stride at an odd place of the list ends an interval of strides that belong to tokens.
+        """
+        roots = self._list_roots()
+        for marks in (mixing.strong, mixing.weak):
+            marked: dict[int, list[Part] | None] = {}
+            for part in marks:
+                for root in self._roots.find_origins(part.root):
+                    if root not in roots:
+                        continue
+                    whole = root != part.root or part.size == self._roots.sizes[root]
+                    marked[root] = None if whole or marked.get(root, []) is None else [*(marked.get(root) or []), part]
+            if marked:
+                break
+        else:
+            batch = self._guess_batch(roots) if len(roots) > 1 else None
+            return {root: None for root in roots if root != batch}, False
+        kin = {root: self._roots.find_origins(root) & {*marked} for root in roots}
+        has_batch = any(not of_root for of_root in kin.values())
+        tokens: dict[int, list[int] | None] = {}
+        for root, of_root in kin.items():
+            if of_root:
+                parts = marked.get(root)
+                tokens[root] = None if has_batch or parts is None else _join_intervals(parts)
+        return tokens, True
+
+    def _guess_batch(self, roots: Sequence[int]) -> int:
+        """Return the root that is the batch where no sublayer combines tokens.
+
+        That is the dimension over which x_0 is expanded, else the first one of the model's input, else the first one of x_0.
+        """
+        x = self.chain.adds[0].x
+        dims = self._dims[x]
+        own = [part.root for dim in dims for part in dim]
+        expanded = [root for root in roots if root not in own and not self._roots.sources[root]]
+        first = self._operands[0] or ()
+        if expanded and any(part.root == expanded[0] for dim in first for part in dim):
+            return expanded[0]
+        for leaf in _find_inputs(x):
+            start = Roots()
+            seen = Mixing(start).follow(leaf, start.start(leaf.shape), find_ops_between(leaf, x)).get(x)
+            for there, here in zip(seen or (), dims, strict=False):
+                pairs = zip(there, here, strict=True) if len(there) == len(here) else ()
+                batch = [part.root for origin, part in pairs if origin.root == 0 and origin.size == part.size]
+                if batch and batch[0] in roots:
+                    return batch[0]
+        return next((root for root in own if root in roots), roots[0])
+
+    def _list_roots(self) -> list[int]:
+        """Return the roots of all states that hold no features, in the order in which they were made."""
+        states = [
+            *(self._dims[add.x] for add in self.chain.adds),
+            *(dims for dims in self._operands if dims is not None),
+        ]
+        parts = (part for dims in states for dim in dims for part in dim)
+        return sorted({part.root for part in parts if not self._is_feature(part)})
+
+    def _classify(self, part: Part) -> Iterable[tuple[Part, bool]]:
+        """Yield a part, cut where tokens end, each piece with whether it holds tokens."""
+        origins = [root for root in self._roots.find_origins(part.root) if root in self._tokens]
+        bounds = self._tokens.get(part.root)
+        if not origins or bounds is None:
+            yield part, bool(origins)
+            return
+        cuts = [bound for bound in bounds if part.stride < bound < part.stride * part.size]
+        edges = [part.stride, *sorted(cuts), part.stride * part.size]
+        for low, high in reversed([*pairwise(edges)]):
+            inside = any(begin <= low < end for begin, end in zip(bounds[::2], bounds[1::2], strict=True))
+            yield Part(part.root, low, high // low), inside
+
+    def _order(self, root: int) -> int:
+        return min(self._roots.find_origins(root))
+
+    def _measure_features(self) -> tuple[int, int]:
+        out = self.chain.adds[0].out
+        dims = self._dims.get(out, ())
+        axes = [d for d, dim in enumerate(dims) if dim and all(map(self._is_feature, dim))]
+        width = math.prod(out.shape[d] for d in axes) if axes else out.shape[-1]
+        return width, (axes[-1] - len(dims) if axes else -1)
+
+
+def _join_intervals(parts: Sequence[Part]) -> list[int]:
+    """Return the strides at which parts begin and end, in turn."""
+    bounds: list[int] = []
+    for begin, end in sorted((part.stride, part.stride * part.size) for part in parts):
+        if bounds and begin <= bounds[-1]:
+            bounds[-1] = max(bounds[-1], end)
+        else:
+            bounds += [begin, end]
+    return bounds
+
+
+def _find_inputs(value: Value) -> list[Value]:
+    """Return the inputs of the model on which a value depends."""
+    seen, todo, inputs = {value}, [value], []
+    while todo:
+        current = todo.pop()
+        if current.op is None and current.kind & DATA and current.shape:
+            inputs.append(current)
+        for source in current.op.inputs if current.op is not None else ():
+            if source.kind & DATA and source not in seen:
+                seen.add(source)
+                todo.append(source)
+    return sorted(inputs, key=lambda leaf: leaf.part if isinstance(leaf.part, int) else -1)
+
+
+def find_views_of(path: Path, x: Value) -> list[Value]:
+    """Return the start of a path and its views on the way to the add, as far as there are only views."""
+    views = [x]
+    for op in reversed(path.ops):
+        if op.name not in TRANSPARENT or not op.inputs or op.inputs[0] is not views[-1]:
+            break
+        views.append(op.outputs[0])
+    return views
+
+
+def find_expanded(path: Path, x: Value) -> Value:
+    """Return a state, or where it is expanded on the way to the add, its first view with all elements."""
+    views = find_views_of(path, x)
+    return next(view for view in views if math.prod(view.shape) == math.prod(views[-1].shape))

@@ -1,0 +1,145 @@
+"""The dimensions of one value of a stream: features, tokens and sequences, and the order of its tokens.
+
+All layouts of one stream have the same canonical order of tokens: sequence by sequence, tokens in the order of the first state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from addnorm.stream.layout.dimensions import Dims, Part
+
+__all__ = ["Piece", "TokenLayout"]
+
+
+class Piece:
+    """Part of a dimension that holds sequences or tokens.
+
+    Attributes:
+        part: the part of the stream's dimension.
+        is_token: whether its places are tokens of one sequence; otherwise sequences.
+        order: place of the dimension in the stream.
+    """
+
+    __slots__ = ("is_token", "order", "part")
+
+    def __init__(self, part: Part, is_token: bool, order: int) -> None:
+        self.part, self.is_token, self.order = part, is_token, order
+
+    @property
+    def key(self) -> tuple[bool, int, int]:
+        """Key that sorts pieces in the canonical order."""
+        return self.is_token, self.order, -self.part.stride
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLayout:
+    """Dimensions of a value of a stream.
+
+    Attributes:
+        shape: the shape in the inspected run.
+        features: the dimensions of the features.
+        pieces: for each other dimension what it holds, the slowest first.
+        proven: whether some sublayer combines tokens, which shows which dimensions they are; otherwise the first dimension is the
+            batch.
+    """
+
+    shape: tuple[int, ...]
+    features: tuple[int, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
+    proven: bool = True
+
+    @property
+    def others(self) -> list[int]:
+        """The dimensions of sequences and tokens."""
+        return [k for k in range(len(self.shape)) if k not in self.features]
+
+    @property
+    def dims(self) -> Dims:
+        """The parts of the dimensions that are no features."""
+        return tuple(tuple(piece.part for piece in pieces) for pieces in self.pieces)
+
+    @property
+    def depends_on_shape(self) -> bool:
+        """Whether the tokens can be sorted only in tensors of the inspected shape."""
+        return any(len(runs) > 1 for runs in self._find_runs())
+
+    def fits(self, t: Tensor) -> bool:
+        """Return whether a tensor has the dimensions, and as many features."""
+        return t.dim() == len(self.shape) and all(t.shape[k] == self.shape[k] for k in self.features)
+
+    def move_features_last(self, t: Tensor) -> Tensor:
+        """Return a tensor as `(*, d)`, the other dimensions in their order."""
+        moved = t if self.features == (t.dim() - 1,) else t.permute(*self.others, *self.features)
+        return moved if len(self.features) == 1 else moved.flatten(-len(self.features))
+
+    def exchange(self) -> TokenLayout:
+        """Return the layout with sequences and tokens exchanged."""
+        pieces = tuple(tuple(Piece(p.part, not p.is_token, p.order) for p in of_dim) for of_dim in self.pieces)
+        return replace(self, pieces=pieces)
+
+    def measure(self, shape: Sequence[int]) -> tuple[int, int] | None:
+        """Return the number of sequences and that of the tokens of one; None if they are not known for a tensor of this shape.
+
+        Args:
+            shape: the sizes of the dimensions that are no features.
+        """
+        sizes = self._measure_runs(shape)
+        if sizes is None:
+            return None
+        counts = [1, 1]
+        for run, size in zip((run for of_dim in self._find_runs() for run in of_dim), sizes, strict=True):
+            counts[bool(run and run[0].is_token)] *= size
+        return counts[0], counts[1]
+
+    def sort_tokens(self, t: Tensor, has_features: bool = True) -> Tensor | None:
+        """Return a tensor whose dimensions other than the last are in canonical order: first sequences, then tokens.
+
+        Args:
+            t: the tensor with its features last, or without features.
+            has_features: whether it has features.
+
+        Returns:
+            None if the order of the tokens is not known for a tensor of this shape.
+        """
+        sizes = self._measure_runs(t.shape[:-1] if has_features else t.shape)
+        if sizes is None:
+            return None
+        runs = [run for of_dim in self._find_runs() for run in of_dim]
+        order = sorted(range(len(runs)), key=lambda k: runs[k][0].key if runs[k] else (False, -1, 0))
+        if not has_features:
+            return t.reshape(sizes).permute(order)
+        return t.reshape(*sizes, t.shape[-1]).permute(*order, len(order))
+
+    def _measure_runs(self, shape: Sequence[int]) -> list[int] | None:
+        """Return the size of every run of pieces; None for the shape of another run of the model, which does not show them."""
+        sizes: list[int] = []
+        for size, runs, pieces in zip(shape, self._find_runs(), self.pieces, strict=True):
+            if len(runs) == 1:
+                sizes.append(size)
+            elif size == math.prod(piece.part.size for piece in pieces):
+                sizes += [math.prod(piece.part.size for piece in run) for run in runs]
+            else:
+                return None
+        return sizes
+
+    def _find_runs(self) -> list[list[tuple[Piece, ...]]]:
+        """Return the pieces of each dimension, joined where the canonical order keeps them together."""
+        ordered = sorted((piece for pieces in self.pieces for piece in pieces), key=lambda piece: piece.key)
+        place = {piece: k for k, piece in enumerate(ordered)}
+        runs: list[list[tuple[Piece, ...]]] = []
+        for pieces in self.pieces:
+            of_dim: list[list[Piece]] = []
+            for piece in pieces:
+                last = of_dim[-1][-1] if of_dim else None
+                follows = last is not None and place[piece] == place[last] + 1 and piece.is_token == last.is_token
+                if follows:
+                    of_dim[-1].append(piece)
+                else:
+                    of_dim.append([piece])
+            runs.append([*map(tuple, of_dim)] or [()])
+        return runs
