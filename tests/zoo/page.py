@@ -1,0 +1,113 @@
+"""benchmarks/results/zoo.json and docs/zoo.md: what `inspect` says of the models of other packages."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from zoo.answer import Package
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
+PAGE = ROOT / "docs" / "zoo.md"
+WORDS = ("right", "partly", "refused", "wrong", "crash", "not built")
+USES = ("record", "decompose", "ablate", "fuse")
+HEAD = """# Other packages
+
+`make zoo` runs `inspect`, `record`, `decompose`, `ablate` and `fuse` on small random instances of the models of other packages, each
+package in an environment of its own and in a pinned version. The answers in `tests/zoo/answers/` were written by hand from the packages'
+code, which they quote, and committed before `inspect` saw the models. The default tests use none of these packages.
+
+- **right**: wiring, number and kinds of sublayers, norms, embedding norm, final norm and rows are those of the answer, and the
+  inspection closes. For a model that no rows describe: no wiring is named, and the inspection says that something is not understood.
+- **partly**: what is named is right, but a part is missing and said to be missing, or a sublayer's kind is another one.
+- **refused**: no wiring is named, with a reason.
+- **wrong**: a wiring is named that is not the answer's, or the inspection closes in silence and differs from the answer.
+"""
+
+
+def write(rows: list[dict[str, Any]], packages: dict[str, Package]) -> None:
+    """Write both files, with the rows in the order of the answers."""
+    order = {
+        (name, model.name): k for k, (name, model) in enumerate((n, m) for n, p in packages.items() for m in p.models)
+    }
+    rows = sorted(
+        (row for row in rows if (row["package"], row["model"]) in order), key=lambda r: order[r["package"], r["model"]]
+    )
+    versions = {name: package.requirements[0].split("==")[1] for name, package in packages.items()}
+    plain = [
+        {k: v for k, v in row.items() if k not in ("source", "seconds")} | {"version": versions[row["package"]]}
+        for row in rows
+    ]
+    RESULTS.write_text("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in plain) + "\n]\n")
+    PAGE.write_text(render(plain))
+    print(summarize(plain))
+
+
+def summarize(rows: Iterable[dict[str, Any]]) -> str:
+    """Return the number of each verdict as a sentence."""
+    count = Counter(row["verdict"] for row in rows)
+    return f"{count.total()} models: " + ", ".join(f"{count[word]} {word}" for word in WORDS if count[word]) + "."
+
+
+def render(rows: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    crashes = [
+        f"{row['package']}, {row['model']}: {use}" for row in rows for use in USES if not _is_fine(row.get(use, "ok"))
+    ]
+    parts = [HEAD, f"**{summarize(rows)}**", _render_counts(rows), ""]
+    parts += [
+        "`record`, `decompose`, `ablate` and `fuse` gave right results or refused in a sentence on every model."
+        if not crashes
+        else "Crashes and wrong results of the other functions:\n\n" + "\n".join(f"- {line}" for line in crashes)
+    ]
+    for package in dict.fromkeys(row["package"] for row in rows):
+        mine = [row for row in rows if row["package"] == package]
+        parts += [
+            "",
+            f"## {package} {mine[0]['version']}",
+            "",
+            "| model | answer | `inspect` | closure | verdict |",
+            "| :-- | :-- | :-- | --: | :-- |",
+        ]
+        parts += [_render_row(row) for row in mine]
+    return "\n".join(parts) + "\n"
+
+
+def _is_fine(result: str) -> bool:
+    return not result.startswith(("crash", "wrong"))
+
+
+def _render_counts(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "",
+        "| package | version | models | " + " | ".join(WORDS) + " |",
+        "| :-- | :-- | --: |" + " --: |" * len(WORDS),
+    ]
+    for package in dict.fromkeys(row["package"] for row in rows):
+        mine = [row for row in rows if row["package"] == package]
+        count = Counter(row["verdict"] for row in mine)
+        lines.append(
+            f"| {package} | {mine[0]['version']} | {len(mine)} | "
+            + " | ".join(str(count[word] or "") for word in WORDS)
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def _render_row(row: dict[str, Any]) -> str:
+    names = row.get("wiring")
+    said = ", ".join(name or "no name" for name in names) if names else ("no stream" if names is not None else "")
+    closure = row.get("closure")
+    detail = f": {_cell(row['detail'])}" if row.get("detail") else ""
+    number = "" if closure is None else f"{closure:.0e}"
+    return f"| {row['model']} | {_cell(row.get('expected', ''))} | {said} | {number} | {row['verdict']}{detail} |"
+
+
+def _cell(text: str, length: int = 300) -> str:
+    """Return text that fits into a cell of a Markdown table."""
+    text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,121 @@
+"""The other functions on a model: each must give a right result or refuse in a sentence."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import addnorm
+from addnorm.stream.find.inspection import Inspection
+
+OWN = str(Path(addnorm.__file__).parent)
+TOLERANCE = 1e-4  # of outputs of models whose layers are a few; float32 and another order of the same sums
+
+
+def call(model: nn.Module, inputs: Any) -> list[Tensor]:
+    """Return the floating-point tensors of the model's output."""
+    result = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    leaves = tree_leaves(dict(result) if hasattr(result, "keys") else result)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def split(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return inputs as positional and keyword arguments."""
+    return ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
+
+
+def attempt(function: Callable[..., str], *args: Any) -> str:
+    """Return what a function returns, its refusal in a sentence, or that it crashed."""
+    try:
+        return function(*args)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        last = frames[-1]
+        line = linecache.getline(last.filename, last.lineno or 0).strip()
+        text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if last.filename.startswith(OWN) and line.startswith("raise"):
+            return f"refused: {text}"
+        return f"crash: {text} ({Path(last.filename).name}:{last.lineno})"
+
+
+def check_record(model: nn.Module, inputs: Any) -> str:
+    """Record a forward and a backward; the outputs must keep their bits."""
+    torch.manual_seed(0)
+    expected = call(model, inputs)
+    torch.manual_seed(0)
+    with addnorm.record(model) as recording:
+        actual = call(model, inputs)
+        loss = sum((t.square().mean() for t in actual if t.requires_grad), torch.zeros(()))
+        if loss.requires_grad:
+            loss.backward()
+    if any(not torch.equal(a, b) for a, b in zip(actual, expected, strict=True)):
+        return "wrong: the outputs change while the model is recorded"
+    bad = [row for row in recording.table() if math.isinf(row[-1])]
+    return f"wrong: {bad[0]}" if bad else "ok"
+
+
+def check_decompose(model: nn.Module, inputs: Any, found: Inspection) -> str:
+    """Decompose each stream; the components must add up to it."""
+    args, kwargs = split(inputs)
+    for stream in found.streams:
+        with torch.no_grad():
+            parts = addnorm.decompose(model, *args, stream=stream.name, **kwargs)
+        total = sum(parts.components().values(), torch.zeros(()))
+        error = _distance([total], [parts.state()])
+        if not error <= TOLERANCE:
+            return f"wrong: the components of {stream.name} differ from it by {error:.1e}"
+    return "ok" if found.streams else "no stream"
+
+
+def check_ablate(model: nn.Module, inputs: Any, found: Inspection) -> str:
+    """Scale the writes of the first and the last site by one, which changes nothing, and by zero, which changes the outputs."""
+    with torch.no_grad():
+        expected = call(model, inputs)
+        for site in {id(s): s for s in (*found.sites[:1], *found.sites[-1:])}.values():
+            with addnorm.scale_write(site, 1.0):
+                same = call(model, inputs)
+            if _distance(same, expected) > TOLERANCE:
+                return f"wrong: scaling {site.id} by 1 changes the outputs by {_distance(same, expected):.1e}"
+            with addnorm.ablate(site):
+                call(model, inputs)
+    return "ok" if found.sites else "no sites"
+
+
+def check_fuse(model: nn.Module, inputs: Any) -> str:
+    """Fuse and unfuse; the outputs must agree."""
+    with torch.no_grad():
+        expected = call(model, inputs)
+        args, kwargs = split(inputs)
+        addnorm.fuse(model, *args, **kwargs)
+        fused = call(model, inputs)
+        addnorm.unfuse(model)
+        restored = call(model, inputs)
+    if _distance(fused, expected) > TOLERANCE:
+        return f"wrong: fused outputs differ by {_distance(fused, expected):.1e}"
+    return "ok" if _distance(restored, expected) == 0 else "wrong: unfuse does not restore the outputs"
+
+
+def _distance(actual: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest relative distance of two lists of tensors."""
+    return max(
+        (float((a - b).norm() / b.norm().clamp(min=1e-20)) for a, b in zip(actual, expected, strict=True)), default=0.0
+    )
+
+
+def use(
+    model: nn.Module, inputs: Callable[[], Any], found: Inspection | None, skip: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each function and its result; `skip` is the name of one that is not called."""
+    yield "record", attempt(check_record, model, inputs())
+    yield "decompose", attempt(check_decompose, model, inputs(), found) if found else "no inspection"
+    yield "ablate", attempt(check_ablate, model, inputs(), found) if found else "no inspection"
+    if skip != "fuse":
+        yield "fuse", attempt(check_fuse, model, inputs())
