@@ -115,7 +115,7 @@ MODELS = (
     model("mlp mixer", partial(mixer, "MixerBlock"), image, Stream("pre_ln", "ofof"),
           code="mlp_mixer.py, MixerBlock: x = x + self.drop_path(self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)); x = x +"
                " self.drop_path(self.mlp_channels(self.norm2(x))). forward_features: x = self.norm(x)"),
-    model("resmlp", partial(mixer, "ResBlock", norm_layer="Affine", mlp_ratio=4), image, Stream(None, "??", None, False, rows=(SCALED, SCALED)),
+    model("resmlp", partial(mixer, "ResBlock", norm_layer="Affine", mlp_ratio=4), image, Stream(None, "????", None, False, rows=(SCALED, SCALED)),
           code="mlp_mixer.py, ResBlock: x = x + self.drop_path(self.ls1 * self.linear_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2));"
                " x = x + self.drop_path(self.ls2 * self.mlp_channels(self.norm2(x))). Affine: torch.addcmul(self.beta, self.alpha, x): no norm"),
     model("beit", partial(build, "beit", "Beit", **VIT, init_values=0.1, use_abs_pos_emb=True), image,
@@ -131,10 +131,10 @@ MODELS = (
           code="eva.py, EvaBlock: x_attn = self.attn(self.norm1(x), rope=rope, ...); x = x + self.drop_path1(x_attn); x_mlp ="
                " self.mlp(self.norm2(x)); x = x + self.drop_path2(x_mlp). forward_features: x = self.norm(x)"),
     model("caformer", caformer, image64,
-          Stream("pre_ln", "?f?f", final_norm=None), Stream(None, "afaf", final_norm=None, rows=(Row(norm_in=True, a=VECTOR),)),
+          Stream("pre_ln", "?f?f", final_norm=None, embedding_norm=True), Stream(None, "afaf", final_norm=None, rows=(Row(norm_in=True, a=VECTOR),)),
           code="metaformer.py, MetaFormerBlock: x = self.res_scale1(x) + self.layer_scale1(self.drop_path1(self.token_mixer(self.norm1(x))))"
                " and the same with self.mlp(self.norm2(x)). Scale: x * self.scale.view(self.shape), of shape (dim, 1, 1) or (dim,); in the"
-               " first stage Identity. Downsampling: norm, conv; the head pools, then norms"),
+               " first stage Identity. Stem: x = self.conv(x); x = self.norm(x). Downsampling: norm, conv; the head pools, then norms"),
     model("poolformer", poolformer, image64,
           Stream(None, "????", None, None, None, rows=(SCALED,)), Stream(None, "????", None, None, None, rows=(SCALED,)),
           code="metaformer.py, MetaFormerBlock with res_scale Identity and layer_scale 1e-5. GroupNorm1: one group over channels and"
