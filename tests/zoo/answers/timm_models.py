@@ -9,7 +9,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import IN, VECTOR, Package, Stream, model, refuse
+from zoo.answer import IN, VECTOR, Package, Stream, model
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
 SWIN = {
@@ -21,6 +21,7 @@ SWIN = {
     "window_size": 4,
     "num_classes": 10,
 }
+LAYER_SCALE = Row(norm_in=True, b=VECTOR)
 SCALED = Row(b=VECTOR)  # a layer scale, and no norm of the stream before the sublayer
 
 
@@ -139,11 +140,13 @@ MODELS = (
           Stream(None, "????", None, None, None, rows=(SCALED,)), Stream(None, "????", None, None, None, rows=(SCALED,)),
           code="metaformer.py, MetaFormerBlock with res_scale Identity and layer_scale 1e-5. GroupNorm1: one group over channels and"
                " positions, so no LayerNorm or RMSNorm of a token; Pooling: y = self.pool(x); return y - x"),
-    refuse("xcit", partial(build, "xcit", "Xcit", **VIT, cls_attn_layers=2, eta=1.0, tokens_norm=True), image,
-           "the class-attention blocks normalize the stream in the middle of a layer and add the patch tokens to themselves: no row",
-           "xcit.py, ClassAttentionBlock: x = x + self.drop_path1(self.gamma1 * x_attn) with x_attn = torch.cat([self.attn(x_norm1),"
-           " x_norm1[:, 1:]], dim=1); x = self.norm2(x); x_res = x; cls_token = self.gamma2 * self.mlp(x[:, 0:1]); x ="
-           " torch.cat([cls_token, x[:, 1:]], dim=1); x = x_res + self.drop_path2(x)"),
+    model("xcit", partial(build, "xcit", "Xcit", **VIT, cls_attn_layers=2, eta=1.0, tokens_norm=True), image,
+          Stream(None, "?of?of?f?f", rows=(*[LAYER_SCALE] * 6, *[Row(norm_in=True, norm_out=True, b=VECTOR), Row()] * 2)),
+          code="xcit.py, XCABlock: x = x + self.drop_path1(self.gamma1 * self.attn(self.norm1(x))), then gamma3, local_mp, norm3 and gamma2,"
+               " mlp, norm2. ClassAttentionBlock: x = x + self.drop_path1(self.gamma1 * x_attn) with x_attn = torch.cat([self.attn(x_norm1),"
+               " x_norm1[:, 1:]], dim=1); x = self.norm2(x); x_res = x; cls_token = self.gamma2 * self.mlp(x[:, 0:1]); x ="
+               " torch.cat([cls_token, x[:, 1:]], dim=1); x = x_res + self.drop_path2(x). forward_features: x = torch.cat((cls_token, x),"
+               " dim=1) between them; at the end x = self.norm(x)"),
 )  # fmt: skip
 
 PACKAGE = Package("timm", ("timm==1.0.31", "torchvision==0.29.2"), MODELS)
