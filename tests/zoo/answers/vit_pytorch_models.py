@@ -102,7 +102,8 @@ MODELS = (
                " eps).sqrt() * g + b over dim 1. Aggregate: conv, LayerNorm, max-pool. mlp_head begins with LayerNorm of the whole x"),
     model("vivit", vivit, lambda: (noise(2, 3, 4, 16, 16),), Stream("pre_ln", "afaf"), Stream("pre_ln", "afaf"),
           code="vivit.py, " + NORMED + ". x = self.spatial_transformer(x); x = x[:, :, 0]; x = cat((temporal_cls_tokens, x), dim = 1); x ="
-               " self.temporal_transformer(x)"),
+               " self.temporal_transformer(x)",
+          also=(Stream(None, "afaf" * 2, rows=(IN, IN, IN, Row(norm_in=True, norm_out=True), IN, IN, IN, IN)),)),
     model("keel, post-LN", partial(build, "vit_with_keel_post_ln", "ViT"), image,
           Stream(None, "afaf", final_norm=False, rows=(IN, *[Row(norm_in=True, norm_out=True, a=4.0)] * 3)),
           code="vit_with_keel_post_ln.py: out = layer(x), which begins with its own norm; the first: x = out + residual; then x ="

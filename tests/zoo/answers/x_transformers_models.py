@@ -9,7 +9,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import ids, noise
-from zoo.answer import IN, VECTOR, Package, Stream, model, refuse
+from zoo.answer import IN, NUMBER, VECTOR, Package, Stream, model, refuse
 
 SIZES = {"dim": 32, "depth": 2, "heads": 4, "attn_dim_head": 8}
 HALF = Row(norm_in=True, b=0.5)
@@ -80,8 +80,9 @@ MODELS = (
     model("scaled branches", partial(decoder, depth_scale_residual=0.3), tokens,
           Stream("residual_multiplier|depth_mup|completep", "afaf"),
           code=PRE + " residual_scale = float(depth_scale_residual); layer = Scale(residual_scale, layer): one number for all sublayers"),
-    model("dynamic tanh", partial(decoder, use_dynamic_tanh=True), tokens, Stream("no_norm", "afaf", None, False),
-          code=PRE + " DynamicTanh: (x * pre_tanh_scale).tanh() * gamma + self.beta: no norm, so a part of the sublayer"),
+    model("dynamic tanh", partial(decoder, use_dynamic_tanh=True), tokens, Stream("no_norm|none", "afaf", None, False, rows=(Row(c=NUMBER),)),
+          code=PRE + " DynamicTanh: (x * pre_tanh_scale).tanh() * gamma + self.beta: no norm, so a part of the sublayer, whose input is the"
+                     " stream times a learned number"),
     model("attention alone", partial(decoder, only_attn=True), tokens, Stream("pre_ln", "aa"),
           code=PRE + " only_attn: layer_types without 'f'"),
     model("shared layers", partial(decoder, weight_tie_layers=True), tokens, Stream("pre_ln", "afaf"),
