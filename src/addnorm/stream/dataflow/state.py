@@ -36,6 +36,7 @@ LEAF_TYPES = (
     torch.Generator,
     nn.Module,
 )
+NUMBERS = (int, float, complex, str, tuple, type(None), torch.dtype, torch.device)  # they describe a cached tensor
 MAX_OBJECTS = 10_000  # maximum number of objects that are searched for tensors
 
 
@@ -72,7 +73,7 @@ def find_tensors(argument: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, tensor attributes and random generators after the block."""
+    """Restore buffers, tensor attributes, the numbers beside those that changed, and random generators after the block."""
     tables = [(table, dict(table)) for module in model.modules() for table in (module._buffers, vars(module)) if table]
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     python_state = random.getstate()
@@ -86,9 +87,12 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
         if numpy is not None:
             numpy.random.set_state(numpy_state)
         for table, before in tables:
-            for name, value in before.items():
-                if table.get(name) is not value and _is_state(value) and _is_state(table.get(name)):
-                    table[name] = value
+            changed = [name for name, value in before.items() if table.get(name) is not value]
+            tensors = [name for name in changed if _is_state(before[name]) and _is_state(table.get(name))]
+            # A cached table without the length it was made for would not be made again: numbers go with the tensors beside them.
+            numbers = [n for n in changed if isinstance(before[n], NUMBERS) and isinstance(table.get(n), NUMBERS)]
+            for name in [*tensors, *numbers] if tensors else []:
+                table[name] = before[name]
 
 
 def _is_state(value: Any) -> bool:
