@@ -261,7 +261,7 @@ def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
 
 def _cut(dim: Dim, sizes: list[int]) -> list[Dim] | None:
     """Return a dimension as several of these sizes, the slowest first."""
-    if len(sizes) == 1:
-        return [dim]
+    if len(sizes) < 2:
+        return [dim][: len(sizes)]
     cut = _reshape((dim,), tuple(sizes)) if math.prod(sizes) == math.prod(part.size for part in dim) else None
     return None if cut is None else [*cut]

@@ -129,7 +129,7 @@ class StreamLayout:
         """Find the dimensions of every state and of the sum of every add."""
         first, operand = self.chain.adds[0].x, self.chain.adds[0].residual_path.term.value
         start = self._dims[operand] = self._roots.start(operand.shape)
-        self._dims[first] = relate(first, operand, start) or start
+        self._dims[first] = relate(first, operand, start) or self._roots.start(first.shape)
         for k, add in enumerate(self.chain.adds):
             if trace(add.x, self._dims, self._roots) is None:
                 self.reason = (
@@ -185,6 +185,8 @@ class StreamLayout:
         for marks in (mixing.strong, mixing.weak):
             marked: dict[int, list[Part] | None] = {}
             for part in marks:
+                if part.size == 1:  # it may go with any other dimension through a view
+                    continue
                 for root in self._roots.find_origins(part.root):
                     if root not in roots:
                         continue

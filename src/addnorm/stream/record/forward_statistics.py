@@ -226,6 +226,9 @@ class ForwardStatistics:
                 self._put(site.index, "write", norms.statistics())
                 if pending is not None:
                     self._compare(site, pending, arranged, norms, name)
+                else:
+                    what = f"ratio, cosine and unchanged of the write at {name}"
+                    self._omit(what, "the write is computed before the state to which it is added")
             if pending is not None:
                 pending.writes -= 1
                 if not pending.writes:

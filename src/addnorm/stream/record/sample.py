@@ -118,7 +118,7 @@ class TokenSample:
 
         def write(sublayer: Sublayer) -> Tensor:
             probe = write_probe(sublayer)
-            part = self._states[probe.value] * probe.factor
+            part = (self._states[probe.value] * probe.factor).expand(states[0].shape)
             for scale in probe.scales:
                 part = part * scale.tensor.detach().double().reshape(-1)  # a number, or one for each feature
             return part
@@ -177,14 +177,18 @@ class TokenSample:
                 self._reason = self._reason or "the order of the tokens is not known in a state or write of the stream"
                 return
             count = math.prod(rows.shape[:-1])
+            if count == 1 and value not in self._observed_states():  # a bias, the same for all tokens
+                self._states[value] = rows.reshape(1, -1).double()
+                return
+            if self._chosen is None and value not in self._observed_states():
+                self._reason = self._reason or "a write is computed before the stream begins"
+                return
             if self._chosen is None:
                 self._count = count
                 self._chosen = self._choose(tokens)
-            if count == self._count and self._chosen.numel():
+            if count == self._count:
                 places = torch.unravel_index(self._chosen, rows.shape[:-1])
                 self._states[value] = rows[places].double()
-            elif count == 1:  # a bias, the same for all tokens
-                self._states[value] = rows.reshape(1, -1).double().expand(self._chosen.numel(), -1)
             else:
                 self._reason = (
                     self._reason or f"a state or write of the stream has {count} tokens, x_0 has {self._count}"
