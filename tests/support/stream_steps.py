@@ -189,3 +189,71 @@ def summed_streams(m: Steps, x: Tensor, other: Tensor) -> Tensor:
         x = x + m.mlps[k](m.norms[k](x))
         other = other + m.mlps[k + 3](m.norms[k + 3](other))
     return m.last(x + other)
+
+
+def partly_written(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+    for k in range(3):
+        x = torch.cat([x[:, :1], x[:, 1:] + m.mlps[k](m.norms[k](x[:, 1:]))], 1)
+    return x
+
+
+def partly_normed(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+    """Normalize and write some tokens, and double the others, as XCiT's class attention."""
+    x = torch.cat([m.norms[0](x[:, :1]), x[:, 1:]], 1)
+    x = x + torch.cat([m.mlps[0](x[:, :1]), x[:, 1:]], 1)
+    return m.last(x)
+
+
+# Norms.
+
+
+def end_read_twice(m: Steps, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Read the end of a stream through the final norm and, before that, through the norm of another stream's sublayer."""
+    for k in range(3):
+        x = x + m.mlps[k](m.norms[k](x))
+    context = m.context(x)
+    other = other + m.gates[0]((other @ context.mT).softmax(-1) @ context)
+    return m.last(x), other
+
+
+def gated_sandwich(m: Steps, x: Tensor, condition: Tensor) -> Tensor:
+    for k in range(3):
+        gate = m.gates[k](condition[:, :1]).tanh()
+        x = x + gate * m.others[k](m.mlps[k](m.norms[k](x)))
+    return m.last(x)
+
+
+def class_attention(m: Steps, x: Tensor, c: Tensor) -> Tensor:
+    """Update one token, which reads the norm of all tokens, as CaiT."""
+    c = c[:, :1]
+    for k in (0, 2):
+        u = m.norms[k](torch.cat([c, x], 1))
+        c = c + (m.gates[k](u[:, :1]) @ u.mT).softmax(-1) @ u
+        c = c + m.mlps[k](m.norms[k + 1](c))
+    return m.last(torch.cat([c, x], 1))
+
+
+def norm_of_a_sum(m: Steps, x: Tensor) -> Tensor:
+    """Add positions before the norm of each sublayer."""
+    for k in range(3):
+        x = m.others[k](x + m.mlps[k](m.norms[k](x + m.shifts[:5])))
+    return x
+
+
+def clamped(m: Steps, x: Tensor) -> Tensor:
+    for k in range(3):
+        x = (x + m.mlps[k](m.norms[k](x))).clamp(-0.5, 0.5)
+    return x + m.mlps[3](m.norms[3](x))
+
+
+def two_heads(m: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
+    for k in range(3):
+        x = x + m.mlps[k](m.norms[k](x))
+    return m.gates[0](m.last(x)), m.gates[1](m.context(x))
+
+
+def token_mixers(m: Steps, x: Tensor) -> Tensor:
+    """Multiply the transposed stream by a matrix, as MLP-Mixer."""
+    for k in range(3):
+        x = x + torch.relu(m.norms[k](x).mT @ m.gammas[:5, :5]).mT
+    return x

@@ -27,6 +27,11 @@ UNDERSTOOD = {
 }  # fmt: skip
 
 
+CLASS = (noise(2, 6, D), noise(2, 1, D, seed=1))
+UNDERSTOOD["class attention"] = (steps.class_attention, CLASS, "pre_ln", ["x' = x + f(N(x))"] * 4)
+UNDERSTOOD["token mixers"] = (steps.token_mixers, ONE, "pre_ln", ["x' = x + f(N(x))"] * 3)
+
+
 def list_equations(stream):
     return [site.equation.partition(", ")[0].strip() for site in stream.sites]
 
@@ -47,7 +52,14 @@ REFUSED = {
     "recurrent gate": (steps.recurrent_gate, ONE, "a gate g computed from the data", ()),
     "reversible": (steps.reversible, ONE, "two streams in turn", ()),
     "reversible halves": (steps.reversible_halves, ONE, "two streams in turn", ()),
-    "tokens computed from two streams": (steps.fused_tokens, PAIR, "tokens of the stream are replaced", (5,)),
+    "tokens computed from two streams": (steps.fused_tokens, PAIR, "tokens of the stream are replaced", (1, 5)),
+    "tokens written by another stream": (steps.written_tokens, PAIR, "a part of the tokens only", (5,)),
+    "tokens written": (steps.partly_written, PAIR, "a part of the tokens only", ()),
+    "tokens normed": (steps.partly_normed, PAIR, "", ()),
+    "gated sandwich": (steps.gated_sandwich, PAIR, "is normalized, and multiplied by a gate", ()),
+    "norm of a sum": (steps.norm_of_a_sum, ONE, "a norm reads the stream after other steps", ()),
+    "clamped": (steps.clamped, ONE, "values of the stream are clamped", ()),
+    "two heads": (steps.two_heads, ONE, "several norms read the end of the stream", ()),
     "gate between layers": (steps.scaled_stream, ONE, "an elementwise function of the end of another stream", ()),
 }  # fmt: skip
 
@@ -62,11 +74,13 @@ def test_inspect_refuses_steps_in_no_row(name):
     assert {stream.chain.adds[0].x.shape[1] for stream in named} == {*named_tokens}
 
 
-def test_inspect_finds_adds_to_some_tokens():
-    inspection = inspect(make_steps(steps.written_tokens), *PAIR)
-    assert inspection.unknown == ()
-    pre_ln = "x' = x + f(N(x))"
-    assert [*map(list_equations, inspection.streams)] == [[pre_ln] * 2, [pre_ln, "x' = x + injection", pre_ln]]
+@pytest.mark.parametrize(("run", "inputs"), [(steps.end_read_twice, PAIR), (steps.class_attention, CLASS)])
+def test_inspect_finds_final_norm_of_output(run, inputs):
+    assert inspect(make_steps(run), *inputs).streams[0].final_norm.path == "last"
+
+
+def test_inspect_tells_token_mixers_from_feed_forwards():
+    assert {site.kind for site in inspect(make_steps(steps.token_mixers), *ONE).sites} == {"other"}
 
 
 def test_inspect_finds_sum_of_two_streams():

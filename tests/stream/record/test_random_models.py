@@ -19,6 +19,7 @@ FAULTS = {
         "start: transposed": (84, "x_0 is measured before its transpose"),
         "layout changes between layers": (86, "states are measured before a change of layout"),
         "tokens join the stream": (65, "the state before a join is measured after it"),
+        "tokens are replaced": (71, "the state before a join is measured after it"),
         "tokens leave the stream": (239, "the state before a cut is measured after it"),
         "add: residual bias after": (64, "the balance sheet is refused"),
         "as many tokens as features": (72, "the dimension of the features is chosen by its size"),

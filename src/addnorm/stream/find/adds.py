@@ -21,6 +21,7 @@ from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import Factor, Term, is_ancestor, is_mixing, match_factor, match_terms, strip_views
 
 __all__ = [
+    "PARTIAL",
     "Add",
     "Path",
     "Write",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 REPLACED = "tokens of the stream are replaced by values that were computed from it"
+PARTIAL = "an add changes a part of the tokens only, which no row expresses"
 MULTIPLES = "between two sublayers the stream is replaced by a sum of its multiples"
 
 
@@ -270,8 +272,21 @@ def _match_continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) ->
                 return Add(later.source, op.outputs[0], join_paths(later, state), [write, skip])
             writes = [Write(join_paths(part.path, state), part.role) for part in partial.writes]
             return Add(partial.x, op.outputs[0], join_paths(partial.residual_path, state), [*writes, write])
+        is_bias = not q.value.kind & (DATA | NOISE) and q.value.tensor.numel() <= op.outputs[0].shape[-1]
+        if is_bias and partial is not None and not partial.is_cut and _is_only_used_by(op, state):  # (x + f(x)) + bias
+            partial.is_partial = True
+            writes = [Write(join_paths(part.path, state), part.role) for part in partial.writes]
+            residual = join_paths(partial.residual_path, state)
+            bias = Write(write.path, "bias")
+            return Add(partial.x, op.outputs[0], residual, [*writes, bias], branch_input=partial.branch_input)
         return Add(state.source, op.outputs[0], state, [Write(write.path, "injection")])
     return None
+
+
+def _is_only_used_by(op: Op, path: Path) -> bool:
+    """Return whether the value at the start of a path, and those on it, are used for this operator only."""
+    values = [path.source, *(step.outputs[0] for step in path.ops)]
+    return all(len({*value.users}) == 1 for value in values) and {*values[0 if not path.ops else 1].users} == {op}
 
 
 def _find_state(term: Term, adds: dict[Value, Add]) -> Path | None:
@@ -354,6 +369,9 @@ def _find_token_source(value: Value, adds: dict[Value, Add], unclear: list[str])
         return None  # two streams are joined
     if any(part not in states and is_ancestor(states[last], part) for part in parts):
         unclear.append(REPLACED)
+    starts = {_find_whole(add.x) for add in lineage}
+    if len({*ends.values()}) > 1 or any(_find_whole(part) in starts for part in parts if part not in states):
+        unclear.append(PARTIAL)
     return last
 
 

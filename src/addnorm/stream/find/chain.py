@@ -14,10 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.utils import _pytree as pytree
+
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import Add, find_adds, find_ops_between, has_mixing_branch
+from addnorm.stream.find.moves import JOINS
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import Factor, is_mixing, match_factor, strip_views
+from addnorm.stream.find.regions import Regions
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 
 __all__ = ["Chain", "SublayerNames", "find_chains", "list_ids"]
@@ -36,6 +40,7 @@ class Chain:
     last_factors: list[Factor]  # between the last add and its norm
     dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
     dual_adds: list[Add] = field(default_factory=list)  # of that stream, and the add of both streams
+    has_other_norms: bool = False  # several norms lead from the end of the stream to the model's output
     layout: Any = None  # the `StreamLayout`, which `build_inspection` sets
 
     def states(self) -> list[Value]:
@@ -129,7 +134,13 @@ def find_chains(flow: Flow, norms: list[Norm]) -> tuple[list[Chain], list[Add]]:
         The chains in the order in which they begin, and the adds that are in no chain.
     """
     chosen, left = _select_chains(find_adds(flow, norms), {strip_views(norm.x) for norm in norms})
-    return [_build_chain(*parts) for parts in _join_twins(chosen)], left
+    joined = [(adds, [find_sublayers(add) for add in adds], dual, duals) for adds, dual, duals in _join_twins(chosen)]
+    sublayers = [sublayer for _, of_adds, _, _ in joined for of_add in of_adds for sublayer in of_add]
+    inner = {op for sublayer in sublayers for op in (*sublayer.ops, *sublayer.write_path.ops)}
+    path = {add.op for adds, _, _, duals in joined for add in (*adds, *duals)}
+    results = {value for value in pytree.tree_leaves(flow.result) if isinstance(value, Value)}
+    regions = Regions(inner, path, results)
+    return [_build_chain(*parts, regions) for parts in joined], left
 
 
 def _select_chains(adds: list[Add], normed: set[Value]) -> tuple[list[list[Add]], list[Add]]:
@@ -200,23 +211,31 @@ def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, l
     return joined
 
 
-def _build_chain(adds: list[Add], dual: Norm | None, dual_adds: list[Add]) -> Chain:
-    sublayers = [find_sublayers(add) for add in adds]
+def _build_chain(
+    adds: list[Add], sublayers: list[list[Sublayer]], dual: Norm | None, dual_adds: list[Add], regions: Regions
+) -> Chain:
     between = [[*reversed(after.norms)] for after in adds[1:]]
-    last, final, factors = _split_last_norms(adds, sublayers, between)
-    return Chain(
-        adds, sublayers, [*between, last], [*final, dual] if dual else final, factors if last else [], dual, dual_adds
-    )
+    last, final, factors, others = _split_last_norms(adds, sublayers, between, regions)
+    final = [*final, dual] if dual else final
+    return Chain(adds, sublayers, [*between, last], final, factors if last else [], dual, dual_adds, others)
 
 
 def _split_last_norms(
-    adds: list[Add], sublayers: list[list[Sublayer]], between: list[list[Norm]]
-) -> tuple[list[Norm], list[Norm], list[Factor]]:
-    """Split the norms after the last add into the add's own, as in the layers before, and the final ones."""
+    adds: list[Add], sublayers: list[list[Sublayer]], between: list[list[Norm]], regions: Regions
+) -> tuple[list[Norm], list[Norm], list[Factor], bool]:
+    """Split the norms after the last add into the add's own, as in the layers before, and the final ones.
+
+    The factors before them, and whether there are several final norms, are returned too.
+    """
     norms: list[Norm] = []
     factors: list[Factor] = []
     value = adds[-1].out
-    while (norm := _find_next_norm(value, factors if not norms else [])) is not None:
+    is_ambiguous = False
+    while candidates := _list_next_norms(value):
+        norm, before, is_one_of_several = _select_norm(candidates, regions)
+        if not norms:
+            factors = before
+        is_ambiguous |= is_one_of_several
         norms.append(norm)
         value = norm.y
     signatures = [_signature(add, of_add) for add, of_add in zip(adds, sublayers, strict=True)]
@@ -231,7 +250,7 @@ def _split_last_norms(
     same = _find_period(between, equal) or ends_layer or equal
     # If no other add is like the last one, a norm belongs to it if its sublayers read through no norm.
     own = len(between[same[-1]]) if same else int(not signatures[-1][1])
-    return norms[:own], norms[own:], factors
+    return norms[:own], norms[own:], factors, is_ambiguous
 
 
 def _find_period(between: list[list[Norm]], equal: Sequence[int]) -> list[int]:
@@ -257,18 +276,33 @@ def _signature(add: Add, sublayers: Sequence[Sublayer]) -> tuple[Any, ...]:
     )
 
 
-def _find_next_norm(value: Value, factors: list[Factor], depth: int = 0) -> Norm | None:
-    """Return the first norm of a value, or of its views and multiples; append the factors before it to `factors`."""
+def _list_next_norms(value: Value, depth: int = 0) -> list[tuple[Norm, list[Factor]]]:
+    """Return the norms that read a value, its views, its tokens with others or a multiple, each with the factors before it."""
+    found: dict[Norm, list[Factor]] = {}
     for op in dict.fromkeys(value.users):
         if not op.outputs or depth > MAX_DEPTH:
             continue
         if op.norms:
-            return min(op.norms, key=lambda norm: norm.y.index)  # type: ignore[no-any-return]  # graph.py does not import Norm
-        out = op.outputs[0]
+            found.setdefault(min(op.norms, key=lambda norm: norm.y.index), [])  # graph.py does not import Norm
+            continue
         product = match_factor(op)
-        if strip_views(out) is not out or (product is not None and product[0] is value):
-            norm = _find_next_norm(out, factors, depth + 1)
-            if norm is not None:
-                factors += [product[1]] if product is not None else []
-                return norm
-    return None
+        is_moved = op.name in JOINS and op.outputs[0].shape[-1:] == value.shape[-1:]
+        if is_moved or strip_views(op.outputs[0]) is not op.outputs[0] or (product is not None and product[0] is value):
+            for out in op.outputs[: None if is_moved else 1]:
+                for norm, factors in _list_next_norms(out, depth + 1):
+                    is_factor = product is not None and not is_moved
+                    found.setdefault(norm, [*factors, product[1]] if is_factor and product is not None else factors)
+    return [*found.items()]
+
+
+def _select_norm(candidates: list[tuple[Norm, list[Factor]]], regions: Regions) -> tuple[Norm, list[Factor], bool]:
+    """Select the norm that leads to the model's output, not that of a sublayer that reads the stream.
+
+    Returns:
+        The norm, the factors before it, and whether another norm leads to the output as well.
+    """
+    if len(candidates) > 1:
+        candidates = [c for c in candidates if not regions.is_read_only([c[0].y])] or candidates
+    returned = [c for c in candidates if regions.is_returned(c[0].y)] if len(candidates) > 1 else []
+    norm, factors = (returned or candidates)[0]
+    return norm, factors, len(returned or candidates) > 1

@@ -20,12 +20,13 @@ from typing import NamedTuple
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value
-from addnorm.stream.find.adds import Add, find_ops_between
+from addnorm.stream.find.adds import PARTIAL, Add, find_ops_between
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.interpolation import match_interpolation
 from addnorm.stream.find.moves import find_moved, is_move, list_joined, strip_moves
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import PRODUCTS, is_ancestor, is_mixing, match_factor, match_terms, strip_views
+from addnorm.stream.find.regions import Regions
 
 __all__ = ["Gap", "find_gaps", "list_inner_ops"]
 
@@ -102,7 +103,8 @@ class _Coverage:
                 self.path.update(_list_add_ops(add))
         self.of_norms = {op for norm in norms for op in norm.ops}
         self.left = {add.op for add in left}
-        self.results = {v for v in pytree.tree_leaves(flow.result) if isinstance(v, Value)}
+        results = {v for v in pytree.tree_leaves(flow.result) if isinstance(v, Value)}
+        self.regions = Regions(self.inner, self.path, results)
 
     # Sums.
 
@@ -171,19 +173,29 @@ class _Coverage:
                 elif out.shape[-1:] != value.shape[-1:] and op not in self.left and not _list_operands(op):
                     continue
                 elif (joined := list_joined(op)) and value in joined:
-                    if (
+                    if self._joins_older_state(k, joined) and not self.regions.is_read_only(op.outputs):
+                        yield Gap(op, PARTIAL, frozenset((k,)))
+                    elif (
                         op.name != "stack"
                         and any(self._is_replacement(k, v) for v in joined if v is not value)
-                        and not self._is_read_only(op)
+                        and not self.regions.is_read_only(op.outputs)
                     ):
                         yield Gap(op, REPLACED, frozenset((k,)))
                     else:
                         todo.append((out, is_normed))
                 elif operands := [(p, q) for p, q in _list_operands(op) if p is value]:
-                    if any(self._is_injection(q) for _, q in operands) and not is_normed and not self._is_read_only(op):
+                    is_injection = not is_normed and any(self._is_injection(q) for _, q in operands)
+                    if is_injection and not self.regions.is_read_only(op.outputs):
                         yield Gap(op, ADDED, frozenset((k,)))
                 elif any(source is value for v in op.outputs[:1] for source, _ in _list_sources(v)):
                     todo += [(v, is_normed) for v in op.outputs]
+
+    def _joins_older_state(self, k: int, parts: Sequence[Value]) -> bool:
+        """Return whether a state is joined with some tokens of another state of its stream."""
+        starts = {strip_moves(add.x) for add in self.chains[k].adds}
+        wholes = [next((v for v in _list_moved(part) if v in self.states or v in starts), None) for part in parts]
+        of_stream = {part: v for part, v in zip(parts, wholes, strict=True) if v and self.states.get(v, k) == k}
+        return len({*of_stream.values()}) > 1 and any(strip_views(part) is not v for part, v in of_stream.items())
 
     def _is_replacement(self, k: int, value: Value) -> bool:
         """Return whether tokens that are joined to a state were computed from the stream, and are no state themselves."""
@@ -196,21 +208,6 @@ class _Coverage:
     @staticmethod
     def _is_injection(value: Value) -> bool:
         return value.kind & (DATA | PARAMETER) == DATA | PARAMETER
-
-    def _is_read_only(self, op: Op) -> bool:
-        """Return whether an operator's output is used in sublayers only."""
-        todo, seen = [op], {op}
-        while todo:
-            for value in todo.pop().outputs:
-                if value in self.results:
-                    return False
-                for user in value.users:
-                    if user in self.path:
-                        return False
-                    if user not in seen and user not in self.inner:
-                        seen.add(user)
-                        todo.append(user)
-        return True
 
 
 def _list_add_ops(add: Add) -> Iterator[Op]:

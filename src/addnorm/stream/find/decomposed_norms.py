@@ -19,6 +19,11 @@ from addnorm.stream.find.operators import PRODUCTS, get_number, match_factor, ma
 __all__ = ["match_affine", "match_norm"]
 
 CASTS = {"_to_copy", "clone", "contiguous", "detach"}
+# Views that keep the order of the elements.
+IN_ORDER = CASTS | {
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_as", "squeeze", "unsqueeze", "alias", "to",
+    "lift_fresh", "copy", "add",
+}  # fmt: skip
 MAX_DEPTH = 6  # constants and eps that one root may have
 CLOSE = 1e-6  # relative: constants such as 1 / d pass through float32
 
@@ -77,9 +82,11 @@ def _match_numerator(op: Op, root: _Root, numerator: Value, weight: Value | None
 
 
 def _strip_casts(value: Value) -> Value:
-    """Return the value before casts and views that keep the last dimension: the model's x."""
+    """Return the value before casts and views that keep the last dimension and the order of the tokens: the model's x."""
     while value.op is not None and strip_views(value) is not value:
         before = value.op.inputs[0]
+        if value.op.name not in IN_ORDER or (value.op.name == "alias" and len(value.op.args) > 1):
+            break
         if before.shape[-1:] != value.shape[-1:] or before.tensor.numel() != value.tensor.numel():
             break
         value = before

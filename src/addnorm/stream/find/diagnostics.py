@@ -9,9 +9,10 @@ from torch import nn
 
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.graph import Flow, Op
-from addnorm.stream.find.adds import Add, has_mixing_branch
+from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap
+from addnorm.stream.find.hidden_norms import has_hidden_norm_in, has_hidden_norm_out
 from addnorm.stream.find.inspection import Site, Unknown
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
@@ -31,7 +32,10 @@ SECOND = "the sublayer adds to a second stream and reads that one: two streams i
 BESIDE = "x' = N(x) + f(x): the sublayer reads the stream before the norm of the residual"
 BOTH = "the sublayer reads the stream both with and without a norm"
 SCALED = "the stream is multiplied by a factor after its norm, which no row expresses"
+CLAMPED = "values of the stream are clamped or replaced on the way, which no row expresses"
 BY_TOKEN = "a learned factor has a value for each token, not for each feature"
+HIDDEN_IN = "a norm reads the stream after other steps than the row's: a mask, a sum, another norm"
+HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
 NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
 SHIFTED = (
     "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
@@ -93,8 +97,12 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         TWICE: _adds_twice(add, sublayer, inner),
         SECOND: _reads_other_stream(add, sublayer, inner),
         **dict.fromkeys(add.unclear, True),
+        PARTIAL: add.is_cut or PARTIAL in add.unclear,
+        CLAMPED: any(map(_changes_values, (*add.residual_path.factors, *add.early_factors, *add.late_factors))),
         BESIDE: add.branch_input is not None and not add.is_cut,
         NEGATED: _is_negated(add),
+        HIDDEN_IN: sublayer.ops and has_hidden_norm_in(sublayer),
+        HIDDEN_OUT: sublayer.ops and has_hidden_norm_out(sublayer),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
         BOTH: sublayer.reads.norms and sublayer.reads.direct,
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),
@@ -120,6 +128,20 @@ def _is_by_token(chain: Chain, factor: Factor) -> bool:
     if scale[varying] != width:
         return True
     return shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape) and varying not in (axis, -1)
+
+
+def _changes_values(factor: Factor) -> bool:
+    """Return whether a clamp or a mask changed finite numbers other than whole tokens, which it set to one number."""
+    if factor.kind != "guard":
+        return False
+    out = factor.op.outputs[0]
+    source = next(v for v in factor.op.inputs if v.shape == out.shape and v.tensor.is_floating_point())
+    before, after = source.tensor.detach(), out.tensor.detach()
+    changed = (before != after) & before.isfinite()
+    if not changed.any():
+        return False
+    rows = after[changed.any(-1)]
+    return bool((rows != rows[:, :1]).any())
 
 
 def _is_negated(add: Add) -> bool:

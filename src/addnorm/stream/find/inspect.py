@@ -58,6 +58,9 @@ __all__ = ["build_inspection", "capture_flow", "check_inputs", "check_parameters
 NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
 USAGE = "addnorm.inspect(model, *args, **kwargs)"
 ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
+SEVERAL_NORMS = (
+    "several norms read the end of the stream and lead to the output: which one is the final norm is not clear"
+)
 RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
 
@@ -225,7 +228,13 @@ def _build_report(
         unknown += [Unknown(site.id, reason) for reason in reasons]
     first = chain.adds[0]
     embedding_norm = _first(first.norms) if first.branch_input is None else None
-    wiring, remarks = (None, []) if has_gaps else _identify_wiring(chain, summaries, embedding_norm, other_layers)
+    if chain.has_other_norms:
+        unknown.append(Unknown(name, SEVERAL_NORMS))
+    wiring, remarks = (
+        (None, [])
+        if has_gaps or chain.has_other_norms
+        else _identify_wiring(chain, summaries, embedding_norm, other_layers)
+    )
     total = compute_total_closure(chain) if all(summary.row.is_sum for summary in summaries) else None
     total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
     if total is not None and not total_closes and all(site.closes for site in sites):

@@ -97,7 +97,8 @@ def identify_wiring(
     if any(s.role == "injection" and s.row.a != 1.0 for s in sublayers):
         return None, ["between sublayers the stream is multiplied by a factor, and something is added"]
     others = [s for s in usual if s.kind == "other"]
-    if others and len(others) < len(usual) and not _have_same_norms(usual):  # a positional convolution, for example
+    is_before = usual[: len(others)] == others  # a positional convolution, for example
+    if others and is_before and len(others) < len(usual) and not _have_same_norms(usual):
         usual = [s for s in usual if s.kind != "other"]
     best: tuple[Wiring, list[str]] | None = None
     for wiring in _list_candidates(usual, other_layers):

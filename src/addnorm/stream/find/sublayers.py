@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Frame, Op, Value
 from addnorm.stream.find.adds import Add, Path, Write, find_ops_between, join_paths, trace_multiples
+from addnorm.stream.find.moves import is_move
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import (
     ATTENTION,
@@ -34,6 +35,7 @@ from addnorm.stream.find.operators import (
     match_terms,
     strip_views,
 )  # fmt: skip
+from addnorm.stream.find.token_mixing import mixes_tokens
 from addnorm.wirings import spec
 
 __all__ = [
@@ -139,8 +141,17 @@ def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
                 reads.norms.append(norm)
         elif strip_views(out) is not out and len(op.inputs) == 1:
             _follow_views(out, inside, reads)
+        elif is_move(op) and out.shape[-1:] == value.shape[-1:] and _reads_through_norms(out, inside):
+            _follow_views(out, inside, reads)  # the norm of these and other tokens
         else:
             reads.direct = True
+
+
+def _reads_through_norms(value: Value, inside: set[Op]) -> bool:
+    """Return whether all operators that read some tokens of the stream, or more tokens, are norms."""
+    reads = Reads()
+    _follow_views(value, inside, reads)
+    return bool(reads.norms) and not reads.direct
 
 
 def _follow_factors(reads: Reads, inside: set[Op]) -> None:
@@ -244,6 +255,8 @@ def classify_sublayer(x: Value, ops: Sequence[Op]) -> str:
     products = [op for op in ops if op.name in PRODUCTS and all(map(_is_activation, op.inputs)) and not _is_square(op)]
     if products and any(op.name in SOFTMAX for op in ops):  # far from the product, as in attention over windows
         return "attention" if all(is_ancestor(x, v) for op in products for v in op.inputs) else "cross-attention"
+    if not products and mixes_tokens(x, ops):
+        return "other"
     local = any(op.name in LOCAL_MIXING and not _is_integer(op) and _mixes_neighbours(op) for op in ops)
     if products and not local:
         return "attention"
