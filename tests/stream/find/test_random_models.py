@@ -18,9 +18,7 @@ NUM_CHAINS = 60
 NUM_OF_EACH = 2
 
 # Constructs with wrong claims: the seed of a model, and what is wrong. Each is a strict xfail.
-FAULTS = {
-    "update from one token of a joined read": (83, "the norm is missed"),
-}
+FAULTS = {}
 
 
 @cache

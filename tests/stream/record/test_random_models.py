@@ -15,18 +15,9 @@ TRACED = [name for name in NAMES if random_model(seeds_of(name, 1)[0]).trace is 
 # Constructs with wrong numbers, by tool: the seed of a model, and what is wrong. Each is a strict xfail.
 FAULTS = {
     "record": {
-        "layout: sequence": (10, "x_0 is measured before its transpose"),
-        "start: transposed": (84, "x_0 is measured before its transpose"),
-        "layout changes between layers": (86, "states are measured before a change of layout"),
-        "tokens join the stream": (65, "the state before a join is measured after it"),
-        "tokens are replaced": (71, "the state before a join is measured after it"),
-        "tokens leave the stream": (239, "the state before a cut is measured after it"),
         "add: residual bias after": (64, "the balance sheet is refused"),
-        "as many tokens as features": (72, "the dimension of the features is chosen by its size"),
     },
     "decompose": {
-        "layout: image channels": (194, "writes of (B, D, H, W) are not transposed"),
-        "layout: channels": (44, "writes of (B, D, T) are not transposed"),
         "add: in float64": (224, "the tolerance is that of float64"),
     },
     "ablate": {},
