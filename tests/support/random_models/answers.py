@@ -87,6 +87,7 @@ class Answer:
         streams: the streams in the order in which they begin; empty if no row describes the model.
         constructs: constructs of the model, keys of `CONSTRUCTS`.
         reason: why the streams of the model cannot be described by rows; empty if they can.
+        limit: why `inspect` may refuse a model that rows describe; the docs do not list its construct as supported.
         has_adds: whether outputs of sublayers are added to states; a reason that denies it is false.
         words: where there is a reason: the wirings of `streams` may be named if a note or a remark has one of these words.
     """
@@ -96,6 +97,7 @@ class Answer:
     reason: str = ""
     words: tuple[str, ...] = ()
     has_adds: bool = True
+    limit: str = ""
 
 
 @dataclass

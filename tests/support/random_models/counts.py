@@ -36,7 +36,7 @@ def count(seeds: Iterable[int]) -> tuple[dict[str, Any], list[str]]:
             warnings.simplefilter("error")
             verdict = judge(addnorm.inspect(case.model, *case.inputs), case.answer)
         for name in case.answer.constructs:
-            empty = dict.fromkeys(("models", *STATUSES), 0) | {"reason": case.answer.reason}
+            empty = dict.fromkeys(("models", *STATUSES), 0) | {"reason": case.answer.reason or case.answer.limit}
             entry = constructs.setdefault(name, empty)
             entry["models"] += 1
             entry[verdict.status] += 1

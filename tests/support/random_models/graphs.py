@@ -128,10 +128,10 @@ class Kit:
 
     def build(
         self, model: nn.Module, inputs: Sequence[Tensor], *streams: StreamAnswer, reason: str = "", words: Sequence[str] = (),
-        trace: Callable[..., Any] | None = None,
+        trace: Callable[..., Any] | None = None, limit: str = "",
     ) -> RandomModel:  # fmt: skip
         """Return the model with its answer."""
-        answer = Answer(streams, frozenset({self.name}), reason, tuple(words))
+        answer = Answer(streams, frozenset({self.name}), reason, tuple(words), limit=limit)
         return RandomModel(self.seed, model, tuple(inputs), answer, trace)
 
 

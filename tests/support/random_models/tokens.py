@@ -14,6 +14,8 @@ from support.random_models.constructs import construct, through, trace_steps
 from support.random_models.graphs import Graph, Kit, flatten
 from support.random_models.steps import Step
 
+PART = "an add changes a part of the tokens only"
+
 
 def _token_change(kit: Kit, change: Callable[[Tensor, Tensor], Tensor]) -> RandomModel:
     """Build a chain whose tokens change between two layers."""
@@ -163,7 +165,7 @@ def partial_writes(kit: Kit) -> RandomModel:
         return model.last(x)
 
     stream = kit.stream(kit.sites(layers), "pre_ln", final=last, per_layer=3)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream)
+    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream, limit=PART)
 
 
 @construct("class attention")
@@ -201,7 +203,8 @@ def cross_fusion(kit: Kit) -> RandomModel:
     own, of_middle = kit.sites(layers), kit.sites(middle, "middle")
     sites = [site for k, more in enumerate(of_middle) for site in (*own[2 * k : 2 * k + 2], more)]
     model = Graph(run, layers=layers, middle=middle, last=last)
-    return kit.build(model, [kit.input(), kit.input(3)], kit.stream(sites, "pre_ln", final=last, per_layer=3))
+    stream = kit.stream(sites, "pre_ln", final=last, per_layer=3)
+    return kit.build(model, [kit.input(), kit.input(3)], stream, limit=PART)
 
 
 @construct("token mask")
