@@ -44,7 +44,6 @@ REPLACED = "tokens of the stream are replaced by values that were computed from 
 REDUCING = {
     "softmax", "_softmax", "_log_softmax", "_safe_softmax", "sort", "argsort", "cummax", "cummin",
 }  # fmt: skip
-SIZE = 4000  # values that one walk may visit
 
 
 class Gap(NamedTuple):
@@ -134,7 +133,7 @@ class _Coverage:
         todo = [(chain.adds[0].x, True)]
         seen: set[tuple[Value, bool]] = set()
         width = chain.layout.width
-        while todo and len(seen) < SIZE:
+        while todo:
             value, is_moved = item = todo.pop()
             if item in seen:
                 continue
@@ -159,7 +158,7 @@ class _Coverage:
         starts = {value for value, of in self.states.items() if of == k}
         todo = [(value, False) for value in starts]
         seen: set[Value] = set()
-        while todo and len(seen) < SIZE:
+        while todo:
             value, is_normed = todo.pop()
             if value in seen:
                 continue
@@ -259,7 +258,7 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
 def _list_carried(value: Value) -> set[Value]:
     """Return the values that a value carries."""
     carried, todo = {value}, [value]
-    while todo and len(carried) < SIZE:
+    while todo:
         for source, _ in _list_sources(todo.pop()):
             if source not in carried:
                 carried.add(source)
