@@ -230,6 +230,11 @@ FAULTS = (
         "torch.float32: 1e-2,",
     ),
     Fault(
+        "partial-writes-passed-over", "finder", "src/addnorm/stream/find/adds.py",
+        "unclear.append(PARTIAL)",
+        "pass",
+    ),
+    Fault(
         "mix-ln-named-by-layer", "finder", "src/addnorm/stream/find/naming.py",
         "wirings.mix_ln(max(post) + 1)",
         "wirings.mix_ln(max(post))",
@@ -256,8 +261,8 @@ FAULTS = (
     ),
     Fault(
         "mean-write-of-one-sample", "ablate", "src/addnorm/stream/ablate.py",
-        "tokens = [*range(write.dim() - 1)]",
-        "tokens = [*range(1, write.dim() - 1)]",
+        "write.mean(layout.others, keepdim=True)",
+        "write.mean(layout.others[1:], keepdim=True)",
     ),
     Fault(
         "proof-tolerance", "proof", "src/addnorm/fusion/tolerance.py",
