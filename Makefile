@@ -5,6 +5,7 @@
 # make sanitize  fixed calls, and random calls for SECONDS, under AddressSanitizer and UndefinedBehaviorSanitizer
 # make mutants   plant faults one at a time and run the tests of their area; takes up to an hour, resumes after an interrupt
 # make bench     the benchmark; writes benchmarks/results/
+# make zoo       inspect the models of other packages, each package in its own environment; takes half an hour, resumes after an interrupt
 # make gpu       on a machine with a GPU: the tests on it, a memory checker if installed, and the benchmark
 #
 # TORCH_INDEX=https://...  the package index for torch, for example one with CPU builds
@@ -21,7 +22,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # the environment says: without them every process of a run compiles the package and all tests again.
 PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PARALLEL)
 
-.PHONY: demo test test-all lint fuzz sanitize mutants bench gpu clean
+.PHONY: demo test test-all lint fuzz sanitize mutants bench zoo gpu clean
 
 demo: $(VENV)/.done
 	$(BIN)/addnorm demo
@@ -51,6 +52,9 @@ mutants: $(VENV)/.done
 
 bench: $(VENV)/.done
 	$(BIN)/python benchmarks/bench_functional.py
+
+zoo: $(VENV)/.done
+	PYTHONPATH=tests $(BIN)/python tests/zoo/run.py
 
 gpu: $(VENV)/.done
 	$(BIN)/pytest tests/ops/triton/test_cuda.py

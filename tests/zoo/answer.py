@@ -80,6 +80,7 @@ class Package:
         models: the models, by what `inspect` must say of them.
         remove: paths in its environment that are deleted: libraries that need CUDA, which the models do not.
         stubs: modules that it imports and the models do not use; empty modules take their place.
+        installed: the project's own environment has it.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Package:
     models: tuple[Model, ...]
     remove: tuple[str, ...] = ()
     stubs: tuple[str, ...] = ()
+    installed: bool = False
     remark: str = ""
 
 

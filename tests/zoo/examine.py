@@ -1,16 +1,15 @@
 """Examine models of one package in the environment of this process; print one JSON line a model.
 
-    python tests/zoo/examine.py PACKAGE SECONDS MODEL...
+    python tests/zoo/examine.py PACKAGE inspect|fuse SECONDS MODEL...
 
 A line with the model's name is printed before it is examined, so that the parent process knows which one ended this process.
-ZOO_SKIP=fuse leaves out `fuse`, which takes most of the time.
+The stage "inspect" is `inspect`, `record`, `decompose` and `ablate`; "fuse" is `fuse`, which takes most of the time.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
 import json
-import os
 import signal
 import sys
 import time
@@ -19,13 +18,14 @@ import warnings
 from typing import Any
 
 import torch
+from torch import nn
 
 import addnorm
 from support.families import shake
 from zoo.answer import Model, Package
 from zoo.judge import judge
 from zoo.packages import load
-from zoo.use import attempt, split, use
+from zoo.use import attempt, check_fuse, split, use
 
 
 class Stub(types.ModuleType):
@@ -55,10 +55,9 @@ def prepare(package: Package) -> None:
         sys.modules[name] = Stub(name)
 
 
-def examine(model: Model, skip: str = "") -> dict[str, Any]:
+def examine(model: Model) -> dict[str, Any]:
     """Return what `inspect` says of a model, the verdict, and the results of the other functions."""
-    torch.manual_seed(0)
-    module = shake(model.make().eval().float())
+    module = build(model)
     args, kwargs = split(model.inputs())
     row: dict[str, Any] = {
         "model": model.name,
@@ -81,7 +80,13 @@ def examine(model: Model, skip: str = "") -> dict[str, Any]:
             "sublayers": [len(s.sites) for s in found.streams], "closes": found.closes,
             "closure": float(f"{found.closure:.1e}") if found.streams else None, "unknown": [str(u.reason) for u in found.unknown],
         }  # fmt: skip
-    return row | dict(use(module, model.inputs, found, skip))
+    return row | dict(use(module, model.inputs, found))
+
+
+def build(model: Model) -> nn.Module:
+    """Return the model in eval mode with random weights."""
+    torch.manual_seed(0)
+    return shake(model.make().eval().float())
 
 
 def _expected(model: Model) -> str:
@@ -90,7 +95,7 @@ def _expected(model: Model) -> str:
     )
 
 
-def main(name: str, seconds: str, *names: str) -> None:
+def main(name: str, stage: str, seconds: str, *names: str) -> None:
     """Examine the models of a package."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -103,7 +108,10 @@ def main(name: str, seconds: str, *names: str) -> None:
             started = time.perf_counter()
             signal.alarm(int(seconds))
             try:
-                row = examine(model, os.environ.get("ZOO_SKIP", ""))
+                if stage == "fuse":
+                    row = {"model": model.name, "fuse": attempt(check_fuse, build(model), model.inputs())}
+                else:
+                    row = examine(model)
             except TimeoutError:
                 row = {"model": model.name, "verdict": "crash", "detail": f"not finished after {seconds} s"}
             except Exception as error:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from zoo import answers
 from zoo.answer import Package
@@ -18,17 +19,21 @@ ENVIRONMENTS = ROOT / "build" / "zoo"
 
 def load() -> dict[str, Package]:
     """Return the packages by name."""
-    modules = [
-        importlib.import_module(f"{answers.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(answers.__path__)
-    ]
-    return {module.PACKAGE.name: module.PACKAGE for module in modules}
+    return {name: module.PACKAGE for name, module in modules().items()}
+
+
+def modules() -> dict[str, ModuleType]:
+    """Return the modules with the answers, by the name of the package."""
+    names = [f"{answers.__name__}.{module.name}" for module in pkgutil.iter_modules(answers.__path__)]
+    return {module.PACKAGE.name: module for module in map(importlib.import_module, names)}
 
 
 def install(package: Package) -> Path:
-    """Install a package and its requirements into a folder of its own and return it; do nothing if that was done before."""
+    """Install a package and its requirements into a folder of its own and return it; do nothing if that was done before or is not needed."""
     folder, done = ENVIRONMENTS / package.name, ENVIRONMENTS / f"{package.name}.txt"
     text = "\n".join(package.requirements)
+    if package.installed:
+        return folder
     if done.exists() and done.read_text() == text:
         return folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -15,11 +15,13 @@ RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
 PAGE = ROOT / "docs" / "zoo.md"
 WORDS = ("right", "partly", "refused", "wrong", "crash", "not built")
 USES = ("record", "decompose", "ablate", "fuse")
+NOT_RUN = "not run"
 HEAD = """# Other packages
 
 `make zoo` runs `inspect`, `record`, `decompose`, `ablate` and `fuse` on small random instances of the models of other packages, each
 package in an environment of its own and in a pinned version. The answers in `tests/zoo/answers/` were written by hand from the packages'
-code, which they quote, and committed before `inspect` saw the models. The default tests use none of these packages.
+code, which they quote, and committed before `inspect` saw the models; an answer that proved mistaken was corrected in a commit of its
+own. Those of transformers are the families of the tests. The default tests use none of the other packages.
 
 - **right**: wiring, number and kinds of sublayers, norms, embedding norm, final norm and rows are those of the answer, and the
   inspection closes. For a model that no rows describe: no wiring is named, and the inspection says that something is not understood.
@@ -56,13 +58,18 @@ def summarize(rows: Iterable[dict[str, Any]]) -> str:
 def render(rows: list[dict[str, Any]]) -> str:
     """Return the page."""
     crashes = [
-        f"{row['package']}, {row['model']}: {use}" for row in rows for use in USES if not _is_fine(row.get(use, "ok"))
+        f"{row['package']}, {row['model']}: {use}"
+        for row in rows
+        for use in USES
+        if row.get(use, "ok").startswith(("crash", "wrong"))
     ]
     parts = [HEAD, f"**{summarize(rows)}**", _render_counts(rows), ""]
+    ran = {use: sum(row.get(use, NOT_RUN) != NOT_RUN for row in rows) for use in USES}
     parts += [
-        "`record`, `decompose`, `ablate` and `fuse` gave right results or refused in a sentence on every model."
-        if not crashes
-        else "Crashes and wrong results of the other functions:\n\n" + "\n".join(f"- {line}" for line in crashes)
+        "Right results or refusals in a sentence, of the models on which the function was run: "
+        + ", ".join(f"`{use}` {sum(_is_fine(row.get(use, NOT_RUN)) for row in rows)} of {ran[use]}" for use in USES)
+        + ".",
+        *(["", *(f"- {line}" for line in crashes)] if crashes else []),
     ]
     for package in dict.fromkeys(row["package"] for row in rows):
         mine = [row for row in rows if row["package"] == package]
@@ -78,7 +85,7 @@ def render(rows: list[dict[str, Any]]) -> str:
 
 
 def _is_fine(result: str) -> bool:
-    return not result.startswith(("crash", "wrong"))
+    return not result.startswith(("crash", "wrong", NOT_RUN))
 
 
 def _render_counts(rows: list[dict[str, Any]]) -> str:
