@@ -198,3 +198,28 @@ def test_features_in_the_middle() -> None:
 def test_flattened_tokens() -> None:
     model, args, kwargs = families()["opt post"].build()
     assert addnorm.decompose(model, *args, **kwargs).closure < 1e-5
+
+
+class WideAdd(nn.Module):
+    """Pre-LN layers that add in float64 and cast the sum back to float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
+        self.linears = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, linear in zip(self.norms, self.linears, strict=True):
+            x = (x.double() + torch.tanh(linear(norm(x))).double()).float()
+        return x
+
+
+def test_adds_in_float64_are_cast_back(x: Tensor) -> None:
+    torch.manual_seed(0)
+    model = WideAdd()
+    parts = addnorm.decompose(model, x)
+    assert 1e-10 < parts.closure < 1e-6  # the casts round
+    components = parts.components(1)
+    torch.testing.assert_close(components["x_0"], x.double())
+    (write,) = (part for name, part in components.items() if name != "x_0")
+    torch.testing.assert_close(write, torch.tanh(model.linears[0](model.norms[0](x))).double())

@@ -285,8 +285,20 @@ def decompose(
     with torch.no_grad():
         inspection = build_inspection(eager, capture_flow(eager, args, kwargs), target=model)
     chosen = _select_stream(inspection, stream)
-    tolerance = get_tolerance(*(add.out.tensor.dtype for add in chosen.chain.adds))
-    return Decomposition(chosen, inspection, tolerance)
+    return Decomposition(chosen, inspection, _find_tolerance(chosen.chain))
+
+
+def _find_tolerance(chain: Chain) -> float:
+    """Return the tolerance of the coarsest dtype to which the model rounds a state, or a value between a write and its add.
+
+    An add in float64 whose sum is cast back to float32 is exact only up to float32.
+    """
+    values = [*chain.states(), *(value for add in chain.adds for value in (add.x, add.out))]
+    paths = [add.residual_path for add in chain.adds] + [sublayer.write_path for _, sublayer in chain.numbered()]
+    values += [op.outputs[0] for path in paths for op in path.ops]
+    norms = [norm for _, sublayer in chain.numbered() if (norm := sublayer.norm) is not None]
+    norms += [norm for after in chain.norms_out for norm in after]
+    return get_tolerance(*(value.tensor.dtype for value in values), *(norm.dtype for norm in norms))
 
 
 def _select_stream(inspection: Inspection, name: str | None) -> Stream:

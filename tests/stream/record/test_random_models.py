@@ -19,9 +19,7 @@ FAULTS = {
         "layout: image": (182, "an IndexError"),
         "layout: image channels": (104, "the similarity is NaN"),
     },
-    "decompose": {
-        "add: in float64": (224, "the tolerance is that of float64"),
-    },
+    "decompose": {},
     "ablate": {},
 }
 COMPARISONS = {
