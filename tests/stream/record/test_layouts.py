@@ -218,3 +218,25 @@ def test_stream_with_a_bias_and_one_row_of_tokens() -> None:
     (sheet,) = rec.balances.values()
     assert sheet.reason == ""
     assert sheet.error < 1e-9
+
+
+class OneRow(torch.nn.Module):
+    """Images of one row, from `(batch, tokens, features)`, whose sublayer mixes no tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linears = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x * 2.0).unflatten(1, (1, -1))
+        for linear in self.linears:
+            x = x + torch.tanh(linear(x))
+        return x
+
+
+def test_similarity_in_one_row_of_tokens() -> None:
+    model, x = OneRow().double(), torch.randn(3, 5, D, dtype=torch.float64)
+    with addnorm.record(model, grads=False) as rec, torch.no_grad():
+        y = model(x)
+    assert rec.series("out", "similarity")[-1][1] == pytest.approx(similarity(y[:, 0]), **EXACT)

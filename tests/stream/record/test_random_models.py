@@ -16,8 +16,6 @@ TRACED = [name for name in NAMES if random_model(seeds_of(name, 1)[0]).trace is 
 FAULTS = {
     "record": {
         "add: residual bias": (206, "the balance sheet is refused"),
-        "layout: image": (182, "an IndexError"),
-        "layout: image channels": (104, "the similarity is NaN"),
     },
     "decompose": {},
     "ablate": {},
