@@ -113,7 +113,9 @@ def test_family_trains_with_the_same_losses(name, dtype):
     assert fusion.fused
     assert fusion.proof.mode == "training"
     fused = train(model, model, args, kwargs)
-    assert len({*eager.tolist()}) > 1
+    assert any(
+        not value.equal(state[name]) for name, value in model.state_dict().items()
+    )  # losses may round to one value
     # Eager's error grows with the steps; the largest one counts.
     limit = 2 * (eager - truth).abs().max() + 2 * torch.finfo(dtype).eps * eager.abs().max()
     assert (fused - eager).abs().max() <= limit
