@@ -22,6 +22,13 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+class Outer(nn.Module):
+    """Call of a function in a module of its own."""
+
+    def forward(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return run(x)
+
+
 class Steps(nn.Module):
     """Parts for six sublayers and the function that runs them."""
 
@@ -37,6 +44,7 @@ class Steps(nn.Module):
         self.convolutions = nn.ModuleList(nn.Conv2d(D, D, 3, padding=1) for _ in range(3))
         self.gammas, self.shifts = (nn.Parameter(torch.zeros(6, D)) for _ in range(2))
         self.heads = nn.Parameter(torch.zeros(2, 2))
+        self.outer = Outer()
 
     def forward(self, *args: Tensor) -> object:
         return self.run(self, *args)
@@ -256,4 +264,51 @@ def token_mixers(m: Steps, x: Tensor) -> Tensor:
     """Multiply the transposed stream by a matrix, as MLP-Mixer."""
     for k in range(3):
         x = x + torch.relu(m.norms[k](x).mT @ m.gammas[:5, :5]).mT
+    return x
+
+
+def bare_token_mixers(m: Steps, x: Tensor) -> Tensor:
+    """Multiply the transposed stream by a matrix, between feed-forward sublayers; no layer has a norm."""
+    x = m.gates[0](x)
+    for k in range(2):
+        x = x + torch.relu(x.mT @ m.gammas[:5, :5]).mT
+        x = x + m.mlps[k](x)
+    return x
+
+
+def normed_token_mixers(m: Steps, x: Tensor) -> Tensor:
+    """Norm the transposed output of a product over the tokens, by hand."""
+    for _ in range(3):
+        y = (torch.relu(x.mT) @ m.gammas[:5, :5]).mT
+        x = x + (y * y.square().mean(-1, keepdim=True).add(1e-6).rsqrt()) * m.gammas[5]
+    return x
+
+
+def scaled_reads_of_channels(m: Steps, x: Tensor) -> Tensor:
+    """Multiply the norm by a constant after the channels came first again."""
+    for k in range(3):
+        y = m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = x + m.convolutions[k](y * 0.5)
+    return x
+
+
+def scaled_branch_norms(m: Steps, x: Tensor) -> Tensor:
+    """Scale the output's norm, which has no weight, where it is added."""
+    for k in range(4):
+        x = x + m.gammas[k].view(-1) * m.bare(m.mlps[k](m.norms[k](x)))
+    return x
+
+
+def sums_of_normed_sublayers(m: Steps, x: Tensor) -> Tensor:
+    """Add a sum of two sublayers with norms of their own."""
+    for k in range(2):
+        x = m.outer(lambda x, k=k: sum([m.mlps[j](m.norms[j](x)) for j in (2 * k, 2 * k + 1)]), x) + x
+    return x
+
+
+def orthogonal_updates(m: Steps, x: Tensor) -> Tensor:
+    """Add the part of the output that is orthogonal to the stream."""
+    for k in range(4):
+        y, u = m.mlps[k](m.norms[k](x)), F.normalize(x, dim=-1)
+        x = x + (y - (y * u).sum(-1, keepdim=True) * u)
     return x

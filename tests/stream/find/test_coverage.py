@@ -30,6 +30,11 @@ UNDERSTOOD = {
 CLASS = (noise(2, 6, D), noise(2, 1, D, seed=1))
 UNDERSTOOD["class attention"] = (steps.class_attention, CLASS, "pre_ln", ["x' = x + f(N(x))"] * 4)
 UNDERSTOOD["token mixers"] = (steps.token_mixers, ONE, "pre_ln", ["x' = x + f(N(x))"] * 3)
+UNDERSTOOD["token mixers without norms"] = (steps.bare_token_mixers, ONE, "no_norm", ["x' = x + f(x)"] * 4)
+UNDERSTOOD["norm of a token mixer"] = (steps.normed_token_mixers, ONE, "reordered", ["x' = x + N(f(x))"] * 3)
+UNDERSTOOD["constant after channels"] = (steps.scaled_reads_of_channels, IMAGE, "unknown", ["x' = x + f(0.5 N(x))"] * 3)
+UNDERSTOOD["scale of a branch norm"] = (steps.scaled_branch_norms, ONE, "unknown", ["x' = x + b ⊙ N(f(N(x)))"] * 4)
+UNDERSTOOD["sum of normed sublayers"] = (steps.sums_of_normed_sublayers, ONE, "parallel", ["x' = x + f(N(x))"] * 4)
 
 
 def list_equations(stream):
@@ -61,6 +66,7 @@ REFUSED = {
     "clamped": (steps.clamped, ONE, "values of the stream are clamped", ()),
     "two heads": (steps.two_heads, ONE, "several norms read the end of the stream", ()),
     "gate between layers": (steps.scaled_stream, ONE, "an elementwise function of the end of another stream", ()),
+    "orthogonal update": (steps.orthogonal_updates, ONE, "through norms of different kinds", ()),
 }  # fmt: skip
 
 
@@ -81,6 +87,11 @@ def test_inspect_finds_final_norm_of_output(run, inputs):
 
 def test_inspect_tells_token_mixers_from_feed_forwards():
     assert {site.kind for site in inspect(make_steps(steps.token_mixers), *ONE).sites} == {"other"}
+
+
+def test_inspect_tells_mixers_without_norms():
+    kinds = [site.kind for site in inspect(make_steps(steps.bare_token_mixers), *ONE).sites]
+    assert kinds == ["other", "feed-forward"] * 2
 
 
 def test_inspect_finds_sum_of_two_streams():

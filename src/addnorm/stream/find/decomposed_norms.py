@@ -310,6 +310,8 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
     while len({*y.users}) == 1 and y.users[0].frame in frames and y.users[0].outputs:
         op = y.users[0]
         y = op.outputs[0]
+        if op.frame is not frame and _is_scale_of_write(op):
+            return
         if op.name in CASTS:  # the norm's own if a weight or a bias follows
             casts.append(op)
         elif _match_gain(norm, op, casts) and not (vectors_only and _has_single_gain(norm)):
@@ -317,6 +319,12 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
             norm.y, casts = y, []
         else:
             return
+
+
+def _is_scale_of_write(op: Op) -> bool:
+    """Return whether a product outside of the norm's module is only added, in the same call: x + gamma * N(f(x))."""
+    users = {*op.outputs[0].users}
+    return op.name == "mul" and len(users) == 1 and all(add.name == "add" and add.frame is op.frame for add in users)
 
 
 def _has_single_gain(norm: Norm) -> bool:

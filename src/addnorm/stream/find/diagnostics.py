@@ -37,6 +37,7 @@ BY_TOKEN = "a learned factor has a value for each token, not for each feature"
 HIDDEN_IN = "a norm reads the stream after other steps than the row's: a mask, a sum, another norm"
 HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
 NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
+SEVERAL_KINDS = "the sublayer reads the stream through norms of different kinds, and a row has one norm"
 SHIFTED = (
     "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
     "to the row of the sublayer before it"
@@ -103,6 +104,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         NEGATED: _is_negated(add),
         HIDDEN_IN: sublayer.ops and has_hidden_norm_in(sublayer),
         HIDDEN_OUT: sublayer.ops and has_hidden_norm_out(sublayer),
+        SEVERAL_KINDS: len({norm.kind for norm in sublayer.reads.norms}) > 1 and not sublayer.reads.direct,
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
         BOTH: sublayer.reads.norms and sublayer.reads.direct,
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),

@@ -150,6 +150,9 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     chains, left = find_chains(flow, norms)
     for chain in chains:
         chain.layout = StreamLayout(chain)
+        for _, sublayer in chain.numbered():
+            if sublayer.kind == "feed-forward" and chain.layout.mixes_tokens(sublayer):
+                sublayer.kind = "other"
     gaps = find_gaps(flow, norms, chains, left)
     names = _name_streams(chains)
     ids = list_ids(chains, names)

@@ -311,6 +311,8 @@ def covers_features(value: Value) -> bool:
     if find_axis(value, source, len(value.shape) - 1) is not None:
         return True
     views = find_views(value, source)
+    if views and len(source.shape) == 2 and views[0].outputs[0].shape[-1:] == source.shape[-1:]:
+        source, views = views[0].outputs[0], views[1:]  # a product, whose rows are several dimensions
     if not views or not value.tensor.numel():
         return False
     labels = torch.arange(source.tensor.numel()).reshape(source.shape)

@@ -112,7 +112,9 @@ def _split_write(add: Add, write: Write) -> list[Write]:
         return [write]  # one term is computed from the other: a sublayer with its own residual connection
     assert source.op is not None
     kinds = {classify_sublayer(add.read, [*region]) for region in regions}
-    if len(kinds) == 1 and source.op.frame is not add.op.frame:
+    norms = [{*_find_reads(add.read, sorted(region, key=lambda op: op.index)).norms} for region in regions]
+    have_own_norms = all(norms) and norms[0].isdisjoint(norms[1])
+    if len(kinds) == 1 and source.op.frame is not add.op.frame and not have_own_norms:
         return [write]  # a sum inside one sublayer, over experts for example
     return [part for path in paths for part in _split_write(add, Write(join_paths(path, write.path)))]
 
@@ -168,7 +170,9 @@ def _follow_factors(reads: Reads, inside: set[Op]) -> None:
             reads.factors.append(product[1])
             reads.ops += [*casts, users[0]]
             reads.value, casts = out, []
-        elif strip_views(out) is not out and out.shape == value.shape:
+        elif strip_views(out) is not out and sorted(out.shape) == sorted(
+            value.shape
+        ):  # features may change their place
             casts.append(users[0])
         else:
             return

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from addnorm.stream.dataflow.graph import DATA, Value
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Value
 from addnorm.stream.find.adds import Path, find_ops_between
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import TRANSPARENT
+from addnorm.stream.find.operators import CHANNELS_FIRST, TRANSPARENT, find_axis, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, relate, trace
 from addnorm.stream.layout.mixing import Mixing
 from addnorm.stream.layout.token_layout import Piece, TokenLayout
 
 __all__ = ["StreamLayout"]
+
+PROJECTIONS = {"mm", "addmm", "linear", "embedding", "convolution", "_convolution", "mkldnn_convolution"}
 
 
 class StreamLayout:
@@ -41,6 +43,7 @@ class StreamLayout:
         self._dims: dict[Value, Dims] = {}
         self._operands: list[Dims | None] = []
         self._follow_states()
+        self._projected: dict[Sublayer, list[Part]] = {}
         mixing = self._follow_sublayers()
         self._features = self._find_features(mixing)
         self._tokens, self.proven = self._find_tokens(mixing)
@@ -148,7 +151,9 @@ class StreamLayout:
             dims = trace(add.read, self._dims, self._roots)
             for sublayer in sublayers:
                 if dims is not None and sublayer.ops:
+                    before = len(mixing.projected)
                     mixing.follow(add.read, dims, sublayer.ops)
+                    self._projected[sublayer] = mixing.projected[before:]
         return mixing
 
     def _find_features(self, mixing: Mixing) -> set[Part]:
@@ -161,12 +166,52 @@ class StreamLayout:
                     counts[dims[-1]] += 1
         if counts:
             return {part for dim in counts for part in dim}
+        counts.update(self._list_other_normed())
+        start = self._find_projected_start()
+        if counts or start:
+            return {part for dim in counts or [start] for part in dim}
         roots = Counter(part.root for part in mixing.projected)
-        if roots:
-            root = roots.most_common(1)[0][0]
-            return {Part(root, 1, self._roots.sizes[root])}
         last = self._dims[self.chain.adds[0].x][-1:]
+        if roots:
+            own = {part.root for dim in last for part in dim}
+            root = max(roots, key=lambda root: (roots[root], root in own))
+            return {Part(root, 1, self._roots.sizes[root])}
         return {*last[0]} if last else set()
+
+    def _list_other_normed(self) -> Iterator[Dim]:
+        """Yield the dimensions that norms of the embedding, of outputs and of the end normalize."""
+        for norm in self.chain.adds[0].norms:
+            dims = trace(norm.y, self._dims, self._roots)
+            if dims:
+                yield dims[-1]
+        for k, sublayer in self.chain.numbered():
+            if sublayer.norm is not None:
+                target = sublayer.write_path.term.value
+                dims = self._find_operand_dims(k, target)
+                dims = None if dims is None else relate(sublayer.norm.y, target, dims)
+                if dims:
+                    yield dims[-1]
+
+    def _find_projected_start(self) -> Dim:
+        """Return the dimension of x_0 that a product or an embedding made, before views and elementwise functions; or none."""
+        x = self.chain.adds[0].x
+        value = strip_views(x)
+        while value.op is not None and value.op.name not in PROJECTIONS:
+            same = [v for v in value.op.inputs if v.kind & DATA and v.shape == value.shape]
+            if not same:
+                return ()
+            value = strip_views(same[0])
+        if value.op is None or not value.kind & PARAMETER:
+            return ()
+        made = 1 if value.op.name in CHANNELS_FIRST else len(value.shape) - 1
+        dims = self._dims[x]
+        return next((dim for axis, dim in enumerate(dims) if _follow_axis(x, axis, value) == made), ())
+
+    def mixes_tokens(self, sublayer: Sublayer) -> bool:
+        """Return whether a product with parameters in a sublayer sums over another dimension than the features."""
+        roots = {feature.root for feature in self._features}
+        parts = self._projected.get(sublayer, []) if not self.reason else []
+        return any(part.size > 1 and roots.isdisjoint(self._roots.find_origins(part.root)) for part in parts)
 
     def _is_feature(self, part: Part) -> bool:
         return any(
@@ -263,6 +308,17 @@ class StreamLayout:
         axes = [d for d, dim in enumerate(dims) if dim and all(map(self._is_feature, dim))]
         width = math.prod(out.shape[d] for d in axes) if axes else out.shape[-1]
         return width, (axes[-1] - len(dims) if axes else -1)
+
+
+def _follow_axis(value: Value, axis: int, source: Value) -> int | None:
+    """Return the axis of `source` that is an axis of a value, through views and elementwise functions."""
+    while True:
+        base = strip_views(value)
+        found = find_axis(value, base, axis)
+        if found is None or base is source or base.op is None:
+            return found if base is source else None
+        axis, shape = found, base.shape
+        value = next(v for v in base.op.inputs if v.kind & DATA and v.shape == shape)
 
 
 def _join_intervals(parts: Sequence[Part]) -> list[int]:
