@@ -41,7 +41,12 @@ def list_differences(tool, seeds, constructs=None, without=()):
     for seed in seeds:
         case, inspection, is_right = inspected(seed)
         own = case.answer.constructs
-        if is_right and own.isdisjoint(without) and (constructs is None or not own.isdisjoint(constructs)):
+        if (
+            case.trace is not None
+            and is_right
+            and own.isdisjoint(without)
+            and (constructs is None or not own.isdisjoint(constructs))
+        ):
             count += 1
             try:
                 found = COMPARISONS[tool](case, inspection)

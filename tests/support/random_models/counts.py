@@ -5,7 +5,6 @@ PYTHONPATH=tests python -m support.random_models.counts        inspect 2,000 mod
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 import addnorm
-from addnorm._util import files
+from addnorm._util import files, jsonio
 from support.loading import ROOT
 from support.random_models import random_model
 from support.random_models.judgement import judge
@@ -60,7 +59,7 @@ def main() -> None:
     """Write the file of counts and print what is wrong or below 95 %."""
     torch.set_num_threads(1)
     document, wrong = count(range(NUM_MODELS))
-    files.write_text(PATH, json.dumps(document, indent=1) + "\n")
+    files.write_text(PATH, jsonio.dumps(document))
     print(*wrong, *list_below(document, 0.95), document["total"], sep="\n")
 
 
