@@ -29,6 +29,7 @@ from addnorm.ops import dispatch, dtensor
 
 __all__ = [
     "PendingWrite",
+    "Site",
     "StreamState",
     "add",
     "add_and_normalize",
@@ -72,22 +73,42 @@ class StreamState(NamedTuple):
     """What one layer of a stack passes to the next.
 
     Attributes:
-        x: the stream, `(*, d_model)`, before the pending write.
-        pending: the write that the next reader adds; None if there is none.
-        read: the input of the next sublayer, if it is not c * N_in(x).
-        dual: the second stream of a wiring that has two.
-        writes: all writes so far, in float32 at least; None if they are not kept.
+        x: the stream, `(*, d_model)`, before the pending write; or n streams, one tensor `(*, n, d_model)` or a tuple of n tensors.
+        pending: the write that the next reader adds; None if there is none. With several streams it is a `StreamWrite`.
+        read: the input of the sublayer before, if the next one shares its state.
+        base: that state, the stream without the write of the sublayer before.
+        sites: a `Site` for each sublayer so far; None if they are not kept.
         dtype: dtype of the sublayers' inputs, if the stream has another one.
-        keeps_read: whether a sublayer passes its input on as `read`.
+        collapse: the coefficients of the next read, if the sublayer before computed them.
     """
 
-    x: Tensor
-    pending: PendingWrite | None = None
+    x: Any
+    pending: Any = None
     read: Tensor | None = None
-    dual: Tensor | None = None
-    writes: tuple[Tensor, ...] | None = None
+    base: Tensor | None = None
+    sites: tuple[Site, ...] | None = None
     dtype: torch.dtype | None = None
-    keeps_read: bool = False
+    collapse: Any = None
+
+
+class Site(NamedTuple):
+    """What one sublayer did to the streams, with its coefficients as they were: X' = N_out(A X + B W + bias).
+
+    Attributes:
+        write: W, in float32 at least: after N_branch, dropout and stochastic depth; with one stream after the factor b too.
+        mix, inject, bias: A, B and the bias; A is the factor a with one stream, and B is 1.
+        collapse: C.
+        total: with N_out, what it normalized: the sum with one stream, otherwise one entry for each stream.
+        norms: with N_out, the norms, None for a stream without.
+    """
+
+    write: Tensor
+    mix: Any = 1.0
+    inject: Any = 1.0
+    bias: Any = None
+    collapse: Any = None
+    total: Any = None
+    norms: Any = None
 
 
 def without_views(state: StreamState) -> StreamState:
@@ -100,7 +121,7 @@ def without_views(state: StreamState) -> StreamState:
     if write is None or write.branch._base is None:
         return state
     branch = torch.ops.aten._unsafe_view(write.branch, write.branch.shape)
-    return state._replace(pending=PendingWrite(branch, write.options))
+    return state._replace(pending=write._replace(branch=branch))
 
 
 def read_stream(
@@ -110,9 +131,7 @@ def read_stream(
 
     Without `return_stream` the stream may be returned as it was before the write, which saves writing it to memory.
     """
-    x, pending, read, _, _, dtype, _ = state
-    if read is not None:
-        return x, read
+    x, pending, _, _, _, dtype, _ = state
     if pending is None:
         return x, _read(x, norm, kind, c, dtype)
     branch, options = pending

@@ -120,12 +120,12 @@ class SublayerConnection(nn.Module):
                 f"sublayer is {sublayer!r}, expected a module or another callable from (*, d_model) to (*, d_model)."
             )
         wiring = as_wiring(wiring)
-        if wiring.flow != "rows":
+        if not wiring.has_rows:
             raise ValueError(
-                f"wiring is {wiring.name!r}, expected one whose sublayers each have a row of their own: {wiring.name} needs a "
-                "whole layer, use ResidualStack."
+                f"wiring is {wiring.name!r}, expected one with a single stream: {wiring.name} has several, use ResidualStack."
             )
         self.row = wiring.row(*place)
+        self.keeps_state = False  # whether the next sublayer shares the state that this one reads
         self.place = place
         self.d_model = d_model
         self.norm = norm
@@ -146,12 +146,14 @@ class SublayerConnection(nn.Module):
         self.a, self.b, self.c = (factor(value) for value in (self.row.a, self.row.b, self.row.c))
         self.reset_parameters()
 
+    reads = 1  # inputs of the sublayer
+
     @property
     def accepted_kwargs(self) -> frozenset[str] | None:
         """The keyword arguments that the sublayer receives; None means all."""
         sublayer = self.sublayer
         if self._accepted is None or self._accepted[0] is not sublayer:
-            self._accepted = sublayer, accepted_kwargs(sublayer)
+            self._accepted = sublayer, accepted_kwargs(sublayer, self.reads)
         return self._accepted[1]
 
     def reset_parameters(self) -> None:
@@ -217,28 +219,45 @@ class SublayerConnection(nn.Module):
 
     def _advance(self, state: StreamState, context: Mapping[str, Any]) -> StreamState:
         """Return the state after this sublayer."""
-        x, read = read_stream(state, self._modules["norm_in"], self.norm, self.c)
-        write = PendingWrite(self._branch(read, context), self.options(x))
-        if self._modules["norm_out"] is None and state.dual is None and state.writes is None and not state.keeps_read:
+        if self.row.shares:
+            x, read, state = self._read_shared(state)
+        else:
+            x, read = read_stream(state, self._modules["norm_in"], self.norm, self.c)
+        write = PendingWrite(self._branch((read,), context), self.options(x))
+        if self._modules["norm_out"] is None and state.sites is None and not self.keeps_state:
             return StreamState(x, write, None, None, None, state.dtype)
         return self._write(state, x, read, write)
 
+    def _read_shared(self, state: StreamState) -> tuple[Tensor, Tensor, StreamState]:
+        """Return the stream with the write of the sublayer before, the read of the state without it, and the state."""
+        base, read = state.base, state.read
+        if base is None or read is None:
+            raise RuntimeError(
+                f"the row {self.row!r} shares what the sublayer before it reads, and there is none: use ResidualStack."
+            )
+        if self.row.shares == "state":
+            read = read_stream(StreamState(base, dtype=state.dtype), self._modules["norm_in"], self.norm, self.c)[1]
+        return add(state.x, state.pending), read, state
+
     def _write(self, state: StreamState, x: Tensor, read: Tensor, write: PendingWrite) -> StreamState:
         """Return the state after a write, which is still pending if no norm of this connection follows."""
-        dual, writes = state.dual, state.writes
-        if dual is not None or writes is not None:
+        sites, norm_out = state.sites, self._modules["norm_out"]
+        if sites is not None:
             write = PendingWrite(write.branch, with_seed(write.options, x))
-            dual = None if dual is None else add(dual, write)
-            writes = None if writes is None else (*writes, keep_write(x, write))
-        norm_out = self._modules["norm_out"]
+            total = None if norm_out is None else add(x, write)
+            site = Site(keep_write(x, write), self.a, 1.0, None, self.c, total, norm_out)
+            sites = (*sites, site)
         pending: PendingWrite | None = write
+        base, read_again = (None, None)
+        if self.keeps_state:
+            base, read_again = (state.base if self.row.shares else x), read
         if norm_out is not None:
             x, _ = add_and_normalize(x, *write, norm_out, self.norm, 1.0, self.residual_dtype, return_residual=False)
             pending = None
-        return StreamState(x, pending, read if state.keeps_read else None, dual, writes, state.dtype)
+        return StreamState(x, pending, read_again, base, sites, state.dtype)
 
-    def _branch(self, read: Tensor, context: Mapping[str, Any]) -> Tensor:
-        """Return N_branch(f(read)), in the shape of `read`."""
+    def _branch(self, reads: tuple[Tensor, ...], context: Mapping[str, Any]) -> Tensor:
+        """Return N_branch(f(reads)), in the shape of a read."""
         modules: Any = self._modules
         sublayer: Any = modules.get("sublayer")
         if sublayer is None:  # a callable that is no module
@@ -246,7 +265,8 @@ class SublayerConnection(nn.Module):
         if context:
             accepted = self.accepted_kwargs
             context = {name: t for name, t in context.items() if accepted is None or name in accepted}
-        branch: Tensor = sublayer(read, **context)
+        branch: Tensor = sublayer(*reads, **context)
+        read = reads[0]
         if branch.__class__ is not Tensor and not isinstance(branch, Tensor):
             refuse_output(self, branch, read)
         if branch.shape != read.shape:
@@ -283,8 +303,8 @@ def check_tensor(x: Any) -> None:
         raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
 
 
-def accepted_kwargs(sublayer: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the keyword arguments that a sublayer's signature names besides its input; None if it accepts any."""
+def accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[str] | None:
+    """Return the keyword arguments that a sublayer's signature names besides its inputs; None if it accepts any."""
     while hasattr(sublayer, "_orig_mod"):  # a compiled module accepts what its module does
         sublayer = sublayer._orig_mod
     if hasattr(sublayer, "accepted_kwargs"):
@@ -296,7 +316,7 @@ def accepted_kwargs(sublayer: Callable[..., Any]) -> frozenset[str] | None:
     parameters = list(signature.parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return frozenset(p.name for p in parameters[1:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return frozenset(p.name for p in parameters[reads:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) -> None:

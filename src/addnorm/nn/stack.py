@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from addnorm import functional
 from addnorm._util.arguments import check_bool, check_dtype, check_probability
+from addnorm.nn.checks import check_layers, check_streams, is_shared
 from addnorm.nn.executor import PendingWrite, StreamState, normalize, read_stream
-from addnorm.nn.layer import FLOWS, ResidualLayer, refuse_state
+from addnorm.nn.layer import ResidualLayer, refuse_state
 from addnorm.nn.norm import NormKind
 from addnorm.nn.removal import copy_tables, find_inside, without_write
 from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, check_tensor, to_dtype
-from addnorm.wirings.spec import FACTORS, Factor, Learned, Place, Row, Wiring, as_wiring
+from addnorm.nn.streams import StreamHead, StreamsConnection, begin
+from addnorm.wirings.spec import FACTORS, Place, Row, Wiring, as_wiring
+from addnorm.wirings.stage import Stage
 
 __all__ = ["ResidualStack", "StreamTerms"]
 
@@ -116,20 +118,18 @@ class ResidualStack(nn.Module):
         check_bool("checkpoint", checkpoint)
         self.checkpoint = checkpoint
         check_probability("stochastic_depth", stochastic_depth)
-        affine: dict[str, Any] = {"device": device, "dtype": dtype}
-        affine |= {"norm": norm, "eps": eps, "elementwise_affine": elementwise_affine, "bias": bias}
-        connections = []
+        connections: list[SublayerConnection] = []
         for i, sublayer in enumerate(sublayers):
             place = Place(*divmod(i, self.sublayers_per_layer), self.num_layers, self.sublayers_per_layer)
+            drop_path = stochastic_depth * place.number / self.num_layers
             connections.append(
-                SublayerConnection(
-                    sublayer, d_model, self.wiring.row(*place), place=place, dropout=dropout, residual_dtype=residual_dtype,
-                    stochastic_depth=stochastic_depth * place.number / self.num_layers, **affine,
-                )
-            )  # fmt: skip
-        n, flow = self.sublayers_per_layer, self.wiring.flow
-        self.layers = nn.ModuleList(ResidualLayer(connections[i : i + n], flow) for i in range(0, len(connections), n))
-        _check_rows(self)
+                _connect(sublayer, self.wiring.stage(*place), place, norms, dropout, drop_path, residual_dtype)
+            )
+        n = self.sublayers_per_layer
+        self.layers = nn.ModuleList(ResidualLayer(connections[i : i + n]) for i in range(0, len(connections), n))
+        check_layers(self.wiring, self._layers())
+        for connection, following in zip(connections, connections[1:], strict=False):
+            connection.keeps_state = bool(following.row.shares)
         self._share()
         self.register_load_state_dict_pre_hook(_rename_connections)  # type: ignore[no-untyped-call]  # torch's
         self.register_load_state_dict_post_hook(_share_again)  # type: ignore[no-untyped-call]  # as above
@@ -137,7 +137,16 @@ class ResidualStack(nn.Module):
             final_norm = self.wiring.ends_in_norm(self.num_layers)
         check_bool("final_norm", final_norm, ", or None: as the wiring states")
         self.norm_embedding = norms.make(self.wiring.embedding_norm)
+        head = self.wiring.last_read(self.num_layers, self.sublayers_per_layer)
+        after = Place(self.num_layers, 0, self.num_layers, self.sublayers_per_layer)
+        self.head = None if head is None else StreamHead(head, after, norms)
         self.norm_final = norms.make(final_norm)
+        self.is_stacked = check_streams(self.wiring, self.connections, self.head)
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether there are several streams, or one whose sublayers have stages."""
+        return self.head is not None
 
     @property
     def connections(self) -> list[SublayerConnection]:
@@ -164,7 +173,7 @@ class ResidualStack(nn.Module):
         for layer in self._layers():
             for connection in layer[1:]:
                 for name in FACTORS:
-                    if _is_shared(getattr(connection.row, name)):
+                    if is_shared(getattr(connection.row, name)):
                         setattr(connection, name, getattr(layer[0], name))
 
     def _apply(self, *args: Any, **options: Any) -> ResidualStack:
@@ -176,9 +185,10 @@ class ResidualStack(nn.Module):
         """Reset norms to ones and zeros and learned factors to their initial values; the sublayers do not change."""
         for connection in self.connections:
             connection.reset_parameters()
-        for norm in (self.norm_embedding, self.norm_final):
-            if norm is not None:
-                norm.reset_parameters()
+        ends: tuple[Any, ...] = (self.norm_embedding, self.head, self.norm_final)
+        for module in ends:
+            if module is not None:
+                module.reset_parameters()
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
         """Return the output, `(*, d_model)`, in the dtype of x unless a sublayer returns another one."""
@@ -190,8 +200,9 @@ class ResidualStack(nn.Module):
         stream, dtype = to_dtype(x, self.residual_dtype), None if self.residual_dtype is None else x.dtype
         if self.norm_embedding is not None:
             stream = normalize(stream, self.norm_embedding, self.norm, 1.0, self.residual_dtype)
-        dual = stream if FLOWS[self.wiring.flow].has_dual else None
-        return StreamState(stream, None, None, dual, () if keep_writes else None, dtype)
+        if self.has_streams:
+            stream = begin(stream, self.wiring.embedding, stacked=self.is_stacked)
+        return StreamState(stream, None, None, None, () if keep_writes else None, dtype)
 
     def _run(self, state: StreamState, context: dict[str, Any]) -> StreamState:
         """Return the state after the last sublayer."""
@@ -199,7 +210,7 @@ class ResidualStack(nn.Module):
             check_kwargs(context, self.accepted_kwargs)
             if context.get("cache") is not None:
                 self._check_cache()
-        is_checkpointed = self.checkpoint and torch.is_grad_enabled() and state.writes is None
+        is_checkpointed = self.checkpoint and torch.is_grad_enabled() and state.sites is None
         layers: Any = self._modules["layers"]  # without the time of `nn.Module.__getattr__`
         for layer in layers._modules.values():
             run = partial(checkpoint, layer, use_reentrant=False) if is_checkpointed else layer
@@ -210,11 +221,9 @@ class ResidualStack(nn.Module):
 
     def _finish(self, state: StreamState, *, return_stream: bool = False) -> tuple[Tensor, Tensor]:
         """Return the stream after the last sublayer (perhaps before its write, without `return_stream`), and the output."""
-        norm = self.norm_final
-        if state.dual is None:
-            return read_stream(state, norm, self.norm, return_stream=return_stream)
-        other = state.dual if norm is None else normalize(state.dual, norm, self.norm)
-        return state.x, to_dtype(functional.add_residual(state.x, other), state.dtype)
+        if self.head is None:
+            return read_stream(state, self.norm_final, self.norm, return_stream=return_stream)
+        return self.head(state, self.norm_final, dtype=state.dtype)  # type: ignore[no-any-return]  # torch does not type a call
 
     def _check_cache(self) -> None:
         """Check that each entry of a cache belongs to one place and one call."""
@@ -256,7 +265,7 @@ class ResidualStack(nn.Module):
                 for connection in connections:
                     factors.append(a)
                     x, read = read_stream(state, connection.norm_in, self.norm, connection.c)
-                    branch = connection._branch(read, context)
+                    branch = connection._branch((read,), context)
                     variance = a**2 * _variance(x) + _variance(branch)
                     # Parameters change after the last measurement; until then the factor replaces the connection's.
                     options = {**connection.options(x), "residual_scale": a}
@@ -283,14 +292,18 @@ class ResidualStack(nn.Module):
             ValueError: the wiring's stream is no plain sum of writes (it has a norm or a factor).
             RuntimeError: the sum differs from x_L: the stream is not finite.
         """
-        if self.wiring.flow not in SUMS or not all(connection.row.is_sum for connection in self.connections):
+        if self.has_streams or not all(connection.row.is_sum for connection in self.connections):
             raise ValueError(
                 f"the stream of {self.wiring.name} is no plain sum of writes ({self.wiring.equation()}): unroll a stack "
                 "whose rows have a = 1 and no N_out, such as pre_ln."
             )
         start = self._start(x, keep_writes=True)
         state = self._run(start, context)
-        x_0, (x_L, y), writes = start.x, self._finish(state, return_stream=True), state.writes or ()
+        x_0, (x_L, y), writes = (
+            start.x,
+            self._finish(state, return_stream=True),
+            tuple(site.write for site in state.sites or ()),
+        )
         with torch.no_grad():
             wide = torch.promote_types(x_0.dtype, torch.float32)
             total, size = x_0.to(wide), x_0.to(wide).abs()
@@ -325,30 +338,23 @@ class ResidualStack(nn.Module):
         return f"{self.wiring!r}: {ends.equation()}"
 
 
-SUMS = ("rows", "parallel")  # the flows with one stream, to which every sublayer adds once
-
-
-def _check_rows(stack: ResidualStack) -> None:
-    """Check that the schedule supports every row, and that sublayers of a layer agree on shared factors."""
-    flow = FLOWS[stack.wiring.flow]
-    for layer in stack._layers():
-        for name in FACTORS:
-            factors = [getattr(connection.row, name) for connection in layer]
-            if any(map(_is_shared, factors)) and factors != factors[:1] * len(factors):
-                raise ValueError(
-                    f"{name} is {', '.join(map(repr, factors))} in the rows of one layer of {stack.wiring.name!r}, expected the "
-                    "same in all: a factor that is shared is one parameter."
-                )
-        for connection in layer:
-            if not flow.supports(connection.row):
-                raise ValueError(
-                    f"wiring {stack.wiring.name!r} has the row {connection.row!r}, expected {flow.supported_rows}: its "
-                    f"flow, {stack.wiring.flow!r}, runs no others; for other rows leave the flow out."
-                )
-
-
-def _is_shared(factor: Factor) -> bool:
-    return isinstance(factor, Learned) and factor.shared
+def _connect(
+    sublayer: Callable[..., Tensor],
+    stage: Row | Stage,
+    place: Place,
+    norms: NormFactory,
+    dropout: float,
+    stochastic_depth: float,
+    residual_dtype: torch.dtype | None,
+) -> SublayerConnection:
+    """Return the connection of one sublayer, with one stream or several."""
+    options: dict[str, Any] = {"place": place, "dropout": dropout, "stochastic_depth": stochastic_depth}
+    if isinstance(stage, Stage):
+        return StreamsConnection(sublayer, norms.d_model, stage, residual_dtype=residual_dtype, norms=norms, **options)
+    return SublayerConnection(
+        sublayer, norms.d_model, stage, norm=norms.kind, eps=norms.eps, elementwise_affine=norms.affine, bias=norms.bias,
+        residual_dtype=residual_dtype, device=norms.device, dtype=norms.dtype, **options,
+    )  # fmt: skip
 
 
 def _rename_connections(stack: ResidualStack, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:

@@ -32,11 +32,26 @@ from addnorm.wirings.catalog import (
     sandwich,
     skipinit,
 )  # fmt: skip
+from addnorm.wirings.catalog_streams import (
+    attention_residuals,
+    denseformer,
+    depth_scaled,
+    gated_mix,
+    gated_residual,
+    hyper_connections,
+    independent_hc,
+    keel,
+    mhc,
+    muddformer,
+    ngpt,
+    residual_scaling,
+    reversible,
+    siamese_norm,
+    x0_residual,
+)
 from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring, as_wiring, get
+from addnorm.wirings.stage import Computed, Head, Stage, append_zero, identity, unit
 
 __all__ = [
-    "CONSTRUCTORS", "EXAMPLES", "NOT_OFFERED", "Growth", "Kind", "Learned", "Place", "Row", "Wiring", "admin",
-    "as_wiring", "b2t", "completep", "deepnorm", "deepnorm_constants", "depth_mup", "get", "layer_scale",
-    "layernorm_scaling", "list_all", "mix_ln", "no_norm", "no_residual", "parallel", "peri_ln", "post_ln", "pre_ln",
-    "reordered", "resi_dual", "residual_multiplier", "rezero", "sandwich", "skipinit",
+    "CONSTRUCTORS", "EXAMPLES", "NOT_OFFERED", "Computed", "Growth", "Head", "Kind", "Learned", "Place", "Row", "Stage", "Wiring", "admin", "append_zero", "as_wiring", "attention_residuals", "b2t", "completep", "deepnorm", "deepnorm_constants", "denseformer", "depth_mup", "depth_scaled", "gated_mix", "gated_residual", "get", "hyper_connections", "identity", "independent_hc", "keel", "layer_scale", "layernorm_scaling", "list_all", "mhc", "mix_ln", "muddformer", "ngpt", "no_norm", "no_residual", "parallel", "peri_ln", "post_ln", "pre_ln", "reordered", "resi_dual", "residual_multiplier", "residual_scaling", "reversible", "rezero", "sandwich", "siamese_norm", "skipinit", "unit", "x0_residual",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.wirings.init import Draw, InitRule, gpt2, require_role, xavier
 from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring
+from addnorm.wirings.stage import Head, Stage, identity, unit
 
 POST = Row(norm_out=True)
 PRE = Row(norm_in=True)
@@ -358,20 +359,22 @@ def parallel(norms: int = 1) -> Wiring:
         2: "Black et al. 2022 (GPT-NeoX), arXiv 2204.06745",
     }
     return Wiring(
-        "parallel", _parallel_row, final_norm=True, flow="parallel", options={"norms": norms}, source=sources[norms],
+        "parallel", _parallel_row, final_norm=True, options={"norms": norms}, source=sources[norms],
         use="where the sublayers of a layer are to run at the same time (GPT-J, PaLM, Falcon).",
     )  # fmt: skip
 
 
 def _parallel_row(place: Place, norms: int) -> Row:
-    return Row(norm_in=norms == 2 or place.sublayer == 0)
+    if place.sublayer == 0:
+        return PRE
+    return Row(norm_in=True, shares="state") if norms == 2 else Row(shares="read")
 
 
 @register
 def resi_dual() -> Wiring:
     """Return ResiDual, u' = N(u + f(u)) and v' = v + f(u), two streams from x_0; the output is u + N(v). Xie et al. 2023."""
     return Wiring(
-        "resi_dual", POST, final_norm=True, flow="two_streams", source="Xie et al. 2023 (ResiDual), arXiv 2304.14802",
+        "resi_dual", _RESI_DUAL, embedding=(1.0, 1.0), head=Head(2, (1, 1), norm_streams=(False, True)), source="Xie et al. 2023 (ResiDual), arXiv 2304.14802",
         use="for the gradients of pre-LN and the representations of post-LN at once.",
     )  # fmt: skip
 
@@ -380,22 +383,39 @@ def resi_dual() -> Wiring:
 def b2t() -> Wiring:
     """Return B2T, post-LN whose layers add their input once more before their last norm. Takase et al. 2022."""
     return Wiring(
-        "b2t", POST, flow="bottom_to_top", source="Takase et al. 2022 (B2T), arXiv 2206.00330",
+        "b2t", _b2t_stage, source="Takase et al. 2022 (B2T), arXiv 2206.00330",
         use="for post-LN whose gradient passes each layer by a single norm.",
     )  # fmt: skip
 
+
+def _b2t_stage(place: Place) -> Stage:
+    """Return a post-LN sublayer; the layer's input is a second stream up to its last sublayer, which adds it."""
+    n = 1 if place.sublayer == 0 else 2
+    if place.sublayer == place.sublayers_per_layer - 1:
+        return Stage(n, unit(n, 0), ((1.0,) * n,), (1,), norm_out=True)
+    if n == 1:
+        return Stage(1, (1,), ((1,), (1,)), (1, 0), norm_out=(True, False))
+    return Stage(2, unit(2, 0), identity(2), (1, 0), norm_out=(True, False))
+
+
+_RESI_DUAL = Stage(2, collapse=(1, 0), mix=identity(2), inject=(1, 1), norm_out=(True, False))
 
 EXAMPLES = {"residual_multiplier": {"multiplier": 0.22}}  # values for options without a default
 
 # Wirings that are not offered, with the reason.
 NOT_OFFERED = {
-    "Keel": "x' = N(a x + f(N(x))): its constant a could not be verified",
-    "SpanNorm, SiameseNorm": "the formula by which their streams are combined could not be verified",
+    "SpanNorm": "the formula by which its streams are combined could not be verified",
     "T-Fixup, GLM-130B's DeepNorm": "the exponents of their initializations could not be verified",
     "B2T's own initialization": "its rescaling could not be verified; b2t() starts with Xavier's",
     "GTrXL": "the bias of its gate could not be verified",
     "NormFormer, Sub-LN, HybridNorm": "they have norms inside the sublayers: build those into the modules you pass",
-    "Hyper-Connections and other wirings of many streams": "more than two streams are not built yet",
+    "AltUp": "the coefficients of its write depend on the write, and it steps around a whole layer",
+    "LAuReL (Gemma 3n)": "it stands inside a layer and reads the normalized input",
+    "adaLN": "its scales are computed from an input that is not the stream: build it into the modules you pass",
+    "value residuals (ResFormer)": "they lie inside attention",
+    "Fractional connections": "their streams are parts of the features, each of another width than the sublayer's",
+    "mixing over tokens or features (Inkling's and Qwen's convolutions, Funnel)": "A and B act on streams: put a convolution into the sublayer",
+    "DyT, Derf, GatedNorm": "these are kinds of norm, not wirings: replace a connection's norm_in by such a module",
 }
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from addnorm._util.arguments import check_bool, check_float
+from addnorm._util.arguments import check_bool, check_choice, check_float
 from addnorm._util.numbers import format_number
 
 __all__ = [
-    "FACTORS", "GAP", "PER_LAYER", "Factor", "FactorText", "Learned", "Place", "Row", "RowText", "changed_fields", "equation",
+    "FACTORS", "GAP", "PER_LAYER", "Factor", "FactorText", "Learned", "Place", "Row", "RowText", "Shares", "changed_fields", "equation",
     "format_call", "format_factor", "join_terms", "row_text",
 ]  # fmt: skip
 
@@ -31,22 +31,27 @@ class Learned:
         init: the initial value.
         per_feature: whether each of the `d_model` features has its own factor, shape `(d_model,)`, instead of a scalar.
         shared: whether all sublayers of a layer share one factor (as in ReZero).
+        name: in a `Stage`, the name of the parameter; entries with the same name are one parameter.
     """
 
     init: float
     per_feature: bool = False
     shared: bool = False
+    name: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "init", check_float("init", self.init))
         for name in ("per_feature", "shared"):
             check_bool(name, getattr(self, name))
+        if not (self.name == "" or (isinstance(self.name, str) and self.name.isidentifier())):
+            raise ValueError(f"name is {self.name!r}, expected a Python identifier: the parameter's name.")
 
     def __repr__(self) -> str:
         return format_call("Learned", changed_fields(self))
 
 
 Factor = float | Learned
+Shares = Literal["", "state", "read"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,6 +65,9 @@ class Row:
         a: factor of the stream; 0 removes the residual connection.
         b: factor of the sublayer's output.
         c: factor of the sublayer's input.
+        shares: what this sublayer has in common with the one before it in its layer: "" for nothing, it reads the stream after
+            that one's write; "state" if it reads the same state, by a norm of its own; "read" if it has the same input. Such
+            sublayers are parallel, and only plain sums can be: a = 1 and no norm_out.
 
     Each factor is a number or a `Learned` factor.
 
@@ -76,10 +84,12 @@ class Row:
     a: Factor = 1.0
     b: Factor = 1.0
     c: Factor = 1.0
+    shares: Shares = ""
 
     def __post_init__(self) -> None:
         for name in ("norm_in", "norm_branch", "norm_out"):
             check_bool(name, getattr(self, name), ": whether the row has that norm")
+        check_choice("shares", self.shares, ("", "state", "read"))
         for name in FACTORS:
             value = getattr(self, name)
             if not isinstance(value, Learned):
@@ -90,6 +100,17 @@ class Row:
                 raise ValueError(
                     f"{name} is 0, expected another number: {consequence}; for a start at zero use Learned(0.0)."
                 )
+
+        if self.shares and not self.is_sum:
+            raise ValueError(
+                f"shares is {self.shares!r} with a = {self.a!r} and norm_out = {self.norm_out}, expected a = 1 and no norm_out: the "
+                "writes of parallel sublayers are added to the same state."
+            )
+        if self.shares == "read" and (self.norm_in or self.c != 1.0):
+            raise ValueError(
+                f"shares is 'read' with norm_in = {self.norm_in} and c = {self.c!r}, expected no norm_in and c = 1: the input is "
+                "that of the sublayer before."
+            )
 
     @property
     def is_sum(self) -> bool:

@@ -15,23 +15,23 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from addnorm._util.arguments import check_bool, check_choice, check_int
+from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.wirings import description, drawing, equation
 from addnorm.wirings.init import InitRule, init_, xavier
 from addnorm.wirings.row import FACTORS, Factor, Learned, Place, Row, changed_fields, format_call
+from addnorm.wirings.stage import Head, Stage
 
 __all__ = ["CONSTRUCTORS", "FACTORS", "Factor", "Learned", "Place", "Row", "Wiring", "as_wiring", "get"]
 
-Flow = Literal["rows", "parallel", "two_streams", "bottom_to_top"]
-FLOWS: tuple[Flow, ...] = ("rows", "parallel", "two_streams", "bottom_to_top")
+DEFAULT_DEPTH = 12  # layers of a stack whose rows are looked at when no depth is known
 CONSTRUCTORS: dict[str, Callable[..., Wiring]] = {}  # of the published wirings, by name; catalog.py fills it
 
-Rule = Callable[..., Row]
+Rule = Callable[..., Row | Stage]
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,14 @@ class Wiring:
 
     Args:
         name: the wiring's name.
-        rule: one `Row` for every sublayer, or a function that returns the row of a `Place`.
+        rule: one `Row` (or `Stage`, with several streams) for every sublayer, or a function that returns that of a `Place`.
         final_norm: whether the stream is normalized after the last sublayer; or a function of the number of layers.
         embedding_norm: whether x_0 is normalized before the first sublayer.
         init: the rule of `init_`: `init(role, place)` returns the `Draw` for weights of that role (`addnorm.wirings.init`).
-        flow: the schedule that runs the rows: "rows", or that of parallel sublayers, two streams or bottom-to-top connections.
-        options: keyword arguments for `rule`, `final_norm` and `init`.
+        embedding: the streams at the start: X_0 has a stream for each entry, x_0 times that number.
+        head: the read of several streams after the last sublayer, which the final norm normalizes; or a function of the numbers
+            of layers and of sublayers of a layer. Not needed with one stream.
+        options: keyword arguments for `rule`, `final_norm`, `head` and `init`.
         symbols: for `equation`: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula, in which L is the number of
             layers, l a layer's number from 1 and S the number of sublayers.
         source: the paper.
@@ -64,11 +66,12 @@ class Wiring:
     """
 
     name: str
-    rule: Row | Rule
+    rule: Row | Stage | Rule
     final_norm: bool | Callable[..., bool] = False
     embedding_norm: bool = False
     init: InitRule = xavier
-    flow: Flow = "rows"
+    embedding: tuple[float, ...] = (1.0,)
+    head: Head | Callable[..., Head] | None = None
     options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     symbols: Mapping[str, tuple[str, str]] | tuple[tuple[str, tuple[str, str]], ...] = ()
     source: str = ""
@@ -79,8 +82,15 @@ class Wiring:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
             raise TypeError(f"name is {self.name!r}, expected a text: what the wiring is called.")
-        if not (isinstance(self.rule, Row) or callable(self.rule)):
-            raise TypeError(f"rule is {self.rule!r}, expected a Row, or a function that returns the Row of a Place.")
+        if not (isinstance(self.rule, Row | Stage) or callable(self.rule)):
+            raise TypeError(
+                f"rule is {self.rule!r}, expected a Row or a Stage, or a function that returns that of a Place."
+            )
+        if not (self.head is None or isinstance(self.head, Head) or callable(self.head)):
+            raise TypeError(f"head is {self.head!r}, expected None, a Head, or a function of the number of layers.")
+        embedding = self.embedding if isinstance(self.embedding, Sequence) and len(self.embedding) > 0 else (None,)
+        embedding = tuple(check_float("an entry of embedding", factor) for factor in embedding)
+        object.__setattr__(self, "embedding", embedding)
         if not (isinstance(self.final_norm, bool) or callable(self.final_norm)):
             raise TypeError(
                 f"final_norm is {self.final_norm!r}, expected True or False, or a function of the number of layers."
@@ -90,7 +100,6 @@ class Wiring:
             raise TypeError(
                 f"init is {self.init!r}, expected a function of a role and a Place, as in addnorm.wirings.init."
             )
-        check_choice("flow", self.flow, FLOWS)
         for name in ("pair", "profile"):
             if not (getattr(self, name) is None or callable(getattr(self, name))):
                 raise TypeError(f"{name} is {getattr(self, name)!r}, expected None or a function.")
@@ -105,18 +114,55 @@ class Wiring:
         for name in dict(self.symbols):
             check_choice("a key of symbols", name, FACTORS)
 
-    def row(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Row:
-        """Return the row of one sublayer; layers and sublayers are counted from 0."""
+    def stage(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Row | Stage:
+        """Return the row of one sublayer, or its stage if there are several streams; layers and sublayers are counted from 0."""
         place = Place(*(operator.index(n) for n in (layer, sublayer, num_layers, sublayers_per_layer)))
         if not (0 <= place.layer < place.num_layers and 0 <= place.sublayer < place.sublayers_per_layer):
             raise ValueError(
                 f"layer {place.layer} of {place.num_layers}, sublayer {place.sublayer} of {place.sublayers_per_layer}: expected "
                 "each below its number, counted from 0."
             )
-        row = self.rule if isinstance(self.rule, Row) else self.rule(place, **dict(self.options))
+        stage = self.rule if isinstance(self.rule, Row | Stage) else self.rule(place, **dict(self.options))
+        if not isinstance(stage, Row | Stage):
+            raise TypeError(f"the rule of wiring {self.name!r} gave {stage!r} for {place}, expected a Row or a Stage.")
+        return stage
+
+    def stages(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row | Stage]:
+        """Return the rows or stages of a whole stack, in order."""
+        return [
+            self.stage(layer, sublayer, num_layers, sublayers_per_layer)
+            for layer in range(operator.index(num_layers))
+            for sublayer in range(operator.index(sublayers_per_layer))
+        ]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is one stream, so that every sublayer has a `Row`."""
+        return len(self.embedding) == 1 and isinstance(self.stage(0, 0, DEFAULT_DEPTH), Row)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether there is one stream and every sublayer reads what the one before it left."""
+        return self.has_rows and not any(row.shares for row in self.rows(DEFAULT_DEPTH))
+
+    def row(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Row:
+        """Return the row of one sublayer; layers and sublayers are counted from 0.
+
+        Raises:
+            ValueError: the sublayer has a `Stage`, since the wiring has several streams.
+        """
+        row = self.stage(layer, sublayer, num_layers, sublayers_per_layer)
         if not isinstance(row, Row):
-            raise TypeError(f"the rule of wiring {self.name!r} gave {row!r} for {place}, expected a Row.")
+            raise ValueError(f"wiring {self.name!r} has several streams and no rows: use stage().")
         return row
+
+    def last_read(self, num_layers: int, sublayers_per_layer: int = 2) -> Head | None:
+        """Return the read after the last sublayer; None for a wiring of rows, whose stream is the read."""
+        if self.head is None:
+            return None if self.has_rows else Head(1, (1.0,))
+        if isinstance(self.head, Head):
+            return self.head
+        return self.head(num_layers, sublayers_per_layer, **dict(self.options))
 
     def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
         """Return the rows of a whole stack, in order."""
@@ -224,10 +270,12 @@ def get(name: str, **options: Any) -> Wiring:
     return make(**options)
 
 
-def as_wiring(wiring: Wiring | Row | str) -> Wiring:
-    """Return the wiring itself, the wiring of one row for every sublayer, or the wiring with that name."""
+def as_wiring(wiring: Wiring | Row | Stage | str) -> Wiring:
+    """Return the wiring itself, the wiring of one row or stage for every sublayer, or the wiring with that name."""
     if isinstance(wiring, Row):
         return Wiring("row", wiring)
+    if isinstance(wiring, Stage):
+        return Wiring("stage", wiring, embedding=(1.0,) * wiring.n)
     if not isinstance(wiring, Wiring | str):
         raise TypeError(
             f"wiring is {wiring!r}, expected a Wiring or a name, such as addnorm.wirings.pre_ln() or 'pre_ln'."

@@ -1,0 +1,332 @@
+"""Sublayers among n residual streams: the read, the write, and the coefficients of each.
+
+    R  = N_in(C P(X))            read_streams
+    W  = N_branch(f(R))          SublayerConnection._branch
+    X' = N_out(A X + B W)        add_write
+
+The streams are a tuple of n tensors `(*, d_model)`, where A, B and C are mostly constants, or one tensor `(*, n, d_model)`, where a
+module computes them for each token. Sums are in float32 at least and rounded once, to the dtype of the streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from addnorm import functional
+from addnorm.nn.executor import Options, Site, StreamState, add_and_normalize, normalize, with_seed
+from addnorm.nn.norm import NormKind
+from addnorm.nn.residual import FIRST, NormFactory, SublayerConnection
+from addnorm.wirings.coefficients.base import widen
+from addnorm.wirings.row import Learned, Place, Row
+from addnorm.wirings.stage import Head, Stage, identity, unit
+
+__all__ = ["StreamHead", "StreamWrite", "StreamsConnection", "add_write", "begin", "read_streams"]
+
+Streams = Any  # a tensor (*, n, d_model), or a tuple of n tensors (*, d_model)
+
+
+class StreamWrite(NamedTuple):
+    """A write that is not added to the streams yet, with its coefficients.
+
+    Attributes:
+        branch: N_branch(f(R)), `(*, d_model)`.
+        mix, inject, bias: A, B and the bias, as in `Coefficients`.
+        options: dropout, stochastic depth and the dtype of the streams, as keyword arguments of `addnorm.add_residual`.
+    """
+
+    branch: Tensor
+    mix: Any
+    inject: Any
+    bias: Any
+    options: Options
+
+
+class StreamHead(nn.Module):
+    """The read of n streams after the last sublayer, N_final(C P(X)); the stack has the final norm."""
+
+    def __init__(self, head: Head, place: Place, norms: NormFactory) -> None:
+        super().__init__()
+        self.head, self.norm = head, norms.kind
+        _register_reads(self, head, 1, place, norms)
+
+    def reset_parameters(self) -> None:
+        """Set coefficients and norms to their initial values."""
+        _reset_reads(self, self.head)
+
+    def forward(self, state: StreamState, final_norm: Any, *, dtype: torch.dtype | None) -> tuple[Streams, Tensor]:
+        """Return the streams after the last write, and the output."""
+        streams = finish(state)
+        reads, _, _ = read_streams(self, self.head, streams, state.collapse, (final_norm,), dtype)
+        return streams, reads[0]
+
+    def extra_repr(self) -> str:
+        """Return the head's data."""
+        return repr(self.head)
+
+
+class StreamsConnection(SublayerConnection):
+    """A sublayer among n streams: R = N_in(C P(X)), W = N_branch(f(R)), X' = N_out(A X + B W), as its `Stage` states.
+
+    Args:
+        sublayer: f, from its reads, each `(*, d_model)`, to one tensor of that shape.
+        d_model: width of the streams.
+        stage: the matrices and norms.
+        place, norm, dropout, stochastic_depth, residual_dtype, eps and so on: as in `SublayerConnection`.
+
+    Attributes:
+        stage: the `Stage`.
+        coefficients: the module that computes the coefficients, or None.
+        norm_in: the norm of the read, or an `nn.ModuleList` with one for each read.
+        norm_streams, norm_out: an `nn.ModuleDict` with the norms of the streams that have one, by the stream's number from 0.
+    """
+
+    def __init__(
+        self, sublayer: Callable[..., Tensor], d_model: int, stage: Stage, *, place: Place = FIRST, dropout: float = 0.0,
+        stochastic_depth: float = 0.0, residual_dtype: torch.dtype | None = None, norms: NormFactory,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            sublayer, d_model, Row(norm_branch=stage.norm_branch), place=place, norm=norms.kind, eps=norms.eps,
+            elementwise_affine=norms.affine, bias=norms.bias, dropout=dropout, stochastic_depth=stochastic_depth,
+            residual_dtype=residual_dtype, device=norms.device, dtype=norms.dtype,
+        )  # fmt: skip
+        self.stage, self.reads = stage, stage.reads
+        _register_reads(self, stage, stage.reads, place, norms)
+        if stage.norm_in:
+            made = [norms.make(True) for _ in range(stage.reads)]
+            self.norm_in = made[0] if stage.reads == 1 else nn.ModuleList(made)
+        self.norm_outs = _make_norms(stage.norm_out, norms)
+
+    def reset_parameters(self) -> None:
+        """Set norms, factors and coefficients to their initial values; the sublayer does not change."""
+        if "stage" not in self.__dict__:
+            return  # the base class's constructor calls this before there are any
+        _reset_reads(self, self.stage)
+        norm_in = self._modules["norm_in"]
+        for norm in (norm_in, self._modules["norm_branch"], *self.norm_outs.values()):
+            for module in norm if isinstance(norm, nn.ModuleList) else (norm,):
+                if module is not None:
+                    module.reset_parameters()
+
+    def _advance(self, state: StreamState, context: Mapping[str, Any]) -> StreamState:
+        """Return the state after this sublayer, with its write pending unless a norm follows it."""
+        stage, norm_in = self.stage, self._modules["norm_in"]
+        norms = tuple(norm_in) if isinstance(norm_in, nn.ModuleList) else (norm_in,) * self.reads
+        streams = finish(state)  # A X + B W of the sublayer before
+        reads, used, (mix, inject, bias, carried) = read_streams(
+            self, stage, streams, state.collapse, norms, state.dtype
+        )
+        write = StreamWrite(self._branch(reads, context), mix, inject, bias, self.options(reads[0]))
+        sites, norm_outs, has_norm_out = state.sites, self.norm_outs, any(stage.norm_out)
+        if len(stage.norm_out) > 1 or sites is not None:
+            write = write._replace(options=with_seed(write.options, reads[0]))
+        if sites is not None:
+            total = add_write(streams, write, {}, self.norm) if has_norm_out else None
+            outs = tuple(norm_outs[str(k)] if flag else None for k, flag in enumerate(stage.norm_out))
+            sites = (*sites, Site(_masked(write), mix, inject, bias, used, total, outs if has_norm_out else None))
+        if has_norm_out:
+            return StreamState(
+                add_write(streams, write, norm_outs, self.norm), None, None, None, sites, state.dtype, carried
+            )
+        return StreamState(streams, write, None, None, sites, state.dtype, carried)
+
+    def extra_repr(self) -> str:
+        """Return the stage's equations."""
+        return str(self.stage)
+
+
+def begin(x: Tensor, embedding: Sequence[float], *, stacked: bool) -> Streams:
+    """Return the streams at the start: x times each number."""
+    if not stacked:
+        return tuple(x if factor == 1.0 else x * factor for factor in embedding)
+    if all(factor == 1.0 for factor in embedding):
+        return x.unsqueeze(-2).expand(*x.shape[:-1], len(embedding), x.shape[-1])
+    return torch.stack([x * factor for factor in embedding], -2)
+
+
+def finish(state: StreamState) -> Streams:
+    """Return the streams after the pending write."""
+    return state.x if state.pending is None else add_write(state.x, state.pending, {}, "layer")
+
+
+def read_streams(
+    module: Any,
+    spec: Stage | Head,
+    streams: Streams,
+    carried: Any,
+    norms: Sequence[Any],
+    dtype: torch.dtype | None,
+) -> tuple[tuple[Tensor, ...], Any, tuple[Any, Any, Any, Any]]:
+    """Return the reads N_in(C P(X)), C, and what is left: A, B, the bias, and the C that the next stage reads with.
+
+    Args:
+        module: it has the parameters and norms of `spec`.
+        spec: the constants, and what is computed.
+        streams: X.
+        carried: the C that the stage before computed.
+        norms: N_in for each read, or None.
+        dtype: dtype of the reads; None means that of the streams.
+    """
+    computed = module.coefficients
+    collapse, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)
+    next_collapse = None
+    if spec.delayed:
+        first = unit(spec.n, 0) if carried is None else carried
+        collapse, next_collapse = first, collapse
+    if collapse is None:
+        collapse = _resolve(module, spec.collapse)
+    if isinstance(spec, Stage):
+        if inject is None:
+            inject = _resolve(module, (spec.inject,))[0]
+        if mix is None and spec.mix is not None:
+            mix = _resolve(module, spec.mix)
+    states = streams
+    if any(spec.norm_streams):
+        each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
+        own = [module.norm_streams[str(j)] if flag else None for j, flag in enumerate(spec.norm_streams)]
+        states = tuple(
+            x if norm is None else normalize(x, norm, module.norm) for x, norm in zip(each, own, strict=True)
+        )
+    out = dtype or (streams if isinstance(streams, Tensor) else streams[0]).dtype
+    rows = collapse if isinstance(collapse, tuple) and isinstance(collapse[0], tuple) else (collapse,)
+    reads = tuple(_read(row, states, norm, module.norm, out) for row, norm in zip(rows, norms, strict=True))
+    return reads, collapse, (mix, inject, bias, next_collapse)
+
+
+def _read(row: Any, streams: Streams, norm: Any, kind: NormKind, dtype: torch.dtype) -> Tensor:
+    """Return N(sum over j of row_j X_j); the sum is not rounded before the norm."""
+    with _without_autocast(streams):
+        total = _collapse(row, streams)
+    return total.to(dtype) if norm is None else normalize(total, norm, kind, 1.0, dtype)
+
+
+def _collapse(row: Any, streams: Streams) -> Tensor:
+    if isinstance(row, Tensor):
+        if not isinstance(streams, Tensor):
+            streams = torch.stack(streams, -2)
+        gates = row if row.dim() == streams.dim() else row.unsqueeze(-1)
+        return (gates * widen(streams)).sum(-2)
+    each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
+    terms = [(entry, x) for entry, x in zip(row, each, strict=True) if not _is(entry, 0.0)]
+    if len(terms) == 1 and _is(terms[0][0], 1.0):
+        return terms[0][1]
+    return _sum([entry * widen(x) for entry, x in terms])
+
+
+def add_write(streams: Streams, write: StreamWrite, norms: Any, kind: NormKind) -> Streams:
+    """Return N_out(A X + B W): streams in the form of `streams`, normalized by those of `norms`, by number."""
+    with _without_autocast(streams):
+        if isinstance(streams, Tensor):
+            return _add_stacked(streams, write)
+        mix = identity(len(streams)) if write.mix is None else write.mix
+        added = []
+        for k, row in enumerate(mix):
+            bias = None if write.bias is None else write.bias[k]
+            norm = norms[str(k)] if str(k) in norms else None
+            added.append(_add_row(row, write.inject[k], bias, streams, write, norm, kind))
+        return tuple(added)
+
+
+def _add_stacked(streams: Tensor, write: StreamWrite) -> Tensor:
+    x, dtype = widen(streams), write.options.get("residual_dtype") or streams.dtype
+    mixed = x if write.mix is None else torch.matmul(write.mix, x)
+    inject = torch.stack(write.inject, -1) if isinstance(write.inject, tuple) else write.inject
+    return (mixed + inject.unsqueeze(-1) * widen(_masked(write)).unsqueeze(-2)).to(dtype)
+
+
+def _add_row(
+    row: Sequence[Any], inject: Any, bias: Any, streams: Sequence[Tensor], write: StreamWrite, norm: Any, kind: NormKind
+) -> Tensor:
+    """Return one new stream, sum over j of row_j X_j + inject * W + bias, and its norm if there is one."""
+    terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if not _is(entry, 0.0)]
+    writes, dtype = not _is(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
+    simple = bias is None and all(_is_scale(entry) for entry, _ in (*terms, (inject, None)))
+    if simple and len(terms) == 1 and writes:
+        (factor, x), options = terms[0], dict(write.options)
+        for name, value in (("residual_scale", factor), ("layer_scale", inject)):
+            if not _is(value, 1.0):
+                options[name] = value
+        if norm is None:
+            return functional.add_residual(x, write.branch, **options)
+        return add_and_normalize(x, write.branch, options, norm, kind, 1.0, dtype, return_residual=False)[0]
+    if not writes and bias is None and len(terms) == 1 and _is(terms[0][0], 1.0):
+        total = terms[0][1]
+    else:
+        values = [widen(x) if _is(entry, 1.0) else entry * widen(x) for entry, x in terms]
+        values += [inject * widen(_masked(write))] * writes + ([] if bias is None else [bias])
+        total = _sum(values).to(dtype)
+    return total if norm is None else normalize(total, norm, kind, 1.0, dtype)
+
+
+def _masked(write: StreamWrite) -> Tensor:
+    """Return W after dropout and stochastic depth, in float32 at least where they act."""
+    options = {name: value for name, value in write.options.items() if name != "residual_dtype"}
+    if not options:
+        return write.branch
+    zeros = torch.zeros_like(write.branch, dtype=torch.promote_types(write.branch.dtype, torch.float32))
+    return functional.add_residual(zeros, write.branch, **options)
+
+
+def _sum(values: Sequence[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def _is(entry: Any, number: float) -> bool:
+    return isinstance(entry, float) and entry == number
+
+
+def _is_scale(entry: Any) -> bool:
+    """Return whether an entry is the same for all tokens."""
+    return isinstance(entry, float) or (isinstance(entry, Tensor) and entry.dim() <= 1)
+
+
+def _resolve(module: nn.Module, matrix: Any) -> Any:
+    """Return the entries with learned ones as the parameters of `module`."""
+    if not module.parameter_names:
+        return matrix
+    table, names = module._parameters, module.parameter_names
+    return tuple(tuple(table[names[entry]] if isinstance(entry, Learned) else entry for entry in row) for row in matrix)
+
+
+def _register_reads(module: Any, spec: Stage | Head, reads: int, place: Place, norms: NormFactory) -> None:
+    """Give a module the parameters and norms that its reads need."""
+    factory = {"device": norms.device, "dtype": norms.dtype}
+    computed = spec.coefficients
+    module.coefficients = None if computed is None else computed.make(norms.d_model, spec.n, reads, place, **factory)
+    module.parameter_names = {}
+    for name, entry in spec.learned.items():
+        module.parameter_names[entry] = name
+        shape = (norms.d_model,) if entry.per_feature else ()
+        module.register_parameter(name, nn.Parameter(torch.full(shape, entry.init, **factory)))
+    module.norm_streams = _make_norms(spec.norm_streams, norms)
+
+
+def _make_norms(flags: Sequence[bool], norms: NormFactory) -> nn.ModuleDict:
+    return nn.ModuleDict({str(k): norms.make(True) for k, flag in enumerate(flags) if flag})  # type: ignore[misc]  # never None
+
+
+def _reset_reads(module: Any, spec: Stage | Head) -> None:
+    if module.coefficients is not None:
+        module.coefficients.reset_parameters()
+    for name, entry in spec.learned.items():
+        nn.init.constant_(getattr(module, name), entry.init)
+    for norm in module.norm_streams.values():
+        norm.reset_parameters()
+
+
+@contextmanager
+def _without_autocast(streams: Streams) -> Iterator[None]:
+    """Compute in the dtypes of the operands."""
+    device = (streams if isinstance(streams, Tensor) else streams[0]).device.type
+    if not torch.is_autocast_enabled(device):
+        yield
+        return
+    with torch.autocast(device, enabled=False):
+        yield

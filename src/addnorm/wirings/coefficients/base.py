@@ -1,0 +1,114 @@
+"""What all modules of coefficients share: their result, and parameters that stay in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.wirings.row import Place
+
+__all__ = ["Coefficients", "CoefficientModule", "rms_scale", "widen"]
+
+
+class Coefficients(NamedTuple):
+    """The coefficients of one sublayer; None where the stage's constants hold.
+
+    Where the streams are one tensor `(*, n, d_model)`, the coefficients are tensors. Where they are a tuple of n tensors, so are the
+    entries: floats, or tensors that broadcast to `(*, d_model)`.
+
+    Attributes:
+        collapse: C, `(*, n)`, or gates `(*, n, d_model)`; or a tuple of n entries for each read.
+        mix: A, `(*, n, n)`; or a tuple of rows of entries. None where it is the identity.
+        inject: B, `(*, n)`; or a tuple of entries.
+        bias: one entry for each new stream, added to it.
+    """
+
+    collapse: Any = None
+    mix: Any = None
+    inject: Any = None
+    bias: Any = None
+
+
+class CoefficientModule(nn.Module):
+    """Base class of modules that compute coefficients.
+
+    The parameters stay in float32 under `.bfloat16()`, `.half()` and autocast; with float64 streams everything is in float64.
+
+    Class attributes:
+        computes: which of "collapse", "mix", "inject" and "bias" the module returns.
+        stacked: whether it takes the streams as one tensor `(*, n, d_model)`; otherwise as a tuple.
+        appends: whether its `mix` has one row more than there are streams.
+        symbols: how the equation writes what is computed, such as `{"collapse": "c"}`.
+        formulas: the formulas of those symbols, in their order.
+        decays: names of the parameters that weight decay is for.
+
+    Args:
+        d_model: width of the streams.
+        n: number of streams.
+        reads: number of the sublayer's reads.
+        place: position of the sublayer; for a head that after the last layer.
+    """
+
+    computes: ClassVar[tuple[str, ...]] = ()
+    stacked: ClassVar[bool] = True
+    appends: ClassVar[bool] = False
+    symbols: ClassVar[Mapping[str, str]] = {}
+    formulas: ClassVar[tuple[str, ...]] = ()
+    decays: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, d_model: int, n: int, reads: int, place: Place) -> None:
+        super().__init__()
+        self.d_model, self.n, self.reads, self.place = d_model, n, reads, place
+
+    def reset_parameters(self) -> None:
+        """Set all parameters to their initial values."""
+        raise NotImplementedError
+
+    def compute(self, streams: Any) -> Coefficients:
+        """Return the coefficients for streams, with autocast off."""
+        raise NotImplementedError
+
+    def forward(self, streams: Any) -> Coefficients:
+        """Return the coefficients of every token: the streams are one tensor if `stacked`, otherwise a tuple."""
+        device = (streams if isinstance(streams, Tensor) else streams[0]).device.type
+        if not torch.is_autocast_enabled(device):
+            return self.compute(streams)
+        with torch.autocast(device, enabled=False):
+            return self.compute(streams)
+
+    def load_transformers(self, source: Any) -> None:
+        """Copy the parameters of the module of transformers that computes the same coefficients."""
+        raise NotImplementedError(f"{type(self).__name__} has no counterpart in transformers.")
+
+    def parameter(self, *shape: int, device: Any = None, dtype: torch.dtype | None = None) -> nn.Parameter:
+        """Return a parameter in float32, or in float64 if that is the dtype."""
+        wide = torch.float64 if dtype is torch.float64 else torch.float32
+        return nn.Parameter(torch.empty(shape, device=device, dtype=wide))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CoefficientModule:
+        """Apply a function to all tensors, but keep those in float32 that it would round."""
+
+        def keep(t: Tensor) -> Tensor:
+            result = fn(t)
+            if t.is_floating_point() and result.is_floating_point() and result.dtype.itemsize < t.dtype.itemsize:
+                return t.to(result.device, torch.promote_types(result.dtype, torch.float32))
+            return result
+
+        return super()._apply(keep, recurse)  # type: ignore[no-any-return,no-untyped-call]  # torch's
+
+    def extra_repr(self) -> str:
+        """Return the number of streams and the formulas."""
+        return ", ".join([f"n={self.n}", *self.formulas])
+
+
+def widen(streams: Tensor) -> Tensor:
+    """Return streams in float32, or in float64 if they are."""
+    return streams if streams.dtype is torch.float64 else streams.float()
+
+
+def rms_scale(x: Tensor, eps: float) -> Tensor:
+    """Return 1 / sqrt(mean x^2 + eps) over the last dimension, which is kept."""
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)

@@ -1,0 +1,351 @@
+"""Hyper-connections and their kin: coefficients of n streams in one tensor `(*, n, d_model)`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from addnorm._util.arguments import check_bool, check_int
+from addnorm.wirings.coefficients.base import Coefficients, CoefficientModule, rms_scale, widen
+from addnorm.wirings.row import Place
+
+__all__ = ["GatedRead", "HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead", "sinkhorn"]
+
+
+class HyperConnection(CoefficientModule):
+    """Coefficients that are learned, plus in the dynamic form a bounded function of each stream's norm.
+
+        c_j  = c0_j + s_A tanh(N(X_j) w_c)       A_kj = A0_kj + s_A tanh(N(X_j) W_A)_k       b_k = b0_k + s_b tanh(N(X_k) w_b)
+
+    N is a LayerNorm. At first W = 0, so the coefficients are constant: c reads stream k mod n in sublayer k, A is the identity
+    and b = 1. With equal streams that is pre-LN. s starts at 0.01.
+
+    Args:
+        dynamic: whether the coefficients depend on the streams.
+        eps: epsilon of the LayerNorm.
+
+    Source: Zhu et al. 2024, arXiv 2409.19606, equations 1, 2 and 10 to 14, and the code in its appendix.
+    """
+
+    computes = ("collapse", "mix", "inject")
+    symbols = {"collapse": "c", "mix": "A", "inject": "b"}
+    decays = ("project_collapse", "project_mix", "project_inject")
+
+    def __init__(
+        self, d_model: int, n: int, reads: int, place: Place, *, dynamic: bool = True, eps: float = 1e-5, **factory: Any
+    ) -> None:
+        super().__init__(d_model, n, reads, place)
+        check_bool("dynamic", dynamic)
+        self.dynamic, self.eps = dynamic, eps
+        make = lambda *shape: self.parameter(*shape, **factory)  # noqa: E731
+        self.collapse, self.mix, self.inject = make(n), make(n, n), make(n)
+        if dynamic:
+            self.norm_weight, self.norm_bias = make(d_model), make(d_model)
+            self.project_collapse, self.project_mix, self.project_inject = (
+                make(d_model),
+                make(n, d_model),
+                make(d_model),
+            )
+            self.scale_mix, self.scale_inject = make(), make()
+        self.reset_parameters()
+
+    @property
+    def formulas(self) -> tuple[str, ...]:  # type: ignore[override]  # of the instance's form
+        """The formulas of the form that was chosen."""
+        return formulas_of_hyper(self.dynamic)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the coefficients to pre-LN's."""
+        index = self.place.layer * self.place.sublayers_per_layer + self.place.sublayer
+        nn.init.zeros_(self.collapse)
+        self.collapse[index % self.n] = 1.0
+        nn.init.eye_(self.mix)
+        nn.init.ones_(self.inject)
+        if self.dynamic:
+            nn.init.ones_(self.norm_weight)
+            for zero in (self.norm_bias, self.project_collapse, self.project_mix, self.project_inject):
+                nn.init.zeros_(zero)
+            for scale in (self.scale_mix, self.scale_inject):
+                nn.init.constant_(scale, 0.01)
+
+    def compute(self, streams: Tensor) -> Coefficients:
+        """Return C `(*, n)`, A `(*, n, n)` and B `(*, n)`; without the leading dimensions in the static form."""
+        if not self.dynamic:
+            return Coefficients(self.collapse, self.mix, self.inject)
+        x = widen(streams)
+        normed = F.layer_norm(x, x.shape[-1:], self.norm_weight.to(x.dtype), self.norm_bias.to(x.dtype), self.eps)
+        rows = torch.cat([self.project_collapse[None], self.project_inject[None], self.project_mix]).to(x.dtype)
+        moves = torch.tanh(F.linear(normed, rows))  # row j depends on stream j alone
+        collapse = self.collapse + self.scale_mix * moves[..., 0]
+        inject = self.inject + self.scale_inject * moves[..., 1]
+        mix = self.mix + self.scale_mix * moves[..., 2:].transpose(-1, -2)
+        return Coefficients(collapse, mix, inject)
+
+
+def formulas_of_hyper(dynamic: bool) -> tuple[str, ...]:
+    """Return the formulas of static or dynamic hyper-connections."""
+    if not dynamic:
+        return ("c, A, b learned",)
+    return ("c = c_0 + s tanh(N(X) w_c)", "A = A_0 + s tanh(N(X) W_A)ᵀ", "b = b_0 + s' tanh(N(X) w_b)")
+
+
+class _Projected(CoefficientModule):
+    """Base of coefficients that are functions of φ R(vec X), where R divides by the root mean square of all n d features."""
+
+    decays = ("project",)
+    norm_eps: float
+    project: nn.Parameter
+
+    def _logits(self, streams: Tensor) -> Tensor:
+        """Return φ R(vec X), with the division after the product."""
+        flat = widen(streams).flatten(-2)
+        return F.linear(flat, self.project.to(flat.dtype)) * rms_scale(flat, self.norm_eps)
+
+
+class ManifoldConnection(_Projected):
+    """Coefficients of manifold-constrained hyper-connections: gates, and a mixing matrix that is nearly doubly stochastic.
+
+        z = φ R(vec X)      c = σ(α_1 z_c + β_c) + ε      b = 2 σ(α_2 z_b + β_b)      A = SK(α_3 Z_A + β_A)
+
+    SK divides exp(Z) by its column sums and then by its row sums, and repeats both: the rows of A sum to 1, its columns nearly.
+    The paper states α = 0.01 at first. φ and β are not published; they start as in PaddleFleet: φ = 0, β_b = 0, β_A = 6 I - 3, and
+    β_c = -3 but +3 for stream k mod n in sublayer k. Then c and A are near those of hyper-connections.
+
+    Args:
+        iterations: how often rows and columns are normalized.
+        eps: ε, added to c and to the sums that SK divides by.
+        norm_eps: epsilon of R.
+
+    Source: arXiv 2512.24880, equations 7 to 9; the code of DeepSeek V4, which is transposed: `load_transformers`.
+    """
+
+    computes = ("collapse", "mix", "inject")
+    symbols = {"collapse": "c", "mix": "A", "inject": "b"}
+    formulas = ("z = φ R(vec X)", "c = σ(α_1 z_c + β_c)", "b = 2 σ(α_2 z_b + β_b)", "A = SK(α_3 Z_A + β_A)")
+
+    def __init__(
+        self, d_model: int, n: int, reads: int, place: Place, *, iterations: int = 20, eps: float = 1e-6,
+        norm_eps: float = 1e-6, **factory: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(d_model, n, reads, place)
+        check_int("iterations", iterations, 1)
+        self.iterations, self.eps, self.norm_eps = iterations, eps, norm_eps
+        self.project = self.parameter(n * (n + 2), n * d_model, **factory)  # rows of c, of b, and of A row by row
+        self.bias, self.scale = self.parameter(n * (n + 2), **factory), self.parameter(3, **factory)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the parameters to PaddleFleet's initial values."""
+        n, index = self.n, self.place.layer * self.place.sublayers_per_layer + self.place.sublayer
+        nn.init.zeros_(self.project)
+        nn.init.constant_(self.scale, 0.01)
+        nn.init.zeros_(self.bias)
+        self.bias[:n] = -3.0
+        self.bias[index % n] = 3.0
+        self.bias[2 * n :] = (6.0 * torch.eye(n, device=self.bias.device) - 3.0).flatten()
+
+    def compute(self, streams: Tensor) -> Coefficients:
+        """Return C `(*, n)`, A `(*, n, n)` and B `(*, n)`."""
+        n, z = self.n, self._logits(streams)
+        scale, bias = self.scale.to(z.dtype), self.bias.to(z.dtype)
+        collapse = torch.sigmoid(z[..., :n] * scale[0] + bias[:n]) + self.eps
+        inject = 2.0 * torch.sigmoid(z[..., n : 2 * n] * scale[1] + bias[n : 2 * n])
+        logits = (z[..., 2 * n :] * scale[2] + bias[2 * n :]).unflatten(-1, (n, n))
+        return Coefficients(collapse, sinkhorn(logits, self.iterations, self.eps), inject)
+
+    @torch.no_grad()
+    def load_transformers(self, source: Any) -> None:
+        """Copy `fn`, `base` and `scale` of a `DeepseekV4HyperConnection` or `Glm5NextHyperConnection`, whose A is transposed."""
+        n = self.n
+        order = [*range(2 * n), *(2 * n + j * n + k for k in range(n) for j in range(n))]
+        self.project.copy_(source.fn[order])
+        self.bias.copy_(source.base[order])
+        self.scale.copy_(source.scale)
+
+
+def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
+    """Return exp(logits) with columns and rows divided by their sums in turn, rows last, `(*, n, n)`.
+
+    The first division, of the columns, is a softmax, so no exponential overflows. ε is added to its result and to each later sum.
+    """
+    matrix = torch.softmax(logits, -2) + eps
+    matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+    return matrix
+
+
+class IndependentConnection(_Projected):
+    """Coefficients of hyper-connections whose streams do not mix: gates for the read and for the write.
+
+        z = φ R(vec X)      c = σ(α_1 z_c + β_c) + ε      b = m σ(α_2 z_b + β_b) + ε
+
+    At first α = 0.01, φ is normal with standard deviation 0.006, β_c = -ln(n - 1), so that c is the mean, and β_b = 0.
+
+    Args:
+        magnitude: m.
+        eps: ε.
+        norm_eps: epsilon of R.
+
+    Source: transformers' HY-V4.
+    """
+
+    computes = ("collapse", "inject")
+    symbols = {"collapse": "c", "inject": "b"}
+    formulas = ("z = φ R(vec X)", "c = σ(α_1 z_c + β_c)", "b = 2 σ(α_2 z_b + β_b)")
+
+    def __init__(
+        self, d_model: int, n: int, reads: int, place: Place, *, magnitude: float = 2.0, eps: float = 1e-6,
+        norm_eps: float = 1e-6, **factory: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(d_model, n, reads, place)
+        self.magnitude, self.eps, self.norm_eps = magnitude, eps, norm_eps
+        self.project = self.parameter(2 * n, n * d_model, **factory)
+        self.bias, self.scale = self.parameter(2 * n, **factory), self.parameter(2, **factory)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the read to the mean and the write to 1, but for the noise of φ."""
+        nn.init.normal_(self.project, std=0.006)
+        nn.init.constant_(self.scale, 0.01)
+        nn.init.zeros_(self.bias)
+        self.bias[: self.n] = mean_logit(self.n)
+
+    def compute(self, streams: Tensor) -> Coefficients:
+        """Return C `(*, n)` and B `(*, n)`."""
+        n, z = self.n, self._logits(streams)
+        scale, bias = self.scale.to(z.dtype), self.bias.to(z.dtype)
+        collapse = torch.sigmoid(z[..., :n] * scale[0] + bias[:n]) + self.eps
+        inject = self.magnitude * torch.sigmoid(z[..., n:] * scale[1] + bias[n:]) + self.eps
+        return Coefficients(collapse, None, inject)
+
+    @torch.no_grad()
+    def load_transformers(self, source: Any) -> None:
+        """Copy `fn`, `base` and `scale` of an `HYV4HyperConnection`."""
+        for own, other in ((self.project, source.fn), (self.bias, source.base), (self.scale, source.scale)):
+            own.copy_(other)
+
+
+class SigmoidRead(_Projected):
+    """A gated sum of n streams, the head of DeepSeek V4 and HY-V4: c = σ(α φ R(vec X) + β) + ε.
+
+    φ = 0 and α = 0.01 at first, and β = -ln(n - 1), so that the read is the mean.
+
+    Args:
+        eps: ε.
+        norm_eps: epsilon of R.
+    """
+
+    computes = ("collapse",)
+    symbols = {"collapse": "c"}
+    formulas = ("c = σ(α φ R(vec X) + β)",)
+
+    def __init__(
+        self,
+        d_model: int,
+        n: int,
+        reads: int,
+        place: Place,
+        *,
+        eps: float = 1e-6,
+        norm_eps: float = 1e-6,
+        **factory: Any,
+    ) -> None:
+        super().__init__(d_model, n, reads, place)
+        self.eps, self.norm_eps = eps, norm_eps
+        self.project = self.parameter(n, n * d_model, **factory)
+        self.bias, self.scale = self.parameter(n, **factory), self.parameter(1, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the read to the mean."""
+        nn.init.zeros_(self.project)
+        nn.init.constant_(self.scale, 0.01)
+        nn.init.constant_(self.bias, mean_logit(self.n))
+
+    def compute(self, streams: Tensor) -> Coefficients:
+        """Return C, `(*, n)`."""
+        z = self._logits(streams)
+        return Coefficients(torch.sigmoid(z * self.scale.to(z.dtype) + self.bias.to(z.dtype)) + self.eps)
+
+    @torch.no_grad()
+    def load_transformers(self, source: Any) -> None:
+        """Copy `hc_fn`, `hc_base` and `hc_scale` of a `DeepseekV4HyperHead` or `HYV4HyperHead`."""
+        for own, other in ((self.project, source.hc_fn), (self.bias, source.hc_base), (self.scale, source.hc_scale)):
+            own.copy_(other)
+
+
+class GatedRead(CoefficientModule):
+    """A gate for every feature of every stream, and a gate for the write into each stream.
+
+        X̂_i = R(X_i) ⊙ γ_i      G = σ(W_up silu(W_down vec X̂ / n))      r = mean_i G_i ⊙ X̂_i      b = 2 σ(W_b vec X̂ / n)
+
+    R divides by the root mean square of each stream. At first γ = 1 and the projections are normal with standard deviation 0.02, so
+    that G is near 1/2 and b near 1.
+
+    Args:
+        rank: rows of W_down.
+        injects: whether b is computed; False for the head.
+        eps: epsilon of R.
+
+    Source: transformers' Qwen4-Exp; arXiv 2608.30320, equations 30 to 37.
+    """
+
+    computes = ("collapse", "inject")
+    symbols = {"collapse": "G", "inject": "b"}
+    formulas = ("X̂_i = N_i(X_i)", "G = σ(W_up silu(W_down vec X̂ / n)) / n", "b = 2 σ(W_b vec X̂ / n)")
+    decays = ("down", "up", "project_inject")
+
+    def __init__(
+        self, d_model: int, n: int, reads: int, place: Place, *, rank: int = 320, injects: bool = True, eps: float = 1e-6,
+        **factory: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(d_model, n, reads, place)
+        check_int("rank", rank, 1)
+        self.rank, self.eps = rank, eps
+        check_bool("injects", injects)
+        self.weight = self.parameter(n, d_model, **factory)
+        self.down, self.up = self.parameter(rank, n * d_model, **factory), self.parameter(n * d_model, rank, **factory)
+        self.project_inject = self.parameter(n, n * d_model, **factory) if injects else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set γ to 1 and draw the projections."""
+        nn.init.ones_(self.weight)
+        for matrix in (self.down, self.up, self.project_inject):
+            if matrix is not None:
+                nn.init.normal_(matrix, std=0.02)
+
+    def compute(self, streams: Tensor) -> Coefficients:
+        """Return C, the gates times the norm's factors, `(*, n, d_model)`, and B `(*, n)`."""
+        x = widen(streams)
+        factors = rms_scale(x, self.eps) * self.weight.to(x.dtype)
+        normed = (x * factors).flatten(-2)
+        hidden = F.silu(F.linear(normed, self.down.to(x.dtype)) / self.n)
+        gates = torch.sigmoid(F.linear(hidden, self.up.to(x.dtype))).unflatten(-1, (self.n, self.d_model))
+        inject = None
+        if self.project_inject is not None:
+            inject = 2.0 * torch.sigmoid(F.linear(normed, self.project_inject.to(x.dtype)) / self.n)
+        return Coefficients(gates * factors / self.n, None, inject)
+
+    @torch.no_grad()
+    def load_transformers(self, source: Any) -> None:
+        """Copy the parameters of a `Qwen4ExpTextGatedResidual`, whose norm's weight is γ - 1 with all streams in a row."""
+        self.weight.copy_(1.0 + source.hc_norm.weight.reshape(self.n, self.d_model))
+        self.down.copy_(source.input_mix_weight_down.weight)
+        self.up.copy_(source.input_mix_weight_up.weight)
+        if self.project_inject is not None:
+            self.project_inject.copy_(source.block_inject_weight.weight)
+
+
+def mean_logit(n: int) -> float:
+    """Return the logit of 1/n, at most that of 0.999 for one stream."""
+    return -math.log(n - 1) if n > 1 else math.log(999.0)

@@ -1,0 +1,125 @@
+"""Scales of the two terms of an add, one for each feature: coefficients of one stream, from parameters alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.wirings.coefficients.base import Coefficients, CoefficientModule
+from addnorm.wirings.row import Place
+
+__all__ = ["GatedMix", "Interpolation", "ResidualScaling"]
+
+
+class GatedMix(CoefficientModule):
+    """Both terms scaled so that their squares sum to 1: b = σ(g / t), a = sqrt(max(1 - b^2, ε)).
+
+    Args:
+        temperature: t.
+        eps: ε.
+        std: standard deviation of g at first.
+
+    Source: transformers' Muse Spark.
+    """
+
+    computes = ("mix", "inject")
+    stacked = False
+    symbols = {"mix": "a", "inject": "b"}
+    formulas = ("b = σ(g/0.3)", "a = √max(1 - b², 0.001)")
+
+    def __init__(
+        self, d_model: int, n: int, reads: int, place: Place, *, temperature: float = 0.3, eps: float = 1e-3,
+        std: float = 0.02, **factory: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(d_model, n, reads, place)
+        self.temperature, self.eps, self.std = temperature, eps, std
+        self.gate = self.parameter(d_model, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the gate."""
+        nn.init.normal_(self.gate, std=self.std)
+
+    def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
+        """Return A and B, `(d_model,)` each."""
+        logit = self.gate / self.temperature
+        b = torch.sigmoid(logit)
+        a = torch.sqrt(torch.clamp(torch.sigmoid(-logit) * (1.0 + b), min=self.eps))  # 1 - b^2 without cancellation
+        return Coefficients(mix=((a,),), inject=(b,))
+
+    @torch.no_grad()
+    def load_transformers(self, source: Any) -> None:
+        """Copy the gate of a `MuseSparkResidualGate`."""
+        self.gate.copy_(source.gate)
+
+
+class ResidualScaling(CoefficientModule):
+    """A scale and a bias of each term: x' = (x + v) ⊙ a + (f + w) ⊙ b, at first a = b = 1 and v = w = 0.
+
+    Source: transformers' Zaya.
+    """
+
+    computes = ("mix", "inject", "bias")
+    stacked = False
+    symbols = {"mix": "a", "inject": "b", "bias": "(a ⊙ v + b ⊙ w)"}
+    formulas = ("a, b, v, w learned",)
+
+    def __init__(self, d_model: int, n: int, reads: int, place: Place, **factory: Any) -> None:
+        super().__init__(d_model, n, reads, place)
+        self.residual_scale, self.residual_bias = self.parameter(d_model, **factory), self.parameter(d_model, **factory)
+        self.branch_scale, self.branch_bias = self.parameter(d_model, **factory), self.parameter(d_model, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the scales to 1 and the biases to 0."""
+        for scale in (self.residual_scale, self.branch_scale):
+            nn.init.ones_(scale)
+        for bias in (self.residual_bias, self.branch_bias):
+            nn.init.zeros_(bias)
+
+    def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
+        """Return A, B and the bias, `(d_model,)` each."""
+        a, b = self.residual_scale, self.branch_scale
+        return Coefficients(mix=((a,),), inject=(b,), bias=(a * self.residual_bias + b * self.branch_bias,))
+
+    @torch.no_grad()
+    def load_transformers(self, source: Any) -> None:
+        """Copy the four vectors of a `ZayaResidualScaling`."""
+        self.residual_scale.copy_(source.residual_scale)
+        self.residual_bias.copy_(source.residual_bias)
+        self.branch_scale.copy_(source.hidden_states_scale)
+        self.branch_bias.copy_(source.hidden_states_bias)
+
+
+class Interpolation(CoefficientModule):
+    """A step from the stream towards the write: x' = x + α ⊙ (f - x), a = 1 - |α|, b = |α|.
+
+    The stored parameter is α times 1/sqrt(d_model) / `init`, so that one learning rate serves it and the weights.
+
+    Args:
+        init: α at first.
+
+    Source: Loshchilov et al. 2024 (nGPT), arXiv 2410.01131.
+    """
+
+    computes = ("mix", "inject")
+    stacked = False
+    symbols = {"mix": "(1 - α)", "inject": "α"}
+    formulas = ("α learned",)
+
+    def __init__(self, d_model: int, n: int, reads: int, place: Place, *, init: float = 0.05, **factory: Any) -> None:
+        super().__init__(d_model, n, reads, place)
+        self.init = init
+        self.alpha = self.parameter(d_model, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set α to `init`."""
+        nn.init.constant_(self.alpha, self.d_model**-0.5)
+
+    def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
+        """Return A and B, `(d_model,)` each."""
+        alpha = (self.alpha * (self.init * self.d_model**0.5)).abs()
+        return Coefficients(mix=((1.0 - alpha,),), inject=(alpha,))

@@ -1,0 +1,133 @@
+"""Reads of earlier states: weights of the sources, which are a tuple of n tensors `(*, d_model)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from addnorm._util.arguments import check_bool
+from addnorm.wirings.coefficients.base import Coefficients, CoefficientModule, rms_scale, widen
+from addnorm.wirings.row import Place
+
+__all__ = ["DynamicSources", "SourceAttention"]
+
+
+class SourceAttention(CoefficientModule):
+    """Attention over the sources, with a learned query: attention residuals.
+
+        p = softmax_i(q · (γ ⊙ R(X_i)) s)      r = Σ_i p_i X_i
+
+    R divides by the root mean square of a source. There is a query for each read. q = 0 at first: all sources count alike, which
+    is pre-LN's direction, since the norm of the read removes the factor 1/n.
+
+    Args:
+        weighted: whether the keys have the weight γ, 1 at first.
+        normed_values: whether the read is a sum of R(X_i) instead of X_i; then C has the factor of R too.
+        scaled: whether s is 1/sqrt(d_model) instead of 1.
+        eps: epsilon of R.
+
+    Source: arXiv 2603.15031; `weighted=False, normed_values=True, scaled=True` is Inkling 2's form.
+    """
+
+    computes = ("collapse",)
+    stacked = False
+    symbols = {"collapse": "p"}
+    formulas = ("p_i = softmax_i(q · (γ ⊙ R(X_i)))",)
+
+    def __init__(
+        self, d_model: int, n: int, reads: int, place: Place, *, weighted: bool = True, normed_values: bool = False,
+        scaled: bool = False, eps: float = 1e-6, **factory: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(d_model, n, reads, place)
+        for name, value in (("weighted", weighted), ("normed_values", normed_values), ("scaled", scaled)):
+            check_bool(name, value)
+        self.normed_values, self.eps, self.scale = normed_values, eps, d_model**-0.5 if scaled else 1.0
+        self.query = self.parameter(reads, d_model, **factory)
+        self.weight = self.parameter(d_model, **factory) if weighted else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the queries to zero and the keys' weight to one."""
+        nn.init.zeros_(self.query)
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+
+    def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
+        """Return C: for each read a tuple of n entries `(*, 1)`."""
+        wide = [widen(x) for x in streams]
+        query = self.query.to(wide[0].dtype) * self.scale
+        if self.weight is not None:
+            query = query * self.weight.to(query.dtype)
+        factors = [rms_scale(x, self.eps) for x in wide]
+        scores = torch.stack([F.linear(x, query) * factor for x, factor in zip(wide, factors, strict=True)], -1)
+        weights = torch.softmax(scores, -1)  # (*, reads, n)
+        if self.normed_values:
+            weights = weights * torch.stack(factors, -1)
+        return Coefficients(tuple(tuple(p.unsqueeze(-1) for p in row.unbind(-1)) for row in weights.unbind(-2)))
+
+    @torch.no_grad()
+    def load_transformers(self, source: Any) -> None:
+        """Copy the query of an `Inkling2BlockAttentionResidual`."""
+        self.query.copy_(source.query.reshape(self.query.shape))
+
+
+class DynamicSources(CoefficientModule):
+    """Weights of the sources that the newest one computes: one row for each read, and one for the residual if it `appends`.
+
+        w = GELU(R(X_n) W_1) W_2 + w_0
+
+    There is no softmax. At first W_2 = 0 and w_0 reads the newest source: pre-LN.
+
+    Args:
+        residual: whether a row of A is computed as well: the state that goes on is Σ_j w_j X_j + write, appended to the sources.
+
+    Source: Xiao et al. 2025 (MUDDFormer), arXiv 2502.12170. Its PyTorch port draws w_0 from a normal distribution.
+    """
+
+    computes = ("collapse", "mix")
+    stacked = False
+    appends = True
+    symbols = {"collapse": "w", "mix": "A"}
+    formulas = ("w = GELU(R(X_n) W_1) W_2 + w_0",)
+    decays = ("up", "down")
+
+    def __init__(
+        self,
+        d_model: int,
+        n: int,
+        reads: int,
+        place: Place,
+        *,
+        residual: bool = True,
+        eps: float = 1e-6,
+        **factory: Any,
+    ) -> None:
+        super().__init__(d_model, n, reads, place)
+        check_bool("residual", residual)
+        self.residual, self.eps, self.rows = residual, eps, reads + residual
+        self.up = self.parameter(self.rows * n, d_model, **factory)
+        self.down = self.parameter(self.rows * n, self.rows * n, **factory)
+        self.static = self.parameter(self.rows, n, **factory)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Read the newest source alone."""
+        nn.init.xavier_normal_(self.up)
+        nn.init.zeros_(self.down)
+        nn.init.zeros_(self.static)
+        self.static[:, -1] = 1.0
+
+    def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
+        """Return C, a tuple of n entries `(*, 1)` for each read, and A if the residual is computed."""
+        newest = widen(streams[-1])
+        hidden = F.gelu(F.linear(newest * rms_scale(newest, self.eps), self.up.to(newest.dtype)))
+        weights = F.linear(hidden, self.down.to(newest.dtype)).unflatten(-1, (self.rows, self.n)) + self.static
+        rows = [tuple(w.unsqueeze(-1) for w in row.unbind(-1)) for row in weights.unbind(-2)]
+        if not self.residual:
+            return Coefficients(tuple(rows))
+        kept = tuple(tuple(float(j == k) for j in range(self.n)) for k in range(self.n))
+        return Coefficients(tuple(rows[:-1]), (*kept, rows[-1]))

@@ -1,0 +1,239 @@
+"""One sublayer among n residual streams, as data: three matrices and the norms around them.
+
+    R  = N_in(C P(X))              what the sublayer reads      X: n streams of width d_model, P: an optional norm of each stream
+    W  = N_branch(f(R))            what it writes
+    X' = N_out(A X + B W)          the streams after it
+
+C has a row for each of the sublayer's reads, A a row for each new stream, and B one entry for each new stream. With one stream
+this is a `Row`: a = A, b = B, c = C (but a row's c is a factor after N_in).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from addnorm._util.arguments import check_bool, check_float, check_int
+from addnorm.wirings.row import Factor, Learned, Place, changed_fields, format_call
+
+__all__ = ["Computed", "Head", "Matrix", "Stage", "Vector", "append_zero", "identity", "unit"]
+
+Vector = tuple[Factor, ...]
+Matrix = tuple[Vector, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Computed:
+    """Coefficients that a small module computes: from parameters alone, or from the streams of each token.
+
+    Args:
+        kind: the module's class, one of `addnorm.wirings.coefficients` or your own: a subclass of `CoefficientModule`, which
+            states what it computes, by which formulas, and how its parameters start.
+        options: keyword arguments of the class.
+
+    Example:
+        >>> from addnorm.wirings import Computed, coefficients
+        >>> Computed(coefficients.HyperConnection, {"dynamic": False})
+        Computed(HyperConnection, dynamic=False)
+    """
+
+    kind: type[Any]
+    options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.kind, type) and issubclass(self.kind, nn.Module) and hasattr(self.kind, "computes")):
+            raise TypeError(f"kind is {self.kind!r}, expected a subclass of CoefficientModule.")
+        object.__setattr__(self, "options", tuple(sorted(dict(self.options).items())))
+
+    def make(self, d_model: int, n: int, reads: int, place: Place, **factory: Any) -> Any:
+        """Return the module for one sublayer: n streams of width `d_model`, and that many reads."""
+        return self.kind(d_model, n, reads, place, **dict(self.options), **factory)
+
+    def __repr__(self) -> str:
+        arguments = "".join(f", {name}={value!r}" for name, value in dict(self.options).items())
+        return f"Computed({self.kind.__name__}{arguments})"
+
+
+@dataclass(frozen=True, repr=False)
+class Stage:
+    """The reads and the write of one sublayer of a wiring with n streams.
+
+    Args:
+        n: the number of streams that the sublayer finds.
+        collapse: C, a row of n entries, or one row for each read of a sublayer that takes several inputs; None if computed, or
+            if the row is the one that the stage before computed (`delayed`).
+        mix: A, a tuple of rows of n entries, one row for each stream after the sublayer; None if computed or the identity.
+        inject: B, one entry for each stream after the sublayer; None if computed.
+        coefficients: the module that computes what is None.
+        reads: the number of the sublayer's inputs; it is that of C's rows where they are given.
+        delayed: whether the read uses the C that the stage before computed, and the C computed here is the next stage's.
+        norm_streams: whether each stream is normalized before the read; or one bool for each stream.
+        norm_in, norm_branch: whether the reads, and the sublayer's output, are normalized.
+        norm_out: whether each new stream is normalized; or one bool for each of them.
+
+    An entry is a number or a `Learned` factor.
+
+    Example:
+        Post-LN with a second stream that is never normalized (ResiDual):
+
+        >>> from addnorm.wirings import Stage
+        >>> Stage(2, collapse=(1, 0), mix=((1, 0), (0, 1)), inject=(1, 1), norm_out=(True, False)).n_out
+        2
+    """
+
+    n: int
+    collapse: Any = None
+    mix: Any = None
+    inject: Any = None
+    coefficients: Computed | None = None
+    reads: int = 1
+    delayed: bool = False
+    norm_streams: bool | tuple[bool, ...] = False
+    norm_in: bool = False
+    norm_branch: bool = False
+    norm_out: bool | tuple[bool, ...] = False
+
+    def __post_init__(self) -> None:
+        check_int("n", self.n, 1)
+        check_int("reads", self.reads, 1)
+        for name in ("delayed", "norm_in", "norm_branch"):
+            check_bool(name, getattr(self, name))
+        if self.collapse is not None:
+            rows = self.collapse if _is_nested(self.collapse) else (self.collapse,)
+            object.__setattr__(self, "collapse", _to_matrix("collapse", rows, self.n))
+            object.__setattr__(self, "reads", len(rows))
+        if self.mix is not None:
+            object.__setattr__(self, "mix", _to_matrix("mix", self.mix, self.n))
+        computed = () if self.coefficients is None else self.coefficients.kind.computes
+        for name in ("collapse", "inject"):
+            is_delayed = name == "collapse" and self.delayed
+            if getattr(self, name) is None and name not in computed and not is_delayed:
+                raise ValueError(f"{name} is None, expected its entries, or a module that computes it as coefficients.")
+        if self.inject is not None:
+            object.__setattr__(self, "inject", _to_matrix("inject", (self.inject,), self.n_out)[0])
+        for name, n in (("norm_streams", self.n), ("norm_out", self.n_out)):
+            object.__setattr__(self, name, _to_flags(name, getattr(self, name), n))
+        if self.is_stacked and any(self.norm_out):
+            raise ValueError(
+                f"norm_out is {self.norm_out!r} with {self.coefficients}, expected False: its streams are one tensor."
+            )
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the streams are one tensor `(*, n, d_model)`, not a tuple of n tensors: as the module takes them."""
+        return self.coefficients is not None and self.coefficients.kind.stacked
+
+    @property
+    def n_out(self) -> int:
+        """The number of streams after the sublayer."""
+        if self.mix is not None:
+            return len(self.mix)
+        return self.n + (self.coefficients is not None and self.coefficients.kind.appends)
+
+    @property
+    def learned(self) -> dict[str, Learned]:
+        """The learned entries by the names of their parameters."""
+        entries: dict[str, Learned] = {}
+        for name, entry in self._entries():
+            if isinstance(entry, Learned):
+                name = entry.name or name
+                if entries.setdefault(name, entry) != entry:
+                    raise ValueError(
+                        f"{name} is {entries[name]!r} and {entry!r}, expected one: entries of one name are one parameter."
+                    )
+        return entries
+
+    def _entries(self) -> Iterable[tuple[str, Factor]]:
+        for name in ("collapse", "mix"):
+            for k, row in enumerate(getattr(self, name) or ()):
+                yield from ((f"{name}_{k}_{j}", entry) for j, entry in enumerate(row))
+        yield from ((f"inject_{k}", entry) for k, entry in enumerate(self.inject or ()))
+
+    def __repr__(self) -> str:
+        return format_call("Stage", changed_fields(self))
+
+
+@dataclass(frozen=True, repr=False)
+class Head:
+    """The last read of n streams, whose norm is the wiring's final norm: y = N_final(C P(X)).
+
+    Args:
+        n: the number of streams after the last sublayer.
+        collapse: C, one row of n entries; None if computed, or delayed.
+        coefficients: the module that computes C.
+        delayed: whether C is the one that the last stage computed.
+        norm_streams: whether each stream is normalized before it is read; or one bool for each stream.
+    """
+
+    n: int
+    collapse: Any = None
+    coefficients: Computed | None = None
+    delayed: bool = False
+    norm_streams: bool | tuple[bool, ...] = False
+
+    def __post_init__(self) -> None:
+        check_int("n", self.n, 1)
+        if self.collapse is not None:
+            object.__setattr__(self, "collapse", _to_matrix("collapse", (self.collapse,), self.n))
+        elif self.coefficients is None and not self.delayed:
+            raise ValueError("collapse is None, expected its entries, or a module that computes it as coefficients.")
+        object.__setattr__(self, "norm_streams", _to_flags("norm_streams", self.norm_streams, self.n))
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the streams are one tensor, as the module takes them."""
+        return self.coefficients is not None and self.coefficients.kind.stacked
+
+    @property
+    def learned(self) -> dict[str, Learned]:
+        """The learned entries by the names of their parameters."""
+        entries = enumerate(self.collapse[0] if self.collapse else ())
+        return {entry.name or f"collapse_0_{j}": entry for j, entry in entries if isinstance(entry, Learned)}
+
+    def __repr__(self) -> str:
+        return format_call("Head", changed_fields(self))
+
+
+def unit(n: int, k: int) -> Vector:
+    """Return n entries of which entry k is 1, counted from the end if negative, and the others are 0."""
+    return tuple(float(j == k % n) for j in range(n))
+
+
+def identity(n: int) -> Matrix:
+    """Return the matrix that keeps n streams as they are."""
+    return tuple(unit(n, k) for k in range(n))
+
+
+def append_zero(n: int) -> Matrix:
+    """Return the matrix that keeps n streams and appends one of zeros."""
+    return (*identity(n), (0.0,) * n)
+
+
+def _is_nested(rows: Any) -> bool:
+    return isinstance(rows, Sequence) and len(rows) > 0 and isinstance(rows[0], Sequence)
+
+
+def _to_matrix(name: str, rows: Any, n: int) -> Matrix:
+    """Return the rows as tuples of floats and `Learned`, after a check."""
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+        raise TypeError(f"{name} is {rows!r}, expected a tuple of numbers.")
+    matrix = []
+    for row in rows:
+        if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != n:
+            raise ValueError(f"{name} has the row {row!r}, expected {n} entries, one for each stream.")
+        alternative = ", or Learned(...) for a factor that trains"
+        matrix.append(
+            tuple(e if isinstance(e, Learned) else check_float(f"an entry of {name}", e, alternative) for e in row)
+        )
+    return tuple(matrix)
+
+
+def _to_flags(name: str, value: Any, n: int) -> tuple[bool, ...]:
+    """Return one bool for each stream."""
+    flags = (value,) * n if isinstance(value, bool) else value
+    if not isinstance(flags, Sequence) or len(flags) != n or not all(isinstance(flag, bool) for flag in flags):
+        raise ValueError(f"{name} is {value!r}, expected True, False, or a tuple of {n} of them, one for each stream.")
+    return tuple(flags)
