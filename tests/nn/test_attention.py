@@ -161,7 +161,7 @@ def test_float_mask_gets_a_gradient():
     attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
     bias = torch.randn(1, HEADS, N, N, dtype=f64, requires_grad=True)
     (x,) = make_inputs(attention)
-    attention(x, bias).square().sum().backward()
+    attention(x, mask=bias).square().sum().backward()
     later = torch.ones(N, N, dtype=torch.bool).triu(1)
     assert bias.grad[..., later].eq(0).all()
     assert bias.grad[..., ~later].ne(0).any()
@@ -185,7 +185,7 @@ def test_bfloat16_error_is_bounded_and_masks_may_be_float32():
     expected = exact(x.double(), mask.double())
     assert attention(x, mask).dtype == torch.bfloat16
     # One rounding each for the projections, the weights, the values and the output.
-    assert relative(attention(x, mask), expected) < 4 * 2.0**-8
+    assert relative(attention(x, mask=mask), expected) < 4 * 2.0**-8
     with torch.autocast("cpu", torch.bfloat16):
         y = copy.deepcopy(attention).float()(x.float(), mask, random_mask(BATCH, N))
     assert y.dtype == torch.bfloat16

@@ -67,6 +67,8 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
         mask: Tensor | MergedMask | None = None,
         key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
@@ -75,6 +77,7 @@ class SelfAttention(nn.Module):
 
         Args:
             x: `(batch, tokens, d_model)`.
+            key, value: the inputs of keys and values if they are not x, for wirings that read them separately; in its shape.
             mask: bool or float: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; every dimension
                 but keys may be 1.
             key_mask: bool or float, `(batch, keys)`: the tokens to attend to, such as those that are no padding.
@@ -86,7 +89,8 @@ class SelfAttention(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.d_model:
             refuse_shape("x", x, self.d_model)
         batch, n, _ = x.shape
-        projected = self.in_proj(x).reshape(batch, n, 3, self.local_nhead, self.head_dim)
+        packed = self.in_proj(x) if key is None and value is None else self._project_apart(x, key, value)
+        projected = packed.reshape(batch, n, 3, self.local_nhead, self.head_dim)
         if mask is None and key_mask is None and cache is None:
             merged, causal = None, self.causal
         else:
@@ -99,6 +103,19 @@ class SelfAttention(nn.Module):
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, merged, p, causal)
         return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
+
+    def _project_apart(self, x: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
+        """Return queries of x, keys of `key` and values of `value`, packed as `in_proj` packs them."""
+        inputs = [x, x if key is None else key, x if value is None else value]
+        for name, t in zip(("key", "value"), inputs[1:], strict=True):
+            if t.shape != x.shape:
+                raise ValueError(f"{name} has shape {tuple(t.shape)}, expected {tuple(x.shape)}, the shape of x.")
+        project: Any = self.in_proj
+        if project.__class__ is not nn.Linear or project._forward_hooks or project._forward_pre_hooks:
+            return torch.cat([project(t).chunk(3, -1)[i] for i, t in enumerate(inputs)], -1)
+        biases = (None,) * 3 if project.bias is None else project.bias.chunk(3)
+        weights = project.weight.chunk(3)
+        return torch.cat([F.linear(t, w, b) for t, w, b in zip(inputs, weights, biases, strict=True)], -1)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
         """Return the weights with their roles for `addnorm.wirings.init`: views of the packed weight."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def check_layers(wiring: Wiring, layers: Sequence[Sequence[SublayerConnection]])
                 f"wiring {wiring.name!r} has the row {layer[0].row!r} first in a layer, expected shares = '': no sublayer of the "
                 "layer comes before it."
             )
-        for connection, following in zip(layer, layer[1:], strict=False):
+        for connection, following in itertools.pairwise(layer):
             if following.row.shares and not connection.row.is_sum:
                 raise ValueError(
                     f"wiring {wiring.name!r} has the row {connection.row!r} before one that shares its {following.row.shares}, "
@@ -57,8 +58,8 @@ def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], hea
     for where, spec in [*specs, ("the head", head.head)]:
         if spec.n != n:
             raise ValueError(
-                f"wiring {wiring.name!r} has n = {spec.n} streams at {where}, expected {n}: as many as there are after what comes "
-                "before it."
+                f"wiring {wiring.name!r} has n = {spec.n} streams at {where}, expected {n}: as many as what comes before "
+                "leaves."
             )
         n = getattr(spec, "n_out", n)
     with_modules = [spec for _, spec in [*specs, ("", head.head)] if spec.coefficients is not None]
@@ -71,7 +72,7 @@ def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], hea
     stacked = True in forms
     if stacked and any(stage.mix is not None or stage.coefficients is None for stage in stages):
         raise ValueError(
-            f"wiring {wiring.name!r} has constant matrices beside modules that take the streams as one tensor, expected A = I or a "
-            "module that computes A in each stage."
+            f"wiring {wiring.name!r} has constant matrices beside modules that take the streams as one tensor, expected "
+            "A = I or a module that computes A in each stage."
         )
     return stacked

@@ -73,7 +73,8 @@ class StreamState(NamedTuple):
     """What one layer of a stack passes to the next.
 
     Attributes:
-        x: the stream, `(*, d_model)`, before the pending write; or n streams, one tensor `(*, n, d_model)` or a tuple of n tensors.
+        x: the stream, `(*, d_model)`, before the pending write; or n streams: one tensor `(*, n, d_model)`, or a tuple of n
+            tensors `(*, d_model)`.
         pending: the write that the next reader adds; None if there is none. With several streams it is a `StreamWrite`.
         read: the input of the sublayer before, if the next one shares its state.
         base: that state, the stream without the write of the sublayer before.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from addnorm._util.arguments import check_choice, check_dtype, check_int, check_probability, is_number
 from addnorm.nn.executor import (
     PendingWrite,
+    Site,
     StreamState,
     add,
     add_and_normalize,

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from addnorm._util.arguments import check_bool, check_dtype, check_probability
+from addnorm._util.arguments import check_bool, check_dtype, check_int, check_probability
 from addnorm.nn.checks import check_layers, check_streams, is_shared
 from addnorm.nn.executor import PendingWrite, StreamState, normalize, read_stream
+from addnorm.nn.expansion import StreamTerms, expand, find_gains, to_entries
 from addnorm.nn.layer import ResidualLayer, refuse_state
 from addnorm.nn.norm import NormKind
 from addnorm.nn.removal import copy_tables, find_inside, without_write
 from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, check_tensor, to_dtype
-from addnorm.nn.streams import StreamHead, StreamsConnection, begin
+from addnorm.nn.streams import StreamHead, StreamsConnection, begin, read_streams
+from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.spec import FACTORS, Place, Row, Wiring, as_wiring
 from addnorm.wirings.stage import Stage
 
 __all__ = ["ResidualStack", "StreamTerms"]
-
-
-class StreamTerms(NamedTuple):
-    """The stream of a stack as a sum: x_L = x_0 + the writes; `y` is the stack's output, N_final(x_L)."""
-
-    x_0: Tensor
-    writes: tuple[Tensor, ...]
-    x_L: Tensor
-    y: Tensor
 
 
 class ResidualStack(nn.Module):
@@ -57,7 +50,8 @@ class ResidualStack(nn.Module):
         dropout: dropout probability of each sublayer's output.
         stochastic_depth: the probability that a sample's branches of the last layer are dropped in training. It rises linearly
             with depth: in layer l of L it is l/L times this value (Huang et al. 2016, arXiv 1603.09382).
-        checkpoint: whether to keep only the input of each layer and recompute the rest in backward.
+        checkpoint: whether to keep only the input of each layer and recompute the rest in backward; a number k keeps the input
+            of every k-th layer. With n streams about sqrt(n L / (n + 2)) layers need the least memory (arXiv 2512.24880).
         residual_dtype: dtype of the stream, such as torch.float32 with bfloat16 sublayers; None means that of x. The output has
             the dtype of x.
         final_norm: whether there is a final norm; None means as the wiring states.
@@ -99,7 +93,7 @@ class ResidualStack(nn.Module):
         bias: bool | None = None,
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
-        checkpoint: bool = False,
+        checkpoint: bool | int = False,
         residual_dtype: torch.dtype | None = None,
         final_norm: bool | None = None,
         device: torch.device | str | None = None,
@@ -115,7 +109,8 @@ class ResidualStack(nn.Module):
         norms = NormFactory(d_model, norm, eps, elementwise_affine, bias, device, dtype)
         self.sublayers_per_layer, self.num_layers = _count_layers(len(sublayers), sublayers_per_layer)
         self.residual_dtype = check_dtype("residual_dtype", residual_dtype)
-        check_bool("checkpoint", checkpoint)
+        if not isinstance(checkpoint, bool):
+            check_int("checkpoint", checkpoint, 1)
         self.checkpoint = checkpoint
         check_probability("stochastic_depth", stochastic_depth)
         connections: list[SublayerConnection] = []
@@ -128,7 +123,7 @@ class ResidualStack(nn.Module):
         n = self.sublayers_per_layer
         self.layers = nn.ModuleList(ResidualLayer(connections[i : i + n]) for i in range(0, len(connections), n))
         check_layers(self.wiring, self._layers())
-        for connection, following in zip(connections, connections[1:], strict=False):
+        for connection, following in itertools.pairwise(connections):
             connection.keeps_state = bool(following.row.shares)
         self._share()
         self.register_load_state_dict_pre_hook(_rename_connections)  # type: ignore[no-untyped-call]  # torch's
@@ -194,7 +189,7 @@ class ResidualStack(nn.Module):
         """Return the output, `(*, d_model)`, in the dtype of x unless a sublayer returns another one."""
         return self._finish(self._run(self._start(x), context))[1]
 
-    def _start(self, x: Tensor, *, keep_writes: bool = False) -> StreamState:
+    def _start(self, x: Tensor, *, keep_sites: bool = False) -> StreamState:
         """Return the state before the first sublayer."""
         check_tensor(x)
         stream, dtype = to_dtype(x, self.residual_dtype), None if self.residual_dtype is None else x.dtype
@@ -202,7 +197,7 @@ class ResidualStack(nn.Module):
             stream = normalize(stream, self.norm_embedding, self.norm, 1.0, self.residual_dtype)
         if self.has_streams:
             stream = begin(stream, self.wiring.embedding, stacked=self.is_stacked)
-        return StreamState(stream, None, None, None, () if keep_writes else None, dtype)
+        return StreamState(stream, None, None, None, () if keep_sites else None, dtype)
 
     def _run(self, state: StreamState, context: dict[str, Any]) -> StreamState:
         """Return the state after the last sublayer."""
@@ -212,11 +207,20 @@ class ResidualStack(nn.Module):
                 self._check_cache()
         is_checkpointed = self.checkpoint and torch.is_grad_enabled() and state.sites is None
         layers: Any = self._modules["layers"]  # without the time of `nn.Module.__getattr__`
-        for layer in layers._modules.values():
-            run = partial(checkpoint, layer, use_reentrant=False) if is_checkpointed else layer
-            state = run(state, **context)
+        layers = [*layers._modules.values()]
+        if not is_checkpointed:
+            return self._run_layers(layers, state, context)
+        size = int(self.checkpoint)
+        for i in range(0, len(layers), size):
+            state = checkpoint(self._run_layers, layers[i : i + size], state, context, use_reentrant=False)
+        return state
+
+    def _run_layers(self, layers: Iterable[Any], state: StreamState, context: dict[str, Any]) -> StreamState:
+        """Return the state after some layers."""
+        for layer in layers:
+            state = layer(state, **context)
             if state.__class__ is not StreamState:
-                refuse_state(layers, layer, state)
+                refuse_state(self.layers, layer, state)
         return state
 
     def _finish(self, state: StreamState, *, return_stream: bool = False) -> tuple[Tensor, Tensor]:
@@ -283,40 +287,61 @@ class ResidualStack(nn.Module):
                 module.training = mode
 
     def unroll(self, x: Tensor, **context: Any) -> StreamTerms:
-        """Return x_0 and every write, after a check that their sum is x_L.
+        """Return x_L as a sum of what x_0 and every write contribute, after a check of the sum.
 
-        A write is what is added to the stream: after norm, factors, dropout and stochastic depth; in float32 at least. The check
-        allows one rounding in the stream's dtype for each add.
+        A write is what is added to the stream: after norm, factors, dropout and stochastic depth; in float32 at least. Where the
+        streams are mixed, scaled or normalized later, it is carried through that with all coefficients and statistics as they
+        were; a norm's bias, and a learned bias of the add, count with the write before it. With n streams at the end the terms are
+        `(*, n, d_model)`. The check allows for the streams' rounding at every sublayer.
 
         Raises:
-            ValueError: the wiring's stream is no plain sum of writes (it has a norm or a factor).
             RuntimeError: the sum differs from x_L: the stream is not finite.
         """
-        if self.has_streams or not all(connection.row.is_sum for connection in self.connections):
-            raise ValueError(
-                f"the stream of {self.wiring.name} is no plain sum of writes ({self.wiring.equation()}): unroll a stack "
-                "whose rows have a = 1 and no N_out, such as pre_ln."
-            )
-        start = self._start(x, keep_writes=True)
-        state = self._run(start, context)
-        x_0, (x_L, y), writes = (
-            start.x,
-            self._finish(state, return_stream=True),
-            tuple(site.write for site in state.sites or ()),
-        )
+        start, state, y = self._trace(x, context)
         with torch.no_grad():
-            wide = torch.promote_types(x_0.dtype, torch.float32)
-            total, size = x_0.to(wide), x_0.to(wide).abs()
-            for write in writes:
-                total, size = total + write, size + write.abs()
-            error = (x_L.to(wide) - total).abs()
-            tolerance = (len(writes) + 1) * torch.finfo(x_L.dtype).eps * size
+            x_0, writes, tolerance = expand(self._each(start.x), state.sites or (), self.norm)
+            each = [widen(t) for t in self._each(state.x)]
+            x_L = each[0] if len(each) == 1 else torch.stack(each, -2)
+            error = (x_L - sum(writes, x_0)).abs()
             if not bool((error <= tolerance).all()):
                 raise RuntimeError(
                     f"x_L differs from x_0 + the sum of the writes by up to {float(error.max()):.3g}, expected round-off: the "
                     "stream has elements that are not finite, or a sublayer changed its input in place."
                 )
         return StreamTerms(x_0, writes, x_L, y)
+
+    @torch.no_grad()
+    def direct_path(self, x: Tensor, **context: Any) -> Tensor:
+        """Return the factor with which x_0 and each write reach the last read, averaged over tokens and features.
+
+        With the coefficients and the norms' statistics as they were: 1 for all of them in pre-LN, whose gradient has that constant
+        path. The final norm is not included. Shape `(1 + sublayers,)`, float32.
+
+        Example:
+            >>> layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+            >>> addnorm.ResidualStack(layers, 8, "pre_ln").direct_path(torch.randn(3, 8))
+            tensor([1., 1., 1., 1., 1.])
+        """
+        _, state, _ = self._trace(x, context)
+        collapse: list[Any] = [1.0]
+        if self.head is not None:
+            dim = state.x.dim() if self.is_stacked else 0
+            used = read_streams(self.head, self.head.head, state.x, state.collapse, (None,), None)[1]
+            collapse = to_entries(used, dim)
+        embedding = self.wiring.embedding if self.head is not None else (1.0,)
+        gains = find_gains(state.sites or (), embedding, collapse, self.norm)
+        return torch.stack([gain.float().mean() for gain in gains])
+
+    def _trace(self, x: Tensor, context: dict[str, Any]) -> tuple[StreamState, StreamState, Tensor]:
+        """Return the state at the start, that at the end with the last write added, and the output; sites are kept."""
+        start = self._start(x, keep_sites=True)
+        state = self._run(start, context)
+        streams, y = self._finish(state, return_stream=True)
+        return start, state._replace(x=streams, pending=None), y
+
+    def _each(self, streams: Any) -> tuple[Tensor, ...]:
+        """Return the streams as a tuple of tensors `(*, d_model)`."""
+        return streams if isinstance(streams, tuple) else streams.unbind(-2) if self.is_stacked else (streams,)
 
     def without(self, i: int) -> ResidualStack:
         """Return this stack without the write of sublayer i, which is not called and adds zero.

@@ -4,8 +4,8 @@
     W  = N_branch(f(R))          SublayerConnection._branch
     X' = N_out(A X + B W)        add_write
 
-The streams are a tuple of n tensors `(*, d_model)`, where A, B and C are mostly constants, or one tensor `(*, n, d_model)`, where a
-module computes them for each token. Sums are in float32 at least and rounded once, to the dtype of the streams.
+The streams are a tuple of n tensors `(*, d_model)`, where A, B and C are mostly constants, or one tensor `(*, n, d_model)`,
+where a module computes them for each token. Sums are in float32 at least and rounded once, to the dtype of the streams.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class StreamsConnection(SublayerConnection):
         self.stage, self.reads = stage, stage.reads
         _register_reads(self, stage, stage.reads, place, norms)
         if stage.norm_in:
-            made = [norms.make(True) for _ in range(stage.reads)]
+            made: list[Any] = [norms.make(True) for _ in range(stage.reads)]
             self.norm_in = made[0] if stage.reads == 1 else nn.ModuleList(made)
         self.norm_outs = _make_norms(stage.norm_out, norms)
 
@@ -106,7 +106,7 @@ class StreamsConnection(SublayerConnection):
         if "stage" not in self.__dict__:
             return  # the base class's constructor calls this before there are any
         _reset_reads(self, self.stage)
-        norm_in = self._modules["norm_in"]
+        norm_in: Any = self._modules["norm_in"]
         for norm in (norm_in, self._modules["norm_branch"], *self.norm_outs.values()):
             for module in norm if isinstance(norm, nn.ModuleList) else (norm,):
                 if module is not None:
@@ -121,18 +121,17 @@ class StreamsConnection(SublayerConnection):
             self, stage, streams, state.collapse, norms, state.dtype
         )
         write = StreamWrite(self._branch(reads, context), mix, inject, bias, self.options(reads[0]))
-        sites, norm_outs, has_norm_out = state.sites, self.norm_outs, any(stage.norm_out)
+        sites = state.sites
         if len(stage.norm_out) > 1 or sites is not None:
             write = write._replace(options=with_seed(write.options, reads[0]))
+        norms_out = tuple(self.norm_outs[str(k)] if flag else None for k, flag in enumerate(stage.norm_out))
+        has_norm_out = any(stage.norm_out)
         if sites is not None:
-            total = add_write(streams, write, {}, self.norm) if has_norm_out else None
-            outs = tuple(norm_outs[str(k)] if flag else None for k, flag in enumerate(stage.norm_out))
-            sites = (*sites, Site(_masked(write), mix, inject, bias, used, total, outs if has_norm_out else None))
+            total = add_write(streams, write, (), self.norm) if has_norm_out else None
+            sites = (*sites, Site(_masked(write), mix, inject, bias, used, total, norms_out if has_norm_out else None))
         if has_norm_out:
-            return StreamState(
-                add_write(streams, write, norm_outs, self.norm), None, None, None, sites, state.dtype, carried
-            )
-        return StreamState(streams, write, None, None, sites, state.dtype, carried)
+            streams = add_write(streams, write, norms_out, self.norm)
+        return StreamState(streams, None if has_norm_out else write, None, None, sites, state.dtype, carried)
 
     def extra_repr(self) -> str:
         """Return the stage's equations."""
@@ -150,7 +149,7 @@ def begin(x: Tensor, embedding: Sequence[float], *, stacked: bool) -> Streams:
 
 def finish(state: StreamState) -> Streams:
     """Return the streams after the pending write."""
-    return state.x if state.pending is None else add_write(state.x, state.pending, {}, "layer")
+    return state.x if state.pending is None else add_write(state.x, state.pending, (), "layer")
 
 
 def read_streams(
@@ -217,8 +216,8 @@ def _collapse(row: Any, streams: Streams) -> Tensor:
     return _sum([entry * widen(x) for entry, x in terms])
 
 
-def add_write(streams: Streams, write: StreamWrite, norms: Any, kind: NormKind) -> Streams:
-    """Return N_out(A X + B W): streams in the form of `streams`, normalized by those of `norms`, by number."""
+def add_write(streams: Streams, write: StreamWrite, norms: Sequence[Any], kind: NormKind) -> Streams:
+    """Return N_out(A X + B W): streams in the form of `streams`; `norms` has a norm or None for each, or is empty."""
     with _without_autocast(streams):
         if isinstance(streams, Tensor):
             return _add_stacked(streams, write)
@@ -226,7 +225,7 @@ def add_write(streams: Streams, write: StreamWrite, norms: Any, kind: NormKind) 
         added = []
         for k, row in enumerate(mix):
             bias = None if write.bias is None else write.bias[k]
-            norm = norms[str(k)] if str(k) in norms else None
+            norm = norms[k] if norms else None
             added.append(_add_row(row, write.inject[k], bias, streams, write, norm, kind))
         return tuple(added)
 
@@ -246,10 +245,9 @@ def _add_row(
     writes, dtype = not _is(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
     simple = bias is None and all(_is_scale(entry) for entry, _ in (*terms, (inject, None)))
     if simple and len(terms) == 1 and writes:
-        (factor, x), options = terms[0], dict(write.options)
-        for name, value in (("residual_scale", factor), ("layer_scale", inject)):
-            if not _is(value, 1.0):
-                options[name] = value
+        factor, x = terms[0]
+        scales = {"residual_scale": factor, "layer_scale": inject}
+        options = {**write.options, **{name: value for name, value in scales.items() if not _is(value, 1.0)}}
         if norm is None:
             return functional.add_residual(x, write.branch, **options)
         return add_and_normalize(x, write.branch, options, norm, kind, 1.0, dtype, return_residual=False)[0]
@@ -287,7 +285,7 @@ def _is_scale(entry: Any) -> bool:
     return isinstance(entry, float) or (isinstance(entry, Tensor) and entry.dim() <= 1)
 
 
-def _resolve(module: nn.Module, matrix: Any) -> Any:
+def _resolve(module: Any, matrix: Any) -> Any:
     """Return the entries with learned ones as the parameters of `module`."""
     if not module.parameter_names:
         return matrix

@@ -53,5 +53,10 @@ from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring, as_w
 from addnorm.wirings.stage import Computed, Head, Stage, append_zero, identity, unit
 
 __all__ = [
-    "CONSTRUCTORS", "EXAMPLES", "NOT_OFFERED", "Computed", "Growth", "Head", "Kind", "Learned", "Place", "Row", "Stage", "Wiring", "admin", "append_zero", "as_wiring", "attention_residuals", "b2t", "completep", "deepnorm", "deepnorm_constants", "denseformer", "depth_mup", "depth_scaled", "gated_mix", "gated_residual", "get", "hyper_connections", "identity", "independent_hc", "keel", "layer_scale", "layernorm_scaling", "list_all", "mhc", "mix_ln", "muddformer", "ngpt", "no_norm", "no_residual", "parallel", "peri_ln", "post_ln", "pre_ln", "reordered", "resi_dual", "residual_multiplier", "residual_scaling", "reversible", "rezero", "sandwich", "siamese_norm", "skipinit", "unit", "x0_residual",
+    "CONSTRUCTORS", "EXAMPLES", "NOT_OFFERED", "Computed", "Growth", "Head", "Kind", "Learned", "Place", "Row", "Stage",
+    "Wiring", "admin", "append_zero", "as_wiring", "attention_residuals", "b2t", "completep", "deepnorm", "deepnorm_constants",
+    "denseformer", "depth_mup", "depth_scaled", "gated_mix", "gated_residual", "get", "hyper_connections", "identity",
+    "independent_hc", "keel", "layer_scale", "layernorm_scaling", "list_all", "mhc", "mix_ln", "muddformer", "ngpt", "no_norm",
+    "no_residual", "parallel", "peri_ln", "post_ln", "pre_ln", "reordered", "resi_dual", "residual_multiplier",
+    "residual_scaling", "reversible", "rezero", "sandwich", "siamese_norm", "skipinit", "unit", "x0_residual",
 ]  # fmt: skip

@@ -374,7 +374,8 @@ def _parallel_row(place: Place, norms: int) -> Row:
 def resi_dual() -> Wiring:
     """Return ResiDual, u' = N(u + f(u)) and v' = v + f(u), two streams from x_0; the output is u + N(v). Xie et al. 2023."""
     return Wiring(
-        "resi_dual", _RESI_DUAL, embedding=(1.0, 1.0), head=Head(2, (1, 1), norm_streams=(False, True)), source="Xie et al. 2023 (ResiDual), arXiv 2304.14802",
+        "resi_dual", _RESI_DUAL, embedding=(1.0, 1.0), head=Head(2, (1, 1), norm_streams=(False, True)),
+        source="Xie et al. 2023 (ResiDual), arXiv 2304.14802",
         use="for the gradients of pre-LN and the representations of post-LN at once.",
     )  # fmt: skip
 
@@ -414,7 +415,7 @@ NOT_OFFERED = {
     "adaLN": "its scales are computed from an input that is not the stream: build it into the modules you pass",
     "value residuals (ResFormer)": "they lie inside attention",
     "Fractional connections": "their streams are parts of the features, each of another width than the sublayer's",
-    "mixing over tokens or features (Inkling's and Qwen's convolutions, Funnel)": "A and B act on streams: put a convolution into the sublayer",
+    "convolutions of writes (Inkling, Qwen), Funnel": "they mix tokens: put the convolution into the sublayer",
     "DyT, Derf, GatedNorm": "these are kinds of norm, not wirings: replace a connection's norm_in by such a module",
 }
 

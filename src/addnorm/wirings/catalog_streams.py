@@ -66,7 +66,7 @@ HeadKind = Literal["learned", "mean"]
 
 @register
 def mhc(n: int = 4, head: HeadKind = "learned", single_pass: bool = False, iterations: int = 20) -> Wiring:
-    """Return manifold-constrained hyper-connections: n streams, mixed by a matrix that is nearly doubly stochastic. Xie et al. 2025.
+    """Return manifold-constrained hyper-connections: n streams, mixed by a nearly doubly stochastic matrix. Xie et al. 2025.
 
     X' = A X + b f(N(c X)); gates c and b and the matrix A are computed from all streams of a token.
 
@@ -133,8 +133,8 @@ def attention_residuals(
 ) -> Wiring:
     """Return attention residuals: each sublayer attends over the embedding and the earlier writes. arXiv 2603.15031; Kimi K3.
 
-    r = N(sum_i p_i x_i), p = softmax_i(q · (γ ⊙ R(x_i))), x_0 the embedding and x_i the write of sublayer i. q = 0 at first, which
-    with the norm of the read is pre-LN.
+    r = N(sum_i p_i x_i), p = softmax_i(q · (γ ⊙ R(x_i))), x_0 the embedding and x_i the write of sublayer i. q = 0 at first: with
+    the norm of the read that is pre-LN.
 
     Args:
         layers_per_block: None for one source a write; otherwise the writes of that many layers are one source, their sum.
@@ -235,8 +235,8 @@ def _dense_head(num_layers: int, sublayers_per_layer: int, dilation: int, period
 def muddformer(reads: int = 1) -> Wiring:
     """Return MUDDFormer: the state before a layer computes weights of all earlier states, for each read. Xiao et al. 2025.
 
-    r_q = N(sum_j w_qj x_j), w = GELU(R(x_n) W_1) W_2 + w_0 from the newest state x_n, and another row of w for the state that goes
-    on. At first w reads the newest state alone: pre-LN.
+    r_q = N(sum_j w_qj x_j), w = GELU(R(x_n) W_1) W_2 + w_0 from the newest state x_n, and another row of w for the state that
+    goes on. At first w reads the newest state alone: pre-LN.
 
     Args:
         reads: the inputs of the first sublayer of a layer: 1, or 3 for separate query, key and value inputs, as in the paper.
@@ -375,7 +375,7 @@ def _keel_row(place: Place) -> Row:
 
 @register
 def reversible() -> Wiring:
-    """Return reversible residuals: two streams, of which one reads and the other receives, in turn. Kitaev et al. 2020 (Reformer).
+    """Return reversible residuals: of two streams one is read and the other written, in turn. Kitaev et al. 2020 (Reformer).
 
     y_1 = x_1 + f(N(x_2)), y_2 = x_2 + g(N(y_1)); both begin as the embedding. The output is the norm of their mean; Reformer has
     2 d features there, the streams side by side.

@@ -14,8 +14,8 @@ from addnorm._util.arguments import check_bool, check_choice, check_float
 from addnorm._util.numbers import format_number
 
 __all__ = [
-    "FACTORS", "GAP", "PER_LAYER", "Factor", "FactorText", "Learned", "Place", "Row", "RowText", "Shares", "changed_fields", "equation",
-    "format_call", "format_factor", "join_terms", "row_text",
+    "FACTORS", "GAP", "PER_LAYER", "Factor", "FactorText", "Learned", "Place", "Row", "RowText", "Shares", "changed_fields",
+    "equation", "format_call", "format_factor", "join_terms", "row_text",
 ]  # fmt: skip
 
 FACTORS = ("a", "b", "c")
@@ -103,8 +103,8 @@ class Row:
 
         if self.shares and not self.is_sum:
             raise ValueError(
-                f"shares is {self.shares!r} with a = {self.a!r} and norm_out = {self.norm_out}, expected a = 1 and no norm_out: the "
-                "writes of parallel sublayers are added to the same state."
+                f"shares is {self.shares!r} with a = {self.a!r} and norm_out = {self.norm_out}, expected a = 1 and no norm_out: "
+                "the writes of parallel sublayers are added to the same state."
             )
         if self.shares == "read" and (self.norm_in or self.c != 1.0):
             raise ValueError(

@@ -22,6 +22,7 @@ from typing import Any
 
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.wirings import description, drawing, equation
+from addnorm.wirings.decay import find_no_decay
 from addnorm.wirings.init import InitRule, init_, xavier
 from addnorm.wirings.row import FACTORS, Factor, Learned, Place, Row, changed_fields, format_call
 from addnorm.wirings.stage import Head, Stage
@@ -232,6 +233,18 @@ class Wiring:
             context: the keyword arguments of that call.
         """
         init_(self, stack, *inputs, **context)
+
+    def no_decay(self, module: Any) -> set[str]:
+        """Return the names of the parameters of a module's stacks that weight decay is not for, as the sources say.
+
+        They are norms, learned factors, and static coefficients, biases and scales; the sublayers' parameters are not among them.
+
+        Example:
+            >>> stack = addnorm.ResidualStack([torch.nn.Linear(8, 8)], 8, "layer_scale")
+            >>> sorted(stack.wiring.no_decay(stack))[:2]
+            ['layers.0.connections.0.b', 'layers.0.connections.0.norm_in.bias']
+        """
+        return find_no_decay(module)
 
     def __repr__(self) -> str:
         """Return the call of the constructor that makes this wiring; without one, the fields that differ from their defaults."""

@@ -91,10 +91,10 @@ class Stage:
     coefficients: Computed | None = None
     reads: int = 1
     delayed: bool = False
-    norm_streams: bool | tuple[bool, ...] = False
+    norm_streams: Any = False
     norm_in: bool = False
     norm_branch: bool = False
-    norm_out: bool | tuple[bool, ...] = False
+    norm_out: Any = False
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1)
@@ -139,10 +139,10 @@ class Stage:
         entries: dict[str, Learned] = {}
         for name, entry in self._entries():
             if isinstance(entry, Learned):
-                name = entry.name or name
-                if entries.setdefault(name, entry) != entry:
+                key = entry.name or name
+                if entries.setdefault(key, entry) != entry:
                     raise ValueError(
-                        f"{name} is {entries[name]!r} and {entry!r}, expected one: entries of one name are one parameter."
+                        f"{key} is {entries[key]!r} and {entry!r}, expected one: entries of one name are one parameter."
                     )
         return entries
 
@@ -172,7 +172,7 @@ class Head:
     collapse: Any = None
     coefficients: Computed | None = None
     delayed: bool = False
-    norm_streams: bool | tuple[bool, ...] = False
+    norm_streams: Any = False
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1)

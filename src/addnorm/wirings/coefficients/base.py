@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from addnorm.wirings.row import Place
 
-__all__ = ["Coefficients", "CoefficientModule", "rms_scale", "widen"]
+__all__ = ["CoefficientModule", "Coefficients", "rms_scale", "widen"]
 
 
 class Coefficients(NamedTuple):
     """The coefficients of one sublayer; None where the stage's constants hold.
 
-    Where the streams are one tensor `(*, n, d_model)`, the coefficients are tensors. Where they are a tuple of n tensors, so are the
-    entries: floats, or tensors that broadcast to `(*, d_model)`.
+    Where the streams are one tensor `(*, n, d_model)`, the coefficients are tensors. Where they are a tuple of n tensors, so are
+    the coefficients: of floats, or tensors that broadcast to `(*, d_model)`.
 
     Attributes:
         collapse: C, `(*, n)`, or gates `(*, n, d_model)`; or a tuple of n entries for each read.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_int
-from addnorm.wirings.coefficients.base import Coefficients, CoefficientModule, rms_scale, widen
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, rms_scale, widen
 from addnorm.wirings.row import Place
 
 __all__ = ["GatedRead", "HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead", "sinkhorn"]
@@ -32,7 +33,7 @@ class HyperConnection(CoefficientModule):
     """
 
     computes = ("collapse", "mix", "inject")
-    symbols = {"collapse": "c", "mix": "A", "inject": "b"}
+    symbols: ClassVar[Mapping[str, str]] = {"collapse": "c", "mix": "A", "inject": "b"}
     decays = ("project_collapse", "project_mix", "project_inject")
 
     def __init__(
@@ -41,7 +42,10 @@ class HyperConnection(CoefficientModule):
         super().__init__(d_model, n, reads, place)
         check_bool("dynamic", dynamic)
         self.dynamic, self.eps = dynamic, eps
-        make = lambda *shape: self.parameter(*shape, **factory)  # noqa: E731
+
+        def make(*shape: int) -> nn.Parameter:
+            return self.parameter(*shape, **factory)
+
         self.collapse, self.mix, self.inject = make(n), make(n, n), make(n)
         if dynamic:
             self.norm_weight, self.norm_bias = make(d_model), make(d_model)
@@ -113,8 +117,8 @@ class ManifoldConnection(_Projected):
         z = φ R(vec X)      c = σ(α_1 z_c + β_c) + ε      b = 2 σ(α_2 z_b + β_b)      A = SK(α_3 Z_A + β_A)
 
     SK divides exp(Z) by its column sums and then by its row sums, and repeats both: the rows of A sum to 1, its columns nearly.
-    The paper states α = 0.01 at first. φ and β are not published; they start as in PaddleFleet: φ = 0, β_b = 0, β_A = 6 I - 3, and
-    β_c = -3 but +3 for stream k mod n in sublayer k. Then c and A are near those of hyper-connections.
+    The paper states α = 0.01 at first. φ and β are not published; they start as in PaddleFleet: φ = 0, β_b = 0, β_A = 6 I - 3,
+    and β_c = -3 but +3 for stream k mod n in sublayer k. Then c and A are near those of hyper-connections.
 
     Args:
         iterations: how often rows and columns are normalized.
@@ -125,7 +129,7 @@ class ManifoldConnection(_Projected):
     """
 
     computes = ("collapse", "mix", "inject")
-    symbols = {"collapse": "c", "mix": "A", "inject": "b"}
+    symbols: ClassVar[Mapping[str, str]] = {"collapse": "c", "mix": "A", "inject": "b"}
     formulas = ("z = φ R(vec X)", "c = σ(α_1 z_c + β_c)", "b = 2 σ(α_2 z_b + β_b)", "A = SK(α_3 Z_A + β_A)")
 
     def __init__(
@@ -198,7 +202,7 @@ class IndependentConnection(_Projected):
     """
 
     computes = ("collapse", "inject")
-    symbols = {"collapse": "c", "inject": "b"}
+    symbols: ClassVar[Mapping[str, str]] = {"collapse": "c", "inject": "b"}
     formulas = ("z = φ R(vec X)", "c = σ(α_1 z_c + β_c)", "b = 2 σ(α_2 z_b + β_b)")
 
     def __init__(
@@ -245,7 +249,7 @@ class SigmoidRead(_Projected):
     """
 
     computes = ("collapse",)
-    symbols = {"collapse": "c"}
+    symbols: ClassVar[Mapping[str, str]] = {"collapse": "c"}
     formulas = ("c = σ(α φ R(vec X) + β)",)
 
     def __init__(
@@ -288,8 +292,8 @@ class GatedRead(CoefficientModule):
 
         X̂_i = R(X_i) ⊙ γ_i      G = σ(W_up silu(W_down vec X̂ / n))      r = mean_i G_i ⊙ X̂_i      b = 2 σ(W_b vec X̂ / n)
 
-    R divides by the root mean square of each stream. At first γ = 1 and the projections are normal with standard deviation 0.02, so
-    that G is near 1/2 and b near 1.
+    R divides by the root mean square of each stream. At first γ = 1 and the projections are normal with standard deviation 0.02,
+    so that G is near 1/2 and b near 1.
 
     Args:
         rank: rows of W_down.
@@ -300,7 +304,7 @@ class GatedRead(CoefficientModule):
     """
 
     computes = ("collapse", "inject")
-    symbols = {"collapse": "G", "inject": "b"}
+    symbols: ClassVar[Mapping[str, str]] = {"collapse": "G", "inject": "b"}
     formulas = ("X̂_i = N_i(X_i)", "G = σ(W_up silu(W_down vec X̂ / n)) / n", "b = 2 σ(W_b vec X̂ / n)")
     decays = ("down", "up", "project_inject")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.wirings.coefficients.base import Coefficients, CoefficientModule
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients
 from addnorm.wirings.row import Place
 
 __all__ = ["GatedMix", "Interpolation", "ResidualScaling"]
@@ -26,7 +27,7 @@ class GatedMix(CoefficientModule):
 
     computes = ("mix", "inject")
     stacked = False
-    symbols = {"mix": "a", "inject": "b"}
+    symbols: ClassVar[Mapping[str, str]] = {"mix": "a", "inject": "b"}
     formulas = ("b = σ(g/0.3)", "a = √max(1 - b², 0.001)")
 
     def __init__(
@@ -63,7 +64,7 @@ class ResidualScaling(CoefficientModule):
 
     computes = ("mix", "inject", "bias")
     stacked = False
-    symbols = {"mix": "a", "inject": "b", "bias": "(a ⊙ v + b ⊙ w)"}
+    symbols: ClassVar[Mapping[str, str]] = {"mix": "a", "inject": "b", "bias": "(a ⊙ v + b ⊙ w)"}
     formulas = ("a, b, v, w learned",)
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place, **factory: Any) -> None:
@@ -106,7 +107,7 @@ class Interpolation(CoefficientModule):
 
     computes = ("mix", "inject")
     stacked = False
-    symbols = {"mix": "(1 - α)", "inject": "α"}
+    symbols: ClassVar[Mapping[str, str]] = {"mix": "(1 - α)", "inject": "α"}
     formulas = ("α learned",)
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place, *, init: float = 0.05, **factory: Any) -> None:

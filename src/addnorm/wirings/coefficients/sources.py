@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool
-from addnorm.wirings.coefficients.base import Coefficients, CoefficientModule, rms_scale, widen
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, rms_scale, widen
 from addnorm.wirings.row import Place
 
 __all__ = ["DynamicSources", "SourceAttention"]
@@ -34,7 +35,7 @@ class SourceAttention(CoefficientModule):
 
     computes = ("collapse",)
     stacked = False
-    symbols = {"collapse": "p"}
+    symbols: ClassVar[Mapping[str, str]] = {"collapse": "p"}
     formulas = ("p_i = softmax_i(q · (γ ⊙ R(X_i)))",)
 
     def __init__(
@@ -90,7 +91,7 @@ class DynamicSources(CoefficientModule):
     computes = ("collapse", "mix")
     stacked = False
     appends = True
-    symbols = {"collapse": "w", "mix": "A"}
+    symbols: ClassVar[Mapping[str, str]] = {"collapse": "w", "mix": "A"}
     formulas = ("w = GELU(R(X_n) W_1) W_2 + w_0",)
     decays = ("up", "down")
 

@@ -1,0 +1,200 @@
+"""The streams of a stack as a sum of what x_0 and each write contribute, with coefficients and norms as they were.
+
+    X_L = Π(L, 0) E x_0 + sum over l of Π(L, l) B_l W_l,      Π(L, l) = A_L ... A_{l+1}
+
+A norm on the streams is part of the product: with its mean and its 1/sqrt(variance + eps) frozen it is linear. Its bias, like a
+learned bias of the add, counts with the write of its sublayer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from addnorm.nn.executor import Site
+from addnorm.nn.norm import NormKind
+from addnorm.wirings.coefficients.base import widen
+
+__all__ = ["StreamTerms", "expand", "find_gains", "to_entries"]
+
+Term = tuple[Tensor, ...]  # one tensor (*, d_model) for each stream
+
+
+class StreamTerms(NamedTuple):
+    """The streams of a stack as a sum: x_L = x_0 + the writes; `y` is the stack's output.
+
+    Where the streams are normalized, scaled or mixed on their way, `x_0` and the writes are what is left of them at the end. With n
+    streams at the end each is `(*, n, d_model)`, otherwise `(*, d_model)`.
+    """
+
+    x_0: Tensor
+    writes: tuple[Tensor, ...]
+    x_L: Tensor
+    y: Tensor
+
+
+class _FrozenNorm(NamedTuple):
+    """A norm with its statistics as they were: weight * (x - mean(x)) * rstd + bias."""
+
+    weight: Tensor | None
+    rstd: Tensor
+    bias: Tensor | None
+    is_centred: bool
+
+
+class _Step(NamedTuple):
+    """One site as linear maps of streams."""
+
+    rows: Any  # entries of A
+    inject: Any
+    bias: Any
+    norms: Any  # for each new stream a `_FrozenNorm` or None
+
+    def carry(self, term: Term) -> Term:
+        """Return what is left of a term after the site."""
+        return tuple(self._through(k, _dot(row, term)) for k, row in enumerate(self.rows))
+
+    def begin(self, write: Tensor) -> Term:
+        """Return the term of the site's own write."""
+        terms = []
+        for k in range(len(self.rows)):
+            own = write * self.inject[k]
+            if self.bias is not None:
+                own = own + self.bias[k]
+            terms.append(self._through(k, own, own=True))
+        return tuple(terms)
+
+    def without_bias(self) -> _Step:
+        """Return the maps without what they add."""
+        norms = self.norms and [norm and norm._replace(bias=None) for norm in self.norms]
+        return self._replace(bias=None, norms=norms)
+
+    def bound(self, size: Term, write: Tensor) -> Term:
+        """Return a bound of the absolute values after the site, from one of those before it and the write's."""
+        sizes = []
+        for k, row in enumerate(self.rows):
+            total = _dot([abs(entry) for entry in row], size) + write.abs() * abs(self.inject[k])
+            if self.bias is not None:
+                total = total + abs(self.bias[k])
+            sizes.append(self._through(k, total, absolute=True))
+        return tuple(sizes)
+
+    def _through(self, k: int, x: Tensor, *, own: bool = False, absolute: bool = False) -> Tensor:
+        if self.norms is None or self.norms[k] is None:
+            return x
+        weight, rstd, bias, is_centred = self.norms[k]
+        if is_centred:
+            mean = x.mean(-1, keepdim=True)
+            x = x + mean if absolute else x - mean
+        x = x * rstd if weight is None else x * rstd * (weight.abs() if absolute else weight)
+        if bias is None or not (own or absolute):
+            return x
+        return x + (bias.abs() if absolute else bias)
+
+
+def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: NormKind) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    """Return x_0's part of the streams at the end, those of the writes, and the tolerance of their sum.
+
+    The tolerance allows for the streams' rounding at every site, carried through the sites after it.
+
+    Args:
+        start: the streams at the start, one tensor `(*, d_model)` for each.
+        sites: what the sublayers did.
+        kind: the kind of the norms.
+    """
+    eps = torch.finfo(start[0].dtype).eps
+    terms: list[Term] = [tuple(widen(x) for x in start)]
+    size = tuple(x.abs() for x in terms[0])
+    error = tuple(torch.zeros_like(x) for x in size)
+    for site in sites:
+        step = _to_step(site, kind, len(terms[0]))
+        write = widen(site.write)
+        terms = [*(step.carry(term) for term in terms), step.begin(write)]
+        size = step.bound(size, write)
+        error = step.without_bias().bound(error, torch.zeros_like(write))
+        error = tuple(e + (1 + len(step.rows[0])) * eps * s for e, s in zip(error, size, strict=True))
+    x_0, *writes = (_to_tensor(term) for term in terms)
+    return x_0, tuple(writes), _to_tensor(error) + eps * _to_tensor(size)
+
+
+def find_gains(
+    sites: Sequence[Site], embedding: Sequence[float], collapse: Sequence[Any], kind: NormKind
+) -> list[Tensor]:
+    """Return the factor with which x_0 and each write reach the last read, broadcastable to `(*, d_model)`.
+
+    Means are not subtracted: it is the factor of a feature that the sublayers leave alone.
+
+    Args:
+        sites: what the sublayers did.
+        embedding: the factors with which the streams begin.
+        collapse: the entries of the last read.
+        kind: the kind of the norms.
+    """
+    ones = torch.ones((), dtype=torch.float32)
+    terms: list[Term] = [tuple(ones * factor for factor in embedding)]
+    for site in sites:
+        step = _to_step(site, kind, len(terms[0])).without_bias()
+        step = step._replace(norms=step.norms and [norm and norm._replace(is_centred=False) for norm in step.norms])
+        terms = [*(step.carry(term) for term in terms), step.begin(ones)]
+    return [_dot(collapse, term) for term in terms]
+
+
+def to_entries(vector: Any, dim: int) -> list[Any]:
+    """Return the coefficients of n streams as entries that broadcast to `(*, d_model)`.
+
+    Args:
+        vector: a tuple of entries; a tensor `(*, n)`; or gates `(*, n, d_model)`, of `dim` dimensions.
+        dim: the dimensions of the streams as one tensor.
+    """
+    if isinstance(vector, tuple):
+        return list(vector[0] if isinstance(vector[0], tuple) else vector)
+    return list(vector.unbind(-2)) if vector.dim() == dim else [entry.unsqueeze(-1) for entry in vector.unbind(-1)]
+
+
+def _dot(row: Sequence[Any], term: Term) -> Tensor:
+    total: Any = 0.0
+    for entry, x in zip(row, term, strict=True):
+        if not (isinstance(entry, float) and entry == 0.0):
+            total = total + (x if isinstance(entry, float) and entry == 1.0 else entry * x)
+    return total if isinstance(total, Tensor) else torch.zeros_like(term[0])
+
+
+def _to_step(site: Site, kind: NormKind, n: int) -> _Step:
+    """Return a site's maps; with one stream its factors are numbers and its norm a module."""
+    if site.mix is None:
+        rows: Any = [[float(j == k) for j in range(n)] for k in range(n)]
+    elif isinstance(site.mix, tuple):
+        rows = site.mix
+    elif isinstance(site.inject, float):
+        rows = [[site.mix]]
+    else:
+        rows = [[entry.unsqueeze(-1) for entry in row.unbind(-1)] for row in site.mix.unbind(-2)]
+    inject = [site.inject] if isinstance(site.inject, float) else to_entries(site.inject, -1)
+    norms, totals = site.norms, site.total
+    if norms is None:
+        return _Step(rows, inject, site.bias, None)
+    if not isinstance(norms, tuple):
+        norms, totals = (norms,), (totals,)
+    return _Step(
+        rows, inject, site.bias, [_freeze(norm, total, kind) for norm, total in zip(norms, totals, strict=True)]
+    )
+
+
+def _freeze(norm: Any, total: Tensor, kind: NormKind) -> _FrozenNorm | None:
+    """Return a norm with its statistics of `total`."""
+    if norm is None:
+        return None
+    x = widen(total)
+    centred = kind == "layer"
+    eps = torch.finfo(total.dtype).eps if norm.eps is None else norm.eps
+    square = x.var(-1, keepdim=True, correction=0) if centred else x.square().mean(-1, keepdim=True)
+    weight, bias = norm.weight, getattr(norm, "bias", None)
+    to = [None if t is None else t.to(x.dtype) for t in (weight, bias)]
+    return _FrozenNorm(to[0], torch.rsqrt(square + eps), to[1], centred)
+
+
+def _to_tensor(term: Term) -> Tensor:
+    return term[0] if len(term) == 1 else torch.stack(torch.broadcast_tensors(*term), -2)
