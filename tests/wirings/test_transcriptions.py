@@ -1,0 +1,310 @@
+"""Wirings of several streams against plain transcriptions of their sources: values and every gradient, in float64.
+
+Parameters are far from their initial values, and streams differ from the start where a wiring has several.
+"""
+
+import functools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from addnorm import ResidualStack, wirings
+from support import stream_formulas
+
+D = 6
+START = (1.0, -0.4, 1.7, 0.3)  # factors of the embedding in each stream
+
+
+@pytest.fixture(autouse=True)
+def one_thread(threads):
+    threads(1)
+
+
+class Branch(nn.Module):
+    """A sublayer that mixes tokens and features and is not homogeneous."""
+
+    def __init__(self, reads=1):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(D, D) * 0.4 for _ in range(reads))
+        self.out = nn.Parameter(torch.randn(D, D) * 0.4)
+        self.bias = nn.Parameter(torch.randn(D))
+        self.reads = reads
+
+    def forward(self, first, *others):
+        reads = (first, *others)
+        assert len(reads) == self.reads
+        hidden = sum(
+            torch.tanh(read @ weight + k) for k, (read, weight) in enumerate(zip(reads, self.weights, strict=True))
+        )
+        return (hidden + hidden.cumsum(-2)) @ self.out + self.bias
+
+
+def make_stack(wiring, num_sublayers=6, reads=None, **options):
+    """Return a float64 stack with perturbed parameters; `reads[i]` are the inputs of sublayer i."""
+    torch.manual_seed(0)
+    reads = reads or [1] * num_sublayers
+    stack = ResidualStack([Branch(k) for k in reads], D, wiring, **options).double()
+    with torch.no_grad():
+        for name, parameter in stack.named_parameters():
+            if "sublayer" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.4)
+    return stack
+
+
+def function(norm):
+    """Return a norm module's formula."""
+    if isinstance(norm, nn.LayerNorm):
+        return lambda x: F.layer_norm(x, (D,), norm.weight, norm.bias, norm.eps)
+    eps = torch.finfo(torch.float64).eps if norm.eps is None else norm.eps
+    return lambda x: stream_formulas.rms(x, eps) * (1.0 if norm.weight is None else norm.weight)
+
+
+def parts(stack):
+    """Return the sublayers, their input norms and the final norm, as functions."""
+    connections = stack.connections
+    norms = [None if c.norm_in is None else norm_functions(c.norm_in) for c in connections]
+    return [c.sublayer for c in connections], norms, stack.norm_final and function(stack.norm_final)
+
+
+def norm_functions(norm):
+    return [function(each) for each in norm] if isinstance(norm, nn.ModuleList) else function(norm)
+
+
+def coefficients(stack):
+    return [connection.coefficients for connection in stack.connections]
+
+
+def unequal(wiring):
+    """Return a wiring whose streams differ from the start."""
+    return replace(wiring, embedding=START[: len(wiring.embedding)])
+
+
+def streams(x, n):
+    return [factor * x for factor in START[:n]]
+
+
+CASES = {}
+
+
+def case(stack):
+    """Register a transcription for the stack that a function makes."""
+    return lambda expected: CASES.setdefault(expected.__name__, (stack, expected))
+
+
+@case(lambda: make_stack(unequal(wirings.hyper_connections(3, dynamic=False))))
+def static_hyper_connections(stack, x):
+    sites = [(c.inject, c.collapse, c.mix.T) for c in coefficients(stack)]
+    return stream_formulas.static_hyper_connections(streams(x, 3), *parts(stack), sites)
+
+
+@case(lambda: make_stack(unequal(wirings.hyper_connections(3)), norm="rms", eps=1e-2))
+def dynamic_hyper_connections(stack, x):
+    sites = [
+        {
+            "b": c.inject, "a_m": c.collapse, "a_r": c.mix.T, "w_b": c.project_inject, "w_m": c.project_collapse,
+            "w_r": c.project_mix.T, "s_a": c.scale_mix, "s_b": c.scale_inject,
+            "norm": lambda h, c=c: F.layer_norm(h, (D,), c.norm_weight, c.norm_bias, c.eps),
+        }
+        for c in coefficients(stack)
+    ]  # fmt: skip
+    return stream_formulas.dynamic_hyper_connections(streams(x, 3), *parts(stack), sites)
+
+
+def to_deepseek(c):
+    """Return the parameters of a `ManifoldConnection` as DeepSeek's code has them, whose matrix applies transposed."""
+    n = c.n
+    fn, base = c.project, c.bias
+    turned = fn[2 * n :].unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1)
+    return {
+        "fn": torch.cat([fn[: 2 * n], turned]),
+        "base": torch.cat([base[: 2 * n], base[2 * n :].unflatten(0, (n, n)).T.flatten()]),
+        "scale": c.scale,
+    }
+
+
+def strong(stack):
+    """Let the streams move the coefficients, and the mixing matrices differ from the identity."""
+    with torch.no_grad():
+        for c in coefficients(stack):
+            c.scale.uniform_(0.6, 1.4)
+            c.bias.copy_(torch.randn_like(c.bias))
+    return stack
+
+
+@case(lambda: strong(make_stack(unequal(wirings.mhc(3, single_pass=True, iterations=4)))))
+def single_pass_mhc(stack, x):
+    sites = [to_deepseek(c) for c in coefficients(stack)]
+    options = {"eps": 1e-6, "hc_eps": 1e-6, "iterations": 4}
+    return stream_formulas.single_pass_mhc(streams(x, 3), *parts(stack), sites, **options)
+
+
+def depth_reads(stack):
+    """Return query and key weight of every read; the first has a single source, which needs none."""
+    modules = [*coefficients(stack), stack.head.coefficients]
+    return [(torch.zeros(D).double(), torch.ones(D).double()) if c is None else (c.query[0], c.weight) for c in modules]
+
+
+@case(lambda: make_stack(wirings.attention_residuals()))
+def attention_residuals(stack, x):
+    return stream_formulas.attention_residuals(x, *parts(stack), depth_reads(stack), eps=1e-6)
+
+
+def attention_by_block(layers, stack, x):
+    reads = depth_reads(stack)
+    return stream_formulas.block_attention_residuals(x, *parts(stack), reads, eps=1e-6, block_size=2 * layers)
+
+
+@case(lambda: make_stack(wirings.attention_residuals(layers_per_block=2), 10))
+def attention_residuals_by_block(stack, x):
+    return attention_by_block(2, stack, x)
+
+
+@case(lambda: make_stack(wirings.attention_residuals(layers_per_block=3), 12))
+def attention_residuals_by_block_without_rest(stack, x):
+    return attention_by_block(3, stack, x)
+
+
+def pre_ln_layers(stack):
+    """Return the layers as functions of the stream, residual adds included."""
+    sublayers, norms, _ = parts(stack)
+
+    def layer(k, x):
+        for i in (2 * k, 2 * k + 1):
+            x = x + sublayers[i](norms[i](x))
+        return x
+
+    return [functools.partial(layer, k) for k in range(len(sublayers) // 2)]
+
+
+def average_by_depth(stack, x, dilation, period):
+    layers = pre_ln_layers(stack)
+    modules = [*stack.connections[::2], stack.head]
+    weights = {
+        m: [getattr(modules[m], f"weight_{j}") for j in range(m + 1) if j % dilation == m % dilation]
+        for m in range(1, len(modules)) if m % period == 0
+    }  # fmt: skip
+    return stream_formulas.denseformer(x, layers, parts(stack)[2], weights, dilation=dilation, period=period)
+
+
+@case(lambda: make_stack(wirings.denseformer(), 8))
+def denseformer(stack, x):
+    return average_by_depth(stack, x, 1, 1)
+
+
+@case(lambda: make_stack(wirings.denseformer(dilation=2, period=3), 14))
+def denseformer_with_dilation_and_period(stack, x):
+    return average_by_depth(stack, x, 2, 3)
+
+
+@case(lambda: make_stack(wirings.denseformer(dilation=3, period=2), 12))
+def denseformer_that_ends_in_an_average(stack, x):
+    return average_by_depth(stack, x, 3, 2)
+
+
+def mudd(stack, x, spread):
+    sublayers, norms, final_norm = parts(stack)
+    blocks = [
+        (
+            spread(sublayers[i]),
+            *(norms[i] if isinstance(norms[i], list) else [norms[i]] * 3),
+            sublayers[i + 1],
+            norms[i + 1],
+        )
+        for i in range(0, len(sublayers), 2)
+    ]
+    modules = [*coefficients(stack)[2::2], stack.head.coefficients]
+    reads = []
+    for c in modules:
+        w2, a = c.down.T, c.static
+        if a.shape[0] == 2:  # one read and the residual: query, key and value are equal
+            w2 = w2.unflatten(1, (2, c.n))[:, [0, 0, 0, 1]].flatten(1)
+            a = a[[0, 0, 0, 1]]
+        reads.append((c.up.T, w2, a))
+    return stream_formulas.muddformer(x, blocks, final_norm, reads, eps=1e-6)
+
+
+@case(lambda: make_stack(wirings.muddformer(reads=3), reads=[3, 1] * 3))
+def muddformer(stack, x):
+    return mudd(stack, x, lambda f: f)
+
+
+@case(lambda: make_stack(wirings.muddformer()))
+def muddformer_with_one_read(stack, x):
+    return mudd(stack, x, lambda f: lambda q, k, v: f(q))
+
+
+@case(lambda: make_stack(wirings.x0_residual(), 8, norm="rms"))
+def x0_residual(stack, x):
+    sublayers, norms, final_norm = parts(stack)
+    blocks = [(sublayers[i], norms[i], sublayers[i + 1], norms[i + 1]) for i in range(0, len(sublayers), 2)]
+    firsts = stack.connections[::2]
+    factors = [c.scale for c in firsts], [c.x0_scale for c in firsts]
+    return stream_formulas.nanochat(
+        function(stack.norm_embedding)(x), blocks, final_norm, *factors, -stack.head.backout
+    )
+
+
+@case(lambda: make_stack(wirings.keel()))
+def keel(stack, x):
+    sublayers, norms, _ = parts(stack)
+    outer = [c.norm_out and function(c.norm_out) for c in stack.connections]
+    return stream_formulas.keel(x, sublayers, norms, outer, alpha=6.0)
+
+
+@case(lambda: make_stack(unequal(wirings.reversible())))
+def reversible(stack, x):
+    sublayers, norms, final_norm = parts(stack)
+    first, second = stream_formulas.reversible(streams(x, 2), sublayers, norms)
+    return final_norm((first + second) / 2)
+
+
+@case(lambda: make_stack(wirings.ngpt(), norm="rms", elementwise_affine=False, eps=0.0))
+def ngpt(stack, x):
+    sublayers = [lambda h, f=f: f(math.sqrt(D) * h) for f in parts(stack)[0]]  # the library's vectors are sqrt(d) long
+    stored = [c.alpha for c in coefficients(stack)]
+    return math.sqrt(D) * stream_formulas.ngpt(stream_formulas.unit(x), sublayers, stored, alpha_init=0.05)
+
+
+@case(lambda: make_stack(unequal(wirings.siamese_norm())))
+def siamese_norm(stack, x):
+    ends = [function(c.norm_streams["1"]) for c in [*stack.connections, stack.head]]
+    outs = [function(c.norm_outs["0"]) for c in stack.connections]
+    factors = [(i // 2 + 1) ** -0.5 for i in range(len(outs))]
+    return stream_formulas.siamese_norm(streams(x, 2), parts(stack)[0], ends[:-1], outs, ends[-1], factors)
+
+
+@case(lambda: make_stack(unequal(wirings.resi_dual())))
+def resi_dual(stack, x):
+    outs = [function(c.norm_outs["0"]) for c in stack.connections]
+    final = function(stack.head.norm_streams["1"])
+    return stream_formulas.residual_dual(streams(x, 2), parts(stack)[0], outs, final)
+
+
+@case(lambda: make_stack(wirings.b2t()))
+def b2t(stack, x):
+    return stream_formulas.bottom_to_top(x, parts(stack)[0], [function(c.norm_outs["0"]) for c in stack.connections])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wiring_equals_its_transcription(name):
+    make, expected = CASES[name]
+    stack = make()
+    x = (torch.randn(2, 3, D, dtype=torch.float64) * torch.linspace(0.2, 2.0, D)).requires_grad_()
+    parameters = {"x": x, **dict(stack.named_parameters())}
+    results = []
+    for y in (stack(x), expected(stack, x)):
+        torch.manual_seed(1)
+        gradients = torch.autograd.grad((y * torch.randn_like(y)).sum(), [*parameters.values()])
+        results.append((y, gradients))
+    (y, gradients), (y_expected, gradients_expected) = results
+    torch.testing.assert_close(y, y_expected, rtol=1e-10, atol=1e-10)
+    for parameter, gradient, wanted in zip(parameters, gradients, gradients_expected, strict=True):
+        size = float(wanted.abs().max())
+        assert size > 1e-8, f"{parameter} has no gradient: the test would not see it"
+        torch.testing.assert_close(
+            gradient, wanted, rtol=0, atol=1e-9 * max(1.0, size), msg=lambda m, p=parameter: f"{p}: {m}"
+        )
