@@ -118,5 +118,5 @@ def test_layer_alone_refuses_bad_arguments():
         layer(3)
     with pytest.raises(TypeError, match="no sublayer takes the keyword argument 'mask'"):
         layer(x, mask=None)
-    with pytest.raises(ValueError, match=r"flow is 'two_streams', expected a StreamState: .*; call the stack"):
+    with pytest.raises(ValueError, match=r"the layer has 2 streams, expected a StreamState: .*; call the stack"):
         stack_of(2, "resi_dual").layers[0](x)

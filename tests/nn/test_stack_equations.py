@@ -76,20 +76,33 @@ def parallel_two(stack, x):
     return get_norm_function(stack.norm_final)(x)
 
 
+def keel(s, x):
+    if s.l == 1:
+        return x + s.f(s.into(x)) if s.at.norm_out is None else s.out(x + s.f(s.into(x)))
+    return s.out(s.n_sublayers * x + s.f(s.into(x)))
+
+
+def depth_scaled(stack, x):
+    for i in range(len(stack.connections)):
+        s = Here(stack, i)
+        x = math.sqrt((i + 1) / (i + 2)) * x + math.sqrt(1 / (i + 2)) * s.branch(s.f(s.into(x)))
+    return get_norm_function(stack.norm_final)(x)
+
+
 def resi_dual(stack, x):
     u = v = x
     for i in range(len(stack.connections)):
         s = Here(stack, i)
         write = s.f(u)
-        u, v = s.out(u + write), v + write
-    return u + get_norm_function(stack.norm_final)(v)
+        u, v = get_norm_function(s.at.norm_outs["0"])(u + write), v + write
+    return u + get_norm_function(stack.head.norm_streams["1"])(v)
 
 
 def b2t(stack, x):
     for i in range(0, len(stack.connections), 2):
         attention, forward = Here(stack, i), Here(stack, i + 1)
-        h = attention.out(x + attention.f(x))
-        x = forward.out(h + forward.f(h) + x)
+        h = get_norm_function(attention.at.norm_outs["0"])(x + attention.f(x))
+        x = get_norm_function(forward.at.norm_outs["0"])(h + forward.f(h) + x)
     return x
 
 
@@ -130,6 +143,8 @@ EQUATIONS = {
     "parallel": [({}, parallel_one), ({"norms": 2}, parallel_two)],
     "resi_dual": [({}, resi_dual)],
     "b2t": [({}, b2t)],
+    "keel": [({}, in_rows(keel, final=False))],
+    "depth_scaled": [({}, depth_scaled)],
 }
 CASES = [
     pytest.param(name, options, equation, norm, id="-".join([name, *map(str, options.values()), norm]))
@@ -139,8 +154,9 @@ CASES = [
 ]
 
 
-def test_every_wiring_has_a_reference_equation():
-    assert set(EQUATIONS) == set(wirings.CONSTRUCTORS)
+def test_every_wiring_of_rows_has_a_reference_equation():
+    """Those with several streams are compared in tests/wirings/test_transcriptions.py."""
+    assert set(EQUATIONS) >= {wiring.name for wiring in wirings.list_all() if wiring.has_rows}
 
 
 @pytest.mark.parametrize(("name", "options", "equation", "norm"), CASES)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import addnorm
-from addnorm import ResidualStack
+from addnorm import ResidualStack, wirings
 from addnorm.nn.executor import StreamState
 from support.pairwise import some
-from support.stacks import D, Masked, Mlp, each_wiring, f64, stack_of
+from support.stacks import D, Masked, Mlp, each_wiring, f64, perturb, stack_of
 
 # unroll and without
 
@@ -44,10 +44,54 @@ def test_unroll_carries_gradients():
     torch.testing.assert_close(gradients, expected)
 
 
-@pytest.mark.parametrize("name", ["post_ln", "deepnorm", "mix_ln", "resi_dual", "b2t", "no_residual", "admin"])
-def test_unroll_raises_if_the_stream_is_no_sum(name):
-    with pytest.raises(ValueError, match=f"the stream of {name} is no plain sum of writes"):
-        stack_of(8, name).unroll(torch.randn(3, D))
+@pytest.mark.parametrize("wiring", wirings.list_all(), ids=lambda wiring: wiring.name)
+def test_frozen_expansion_closes_in_float64(wiring):
+    """The terms are carried through later mixes and norms; learned coefficients are away from their initial values."""
+    stack, x = stack_of(6, wiring, dtype=f64).double(), torch.randn(3, D, dtype=f64)
+    perturb(stack)
+    with torch.no_grad():
+        x_0, writes, x_L, y = stack.unroll(x)
+    assert len(writes) == 6
+    assert float((x_L - x_0 - sum(writes)).norm() / x_L.norm()) < 1e-14
+    torch.testing.assert_close(y, stack(x))
+
+
+def test_unroll_carries_writes_through_later_norms():
+    """Post-LN by hand: with its statistics frozen a norm is linear, and its bias counts with the write before it."""
+    stack, x = stack_of(2, "post_ln", dtype=f64), torch.randn(3, D, dtype=f64)
+    perturb(stack)
+    first, second = stack.connections
+    z = x + first.sublayer(x)
+    h = first.norm_out(z)
+    s = h + second.sublayer(h)
+
+    def carried(t, total, norm):
+        return (
+            (t - t.mean(-1, keepdim=True)) / (total.var(-1, keepdim=True, correction=0) + norm.eps).sqrt() * norm.weight
+        )
+
+    x_0, (w_1, w_2), _, _ = stack.unroll(x)
+    torch.testing.assert_close(x_0, carried(carried(x, z, first.norm_out), s, second.norm_out))
+    own = carried(first.sublayer(x), z, first.norm_out) + first.norm_out.bias
+    torch.testing.assert_close(w_1, carried(own, s, second.norm_out))
+    torch.testing.assert_close(w_2, carried(second.sublayer(h), s, second.norm_out) + second.norm_out.bias)
+
+
+def test_direct_path_of_scaled_streams():
+    """a = 0.5 halves every earlier term at each sublayer."""
+    stack = stack_of(4, addnorm.Row(norm_in=True, a=0.5))
+    expected = torch.tensor([2.0**-4, 2.0**-3, 2.0**-2, 2.0**-1, 1.0])
+    torch.testing.assert_close(stack.direct_path(torch.randn(3, D)), expected)
+
+
+def test_direct_path_of_hyper_connections():
+    """Row-stochastic mixing and writes of 1 keep the path: as often as the head reads, 4 times."""
+    stack = stack_of(4, "hyper_connections")
+    torch.testing.assert_close(stack.direct_path(torch.randn(3, D)), torch.full((5,), 4.0))
+    with torch.no_grad():
+        for connection in stack.connections:
+            connection.coefficients.inject.copy_(torch.tensor([0.5, 1.0, -2.0, 3.0]))
+    torch.testing.assert_close(stack.direct_path(torch.randn(3, D)), torch.tensor([4.0, 2.5, 2.5, 2.5, 2.5]))
 
 
 def test_unroll_raises_if_the_sum_is_not_x_L():

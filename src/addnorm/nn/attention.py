@@ -45,6 +45,8 @@ class SelfAttention(nn.Module):
         torch.Size([2, 5, 16])
     """
 
+    read_names = ("x", "key", "value")  # of a wiring with several reads
+
     def __init__(
         self,
         d_model: int,
@@ -67,21 +69,21 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
         mask: Tensor | MergedMask | None = None,
         key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
     ) -> Tensor:
         """Return the output, `(batch, tokens, d_model)`.
 
         Args:
             x: `(batch, tokens, d_model)`.
-            key, value: the inputs of keys and values if they are not x, for wirings that read them separately; in its shape.
             mask: bool or float: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; every dimension
                 but keys may be 1.
             key_mask: bool or float, `(batch, keys)`: the tokens to attend to, such as those that are no padding.
             cache: keys and values of the tokens before x, which count as keys; those of x are appended.
+            key, value: the inputs of keys and values if they are not x, in its shape: some wirings read them separately.
 
         Raises:
             ValueError, TypeError: a wrong shape or dtype.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from addnorm.nn.executor import StreamState, add, without_views
 from addnorm.nn.removal import find_inside
 from addnorm.nn.residual import SublayerConnection, check_kwargs, check_tensor, to_dtype
-from addnorm.nn.streams import StreamsConnection
+from addnorm.nn.streams import StreamsConnection, finish
 
 __all__ = ["ResidualLayer", "refuse_state"]
 
@@ -59,16 +59,20 @@ class ResidualLayer(nn.Module):
         """Return the stream after this layer as a tensor, for a caller that is no stack."""
         check_tensor(x)
         connections = find_inside(self, SublayerConnection)
-        if any(isinstance(connection, StreamsConnection) for connection in connections):
+        stages = [connection.stage for connection in connections if isinstance(connection, StreamsConnection)]
+        if stages and (stages[0].n > 1 or stages[-1].n_out > 1 or stages[0].is_stacked):
             raise ValueError(
-                "state is a tensor and the layer's wiring has several streams, expected a StreamState: a tensor has one of them "
-                "only; call the stack."
+                f"state is a tensor and the layer has {stages[0].n} streams, expected a StreamState: a tensor has one of them only; "
+                "call the stack."
             )
         accepted = [connection.accepted_kwargs for connection in connections]
         check_kwargs(context, None if None in accepted else frozenset().union(*accepted))  # type: ignore[arg-type]  # without None
         residual_dtype = connections[0].residual_dtype if connections else None
         dtype = None if residual_dtype is None else x.dtype
-        state = self.forward(StreamState(to_dtype(x, residual_dtype), dtype=dtype), **context)
+        stream = to_dtype(x, residual_dtype)
+        if stages:
+            return to_dtype(finish(self.forward(StreamState((stream,), dtype=dtype), **context))[0], dtype)
+        state = self.forward(StreamState(stream, dtype=dtype), **context)
         return to_dtype(state.x if state.pending is None else add(state.x, state.pending), dtype)
 
 

@@ -266,8 +266,12 @@ class SublayerConnection(nn.Module):
         if context:
             accepted = self.accepted_kwargs
             context = {name: t for name, t in context.items() if accepted is None or name in accepted}
-        branch: Tensor = sublayer(*reads, **context)
-        read = reads[0]
+        read, *others = reads
+        if others:
+            names = getattr(sublayer, "read_names", ())
+            if len(names) >= len(reads):
+                context, others = {**context, **dict(zip(names[1:], others, strict=False))}, []
+        branch: Tensor = sublayer(read, *others, **context)
         if branch.__class__ is not Tensor and not isinstance(branch, Tensor):
             refuse_output(self, branch, read)
         if branch.shape != read.shape:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from addnorm._util.arguments import check_bool, check_dtype, check_int, check_probability
+from addnorm._util.arguments import check_bool, check_dtype, check_probability
 from addnorm.nn.checks import check_layers, check_streams, is_shared
 from addnorm.nn.executor import PendingWrite, StreamState, normalize, read_stream
 from addnorm.nn.expansion import StreamTerms, expand, find_gains, to_entries
@@ -109,8 +109,8 @@ class ResidualStack(nn.Module):
         norms = NormFactory(d_model, norm, eps, elementwise_affine, bias, device, dtype)
         self.sublayers_per_layer, self.num_layers = _count_layers(len(sublayers), sublayers_per_layer)
         self.residual_dtype = check_dtype("residual_dtype", residual_dtype)
-        if not isinstance(checkpoint, bool):
-            check_int("checkpoint", checkpoint, 1)
+        if not isinstance(checkpoint, bool) and not (isinstance(checkpoint, int) and checkpoint > 0):
+            raise ValueError(f"checkpoint is {checkpoint!r}, expected True, False, or a whole number of layers from 1.")
         self.checkpoint = checkpoint
         check_probability("stochastic_depth", stochastic_depth)
         connections: list[SublayerConnection] = []
@@ -132,8 +132,8 @@ class ResidualStack(nn.Module):
             final_norm = self.wiring.ends_in_norm(self.num_layers)
         check_bool("final_norm", final_norm, ", or None: as the wiring states")
         self.norm_embedding = norms.make(self.wiring.embedding_norm)
-        head = self.wiring.last_read(self.num_layers, self.sublayers_per_layer)
-        after = Place(self.num_layers, 0, self.num_layers, self.sublayers_per_layer)
+        after = Place(*divmod(len(sublayers), n), self.num_layers, n)
+        head = self.wiring.last_read(after)
         self.head = None if head is None else StreamHead(head, after, norms)
         self.norm_final = norms.make(final_norm)
         self.is_stacked = check_streams(self.wiring, self.connections, self.head)

@@ -213,7 +213,7 @@ def _collapse(row: Any, streams: Streams) -> Tensor:
     terms = [(entry, x) for entry, x in zip(row, each, strict=True) if not _is(entry, 0.0)]
     if len(terms) == 1 and _is(terms[0][0], 1.0):
         return terms[0][1]
-    return _sum([entry * widen(x) for entry, x in terms])
+    return _sum_terms(terms)
 
 
 def add_write(streams: Streams, write: StreamWrite, norms: Sequence[Any], kind: NormKind) -> Streams:
@@ -244,19 +244,20 @@ def _add_row(
     terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if not _is(entry, 0.0)]
     writes, dtype = not _is(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
     simple = bias is None and all(_is_scale(entry) for entry, _ in (*terms, (inject, None)))
-    if simple and len(terms) == 1 and writes:
-        factor, x = terms[0]
+    if simple and terms and writes:
+        factor, x = terms[0] if len(terms) == 1 else (1.0, _sum_terms(terms))
         scales = {"residual_scale": factor, "layer_scale": inject}
         options = {**write.options, **{name: value for name, value in scales.items() if not _is(value, 1.0)}}
+        if x.dtype != dtype:
+            options["residual_dtype"] = dtype  # the sum of several streams is rounded here, once
         if norm is None:
             return functional.add_residual(x, write.branch, **options)
         return add_and_normalize(x, write.branch, options, norm, kind, 1.0, dtype, return_residual=False)[0]
     if not writes and bias is None and len(terms) == 1 and _is(terms[0][0], 1.0):
         total = terms[0][1]
     else:
-        values = [widen(x) if _is(entry, 1.0) else entry * widen(x) for entry, x in terms]
-        values += [inject * widen(_masked(write))] * writes + ([] if bias is None else [bias])
-        total = _sum(values).to(dtype)
+        total = _sum_terms([*terms, *[(inject, _masked(write))] * writes])
+        total = (total if bias is None else total + bias).to(dtype)
     return total if norm is None else normalize(total, norm, kind, 1.0, dtype)
 
 
@@ -269,11 +270,13 @@ def _masked(write: StreamWrite) -> Tensor:
     return functional.add_residual(zeros, write.branch, **options)
 
 
-def _sum(values: Sequence[Tensor]) -> Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+def _sum_terms(terms: Sequence[tuple[Any, Tensor]]) -> Tensor:
+    """Return the sum of entry * x in float32 at least."""
+    total: Any = None
+    for entry, x in terms:
+        term = widen(x) if _is(entry, 1.0) else entry * widen(x)
+        total = term if total is None else total + term
+    return total  # type: ignore[no-any-return]  # there is a term
 
 
 def _is(entry: Any, number: float) -> bool:

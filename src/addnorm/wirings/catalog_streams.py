@@ -182,10 +182,8 @@ def _attention_stage(
     return Stage(n, mix=mix, inject=inject, coefficients=_source_attention(normed_values), reads=own, norm_in=True)
 
 
-def _attention_head(
-    num_layers: int, sublayers_per_layer: int, layers_per_block: int | None, normed_values: bool, reads: Any
-) -> Head:
-    n, _ = _count_sources(Place(num_layers, 0, num_layers, sublayers_per_layer), layers_per_block)
+def _attention_head(place: Place, layers_per_block: int | None, normed_values: bool, reads: Any) -> Head:
+    n, _ = _count_sources(place, layers_per_block)
     return Head(n, coefficients=_source_attention(normed_values))
 
 
@@ -219,16 +217,21 @@ def _dense_weights(n: int, dilation: int, period: int) -> tuple[Any, ...]:
 
 
 def _dense_stage(place: Place, dilation: int, period: int) -> Stage:
+    n = _count_states(place)
     if place.sublayer:
-        n = place.layer + 2
         return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True)
-    n = place.layer + 1
     weights = _dense_weights(n, dilation, period)
     return Stage(n, weights, (*identity(n), weights), unit(n + 1, -1), norm_in=True)
 
 
-def _dense_head(num_layers: int, sublayers_per_layer: int, dilation: int, period: int) -> Head:
-    return Head(num_layers + 1, _dense_weights(num_layers + 1, dilation, period))
+def _dense_head(place: Place, dilation: int, period: int) -> Head:
+    n = _count_states(place)
+    return Head(n, _dense_weights(n, dilation, period))
+
+
+def _count_states(place: Place) -> int:
+    """Return the number of states before a place: the embedding and one for each layer, the current one included."""
+    return place.layer + 1 + (place.sublayer > 0)
 
 
 @register
@@ -250,17 +253,16 @@ def muddformer(reads: int = 1) -> Wiring:
 
 
 def _mudd_stage(place: Place, reads: int) -> Stage:
+    n = _count_states(place)
     if place.sublayer:
-        n = place.layer + 2
         return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True)
-    n = place.layer + 1
     if n == 1:
         return Stage(1, ((1.0,),) * reads, ((1.0,), (1.0,)), (0.0, 1.0), norm_in=True)
     return Stage(n, inject=unit(n + 1, -1), coefficients=Computed(DynamicSources), reads=reads, norm_in=True)
 
 
-def _mudd_head(num_layers: int, sublayers_per_layer: int, reads: int) -> Head:
-    return Head(num_layers + 1, coefficients=Computed(DynamicSources, {"residual": False}))
+def _mudd_head(place: Place, reads: int) -> Head:
+    return Head(_count_states(place), coefficients=Computed(DynamicSources, {"residual": False}))
 
 
 @register
@@ -309,8 +311,8 @@ def _x0_stage(place: Place, scale: tuple[float, float], x0_scale: tuple[float, f
     return Stage(n, collapse, tuple(keep), inject, norm_in=True)
 
 
-def _x0_head(num_layers: int, sublayers_per_layer: int, backout: float, **options: Any) -> Head:
-    if backout == 0.0:
+def _x0_head(place: Place, backout: float, **options: Any) -> Head:
+    if backout == 0.0 or place.layer <= place.num_layers // 2:
         return Head(2, (1.0, 0.0))
     return Head(3, (1.0, 0.0, Learned(-backout, name="backout")))
 

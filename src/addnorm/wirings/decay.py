@@ -27,7 +27,9 @@ def find_no_decay(module: nn.Module) -> set[str]:
 def _own_names(module: Any) -> set[str]:
     """Return the names, within a module, of the parameters that it adds."""
     if isinstance(module, CoefficientModule):
-        return {name for name in module._parameters if name not in module.decays and module._parameters[name] is not None}
+        return {
+            name for name in module._parameters if name not in module.decays and module._parameters[name] is not None
+        }
     names: set[str] = set()
     if hasattr(module, "parameter_names") or hasattr(module, "accepted_kwargs") and hasattr(module, "row"):
         names |= {name for name, p in module._parameters.items() if p is not None}  # learned factors

@@ -25,7 +25,7 @@ from addnorm.wirings import description, drawing, equation
 from addnorm.wirings.decay import find_no_decay
 from addnorm.wirings.init import InitRule, init_, xavier
 from addnorm.wirings.row import FACTORS, Factor, Learned, Place, Row, changed_fields, format_call
-from addnorm.wirings.stage import Head, Stage
+from addnorm.wirings.stage import Head, Stage, unit
 
 __all__ = ["CONSTRUCTORS", "FACTORS", "Factor", "Learned", "Place", "Row", "Wiring", "as_wiring", "get"]
 
@@ -46,8 +46,8 @@ class Wiring:
         embedding_norm: whether x_0 is normalized before the first sublayer.
         init: the rule of `init_`: `init(role, place)` returns the `Draw` for weights of that role (`addnorm.wirings.init`).
         embedding: the streams at the start: X_0 has a stream for each entry, x_0 times that number.
-        head: the read of several streams after the last sublayer, which the final norm normalizes; or a function of the numbers
-            of layers and of sublayers of a layer. Not needed with one stream.
+        head: the read of several streams after the last sublayer, which the final norm normalizes; or a function of the
+            `Place` after it. Not needed with one stream.
         options: keyword arguments for `rule`, `final_norm`, `head` and `init`.
         symbols: for `equation`: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula, in which L is the number of
             layers, l a layer's number from 1 and S the number of sublayers.
@@ -88,7 +88,7 @@ class Wiring:
                 f"rule is {self.rule!r}, expected a Row or a Stage, or a function that returns that of a Place."
             )
         if not (self.head is None or isinstance(self.head, Head) or callable(self.head)):
-            raise TypeError(f"head is {self.head!r}, expected None, a Head, or a function of the number of layers.")
+            raise TypeError(f"head is {self.head!r}, expected None, a Head, or a function of a Place.")
         embedding = self.embedding if isinstance(self.embedding, Sequence) and len(self.embedding) > 0 else (None,)
         embedding = tuple(check_float("an entry of embedding", factor) for factor in embedding)
         object.__setattr__(self, "embedding", embedding)
@@ -157,13 +157,20 @@ class Wiring:
             raise ValueError(f"wiring {self.name!r} has several streams and no rows: use stage().")
         return row
 
-    def last_read(self, num_layers: int, sublayers_per_layer: int = 2) -> Head | None:
-        """Return the read after the last sublayer; None for a wiring of rows, whose stream is the read."""
-        if self.head is None:
-            return None if self.has_rows else Head(1, (1.0,))
-        if isinstance(self.head, Head):
+    def last_read(self, place: Place) -> Head | None:
+        """Return the read after the last sublayer; None for a wiring of rows, whose stream is the read.
+
+        Args:
+            place: the position after the last sublayer, such as `Place(num_layers, 0, num_layers, 2)`.
+        """
+        if callable(self.head):
+            return self.head(place, **dict(self.options))
+        if self.head is not None or self.has_rows:
             return self.head
-        return self.head(num_layers, sublayers_per_layer, **dict(self.options))
+        n = place.layer * place.sublayers_per_layer + place.sublayer - 1
+        last = self.stage(*divmod(n, place.sublayers_per_layer), *place[2:])
+        streams = last.n_out if isinstance(last, Stage) else 1
+        return Head(streams, unit(streams, 0))
 
     def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
         """Return the rows of a whole stack, in order."""
