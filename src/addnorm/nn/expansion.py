@@ -26,8 +26,8 @@ Term = tuple[Tensor, ...]  # one tensor (*, d_model) for each stream
 class StreamTerms(NamedTuple):
     """The streams of a stack as a sum: x_L = x_0 + the writes; `y` is the stack's output.
 
-    Where the streams are normalized, scaled or mixed on their way, `x_0` and the writes are what is left of them at the end. With n
-    streams at the end each is `(*, n, d_model)`, otherwise `(*, d_model)`.
+    Where the streams are normalized, scaled or mixed on their way, `x_0` and the writes are what is left of them at the end. With
+    n streams at the end each is `(*, n, d_model)`, otherwise `(*, d_model)`.
     """
 
     x_0: Tensor
@@ -85,7 +85,8 @@ class _Step(NamedTuple):
     def _through(self, k: int, x: Tensor, *, own: bool = False, absolute: bool = False) -> Tensor:
         if self.norms is None or self.norms[k] is None:
             return x
-        weight, rstd, bias, is_centred = self.norms[k]
+        norm: _FrozenNorm = self.norms[k]
+        weight, rstd, bias, is_centred = norm
         if is_centred:
             mean = x.mean(-1, keepdim=True)
             x = x + mean if absolute else x - mean

@@ -51,9 +51,10 @@ class ResidualLayer(nn.Module):
         if not isinstance(state, StreamState):
             return self._call_alone(state, context)
         connections: Any = self._modules["connections"]  # without the time of `nn.Module.__getattr__`
+        current: StreamState = state
         for connection in connections._modules.values():
-            state = connection(state, **context)
-        return without_views(state) if self._forward_hooks else state
+            current = connection(current, **context)
+        return without_views(current) if self._forward_hooks else current
 
     def _call_alone(self, x: Tensor, context: dict[str, Any]) -> Tensor:
         """Return the stream after this layer as a tensor, for a caller that is no stack."""
@@ -62,8 +63,8 @@ class ResidualLayer(nn.Module):
         stages = [connection.stage for connection in connections if isinstance(connection, StreamsConnection)]
         if stages and (stages[0].n > 1 or stages[-1].n_out > 1 or stages[0].is_stacked):
             raise ValueError(
-                f"state is a tensor and the layer has {stages[0].n} streams, expected a StreamState: a tensor has one of them only; "
-                "call the stack."
+                f"state is a tensor and the layer has {stages[0].n} streams, expected a StreamState: a tensor has one of them "
+                "only; call the stack."
             )
         accepted = [connection.accepted_kwargs for connection in connections]
         check_kwargs(context, None if None in accepted else frozenset().union(*accepted))  # type: ignore[arg-type]  # without None

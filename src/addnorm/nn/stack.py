@@ -291,8 +291,8 @@ class ResidualStack(nn.Module):
 
         A write is what is added to the stream: after norm, factors, dropout and stochastic depth; in float32 at least. Where the
         streams are mixed, scaled or normalized later, it is carried through that with all coefficients and statistics as they
-        were; a norm's bias, and a learned bias of the add, count with the write before it. With n streams at the end the terms are
-        `(*, n, d_model)`. The check allows for the streams' rounding at every sublayer.
+        were; a norm's bias, and a learned bias of the add, count with the write before it. With n streams at the end the terms
+        are `(*, n, d_model)`. The check allows for the streams' rounding at every sublayer.
 
         Raises:
             RuntimeError: the sum differs from x_L: the stream is not finite.
@@ -314,8 +314,8 @@ class ResidualStack(nn.Module):
     def direct_path(self, x: Tensor, **context: Any) -> Tensor:
         """Return the factor with which x_0 and each write reach the last read, averaged over tokens and features.
 
-        With the coefficients and the norms' statistics as they were: 1 for all of them in pre-LN, whose gradient has that constant
-        path. The final norm is not included. Shape `(1 + sublayers,)`, float32.
+        With the coefficients and the norms' statistics as they were: 1 for all of them in pre-LN, whose gradient has that
+        constant path. The final norm is not included. Shape `(1 + sublayers,)`, float32.
 
         Example:
             >>> layers = [torch.nn.Linear(8, 8) for _ in range(4)]

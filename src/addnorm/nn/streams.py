@@ -107,8 +107,10 @@ class StreamsConnection(SublayerConnection):
             return  # the base class's constructor calls this before there are any
         _reset_reads(self, self.stage)
         norm_in: Any = self._modules["norm_in"]
-        for norm in (norm_in, self._modules["norm_branch"], *self.norm_outs.values()):
-            for module in norm if isinstance(norm, nn.ModuleList) else (norm,):
+        norms: tuple[Any, ...] = (norm_in, self._modules["norm_branch"], *self.norm_outs.values())
+        for norm in norms:
+            each: Any = norm if isinstance(norm, nn.ModuleList) else (norm,)
+            for module in each:
                 if module is not None:
                     module.reset_parameters()
 
@@ -212,7 +214,8 @@ def _collapse(row: Any, streams: Streams) -> Tensor:
     each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
     terms = [(entry, x) for entry, x in zip(row, each, strict=True) if not _is(entry, 0.0)]
     if len(terms) == 1 and _is(terms[0][0], 1.0):
-        return terms[0][1]
+        read: Tensor = terms[0][1]
+        return read
     return _sum_terms(terms)
 
 

@@ -31,10 +31,11 @@ def _own_names(module: Any) -> set[str]:
             name for name in module._parameters if name not in module.decays and module._parameters[name] is not None
         }
     names: set[str] = set()
-    if hasattr(module, "parameter_names") or hasattr(module, "accepted_kwargs") and hasattr(module, "row"):
-        names |= {name for name, p in module._parameters.items() if p is not None}  # learned factors
+    if not _belongs_to_wiring(module):
+        return names
+    names |= {name for name, p in module._parameters.items() if p is not None}  # learned factors
     for name, child in module._modules.items():
-        if name.startswith("norm") and child is not None and _belongs_to_wiring(module):
+        if name.startswith("norm") and child is not None:
             names |= {f"{name}.{inner}" for inner, _ in child.named_parameters()}
     return names
 
