@@ -26,7 +26,7 @@ from addnorm.nn.executor import (
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring, as_wiring
 
-__all__ = ["NormFactory", "SublayerConnection", "check_kwargs"]
+__all__ = ["NormFactory", "SublayerConnection", "check_kwargs", "is_distributed"]
 
 FIRST = Place(0, 0, 1, 1)
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -126,7 +126,8 @@ class SublayerConnection(nn.Module):
                 f"wiring is {wiring.name!r}, expected one with a single stream: {wiring.name} has several, use ResidualStack."
             )
         self.row = wiring.row(*place)
-        self.keeps_state = False  # whether the next sublayer shares the state that this one reads
+        self.shares_state = bool(self.row.shares)  # with the sublayer before
+        self.keeps_state = False  # for the next sublayer, which shares the state
         self.place = place
         self.d_model = d_model
         self.norm = norm
@@ -178,7 +179,7 @@ class SublayerConnection(nn.Module):
         for name, factor in (("residual_scale", a), ("layer_scale", b)):
             if isinstance(factor, Tensor):
                 # The next layer uses it, when a sharded module may have freed the memory of its parameters.
-                options[name] = factor.clone() if _is_distributed() else factor
+                options[name] = factor.clone() if is_distributed() else factor
             elif factor != 1.0:
                 options[name] = factor
         if dtype is not None:
@@ -220,17 +221,17 @@ class SublayerConnection(nn.Module):
 
     def _advance(self, state: StreamState, context: Mapping[str, Any]) -> StreamState:
         """Return the state after this sublayer."""
-        if self.row.shares:
-            x, read, state = self._read_shared(state)
+        if self.shares_state:
+            x, read = self._read_shared(state)
         else:
             x, read = read_stream(state, self._modules["norm_in"], self.norm, self.c)
-        write = PendingWrite(self._branch((read,), context), self.options(x))
+        write = PendingWrite(self._branch(read, context), self.options(x))
         if self._modules["norm_out"] is None and state.sites is None and not self.keeps_state:
             return StreamState(x, write, None, None, None, state.dtype)
         return self._write(state, x, read, write)
 
-    def _read_shared(self, state: StreamState) -> tuple[Tensor, Tensor, StreamState]:
-        """Return the stream with the write of the sublayer before, the read of the state without it, and the state."""
+    def _read_shared(self, state: StreamState) -> tuple[Tensor, Tensor]:
+        """Return the stream with the write of the sublayer before, and the read of the state without it."""
         base, read = state.base, state.read
         if base is None or read is None:
             raise RuntimeError(
@@ -238,7 +239,7 @@ class SublayerConnection(nn.Module):
             )
         if self.row.shares == "state":
             read = read_stream(StreamState(base, dtype=state.dtype), self._modules["norm_in"], self.norm, self.c)[1]
-        return add(state.x, state.pending), read, state
+        return add(state.x, state.pending), read
 
     def _write(self, state: StreamState, x: Tensor, read: Tensor, write: PendingWrite) -> StreamState:
         """Return the state after a write, which is still pending if no norm of this connection follows."""
@@ -257,8 +258,8 @@ class SublayerConnection(nn.Module):
             pending = None
         return StreamState(x, pending, read_again, base, sites, state.dtype)
 
-    def _branch(self, reads: tuple[Tensor, ...], context: Mapping[str, Any]) -> Tensor:
-        """Return N_branch(f(reads)), in the shape of a read."""
+    def _branch(self, read: Tensor, context: Mapping[str, Any], others: Sequence[Tensor] = ()) -> Tensor:
+        """Return N_branch(f(read)), in the shape of `read`; a sublayer with several inputs has others."""
         modules: Any = self._modules
         sublayer: Any = modules.get("sublayer")
         if sublayer is None:  # a callable that is no module
@@ -266,11 +267,9 @@ class SublayerConnection(nn.Module):
         if context:
             accepted = self.accepted_kwargs
             context = {name: t for name, t in context.items() if accepted is None or name in accepted}
-        read, *others = reads
-        if others:
-            names = getattr(sublayer, "read_names", ())
-            if len(names) >= len(reads):
-                context, others = {**context, **dict(zip(names[1:], others, strict=False))}, []
+        names = getattr(sublayer, "read_names", ()) if others else ()
+        if names:
+            context, others = {**context, **dict(zip(names[1:], others, strict=True))}, ()
         branch: Tensor = sublayer(read, *others, **context)
         if branch.__class__ is not Tensor and not isinstance(branch, Tensor):
             refuse_output(self, branch, read)
@@ -287,7 +286,7 @@ class SublayerConnection(nn.Module):
         return ", ".join(parts)
 
 
-def _is_distributed() -> bool:
+def is_distributed() -> bool:
     """Return whether there is a process group, without which no parameter is sharded."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 

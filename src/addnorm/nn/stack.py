@@ -269,7 +269,7 @@ class ResidualStack(nn.Module):
                 for connection in connections:
                     factors.append(a)
                     x, read = read_stream(state, connection.norm_in, self.norm, connection.c)
-                    branch = connection._branch((read,), context)
+                    branch = connection._branch(read, context)
                     variance = a**2 * _variance(x) + _variance(branch)
                     # Parameters change after the last measurement; until then the factor replaces the connection's.
                     options = {**connection.options(x), "residual_scale": a}

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from addnorm import functional
 from addnorm.nn.executor import Options, Site, StreamState, add_and_normalize, normalize, with_seed
 from addnorm.nn.norm import NormKind
-from addnorm.nn.residual import FIRST, NormFactory, SublayerConnection
+from addnorm.nn.residual import FIRST, NormFactory, SublayerConnection, is_distributed
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.row import Learned, Place, Row
 from addnorm.wirings.stage import Head, Stage, identity, unit
@@ -100,6 +100,7 @@ class StreamsConnection(SublayerConnection):
             made: list[Any] = [norms.make(True) for _ in range(stage.reads)]
             self.norm_in = made[0] if stage.reads == 1 else nn.ModuleList(made)
         self.norm_outs = _make_norms(stage.norm_out, norms)
+        self.has_norm_out = any(stage.norm_out)
 
     def reset_parameters(self) -> None:
         """Set norms, factors and coefficients to their initial values; the sublayer does not change."""
@@ -122,15 +123,20 @@ class StreamsConnection(SublayerConnection):
         reads, used, (mix, inject, bias, carried) = read_streams(
             self, stage, streams, state.collapse, norms, state.dtype
         )
-        write = StreamWrite(self._branch(reads, context), mix, inject, bias, self.options(reads[0]))
+        write = StreamWrite(self._branch(reads[0], context, reads[1:]), mix, inject, bias, self.options(reads[0]))
         sites = state.sites
         if len(stage.norm_out) > 1 or sites is not None:
             write = write._replace(options=with_seed(write.options, reads[0]))
-        norms_out = tuple(self.norm_outs[str(k)] if flag else None for k, flag in enumerate(stage.norm_out))
-        has_norm_out = any(stage.norm_out)
+        has_norm_out = self.has_norm_out
+        norms_out = (
+            [self.norm_outs[str(k)] if flag else None for k, flag in enumerate(stage.norm_out)] if has_norm_out else ()
+        )
         if sites is not None:
             total = add_write(streams, write, (), self.norm) if has_norm_out else None
-            sites = (*sites, Site(_masked(write), mix, inject, bias, used, total, norms_out if has_norm_out else None))
+            sites = (
+                *sites,
+                Site(_masked(write), mix, inject, bias, used, total, tuple(norms_out) if has_norm_out else None),
+            )
         if has_norm_out:
             streams = add_write(streams, write, norms_out, self.norm)
         return StreamState(streams, None if has_norm_out else write, None, None, sites, state.dtype, carried)
@@ -185,6 +191,8 @@ def read_streams(
             inject = _resolve(module, (spec.inject,))[0]
         if mix is None and spec.mix is not None:
             mix = _resolve(module, spec.mix)
+    if is_distributed():
+        mix, inject, bias = (_copy_parameters(value) for value in (mix, inject, bias))
     states = streams
     if any(spec.norm_streams):
         each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
@@ -200,8 +208,7 @@ def read_streams(
 
 def _read(row: Any, streams: Streams, norm: Any, kind: NormKind, dtype: torch.dtype) -> Tensor:
     """Return N(sum over j of row_j X_j); the sum is not rounded before the norm."""
-    with _without_autocast(streams):
-        total = _collapse(row, streams)
+    total = _collapse(row, streams)
     return total.to(dtype) if norm is None else normalize(total, norm, kind, 1.0, dtype)
 
 
@@ -221,16 +228,16 @@ def _collapse(row: Any, streams: Streams) -> Tensor:
 
 def add_write(streams: Streams, write: StreamWrite, norms: Sequence[Any], kind: NormKind) -> Streams:
     """Return N_out(A X + B W): streams in the form of `streams`; `norms` has a norm or None for each, or is empty."""
-    with _without_autocast(streams):
-        if isinstance(streams, Tensor):
+    if isinstance(streams, Tensor):
+        with _without_autocast(streams):
             return _add_stacked(streams, write)
-        mix = identity(len(streams)) if write.mix is None else write.mix
-        added = []
-        for k, row in enumerate(mix):
-            bias = None if write.bias is None else write.bias[k]
-            norm = norms[k] if norms else None
-            added.append(_add_row(row, write.inject[k], bias, streams, write, norm, kind))
-        return tuple(added)
+    mix = identity(len(streams)) if write.mix is None else write.mix
+    added = []
+    for k, row in enumerate(mix):
+        bias = None if write.bias is None else write.bias[k]
+        norm = norms[k] if norms else None
+        added.append(_add_row(row, write.inject[k], bias, streams, write, norm, kind))
+    return tuple(added)
 
 
 def _add_stacked(streams: Tensor, write: StreamWrite) -> Tensor:
@@ -244,18 +251,24 @@ def _add_row(
     row: Sequence[Any], inject: Any, bias: Any, streams: Sequence[Tensor], write: StreamWrite, norm: Any, kind: NormKind
 ) -> Tensor:
     """Return one new stream, sum over j of row_j X_j + inject * W + bias, and its norm if there is one."""
-    terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if not _is(entry, 0.0)]
-    writes, dtype = not _is(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
-    simple = bias is None and all(_is_scale(entry) for entry, _ in (*terms, (inject, None)))
-    if simple and terms and writes:
+    terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if entry.__class__ is not float or entry != 0.0]
+    writes, dtype = (
+        inject.__class__ is not float or inject != 0.0,
+        write.options.get("residual_dtype") or streams[0].dtype,
+    )
+    if writes and terms and bias is None and _is_scale(inject) and (len(terms) > 1 or _is_scale(terms[0][0])):
         factor, x = terms[0] if len(terms) == 1 else (1.0, _sum_terms(terms))
-        scales = {"residual_scale": factor, "layer_scale": inject}
-        options = {**write.options, **{name: value for name, value in scales.items() if not _is(value, 1.0)}}
+        options: dict[str, Any] = dict(write.options)
+        if not _is(factor, 1.0):
+            options["residual_scale"] = factor
+        if not _is(inject, 1.0):
+            options["layer_scale"] = inject
         if x.dtype != dtype:
             options["residual_dtype"] = dtype  # the sum of several streams is rounded here, once
         if norm is None:
             return functional.add_residual(x, write.branch, **options)
-        return add_and_normalize(x, write.branch, options, norm, kind, 1.0, dtype, return_residual=False)[0]
+        out_dtype = options.get("residual_dtype")
+        return add_and_normalize(x, write.branch, options, norm, kind, 1.0, out_dtype, return_residual=False)[0]
     if not writes and bias is None and len(terms) == 1 and _is(terms[0][0], 1.0):
         total = terms[0][1]
     else:
@@ -283,12 +296,12 @@ def _sum_terms(terms: Sequence[tuple[Any, Tensor]]) -> Tensor:
 
 
 def _is(entry: Any, number: float) -> bool:
-    return isinstance(entry, float) and entry == number
+    return entry.__class__ is float and bool(entry == number)
 
 
 def _is_scale(entry: Any) -> bool:
     """Return whether an entry is the same for all tokens."""
-    return isinstance(entry, float) or (isinstance(entry, Tensor) and entry.dim() <= 1)
+    return entry.__class__ is float or (isinstance(entry, Tensor) and entry.dim() <= 1)
 
 
 def _resolve(module: Any, matrix: Any) -> Any:
@@ -297,6 +310,13 @@ def _resolve(module: Any, matrix: Any) -> Any:
         return matrix
     table, names = module._parameters, module.parameter_names
     return tuple(tuple(table[names[entry]] if isinstance(entry, Learned) else entry for entry in row) for row in matrix)
+
+
+def _copy_parameters(value: Any) -> Any:
+    """Return coefficients whose parameters are copies: the next layer uses them, when a sharded module may have freed them."""
+    if isinstance(value, tuple):
+        return tuple(_copy_parameters(entry) for entry in value)
+    return value.clone() if isinstance(value, nn.Parameter) else value
 
 
 def _register_reads(module: Any, spec: Stage | Head, reads: int, place: Place, norms: NormFactory) -> None:
@@ -326,9 +346,9 @@ def _reset_reads(module: Any, spec: Stage | Head) -> None:
 
 
 @contextmanager
-def _without_autocast(streams: Streams) -> Iterator[None]:
+def _without_autocast(streams: Tensor) -> Iterator[None]:
     """Compute in the dtypes of the operands."""
-    device = (streams if isinstance(streams, Tensor) else streams[0]).device.type
+    device = streams.device.type
     if not torch.is_autocast_enabled(device):
         yield
         return
