@@ -17,6 +17,7 @@ from torch import Tensor
 
 from addnorm.lab.data import Part, Text
 from addnorm.lab.models import CharLM
+from addnorm.lab.streams import measure_streams
 from addnorm.stream.ablate import ablate_each
 from addnorm.stream.find.inspect import inspect
 from addnorm.stream.record.recorder import record
@@ -34,7 +35,9 @@ __all__ = [
     "memory_map",
     "recorded_sites",
     "relative_change",
+    "stack_sites",
     "statistics_by_depth",
+    "streams_by_depth",
 ]
 
 Numbers = dict[str, Any]  # JSON types, with NaN and infinity
@@ -121,13 +124,59 @@ def memory_map(recording: Recording) -> Numbers | None:
 
 
 def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
-    """Return the statistics by depth on the probe, forward and backward. The model does not change."""
+    """Return the statistics by depth on the probe, forward and backward. The model does not change.
+
+    With several streams, `streams` has what `measure_streams` returns, and there is no memory map.
+    """
     inputs, targets = text.held_out("test", PROBE, tokens)
     clone = copy.deepcopy(model)
+    if model.decoder.stack.has_streams:
+        measured = measure_streams(clone.decoder.stack, lambda: cross_entropy(clone(inputs), targets))
+        clone.zero_grad()
+        return {**streams_by_depth(clone, measured), "map": None, "streams": measured}
     with record(clone) as recording:
         cross_entropy(clone(inputs), targets).backward()
         shares = memory_map(recording)
     return {**statistics_by_depth(recording, 0), "map": shares}
+
+
+def streams_by_depth(model: CharLM, measured: Numbers) -> Numbers:
+    """Return the statistics of `BY_DEPTH` from those of several streams; those of parameters are missing.
+
+    The statistics are of all streams of a token together.
+    """
+    statistics = {name: measured[name] for name in ("stream", "ratio", "similarity", "gradient")}
+    return {**statistics, "parameters": [None] * len(measured["stream"])}
+
+
+def stack_sites(model: CharLM) -> list[Numbers]:
+    """Return the sites of a model by depth, x_0 first, as `recorded_sites` does."""
+    places = [connection.place for connection in model.decoder.stack.connections]
+    kinds = [("attention", "feed-forward")[place.sublayer] for place in places]
+    sites = [
+        {"id": _sublayer_name(kind, place.layer), "kind": kind, "layer": place.layer}
+        for kind, place in zip(kinds, places, strict=True)
+    ]
+    return [{"id": "x_0", "kind": "start", "layer": None}, *sites]
+
+
+def _ablate_streams(
+    model: CharLM, inputs: Tensor, targets: Tensor, on_site: Callable[[], None] | None
+) -> list[Numbers]:
+    """Return the rise of the loss without each write, by `ResidualStack.without`."""
+    with torch.no_grad():
+        whole = float(cross_entropy(model.forward(inputs), targets))
+        clone, rises = copy.copy(model), []
+        clone._modules = dict(model._modules)
+        clone.decoder = copy.copy(model.decoder)
+        clone.decoder._modules = dict(model.decoder._modules)
+        for i, site in enumerate(stack_sites(model)[1:]):
+            clone.decoder.stack = model.decoder.stack.without(i)
+            rise = float(cross_entropy(clone.forward(inputs), targets)) - whole
+            rises.append({"site": site["id"], "kind": site["kind"], "rise": rise})
+            if on_site is not None:
+                on_site()
+    return rises
 
 
 def measure_ablation(
@@ -135,6 +184,8 @@ def measure_ablation(
 ) -> list[Numbers]:
     """Return for each sublayer the rise of the probe's loss without it. `on_site` is called after each sublayer."""
     inputs, targets = text.held_out("test", PROBE, tokens)
+    if model.decoder.stack.has_streams:
+        return _ablate_streams(model, inputs, targets, on_site)
     with torch.no_grad():
         sites = inspect(model, inputs)
     rises = []

@@ -136,7 +136,7 @@ class Run:
             raise ValueError(f"lr is {self.lr:g}, expected a number above 0.")
         if self.d_model % self.nhead:
             raise ValueError(f"nhead is {self.nhead}, expected a divisor of d_model = {self.d_model}.")
-        if self.wiring.profile is not None and self.wiring.flow != "rows":
+        if self.wiring.profile is not None and not self.wiring.has_rows:
             raise ValueError(
                 f"wiring is {self.name!r}, whose factors are measured, expected constant factors or a wiring of rows."
             )

@@ -20,10 +20,12 @@ from torch import Tensor
 
 from addnorm._util.files import atomic_path
 from addnorm.lab import measure
+from addnorm.lab.cost import count_cost
 from addnorm.lab.data import Text
 from addnorm.lab.measure import Numbers
 from addnorm.lab.models import CharLM
 from addnorm.lab.run import Run
+from addnorm.lab.streams import StreamsRecorder
 from addnorm.stream.record.recorder import record
 from addnorm.stream.record.recording import Recording
 
@@ -134,7 +136,8 @@ class Training:
     def each_step(self) -> Generator[float, None, None]:
         """Take the remaining steps, one per iteration, and yield their losses. Closing the generator ends the recording."""
         with ExitStack() as stack:
-            recording = stack.enter_context(record(self.model)) if self.run.every else None
+            has_streams = self.model.decoder.stack.has_streams
+            recording = stack.enter_context(record(self.model)) if self.run.every and not has_streams else None
             while self.step < self.run.steps and not self.diverged:
                 begin = time.monotonic()
                 self._advance(recording)
@@ -145,7 +148,7 @@ class Training:
         """Take one step. The step is the same with and without recording."""
         step, run = self.step, self.run
         inputs, targets = self.text.batch(run.seed, step, run.batch, run.tokens)
-        records = recording is not None and step % run.every == 0 and self._record(recording, inputs, targets)
+        records = run.every > 0 and step % run.every == 0 and self._record(recording, inputs, targets)
         before = measure.logits(self.model, self.probe) if records else None
         loss = measure.cross_entropy(self.model.forward(inputs), targets)  # forward: the recorder does not see it
         self.optimizer.zero_grad()
@@ -159,7 +162,7 @@ class Training:
                 measure.relative_change(before, measure.logits(self.model, self.probe))
             )
 
-    def _record(self, recording: Recording, inputs: Tensor, targets: Tensor) -> bool:
+    def _record(self, recording: Recording | None, inputs: Tensor, targets: Tensor) -> bool:
         """Record a forward and a backward of a part of the batch; return False if the model cannot be recorded.
 
         The step does not use this gradient: recorded norms are not fused and round differently.
@@ -168,6 +171,9 @@ class Training:
             return False
         some = slice(max(1, min(RECORDED, self.run.batch // 2)))
         inputs, targets = inputs[some], targets[some]
+        if recording is None:
+            self._record_streams(inputs, targets)
+            return True
         try:
             loss = measure.cross_entropy(self.model(inputs), targets)
         except ValueError as error:
@@ -181,6 +187,16 @@ class Training:
             self.places = measure.recorded_sites(recording)
             self.map = measure.memory_map(recording)
         return True
+
+    def _record_streams(self, inputs: Tensor, targets: Tensor) -> None:
+        """Record a model with several streams, which `addnorm.record` does not."""
+        with StreamsRecorder(self.model.decoder.stack) as recorder:
+            measure.cross_entropy(self.model(inputs), targets).backward()
+        self.recorded["steps"].append(self.step)
+        for name, values in measure.streams_by_depth(self.model, recorder.statistics()).items():
+            self.recorded[name].append(values)
+        if self.step == 0:
+            self.places = measure.stack_sites(self.model)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""
@@ -214,6 +230,7 @@ class Training:
             "seconds": self.seconds, "resumed": self.resumed, "losses": self.losses, "sites": self.places,
             "recorded": self.recorded, "map": self.map, "recording_error": self.recording_error,
         }  # fmt: skip
+        result["cost"] = count_cost(self.model.decoder.stack)._asdict()
         result |= self.evaluate()
         if run.every and not self.recording_error and math.isfinite(result["test"]):
             result["after"] = measure.measure_probe(self.model, text, run.tokens)

@@ -1,0 +1,108 @@
+"""What a residual wiring costs: parameters, arithmetic and memory traffic of its streams, without the sublayers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from addnorm.nn import ResidualStack
+from addnorm.nn.streams import StreamsConnection
+from addnorm.wirings.row import Row
+
+__all__ = ["Cost", "count_cost"]
+
+
+class Cost(NamedTuple):
+    """The cost of a stack's wiring.
+
+    Attributes:
+        parameters: weights of norms, factors and coefficients in the whole stack.
+        flops: additions and multiplications for one token: factors, sums and the projections that compute coefficients; norms
+            are not counted.
+        elements: the fewest numbers that must be read and written for one token, if each boundary between two sublayers is one
+            pass: the streams and the write are read, the new streams and the next read are written.
+    """
+
+    parameters: int
+    flops: int
+    elements: int
+
+
+def count_cost(stack: ResidualStack) -> Cost:
+    """Return the cost of a stack's wiring.
+
+    Example:
+        >>> from addnorm.lab.cost import count_cost
+        >>> layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+        >>> count_cost(addnorm.ResidualStack(layers, 8, "pre_ln", norm="rms"))  # 5 norms; an add, and 4 d elements a sublayer
+        Cost(parameters=40, flops=32, elements=128)
+    """
+    inside = {
+        id(p)
+        for connection in stack.connections
+        if isinstance(connection.sublayer, nn.Module)
+        for p in connection.sublayer.parameters()
+    }
+    parameters = sum(p.numel() for p in stack.parameters() if id(p) not in inside)
+    flops = elements = 0
+    for connection in stack.connections:
+        own = (
+            _count_stage(connection)
+            if isinstance(connection, StreamsConnection)
+            else _count_row(connection.row, stack.d_model)
+        )
+        flops, elements = flops + own[0], elements + own[1]
+    if stack.head is not None:
+        used = _projections(stack.head)
+        flops += used + 2 * stack.head.head.n * stack.d_model
+        elements += (stack.head.head.n + 1) * stack.d_model
+    return Cost(parameters, flops, elements)
+
+
+def _count_row(row: Row, d: int) -> tuple[int, int]:
+    """Return the operations, and the elements that move: x, the write, the next read, and x' unless it is the read."""
+    factors = sum(factor != 1.0 for factor in (row.a, row.b, row.c))
+    return d * (factors + (row.a != 0.0)), d * (3 if row.norm_out or row.a == 0.0 else 4)
+
+
+def _count_stage(connection: StreamsConnection) -> tuple[int, int]:
+    stage, d = connection.stage, connection.d_model
+    n, n_out = stage.n, stage.n_out
+    flops = _projections(connection)
+    dense = [[None] * n] * n_out
+    mix: Any = stage.mix
+    if mix is None:  # computed, or the identity
+        is_computed = stage.coefficients is not None and "mix" in stage.coefficients.kind.computes
+        mix = dense if is_computed else [[1.0 if j == k else 0.0 for j in range(n)] for k in range(n_out)]
+    collapse: Any = stage.collapse or [[None] * n] * stage.reads
+    inject: Any = stage.inject or [None] * n_out
+    read, written = set(), 0
+    for row in collapse:
+        flops += d * _operations(row)
+        read |= {j for j, entry in enumerate(row) if entry != 0.0}
+    for k, row in enumerate(mix):
+        terms = [*row, inject[k]]
+        flops += d * _operations(terms)
+        used = [j for j, entry in enumerate(row) if entry != 0.0]
+        moves = terms.count(0.0) == len(terms) - 1 and 1.0 in terms  # a stream, or the write, as it is
+        if not moves:
+            written += 1
+            read |= set(used)
+    return flops, d * (len(read) + 1 + written + stage.reads)
+
+
+def _operations(entries: Any) -> int:
+    """Return the additions and multiplications of a sum of products."""
+    terms = [entry for entry in entries if entry != 0.0]
+    return sum(entry != 1.0 for entry in terms) + max(0, len(terms) - 1)
+
+
+def _projections(module: Any) -> int:
+    """Return the operations of the products that compute coefficients from the streams."""
+    computed = module.coefficients
+    return (
+        0
+        if computed is None
+        else sum(2 * getattr(computed, name).numel() for name in computed.decays if getattr(computed, name) is not None)
+    )

@@ -1,0 +1,221 @@
+"""Measurements of a stack with several streams: states, gradients and coefficients by depth and stream.
+
+The pending write of each sublayer is added before the next one is called, so that the state is a tensor with a gradient; the
+values differ from those of the fused call by round-off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.lab.toy_model import token_similarity
+from addnorm.nn import ResidualStack
+from addnorm.nn.executor import Site, StreamState
+from addnorm.nn.expansion import find_gains, to_entries
+from addnorm.nn.streams import finish, read_streams
+
+__all__ = ["StreamsRecorder", "amax_gains", "measure_streams"]
+
+Numbers = dict[str, Any]
+
+
+class StreamsRecorder:
+    """The states of one call of a stack with several streams, and of its backward.
+
+    Use it as a context in which the model is called once; `statistics` and `coefficients` are then plain numbers.
+
+    Args:
+        stack: the stack.
+
+    Raises:
+        ValueError: the stack has one stream.
+
+    Example:
+        >>> from addnorm.lab.streams import StreamsRecorder
+        >>> stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(4)], 8, "mhc")
+        >>> with StreamsRecorder(stack) as recorder:
+        ...     stack(torch.randn(2, 5, 8)).square().mean().backward()
+        >>> recorder.statistics()["streams"][0] == [recorder.statistics()["streams"][0][0]] * 4  # four copies of x_0
+        True
+    """
+
+    def __init__(self, stack: ResidualStack) -> None:
+        if not stack.has_streams:
+            raise ValueError(
+                f"stack has the wiring {stack.wiring.name!r}, expected one with several streams: addnorm.record measures others."
+            )
+        self.stack = stack
+        self.states: list[tuple[Tensor, ...]] = []
+        self.reads: list[Tensor] = []
+        self.sites: Sequence[Site] = ()
+        self.collapse: Any = None
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> StreamsRecorder:
+        for connection in self.stack.connections:
+            self._handles.append(connection.register_forward_pre_hook(self._before, prepend=True))
+            if isinstance(connection.sublayer, nn.Module):
+                self._handles.append(connection.sublayer.register_forward_pre_hook(self._keep_read))
+        head: Any = self.stack.head
+        self._handles.append(head.register_forward_pre_hook(self._before, prepend=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Add the pending write, and keep the state."""
+        state, *others = args
+        if not isinstance(state, StreamState):
+            return args
+        streams = finish(state)
+        if module is self.stack.connections[0]:
+            self.states, self.reads, state = [], [], state._replace(sites=())
+        each = self.stack._each(streams)
+        for x in (streams,) if isinstance(streams, Tensor) else streams:
+            if x.requires_grad:
+                x.retain_grad()
+        self.states.append(each if isinstance(streams, tuple) else (streams,))
+        if module is self.stack.head:
+            self.sites = state.sites or ()
+            self.collapse = read_streams(module, module.head, streams, state.collapse, (None,), None)[1]
+        return (state._replace(x=streams, pending=None), *others)
+
+    def _keep_read(self, module: Any, args: tuple[Any, ...]) -> None:
+        self.reads.append(args[0].detach())
+
+    def statistics(self) -> Numbers:
+        """Return lists over the places, x_0 and after each sublayer, each of numbers.
+
+        `streams` and `gradients` have one number for each stream: the root mean square of the state, and the norm of the loss's
+        gradient. `stream`, `gradient` and `similarity` are of all streams of a token together; `ratio`, of sublayers only, is the
+        root mean square of the write over that of the streams before it; `reads` is that of the sublayers' inputs.
+        """
+        states = [self._split(state) for state in self.states]
+        gradients = [self._split_gradient(state) for state in self.states]
+        streams = [[_rms(x) for x in state] for state in states]
+        total = [_rms(torch.stack(state)) for state in states]
+        writes = [_rms(site.write.detach()) for site in self.sites]
+        return {
+            "streams": streams,
+            "gradients": [[float(g.double().norm()) for g in gradient] for gradient in gradients],
+            "stream": total,
+            "gradient": [float(torch.stack(gradient).double().norm()) for gradient in gradients],
+            "similarity": [token_similarity(torch.cat(state, -1).flatten(0, -3)) for state in states],
+            "ratio": [
+                None,
+                *(write / before if before else None for write, before in zip(writes, total, strict=False)),
+            ],
+            "reads": [_rms(read) for read in self.reads],
+        }
+
+    def coefficients(self) -> Numbers:
+        """Return A, B and C of every sublayer, each entry averaged over tokens and features, and what follows from them.
+
+        `direct_path` has the factor with which x_0 and each write reach the last read (`ResidualStack.direct_path`), `gains` the
+        gains of A and of its products (`amax_gains`), where all streams mix.
+        """
+        dim = self.states[0][0].dim()
+        sites = []
+        for site, state in zip(self.sites, self.states, strict=False):
+            n = len(self._split(state))
+            inject = _mean_entries(to_entries(site.inject, dim))
+            rows = site.collapse if _is_nested(site.collapse) else (site.collapse,)
+            collapse = [_mean_entries(to_entries(row, dim)) for row in rows]
+            sites.append({"mix": _mean_matrix(site.mix, n), "inject": inject, "collapse": collapse})
+        gains = find_gains(self.sites, self.stack.wiring.embedding, to_entries(self.collapse, dim), self.stack.norm)
+        return {
+            "sites": sites,
+            "head": _mean_entries(to_entries(self.collapse, dim)),
+            "direct_path": [float(gain.detach().mean()) for gain in gains],
+            "gains": amax_gains([site.mix for site in self.sites]),
+        }
+
+    def _split(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        each = state[0].unbind(-2) if self.stack.is_stacked else state
+        return tuple(x.detach() for x in each)
+
+    def _split_gradient(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        grads = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in state)
+        return grads[0].unbind(-2) if self.stack.is_stacked else grads
+
+
+def measure_streams(stack: ResidualStack, call: Callable[[], Tensor]) -> Numbers:
+    """Return statistics and coefficients by depth of one call; `call` returns the loss, and its backward is run.
+
+    The gradients of the parameters are not kept.
+    """
+    with StreamsRecorder(stack) as recorder, _without_gradients(stack):
+        call().backward()  # type: ignore[no-untyped-call]  # torch's
+        return {**recorder.statistics(), "coefficients": recorder.coefficients()}
+
+
+@contextmanager
+def _without_gradients(stack: nn.Module) -> Iterator[None]:
+    before = [(p, p.grad) for p in stack.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
+
+
+def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
+    """Return the largest gains of mixing matrices `(*, n, n)` and of their products, averaged over tokens.
+
+    The forward gain of a matrix is its largest absolute row sum, the backward gain its largest absolute column sum. `forward` has
+    those of A_l ... A_1, `backward` those of A_L ... A_l, and `site` the larger one of each A_l. None if a sublayer does not mix.
+
+    Source: arXiv 2512.24880, section 3.
+
+    Example:
+        >>> from addnorm.lab.streams import amax_gains
+        >>> amax_gains([torch.tensor([[1.0, 1.0], [0.0, 1.0]])] * 3)["forward"]
+        [2.0, 3.0, 4.0]
+    """
+    if not mixes or not all(isinstance(mix, Tensor) for mix in mixes):
+        return None
+    matrices = [mix.detach().double() for mix in mixes]
+
+    def gain(matrix: Tensor, dim: int) -> float:
+        return float(matrix.sum(dim).abs().amax(-1).mean())
+
+    forward, backward = [matrices[0]], [matrices[-1]]
+    for matrix in matrices[1:]:
+        forward.append(matrix @ forward[-1])
+    for matrix in reversed(matrices[:-1]):
+        backward.append(backward[-1] @ matrix)
+    return {
+        "site": [max(gain(matrix, -1), gain(matrix, -2)) for matrix in matrices],
+        "forward": [gain(matrix, -1) for matrix in forward],
+        "backward": [gain(matrix, -2) for matrix in reversed(backward)],
+    }
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.double().square().mean().sqrt())
+
+
+def _is_nested(rows: Any) -> bool:
+    return isinstance(rows, tuple) and isinstance(rows[0], tuple)
+
+
+def _mean_entries(entries: Sequence[Any]) -> list[float]:
+    return [float(entry.detach().double().mean()) if isinstance(entry, Tensor) else float(entry) for entry in entries]
+
+
+def _mean_matrix(mix: Any, n: int) -> list[list[float]]:
+    """Return a matrix with its entries averaged over tokens; None is the identity."""
+    if mix is None:
+        return [[float(j == k) for j in range(n)] for k in range(n)]
+    if isinstance(mix, tuple):
+        return [_mean_entries(row) for row in mix]
+    mean: list[list[float]] = mix.detach().double().reshape(-1, *mix.shape[-2:]).mean(0).tolist()
+    return mean
