@@ -57,7 +57,19 @@ class Comparison(Results, Rendered):
     def verdict(self) -> list[Finding]:
         """Sentences that follow from the numbers, each with its criterion."""
         findings = [_scope(self)]
-        for rule in (_ranks, _warm_ups, _failures, _edges, _gradients, _shares, _ablations, _published):
+        for rule in (
+            _ranks,
+            _warm_ups,
+            _failures,
+            _edges,
+            _gradients,
+            _shares,
+            _ablations,
+            _costs,
+            _mixing,
+            _sources,
+            _published,
+        ):
             findings += rule(self)
         return findings
 
@@ -263,6 +275,54 @@ def _ablations(results: Results) -> Iterator[Finding]:
         if parts:
             sentence = f"Change of the loss without one sublayer, {n} trained layers, in nats: {'; '.join(parts)}."
             yield Finding("ablation", sentence, "the write of each sublayer is removed in turn", numbers)
+
+
+def _costs(results: Results) -> Iterator[Finding]:
+    """Yield what the residual wirings cost, if one with several streams is compared."""
+    for n, arms in results.by_depth():
+        costs = {arm.wiring: arm.best.runs[0].get("cost") for arm in arms}
+        known = {name: cost for name, cost in costs.items() if cost}
+        if len({cost["elements"] for cost in known.values()}) > 1:
+            parts = [
+                f"{name} {cost['parameters']:,} parameters, {cost['flops']:,} FLOPs and {4 * cost['elements']:,} bytes a token"
+                for name, cost in known.items()
+            ]
+            sentence = f"Cost of the residual wiring without the sublayers, {n} layers: {'; '.join(parts)}."
+            yield Finding("cost", sentence, "counted, not timed; bytes in float32, the fewest that must move", known)
+
+
+def _mixing(results: Results) -> Iterator[Finding]:
+    """Yield the gains of the products of trained mixing matrices."""
+    yield from _of_streams(
+        results, "gain", "Largest gain of the streams' mixing from the first to the last sublayer", "1 is no amplification",
+        lambda coefficients: coefficients["gains"] and max(coefficients["gains"]["forward"][-1], coefficients["gains"]["backward"][0]),
+    )  # fmt: skip
+
+
+def _sources(results: Results) -> Iterator[Finding]:
+    """Yield the direct path: the factor with which x_0 reaches the last read."""
+    yield from _of_streams(
+        results, "direct path", "Factor with which x_0 reaches the last read", "1 in pre-LN; coefficients as they were",
+        lambda coefficients: coefficients["direct_path"][0],
+    )  # fmt: skip
+
+
+def _of_streams(
+    results: Results, name: str, what: str, rule: str, measure: Callable[[Numbers], float | None]
+) -> Iterator[Finding]:
+    """Yield a number of the trained coefficients of wirings with several streams, the mean over the seeds."""
+    for n, arms in results.by_depth():
+        numbers = {}
+        for arm in arms:
+            measured = [
+                run["after"]["streams"]["coefficients"] for run in arm.best.runs if "streams" in run.get("after", {})
+            ]
+            values = [value for value in map(measure, measured) if value is not None]
+            if values:
+                numbers[arm.wiring] = statistics.fmean(values)
+        if numbers:
+            parts = [f"{wiring} {_ratio(value)}" for wiring, value in numbers.items()]
+            yield Finding(name, f"{what}, {n} trained layers: {', '.join(parts)}.", rule, numbers)
 
 
 def _published(results: Results) -> Iterator[Finding]:

@@ -100,9 +100,7 @@ def _operations(entries: Any) -> int:
 
 def _projections(module: Any) -> int:
     """Return the operations of the products that compute coefficients from the streams."""
-    computed = module.coefficients
-    return (
-        0
-        if computed is None
-        else sum(2 * getattr(computed, name).numel() for name in computed.decays if getattr(computed, name) is not None)
-    )
+    if module.coefficients is None:
+        return 0
+    matrices = [getattr(module.coefficients, name) for name in module.coefficients.decays]
+    return sum(2 * int(matrix.numel()) for matrix in matrices if matrix is not None)

@@ -228,6 +228,25 @@ def end_gradients(row: dict[str, Any]) -> tuple[float, float]:
     return row["weight_gradient"][0], row["weight_gradient"][-1]
 
 
+def differences(rows: Rows) -> Measured:
+    """Return the difference of the output from pre-LN's, relative, of the deepest stack of each wiring that was measured."""
+    found = {
+        name: rows.deepest(name)
+        for name in ("hyper_connections", "mhc", "attention_residuals", "denseformer", "muddformer")
+    }
+    return {f"{name}, {row['num_layers']} layers": row["difference"] for name, row in found.items() if row is not None}
+
+
+def largest_read(row: dict[str, Any]) -> Measured:
+    """Return the largest read, in units of x_0."""
+    return {"largest read": max(row["read"])}
+
+
+def reads_against_pre_ln(row: dict[str, Any]) -> Measured:
+    """Return the last read divided by pre-LN's."""
+    return {"last read over pre-LN's": quotient(row["read"][-1], row["pre_read"][-1])}
+
+
 # ---------------------------------------------------------------------------------------------- the published results
 
 PUBLISHED: tuple[PublishedResult, ...] = (
@@ -349,5 +368,40 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "the feed-forward sublayer multiplies by 3/2, attention by 1 if the tokens are independent and by 2 if they are equal. "
         "The logarithm takes random steps of about 0.25 per layer: the slope over 8 layers scatters by 0.1, of 8 seeds by 0.04.",
         (math.log(1.5) - 0.1, math.log(3) + 0.1), deepest_stack("no_norm", 8, exponential_growth),
+    ),
+    PublishedResult(
+        "Hyper-connections and their successors begin as pre-LN.",
+        "Zhu et al. 2024, arXiv 2409.19606; Xie et al. 2025, arXiv 2512.24880; Kimi team 2026, arXiv 2603.15031; Pagliardini et "
+        "al. 2024, arXiv 2402.02622; Xiao et al. 2025, arXiv 2502.12170",
+        "the difference of the untrained stack's output from pre-LN's with the same weights, relative: at most 0.002",
+        "with streams that are copies, or a read that is a multiple of pre-LN's, the norms remove what differs, but for their "
+        "epsilon: attention residuals read a mean, whose variance is lower by the square of the number of sources.",
+        (0.0, 2e-3), differences,
+    ),
+    PublishedResult(
+        "The reads of attention residuals do not grow with depth.", "Kimi team 2026, arXiv 2603.15031",
+        "the largest root mean square of a read before its norm, in units of x_0, in the deepest stack: at most 1.1",
+        "a mean of sources of about equal size is at most as large as they are; the stream of pre-LN is about sqrt(1 + l).",
+        (0.0, 1.1), deepest_stack("attention_residuals", 16, largest_read),
+    ),
+    PublishedResult(
+        "Pre-LN's reads grow with depth, those of attention residuals fall behind.", "Kimi team 2026, arXiv 2603.15031",
+        "the last read divided by pre-LN's, 16 layers or more: at most 1/4",
+        "the mean of n independent sources is smaller than their sum by n, 1/32 at 16 layers.",
+        (0.0, 0.25), deepest_stack("attention_residuals", 16, reads_against_pre_ln),
+    ),
+    PublishedResult(
+        "The mixing of mHC neither amplifies nor silences the streams.", "Xie et al. 2025, arXiv 2512.24880, section 3",
+        "the larger gain, forward or backward, of the product of all A with random logits, 16 layers or more: 0.95 to 1.6",
+        "the paper finds 1.6 at 27B parameters and 60 sublayers, where near-permutations let the columns drift; with independent "
+        "logits of standard deviation 1 it is 1.",
+        (0.95, 1.6), deepest_stack("mhc", 16, lambda row: {"gain": row["gain"]}),
+    ),
+    PublishedResult(
+        "The mixing of hyper-connections does.", "Xie et al. 2025, arXiv 2512.24880, section 3",
+        "the same gain with entries that are 1/n off the identity, 16 layers or more: more than 3",
+        "the paper finds 3000 at 27B parameters; a product of unconstrained matrices grows exponentially, at a rate that depends "
+        "on their spread.",
+        (3.0, math.inf), deepest_stack("hyper_connections", 16, lambda row: {"gain": row["gain"]}),
     ),
 )  # fmt: skip

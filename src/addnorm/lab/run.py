@@ -61,8 +61,9 @@ def describe_behaviour(wiring: Wiring, num_layers: int) -> list[str]:
     """Return what a wiring computes at a depth, without its name: each row, and how the row's weights are drawn."""
     profile = getattr(wiring.profile, "__qualname__", wiring.profile)
     ends = f"{wiring.embedding_norm}, {wiring.ends_in_norm(num_layers)}, {profile}"
-    lines = [f"{wiring.flow}, {ends}"]
-    for i, row in enumerate(wiring.rows(num_layers)):
+    after = Place(num_layers, 0, num_layers, 2)
+    lines = [f"{'rows' if wiring.is_sequential else (wiring.embedding, wiring.last_read(after))}, {ends}"]
+    for i, row in enumerate(wiring.stages(num_layers)):
         place = Place(*divmod(i, 2), num_layers, 2)
         roles = ("query", "key", "value", "out") if i % 2 == 0 else ("up", "down")
         draws = [repr(wiring.init(role, place, **dict(wiring.options))) for role in roles]

@@ -17,7 +17,7 @@ from addnorm.lab.toy_model import token_similarity
 from addnorm.nn import ResidualStack
 from addnorm.nn.executor import Site, StreamState
 from addnorm.nn.expansion import find_gains, to_entries
-from addnorm.nn.streams import finish, read_streams
+from addnorm.nn.streams import collapse, finish, read_streams
 
 __all__ = ["StreamsRecorder", "amax_gains", "measure_streams"]
 
@@ -51,7 +51,6 @@ class StreamsRecorder:
             )
         self.stack = stack
         self.states: list[tuple[Tensor, ...]] = []
-        self.reads: list[Tensor] = []
         self.sites: Sequence[Site] = ()
         self.collapse: Any = None
         self._handles: list[Any] = []
@@ -59,8 +58,6 @@ class StreamsRecorder:
     def __enter__(self) -> StreamsRecorder:
         for connection in self.stack.connections:
             self._handles.append(connection.register_forward_pre_hook(self._before, prepend=True))
-            if isinstance(connection.sublayer, nn.Module):
-                self._handles.append(connection.sublayer.register_forward_pre_hook(self._keep_read))
         head: Any = self.stack.head
         self._handles.append(head.register_forward_pre_hook(self._before, prepend=True))
         return self
@@ -73,30 +70,29 @@ class StreamsRecorder:
     def _before(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Add the pending write, and keep the state."""
         state, *others = args
+        head: Any = self.stack.head
         if not isinstance(state, StreamState):
             return args
         streams = finish(state)
         if module is self.stack.connections[0]:
-            self.states, self.reads, state = [], [], state._replace(sites=())
+            self.states, state = [], state._replace(sites=())
         each = self.stack._each(streams)
         for x in (streams,) if isinstance(streams, Tensor) else streams:
             if x.requires_grad:
                 x.retain_grad()
         self.states.append(each if isinstance(streams, tuple) else (streams,))
-        if module is self.stack.head:
+        if module is head:
             self.sites = state.sites or ()
-            self.collapse = read_streams(module, module.head, streams, state.collapse, (None,), None)[1]
+            self.collapse = read_streams(head, head.head, streams, state.collapse, (None,), None)[1]
         return (state._replace(x=streams, pending=None), *others)
-
-    def _keep_read(self, module: Any, args: tuple[Any, ...]) -> None:
-        self.reads.append(args[0].detach())
 
     def statistics(self) -> Numbers:
         """Return lists over the places, x_0 and after each sublayer, each of numbers.
 
         `streams` and `gradients` have one number for each stream: the root mean square of the state, and the norm of the loss's
         gradient. `stream`, `gradient` and `similarity` are of all streams of a token together; `ratio`, of sublayers only, is the
-        root mean square of the write over that of the streams before it; `reads` is that of the sublayers' inputs.
+        root mean square of the write over that of the streams before it. `reads` is the root mean square of C X, what the
+        sublayer's first input is before its norm; the last one is the head's.
         """
         states = [self._split(state) for state in self.states]
         gradients = [self._split_gradient(state) for state in self.states]
@@ -113,7 +109,7 @@ class StreamsRecorder:
                 None,
                 *(write / before if before else None for write, before in zip(writes, total, strict=False)),
             ],
-            "reads": [_rms(read) for read in self.reads],
+            "reads": [_rms(read.detach()) for read in self._reads()],
         }
 
     def coefficients(self) -> Numbers:
@@ -138,6 +134,11 @@ class StreamsRecorder:
             "gains": amax_gains([site.mix for site in self.sites]),
         }
 
+    def _reads(self) -> Iterator[Tensor]:
+        """Return C X of every sublayer and of the head."""
+        for state, row in zip(self.states, [*(site.collapse for site in self.sites), self.collapse], strict=True):
+            yield collapse(row[0] if _is_nested(row) else row, state[0] if self.stack.is_stacked else state)
+
     def _split(self, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         each = state[0].unbind(-2) if self.stack.is_stacked else state
         return tuple(x.detach() for x in each)
@@ -153,7 +154,7 @@ def measure_streams(stack: ResidualStack, call: Callable[[], Tensor]) -> Numbers
     The gradients of the parameters are not kept.
     """
     with StreamsRecorder(stack) as recorder, _without_gradients(stack):
-        call().backward()  # type: ignore[no-untyped-call]  # torch's
+        call().backward()
         return {**recorder.statistics(), "coefficients": recorder.coefficients()}
 
 

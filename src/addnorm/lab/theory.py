@@ -24,6 +24,7 @@ from torch import Tensor
 
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
+from addnorm.lab.streams_theory import measure_streams_init
 from addnorm.lab.toy_model import ToyModel, compute_write, geometric_mean, token_similarity
 from addnorm.nn import Wiring
 
@@ -64,7 +65,7 @@ class InitStack:
     """Untrained stack to measure.
 
     Args:
-        wiring: a wiring whose sublayers each have a row of their own.
+        wiring: a wiring without parallel sublayers.
         num_layers: number of layers, each an attention and a feed-forward sublayer.
         seed: seed of the weights and the data.
         own_init: use the wiring's own rule for the weights instead of N(0, 1/d).
@@ -76,9 +77,10 @@ class InitStack:
     own_init: bool = False
 
     def __post_init__(self) -> None:
-        if self.wiring.flow != "rows":
+        if self.wiring.has_rows and not self.wiring.is_sequential:
             raise ValueError(
-                f"wiring is {self.wiring.name!r}, expected a wiring of rows: the stream between the sublayers is measured."
+                f"wiring is {self.wiring.name!r}, expected one without parallel sublayers: the stream between the sublayers is "
+                "measured."
             )
 
 
@@ -108,7 +110,10 @@ def measure_init(job: InitStack) -> Numbers:
         `weight_gradient`: the norm of the gradient of W_2, by layer.
         `last_move`: 1 - the mean cosine of a token before and after the last layer.
         `step_sgd`, `step_adam`: see `first_steps`.
+        With several streams instead of these the statistics of `measure_streams_init`.
     """
+    if not job.wiring.has_rows:
+        return {"wiring": wiring_label(job.wiring), **measure_streams_init(job.wiring, job.num_layers, job.seed)}
     model = _toy_model(job)
     measurement = model.measure_stream()
     x = measurement.streams
@@ -181,11 +186,14 @@ MEANS: dict[str, Callable[[Sequence[float]], float]] = {
     "variance": statistics.fmean, "before_norm": statistics.fmean, "similarity": statistics.fmean, "last_move": statistics.fmean,
     "write_ratio": geometric_mean, "gradient": geometric_mean, "gradient_ratio": geometric_mean,
     "weight_gradient": geometric_mean, "step_sgd": geometric_mean, "step_adam": geometric_mean,
+    "difference": max, "read": geometric_mean, "pre_read": geometric_mean, "gain": geometric_mean,
 }  # fmt: skip
 
 
 def summarize(results: Iterable[Numbers]) -> list[Numbers]:
     """Return one row per wiring and depth, over the seeds: geometric means of norms and ratios, arithmetic means of the rest.
+
+    The largest `difference` of the seeds counts.
 
     A row has the keys of `measure_init`, with `seeds` instead of `seed`. Rows and seeds are sorted and sums are exact, so the
     result does not depend on the order of the input, to the bit.
@@ -207,7 +215,9 @@ def summarize(results: Iterable[Numbers]) -> list[Numbers]:
         members = [group[seed] for seed in sorted(group)]
         row: Numbers = {"wiring": wiring, "num_layers": num_layers, "seeds": sorted(group)}
         for key, mean in MEANS.items():
-            values = [member[key] for member in members]
+            values = [member.get(key) for member in members]
+            if None in values:
+                continue  # a statistic of stacks of another kind
             row[key] = [mean(at) for at in zip(*values, strict=True)] if isinstance(values[0], list) else mean(values)
         rows.append(row)
     return rows

@@ -111,9 +111,9 @@ class ToyModel(nn.Module):
                 sublayers += [UniformAttention(d_model, mixing), nn.Sequential(up, nn.ReLU(), down)]
             self.stack = ResidualStack(sublayers, d_model, wiring, elementwise_affine=False)
             self.head = nn.Linear(d_model, d_model, bias=False)
-            for parameter in self.parameters():
-                if parameter.dim() == 2:  # learned factors keep their initial values
-                    nn.init.normal_(parameter, std=d_model**-0.5)
+            for module in self.modules():
+                if isinstance(module, nn.Linear):  # learned factors and coefficients keep their initial values
+                    nn.init.normal_(module.weight, std=d_model**-0.5)
             if init:
                 self.stack.wiring.init_(self.stack, self.x)
 

@@ -25,7 +25,7 @@ from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.row import Learned, Place, Row
 from addnorm.wirings.stage import Head, Stage, identity, unit
 
-__all__ = ["StreamHead", "StreamWrite", "StreamsConnection", "add_write", "begin", "read_streams"]
+__all__ = ["StreamHead", "StreamWrite", "StreamsConnection", "add_write", "begin", "collapse", "finish", "read_streams"]
 
 Streams = Any  # a tensor (*, n, d_model), or a tuple of n tensors (*, d_model)
 
@@ -179,13 +179,13 @@ def read_streams(
         dtype: dtype of the reads; None means that of the streams.
     """
     computed = module.coefficients
-    collapse, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)
-    next_collapse = None
+    used, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)
+    next_used = None
     if spec.delayed:
         first = unit(spec.n, 0) if carried is None else carried
-        collapse, next_collapse = first, collapse
-    if collapse is None:
-        collapse = _resolve(module, spec.collapse)
+        used, next_used = first, used
+    if used is None:
+        used = _resolve(module, spec.collapse)
     if isinstance(spec, Stage):
         if inject is None:
             inject = _resolve(module, (spec.inject,))[0]
@@ -201,18 +201,19 @@ def read_streams(
             x if norm is None else normalize(x, norm, module.norm) for x, norm in zip(each, own, strict=True)
         )
     out = dtype or (streams if isinstance(streams, Tensor) else streams[0]).dtype
-    rows = collapse if isinstance(collapse, tuple) and isinstance(collapse[0], tuple) else (collapse,)
+    rows = used if isinstance(used, tuple) and isinstance(used[0], tuple) else (used,)
     reads = tuple(_read(row, states, norm, module.norm, out) for row, norm in zip(rows, norms, strict=True))
-    return reads, collapse, (mix, inject, bias, next_collapse)
+    return reads, used, (mix, inject, bias, next_used)
 
 
 def _read(row: Any, streams: Streams, norm: Any, kind: NormKind, dtype: torch.dtype) -> Tensor:
     """Return N(sum over j of row_j X_j); the sum is not rounded before the norm."""
-    total = _collapse(row, streams)
+    total = collapse(row, streams)
     return total.to(dtype) if norm is None else normalize(total, norm, kind, 1.0, dtype)
 
 
-def _collapse(row: Any, streams: Streams) -> Tensor:
+def collapse(row: Any, streams: Streams) -> Tensor:
+    """Return the sum over j of row_j X_j, in float32 at least unless it is one stream as it is."""
     if isinstance(row, Tensor):
         if not isinstance(streams, Tensor):
             streams = torch.stack(streams, -2)
