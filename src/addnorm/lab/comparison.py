@@ -295,8 +295,12 @@ def _mixing(results: Results) -> Iterator[Finding]:
     """Yield the gains of the products of trained mixing matrices."""
     yield from _of_streams(
         results, "gain", "Largest gain of the streams' mixing from the first to the last sublayer", "1 is no amplification",
-        lambda coefficients: coefficients["gains"] and max(coefficients["gains"]["forward"][-1], coefficients["gains"]["backward"][0]),
+        lambda coefficients: coefficients["gains"] and _total_gain(coefficients["gains"]),
     )  # fmt: skip
+
+
+def _total_gain(gains: Numbers) -> float:
+    return float(max(gains["forward"][-1], gains["backward"][0]))
 
 
 def _sources(results: Results) -> Iterator[Finding]:
@@ -334,6 +338,9 @@ def _published(results: Results) -> Iterator[Finding]:
         num_met = len(checks) - len(failed)
         sentence = f"Untrained stacks: {num_met} of {len(checks)} published results hold{rest}."
         yield Finding("at init", sentence, "each number lies in its band", {"met": num_met, "of": len(checks)})
+
+
+RULES = (_ranks, _warm_ups, _failures, _edges, _gradients, _shares, _ablations, _costs, _mixing, _sources, _published)
 
 
 def _first_step(run: Numbers) -> Numbers | None:

@@ -95,7 +95,8 @@ def _count_stage(connection: StreamsConnection) -> tuple[int, int]:
 def _operations(entries: Any) -> int:
     """Return the additions and multiplications of a sum of products."""
     terms = [entry for entry in entries if entry != 0.0]
-    return sum(entry != 1.0 for entry in terms) + max(0, len(terms) - 1)
+    factors = [entry for entry in terms if entry != 1.0]
+    return len(factors) + max(0, len(terms) - 1)
 
 
 def _projections(module: Any) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from addnorm.lab.streams_theory import STREAM_WIRINGS
 from addnorm.lab.toy_model import log_slope, r_squared
 from addnorm.wirings.catalog import deepnorm_constants
 
@@ -230,10 +231,7 @@ def end_gradients(row: dict[str, Any]) -> tuple[float, float]:
 
 def differences(rows: Rows) -> Measured:
     """Return the difference of the output from pre-LN's, relative, of the deepest stack of each wiring that was measured."""
-    found = {
-        name: rows.deepest(name)
-        for name in ("hyper_connections", "mhc", "attention_residuals", "denseformer", "muddformer")
-    }
+    found = {name: rows.deepest(name) for name in STREAM_WIRINGS}
     return {f"{name}, {row['num_layers']} layers": row["difference"] for name, row in found.items() if row is not None}
 
 

@@ -69,7 +69,8 @@ def _copy_sublayers(target: ResidualStack, source: ResidualStack) -> None:
 
 def _random_gain(model: ToyModel, seed: int) -> float | None:
     """Return the gain of the product of all A with coefficients drawn at random: logits or entries of standard deviation 1."""
-    modules = [connection.coefficients for connection in model.stack.connections]  # type: ignore[attr-defined]  # of streams
+    connections: list[Any] = model.stack.connections
+    modules = [connection.coefficients for connection in connections]
     if not all(isinstance(module, HyperConnection | ManifoldConnection) for module in modules):
         return None
     generator = torch.Generator().manual_seed(seed)

@@ -215,7 +215,7 @@ def summarize(results: Iterable[Numbers]) -> list[Numbers]:
         members = [group[seed] for seed in sorted(group)]
         row: Numbers = {"wiring": wiring, "num_layers": num_layers, "seeds": sorted(group)}
         for key, mean in MEANS.items():
-            values = [member.get(key) for member in members]
+            values: list[Any] = [member.get(key) for member in members]
             if None in values:
                 continue  # a statistic of stacks of another kind
             row[key] = [mean(at) for at in zip(*values, strict=True)] if isinstance(values[0], list) else mean(values)
