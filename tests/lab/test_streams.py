@@ -83,7 +83,7 @@ def test_gains_of_products_are_in_their_order():
 
 
 def test_one_stream_is_refused():
-    with pytest.raises(ValueError, match="wiring 'pre_ln', expected one with several streams: addnorm.record"):
+    with pytest.raises(ValueError, match=r"wiring 'pre_ln', expected one with several streams: addnorm\.record"):
         StreamsRecorder(stack_of(2))
 
 
