@@ -65,7 +65,10 @@ HeadKind = Literal["learned", "mean"]
 
 
 @register
-def mhc(n: int = 4, head: HeadKind = "learned", single_pass: bool = False, iterations: int = 20) -> Wiring:
+def mhc(
+    n: int = 4, head: HeadKind = "learned", single_pass: bool = False, iterations: int = 20, eps: float = 1e-6,
+    norm_eps: float = 1e-6,
+) -> Wiring:  # fmt: skip
     """Return manifold-constrained hyper-connections: n streams, mixed by a nearly doubly stochastic matrix. Xie et al. 2025.
 
     X' = A X + b f(N(c X)); gates c and b and the matrix A are computed from all streams of a token.
@@ -76,40 +79,48 @@ def mhc(n: int = 4, head: HeadKind = "learned", single_pass: bool = False, itera
         single_pass: whether a sublayer reads with the c of the one before it, so that one pass over the streams is enough, as in
             DeepSeek V4.1; the first reads stream 1, and the c of the last sublayer is the head.
         iterations: how often the rows and columns of A are normalized.
+        eps: added to c and to the sums of rows and columns.
+        norm_eps: epsilon of the norm of all streams; GLM-5.3 has 1e-5.
     """
     check_int("n", n, 1)
     check_choice("head", head, ("learned", "mean"))
     check_bool("single_pass", single_pass)
-    stage = Stage(
-        n, coefficients=Computed(ManifoldConnection, {"iterations": iterations}), delayed=single_pass, norm_in=True
-    )
-    end = Head(n, coefficients=Computed(SigmoidRead)) if head == "learned" else Head(n, (1.0 / n,) * n)
+    small = {"eps": eps, "norm_eps": norm_eps}
+    gates = Computed(ManifoldConnection, {"iterations": iterations} | small)
+    stage = Stage(n, coefficients=gates, delayed=single_pass, norm_in=True)
+    end = Head(n, coefficients=Computed(SigmoidRead, small)) if head == "learned" else Head(n, (1.0 / n,) * n)
     source = "Xie et al. 2025, arXiv 2512.24880; DeepSeek V4, arXiv 2606.19348"
     return Wiring(
         "mhc", stage, final_norm=True, embedding=(1.0,) * n, head=Head(n, delayed=True) if single_pass else end,
-        options={"n": n, "head": head, "single_pass": single_pass, "iterations": iterations},
+        options={"n": n, "head": head, "single_pass": single_pass, "iterations": iterations} | small,
         source="DeepSeek V4.1 Flash, section 2.4.1" if single_pass else source,
         use="for several streams in deep and large models: the mixing can neither amplify nor silence them.",
     )  # fmt: skip
 
 
 @register
-def independent_hc(n: int = 4) -> Wiring:
+def independent_hc(n: int = 4, magnitude: float = 2.0, eps: float = 1e-6, norm_eps: float = 1e-6) -> Wiring:
     """Return hyper-connections without mixing, X' = X + b f(N(c X)): gates for the read and for each write. HY-V4.
 
     Args:
         n: the number of streams.
+        magnitude: the largest gate of a write.
+        eps: added to the gates.
+        norm_eps: epsilon of the norm of all streams; HY-V4 has 1e-5.
     """
     check_int("n", n, 1)
+    small = {"eps": eps, "norm_eps": norm_eps}
+    gates = Computed(IndependentConnection, {"magnitude": magnitude} | small)
     return Wiring(
-        "independent_hc", Stage(n, coefficients=Computed(IndependentConnection), norm_in=True), final_norm=True,
-        embedding=(1.0,) * n, head=Head(n, coefficients=Computed(SigmoidRead)), options={"n": n}, source="HY-V4 (Tencent)",
+        "independent_hc", Stage(n, coefficients=gates, norm_in=True), final_norm=True, embedding=(1.0,) * n,
+        head=Head(n, coefficients=Computed(SigmoidRead, small)), options={"n": n, "magnitude": magnitude} | small,
+        source="HY-V4 (Tencent)",
         use="for several streams that each stay a plain sum of writes, each write with its own gate.",
     )  # fmt: skip
 
 
 @register
-def gated_residual(n: int = 4, rank: int = 320) -> Wiring:
+def gated_residual(n: int = 4, rank: int = 320, eps: float = 1e-6) -> Wiring:
     """Return gated residuals, X'_i = X_i + b_i f(sum_i G_i * X_i): a gate for every feature of every stream. Qwen4-Exp.
 
     The gates contain the norm of each stream; there is no other norm, and the last read is the output.
@@ -117,12 +128,14 @@ def gated_residual(n: int = 4, rank: int = 320) -> Wiring:
     Args:
         n: the number of streams.
         rank: the rank of the gates' projection.
+        eps: epsilon of the streams' norms.
     """
     check_int("n", n, 1)
-    gates = Computed(GatedRead, {"rank": rank})
+    options = {"rank": rank, "eps": eps}
+    gates = Computed(GatedRead, options)
     return Wiring(
         "gated_residual", Stage(n, coefficients=gates), embedding=(1.0,) * n,
-        head=Head(n, coefficients=Computed(GatedRead, {"rank": rank, "injects": False})), options={"n": n, "rank": rank},
+        head=Head(n, coefficients=Computed(GatedRead, options | {"injects": False})), options={"n": n} | options,
         source="Qwen4-Exp, arXiv 2608.30320", use="for reads that choose among the streams feature by feature.",
     )  # fmt: skip
 
@@ -335,11 +348,16 @@ def _depth_scaled_row(place: Place) -> Row:
 
 
 @register
-def gated_mix() -> Wiring:
-    """Return x' = a * x + b * N(f(N(x))), b = σ(g/0.3) and a = sqrt(1 - b^2) learned vectors, and a final norm. Muse Spark."""
-    stage = Stage(1, (1,), coefficients=Computed(GatedMix), norm_in=True, norm_branch=True)
+def gated_mix(temperature: float = 0.3) -> Wiring:
+    """Return x' = a * x + b * N(f(N(x))), b = σ(g/t) and a = sqrt(1 - b^2) learned vectors, and a final norm. Muse Spark.
+
+    Args:
+        temperature: t.
+    """
+    gates = Computed(GatedMix, {"temperature": temperature})
     return Wiring(
-        "gated_mix", stage, final_norm=True, source="transformers' Muse Spark",
+        "gated_mix", Stage(1, (1,), coefficients=gates, norm_in=True, norm_branch=True), final_norm=True,
+        options={"temperature": temperature}, source="transformers' Muse Spark",
         use="for a stream of constant size whose features forget at learned rates.",
     )  # fmt: skip
 

@@ -83,6 +83,14 @@ class CoefficientModule(nn.Module):
         """Copy the parameters of the module of transformers that computes the same coefficients."""
         raise NotImplementedError(f"{type(self).__name__} has no counterpart in transformers.")
 
+    def check_settings(self, **settings: Any) -> None:
+        """Check that the constants of the module to load are this module's: a state dict does not have them."""
+        for name, value in settings.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, expected {value!r} as in the source: build the wiring with that {name}."
+                )
+
     def parameter(self, *shape: int, device: Any = None, dtype: torch.dtype | None = None) -> nn.Parameter:
         """Return a parameter in float32, or in float64 if that is the dtype."""
         wide = torch.float64 if dtype is torch.float64 else torch.float32

@@ -167,6 +167,9 @@ class ManifoldConnection(_Projected):
     def load_transformers(self, source: Any) -> None:
         """Copy `fn`, `base` and `scale` of a `DeepseekV4HyperConnection` or `Glm5NextHyperConnection`, whose A is transposed."""
         n = self.n
+        self.check_settings(
+            n=source.hc_mult, iterations=source.hc_sinkhorn_iters, eps=source.hc_eps, norm_eps=source.input_norm.eps
+        )
         order = [*range(2 * n), *(2 * n + j * n + k for k in range(n) for j in range(n))]
         self.project.copy_(source.fn[order])
         self.bias.copy_(source.base[order])
@@ -234,6 +237,9 @@ class IndependentConnection(_Projected):
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy `fn`, `base` and `scale` of an `HYV4HyperConnection`."""
+        self.check_settings(
+            n=source.hc_mult, magnitude=source.hc_post_magnitude, eps=source.hc_eps, norm_eps=source.input_norm.eps
+        )
         for own, other in ((self.project, source.fn), (self.bias, source.base), (self.scale, source.scale)):
             own.copy_(other)
 
@@ -283,6 +289,7 @@ class SigmoidRead(_Projected):
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy `hc_fn`, `hc_base` and `hc_scale` of a `DeepseekV4HyperHead` or `HYV4HyperHead`."""
+        self.check_settings(n=source.hc_mult, eps=source.eps, norm_eps=source.input_norm.eps)
         for own, other in ((self.project, source.hc_fn), (self.bias, source.hc_base), (self.scale, source.hc_scale)):
             own.copy_(other)
 
@@ -343,6 +350,7 @@ class GatedRead(CoefficientModule):
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy the parameters of a `Qwen4ExpTextGatedResidual`, whose norm's weight is γ - 1 with all streams in a row."""
+        self.check_settings(n=source.hc_count, eps=source.hc_norm.eps)
         self.weight.copy_(1.0 + source.hc_norm.weight.reshape(self.n, self.d_model))
         self.down.copy_(source.input_mix_weight_down.weight)
         self.up.copy_(source.input_mix_weight_up.weight)

@@ -53,6 +53,7 @@ class GatedMix(CoefficientModule):
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy the gate of a `MuseSparkResidualGate`."""
+        self.check_settings(temperature=source.temperature, eps=source.eps)
         self.gate.copy_(source.gate)
 
 

@@ -45,7 +45,7 @@ class SourceAttention(CoefficientModule):
         super().__init__(d_model, n, reads, place)
         for name, value in (("weighted", weighted), ("normed_values", normed_values), ("scaled", scaled)):
             check_bool(name, value)
-        self.normed_values, self.eps, self.scale = normed_values, eps, d_model**-0.5 if scaled else 1.0
+        self.weighted, self.normed_values, self.scaled, self.eps = weighted, normed_values, scaled, eps
         self.query = self.parameter(reads, d_model, **factory)
         self.weight = self.parameter(d_model, **factory) if weighted else None
         self.reset_parameters()
@@ -59,7 +59,7 @@ class SourceAttention(CoefficientModule):
     def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
         """Return C: for each read a tuple of n entries `(*, 1)`."""
         wide = [widen(x) for x in streams]
-        query = self.query.to(wide[0].dtype) * self.scale
+        query = self.query.to(wide[0].dtype) * (self.d_model**-0.5 if self.scaled else 1.0)
         if self.weight is not None:
             query = query * self.weight.to(query.dtype)
         factors = [rms_scale(x, self.eps) for x in wide]
@@ -72,6 +72,7 @@ class SourceAttention(CoefficientModule):
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy the query of an `Inkling2BlockAttentionResidual`."""
+        self.check_settings(weighted=False, normed_values=True, scaled=True, eps=source.norm.eps)
         self.query.copy_(source.query.reshape(self.query.shape))
 
 
