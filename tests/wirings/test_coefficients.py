@@ -1,0 +1,173 @@
+"""Modules that compute coefficients: gradients, and the functions that they give before training."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from addnorm import ResidualStack, Wiring, wirings
+from addnorm.wirings import Head, Place, Stage, coefficients, identity
+
+D, N = 5, 3
+
+KINDS = {
+    "hyper": (coefficients.HyperConnection, {}),
+    "manifold": (coefficients.ManifoldConnection, {"iterations": 3, "eps": 1e-3, "norm_eps": 1e-2}),
+    "manifold_20": (coefficients.ManifoldConnection, {}),
+    "independent": (coefficients.IndependentConnection, {"eps": 1e-3, "norm_eps": 1e-2}),
+    "sigmoid_read": (coefficients.SigmoidRead, {"norm_eps": 1e-2}),
+    "gated_read": (coefficients.GatedRead, {"rank": 2, "eps": 1e-2}),
+    "gated_head": (coefficients.GatedRead, {"rank": 2, "injects": False}),
+    "attention": (coefficients.SourceAttention, {"eps": 1e-2}),
+    "attention_of_normed": (coefficients.SourceAttention, {"weighted": False, "normed_values": True, "scaled": True}),
+    "dynamic_sources": (coefficients.DynamicSources, {"eps": 1e-2}),
+    "dynamic_head": (coefficients.DynamicSources, {"residual": False}),
+    "gated_mix": (coefficients.GatedMix, {}),
+    "residual_scaling": (coefficients.ResidualScaling, {}),
+    "interpolation": (coefficients.Interpolation, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(threads):
+    threads(1)
+
+
+def find_tensors(value):
+    """Return the tensors in nested tuples."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for each in value or () for t in find_tensors(each)] if isinstance(value, tuple) else []
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_coefficients_have_exact_gradients(name):
+    kind, options = KINDS[name]
+    torch.manual_seed(0)
+    n = 1 if name in ("gated_mix", "residual_scaling", "interpolation") else N
+    module = kind(D, n, 2 if "attention" in name else 1, Place(1, 0, 3, 2), **options, dtype=torch.float64)
+    parameters = dict(module.named_parameters())
+    inputs = [(p.detach() + 0.5 * torch.randn_like(p)).requires_grad_() for p in parameters.values()]
+    streams = (
+        torch.randn(2, n, D, dtype=torch.float64) * torch.tensor([0.3, 1.0, 2.5])[:n, None].double()
+    ).requires_grad_()
+
+    def compute(streams, *values):
+        x = streams if kind.stacked else streams.unbind(-2)
+        result = functional_call(module, dict(zip(parameters, values, strict=True)), (x,))
+        assert {part for part, value in result._asdict().items() if value is not None} <= {*kind.computes}
+        return tuple(t for t in find_tensors(tuple(result)) if t.requires_grad)
+
+    assert compute(streams, *inputs)
+    torch.autograd.gradcheck(compute, (streams, *inputs))
+
+
+def make_pair(wiring, other="pre_ln", reads=1, **options):
+    """Return two float64 stacks around the same sublayers, with the same random norms.
+
+    With `reads` the first sublayer of each layer has so many inputs; in the second stack they are equal.
+    """
+    torch.manual_seed(0)
+    own = [Linear(reads if i % 2 == 0 else 1) for i in range(8)]
+    stack = ResidualStack(own, D, wiring, **options).double()
+    plain = ResidualStack([Repeated(f) for f in own], D, other, **options).double()
+    with torch.no_grad():
+        for connection, like in zip(stack.connections, plain.connections, strict=True):
+            norms = connection.norm_in if isinstance(connection.norm_in, nn.ModuleList) else [connection.norm_in]
+            for parameter in like.norm_in.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            for norm in norms:
+                norm.load_state_dict(like.norm_in.state_dict())
+    return stack, plain
+
+
+class Repeated(nn.Module):
+    """A sublayer with the same input for all of its inputs."""
+
+    def __init__(self, sublayer):
+        super().__init__()
+        self.sublayer = sublayer
+
+    def forward(self, x):
+        return self.sublayer(*[x] * self.sublayer.reads)
+
+
+class Linear(nn.Module):
+    """A sublayer of one or several inputs that is not homogeneous."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.linear, self.reads = nn.Linear(D, D), reads
+
+    def forward(self, *reads):
+        weights = range(1, 1 + len(reads))
+        return (
+            torch.tanh(self.linear(sum(k * read for k, read in zip(weights, reads, strict=True)) / sum(weights))) + 0.3
+        )
+
+
+PRE_LN = {
+    # The output is the norm of the streams' sum, n times pre-LN's stream.
+    "static_hyper_connections": (wirings.hyper_connections(3, dynamic=False), {"eps": 0.0}),
+    "dynamic_hyper_connections": (wirings.hyper_connections(4), {"eps": 0.0}),
+    "one_stream": (wirings.hyper_connections(1), {}),
+    # The rows of A sum to 1 without its eps, all streams stay equal, and the norm removes the sum of c.
+    "mhc": (wirings.mhc(3, eps=0.0), {"eps": 0.0}),
+    "mhc_with_mean": (wirings.mhc(4, head="mean", eps=0.0), {"eps": 0.0}),
+    "single_pass_mhc": (wirings.mhc(3, single_pass=True, eps=0.0), {"eps": 0.0}),
+    # A zero query reads the mean of the sources, and the norm removes the factor.
+    "attention_residuals": (wirings.attention_residuals(), {"eps": 0.0}),
+    "attention_residuals_by_block": (wirings.attention_residuals(2), {"eps": 0.0}),
+    "denseformer": (wirings.denseformer(), {}),
+    "denseformer_with_dilation": (wirings.denseformer(dilation=2, period=3), {}),
+    "muddformer": (wirings.muddformer(), {}),
+    "muddformer_with_three_reads": (wirings.muddformer(reads=3), {"reads": 3}),
+}
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("name", PRE_LN)
+def test_wiring_begins_as_pre_ln(name, norm):
+    wiring, options = PRE_LN[name]
+    stack, plain = make_pair(wiring, norm=norm, **options)
+    if name in ("mhc", "mhc_with_mean", "single_pass_mhc"):
+        with torch.no_grad():
+            for connection in stack.connections:  # whatever c and A are
+                c = connection.coefficients
+                c.bias[: c.n].normal_()
+                c.bias[2 * c.n :].normal_()
+    x = torch.randn(2, 3, D, dtype=torch.float64)
+    torch.testing.assert_close(stack(x), plain(x), rtol=1e-9, atol=1e-10)
+
+
+def two_streams(rule):
+    """Return a wiring of two constant streams without eps of its own; `rule(sublayer)` is collapse, mix and inject."""
+    return Wiring(
+        "two", lambda place: Stage(2, *rule(place.sublayer), norm_in=True), final_norm=True, embedding=(1.0, 1.0),
+        head=Head(2, (0.25, 0.75)),
+    )  # fmt: skip
+
+
+def test_two_constant_streams_are_the_sequential_block():
+    rule = [((0.5, 0.5), ((0.3, 0.7), (1.0, 0.0)), (1, 1)), ((1, 0), identity(2), (1, 1))]
+    stack, plain = make_pair(two_streams(rule.__getitem__), eps=0.0)
+    x = torch.randn(2, 3, D, dtype=torch.float64)
+    torch.testing.assert_close(stack(x), plain(x), rtol=1e-12, atol=1e-12)
+
+
+def test_two_constant_streams_are_the_parallel_block():
+    # Both sublayers read stream 0, which the first one leaves alone; the second one joins the streams.
+    rule = [((1, 0), identity(2), (0, 1)), ((1, 0), ((0, 1), (0, 1)), (1, 1))]
+    stack, plain = make_pair(two_streams(rule.__getitem__), wirings.parallel(2), eps=0.0)
+    x = torch.randn(2, 3, D, dtype=torch.float64)
+    torch.testing.assert_close(stack(x), plain(x), rtol=1e-12, atol=1e-12)
+    sequential = ResidualStack([c.sublayer.sublayer for c in plain.connections], D, eps=0.0).double()
+    assert (sequential(x) - plain(x)).abs().max() > 1e-2
+
+
+def test_streams_that_differ_are_not_pre_ln():
+    stack, plain = make_pair(replace(wirings.hyper_connections(2, dynamic=False), embedding=(1.0, 0.5)))
+    x = torch.randn(2, 3, D, dtype=torch.float64)
+    assert (stack(x) - plain(x)).abs().max() > 1e-2
