@@ -62,6 +62,12 @@ def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], hea
                 "leaves."
             )
         n = getattr(spec, "n_out", n)
+    for (before, stage), (where, spec) in itertools.pairwise([*specs, ("the head", head.head)]):
+        if spec.delayed and not stage.delayed:
+            raise ValueError(
+                f"wiring {wiring.name!r} has delayed = True at {where} and False at {before}, expected True at both: one reads "
+                "with what the other computes."
+            )
     with_modules = [spec for _, spec in [*specs, ("", head.head)] if spec.coefficients is not None]
     forms = {spec.is_stacked for spec in with_modules}
     if len(forms) > 1:

@@ -75,5 +75,5 @@ class ZeroSublayer:
     def __init__(self, accepted_kwargs: frozenset[str] | None) -> None:
         self.accepted_kwargs = accepted_kwargs
 
-    def __call__(self, read: Tensor, **_: Any) -> Tensor:
+    def __call__(self, read: Tensor, *_: Tensor, **__: Any) -> Tensor:
         return torch.zeros_like(read)

@@ -22,8 +22,8 @@ from addnorm.nn.executor import Options, Site, StreamState, add_and_normalize, n
 from addnorm.nn.norm import NormKind
 from addnorm.nn.residual import FIRST, NormFactory, SublayerConnection, is_distributed
 from addnorm.wirings.coefficients.base import widen
-from addnorm.wirings.row import Learned, Place, Row
-from addnorm.wirings.stage import Head, Stage, identity, unit
+from addnorm.wirings.row import Place, Row
+from addnorm.wirings.stage import Head, Stage, identity, name_entries, unit
 
 __all__ = ["StreamHead", "StreamWrite", "StreamsConnection", "add_write", "begin", "collapse", "finish", "read_streams"]
 
@@ -82,7 +82,7 @@ class StreamsConnection(SublayerConnection):
         stage: the `Stage`.
         coefficients: the module that computes the coefficients, or None.
         norm_in: the norm of the read, or an `nn.ModuleList` with one for each read.
-        norm_streams, norm_out: an `nn.ModuleDict` with the norms of the streams that have one, by the stream's number from 0.
+        norm_streams, norm_outs: an `nn.ModuleDict` with the norms of the streams that have one, by the stream's number from 0.
     """
 
     def __init__(
@@ -185,12 +185,12 @@ def read_streams(
         first = unit(spec.n, 0) if carried is None else carried
         used, next_used = first, used
     if used is None:
-        used = _resolve(module, spec.collapse)
+        used = _resolve(module, module.entries["collapse"])
     if isinstance(spec, Stage):
         if inject is None:
-            inject = _resolve(module, (spec.inject,))[0]
+            inject = _resolve(module, module.entries["inject"])[0]
         if mix is None and spec.mix is not None:
-            mix = _resolve(module, spec.mix)
+            mix = _resolve(module, module.entries["mix"])
     if is_distributed():
         mix, inject, bias = (_copy_parameters(value) for value in (mix, inject, bias))
     states = streams
@@ -243,9 +243,13 @@ def add_write(streams: Streams, write: StreamWrite, norms: Sequence[Any], kind: 
 
 def _add_stacked(streams: Tensor, write: StreamWrite) -> Tensor:
     x, dtype = widen(streams), write.options.get("residual_dtype") or streams.dtype
-    mixed = x if write.mix is None else torch.matmul(write.mix, x)
-    inject = torch.stack(write.inject, -1) if isinstance(write.inject, tuple) else write.inject
-    return (mixed + inject.unsqueeze(-1) * widen(_masked(write)).unsqueeze(-2)).to(dtype)
+    mixed = x if write.mix is None else torch.matmul(write.mix.to(x.dtype), x)
+    if isinstance(write.inject, tuple):  # constants and learned factors
+        entries = [torch.as_tensor(entry, dtype=x.dtype, device=x.device) for entry in write.inject]
+        inject = torch.stack([entry.expand(x.shape[-1]) for entry in entries])
+    else:
+        inject = write.inject.unsqueeze(-1)
+    return (mixed + inject * widen(_masked(write)).unsqueeze(-2)).to(dtype)
 
 
 def _add_row(
@@ -306,11 +310,11 @@ def _is_scale(entry: Any) -> bool:
 
 
 def _resolve(module: Any, matrix: Any) -> Any:
-    """Return the entries with learned ones as the parameters of `module`."""
-    if not module.parameter_names:
+    """Return the entries with names as the parameters of `module`."""
+    if not module.has_learned:
         return matrix
-    table, names = module._parameters, module.parameter_names
-    return tuple(tuple(table[names[entry]] if isinstance(entry, Learned) else entry for entry in row) for row in matrix)
+    table = module._parameters
+    return tuple(tuple(table[entry] if entry.__class__ is str else entry for entry in row) for row in matrix)
 
 
 def _copy_parameters(value: Any) -> Any:
@@ -325,9 +329,8 @@ def _register_reads(module: Any, spec: Stage | Head, reads: int, place: Place, n
     factory = {"device": norms.device, "dtype": norms.dtype}
     computed = spec.coefficients
     module.coefficients = None if computed is None else computed.make(norms.d_model, spec.n, reads, place, **factory)
-    module.parameter_names = {}
+    module.entries, module.has_learned = name_entries(spec), bool(spec.learned)
     for name, entry in spec.learned.items():
-        module.parameter_names[entry] = name
         shape = (norms.d_model,) if entry.per_feature else ()
         module.register_parameter(name, nn.Parameter(torch.full(shape, entry.init, **factory)))
     module.norm_streams = _make_norms(spec.norm_streams, norms)

@@ -10,7 +10,7 @@ this is a `Row`: a = A, b = B, c = C (but a row's c is a factor after N_in).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import nn
 from addnorm._util.arguments import check_bool, check_float, check_int
 from addnorm.wirings.row import Factor, Learned, Place, changed_fields, format_call
 
-__all__ = ["Computed", "Head", "Matrix", "Stage", "Vector", "append_zero", "identity", "unit"]
+__all__ = ["Computed", "Head", "Matrix", "Stage", "Vector", "append_zero", "identity", "name_entries", "unit"]
 
 Vector = tuple[Factor, ...]
 Matrix = tuple[Vector, ...]
@@ -47,6 +47,16 @@ class Computed:
         if not (isinstance(self.kind, type) and issubclass(self.kind, nn.Module) and hasattr(self.kind, "computes")):
             raise TypeError(f"kind is {self.kind!r}, expected a subclass of CoefficientModule.")
         object.__setattr__(self, "options", tuple(sorted(dict(self.options).items())))
+
+    @property
+    def computes(self) -> tuple[str, ...]:
+        """Which of "collapse", "mix", "inject" and "bias" the module computes."""
+        return tuple(self.kind.find_computed(**dict(self.options)))
+
+    @property
+    def appends(self) -> bool:
+        """Whether the computed A has one row more than there are streams."""
+        return bool(self.kind.appends and "mix" in self.computes)
 
     def make(self, d_model: int, n: int, reads: int, place: Place, **factory: Any) -> Any:
         """Return the module for one sublayer: n streams of width `d_model`, and that many reads."""
@@ -107,11 +117,12 @@ class Stage:
             object.__setattr__(self, "reads", len(rows))
         if self.mix is not None:
             object.__setattr__(self, "mix", _to_matrix("mix", self.mix, self.n))
-        computed = () if self.coefficients is None else self.coefficients.kind.computes
-        for name in ("collapse", "inject"):
-            is_delayed = name == "collapse" and self.delayed
-            if getattr(self, name) is None and name not in computed and not is_delayed:
-                raise ValueError(f"{name} is None, expected its entries, or a module that computes it as coefficients.")
+        computed = _check_source(self, ("collapse", "inject"))
+        if self.delayed and ("collapse" not in computed or self.n_out != self.n):
+            raise ValueError(
+                f"delayed is True with {self.coefficients} and {self.n_out} streams after {self.n}, expected a module that "
+                "computes collapse and as many streams: the next stage reads with that collapse."
+            )
         if self.inject is not None:
             object.__setattr__(self, "inject", _to_matrix("inject", (self.inject,), self.n_out)[0])
         for name, n in (("norm_streams", self.n), ("norm_out", self.n_out)):
@@ -131,26 +142,12 @@ class Stage:
         """The number of streams after the sublayer."""
         if self.mix is not None:
             return len(self.mix)
-        return self.n + (self.coefficients is not None and self.coefficients.kind.appends)
+        return self.n + (self.coefficients is not None and self.coefficients.appends)
 
     @property
     def learned(self) -> dict[str, Learned]:
         """The learned entries by the names of their parameters."""
-        entries: dict[str, Learned] = {}
-        for name, entry in self._entries():
-            if isinstance(entry, Learned):
-                key = entry.name or name
-                if entries.setdefault(key, entry) != entry:
-                    raise ValueError(
-                        f"{key} is {entries[key]!r} and {entry!r}, expected one: entries of one name are one parameter."
-                    )
-        return entries
-
-    def _entries(self) -> Iterable[tuple[str, Factor]]:
-        for name in ("collapse", "mix"):
-            for k, row in enumerate(getattr(self, name) or ()):
-                yield from ((f"{name}_{k}_{j}", entry) for j, entry in enumerate(row))
-        yield from ((f"inject_{k}", entry) for k, entry in enumerate(self.inject or ()))
+        return _find_learned(self)
 
     def __repr__(self) -> str:
         return format_call("Stage", changed_fields(self))
@@ -178,8 +175,13 @@ class Head:
         check_int("n", self.n, 1)
         if self.collapse is not None:
             object.__setattr__(self, "collapse", _to_matrix("collapse", (self.collapse,), self.n))
-        elif self.coefficients is None and not self.delayed:
-            raise ValueError("collapse is None, expected its entries, or a module that computes it as coefficients.")
+        check_bool("delayed", self.delayed)
+        if self.delayed and (self.collapse is not None or self.coefficients is not None):
+            raise ValueError(
+                "delayed is True beside collapse or coefficients, expected one: the last stage computes collapse."
+            )
+        if not self.delayed:
+            _check_source(self, ("collapse",))
         object.__setattr__(self, "norm_streams", _to_flags("norm_streams", self.norm_streams, self.n))
 
     @property
@@ -190,8 +192,7 @@ class Head:
     @property
     def learned(self) -> dict[str, Learned]:
         """The learned entries by the names of their parameters."""
-        entries = enumerate(self.collapse[0] if self.collapse else ())
-        return {entry.name or f"collapse_0_{j}": entry for j, entry in entries if isinstance(entry, Learned)}
+        return _find_learned(self)
 
     def __repr__(self) -> str:
         return format_call("Head", changed_fields(self))
@@ -212,6 +213,55 @@ def append_zero(n: int) -> Matrix:
     return (*identity(n), (0.0,) * n)
 
 
+def name_entries(spec: Stage | Head) -> dict[str, Any]:
+    """Return the rows of C, A and B that are given, with learned entries as the names of their parameters."""
+    return {
+        name: tuple(tuple(_name(name, k, j, entry) for j, entry in enumerate(row)) for k, row in enumerate(rows))
+        for name, rows in _list_matrices(spec).items()
+    }
+
+
+def _list_matrices(spec: Stage | Head) -> dict[str, Matrix]:
+    """Return C, A and B where they are given; B as a matrix of one row."""
+    inject = getattr(spec, "inject", None)
+    matrices = {"collapse": spec.collapse, "mix": getattr(spec, "mix", None), "inject": inject and (inject,)}
+    return {name: rows for name, rows in matrices.items() if rows is not None}
+
+
+def _name(matrix: str, k: int, j: int, entry: Factor) -> float | str:
+    if not isinstance(entry, Learned):
+        return entry
+    return entry.name or (f"inject_{j}" if matrix == "inject" else f"{matrix}_{k}_{j}")
+
+
+def _find_learned(spec: Stage | Head) -> dict[str, Learned]:
+    """Return the learned entries of a stage or head by the names of their parameters."""
+    entries: dict[str, Learned] = {}
+    for matrix, rows in _list_matrices(spec).items():
+        for k, row in enumerate(rows):
+            for j, entry in enumerate(row):
+                if not isinstance(entry, Learned):
+                    continue
+                name = str(_name(matrix, k, j, entry))
+                if entries.setdefault(name, entry) != entry:
+                    raise ValueError(
+                        f"{name} is {entries[name]!r} and {entry!r}, expected one: entries of one name are one parameter."
+                    )
+    return entries
+
+
+def _check_source(spec: Any, required: Sequence[str]) -> tuple[str, ...]:
+    """Check that each matrix is either given or computed, and return the computed ones."""
+    computed: tuple[str, ...] = () if spec.coefficients is None else spec.coefficients.computes
+    for name in ("collapse", "mix", "inject"):
+        value = getattr(spec, name, None)
+        if value is not None and name in computed:
+            raise ValueError(f"{name} is {value!r}, expected None: {spec.coefficients} computes it.")
+        if value is None and name in required and name not in computed:
+            raise ValueError(f"{name} is None, expected its entries, or a module that computes it as coefficients.")
+    return computed
+
+
 def _is_nested(rows: Any) -> bool:
     return isinstance(rows, Sequence) and len(rows) > 0 and isinstance(rows[0], Sequence)
 
@@ -224,11 +274,18 @@ def _to_matrix(name: str, rows: Any, n: int) -> Matrix:
     for row in rows:
         if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != n:
             raise ValueError(f"{name} has the row {row!r}, expected {n} entries, one for each stream.")
-        alternative = ", or Learned(...) for a factor that trains"
-        matrix.append(
-            tuple(e if isinstance(e, Learned) else check_float(f"an entry of {name}", e, alternative) for e in row)
-        )
+        matrix.append(tuple(_to_entry(name, entry) for entry in row))
     return tuple(matrix)
+
+
+def _to_entry(name: str, entry: Any) -> Factor:
+    if not isinstance(entry, Learned):
+        return check_float(f"an entry of {name}", entry, ", or Learned(...) for a factor that trains")
+    if entry.shared:
+        raise ValueError(
+            f"an entry of {name} is {entry!r}, expected shared=False: in a Stage a name makes entries one."
+        )
+    return entry
 
 
 def _to_flags(name: str, value: Any, n: int) -> tuple[bool, ...]:

@@ -40,7 +40,7 @@ class CoefficientModule(nn.Module):
     Class attributes:
         computes: which of "collapse", "mix", "inject" and "bias" the module returns.
         stacked: whether it takes the streams as one tensor `(*, n, d_model)`; otherwise as a tuple.
-        appends: whether its `mix` has one row more than there are streams.
+        appends: whether the `mix` that it computes has one row more than there are streams.
         symbols: how the equation writes what is computed, such as `{"collapse": "c"}`.
         formulas: the formulas of those symbols, in their order.
         decays: names of the parameters that weight decay is for.
@@ -62,6 +62,11 @@ class CoefficientModule(nn.Module):
     def __init__(self, d_model: int, n: int, reads: int, place: Place) -> None:
         super().__init__()
         self.d_model, self.n, self.reads, self.place = d_model, n, reads, place
+
+    @classmethod
+    def find_computed(cls, **options: Any) -> tuple[str, ...]:
+        """Return what a module with these options computes; `computes` unless an option leaves something out."""
+        return cls.computes
 
     def reset_parameters(self) -> None:
         """Set all parameters to their initial values."""

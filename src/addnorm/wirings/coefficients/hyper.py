@@ -54,7 +54,7 @@ class HyperConnection(CoefficientModule):
                 make(n, d_model),
                 make(d_model),
             )
-            self.scale_mix, self.scale_inject = make(), make()
+            self.scale_mix, self.scale_inject = make(1), make(1)  # not 0-d, which fully_shard refuses
         self.reset_parameters()
 
     @property
@@ -327,6 +327,11 @@ class GatedRead(CoefficientModule):
         self.down, self.up = self.parameter(rank, n * d_model, **factory), self.parameter(n * d_model, rank, **factory)
         self.project_inject = self.parameter(n, n * d_model, **factory) if injects else None
         self.reset_parameters()
+
+    @classmethod
+    def find_computed(cls, *, injects: bool = True, **options: Any) -> tuple[str, ...]:
+        """Return what is computed: b only if it `injects`."""
+        return cls.computes if injects else ("collapse",)
 
     def reset_parameters(self) -> None:
         """Set γ to 1 and draw the projections."""

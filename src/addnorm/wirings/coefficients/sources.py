@@ -115,6 +115,11 @@ class DynamicSources(CoefficientModule):
         self.static = self.parameter(self.rows, n, **factory)
         self.reset_parameters()
 
+    @classmethod
+    def find_computed(cls, *, residual: bool = True, **options: Any) -> tuple[str, ...]:
+        """Return what is computed: a row of A only if there is a residual."""
+        return cls.computes if residual else ("collapse",)
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Read the newest source alone."""

@@ -1,0 +1,99 @@
+"""Stages and heads as data: what they refuse, in one sentence, and what they derive."""
+
+import re
+
+import pytest
+from torch import nn
+
+from addnorm import Learned, ResidualStack, Row, Wiring
+from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, identity, unit
+
+HYPER = Computed(coefficients.HyperConnection)
+READ = Computed(coefficients.SigmoidRead)
+SOURCES = Computed(coefficients.DynamicSources)
+KEEP = {"collapse": (1, 0), "inject": (1, 1)}
+HEAD = Head(2, (1, 0))
+
+
+def stack(rule, head=HEAD, embedding=(1.0, 1.0)):
+    """Build a stack of two layers with one sublayer each."""
+    wiring = Wiring("mine", rule if callable(rule) else lambda place: rule, embedding=embedding, head=head)
+    return ResidualStack([nn.Identity(), nn.Identity()], 4, wiring, sublayers_per_layer=1)
+
+
+REFUSED = {
+    "no_streams": (lambda: Stage(0, (), inject=(1,)), "n is 0, expected"),
+    "no_inject": (lambda: Stage(2, (1, 0)), "inject is None, expected its entries, or a module that computes it"),
+    "no_collapse": (lambda: Stage(2, inject=(1, 0)), "collapse is None, expected its entries, or a module"),
+    "short_collapse": (lambda: Stage(2, (1,), inject=(1, 0)), "collapse has the row (1,), expected 2 entries"),
+    "short_mix": (lambda: Stage(2, (1, 0), ((1, 0), (1,)), (1, 0)), "mix has the row (1,), expected 2 entries"),
+    "short_inject": (lambda: Stage(2, (1, 0), append_zero(2), (1, 0)), "inject has the row (1, 0), expected 3 entries"),
+    "text_entry": (lambda: Stage(2, (1, "0"), inject=(1, 0)), "an entry of collapse is '0', expected"),
+    "infinite_entry": (lambda: Stage(2, (1, float("inf")), inject=(1, 0)), "an entry of collapse is inf, expected"),
+    "mix_is_a_number": (lambda: Stage(2, (1, 0), 1.0, (1, 0)), "mix is 1.0, expected a tuple"),
+    "mix_is_a_row": (lambda: Stage(2, (1, 0), (1, 0), (1, 0)), "mix has the row 1, expected 2 entries"),
+    "collapse_is_computed": (lambda: Stage(2, (1, 0), coefficients=HYPER), "collapse is ((1.0, 0.0),), expected None:"),
+    "mix_is_computed": (lambda: Stage(2, mix=identity(2), coefficients=HYPER), "mix is ((1.0, 0.0), (0.0, 1.0)), expected None:"),
+    "inject_is_computed": (lambda: Stage(2, inject=(1, 1), coefficients=HYPER), "inject is (1, 1), expected None:"),
+    "module_leaves_inject_out": (
+        lambda: Stage(2, coefficients=Computed(coefficients.GatedRead, {"injects": False})), "inject is None, expected",
+    ),
+    "delayed_constants": (lambda: Stage(2, **KEEP, delayed=True), "delayed is True with None"),
+    "delayed_that_appends": (lambda: Stage(2, inject=unit(3, 2), coefficients=SOURCES, delayed=True), "delayed is True with"),
+    "norm_out_of_computed": (lambda: Stage(2, coefficients=HYPER, norm_out=True), "norm_out is (True, True) with"),
+    "norm_flags": (lambda: Stage(2, **KEEP, norm_streams=(True,)), "norm_streams is (True,), expected True, False, or"),
+    "norm_in_of_ones": (lambda: Stage(2, **KEEP, norm_in=1), "norm_in is 1, expected"),
+    "shared_factor": (lambda: Stage(2, (Learned(1.0, shared=True), 0), inject=(1, 0)), "shared=False"),
+    "one_name_two_values": (
+        lambda: Stage(2, (Learned(1.0, name="c"), Learned(0.5, name="c")), inject=(1, 0)).learned, "c is Learned(init=1.0",
+    ),
+    "no_module": (lambda: Computed(nn.Linear), "kind is <class 'torch.nn.modules.linear.Linear'>, expected a subclass"),
+    "head_without_read": (lambda: Head(2), "collapse is None, expected its entries"),
+    "head_with_both": (lambda: Head(2, (1, 0), READ), "collapse is ((1.0, 0.0),), expected None"),
+    "head_delayed_with_both": (lambda: Head(2, (1, 0), delayed=True), "delayed is True beside"),
+    "head_of_other_module": (lambda: Head(1, coefficients=Computed(coefficients.GatedMix)), "collapse is None, expected"),
+    "other_number_of_streams": (lambda: stack(Stage(3, (1, 0, 0), inject=(1, 1, 1))), "n = 3 streams at sublayers[0], expected 2"),
+    "other_number_at_head": (lambda: stack(Stage(2, **KEEP), Head(3, (1, 0, 0))), "n = 3 streams at the head, expected 2"),
+    "rows_among_stages": (lambda: stack(lambda p: Stage(2, **KEEP) if p.layer else Row()), "the row Row() for sublayers[0]"),
+    "head_reads_what_nobody_computes": (lambda: stack(Stage(2, **KEEP), Head(2, delayed=True)), "delayed = True at the head"),
+    "stage_reads_what_nobody_computes": (
+        lambda: stack(lambda p: Stage(2, coefficients=HYPER, delayed=p.layer == 1)), "delayed = True at sublayers[1]",
+    ),
+    "tensor_and_tuple": (
+        lambda: stack(Stage(2, coefficients=HYPER), Head(2, coefficients=Computed(coefficients.SourceAttention))),
+        "take the streams as one tensor and others that take a tuple",
+    ),
+    "constants_among_tensors": (
+        lambda: stack(lambda p: Stage(2, **KEEP) if p.layer else Stage(2, coefficients=HYPER)), "constant matrices beside modules",
+    ),
+    "empty_embedding": (lambda: stack(Stage(2, **KEEP), embedding=()), "an entry of embedding is None, expected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_data_is_refused_in_one_sentence(name):
+    make, message = REFUSED[name]
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)) as caught:
+        make()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    assert ". " not in text
+
+
+def test_delayed_stages_may_begin_a_stack():
+    stack(Stage(2, coefficients=HYPER, delayed=True), Head(2, delayed=True))
+
+
+def test_options_of_a_module_say_what_it_computes():
+    read = Computed(coefficients.GatedRead, {"injects": False, "rank": 2})
+    assert read.computes == ("collapse",)
+    assert Stage(2, inject=(1, 2), coefficients=read).n_out == 2
+    assert SOURCES.appends
+    assert not Computed(coefficients.DynamicSources, {"residual": False}).appends
+
+
+def test_reads_are_the_rows_of_collapse():
+    assert Stage(2, ((1, 0), (0, 1), (0.5, 0.5)), inject=(1, 0)).reads == 3
+    assert Stage(2, (1, 0), inject=(1, 0)).collapse == ((1.0, 0.0),)
+    assert Stage(2, (1, 0), append_zero(2), (0, 0, 1)).n_out == 3
