@@ -35,6 +35,8 @@ AREAS = {
     "attention": ("tests/nn/test_attention.py tests/nn/test_cache.py tests/nn/test_transformer*.py",),
     "from_torch": ("tests/nn/test_from_torch*.py",),
     "stack": ("tests/nn/test_stack*.py", "tests/nn/test_executor.py tests/wirings/test_equivalences.py"),
+    "streams": ("tests/wirings/test_transcriptions.py tests/wirings/test_coefficients.py", "tests/wirings/test_real_models.py",
+                "tests/nn/test_streams.py"),
     "wirings": ("tests/wirings/test_catalog.py tests/wirings/test_init.py tests/wirings/test_spec.py", "tests/nn/test_claims.py"),
     "equation": ("tests/wirings", "tests/cli/test_wirings.py"),
     "trace": ("tests/trace",),
@@ -183,6 +185,69 @@ FAULTS = (
         "two-masks-for-two-streams", "stack", "src/addnorm/nn/residual.py",
         "write = PendingWrite(write.branch, with_seed(write.options, x))",
         "write = PendingWrite(write.branch, write.options)",
+    ),
+    Fault(
+        "mixing-matrix-transposed", "streams", "src/addnorm/nn/streams.py",
+        "torch.matmul(write.mix.to(x.dtype), x)",
+        "torch.matmul(write.mix.mT.to(x.dtype), x)",
+    ),
+    Fault(
+        "mixing-matrix-left-out", "streams", "src/addnorm/nn/streams.py",
+        "mixed = x if write.mix is None else",
+        "mixed = x if True else",
+    ),
+    Fault(
+        "mixing-loaded-untransposed", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "*(2 * n + j * n + k for k in range(n) for j in range(n))",
+        "*(2 * n + k * n + j for k in range(n) for j in range(n))",
+    ),
+    Fault(
+        "rms-of-one-stream", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "* rms_scale(flat, self.norm_eps)",
+        "* rms_scale(flat[..., : self.d_model], self.norm_eps)",
+    ),
+    Fault(
+        "write-gate-without-two", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "inject = 2.0 * torch.sigmoid(z[..., n : 2 * n]",
+        "inject = torch.sigmoid(z[..., n : 2 * n]",
+    ),
+    Fault(
+        "eps-on-the-write-gate", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "bias[:n]) + self.eps\n        inject = 2.0 *",
+        "bias[:n])\n        inject = self.eps + 2.0 *",
+    ),
+    Fault(
+        "eps-missing-on-the-write-gate", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "inject = self.magnitude * torch.sigmoid(z[..., n:] * scale[1] + bias[n:]) + self.eps",
+        "inject = self.magnitude * torch.sigmoid(z[..., n:] * scale[1] + bias[n:])",
+    ),
+    Fault(
+        "columns-normalized-last", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "matrix.sum(-2, keepdim=True) + eps)\n        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)",
+        "matrix.sum(-1, keepdim=True) + eps)\n        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)",
+    ),
+    Fault(
+        "single-pass-reads-with-its-own-gate", "streams", "src/addnorm/nn/streams.py",
+        "used, next_used = first, used",
+        "used, next_used = first if used is None else used, used",
+    ),
+    Fault(
+        "block-pushed-before-the-read", "streams", "src/addnorm/nn/streams.py",
+        "    used, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)\n",
+        "    pushes = computed is not None and spec.coefficients.computes == ('collapse',) and getattr(spec, 'n_out', 0) > spec.n\n"
+        "    sources = (*streams, torch.zeros_like(streams[0])) if pushes else streams\n"
+        "    used, mix, inject, bias = (None,) * 4 if computed is None else computed(sources)\n"
+        "    used = tuple(row[: spec.n] for row in used) if pushes else used\n",
+    ),
+    Fault(
+        "a-mask-for-each-stream", "streams", "src/addnorm/nn/streams.py",
+        "if len(stage.norm_out) > 1 or sites is not None:",
+        "if sites is not None:",
+    ),
+    Fault(
+        "equal-entries-are-one-parameter", "streams", "src/addnorm/nn/streams.py",
+        "table[entry] if entry.__class__ is str",
+        "table[next(name for name, e in module.stage.learned.items() if e == module.stage.learned[entry])] if entry.__class__ is str",
     ),
     Fault(
         "deepnorm-encoder-alpha", "wirings", "src/addnorm/wirings/catalog.py",
